@@ -184,6 +184,23 @@ class DrillHarness(Harness):
         del address
         self._lacks("grow")
 
+    def writer(self) -> str:
+        """Return the region or the server that takes the writes now."""
+        self._lacks("writer")
+
+    def step_down(self) -> None:
+        """Ask the server that takes the writes to leave that to another, if the user may ask."""
+        self._lacks("step_down")
+
+    def hourly_units(self, address: ResourceAddress) -> Mapping[str, float]:
+        """Return the units that a collection uses in each clock hour, also while nothing is done with it.
+
+        Args:
+            address: The collection.
+        """
+        del address
+        return {}
+
     def alter(self, address: ResourceAddress, *, column: bool) -> None:
         """Add a column to the table, or drop it; nothing happens if that is done already.
 
@@ -270,6 +287,16 @@ class Certification(ABC):
                 ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, self.provider_id),
             )
         return found
+
+    def drill_problem(self, url: str, name: str) -> str | None:
+        """Return why a drill cannot run there, with the way out; None if it can. Nothing is created.
+
+        Args:
+            url: Where the drill would run.
+            name: The name of the drill.
+        """
+        del url, name
+        return None
 
     def wire(self, observer: WireObserver) -> AbstractContextManager[object]:
         """Show the observer each request and each answer of this process, also after a fork.

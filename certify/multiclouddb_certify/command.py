@@ -224,9 +224,7 @@ def list_drills() -> None:
     from multiclouddb_certify.drills import DRILLS
 
     for name, drill in DRILLS.items():
-        typer.echo(
-            f"{name}: {drill.provider}: {drill.about}{f'; needs {drill.needs}' if drill.needs else ''}"
-        )
+        typer.echo(f"{name}: {drill.provider}: {drill.about}")
         for number, step in enumerate(drill.steps, 1):
             typer.echo(f"  {number}. {step.text}")
 
@@ -244,13 +242,11 @@ def start(
 ) -> None:
     """Start a drill; `certify resume` picks it up hours later."""
     from multiclouddb_certify.drills import start as begin
-    from multiclouddb_certify.run import classified
+    from multiclouddb_certify.run import look
 
     chosen = folder or Path(f"drill-{drill}")
     state, certification, run = begin(drill, url, chosen, budget)
-    with classified(certification, url):
-        place = certification.place(url)
-    _check_account(place.account, account)
+    place, _ = look(certification, url, run, lambda place: _check_account(place.account, account))
     typer.echo(f"run          {run.name}, expires {run.expires:%Y-%m-%d %H:%M} UTC")
     typer.echo(f"where        {place.service}, account {place.account}, region {place.region or 'none'}")
     for line in certification.creates(url, run):
@@ -272,6 +268,8 @@ def _go_on(folder: Path, state: Any) -> None:
     if wait is None:
         typer.echo(f"done: the drill passed; ${state.usd:.4f}")
     else:
+        costs = f"; each clock hour costs ${state.hourly:.2f}" if state.hourly else ""
         typer.echo(
-            f"waits: {wait.reason}; run in about {wait.hours:g} hours: multiclouddb certify resume {folder}"
+            f"waits: {wait.reason}{costs}; run in about {wait.hours:g} hours: "
+            f"multiclouddb certify resume {folder}"
         )

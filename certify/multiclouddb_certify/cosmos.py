@@ -122,7 +122,7 @@ class CosmosHarness(DrillHarness):
     def open(self) -> None:
         """Make the client, and the database of the run if it does not exist yet."""
         self._account = native_account(self.url)
-        client = self._account.__enter__()
+        self.client = client = self._account.__enter__()
         key = _config(self.url).find_credential()
         if isinstance(key, str):
             self.secrets = (str(key),)
@@ -144,6 +144,15 @@ class CosmosHarness(DrillHarness):
     def grow(self, address: ResourceAddress) -> None:
         """Provision more throughput than one partition has."""
         self.database.get_container_client(str(address.collection)).replace_throughput(_MOST_UNITS + 1000)
+
+    def writer(self) -> str:
+        """Return the region that takes the writes."""
+        return _regions(self.client)[0]
+
+    def hourly_units(self, address: ResourceAddress) -> Mapping[str, float]:
+        """Return the throughput of the database and of the container."""
+        container = self.database.get_container_client(str(address.collection))
+        return {_HOUR: sum(_throughput(each) for each in (self.database, container)) / 100}
 
     def config(self) -> ClientConfig:
         """Return the configuration of the URL."""
@@ -201,6 +210,21 @@ class CosmosHarness(DrillHarness):
     def pass_time(self) -> None:
         """Let so much time pass that the next change has a later second."""
         time.sleep(2.0)
+
+
+def _regions(client: CosmosClient) -> list[str]:
+    """Return the regions, first those that take writes."""
+    account: Any = client.get_database_account()
+    names = [each["name"] for each in [*account.WritableLocations, *account.ReadableLocations]]
+    return list(dict.fromkeys(names))
+
+
+def _throughput(owner: Any) -> int:
+    """Return the throughput of a database or container; 0 if it has none of its own."""
+    try:
+        return int(owner.get_throughput().offer_throughput)
+    except CosmosResourceNotFoundError:
+        return 0
 
 
 class EmulatorHarness(CosmosHarness):
@@ -283,22 +307,19 @@ class CosmosCertification(Certification):
             _HOUR,
             0.008,
             "assumed in November 2026, provisioned throughput, one region, "
-            "https://azure.microsoft.com/pricing/details/cosmos-db/; a started hour is billed whole",
+            "https://azure.microsoft.com/pricing/details/cosmos-db/; a clock hour is billed whole",
         ),
         Price("request unit", 0.0, "part of the provisioned throughput"),
     )
 
     def __init__(self) -> None:
-        self._began: float | None = None
-        self._hours = 0
+        self._hour = 0
 
     def place(self, url: str) -> Place:
         """Ask the account for its regions."""
         with native_account(url) as client:
-            account: Any = client.get_database_account()
+            region, *_ = _regions(client)
         host = urlsplit(_endpoint(url)).hostname or ""
-        regions = [each["name"] for each in account.WritableLocations]
-        region = regions[0] if regions else None
         if is_loopback(host):
             return Place(LOCAL, region, "a server on this machine")
         return Place(host.partition(".")[0], region, "Azure Cosmos DB")
@@ -328,6 +349,16 @@ class CosmosCertification(Certification):
         members = {"url": url, "prefix": run.prefix, "throughput": _UNITS}
         return type("CosmosHarness", (CosmosHarness,), members)
 
+    def drill_problem(self, url: str, name: str) -> str | None:
+        """Say that there is no other region."""
+        if name != "failover":
+            return None
+        with native_account(url) as client:
+            regions = _regions(client)
+        if len(regions) > 1:
+            return None
+        return f"the account has one region, {regions[0]}; add a second one"
+
     def wire(self, observer: WireObserver) -> AbstractContextManager[None]:
         """Show the requests of azure-cosmos."""
         return http_wire(observer, _operation)
@@ -344,18 +375,17 @@ class CosmosCertification(Certification):
     def units_of(self, call: Call, answer: Answer) -> Mapping[str, float]:
         """Return the charge of a request, and the throughput of each hour that begins with it."""
         units = {"request unit": float(answer.headers.get("x-ms-request-charge", "0") or 0)}
-        if self._began is None and call.operation == "POST dbs":
-            self._began = time.monotonic()
-        if self._began is not None:
-            hours = 1 + int((time.monotonic() - self._began) // 3600)
-            if hours > self._hours:
-                units[_HOUR] = (hours - self._hours) * _UNITS / 100
-                self._hours = hours
+        hour = _clock_hour()
+        if not self._hour and call.operation == "POST dbs":
+            self._hour = hour - 1
+        if self._hour and hour > self._hour:
+            units[_HOUR] = (hour - self._hour) * _UNITS / 100
+            self._hour = hour
         return units
 
     def fixed_units(self, seconds: float) -> Mapping[str, float]:
-        """Return the throughput of each started hour."""
-        return {_HOUR: (1 + seconds // 3600) * _UNITS / 100}
+        """Return the throughput of each clock hour of a run that begins now."""
+        return {_HOUR: (1 + _clock_hour(seconds) - _clock_hour()) * _UNITS / 100}
 
     def found(self, url: str) -> Iterator[str]:
         """Return the databases with the prefix."""
@@ -371,6 +401,11 @@ class CosmosCertification(Certification):
     def versions(self) -> Mapping[str, str]:
         """Return the version of azure-cosmos."""
         return {"azure-cosmos": version("azure-cosmos")}
+
+
+def _clock_hour(later: float = 0.0) -> int:
+    """Return the number of an hour as it is billed."""
+    return int((time.time() + later) // 3600)
 
 
 def _unsigned(method: str, path: str, headers: Mapping[str, str]) -> Mapping[str, str]:

@@ -7,6 +7,7 @@ after a kill, so it compares states, never counts.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_certify.certification import Certification, DrillHarness, Run, load_certification
 from multiclouddb_certify.run import classified, drill_marker, remove_run
-from multiclouddb_certify.wire import Meter
+from multiclouddb_certify.wire import Answer, Call, Meter, cost
 from multiclouddb_conformance.collection import feed_request
 from multiclouddb_conformance.harness import Kind, Write
 
@@ -72,6 +73,8 @@ class State:
         told: A line for each step that ended.
         budget: The most that may be spent, in US dollars.
         usd: What was spent.
+        hour: The last clock hour whose price is in `usd`; 0 before the collection exists.
+        hourly: The price that was counted for this hour.
     """
 
     drill: str
@@ -82,6 +85,8 @@ class State:
     told: list[str] = attrs.field(factory=list)
     budget: float = 2.0
     usd: float = 0.0
+    hour: int = 0
+    hourly: float = 0.0
 
     def save(self, folder: Path) -> None:
         """Store the state; a kill leaves the old one or the new one."""
@@ -141,6 +146,19 @@ class Stage:
                 break
         return numbers, gaps, str(start)
 
+    def count_hours(self) -> None:
+        """Count what the collection has cost since the last count, also while no process looked."""
+        if "address" not in self.data:
+            return
+        prices = {each.unit: each.usd for each in self.certification.prices}
+        hourly, hour = cost(self.harness.hourly_units(self.address), prices), int(time.time() // 3600)
+        missing = max(0.0, hourly - self.state.hourly)  # the largest throughput of an hour is billed
+        if hour > self.state.hour:
+            missing = hourly * (hour - self.state.hour if self.state.hour else 1)
+            self.state.hour, self.state.hourly = hour, hourly
+        self.state.hourly = max(self.state.hourly, hourly)
+        self.meter.spent += missing
+
     def check(self, found: object, wanted: object, what: str) -> None:
         """Fail the drill unless both are equal."""
         if found != wanted:
@@ -152,10 +170,10 @@ class Stage:
 
 @attrs.frozen
 class Step:
-    """One step; `act` is None where only the real service can show it and nothing is automated."""
+    """One step."""
 
     text: str
-    act: Callable[[Stage], Wait | None] | None = None
+    act: Callable[[Stage], Wait | None]
 
 
 @attrs.frozen
@@ -166,14 +184,12 @@ class Drill:
         provider: The provider's id.
         about: What it shows.
         hours: After how many hours it expires.
-        needs: What it needs beyond a local server; empty if a local server shows it.
         steps: The steps, in order.
     """
 
     provider: str
     about: str
     hours: float
-    needs: str
     steps: Sequence[Step]
 
 
@@ -254,6 +270,34 @@ def _merge_refused(stage: Stage) -> None:
     stage.check("it was read", "it is refused", "a feed of merged ranges")
 
 
+def _written_there(stage: Stage) -> None:
+    _written(stage)
+    stage.data["writer"] = stage.harness.writer()
+
+
+def _stepped_down(stage: Stage) -> None:
+    if stage.harness.writer() == stage.data["writer"]:
+        stage.harness.step_down()
+
+
+def _moved(stage: Stage, how: str) -> Wait | None:
+    if (before := stage.data["writer"]) != stage.harness.writer():
+        return None
+    return Wait(f"{before} still takes the writes; {how}", 0.1)
+
+
+def _elected(stage: Stage) -> Wait | None:
+    return _moved(stage, "wait for the election, or on Atlas choose Test Failover for the cluster")
+
+
+def _failed_over(stage: Stage) -> Wait | None:
+    return _moved(
+        stage,
+        "change the order of the regions: az cosmosdb failover-priority-change --name ACCOUNT "
+        "--resource-group GROUP --failover-policies OTHER=0 FIRST=1",
+    )
+
+
 def _credentials_expired(stage: Stage) -> Wait | None:
     try:
         stage.page(stage.data["half"])
@@ -295,13 +339,11 @@ def _dropped(stage: Stage) -> None:
     stage.put(22, 25)
 
 
-_SERVICE: Final = "the real service"
 DRILLS: Final[Mapping[str, Drill]] = {
     "rollover": Drill(
         "dynamo",
         "a shard closes after four hours, and its changes expire after 24",
         72,
-        "",
         (
             Step("create a table, write 20 items, read a part", _written),
             Step("wait until a shard has closed", _rolled_over),
@@ -315,7 +357,6 @@ DRILLS: Final[Mapping[str, Drill]] = {
         "cosmos",
         "a range splits because more throughput is provisioned",
         24,
-        "",
         (
             Step("create a container, write 20 items, read a part", _written),
             Step("provision more throughput than one partition has", _grown),
@@ -327,7 +368,6 @@ DRILLS: Final[Mapping[str, Drill]] = {
         "cosmos",
         "a container whose ranges were merged is refused, and the error names the way out",
         24,
-        "",
         (
             Step("create a container, write 20 items, read a part", _written),
             Step("provision more throughput than one partition has", _grown),
@@ -340,18 +380,27 @@ DRILLS: Final[Mapping[str, Drill]] = {
         "cosmos",
         "a feed goes on in another region",
         24,
-        f"{_SERVICE}, in an account with two regions",
         (
-            Step("follow a container with `multiclouddb tail --checkpoint`, and write to it"),
-            Step("start a failover with `az cosmosdb failover-priority-change`"),
-            Step("compare what was tailed with what was written"),
+            Step("create a container, write 20 items, read a part", _written_there),
+            Step("wait until you have made another region the one that takes the writes", _failed_over),
+            Step("write on there, and read from the old position: nothing is lost", _read_on),
+        ),
+    ),
+    "election": Drill(
+        "mongo",
+        "another member of the replica set becomes the primary",
+        24,
+        (
+            Step("create a collection, write 20 documents, read a part", _written_there),
+            Step("ask the primary to step down", _stepped_down),
+            Step("wait until another member is the primary", _elected),
+            Step("write on there, and read from the old position: nothing is lost", _read_on),
         ),
     ),
     "credentials": Drill(
         "dynamo",
         "credentials expire in the middle of a stream, and the read goes on with new ones",
         24,
-        "",
         (
             Step("with the session of a role, create a table, write 20 items, read a part", _written),
             Step("wait until the credentials have expired and new ones are set", _credentials_expired),
@@ -362,7 +411,6 @@ DRILLS: Final[Mapping[str, Drill]] = {
         "dynamo",
         "two readers too many of each shard slow the others, and none loses anything",
         24,
-        "",
         (
             Step("create a table, write 20 items, read a part", _written),
             Step("read everything with four readers at once, and write on: each reads all", _read_by_four),
@@ -372,7 +420,6 @@ DRILLS: Final[Mapping[str, Drill]] = {
         "spanner",
         "the schema changes under an open change stream",
         24,
-        "",
         (
             Step("create a table, write 20 rows, read a part", _written),
             Step("add a column, and write on", _added),
@@ -396,10 +443,11 @@ def start(name: str, url: str, folder: Path, budget: float) -> tuple[State, Cert
     certification = load_certification(url)
     if certification.provider_id != drill.provider:
         raise invalid_request("URL", f"the drill {name!r} is one of {drill.provider}", "choose another drill")
-    if any(step.act is None for step in drill.steps):
-        steps = "; ".join(f"{number}. {step.text}" for number, step in enumerate(drill.steps, 1))
+    with classified(certification, url):
+        problem = certification.drill_problem(url, name)
+    if problem is not None:
         raise MulticloudDbError(
-            f"certify: the drill {name!r} needs {drill.needs}, and is done by hand: {steps}",
+            f"certify: the drill {name!r} cannot run here: {problem}",
             ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY),
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -449,9 +497,9 @@ def resume(folder: Path, state: State | None, tell: Callable[[str], None]) -> tu
             remove_run(certification, state.url, run)
         with classified(certification, state.url), _stage(certification, state, run) as stage:
             for step in drill.steps[state.step :]:
-                assert step.act is not None
                 tell(f"{state.step + 1}. {step.text}")
                 wait = step.act(stage)
+                stage.count_hours()
                 state.usd = stage.meter.spent
                 if wait is not None:
                     state.save(folder)
@@ -479,14 +527,21 @@ def _stage(certification: Certification, state: State, run: Run) -> Iterator[Sta
             ErrorDetail(ErrorCategory.PERMANENT_FAILURE),
         )
 
-    meter = Meter(state.budget, certification.prices, certification.units_of, lambda *_: None, bound)
+    def units_of(call: Call, answer: Answer) -> Mapping[str, float]:
+        """Leave out what a run counts by the hour; `count_hours` knows the hours between two processes."""
+        found = certification.units_of(call, answer)
+        return {unit: number for unit, number in found.items() if unit not in certification.fixed_units(0)}
+
+    meter = Meter(state.budget, certification.prices, units_of, lambda *_: None, bound)
     meter.spent = state.usd
     with TemporaryDirectory() as folder, certification.wire(meter):
         harness = certification.drill(state.url, run)(Path(folder))
         harness.open()
         try:
             with certification.client(state.url) as client:
-                yield Stage(certification, state, harness, client, meter)
+                stage = Stage(certification, state, harness, client, meter)
+                stage.count_hours()
+                yield stage
         finally:
             harness.keep()
             harness.close()

@@ -16,7 +16,7 @@ import bson
 from bson.decimal128 import Decimal128
 from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient, monitoring
-from pymongo.errors import OperationFailure
+from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo.uri_parser import parse_uri
 
 from multiclouddb_api import ClientConfig, MulticloudDbKey, ProviderOptions, ResourceAddress
@@ -24,6 +24,7 @@ from multiclouddb_certify.certification import (
     LOCAL,
     PREFIX,
     Certification,
+    DrillHarness,
     Granted,
     Permission,
     Place,
@@ -45,6 +46,7 @@ _COUNTER: Final = itertools.count()
 _NOTE: Final = "x" * 100_000
 _SMALL: Final = 4 << 20
 _SOON: Final = 5
+_ELECTION_SECONDS: Final = 30
 _ACTIONS: Final = (
     "changeStream", "collMod", "createCollection", "createIndex", "dropCollection", "dropDatabase", "find",
     "insert", "remove", "update",
@@ -69,7 +71,7 @@ def native_client(url: str) -> MongoClient[dict[str, Any]]:
     return MongoClient(url, tz_aware=True, uuidRepresentation="standard", appname="certify")
 
 
-class MongoHarness(Harness):
+class MongoHarness(DrillHarness):
     """A harness that writes with PyMongo; each test has its own database."""
 
     capabilities = CAPABILITIES
@@ -101,13 +103,32 @@ class MongoHarness(Harness):
         self.database = f"{self.prefix}-{next(_COUNTER)}"
         self.left: set[int] = set()
         self.left = self.cursors()
-        self.disturbed = False
+        self.disturbed = self.kept = False
 
     def close(self) -> None:
         """Drop the database."""
         self.settle()
-        self.native.drop_database(self.database)
+        if not self.kept:
+            self.native.drop_database(self.database)
         self.native.close()
+
+    def keep(self) -> None:
+        """Leave the database when the harness is closed."""
+        self.kept = True
+
+    def writer(self) -> str:
+        """Return the primary."""
+        self.native.admin.command("ping")
+        return "{}:{}".format(*(self.native.primary or ("nobody", 0)))
+
+    def step_down(self) -> None:
+        """Ask the primary to step down, and wait until there is another; the service may not allow it."""
+        before = self.writer()
+        with suppress(AutoReconnect, OperationFailure):
+            self.native.admin.command("replSetStepDown", 60)
+            until = time.monotonic() + _ELECTION_SECONDS
+            while self.writer() == before and time.monotonic() < until:
+                time.sleep(0.1)
 
     def settle(self) -> None:
         """If a server was disturbed, wait until the next second begins."""
@@ -329,6 +350,17 @@ class MongoCertification(Certification):
                 if size <= _SMALL:
                     base, members["members"] = OplogHarness, len(hello["hosts"])
         return type(base.__name__, (base,), {"url": url, "prefix": run.prefix, **members})
+
+    def drill_problem(self, url: str, name: str) -> str | None:
+        """Say that there is no other member that could be elected."""
+        with native_client(url) as client:
+            hello = client.admin.command("hello")
+        able = len(hello.get("hosts", ()))
+        if name != "election" or able > 1:
+            return None
+        if hello.get("msg") == "isdbgrid":
+            return "a router does not say which members its shards have; give the URL of one shard"
+        return f"the replica set has {able} member that can be the primary; it needs three"
 
     def wire(self, observer: WireObserver) -> AbstractContextManager[object]:
         """Show the commands of PyMongo."""

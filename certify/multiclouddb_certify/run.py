@@ -47,6 +47,7 @@ __all__ = [
     "classified",
     "clean",
     "drill_marker",
+    "look",
     "plan",
     "remove_run",
 ]
@@ -184,23 +185,8 @@ def plan(
         raise invalid_request("--record", "this service has no recordings", "leave it out")
     prices = priced(certification.prices, own_prices)
     run = Run.new()
-    with classified(certification, url):
-        place = certification.place(url)
-        if place.problem is not None:
-            raise MulticloudDbError(
-                f"certify: {place.problem}", ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY)
-            )
-        if place.clock is not None and place.account != LOCAL:
-            _check_clock(place.clock)
-        check(place)
-        permissions = certification.permissions(url, run)
-        creates = certification.creates(url, run)
-    denied = [each.name for each in permissions if each.granted is Granted.NO]
-    if denied:
-        raise MulticloudDbError(
-            f"certify: the credentials lack {', '.join(denied)}; grant them on {PREFIX}*",
-            ErrorDetail(ErrorCategory.AUTHORIZATION_FAILED, certification.provider_id),
-        )
+    place, permissions = look(certification, url, run, check)
+    creates = certification.creates(url, run)
     progress = Progress({each.unit: each.usd for each in prices})
     folder = None if record is None else str(record.absolute())
     with _child(Order(url, run.name, budget, only, own_prices, folder)) as child:
@@ -217,6 +203,34 @@ def plan(
         if not progress.tests:
             raise invalid_request("--only", f"{only!r} selects no test", "write it like pytest's -k")
         yield _estimated(certification, url, run, place, creates, permissions, prices, progress, child)
+
+
+def look(
+    certification: Certification, url: str, run: Run, check: Callable[[Place], None]
+) -> tuple[Place, Sequence[Permission]]:
+    """Look where a URL leads, and which permissions there are; nothing is created.
+
+    Raises:
+        MulticloudDbError: Nothing can run there, `check` refuses it, the clock is wrong, or a permission is
+            missing.
+    """
+    with classified(certification, url):
+        place = certification.place(url)
+        if place.problem is not None:
+            raise MulticloudDbError(
+                f"certify: {place.problem}", ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY)
+            )
+        if place.clock is not None and place.account != LOCAL:
+            _check_clock(place.clock)
+        check(place)
+        permissions = certification.permissions(url, run)
+    denied = [each.name for each in permissions if each.granted is Granted.NO]
+    if denied:
+        raise MulticloudDbError(
+            f"certify: the credentials lack {', '.join(denied)}; grant them on {PREFIX}*",
+            ErrorDetail(ErrorCategory.AUTHORIZATION_FAILED, certification.provider_id),
+        )
+    return place, permissions
 
 
 def _check_clock(clock: datetime) -> None:

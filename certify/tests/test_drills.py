@@ -3,17 +3,23 @@
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from benchmarks.servers import server_module
+from multiclouddb_certify import Granted, Permission
+from multiclouddb_certify.certification import Place
 from multiclouddb_certify.cosmos import native_account
+from multiclouddb_certify.dynamo import DynamoCertification
 from multiclouddb_conformance.command_line import run as in_new_process
 from multiclouddb_cosmos_emulator import CosmosEmulator
 from multiclouddb_cosmos_emulator.account import Account
+from multiclouddb_cosmos_emulator.message import Reply
 from multiclouddb_spanner_emulator import ScriptedSpanner
 
+EARLIER = datetime(2026, 1, 1, tzinfo=UTC)
 START = ("--account", "local", "--yes")
 
 
@@ -87,6 +93,7 @@ def test_merged_ranges_are_refused_with_the_way_out(emulator):
     assert ran.returncode == 0, ran.stderr
     assert "az cosmosdb sql container merge" in ran.stdout
     assert step() == 3
+    assert "each clock hour costs $0.91" in ran.stdout  # 400 RU/s of the database, 11,000 of the container
     database, container = json.loads(Path("drill/drill.json").read_text())["data"]["address"]
     ranges = sorted(emulator.partitions(database, container), key=lambda each: each["low"])
     emulator.merge(database, container, *(each["id"] for each in ranges[:2]))
@@ -115,6 +122,77 @@ def test_four_readers_of_a_throttled_shard_read_everything(dynamo):
     dynamo.script.troubles.fail("GetRecords", "ThrottlingException", None, every=2)
     assert "passed" in resumed()
     assert dynamo.names() == ["orders"]
+
+
+def test_the_hours_between_two_processes_are_counted(emulator, monkeypatch):
+    """The container grows in its first hour, and nobody looks for a day."""
+    url = f"cosmos://{emulator.endpoint.split('/')[2]}?tls=false"
+    grow = Account.set_throughput
+    monkeypatch.setattr(Account, "set_throughput", lambda *asked: None)
+    ran = in_new_process("certify", "start", url, "--drill", "split", *START, *folder(), "--budget", "3")
+    assert ran.returncode == 0, ran.stderr
+    monkeypatch.setattr(Account, "set_throughput", grow)
+    file = Path("drill/drill.json")
+    state = json.loads(file.read_text())
+    assert state["usd"] == pytest.approx(0.064)  # 400 RU/s of the database, 400 of the container
+    file.write_text(json.dumps(state | {"hour": state["hour"] - 24}))
+    resumed()
+    assert json.loads(file.read_text())["usd"] == pytest.approx(0.064 * 25)
+    file.write_text(json.dumps(state | {"hour": state["hour"] - 48}))
+    ran = in_new_process("certify", "resume", Path("drill").absolute())
+    assert ran.returncode == 9, ran.stdout
+    assert "has spent its budget of $3" in ran.stderr
+    with native_account(url) as native:
+        assert list(native.list_databases()) == []
+
+
+def test_a_feed_goes_on_in_another_region(emulator, monkeypatch):
+    url = f"cosmos://{emulator.endpoint.split('/')[2]}?tls=false"
+    reply, regions = Reply.of, ["First", "Second"]
+
+    def of(body, *args, **kwargs):
+        if isinstance(body, dict) and "writableLocations" in body:
+            (there,) = body["writableLocations"]
+            body["readableLocations"] = [{**there, "name": name} for name in regions]
+            body["writableLocations"] = body["readableLocations"][:1]
+        return reply(body, *args, **kwargs)
+
+    monkeypatch.setattr(Reply, "of", staticmethod(of))
+    ran = in_new_process("certify", "start", url, "--drill", "failover", *START, *folder())
+    assert ran.returncode == 0, ran.stderr
+    assert "First still takes the writes; change the order of the regions: az cosmosdb" in ran.stdout
+    assert step() == 1
+    regions.reverse()
+    assert "passed" in resumed()
+    with native_account(url) as native:
+        assert list(native.list_databases()) == []
+
+
+def test_another_member_is_elected():
+    module = server_module("mongo", "mongod")
+    with module.ReplicaSet(module.folder(), 3, election_ms=module.QUICK_ELECTION_MS) as servers:
+        before = servers.wait_primary()
+        ran = in_new_process("certify", "start", servers.uri(), "--drill", "election", *START, *folder())
+        while "waits" in ran.stdout:
+            ran = in_new_process("certify", "resume", Path("drill").absolute())
+        assert "passed" in ran.stdout, ran.stderr
+        assert servers.wait_primary() != before
+        assert not {*servers.client().list_database_names()} - {"admin", "config", "local"}
+
+
+def google():
+    """Return Google's emulator, which the Google Cloud SDK has."""
+    return server_module("spanner", "emulator").Emulator()
+
+
+def test_the_schema_changes_under_a_stream_of_googles_emulator():
+    server = google()
+    try:
+        ran = in_new_process("certify", "start", server.url, "--drill", "ddl", *START, *folder())
+        assert "passed" in ran.stdout, ran.stderr
+        assert list(server.instance.list_databases()) == []
+    finally:
+        server.stop()
 
 
 def test_the_schema_changes_under_a_stream():
@@ -148,13 +226,47 @@ class TestRefusals:
         assert said in ran.stderr
         assert dynamo.names() == ["orders"]
 
-    def test_a_drill_that_is_done_by_hand_lists_its_steps(self, emulator, run):
+    def test_a_failover_needs_two_regions(self, emulator, run):
         url = f"cosmos://{emulator.endpoint.split('/')[2]}?tls=false"
-        ran = run("certify", "start", url, "--drill", "failover", "--folder", "drill")
+        ran = run("certify", "start", url, "--drill", "failover", "--folder", "drill", *START)
         assert ran.exit_code == 7, ran.output
-        assert "needs the real service" in ran.stderr
-        assert "failover-priority-change" in ran.stderr
+        assert "the account has one region" in ran.stderr
+        assert len(ran.stderr.strip().splitlines()) == 1
         assert not Path("drill").exists()
+
+    def test_an_election_needs_three_members(self, run):
+        module = server_module("mongo", "mongod")
+        with module.ReplicaSet(module.folder()) as servers:
+            ran = run("certify", "start", servers.uri(), "--drill", "election", "--folder", "drill", *START)
+        assert ran.exit_code == 7, ran.output
+        assert "it needs three" in ran.stderr
+        assert not Path("drill").exists()
+
+    def test_a_folder_that_exists_is_not_overwritten(self, dynamo, run):
+        Path("drill").mkdir()
+        Path("drill/mine").touch()
+        ran = run("certify", "start", dynamo.url, "--drill", "rollover", *START, *folder())
+        assert ran.exit_code == 3, ran.output
+        assert "exists already" in ran.stderr
+        assert dynamo.names() == ["orders"]
+
+    @pytest.mark.parametrize(
+        ("changed", "code", "said"),
+        [
+            ({"place": lambda *_: Place("local", "x", "x", problem="no")}, 7, "certify: no"),
+            ({"permissions": lambda *_: [Permission("dynamodb:Scan", Granted.NO)]}, 5, "dynamodb:Scan"),
+            ({"place": lambda *_: Place("123", "x", "x", EARLIER)}, 3, "s off the service's"),
+        ],
+    )
+    def test_a_drill_is_refused_like_a_run(self, dynamo, run, monkeypatch, changed, code, said):
+        for name, value in changed.items():
+            monkeypatch.setattr(DynamoCertification, name, value)
+        ran = run("certify", "start", dynamo.url, "--drill", "rollover", *START, *folder())
+        assert ran.exit_code == code, ran.output
+        assert said in ran.stderr
+        assert len(ran.stderr.strip().splitlines()) == 1
+        assert not Path("drill").exists()
+        assert dynamo.names() == ["orders"]
 
     def test_an_expired_drill_is_removed(self, dynamo, run):
         ran = run("certify", "start", dynamo.url, "--drill", "rollover", *START, *folder())
