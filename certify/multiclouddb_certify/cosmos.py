@@ -11,7 +11,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from datetime import timedelta
+from datetime import UTC, timedelta
+from email.utils import parsedate_to_datetime
 from importlib.metadata import version
 from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit
@@ -319,10 +320,12 @@ class CosmosCertification(Certification):
         """Ask the account for its regions."""
         with native_account(url) as client:
             region, *_ = _regions(client)
+            date = client.client_connection.last_response_headers.get("Date")
+        clock = parsedate_to_datetime(date).astimezone(UTC) if date else None
         host = urlsplit(_endpoint(url)).hostname or ""
         if is_loopback(host):
-            return Place(LOCAL, region, "a server on this machine")
-        return Place(host.partition(".")[0], region, "Azure Cosmos DB")
+            return Place(LOCAL, region, "a server on this machine", clock)
+        return Place(host.partition(".")[0], region, "Azure Cosmos DB", clock)
 
     def creates(self, url: str, run: Run) -> Sequence[str]:
         """Return the database."""

@@ -224,7 +224,11 @@ def look(
             _check_clock(place.clock)
         check(place)
         permissions = certification.permissions(url, run)
-    denied = [each.name for each in permissions if each.granted is Granted.NO]
+    denied = [
+        f"{each.name} ({each.reason})" if each.reason else each.name
+        for each in permissions
+        if each.granted is Granted.NO
+    ]
     if denied:
         raise MulticloudDbError(
             f"certify: the credentials lack {', '.join(denied)}; grant them on {PREFIX}*",

@@ -8,6 +8,7 @@ from botocore.config import Config
 from typer.testing import CliRunner
 
 from multiclouddb_cli.main import app
+from multiclouddb_conformance.servers import cache_folder
 from multiclouddb_dynamo_emulator import ScriptedStreams
 
 SECRET = "a/secret/that/nobody/may/see"
@@ -53,7 +54,12 @@ def environment(monkeypatch, tmp_path):
         monkeypatch.setenv(name, str(tmp_path / "no-such-file"))
     for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    mine = tmp_path / "cache" / "multiclouddb"
+    mine.mkdir(parents=True)
+    for server in cache_folder("").glob("*"):
+        if server.name != "certify":
+            (mine / server.name).symlink_to(server)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(mine.parent))
     monkeypatch.chdir(tmp_path)
 
 

@@ -2,8 +2,8 @@
 
 import json
 import os
-import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -132,40 +132,7 @@ class Started:
         return self.process.communicate(timeout=120)[0]
 
 
-MOMENTS = [
-    *(pytest.param(signal.SIGKILL, part, id=f"kill-{part:g}") for part in (0.2, 5.0)),
-    pytest.param(signal.SIGINT, 2.0, id="ctrl-c-2"),
-    *(
-        pytest.param(number, part, id=f"{number.name}-{part:.2f}", marks=pytest.mark.soak)
-        for number, part in zip(
-            [signal.SIGKILL, signal.SIGKILL, signal.SIGINT, signal.SIGTERM] * 5,
-            [random.Random(part).uniform(0, 8) for part in range(20)],
-            strict=True,
-        )
-    ),
-]
-
-
 class TestEnd:
-    @pytest.mark.parametrize(("number", "seconds"), MOMENTS)
-    def test_ended_at_any_moment_it_leaves_nothing_that_clean_does_not_remove(
-        self, dynamo, run, number, seconds
-    ):
-        """SIGKILL leaves the rest to `clean`; the other signals clean up themselves."""
-        started = Started(dynamo.url)
-        # The moment is one in the life of the tables, or before the first.
-        wait_until(lambda: len(dynamo.names()) > 1 or started.process.poll() is not None, 120)
-        until = time.monotonic() + seconds
-        wait_until(lambda: time.monotonic() > until or started.process.poll() is not None, 60)
-        said = started.end(number)
-        if number is not signal.SIGKILL:
-            assert dynamo.names() == [NEIGHBOUR], said
-        quiet = quiet_since(dynamo)
-        ran = run("certify", "clean", dynamo.url)
-        assert ran.exit_code == 0, ran.output
-        assert dynamo.names() == [NEIGHBOUR]
-        assert quiet
-
     def test_an_interrupted_run_keeps_its_log(self, dynamo):
         started = Started(dynamo.url)
         wait_until(lambda: len(dynamo.names()) > 1, 120)
@@ -201,18 +168,6 @@ class TestEnd:
         assert f"removed {theirs}" in ran.output
 
 
-def quiet_since(dynamo):
-    """Wait until the server has had no request for a second; the child of a killed process ends at once."""
-    before = dynamo.script.journal.count()
-    until = time.monotonic() + 0.5
-    while time.monotonic() < until:
-        now = dynamo.script.journal.count()
-        if now != before:
-            before, until = now, time.monotonic() + 0.5
-        wait_until(lambda: True)
-    return True
-
-
 class TestRefusals:
     @pytest.mark.parametrize(
         ("words", "said"),
@@ -245,13 +200,30 @@ class TestRefusals:
         content = json.loads(Path("report/report.json").read_text())
         assert content["counts"] == {"failed": 1, "not run": 4}
 
-    def test_a_report_that_exists_is_not_overwritten(self, dynamo, run):
-        Path("report").mkdir()
-        Path("report/report.md").write_text("mine")
-        ran = certified(run, dynamo.url)
+    @pytest.mark.parametrize("words", [(), ("--record", "recordings")])
+    def test_a_run_that_exists_is_not_overwritten(self, dynamo, run, words):
+        folder = Path(words[-1] if words else "report")
+        folder.mkdir()
+        (folder / "report.md").write_text("mine")
+        ran = certified(run, dynamo.url, *words)
         assert ran.exit_code == 3
         assert "exists already" in ran.stderr
-        assert Path("report/report.md").read_text() == "mine"
+        assert len(ran.stderr.strip().splitlines()) == 1
+        assert [each.read_text() for each in folder.iterdir()] == ["mine"]
+        assert dynamo.names() == [NEIGHBOUR]
+
+    def test_a_region_that_does_not_exist_is_named(self, run, monkeypatch):
+        def unknown(host, *_):
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+        monkeypatch.setattr(socket, "getaddrinfo", unknown)
+        began = time.monotonic()
+        ran = run("certify", "dynamo://mars-1", "--plan")
+        assert ran.exit_code == 8, ran.output
+        assert "dynamodb.mars-1.amazonaws.com" in ran.stderr
+        assert "this host has no address" in ran.stderr
+        assert len(ran.stderr.strip().splitlines()) == 1
+        assert time.monotonic() - began < 60
 
     @pytest.mark.parametrize(
         ("code", "exit_code"),
