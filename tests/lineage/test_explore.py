@@ -73,6 +73,12 @@ class TestSearch:
         first, second = explore(bounds, 3), explore(bounds, 3)
         assert (first.states, first.transitions) == (second.states, second.transitions)
 
+    def test_it_tells_each_depth_that_is_passed(self):
+        passed = []
+        last = explore(Bounds(Kind.LATE), 3, passed=passed.append)
+        assert [result.depth for result in passed] == [1, 2]
+        assert passed[0].states < passed[1].states < last.states
+
     def test_it_stops_when_the_time_is_over(self):
         result = explore(Bounds(Kind.LATE), 9, seconds=0.1)
         assert not result.complete

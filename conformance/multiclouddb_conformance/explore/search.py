@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain, permutations, product
 from typing import Any, Final, TypeAlias
 
@@ -58,8 +58,15 @@ class Result:
     complete: bool = True
 
 
-def explore(bounds: Bounds, depth: int, *, seconds: float | None = None, most: int = 3) -> Result:
-    """Explore all histories of at most `depth` steps, the shortest first."""
+def explore(
+    bounds: Bounds,
+    depth: int,
+    *,
+    seconds: float | None = None,
+    most: int = 3,
+    passed: Callable[[Result], None] = lambda result: None,
+) -> Result:
+    """Explore all histories of at most `depth` steps, the shortest first; `passed` is told each depth."""
     began = time.process_time()
     first = begin(bounds)
     visited, good = {_mark_of(first)}, set[int]()
@@ -92,6 +99,8 @@ def explore(bounds: Bounds, depth: int, *, seconds: float | None = None, most: i
             if len(violations) >= most:
                 return _result(reached, visited, transitions, bounds, violations, began, complete=False)
         level = following
+        if not last:
+            passed(_result(reached + 1, visited, transitions, bounds, violations, began))
     return _result(depth, visited, transitions, bounds, violations, began)
 
 
