@@ -294,7 +294,8 @@ class Follow:
             started = tuple(seed.partition_id for loss in losses for seed in loss.left)
             return Found(started, gaps=self.told(losses))
         added, stranded = self._found(survey)
-        lineage.audited = Audited(audited.since, int(time.time()), retired=False)
+        if lineage.is_shown_by(survey):
+            lineage.audited = Audited(audited.since, int(time.time()), retired=False)
         started = tuple(seed.partition_id for seed in added)
         late = self._late(added)
         return Found(started, gaps=self.told(stranded), late=late)

@@ -341,7 +341,7 @@ class Lineage:
         waited = {parent: (name,) for name, each in gone.items() for parent in each.waits}
         for name in gone:
             self._remove(name)
-        freed = [child for name in gone for child in self.release(name)]
+        freed = {name: self.release(name) for name in gone}
         added = self._add(tops.seeds, tops.unread)
         # What follows a lost one may be listed later: it stays, so that a look or the search finds it.
         proved = not any(one in survey.gone and one not in gone for seed in added for one in seed.parents)
@@ -349,9 +349,11 @@ class Lineage:
             self._forget_lost()
         for name, children in follows.items():
             if self.root is not None or proved:
-                here = (one for one in (*children, *waited.get(name, ())) if one in self or one in follows)
-                self._put(Entry(name, _END, (), children=tuple(here)))
-        left = (*added, *(Seed(name, (), self.cursor(name)) for name in freed))
+                known = dict.fromkeys((*children, *waited.get(name, ()), *freed[name]))
+                here = tuple(one for one in known if one in self or one in follows)
+                self._put(Entry(name, _END, (), children=here))
+        started = (child for children in freed.values() for child in children)
+        left = (*added, *(Seed(child, (), self.cursor(child)) for child in started))
         return losses + [Loss(each.partition_id, each.cursor, left) for each in gone.values()]
 
     @property
@@ -398,6 +400,8 @@ class Lineage:
         Raises:
             NotProvableError: Raised before anything changes.
         """
+        if not self.is_shown_by(survey):
+            return [], []
         lost = {end.partition_id: end for end in self.ends() if _is_lost(end)}
         tops = self._uncovered(survey, lost)
         losses = self._stranded(survey, tops)
@@ -411,6 +415,11 @@ class Lineage:
         elif losses:
             self._forget_lost()
         return added, losses
+
+    def is_shown_by(self, survey: Survey) -> bool:
+        """Return whether nothing is missing that exists: without an entry, its ancestors would look unread."""
+        shown = {each.partition_id for each in survey.present} | survey.gone.keys()
+        return all(each.partition_id in shown or _is_lost(each) for each in self.listed())
 
     def _stranded(self, survey: Survey, tops: Uncovered) -> list[Loss]:
         """Return the partitions that were lost before they were listed, as far as their children exist."""

@@ -84,6 +84,8 @@ KEPT = [
     (Bounds(Kind.LATE, chained=True), "split 0 hide | read 0 | show 4 | trim | roll 4"),
     # A partition that was read was told as lost, because its second child came after its end was gone.
     (Bounds(Kind.LATE), "split 0 hide | roll 2 | read 0 | show 3 | trim"),
+    # A feed was not idle for ten minutes, because a listing lacked what waited for a lost partition.
+    (Bounds(Kind.LATE, chained=True, forgets=True), "split 2 | forget 2 | trim | read 0"),
 ]
 
 

@@ -423,7 +423,8 @@ def _missing(world: World, entries: Iterable[Entry], refused: str | None, *, beg
             proved = entry.final or (entry.children and world.bounds.scope is not Scope.DESCENDANTS)
             lost = is_gone(world, i) and bool(entry.said) and not proved
         elif (entry.stage is Stage.WAIT and not begins_again) or world.bounds.kind is Kind.LATE:
-            lost = is_gone(world, i) or entry.partition_id == refused  # a position does not show its age
+            # A position does not show its age. Nothing is decided about a partition that a listing lacks.
+            lost = is_gone(world, i) or (entry.partition_id == refused and world.parts[i].shown)
         else:
             lost = refuses(world, i, at(entry.cursor))
         found += [i] * lost

@@ -226,6 +226,8 @@ GROUPS: Final[Mapping[str, Mapping[str, Any]]] = {
     "watched": {"watched": True},
     "chained": {"chained": True},
     "stops": {"stops": True},
+    "horizons": {"horizons": True},
+    "forgets": {"forgets": True, "chained": True},
     "reduced": {"open": 2, "ahead": False, "symmetric": True},
 }
 """The bounds of each group; the steps of `base` belong to all of them."""
@@ -237,8 +239,9 @@ def bounds_of(kind: Kind, group: str) -> Bounds:
 
 
 def random_bounds(kind: Kind, group: str) -> Bounds:
-    """Return what may happen in a random history of a group: also crashes, cut pages and empty partitions."""
-    return attrs.evolve(bounds_of(kind, group), crash=True, cut=True, empty=True)
+    """Return what may happen in a random history of a group: it has most of what single groups have."""
+    more = dict.fromkeys(("crash", "cut", "empty", "horizons", "forgets"), True)
+    return attrs.evolve(bounds_of(kind, group), **more)
 
 
 def default_depth(group: str) -> int:

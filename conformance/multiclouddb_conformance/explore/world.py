@@ -89,6 +89,8 @@ class Bounds:
         watched: True if the feed begins after the end of a partition that may have more children.
         chained: True if the feed begins when its last partition has ended, whose child waits for it.
         stops: True if the stream may be disabled: all partitions end without children.
+        horizons: True if retention may remove a part of what is old, and not only all of it.
+        forgets: True if a later listing may lack a partition that was listed.
         symmetric: True if histories that differ only in the numbers of the partitions are explored once.
     """
 
@@ -107,6 +109,8 @@ class Bounds:
     watched: bool = False
     chained: bool = False
     stops: bool = False
+    horizons: bool = False
+    forgets: bool = False
     symmetric: bool = False
 
 
@@ -201,9 +205,13 @@ def moves(world: World) -> Iterator[tuple[str, World]]:
         latest = max(end_of(world, i) for i in range(len(parts))) - 1
     if world.kept < latest:
         yield "trim", world._replace(kept=latest)
+        for time in range(world.kept + 1, latest if bounds.horizons else 0):
+            yield f"trim to {time}", world._replace(kept=time)
     for i, part in enumerate(parts):
         if not part.shown:
             yield f"show {i}", _show(world, i)
+        elif bounds.forgets and not merges and not is_gone(world, i):
+            yield f"forget {i}", _show(world, i, shown=False)
 
 
 def _shaped(
@@ -228,9 +236,9 @@ def widened(consumer: Consumer, world: World) -> Consumer:
     return consumer._replace(got=consumer.got + (-1,) * (len(world.parts) - len(consumer.got)))
 
 
-def _show(world: World, i: int) -> World:
+def _show(world: World, i: int, *, shown: bool = True) -> World:
     parts = list(world.parts)
-    parts[i] = parts[i]._replace(shown=True)
+    parts[i] = parts[i]._replace(shown=shown)
     return world._replace(parts=tuple(parts))
 
 
@@ -323,7 +331,7 @@ def survey_of(
         names = [each.partition_id for each in present] if whole else asked
         final = {name: _OVER for name in names if world.settled and _is_last(world, int(name))}
     if kind is Kind.LISTED or world.bounds.told:
-        told = {str(i): parents_of(world, i) for i in gone if parts[i].shown}
+        told = {str(i): parents_of(world, i) for i in gone if parts[i].shown or str(i) in asked}
         return Survey(present, told, final=final)
     unlisted = {parent for each in present for parent in each.parents} | set(asked)
     return Survey(present, {name: None for name in unlisted if int(name) in gone}, final=final)
@@ -364,10 +372,10 @@ def refuses(world: World, i: int, position: int) -> bool:
 
 
 def said_by(world: World, parent: int, child: int) -> int:
-    """Return where a child starts, as one of its parents says; only the first parent is right."""
+    """Return where a child starts, as one of its parents says; only the first parent is exact (C1)."""
     part = world.parts[child]
-    is_wrong = parent != min(part.parents) and world.bounds.scope is Scope.ALL
-    return part.born + (is_wrong and part.born < world.now)
+    is_early = parent != min(part.parents) and world.bounds.scope is Scope.ALL
+    return part.born - (is_early and part.born > 0)
 
 
 def hides(world: World) -> bool:
