@@ -323,9 +323,9 @@ class Lineage:
     def lost(self, survey: Survey, expired: Collection[str] = frozenset()) -> list[Loss]:
         """Apply what retention has removed to all entries at once."""
         gone = self.gone(survey)
-        if gone and self.root is not None and survey.heirs is not None:
-            raise NotProvableError  # an heir may descend from somebody else's partition
-        if gone and survey.heirs is not None:
+        if survey.heirs is not None:
+            if self.root is not None:
+                raise NotProvableError  # an heir may descend from somebody else's partition
             return self._cut(gone, survey.heirs)
         follows = followers(survey, gone) if self.rules.names_late else {}
         tops = self._uncovered(survey, gone) if gone else None
@@ -417,7 +417,7 @@ class Lineage:
         return added, losses
 
     def is_shown_by(self, survey: Survey) -> bool:
-        """Return whether nothing is missing that exists: without an entry, its ancestors would look unread."""
+        """Return whether no entry is missing; without it, its ancestors would look unread."""
         shown = {each.partition_id for each in survey.present} | survey.gone.keys()
         return all(each.partition_id in shown or _is_lost(each) for each in self.listed())
 

@@ -224,6 +224,11 @@ def _took(world: World, i: int, position: int, end: int, is_end: bool, children:
     started = {each.partition_id for each in lineage.active()} - reading
     if started.difference(() if ending is None else ending.started):
         raise BrokenError(f"{started} start, but {ending} is said")
+    if lineage.plan is None:
+        for entry in lineage.waiting():
+            parents = world.parts[int(entry.partition_id)].parents
+            if all(got[j] >= end_of(world, j) and str(j) not in lineage for j in parents):
+                raise BrokenError(f"{entry.partition_id} waits, and its parents were read")
     return _with(world, lineage, got=got)
 
 
