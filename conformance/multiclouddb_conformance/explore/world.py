@@ -197,9 +197,7 @@ def moves(world: World) -> Iterator[tuple[str, World]]:
                 yield f"merge {pair[0]} {pair[1]}", _shaped(world, pair, 1)
     if bounds.stops and not merges and there and world.kept < world.now and not hides(world):
         yield "stop", _shaped(world, tuple(there), 0)
-    if not (
-        there or world.settled or hides(world)
-    ):  # it is sure only after some time
+    if not (there or world.settled or hides(world)):  # it is sure only after some time
         yield "settle", world._replace(settled=True)
     # Nothing is removed that is younger than a partition which is not listed yet.
     latest = min((part.born for part in parts if not part.shown), default=world.now)
