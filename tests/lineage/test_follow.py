@@ -6,7 +6,18 @@ import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory, SkipToOldest
 from multiclouddb_conformance.explore.world import RULES
-from multiclouddb_spi import Awaiting, Child, Deadline, Drained, Position, ProviderFault, Seed, Survey
+from multiclouddb_spi import (
+    Awaiting,
+    Child,
+    Deadline,
+    Drained,
+    Partition,
+    PartitionState,
+    Position,
+    ProviderFault,
+    Seed,
+    Survey,
+)
 from multiclouddb_spi.continuation import follow
 from multiclouddb_spi.continuation.entry import Audited, Entry, Stage
 from multiclouddb_spi.continuation.follow import (
@@ -21,6 +32,7 @@ from multiclouddb_spi.continuation.lineage import Lineage, Loss
 from multiclouddb_spi.retry import directly
 
 NOW, EVERY = 10_000.0, 600.0
+OPEN = PartitionState.OPEN
 FEED, OTHER = SimpleNamespace(identity="feed"), SimpleNamespace(identity="other")
 LOST, NAMED = Entry("0", Stage.END, (5,)), Entry("0", Stage.END, (5,), children=("1",))
 
@@ -69,10 +81,11 @@ def test_nothing_is_searched_for_where_nothing_is_named_late():
     assert begun(SimpleNamespace(names_late=False), Beginning(), None) is None
 
 
-def test_a_search_that_has_ended_is_not_due_soon(clock):
+@pytest.mark.parametrize(("name", "soon"), [("0", False), ("1", True)], ids=["shown", "lacking"])
+def test_a_search_is_due_soon_only_after_a_listing_without_an_entry(clock, name, soon):
     lineage = Lineage([Entry.read("0", 5)], RULES, Audited())
-    following(lineage, Survey()).search(Deadline.after(9.0))
-    assert lineage.audited == Audited(None, int(NOW), retired=False)
+    following(lineage, Survey((Partition(name, (), OPEN),))).search(Deadline.after(9.0))
+    assert lineage.audited == Audited(None, int(NOW), retired=soon)
 
 
 def test_a_look_counts_only_if_the_pause_before_it_was_seen(clock):

@@ -44,8 +44,8 @@ def test_a_chain_that_waits_is_read():
 def test_a_refused_loss_changes_nothing():
     """A partition was lost before the service listed it; the policy is `Fail`."""
     lineage = Lineage([READ], RULES)
-    here = Partition("3", ("2",), PartitionState.OPEN, 7)
-    added, losses = lineage.found(Survey((here,), {"2": None}), skips=False)
+    there = (Partition("0", (), PartitionState.OPEN), Partition("3", ("2",), PartitionState.OPEN, 7))
+    added, losses = lineage.found(Survey(there, {"2": None}), skips=False)
     assert ([loss.partition_id for loss in losses], added, list(lineage)) == (["2"], [], [READ])
 
 
