@@ -27,7 +27,8 @@ class Child:
         partition_id: The service's own id of the child.
         parents: *All* parents of the child. Each of them names the child when it has been read to its end.
             The engine starts to read the child after its last parent has named it.
-        cursor: The position at which the child starts, according to this parent.
+        cursor: The position at which the child starts, according to this parent. It may lie before the
+            child's first record, and never after it.
     """
 
     partition_id: str

@@ -32,11 +32,12 @@ The engine follows partitions through splits, merges and retention. The engine i
 keeps these three promises. The suite refuses a provider that breaks one of them:
 
 - **C1. A child with several parents is named whole.** The end of each parent names all its children with all
-  their parents. Only a partition with at most one parent may be named or listed late. *DynamoDB* names
-  children late and lists shards late, and a shard has at most one parent. *Spanner* puts every child and all
-  its parents into the record that ends a partition. The *embedded* store reads a partition's end and its
-  children in one transaction. *Cosmos DB* merges partitions, but a partition of a feed is a range of keys
-  here, and a range never has two parents. *MongoDB* has one partition.
+  their parents, and no parent says that a child starts after the child's first record: another parent may be
+  lost before it says anything. Only a partition with at most one parent may be named or listed late.
+  *DynamoDB* names children late and lists shards late, and a shard has at most one parent. *Spanner* puts
+  every child and all its parents into the record that ends a partition. The *embedded* store reads a
+  partition's end and its children in one transaction. *Cosmos DB* merges partitions, but a partition of a
+  feed is a range of keys here, and a range never has two parents. *MongoDB* has one partition.
 - **C2. Retention takes ancestors first.** If a partition no longer exists, none of its ancestors exists.
   *DynamoDB* keeps records for 24 hours and closes a shard before its child has records; a shard is gone only
   if the service refuses this shard. *Spanner* forgets a partition when its end is older than the retention.

@@ -275,7 +275,7 @@ def _missed(session: Session, envelope: Envelope) -> list[str] | None:
         return None
     asked = {each.partition_id: each.cursor for each in lineage.listed()}
     survey = session.opened.call("survey", lambda deadline: feed.survey(asked, deadline))
-    if lineage.gone(survey):
+    if lineage.gone(survey) or not lineage.is_shown_by(survey):
         return None
     lineage.rules = feed
     return [seed.partition_id for seed in lineage.found(survey)[0]]
