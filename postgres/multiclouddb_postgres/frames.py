@@ -137,7 +137,7 @@ def _write(
 
 def _merge(dsn: str, name: str, place: str, settings: Mapping[str, Any], rows: pa.Table) -> bool:
     def merge(connection: Connection) -> bool:
-        PostgresStorage(connection, name, **settings).merge(rows, {}, {})
+        PostgresStorage(connection, name, holds=True, **settings).merge(rows, {}, {})
         return True
 
     return repeated(dsn, place, merge)

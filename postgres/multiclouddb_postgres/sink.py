@@ -169,7 +169,7 @@ def merge_into_postgres(
             token = cast("ChangeFeedPage", batch).continuation_token
             saved(connection, place.partition("#")[0] + f"#{CHECKPOINTS}", checkpoint_name, token, expected)
         storage = PostgresStorage(
-            connection, table, create=create, new_columns=new_columns, documents=documents
+            connection, table, create=create, new_columns=new_columns, documents=documents, holds=True
         )
         merged = merge_batch(storage, _SINK, work)
         if (

@@ -61,7 +61,7 @@ SELECT c.oid, CASE
     a.attgenerated, EXISTS (
         SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indimmediate
         AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum
-    ), EXISTS (
+    ), current_setting('transaction_isolation') <> 'read committed' OR EXISTS (
         SELECT FROM pg_trigger g WHERE g.tgtype & 3 = 3 AND g.tgtype & 20 <> 0 AND g.tgenabled <> 'D'
         AND (g.tgrelid = c.oid OR g.tgrelid IN (SELECT relid FROM pg_partition_tree(c.oid)))
     )
@@ -69,6 +69,7 @@ FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND N
 LEFT JOIN pg_collation l ON l.oid = a.attcollation
 WHERE c.oid = to_regclass(%s) ORDER BY a.attnum
 """
+_LOCKABLE: Final = "SELECT 1 FROM pg_class WHERE oid = to_regclass(%s) AND relkind IN ('r', 'p')"
 
 
 @attrs.frozen
@@ -94,7 +95,7 @@ class Found:
     oid: int
     problem: str | None
     columns: Mapping[str, Column]
-    may_drop_rows: bool  # a trigger runs before each row is written, and can prevent it
+    may_drop_rows: bool  # a trigger can prevent rows, or may have been made after the version that is read
 
 
 class PostgresStorage:
@@ -102,6 +103,9 @@ class PostgresStorage:
 
     Each method is one transaction, or a part of the caller's. Statements with names of the user have their
     values inside: psycopg would take a % in a name for a placeholder.
+
+    With `holds`, nobody can alter, rename or drop the table between its check and the end of the caller's
+    transaction, or give it a trigger or a rule.
     """
 
     def __init__(
@@ -112,8 +116,9 @@ class PostgresStorage:
         create: bool,
         new_columns: Literal["add", "refuse"],
         documents: Documents,
+        holds: bool = False,
     ) -> None:
-        self.connection, self._name = connection, name
+        self.connection, self._name, self._holds = connection, name, holds
         self._new_columns, self._documents = new_columns, documents
         self._table = identifier(name)
         self._marks = identifier(name.rpartition(".")[0] + "." + MARKS if "." in name else MARKS)
@@ -134,6 +139,8 @@ class PostgresStorage:
 
     def _look(self) -> Found | None:
         text = self._table.as_string(self.connection)
+        if self._holds and self.connection.execute(_LOCKABLE, (text,)).fetchone():
+            self.connection.execute(sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(self._table))
         rows = self.connection.execute(_COLUMNS, (text,)).fetchall()
         if not rows:
             return None
@@ -325,18 +332,19 @@ class PostgresStorage:
             self.store(marks, {})
 
     def _check_none_left(self, rows: sql.Composed) -> None:
-        """Refuse a trigger that has prevented a row from being written."""
+        """Refuse a trigger or a rule that has prevented a row from being written."""
         if not self.known().may_drop_rows:
             return
         left = self.connection.execute(sql.SQL("SELECT s.key FROM {} LIMIT 1").format(rows)).fetchone()
         if left is not None:
             raise self._wrong(
-                f"has a BEFORE trigger that keeps the row of the key {left[0]} from being written",
-                "drop the trigger, or let it return NEW with key and order_key as they are",
+                f"has a BEFORE trigger or a rule that keeps the row of the key {left[0]} from being written",
+                "drop it, or let the trigger return NEW with key and order_key as they are",
             )
 
     def _lock(self) -> None:
-        """Let no other transaction write the table until this one ends; a row must not escape an update."""
+        """Let no other transaction write the table until this one ends, and look at it again."""
+        # A row must not escape an update, and a trigger may be new.
         [(level,)] = self.connection.execute("SHOW transaction_isolation").fetchall()
         if level != "read committed":
             # The update would not see what another transaction has committed while this one waited.
@@ -345,6 +353,12 @@ class PostgresStorage:
                 "begin the transaction with READ COMMITTED",
             )  # fmt: skip
         self.connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(self._table))
+        before, self._found = self.known().oid, self._look()
+        if self.known().oid != before:
+            raise MulticloudDbError(
+                f"table: {self._where} was made again during the merge; try again",
+                ErrorDetail(ErrorCategory.CONFLICT, retryable=True),
+            )
 
     def merge(self, rows: pa.Table, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
         """Merge the last changes of some keys."""

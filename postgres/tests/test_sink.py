@@ -27,11 +27,13 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_conformance.postgres_server import PostgresServer
-from multiclouddb_conformance.targets import bare, events, page, rows
+from multiclouddb_conformance.targets import bare, events, key_of, page, rows
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_postgres import PostgresCheckpointStore, PostgresTarget, merge_into_postgres
+from multiclouddb_postgres.frames import FrameStorage
 from multiclouddb_postgres.server import repeated
+from multiclouddb_postgres.table import copied
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 6, UTC)
 PROGRAM = Path(__file__).with_name("program.py")
@@ -167,13 +169,14 @@ LOCKING = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND q
 
 
 class Held:
-    """Keeps a merge between its COPY and its commit, because another transaction has locked the table."""
+    """Keeps a merge between its COPY and its commit, because another transaction writes the same keys."""
 
     def __init__(self, dsn):
         self.dsn = dsn
         merged(dsn, ("old", 1, {}))
         self.lock = psycopg.connect(dsn)
-        self.lock.execute("LOCK TABLE orders IN SHARE MODE")
+        insert = "INSERT INTO orders (key, order_key) VALUES (%s, '')"
+        self.lock.cursor().executemany(insert, [(key_of(name),) for name in (0, "new")])
 
     def waiting(self):
         found = []
@@ -351,6 +354,20 @@ def add_trigger(connection, table, name, event, body):
         f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body}; END $$; "
         f"CREATE TRIGGER {name} BEFORE {event} ON {table} FOR EACH ROW EXECUTE FUNCTION {name}()"
     )
+
+
+def add_function(connection):
+    connection.execute(
+        "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$"
+    )
+
+
+DROPPING = [
+    "CREATE TRIGGER drops BEFORE INSERT OR UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION nothing()",
+    "CREATE RULE drops AS ON INSERT TO orders DO INSTEAD NOTHING",
+]
+"""What makes the table drop rows in silence, with the function `nothing`."""
+AGAIN = "ALTER TABLE orders RENAME TO other; CREATE TABLE orders (LIKE other INCLUDING ALL)"
 
 
 class TestRefused:
@@ -538,16 +555,52 @@ class TestRefused:
             with psycopg.connect(dsn, autocommit=True) as connection:
                 connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
-    def test_column_renamed_during_a_merge(self, dsn):
-        held, caught = Held(dsn), []
-        thread = threading.Thread(target=lambda: caught.append(refused_by(dsn)))
-        thread.start()
-        held.waiting()
-        held.lock.execute("ALTER TABLE orders RENAME new_item_state TO document")
-        held.lock.commit()
-        held.lock.close()
-        thread.join(60)
-        assert (caught[0].category, caught[0].detail.retryable) == (ErrorCategory.CONFLICT, True)
+    @pytest.mark.parametrize("change", [*DROPPING, "ALTER TABLE orders RENAME TO other", "DROP TABLE orders"])
+    def test_table_cannot_change_between_its_check_and_its_rows(self, dsn, monkeypatch, change):
+        merged(dsn, ("a", 1, {}))
+        refusals = []
+
+        def meanwhile(connection, batch):
+            with psycopg.connect(f"{dsn} options='-c lock_timeout=50'") as other:
+                add_function(other)
+                with pytest.raises(psycopg.errors.LockNotAvailable) as caught:
+                    other.execute(change)
+                refusals.append(caught.value)
+            copied(connection, batch)
+
+        monkeypatch.setattr("multiclouddb_postgres.table.copied", meanwhile)
+        merged(dsn, ("b", 2, {}))
+        assert len(refusals) == 1
+        assert keys(dsn) == {key_of("a"), key_of("b")}
+
+    @pytest.mark.parametrize("change", DROPPING)
+    def test_change_of_the_table_that_the_callers_transaction_does_not_see(self, dsn, change):
+        """It sees the server's catalogue as it was before."""
+        merged(dsn, ("a", 1, {}))
+        with psycopg.connect(dsn) as connection:
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            connection.execute("SELECT 1")
+            with psycopg.connect(dsn) as other:
+                add_function(other)
+                other.execute(change)
+            batch = rows(("b", 2, {}))
+            error = refused(lambda: merge_into_postgres(batch, None, connection, "orders", None))
+        assert "keeps the row of the key" in error.message
+        assert keys(dsn) == {key_of("a")}
+
+    @pytest.mark.parametrize("step", ["outdate", "bury"])
+    @pytest.mark.parametrize(("change", "text"), [(DROPPING[0], "BEFORE trigger"), (AGAIN, "made again")])
+    def test_step_of_a_snapshot_looks_at_the_table_again(self, dsn, step, change, text):
+        """Between the steps of a batch of Spark, nothing is locked."""
+        merged(dsn, ("a", 5 if step == "bury" else 20, {}))
+        settings = {"create": True, "new_columns": "refuse", "documents": "json"}
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            storage = FrameStorage(connection, dsn, "orders", 1, settings)
+            add_function(connection)
+            connection.execute(change)
+            with pytest.raises(MulticloudDbError, match=text):
+                getattr(storage, step)("000010~", {"m": 1})
+        assert query(dsn, "SELECT to_regclass('multiclouddb_marks')") == [(None,)]
 
     def test_missing_schema(self, dsn):
         refused(
