@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -18,13 +20,16 @@ from demo.stores import open_store
 from demo.targets import target_of
 from pyspark_multiclouddb import local_session
 
-__all__ = ["follow"]
+__all__ = ["follow", "run_query"]
 
 _QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1"
 _MOST_RECORDS: Final = 60_000
 _SEGMENTS: Final = 20
 _BATCHES: Final = 10
 """The least number of micro-batches for the whole work, so that the kill comes in the middle."""
+_TRIES: Final = 10
+_TOO_LATE: Final = "Python worker failed to connect back"
+"""Spark waits ten seconds for a new process of Python, which is too short on a busy machine."""
 
 
 def follow(places: Places, events: int) -> None:
@@ -37,12 +42,30 @@ def follow(places: Places, events: int) -> None:
     records = min(_MOST_RECORDS, 1 + events // _BATCHES)
     # A run takes about a minute, which is too short to benefit from the slower, better compiler.
     with local_session("flights", **{"spark.driver.extraJavaOptions": _QUICK_JAVA}) as spark:
-        query = _start(spark, places, records)
-        while query.isActive and not _done(places):
-            query.awaitTermination(1)
-        _stop(query)
+        start = partial(_start, spark, places, records)
+        run_query(start, partial(_done, places))
         # The writer's last changes are merged by a run that ends by itself.
-        _start(spark, places, records, availableNow=True).awaitTermination()
+        run_query(partial(start, availableNow=True), lambda: False)
+
+
+def run_query(start: Callable[[], StreamingQuery], is_over: Callable[[], bool]) -> None:
+    """Run a query until it ends or `is_over`; start it again if Spark did not wait for Python.
+
+    Args:
+        start: Starts the query.
+        is_over: Says that the query shall be stopped.
+    """
+    for left in reversed(range(_TRIES)):
+        try:
+            query = start()
+            while query.isActive and not is_over():
+                query.awaitTermination(1)
+            _stop(query)
+        except Exception as error:
+            if not left or _TOO_LATE not in str(error):
+                raise
+        else:
+            return
 
 
 def _start(spark: SparkSession, places: Places, records: int, **trigger: Any) -> StreamingQuery:

@@ -14,6 +14,7 @@ import pytest
 
 from demo.__main__ import main
 from demo.flights import KEY, load_flights
+from demo.pipeline import run_query
 from demo.places import Places, append_line, merged_batches, read_lines
 from demo.stores import start_store
 from demo.writer import write
@@ -99,6 +100,38 @@ def test_wrong_target_or_provider_is_refused_in_one_line(tmp_path: Path, variabl
     assert ran.returncode != 0
     assert f"{variable} must be one of" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+class Query:
+    """A query that fails with an error, or that ends by itself."""
+
+    def __init__(self, error: str | None) -> None:
+        self.isActive, self.status, self.error = True, {"isTriggerActive": False}, error
+
+    def awaitTermination(self, seconds: float) -> None:  # noqa: N802 - Spark's name
+        self.isActive = False
+        if self.error is not None:
+            raise RuntimeError(self.error)
+
+    def stop(self) -> None:
+        self.isActive = False
+
+    def exception(self) -> Exception | None:
+        return None if self.error is None else RuntimeError(self.error)
+
+
+LATE = "org.apache.spark.SparkException: Python worker failed to connect back."
+
+
+def test_query_is_started_again_if_spark_did_not_wait_for_python() -> None:
+    left: list[Any] = [Query(None), Query(LATE), Query(LATE)]
+    run_query(left.pop, lambda: False)
+    assert left == []
+    for error, tries in (("another error", 1), (LATE, 10)):
+        queries: list[Any] = [Query(error) for _ in range(20)]
+        with pytest.raises(RuntimeError, match=error):
+            run_query(queries.pop, lambda: False)
+        assert len(queries) == 20 - tries
 
 
 def test_flights_have_unique_keys_and_lives_of_all_kinds() -> None:
