@@ -308,6 +308,20 @@ class TestMerged:
         sink.merge(rows(("a", 1, {"n": 0}), ("b", 4, {"n": 4})))
         assert documents(sink)["b"] == {"n": 4}
         assert read(sink)[key_of("a")]["state"] == '{"n":1}'
+        # The table has the column _stale_since now; a delete empties the row as in any other table.
+        sink.merge(rows(("a", 5, None)), missing_state="keep")
+        assert (tombstones(sink), read(sink)[key_of("a")]["state"]) == ({"a": "000005"}, None)
+
+    def test_change_without_its_document_keeps_all_columns(self, sink: SinkHarness) -> None:
+        def stored() -> dict[str, Any]:
+            [row] = [row for each in sink.target.rows(own=True) for row in each.to_pylist()]
+            return {"order_key": row["order_key"], **decode_json(row["state"])}
+
+        sink.merge(rows(("a", 1, {"n": 1})).append_column("n", pa.array([1])))
+        lost = bare(("a", 2, {})).append_column("n", pa.array([None], pa.int64()))
+        sink.merge(lost, missing_state="keep")
+        found = stored()
+        assert (found["order_key"], found["n"]) == ("000002", own_state({"n": 1})["n"])
 
     def test_an_incomplete_row_is_refused(self, sink: SinkHarness) -> None:
         for column, value in (("key", None), ("order_key", None), ("type", None), ("type", "OTHER")):

@@ -314,6 +314,10 @@ class TestTwoWriters:
         for thread in threads:
             thread.join()
         assert failed == []
+        # Both lock rows in the order of their keys.
+        assert query(dsn, "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == [
+            (0,)
+        ]
         best = {}
         for number in range(2):
             dice = random.Random(number)
@@ -367,6 +371,7 @@ DROPPING = [
     "CREATE RULE drops AS ON INSERT TO orders DO INSTEAD NOTHING",
 ]
 """What makes the table drop rows in silence, with the function `nothing`."""
+WITHOUT_KEY = "ALTER TABLE orders DROP CONSTRAINT orders_pkey"
 AGAIN = "ALTER TABLE orders RENAME TO other; CREATE TABLE orders (LIKE other INCLUDING ALL)"
 
 
@@ -471,7 +476,10 @@ class TestRefused:
         [
             ("ALTER TABLE orders ALTER order_key TYPE text COLLATE pg_c_utf8", "collation"),
             ("ALTER TABLE orders ALTER key TYPE text COLLATE pg_c_utf8", "collation"),
-            ("ALTER TABLE orders DROP CONSTRAINT orders_pkey", "unique index"),
+            (WITHOUT_KEY, "unique index"),
+            (f"{WITHOUT_KEY}; CREATE UNIQUE INDEX u ON orders (key) WHERE key <> ''", "unique index"),
+            (f"{WITHOUT_KEY}; ALTER TABLE orders ADD UNIQUE (key) DEFERRABLE", "unique index"),
+            (f"{WITHOUT_KEY}; ALTER TABLE orders ADD UNIQUE (key, order_key)", "unique index"),
             ("ALTER TABLE orders DROP COLUMN _deleted_at", "_deleted_at"),
             ("ALTER TABLE orders RENAME TO o; CREATE VIEW orders AS SELECT * FROM o", "view"),
             ("CREATE RULE r AS ON INSERT TO orders DO INSTEAD NOTHING", "rules"),
