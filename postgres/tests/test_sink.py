@@ -454,6 +454,13 @@ class TestRefused:
         assert "BEFORE trigger" in error.message
         assert query(dsn, "SELECT key, order_key FROM orders") == [('{"id":"a"}', "000001")]
 
+    def test_trigger_that_also_runs_where_changes_are_replicated(self, dsn):
+        merged(dsn, ("a", 1, {}))
+        with psycopg.connect(dsn) as connection:
+            add_trigger(connection, "orders", "drops", "INSERT", "RETURN NULL")
+            connection.execute("ALTER TABLE orders ENABLE ALWAYS TRIGGER drops")
+        assert "BEFORE trigger" in refused(lambda: merged(dsn, ("b", 2, {}))).message
+
     @pytest.mark.parametrize("ends", [False, True])
     def test_trigger_that_keeps_rows_from_a_snapshot(self, dsn, ends):
         plan, floor = "p:r:snapshot:s", "000010~"
@@ -718,6 +725,21 @@ class TestColumns:
             )
         assert query(dsn, "SELECT n FROM shop.orders") == [(2,)]
         assert query(dsn, "SELECT value FROM shop.multiclouddb_marks") == [(2,)]
+
+    def test_tombstones_of_a_snapshot_in_a_table_with_columns_that_cannot_be_null(self, dsn):
+        with psycopg.connect(dsn) as connection:
+            connection.execute(
+                TABLE[:-1] + ", code int NOT NULL DEFAULT 7, serial_number bigserial UNIQUE, note text, "
+                "n int GENERATED ALWAYS AS ((new_item_state->>'n')::int) STORED)"
+            )
+        merged(dsn, ("a", 1, {"n": 1}))
+        with psycopg.connect(dsn) as connection:
+            connection.execute("UPDATE orders SET note = 'x'")
+        plan = "provider:resource:snapshot:s"
+        snapshot = page([], SnapshotStarted("000010~", plan), BackfillDone(plan, "000010~"))
+        merge_into_postgres(snapshot, None, dsn, "orders", None)
+        found = query(dsn, "SELECT code, serial_number, note, n, _deleted_at IS NULL FROM orders")
+        assert found == [(7, 1, None, None, False)]
 
     def test_table_that_was_made_again_forgets_the_numbers(self, dsn):
         assert merge_into_postgres(rows(("a", 1, {})), 5, dsn, "orders", "app")
