@@ -7,7 +7,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import cache
 from importlib.metadata import version
@@ -189,6 +189,70 @@ class SpannerHarness(DrillHarness):
         self.run([f"DROP CHANGE STREAM {name}_stream", f"DROP TABLE {name}", *self.statements])
 
 
+class ScriptedHarness(SpannerHarness):
+    """A harness for our scripted server, whose control API splits, merges and moves the clock."""
+
+    can_several = can_split = can_merge = can_trim = can_poison = can_expire = True
+    can_read_past_trim = False  # a position before the earliest timestamp is always refused
+    can_late_children = can_audit = False  # a partition ends only when its children are named
+
+    def create(self, name: str, kind: Kind, partitions: int) -> ResourceAddress:
+        """Create a table whose change stream begins with so many partitions."""
+        self.control("initial_partitions", count=partitions)
+        return super().create(name, kind, partitions)
+
+    def split(self, address: ResourceAddress, partition_id: str) -> None:
+        """Split a partition in two."""
+        self.control("split", token=self._token(address, partition_id))
+
+    def merge(self, address: ResourceAddress, a: str, b: str) -> None:
+        """Merge two partitions."""
+        first, second = (self._token(address, each) for each in (a, b))
+        self.control("merge", first=first, second=second)
+
+    def trim(self, address: ResourceAddress) -> None:
+        """Let more than a day pass, which is how long a stream keeps its changes."""
+        del address
+        self.advance(25 * 3600)
+
+    def advance(self, seconds: float) -> None:
+        """Move the server's clock forward."""
+        self.control("advance", seconds=seconds)
+
+    def expire(self, address: ResourceAddress, key: Any) -> None:
+        """Delete a row as a row deletion policy does."""
+        place = {"database": self._database(address).name, "table": address.collection}
+        self.control("expire_row", **place, key=[key])
+
+    def poison(self, address: ResourceAddress, key: Any) -> None:
+        """Write a record whose values are no JSON."""
+        self.control("poison", **self._stream(address), table=address.collection, key=[key])
+
+    def now(self) -> datetime:
+        """Return the time of the server's clock."""
+        return datetime.fromisoformat(self.control("now"))
+
+    def _stream(self, address: ResourceAddress) -> dict[str, str]:
+        return {"database": self._database(address).name, "stream": f"{address.collection}_stream"}
+
+    def _token(self, address: ResourceAddress, partition_id: str) -> str:
+        tokens = self.control("open_partitions", **self._stream(address))
+        (found,) = (token for token in tokens if token in partition_id)
+        return str(found)
+
+    def control(self, command: str, **arguments: Any) -> Any:
+        """Call the control API."""
+        return _control(self.url, command, **arguments)
+
+
+def _control(url: str, command: str, **arguments: Any) -> Any:
+    config = SpannerConfig.from_client(ClientConfig("spanner", {"url": url}))
+    with grpc.insecure_channel(str(config.emulator_host)) as channel:
+        asked = json.dumps({"command": command, **arguments}).encode()
+        answer = channel.unary_unary("/multiclouddb.emulator.Spanner/Control")(asked, timeout=10)
+    return json.loads(answer)["result"]
+
+
 class SpannerCertification(Certification):
     """Cloud Spanner: the nodes of the instance are billed by the hour, whatever it does."""
 
@@ -225,8 +289,9 @@ class SpannerCertification(Certification):
         ]
 
     def harness(self, url: str, run: Run) -> type[Harness]:
-        """Return the harness."""
-        return type("SpannerHarness", (SpannerHarness,), {"url": url, "prefix": run.prefix})
+        """Return the harness of the service and of Google's emulator, or of our scripted server."""
+        base = ScriptedHarness if _is_scripted(url) else SpannerHarness
+        return type(base.__name__, (base,), {"url": url, "prefix": run.prefix})
 
     def wire(self, observer: WireObserver) -> AbstractContextManager[None]:
         """Show the calls of gRPC."""
@@ -260,6 +325,19 @@ def _is_local(url: str) -> bool:
     return host is not None and is_loopback(host.rpartition(":")[0])
 
 
+def _is_scripted(url: str) -> bool:
+    if not _is_local(url):
+        return False
+    try:
+        _control(url, "now")
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # Google's emulator has no such method
+            return False
+        raise
+    return True
+
+
+_SERVICE: Final = "/google."
 _CALLS: Final = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
@@ -300,8 +378,9 @@ def grpc_wire(observer: WireObserver) -> Iterator[None]:
     before = {name: getattr(Channel, name) for name in _CALLS}
 
     def shown(make: Any) -> Any:
-        def made(channel: Any, method: str, *arguments: Any, **settings: Any) -> _Shown:
-            return _Shown(method, make(channel, method, *arguments, **settings), observer)
+        def made(channel: Any, method: str, *arguments: Any, **settings: Any) -> Any:
+            native = make(channel, method, *arguments, **settings)
+            return _Shown(method, native, observer) if method.startswith(_SERVICE) else native
 
         return made
 

@@ -7,6 +7,7 @@ import pytest
 from botocore.config import Config
 from typer.testing import CliRunner
 
+from benchmarks.servers import server_module
 from multiclouddb_cli.main import app
 from multiclouddb_conformance.servers import cache_folder
 from multiclouddb_dynamo_emulator import ScriptedStreams
@@ -45,8 +46,15 @@ class Dynamo:
         self.script.stop()
 
 
+@pytest.fixture(scope="session")
+def programs():
+    """Bring the programs of servers into the cache of this user, because a test has a cache of its own."""
+    for provider, name in (("dynamo", "local"), ("mongo", "mongod")):
+        server_module(provider, name).fetch()
+
+
 @pytest.fixture(autouse=True)
-def environment(monkeypatch, tmp_path):
+def environment(programs, monkeypatch, tmp_path):
     """Set credentials for the servers, and keep the files of runs in the folder of the test."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "local")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)

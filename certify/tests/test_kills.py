@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -67,9 +68,13 @@ class Started:
     def __init__(self, url, names):
         self.names, self.said = names, Path("said")
         words = ["certify", url, "--account", "local", "--yes", "--report", "report", "--only", ONLY]
+        heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores it
         with self.said.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "multiclouddb_cli", *words], stdout=output, stderr=output
+                [sys.executable, "-m", "multiclouddb_cli", *words],
+                stdout=output,
+                stderr=output,
+                preexec_fn=heed,
             )
 
     def wait(self, when, seconds):

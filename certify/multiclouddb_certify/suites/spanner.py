@@ -2,6 +2,7 @@
 
 import pytest
 
+from multiclouddb_api import PhysicalPartition
 from multiclouddb_conformance import us8
 from multiclouddb_conformance.us8 import *  # noqa: F403
 
@@ -17,3 +18,22 @@ class TestLoss(us8.TestLoss):
         written.
         """
         return type("OneByOne", (harness_class,), {"can_batch": False})
+
+
+class TestIdle(us8.TestIdle):
+    """Retention is a duration: a position that is a day old has expired, even if no changes follow it."""
+
+    @pytest.mark.needs("several", "trim", "idle_moves", "still")
+    def test_a_partition_that_is_idle_for_long_does_not_fall_out_of_retention(self, collection):
+        mine, other = collection.partitions()[:2]
+        busy = collection.key_in(other)
+        scope = PhysicalPartition(mine)
+        token = collection.last(collection.now(scope=scope), scope=scope).continuation_token
+        for number in range(4):
+            collection.put(busy, n=number)
+            page = collection.last(token, scope=scope)
+            assert page.events == ()
+            token = page.continuation_token
+            collection.harness.advance(20 * 3600)
+            collection.restart()
+        assert collection.last(token, scope=scope).idle

@@ -122,6 +122,9 @@ class ScriptedHarness(SpannerHarness):
     def trim(self, address):
         self.server.advance(25 * 3600)
 
+    def advance(self, seconds):
+        self.server.advance(seconds)
+
     def expire(self, address, key):
         self.server.expire_row(self.scripted.database, address.collection, key)
 

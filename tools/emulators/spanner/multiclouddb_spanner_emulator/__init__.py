@@ -5,6 +5,7 @@ The unmodified google-cloud-spanner works with this server over gRPC.
 habits      the server's normal behaviour      clock      its clock
 troubles    failures on demand                 journal    the received calls
 server      `ScriptedSpanner`, the server      service    its gRPC services
+control     its methods for other processes
 
 The emulator imports no code from other packages of multiclouddb. If the emulator and a provider
 shared code, both could have the same error, and the tests would not find this error.

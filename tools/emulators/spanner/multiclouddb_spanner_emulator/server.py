@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
@@ -13,6 +13,7 @@ import attrs
 import grpc
 
 from multiclouddb_spanner_emulator.clock import Clock
+from multiclouddb_spanner_emulator.control import control_handler
 from multiclouddb_spanner_emulator.database import Database, Write
 from multiclouddb_spanner_emulator.habits import Habits
 from multiclouddb_spanner_emulator.journal import Journal
@@ -107,7 +108,7 @@ class ScriptedSpanner:
         self._world.stopped.clear()
         options = [("grpc.max_send_message_length", _LARGEST), ("grpc.so_reuseport", 0)]
         self._server = grpc.server(ThreadPoolExecutor(_MOST_CALLS), options=options)
-        self._server.add_generic_rpc_handlers(handlers(self._world))
+        self._server.add_generic_rpc_handlers([*handlers(self._world), control_handler(self._commands())])
         port = self._server.add_insecure_port(self.host or "127.0.0.1:0")
         self.host = self.host or f"127.0.0.1:{port}"
         self._server.start()
@@ -122,6 +123,23 @@ class ScriptedSpanner:
             self._world.changed.notify_all()
         self._server.stop(0).wait(10)
         self._server = None
+
+    def _commands(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the commands of the control API, by name."""
+        return {
+            "advance": self.advance,
+            "expire_row": lambda database, table, key: self.expire_row(database, table, *key),
+            "initial_partitions": self._initial_partitions,
+            "merge": lambda first, second: self.merge(first, second),
+            "now": lambda: self.now().isoformat(),
+            "open_partitions": self.open_partitions,
+            "open_streams": lambda: self.journal.open_streams,
+            "poison": lambda database, stream, table, key: self.poison(database, stream, table, *key),
+            "split": self.split,
+        }
+
+    def _initial_partitions(self, count: int) -> None:
+        self.habits.initial_partitions = count
 
     # -- Without the network
 

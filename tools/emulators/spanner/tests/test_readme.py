@@ -1,4 +1,4 @@
-"""Tests that the program in the README runs."""
+"""Tests that the programs in the README run, one after the other."""
 
 import re
 import subprocess
@@ -8,12 +8,12 @@ from pathlib import Path
 FOLDER = Path(__file__).parents[1]
 
 
-def test_the_program_of_the_readme_runs(tmp_path):
-    (program,) = re.findall(
+def test_the_programs_of_the_readme_run(tmp_path):
+    programs = re.findall(
         r"^```python\n(.*?)^```", (FOLDER / "README.md").read_text(), re.MULTILINE | re.DOTALL
     )
     ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
+        [sys.executable, "-W", "error", "-c", "\n".join(programs)],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -21,3 +21,5 @@ def test_the_program_of_the_readme_runs(tmp_path):
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
+    assert len(programs) == 2
+    assert "T" in ran.stdout  # the server's time
