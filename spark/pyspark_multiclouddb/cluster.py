@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 import pyarrow as pa
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import ArrayType, StringType, TimestampType
 
@@ -270,8 +270,13 @@ class TableStorage:
 
     def mark(self, name: str) -> int | None:
         """Return a number from the table's properties."""
-        found = {row[0]: row[1] for row in self._spark.sql(f"SHOW TBLPROPERTIES {self._table}").collect()}
-        text = found.get(_property(name))
+        try:
+            rows = self._spark.sql(f"SHOW TBLPROPERTIES {self._table}").collect()
+        except IllegalArgumentException as error:
+            if "found TBLPROPERTIES" not in str(error):
+                raise
+            return None  # Sail does not know the statement, and refuses what would set a mark
+        text = {row[0]: row[1] for row in rows}.get(_property(name))
         return None if text is None else int(text)
 
     def store(self, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
