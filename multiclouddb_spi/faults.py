@@ -160,6 +160,15 @@ def expired(what: str) -> ProviderFault:
     return ProviderFault.of(ErrorCategory.CHECKPOINT_EXPIRED, f"{what}; {START_AGAIN}")
 
 
+def undecided(public_id: str) -> ProviderFault:
+    """Make the error for a refused position, as long as the service does not list all that it keeps."""
+    message = (
+        f"the service has refused the position in {public_id}, and has not yet said which changes it still "
+        "keeps; try again"
+    )
+    return ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, message, retryable=True)
+
+
 def cancelled() -> ProviderFault:
     """Make the fault for a fetch whose reader was cancelled."""
     return ProviderFault.of(

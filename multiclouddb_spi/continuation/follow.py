@@ -297,8 +297,7 @@ class Follow:
         if lineage.is_shown_by(survey):
             lineage.audited = Audited(audited.since, int(time.time()), retired=False)
         started = tuple(seed.partition_id for seed in added)
-        late = self._late(added)
-        return Found(started, gaps=self.told(stranded), late=late)
+        return Found(started, gaps=self.told(stranded), late=self._late(added))
 
     def _late(self, added: Iterable[Seed]) -> tuple[PartitionFoundLate, ...]:
         """Return a notice for each partition: its first records may be gone, and its position tells it."""

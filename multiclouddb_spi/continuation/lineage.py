@@ -327,6 +327,8 @@ class Lineage:
             if self.root is not None:
                 raise NotProvableError  # an heir may descend from somebody else's partition
             return self._cut(gone, survey.heirs)
+        if gone and self.rules.names_late and not self.is_shown_by(survey):
+            return []  # a later listing decides
         follows = followers(survey, gone) if self.rules.names_late else {}
         tops = self._uncovered(survey, gone) if gone else None
         if tops is not None and self.root is not None and not all(follows.values()):
@@ -341,7 +343,7 @@ class Lineage:
         waited = {parent: (name,) for name, each in gone.items() for parent in each.waits}
         for name in gone:
             self._remove(name)
-        freed = {name: self.release(name) for name in gone}
+        started = [child for name in gone for child in self.release(name)]
         added = self._add(tops.seeds, tops.unread)
         # What follows a lost one may be listed later: it stays, so that a look or the search finds it.
         proved = not any(one in survey.gone and one not in gone for seed in added for one in seed.parents)
@@ -349,10 +351,9 @@ class Lineage:
             self._forget_lost()
         for name, children in follows.items():
             if self.root is not None or proved:
-                known = dict.fromkeys((*children, *waited.get(name, ()), *freed[name]))
+                known = dict.fromkeys((*children, *waited.get(name, ())))
                 here = tuple(one for one in known if one in self or one in follows)
                 self._put(Entry(name, _END, (), children=here))
-        started = (child for children in freed.values() for child in children)
         left = (*added, *(Seed(child, (), self.cursor(child)) for child in started))
         return losses + [Loss(each.partition_id, each.cursor, left) for each in gone.values()]
 
@@ -472,8 +473,8 @@ class Lineage:
         return [name for name in final if name not in self._entries]
 
     def _uncovered(self, survey: Survey, lost: Mapping[str, Entry]) -> Uncovered:
-        held = {each.partition_id: each for each in self.listed() if not _is_lost(each)}
-        held = {name: each for name, each in held.items() if name not in lost}
+        there = (each for each in self.listed() if not _is_lost(each))
+        held = {each.partition_id: each for each in there if each.partition_id not in lost}
         return uncovered(survey, held, lost, self.root)
 
     # -- Transition 4: start
@@ -504,13 +505,8 @@ class Lineage:
         if len(known) < len(moments) > 1:
             return []
         first = min(known, default=None)
-        started = []
-        for child in sorted(alone, key=lambda each: each.partition_id):
-            if moments[child.partition_id] != first:
-                continue
-            if self._start(child.partition_id):
-                started.append(child.partition_id)
-        return started
+        passed = sorted(name for each in alone if moments[name := each.partition_id] == first)
+        return [name for name in passed if self._start(name)]
 
     def _moment(self, entry: Entry) -> int | None:
         moments = [self.rules.moment(cursor) for cursor in entry.said]

@@ -6,12 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from multiclouddb_api import (
-    AtTime,
-    Beginning,
-    MulticloudDbError,
-    invalid_request,
-)
+from multiclouddb_api import AtTime, Beginning, MulticloudDbError, invalid_request
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.follow import begun
 from multiclouddb_spi.continuation.lineage import Lineage

@@ -40,11 +40,10 @@ class Retired:
 def retired(lineage: Lineage, partition_id: str, children: Sequence[Child], *, complete: bool) -> Retired:
     """Make the state of a feed that reads a single partition, after this partition has ended."""
     found = tuple(lineage.fresh(partition_id, children))
-    once = [child.partition_id for child in found]
     if complete:
         return Retired(partition_id, found)
-    said = (lineage.cursor(partition_id),)
-    return Retired(partition_id, found, Entry(partition_id, Stage.END, said, children=tuple(once)))
+    said, named = (lineage.cursor(partition_id),), tuple(child.partition_id for child in found)
+    return Retired(partition_id, found, Entry(partition_id, Stage.END, said, children=named))
 
 
 @frozen

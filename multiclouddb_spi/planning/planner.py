@@ -46,7 +46,7 @@ from multiclouddb_spi.continuation.starting import check_has_partitions, check_n
 from multiclouddb_spi.contract import Feed, FeedStart, Provider
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.errors import fault_of
-from multiclouddb_spi.faults import RecordFault
+from multiclouddb_spi.faults import RecordFault, undecided
 from multiclouddb_spi.planning.ranges import Range, read_head
 from multiclouddb_spi.retry import MOST_SKIPS, Call, directly
 from multiclouddb_spi.scan.start import resolve_snapshot
@@ -509,7 +509,9 @@ class Planner:
                 # The oldest record may expire before it is read, but skipping must not be repeated for ever.
                 if failed is not None:
                     skips[failed] += 1
-                if not losses or (failed is not None and skips[failed] > MOST_SKIPS):
+                if failed is not None and not losses:
+                    raise undecided(self._feed.public_id(failed)) from error
+                if failed is not None and skips[failed] > MOST_SKIPS:
                     raise
                 self._tell(follow.told(losses))
                 if any(loss.everything for loss in losses):

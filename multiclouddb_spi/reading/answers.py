@@ -24,7 +24,7 @@ from multiclouddb_spi.continuation.follow import Ending, Follow, Found, apply_en
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import FeedOver, Retired, Session, retired
 from multiclouddb_spi.contract import Feed
-from multiclouddb_spi.faults import ProviderFault
+from multiclouddb_spi.faults import ProviderFault, undecided
 from multiclouddb_spi.fetching.fetcher import ReadContext
 from multiclouddb_spi.fetching.turns import PollResult, Turn
 from multiclouddb_spi.retry import MOST_SKIPS
@@ -137,9 +137,7 @@ class Answers:
             self.blame(turn, failed)
             return []
         if not losses:
-            refused = f"the service has refused the position in {self._feed.public_id(name)}"
-            message = f"{refused}, and has not yet said which changes it still keeps; try again"
-            self.blame(turn, ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, message, retryable=True))
+            self.blame(turn, undecided(self._feed.public_id(name)))
             return []
         turn.skips += 1
         turn.lost = position if turn.skips == 1 else turn.lost

@@ -86,6 +86,12 @@ KEPT = [
     (Bounds(Kind.LATE), "split 0 hide | roll 2 | read 0 | show 3 | trim"),
     # A feed was not idle for ten minutes, because a listing lacked what waited for a lost partition.
     (Bounds(Kind.LATE, chained=True, forgets=True), "split 2 | forget 2 | trim | read 0"),
+    # Events came twice, because a listing after a loss lacked a partition that the token holds.
+    (
+        Bounds(Kind.LATE, crash=True, cut=True, empty=True, chained=True, horizons=True, forgets=True),
+        "roll 0 twice | read 1 | split 2 hide | fetch 2 | forget 5 | trim to 2 | read 2 | look last "
+        "| show 6 | search",
+    ),
 ]
 
 

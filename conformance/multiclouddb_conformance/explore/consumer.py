@@ -329,6 +329,8 @@ def _asked(
         return _with(world, lineage, gap=gap, told=told)
     if not names and bounds.scope is Scope.DESCENDANTS and hides(world):
         return world  # what follows may be listed soon
+    if not names and bounds.forgets and _lacks(world, before.values()):
+        return world  # a listing without an entry decides nothing
     unseen = {i for i in lost.difference(missing) if bounds.kind is Kind.LATE and is_gone(world, i)}
     _check_unseen(world, before, unseen)
     if sorted(lost - unseen) != [i for i in missing if not (begins_again and i in gone)]:
@@ -434,6 +436,12 @@ def _missing(world: World, entries: Iterable[Entry], refused: str | None, *, beg
             lost = refuses(world, i, at(entry.cursor))
         found += [i] * lost
     return sorted(found)
+
+
+def _lacks(world: World, entries: Iterable[Entry]) -> bool:
+    """Return whether a listing lacks a partition that is an entry and exists."""
+    known = {int(entry.partition_id) for entry in entries if entry.said}
+    return any(not world.parts[i].shown and not is_gone(world, i) for i in known)
 
 
 def _told(world: World, entries: Sequence[Entry]) -> set[int]:

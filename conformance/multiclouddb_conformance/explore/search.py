@@ -241,7 +241,7 @@ def bounds_of(kind: Kind, group: str) -> Bounds:
 def random_bounds(kind: Kind, group: str) -> Bounds:
     """Return what may happen in a random history of a group: it has most of what single groups have."""
     bounds = bounds_of(kind, group)
-    return attrs.evolve(bounds, crash=True, cut=True, empty=True, horizons=True)
+    return attrs.evolve(bounds, crash=True, cut=True, empty=True, horizons=True, forgets=True)
 
 
 def default_depth(group: str) -> int:
