@@ -45,7 +45,7 @@ def settings_of(options: Mapping[str, str], schema: StructType | pa.Schema, *, i
     """Return the checked options for one reader; Sail passes the columns as Arrow's schema."""
     with source_errors():
         if isinstance(schema, pa.Schema):
-            schema = from_arrow_schema(schema)
+            schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
         settings = parse_options(options)
         settings = settings.for_stream() if is_stream else settings.for_batch()
         return attrs.evolve(settings, columns=columns_of(schema, settings))

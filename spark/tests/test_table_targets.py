@@ -52,7 +52,7 @@ class TableSink:
         write_offset(self.checkpoint, number, **({"s": snapshot} if snapshot else {}))
         # Over Connect, a frame without rows needs its columns.
         rows = batch if batch.num_rows else []
-        frame = self.spark.createDataFrame(rows, from_arrow_schema(batch.schema))
+        frame = self.spark.createDataFrame(rows, from_arrow_schema(batch.schema, prefer_timestamp_ntz=True))
         merged = merge_into_table(
             frame, number, self.table, checkpoint=self.checkpoint if snapshot else None,
             create_using="test" if create else None, **options,

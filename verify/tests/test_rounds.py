@@ -1,5 +1,6 @@
 """What a round decides where the source tells less, or the sink does something else."""
 
+import attrs
 import numpy as np
 import pytest
 
@@ -33,6 +34,31 @@ def test_changes_without_documents_are_settled_by_looking_their_keys_up(seed, tm
     report = world.verify(tmp_path / "state")
     assert found(report) == world.faults
     assert report.counts.unsettled == 0
+    world.close()
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_a_row_that_is_newer_than_its_last_known_change_is_looked_up(differs, tmp_path):
+    world = World(1, behaviour=smooth(1), kinds=[])
+    world.left, read, positions = 0, world.read, [world.token]
+    world.put("r0")
+    world.put("r0")
+    world.drain()
+    [row] = [row for row in world.target.table if row.key == key_of("r0")]
+    if differs:
+        row.text = "{}"
+    world.stored = lambda: positions.pop() if positions else world.token
+
+    def unordered(client, request):
+        """The position of the sink is after the last change, and before the one before it."""
+        page = read(client, request)
+        shown = tuple(each for each in page.events if each.order_key != row.order_key)
+        return attrs.evolve(page, events=shown) if client is world.clients[0] else page
+
+    world.read = unordered
+    report = world.verify(tmp_path / "state")
+    assert found(report) == ({key_of("r0"): Kind.STALE} if differs else {})
+    assert report.cost.looked_up
     world.close()
 
 
