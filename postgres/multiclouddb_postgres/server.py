@@ -56,6 +56,11 @@ _KINDS: Final[Mapping[str, _Row]] = {
     "57014": (ErrorCategory.TRANSIENT_FAILURE, True, "raise statement_timeout, or try again"),
     "57": (ErrorCategory.TRANSIENT_FAILURE, True, "the server stops or restarts; try again"),
     "58": (ErrorCategory.PERMANENT_FAILURE, False, "look into the server's log"),
+    "08P01": (
+        ErrorCategory.INVALID_REQUEST,
+        False,
+        "a pooler such as pgbouncer does not pass it on: leave it out of the connection string",
+    ),
     "08": (ErrorCategory.TRANSIENT_FAILURE, True, "the connection was lost; try again"),
 }
 _LOST: Final[_Row] = (ErrorCategory.TRANSIENT_FAILURE, True, "the server cannot be reached; try again")
@@ -66,6 +71,7 @@ _REFUSED: Final[Mapping[str, re.Pattern[str]]] = {
         r'authentication failed|no password supplied|no pg_hba\.conf entry|role ".*" (does not exist|is not)'
     ),
     "3D000": re.compile(r'database ".*" does not exist'),
+    "08P01": re.compile("unsupported startup parameter"),
 }
 
 

@@ -553,6 +553,19 @@ class TestRefused:
         error = refused(lambda: merged(standby, ("b", 1, {})), ErrorCategory.PERMANENT_FAILURE)
         assert "standby" in error.message
 
+    def test_setting_that_a_pooler_refuses(self, monkeypatch):
+        """The words are those of pgbouncer 1.18."""
+
+        def connect(*args, **settings):
+            raise psycopg.OperationalError(
+                'connection to server on socket "/tmp/x" failed: FATAL:  unsupported startup parameter: options'
+            )
+
+        monkeypatch.setattr(psycopg, "connect", connect)
+        error = refused(lambda: merged("host=/tmp options='-c statement_timeout=9'", ("a", 1, {})))
+        assert "startup parameter: options" in error.message
+        assert not error.retryable
+
     def test_table_that_hides_rows_from_the_user(self, dsn):
         """Otherwise a snapshot would leave hidden rows as they are."""
         merged(dsn, ("a", 1, {}))
