@@ -558,7 +558,7 @@ class TestRefused:
 
         def connect(*args, **settings):
             raise psycopg.OperationalError(
-                'connection to server on socket "/tmp/x" failed: FATAL:  unsupported startup parameter: options'
+                'connection to server on socket "/x" failed: FATAL:  unsupported startup parameter: options'
             )
 
         monkeypatch.setattr(psycopg, "connect", connect)
