@@ -200,6 +200,18 @@ class NamesMergedChildLate(Mutant):
         return attrs.evolve(batch, outcome=Awaiting()) if isinstance(batch.outcome, Drained) else batch
 
 
+class MergedChildStartsLater(_ChangesEnds):
+    """One parent of a merged child says that it starts after its first record."""
+
+    caught_by = ("TestFollowing::test_each_parent_says_that_a_merged_child_starts_before_its_first_record",)
+
+    def child(self, reader: WrappedReader, child: Child, deadline: Deadline) -> Child:
+        if len(child.parents) < 2 or reader.partition_id != max(child.parents):
+            return child
+        seeds = reader.feed.inner.start(Now(), None, deadline)
+        return attrs.evolve(child, cursor=seeds[0].cursor)
+
+
 class KeepsParentsOfWhatIsGone(Mutant):
     """A partition stays although retention has removed its children."""
 

@@ -96,6 +96,32 @@ class TestFollowing:
                 assert {child.partition_id for child in outcome.children} == {merged}
                 assert all(set(child.parents) == parents for child in outcome.children)
 
+    @pytest.mark.needs("merge")
+    @pytest.mark.needs("merged_children")
+    def test_each_parent_says_that_a_merged_child_starts_before_its_first_record(
+        self, collection: Collection
+    ) -> None:
+        pair = collection.split()
+        with _feed_of(collection) as feed:
+            positions = _positions(feed)
+            public_id = collection.merge(pair)
+            merged = _name(feed, public_id)
+            collection.fill(30)
+            collection.split(public_id)
+            starts = [
+                each.oldest
+                for each in feed.survey({}, Deadline.after(SOON)).present
+                if each.partition_id == merged
+            ]
+            for parent in (_name(feed, each) for each in pair):
+                _, outcome = _read(feed, parent, positions[parent])
+                assert isinstance(outcome, Drained)
+                starts += [child.cursor for child in outcome.children]
+            counts = [len(_read(feed, merged, start)[0]) for start in starts]
+            assert len(counts) >= 2
+            assert counts[0]
+            assert len(set(counts)) == 1, f"it has {counts} records, as listed and as its parents say"
+
     @pytest.mark.needs("trim")
     def test_retention_takes_ancestors_first(self, collection: Collection) -> None:
         ancestors = dict[str, set[str]]()
