@@ -27,7 +27,7 @@ pytestmark = pytest.mark.shows("Promise 14")
 
 test_of.__test__ = False
 # `make explore` goes further.
-DEPTHS = {"base": 5, "reduced": 5}
+DEPTHS = {"reduced": 5}
 KINDS = [pytest.param(kind, id=kind.value) for kind in Kind]
 SECONDS = int(os.environ.get("MULTICLOUDDB_WANDER_SECONDS", "3600"))
 

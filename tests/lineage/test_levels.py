@@ -13,7 +13,7 @@ from multiclouddb_conformance.explore.search import bounds_of
 from .services import SERVICES
 
 SIMULATIONS = ("listed", "alive", "late")
-# The depth in `make test`, by service and reader.
+# The depth, by service and reader. Those with a server run in the soak.
 DEPTHS = {
     **{(kind, reader): 2 for kind in SIMULATIONS for reader in READERS},
     ("late", "pages"): 1,
@@ -26,6 +26,7 @@ DEPTHS = {
     ("dynamo", "answers"): 1,
     ("spanner", "answers"): 1,
 }
+WITH_SERVER = ("cosmos", "dynamo", "spanner")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,13 @@ def told(violations):
 
 
 @pytest.mark.parametrize("group", LEVEL_GROUPS)
-@pytest.mark.parametrize(("name", "reader"), [pytest.param(*each, id="-".join(each)) for each in DEPTHS])
+@pytest.mark.parametrize(
+    ("name", "reader"),
+    [
+        pytest.param(*each, id="-".join(each), marks=[pytest.mark.soak] * (each[0] in WITH_SERVER))
+        for each in DEPTHS
+    ],
+)
 def test_every_small_history_keeps_every_promise(service, name, reader, group):
     made = service(name)
     if not can_explore(made, reader, group):
