@@ -92,6 +92,11 @@ KEPT = [
         "roll 0 twice | read 1 | split 2 hide | fetch 2 | forget 5 | trim to 2 | read 2 | look last "
         "| show 6 | search",
     ),
+    # What was read two generations ago was read again, if only the parents of entries count as read.
+    (
+        Bounds(Kind.LATE, crash=True, cut=True, empty=True, chained=True, horizons=True, forgets=True),
+        "roll 2 twice | split 0 hide | read 0 | roll 5 twice | read 5 | look last",
+    ),
 ]
 
 

@@ -4,7 +4,16 @@ import pytest
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_conformance.explore.world import RULES, RULES_OF, Kind
-from multiclouddb_spi import Child, InvalidCursor, Partition, PartitionState, ProviderFault, Segment, Survey
+from multiclouddb_spi import (
+    Child,
+    InvalidCursor,
+    Partition,
+    PartitionState,
+    ProviderFault,
+    Scanned,
+    Segment,
+    Survey,
+)
 from multiclouddb_spi.continuation.entry import Audited, Entry, Plan, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
 
@@ -46,7 +55,8 @@ def test_a_refused_loss_changes_nothing():
     lineage = Lineage([READ], RULES)
     there = (Partition("0", (), PartitionState.OPEN), Partition("3", ("2",), PartitionState.OPEN, 7))
     added, losses = lineage.found(Survey(there, {"2": None}), skips=False)
-    assert ([loss.partition_id for loss in losses], added, list(lineage)) == (["2"], [], [READ])
+    assert [(loss.partition_id, loss.position) for loss in losses] == [("2", None)]
+    assert (added, list(lineage)) == ([], [READ])
 
 
 def test_a_child_of_an_end_that_is_gone_makes_the_search_due():
@@ -78,6 +88,14 @@ def test_a_child_that_comes_late_waits_for_the_scan():
     assert lineage.looked(Survey((late,), {}), [], 14)[1] == []
     assert lineage.active() == []
     assert sorted(lineage.end_scan()) == ["1", "2"]
+
+
+def test_a_piece_of_a_segment_that_has_the_id_of_another_entry_is_refused():
+    segment, piece = Entry.read("a", 5, listed=False), Scanned((Segment("0", 6),))
+    lineage = Lineage([READ, segment], RULES)
+    with pytest.raises(ProviderFault, match="cut twice"):
+        lineage.check_end("a", piece)
+    Lineage([segment], RULES).check_end("a", piece)
 
 
 def test_without_a_scan_nothing_waits_for_one():
