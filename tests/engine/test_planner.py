@@ -15,6 +15,7 @@ from multiclouddb_conformance.simulation import (
     ServerError,
     ServiceBehaviour,
     Simulation,
+    SimulationFeed,
     SimulationProvider,
     TrimmedError,
 )
@@ -27,6 +28,7 @@ from multiclouddb_spi import (
     ranges_between,
     read_range,
 )
+from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.planning import ranges
 
 BEGINNING = Beginning()
@@ -492,6 +494,31 @@ def test_a_partition_beside_one_that_retention_took_is_read_in_the_same_step(hea
     where = consumer.feed.describe(consumer.at.cursor("p0")).text
     assert step.skipped == (f"{consumer.feed.public_id('p0')} after {where}",)
     assert consumer.planner.advance(step.after, None, consumer.deadline).skipped == ()
+
+
+@both
+def test_a_loss_is_skipped_only_after_a_listing_of_all_partitions(heads, monkeypatch):
+    sim = Simulation(partitions=2)
+    consumer = Consumer(sim, heads=heads, on_expired=SkipToOldest())
+    sim.write("a", {"n": 1})
+    sim.delay_children("p0", 10**6)
+    sim.roll("p0")
+    for number in range(20):
+        sim.write(f"k{number}", {"n": number})
+    sim.trim("p0")
+    survey, lacks = SimulationFeed.survey, [True]
+
+    def lacking(feed, asked, deadline, **rest):
+        found = survey(feed, asked, deadline, **rest)
+        shown = [each for each in found.present if not lacks or each.partition_id != "p1"]
+        return attrs.evolve(found, present=tuple(shown))
+
+    monkeypatch.setattr(SimulationFeed, "survey", lacking)
+    with pytest.raises(Exception, match="not yet said which changes it still keeps") as caught:
+        consumer.planner.advance(consumer.at, None, consumer.deadline)
+    assert fault_of(None, caught.value).category == ErrorCategory.TRANSIENT_FAILURE
+    lacks.clear()
+    assert consumer.planner.advance(consumer.at, None, consumer.deadline).skipped
 
 
 @both
