@@ -66,6 +66,13 @@ def test_a_child_of_an_end_that_is_gone_makes_the_search_due():
     assert (list(bench), bench.audited) == ([Entry.read("1", 5), ENDED], Audited(None, 0, retired=True))
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_search_is_due_soon_after_a_partition_leaves(listed):
+    lineage = Lineage([Entry.read("0", 5, listed=listed)], RULES, Audited(None, 4711, retired=False))
+    lineage.ended("0", (), complete=True)
+    assert lineage.audited == Audited(None, 4711, retired=listed)
+
+
 def test_an_end_that_is_final_is_not_lost():
     """Every record of it was read, and nothing follows it."""
     lineage = Lineage([Entry("0", Stage.END, (5,), final=True), Entry.read("1", 5)], RULES)
