@@ -75,10 +75,11 @@ class _Plugin:
             self._tell(deselected=text.partition(": ")[2], count=count)
         for item in session.items:
             self._tell(collected=_name(item.nodeid))
-        self._tell(ready=len(session.items))
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(self) -> None:
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        # Not before: pytest also ends a collection whose `-k` is no expression.
+        self._tell(ready=len(session.items))
         self._agreed.wait()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:

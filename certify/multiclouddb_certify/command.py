@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections import Counter
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 _RUN: Final = "run"
+_SHORT: Final = 90
 Url = Annotated[
     str, typer.Argument(metavar="URL", help="The URL that `connect` accepts.", show_default=False)
 ]
@@ -118,7 +120,9 @@ def run(
 def _agree(plan: Plan, budget: float, *, yes: bool) -> None:
     if budget < plan.largest or budget <= 0:
         raise invalid_request(
-            "--budget", f"${budget:g} is too small for one test", f"it has to be at least ${plan.largest:.6f}"
+            "--budget",
+            f"${budget:g} is too small for one test",
+            f"it has to be at least ${_least(plan.largest)}",
         )
     _ask(yes=yes)
 
@@ -140,7 +144,8 @@ def _ask(*, yes: bool) -> None:
 def clean(
     url: Url,
     name: Annotated[
-        str | None, typer.Option("--run", metavar="NAME", help="Only this run, whoever owns it.")
+        str | None,
+        typer.Option("--run", metavar="NAME", help="Only this run or drill, whoever owns it."),
     ] = None,
 ) -> None:
     """Remove what interrupted runs left: those of this user, and those that have expired."""
@@ -149,9 +154,9 @@ def clean(
     removed, kept = remove(url, name)
     for each in removed:
         typer.echo(f"removed {each}")
-    for each in kept:
-        typer.echo(f"kept {each}: it belongs to somebody else and has not expired, or its run goes on")
-    if not removed:
+    for each, why in kept.items():
+        typer.echo(f"kept {each}: {why}")
+    if not removed and not kept:
         typer.echo("nothing was left")
 
 
@@ -170,10 +175,22 @@ def _lines_of(plan: Plan, budget: float) -> Iterator[str]:
     for unit, number in sorted(plan.units.items()):
         yield f"uses         about {number:,.0f} x {unit}"
     for price in plan.prices:
-        yield f"price        ${price.usd:g} a {price.unit}: {price.source}"
+        yield f"price        ${_plain(price.usd)} a {price.unit}: {price.source}"
     guessed = f"; {plan.unmeasured} tests were never measured" if plan.unmeasured else ""
     yield f"costs        about ${plan.usd:.4f}, at most ${budget:.2f}{guessed}"
-    yield f"takes        about {plan.seconds / 60:.0f} minutes"
+    yield (
+        f"takes        about {plan.seconds / 60:.0f} minutes"
+        if plan.seconds > _SHORT
+        else (f"takes        about {plan.seconds:.0f} seconds")
+    )
+
+
+def _least(usd: float) -> str:
+    return f"{math.ceil(usd * 1e6) / 1e6:.6f}"
+
+
+def _plain(number: float) -> str:
+    return f"{number:.12f}".rstrip("0").rstrip(".")
 
 
 @contextmanager

@@ -35,14 +35,13 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_certify.certification import Certification, DrillHarness, Run, load_certification
-from multiclouddb_certify.run import classified, drill_marker, remove_run
+from multiclouddb_certify.run import DRILL_FILE, classified, drill_marker, remove_run
 from multiclouddb_certify.wire import Answer, Call, Meter, cost
 from multiclouddb_conformance.collection import feed_request
 from multiclouddb_conformance.harness import Kind, Write
 
 __all__ = ["DRILLS", "Drill", "State", "Step", "Wait", "resume", "start"]
 
-_FILE: Final = "drill.json"
 _PAGES: Final = 500
 _READERS: Final = 4
 
@@ -90,9 +89,9 @@ class State:
 
     def save(self, folder: Path) -> None:
         """Store the state; a kill leaves the old one or the new one."""
-        new = folder / f"{_FILE}.new"
+        new = folder / f"{DRILL_FILE}.new"
         new.write_text(json.dumps(attrs.asdict(self), indent=2))
-        new.replace(folder / _FILE)
+        new.replace(folder / DRILL_FILE)
 
 
 class Stage:
@@ -467,7 +466,7 @@ def resume(folder: Path, state: State | None, tell: Callable[[str], None]) -> tu
     Returns:
         The state, and what the drill waits for; None if it has ended.
     """
-    file = folder / _FILE
+    file = folder / DRILL_FILE
     if state is None:
         if not file.exists():
             raise invalid_request("FOLDER", f"{folder} holds no drill", "name the folder of `certify start`")
@@ -548,5 +547,5 @@ def _stage(certification: Certification, state: State, run: Run) -> Iterator[Sta
 
 
 def _forget(folder: Path, run: Run) -> None:
-    (folder / _FILE).unlink(missing_ok=True)
+    (folder / DRILL_FILE).unlink(missing_ok=True)
     drill_marker(run).unlink(missing_ok=True)

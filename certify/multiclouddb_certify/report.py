@@ -83,7 +83,7 @@ def _page(content: Mapping[str, Any]) -> str:
         f"- cost: ${used['usd']:.4f} of a budget of ${content['budget_usd']:.2f}; "
         f"estimated: ${estimated['usd']:.4f}",
         *(
-            f"- {unit}s: {number:g}; estimated: {estimated['units'].get(unit, 0):g}"
+            f"- {unit}: {number:,.0f}; estimated: {estimated['units'].get(unit, 0):,.0f}"
             for unit, number in used["units"].items()
         ),
         *(f"- {name}: {number}" for name, number in content["versions"].items()),

@@ -41,6 +41,7 @@ from multiclouddb_certify.wire import Price, add, cost, priced
 from multiclouddb_conformance.servers import cache_folder
 
 __all__ = [
+    "DRILL_FILE",
     "Ended",
     "Plan",
     "certify",
@@ -52,11 +53,14 @@ __all__ = [
     "remove_run",
 ]
 
+DRILL_FILE: Final = "drill.json"
+"""What a drill stores in its folder."""
 _CHILD: Final = "from multiclouddb_certify.child import main; main()"
 _CLOCK_SECONDS: Final = 300.0
 _ROUNDS: Final = 10
 _LAST_WORDS_SECONDS: Final = 10.0
 _PLAN_SECONDS: Final = 3600.0
+_USAGE: Final = 4  # pytest.ExitCode.USAGE_ERROR; pytest is imported by the child only
 _ESTIMATES: Final = Path(__file__).parent / "estimates"
 
 
@@ -196,6 +200,8 @@ def plan(
                 break
         if progress.ready is None:
             said = child.log.read_text(errors="replace").strip().splitlines()[-1:] or ["it printed nothing"]
+            if progress.code == _USAGE:
+                raise invalid_request("--only", said[0].removeprefix("ERROR: "), "write it like pytest's -k")
             raise MulticloudDbError(
                 f"certify: the tests cannot be collected: {said[0]}",
                 ErrorDetail(ErrorCategory.PERMANENT_FAILURE),
@@ -338,30 +344,43 @@ def certify(
     return progress, ended, left
 
 
-def clean(url: str, name: str | None = None) -> tuple[list[str], list[str]]:
+def clean(url: str, name: str | None = None) -> tuple[Sequence[str], Mapping[str, str]]:
     """Remove what runs left that no longer run: those of this user, and those that have expired.
 
     Args:
         url: Where the runs were.
-        name: Only this run, whoever owns it; or None.
+        name: Only this run, whoever owns it, also if it is a drill that waits; or None.
 
     Returns:
-        The names that were removed, and the names that belong to runs that are still going on or to others.
+        The names that were removed, and those that were kept, each with the reason.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` if `name` is not the name of a run; `TRANSIENT_FAILURE` if
+            something could not be removed.
     """
     certification = load_certification(url)
-    kept: list[str] = []
-    removed: list[str] = []
+    only = None if name is None else Run.of(PREFIX + name.removeprefix(PREFIX))
+    if name is not None and only is None:
+        raise invalid_request("--run", f"{name!r} is not the name of a run", "copy it from the plan")
+    kept: dict[str, str] = {}
+    removed: set[str] = set()
 
     def is_over(resource: str) -> bool:
         run = Run.of(resource)
         assert run is not None
-        chosen = run.name == name if name else run.owner == owner() or run.expires < datetime.now(UTC)
-        over = chosen and not _is_alive(run)
-        (removed if over else kept).append(resource)
-        return over
+        if only is not None and run != only:
+            return False
+        why = _why_kept(run, is_named=only is not None)
+        if why is None:
+            removed.add(resource)
+        else:
+            kept[resource] = why
+        return why is None
 
     with classified(certification, url):
         left = _removed(certification, url, is_over)
+    if only is not None and not left and not kept:
+        _give_up(only)
     for folder in cache_folder("certify").glob("*/"):
         run = Run.of(PREFIX + folder.name)
         if run is not None and run.owner == owner() and not _is_alive(run) and _is_old(folder):
@@ -371,7 +390,19 @@ def clean(url: str, name: str | None = None) -> tuple[list[str], list[str]]:
             f"certify: {len(left)} resources could not be removed, the first is {left[0]}; try again later",
             ErrorDetail(ErrorCategory.TRANSIENT_FAILURE),
         )
-    return sorted(set(removed)), sorted(set(kept))
+    return sorted(removed), dict(sorted(kept.items()))
+
+
+def _why_kept(run: Run, *, is_named: bool) -> str | None:
+    if _is_alive(run):
+        return "its run goes on"
+    if is_named:
+        return None
+    if _waits(run):
+        return f"it is a drill that waits; to give it up, add --run {run.name}"
+    if run.owner == owner() or run.expires < datetime.now(UTC):
+        return None
+    return "it belongs to somebody else and has not expired"
 
 
 def _is_old(folder: Path) -> bool:
@@ -452,9 +483,18 @@ def drill_marker(run: Run) -> Path:
     return cache_folder("certify") / f"{run.name}.drill"
 
 
+def _waits(run: Run) -> bool:
+    return drill_marker(run).exists() and run.expires > datetime.now(UTC)
+
+
+def _give_up(run: Run) -> None:
+    """Forget a drill, if the run is one."""
+    if drill_marker(run).exists():
+        (Path(drill_marker(run).read_text()) / DRILL_FILE).unlink(missing_ok=True)
+        drill_marker(run).unlink(missing_ok=True)
+
+
 def _is_alive(run: Run) -> bool:
-    if drill_marker(run).exists() and run.expires > datetime.now(UTC):
-        return True
     try:
         with _lock_of(run).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -124,6 +124,21 @@ def test_four_readers_of_a_throttled_shard_read_everything(dynamo):
     assert dynamo.names() == ["orders"]
 
 
+def test_a_drill_that_waits_can_be_given_up(emulator):
+    url = f"cosmos://{emulator.endpoint.split('/')[2]}?tls=false"
+    ran = in_new_process("certify", "start", url, "--drill", "merged", *START, *folder())
+    name = json.loads(Path("drill/drill.json").read_text())["run"]
+    assert "waits" in ran.stdout, ran.stderr
+    kept = in_new_process("certify", "clean", url).stdout
+    assert kept == (f"kept mcdb-certify-{name}: it is a drill that waits; to give it up, add --run {name}\n")
+    removed = in_new_process("certify", "clean", url, "--run", f"mcdb-certify-{name}").stdout
+    assert removed == f"removed mcdb-certify-{name}\n"
+    with native_account(url) as native:
+        assert list(native.list_databases()) == []
+    assert list(Path("drill").iterdir()) == []
+    assert in_new_process("certify", "clean", url).stdout == "nothing was left\n"
+
+
 def test_the_hours_between_two_processes_are_counted(emulator, monkeypatch):
     """The container grows in its first hour, and nobody looks for a day."""
     url = f"cosmos://{emulator.endpoint.split('/')[2]}?tls=false"
