@@ -146,7 +146,7 @@ class Meter:
 
     def asked(self, call: Call) -> None:
         """Count a request, or end the run."""
-        if self._spent.value >= self._budget:
+        if self._spent.value > self._budget:
             self._stop()
         self._tell(call.operation, {REQUEST: 1})
 

@@ -62,7 +62,7 @@ class TestRun:
         made = {each.operation for each in dynamo.script.journal.calls()}
         assert made <= {"ListTables", "PutItem"}  # the latter asks for test control, and is refused
         assert dynamo.names() == [NEIGHBOUR]
-        for word in ("mcdb-certify-", "dynamodb:CreateTable", "stream read request", "https://aws"):
+        for word in ("mcdb-certify-", "dynamodb:CreateTable", "$0.0000002 a stream read request", " seconds"):
             assert word in ran.output
 
     def test_the_prices_of_the_user_count(self, dynamo, run):
@@ -117,6 +117,12 @@ class TestBudget:
         ran = certified(run, dynamo.url, "--budget", "0.00000001")
         assert ran.exit_code == 3
         assert "too small for one test" in ran.stderr
+        # What the message asks for is enough.
+        least = ran.stderr.rpartition("$")[2].strip()
+        ran = certified(run, dynamo.url, "--budget", least)
+        assert ran.exit_code in (0, 11), ran.output
+        content = json.loads(Path("report/report.json").read_text())
+        assert {"passed", "stopped"} & {test["outcome"] for test in content["tests"]}
         assert dynamo.names() == [NEIGHBOUR]
 
 
@@ -165,7 +171,10 @@ class TestEnd:
         started.end(signal.SIGINT)
         assert dynamo.names() == sorted([NEIGHBOUR, theirs, untagged, foreign])
         ran = run("certify", "clean", dynamo.url, "--run", f"{later.name[:5]}zzzz00")
-        assert f"removed {theirs}" in ran.output
+        assert ran.output == f"removed {theirs}\n"
+        ran = run("certify", "clean", dynamo.url, "--run", "zzzz00")
+        assert ran.exit_code == 3, ran.output
+        assert "not the name of a run" in ran.stderr
 
 
 class TestRefusals:
@@ -176,6 +185,7 @@ class TestRefusals:
             (["--yes", "--account", "123"], "--account: is '123'"),
             (["--account", "local"], "--yes: is missing"),
             (["--account", "local", "--yes", "--only", "no_such_test"], "selects no test"),
+            (["--account", "local", "--yes", "--only", "TestNow and ("], "--only: Wrong expression"),
         ],
     )
     def test_it_says_in_one_line_what_to_do_and_creates_nothing(self, dynamo, run, words, said):

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from azure.cosmos import PartitionKey
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import spanner as spanner_client
 
@@ -20,9 +21,10 @@ from multiclouddb_certify.certification import load_certification
 from multiclouddb_certify.cosmos import CosmosCertification, native_account
 from multiclouddb_certify.dynamo import simulated
 from multiclouddb_certify.mongo import MongoCertification
-from multiclouddb_certify.wire import Answer, Call
+from multiclouddb_certify.wire import Answer, Call, Meter
 from multiclouddb_cosmos.config import CosmosConfig
 from multiclouddb_cosmos_emulator import CosmosEmulator
+from multiclouddb_cosmos_emulator.service import Service
 from multiclouddb_spanner_emulator import ScriptedSpanner
 
 from .conftest import SECRET, report_of
@@ -79,6 +81,59 @@ def test_cosmos_db(cosmos, run):
         assert 1 <= hours <= most
         assert counted["usd"] == pytest.approx(0.032 * hours)
     assert cosmos.key not in report_of("report")
+
+
+def test_at_the_bound_a_run_on_cosmos_db_stops_within_ten_requests_and_cleans_up(cosmos, run, monkeypatch):
+    answer, answered = Service.answer, []
+
+    def counted(service, request, route):
+        reply = answer(service, request, route)
+        answered.append((route.operation, reply.charge))
+        return reply
+
+    monkeypatch.setattr(Service, "answer", counted)
+    url = f"cosmos://{cosmos.endpoint.split('/')[2]}?tls=false"
+    words = ["--yes", "--report", "report", "--only", "TestNow", "--budget", "250"]
+    prices = ["--price", "request unit=1", "--price", f"{HOUR}=0"]
+    ran = run("certify", url, "--account", "local", *words, *prices)
+    assert ran.exit_code == 11, ran.output
+    assert "the budget was spent" in ran.output
+    left, after = 250, []
+    for operation, charge in answered[[name for name, _ in answered].index("CreateDatabase") :]:
+        if left < 0:
+            after.append(operation)
+        left -= charge
+    cleaning = {"ReadAccount", "ListDatabases", "DeleteDatabase"}
+    assert len([name for name in after if name not in cleaning]) <= 10
+    assert "DeleteDatabase" in after
+    with native_account(url) as native:
+        assert list(native.list_databases()) == []
+    content = json.loads(Path("report/report.json").read_text())
+    assert {test["outcome"] for test in content["tests"]} == {"passed", "stopped", "not run"}
+
+
+def test_after_the_hour_that_the_budget_pays_no_request_is_sent(cosmos, monkeypatch):
+    clock = Clock("2026-11-24T10:00+00:00")
+    monkeypatch.setattr("multiclouddb_certify.cosmos.time", clock)
+    certification = CosmosCertification()
+
+    class StopError(Exception):
+        pass
+
+    def stop():
+        raise StopError
+
+    meter = Meter(0.032, certification.prices, certification.units_of, lambda *_: None, stop)
+    url = f"cosmos://{cosmos.endpoint.split('/')[2]}?tls=false"
+    with certification.wire(meter), native_account(url) as native:
+        database = native.create_database("shop")
+        database.create_container("orders", PartitionKey("/id"))
+        clock.now += 3600
+        database.read()  # it is the first that shows the hour
+        served = cosmos.journal.count()
+        with pytest.raises(StopError):
+            database.read()
+        assert cosmos.journal.count() == served
 
 
 class Clock:
