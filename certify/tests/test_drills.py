@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from pymongo.errors import AutoReconnect
 
 from benchmarks.servers import server_module
 from multiclouddb_certify import Granted, Permission
@@ -14,6 +16,7 @@ from multiclouddb_certify.certification import Place
 from multiclouddb_certify.cosmos import native_account
 from multiclouddb_certify.dynamo import DynamoCertification
 from multiclouddb_conformance.command_line import run as in_new_process
+from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_cosmos_emulator import CosmosEmulator
 from multiclouddb_cosmos_emulator.account import Account
 from multiclouddb_cosmos_emulator.message import Reply
@@ -212,6 +215,22 @@ def test_another_member_is_elected():
         assert "passed" in ran.stdout, f"{ran.stdout}\n{ran.stderr}"
         assert servers.wait_primary() != before
         assert not {*servers.client().list_database_names()} - {"admin", "config", "local"}
+
+
+def test_who_may_not_ask_for_an_election_waits_for_it():
+    module = server_module("mongo", "mongod")
+    roles = ["readWriteAnyDatabase", "dbAdminAnyDatabase"]
+    with module.ReplicaSet(module.folder(), 3, auth=True, election_ms=module.QUICK_ELECTION_MS) as servers:
+        before = servers.wait_primary()
+        servers.client().admin.command("createUser", "writer", pwd="x", roles=roles)
+        url = f"mongodb://writer:x@{servers.uri().partition('@')[2]}"
+        ran = in_new_process("certify", "start", url, "--drill", "election", *START, *folder())
+        assert "still takes the writes" in ran.stdout, ran.stderr
+        assert step() == 2
+        with suppress(AutoReconnect):
+            servers.client().admin.command("replSetStepDown", 60)
+        wait_until(lambda: servers.wait_primary() != before, 60)
+        assert "passed" in resumed()
 
 
 def google():

@@ -165,9 +165,10 @@ class TestEnd:
         wait_until(lambda: len(dynamo.names()) > 5, 120)
         ran = run("certify", "clean", dynamo.url)
         assert ran.exit_code == 0, ran.output
-        assert f"removed {expired}" in ran.output
+        assert [line for line in ran.output.splitlines() if line.startswith("removed ")] == [
+            f"removed {expired}"
+        ]
         assert f"kept {theirs}" in ran.output
-        assert len([name for name in dynamo.names() if name.startswith("mcdb-certify-")]) >= 3
         started.end(signal.SIGINT)
         assert dynamo.names() == sorted([NEIGHBOUR, theirs, untagged, foreign])
         ran = run("certify", "clean", dynamo.url, "--run", f"{later.name[:5]}zzzz00")
