@@ -262,17 +262,15 @@ def test_the_schema_changes_under_a_stream(monkeypatch):
         words = [sys.executable, "-m", "multiclouddb_cli", "certify", "start", url, "--drill", "ddl", *START]
         began = subprocess.Popen([*words, *map(str, folder())], stdout=subprocess.PIPE, text=True)
         assert began.stdout is not None
-        while not next(began.stdout).startswith("2. "):
+        while not next(began.stdout).startswith("3. "):
             pass
         began.kill()
         began.communicate()
-        assert step() == 1
-        if not executed:  # the kill came before; the repeated step finds that it is done already
-            database, table = json.loads(Path("drill/drill.json").read_text())["data"]["address"]
-            name = f"projects/tests/instances/tests/databases/{database}"
-            server.execute(name, f"ALTER TABLE {table} ADD COLUMN certify_extra STRING(MAX)")
+        # As if the kill had come before the step was stored; the third may have begun already.
+        state = json.loads(Path("drill/drill.json").read_text())
+        Path("drill/drill.json").write_text(json.dumps(state | {"step": 1}))
         assert "passed" in resumed()
-        assert executed == ["ADD COLUMN", "DROP COLUMN"]
+        assert executed in (each := ["ADD COLUMN", "DROP COLUMN"], each * 2)
 
 
 class TestRefusals:
