@@ -178,11 +178,8 @@ def _lines_of(plan: Plan, budget: float) -> Iterator[str]:
         yield f"price        ${_plain(price.usd)} a {price.unit}: {price.source}"
     guessed = f"; {plan.unmeasured} tests were never measured" if plan.unmeasured else ""
     yield f"costs        about ${plan.usd:.4f}, at most ${budget:.2f}{guessed}"
-    yield (
-        f"takes        about {plan.seconds / 60:.0f} minutes"
-        if plan.seconds > _SHORT
-        else (f"takes        about {plan.seconds:.0f} seconds")
-    )
+    takes = f"{plan.seconds / 60:.0f} minutes" if plan.seconds > _SHORT else f"{plan.seconds:.0f} seconds"
+    yield f"takes        about {takes}"
 
 
 def _least(usd: float) -> str:
