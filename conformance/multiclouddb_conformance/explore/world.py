@@ -90,7 +90,7 @@ class Bounds:
         chained: True if the feed begins when its last partition has ended, whose child waits for it.
         stops: True if the stream may be disabled: all partitions end without children.
         horizons: True if retention may remove a part of what is old, and not only all of it.
-        forgets: True if a later listing may lack a partition that was listed.
+        forgets: True if a later listing may lack a partition that was listed, until a disabled stream is settled.
         symmetric: True if histories that differ only in the numbers of the partitions are explored once.
     """
 
@@ -210,7 +210,7 @@ def moves(world: World) -> Iterator[tuple[str, World]]:
     for i, part in enumerate(parts):
         if not part.shown:
             yield f"show {i}", _show(world, i)
-        elif bounds.forgets and not merges and not is_gone(world, i):
+        elif bounds.forgets and not merges and not is_gone(world, i) and not world.settled:
             yield f"forget {i}", _show(world, i, shown=False)
 
 
