@@ -90,7 +90,7 @@ class Bounds:
         chained: True if the feed begins when its last partition has ended, whose child waits for it.
         stops: True if the stream may be disabled: all partitions end without children.
         horizons: True if retention may remove a part of what is old, and not only all of it.
-        forgets: True if a later listing may lack a partition that was listed, until a disabled stream is settled.
+        forgets: True if a later listing may lack a partition that was listed, until the stream is disabled.
         symmetric: True if histories that differ only in the numbers of the partitions are explored once.
     """
 
