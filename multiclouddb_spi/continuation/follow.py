@@ -74,7 +74,7 @@ class Found:
     left: tuple[Seed, ...] = ()
 
 
-def apply_end(lineage: Lineage, name: str, outcome: Outcome, *, names_late: bool = True) -> Ending | None:
+def apply_end(lineage: Lineage, name: str, outcome: Outcome, *, names_late: bool) -> Ending | None:
     """Apply what follows the last record of a partition or segment."""
     lineage.check_end(name, outcome)
     match outcome:

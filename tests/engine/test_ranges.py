@@ -321,7 +321,7 @@ class TestOutcomes:
         plan = Plan("plan", [1], "f", 5, holds=True)
         segments = [Entry.read(name, 1, listed=False) for name in ("part-1", "part-2")]
         made = Lineage([plan, *segments, Entry("p0", Stage.WAIT, (1,), ("plan",))], RULES)
-        assert apply_end(made, "part-1", Ended(FeedEnded("over"))) == Ending((), ("p0",))
+        assert apply_end(made, "part-1", Ended(FeedEnded("over")), names_late=False) == Ending((), ("p0",))
         assert [entry.partition_id for entry in made] == ["p0"]
 
     def test_a_page_tells_nothing_of_it_but_the_end_of_all(self, make_bench, monkeypatch, ended):

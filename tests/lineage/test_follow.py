@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from multiclouddb_api import Beginning, ErrorCategory, SkipToOldest
+from multiclouddb_api import Beginning, ErrorCategory, Fail, SkipToOldest
 from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_spi import (
     Awaiting,
@@ -22,6 +22,7 @@ from multiclouddb_spi.continuation import follow
 from multiclouddb_spi.continuation.entry import Audited, Entry, Stage
 from multiclouddb_spi.continuation.follow import (
     Follow,
+    Found,
     Looks,
     apply_end,
     begun,
@@ -46,7 +47,7 @@ def clock(monkeypatch):
     return made
 
 
-def following(lineage, survey=None):
+def following(lineage, survey=None, on_expired=SkipToOldest()):
     """Return a `Follow` whose service gives one answer."""
     feed = SimpleNamespace(
         identity="feed",
@@ -56,7 +57,7 @@ def following(lineage, survey=None):
         survey=lambda asked, deadline, **wanted: survey,
     )
     feed.for_one_call = lambda: feed
-    return Follow(feed, lineage, directly, Deadline.after(9.0), SkipToOldest(), Looks(), 600.0)
+    return Follow(feed, lineage, directly, Deadline.after(9.0), on_expired, Looks(), 600.0)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +87,13 @@ def test_a_search_is_due_soon_only_after_a_listing_without_an_entry(clock, name,
     lineage = Lineage([Entry.read("0", 5)], RULES, Audited())
     following(lineage, Survey((Partition(name, (), OPEN),))).search(Deadline.after(9.0))
     assert lineage.audited == Audited(None, int(NOW), retired=soon)
+
+
+def test_a_search_finds_nothing_while_a_lost_partition_may_not_be_skipped(clock):
+    lineage = Lineage([Entry.read("0", 5)], RULES, Audited())
+    survey = Survey((Partition("1", (), OPEN, 7),), {"0": None})
+    assert following(lineage, survey, Fail()).search(Deadline.after(9.0)) == Found()
+    assert list(lineage) == [Entry.read("0", 5)]
 
 
 def test_a_look_counts_only_if_the_pause_before_it_was_seen(clock):

@@ -1,5 +1,6 @@
 """Tests what a lineage refuses: a provider that breaks C1, and partitions that wait for each other."""
 
+import attrs
 import pytest
 
 from multiclouddb_api import ErrorCategory
@@ -16,6 +17,7 @@ from multiclouddb_spi import (
 )
 from multiclouddb_spi.continuation.entry import Audited, Entry, Plan, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.uncovered import NotProvableError
 
 READ, ENDED = Entry.read("0", 5), Entry("0", Stage.END, (5,), children=("1",))
 MERGED = Child("2", ("0", "9"), 5)
@@ -102,6 +104,8 @@ def test_a_piece_of_a_segment_that_has_the_id_of_another_entry_is_refused():
     lineage = Lineage([READ, segment], RULES)
     with pytest.raises(ProviderFault, match="cut twice"):
         lineage.check_end("a", piece)
+    with pytest.raises(ProviderFault, match="0 is not a segment"):
+        lineage.check_end("0", piece)
     Lineage([segment], RULES).check_end("a", piece)
 
 
@@ -139,3 +143,21 @@ def test_a_child_that_comes_late_begins_the_watch_for_its_siblings():
     for present in ((first,), (first,), (first, second)):
         lineage.looked(Survey(present, {}), ["0"], 14)
     assert sorted(entry.partition_id for entry in lineage) == ["0", "1", "2", "9"]
+    assert lineage.ending("0").looks == 0
+
+
+@pytest.mark.parametrize(("looks", "leaves"), [(12, False), (13, True)])
+def test_an_end_leaves_with_the_last_of_its_looks(looks, leaves):
+    end = Entry("0", Stage.END, (5,), children=("9",), looks=looks)
+    lineage = Lineage([end, Entry.read("9", 5)], RULES)
+    lineage.looked(Survey(), ["0"], 14)
+    assert ("0" not in lineage) is leaves
+
+
+def test_a_feed_of_one_partition_waits_for_the_listing_of_what_may_follow_a_lost_one():
+    late = Partition("5", ("4",), PartitionState.OPEN, 7)
+    lineage = Lineage([READ], RULES_OF[Kind.LATE], root="0")
+    assert lineage.lost(Survey((late,), {"0": None})) == []
+    assert list(lineage) == [READ]
+    with pytest.raises(NotProvableError):
+        lineage.lost(Survey((attrs.evolve(late, parents=()),), {"0": None}))
