@@ -47,7 +47,10 @@ def clock(monkeypatch):
     return made
 
 
-def following(lineage, survey=None, on_expired=SkipToOldest()):
+SKIPS = SkipToOldest()
+
+
+def following(lineage, survey=None, on_expired=SKIPS):
     """Return a `Follow` whose service gives one answer."""
     feed = SimpleNamespace(
         identity="feed",
