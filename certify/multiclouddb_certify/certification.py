@@ -398,7 +398,9 @@ def load_certification(url: str) -> Certification:
     if provider_id not in points:
         known = ", ".join(sorted(points)) or "none"
         raise invalid_request(
-            "URL", f"there is no harness for {scheme!r}", f"the installed harnesses are: {known}"
+            "URL",
+            f"begins with {scheme!r}, and nothing is installed that certifies it",
+            f"write it as connect(url) takes it, such as dynamo://REGION; installed are: {known}",
         )
     try:
         found = points[provider_id].load()

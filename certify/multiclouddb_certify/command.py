@@ -137,7 +137,9 @@ def _ask(*, yes: bool) -> None:
     if not yes:
         if not sys.stdin.isatty():
             raise invalid_request("--yes", "is missing, and nobody can be asked", "add it")
-        typer.confirm("Create this?", abort=True)
+        if not typer.confirm("Create this?"):
+            typer.echo("nothing was created")
+            raise typer.Exit(INTERRUPTED)
 
 
 @app.command()
@@ -255,6 +257,7 @@ def start(
     ] = None,
 ) -> None:
     """Start a drill; `certify resume` picks it up hours later."""
+    from multiclouddb_certify.drills import DRILLS, least_cost
     from multiclouddb_certify.drills import start as begin
     from multiclouddb_certify.run import look
 
@@ -265,6 +268,11 @@ def start(
     typer.echo(f"where        {place.service}, account {place.account}, region {place.region or 'none'}")
     for line in certification.creates(url, run):
         typer.echo(f"creates      {line}")
+    for unit, number in DRILLS[drill].least.items():
+        typer.echo(f"uses         at least {number:,.0f} x {unit}, in each clock hour that it waits")
+    for price in certification.prices:
+        typer.echo(f"price        ${_plain(price.usd)} a {price.unit}: {price.source}")
+    typer.echo(f"costs        at least ${least_cost(drill, certification):.3f}, at most ${budget:.2f}")
     _ask(yes=yes)
     _go_on(chosen, state)
 
@@ -278,9 +286,16 @@ def resume(folder: Folder) -> None:
 def _go_on(folder: Path, state: Any) -> None:
     from multiclouddb_certify.drills import resume as go_on
 
-    state, wait = go_on(folder, state, typer.echo)
+    try:
+        state, wait = go_on(folder, state, typer.echo)
+    except KeyboardInterrupt:
+        typer.echo(
+            f"interrupted; what it has created goes on costing. Go on: multiclouddb certify resume {folder}; "
+            "or give it up: multiclouddb certify clean URL --run NAME, with the run in its drill.json"
+        )
+        raise typer.Exit(INTERRUPTED) from None
     if wait is None:
-        typer.echo(f"done: the drill passed; ${state.usd:.4f}")
+        typer.echo(f"done: the drill passed; ${state.usd:.4f}; report: {folder}")
     else:
         costs = f"; each clock hour costs ${state.hourly:.2f}" if state.hourly else ""
         typer.echo(

@@ -35,15 +35,19 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_certify.certification import Certification, DrillHarness, Run, load_certification
+from multiclouddb_certify.report import versions
 from multiclouddb_certify.run import DRILL_FILE, classified, drill_marker, remove_run
 from multiclouddb_certify.wire import Answer, Call, Meter, cost
 from multiclouddb_conformance.collection import feed_request
 from multiclouddb_conformance.harness import Kind, Write
 
-__all__ = ["DRILLS", "Drill", "State", "Step", "Wait", "resume", "start"]
+__all__ = ["DRILLS", "Drill", "State", "Step", "Wait", "least_cost", "resume", "start"]
 
 _PAGES: Final = 500
 _READERS: Final = 4
+_AT_REST: Final = {"100 RU/s for an hour": 8.0}
+_GROWN: Final = {"100 RU/s for an hour": 114.0}
+"""400 RU/s for the database; 400 for the container at first, and then 11,000."""
 
 
 @attrs.frozen
@@ -74,6 +78,7 @@ class State:
         usd: What was spent.
         hour: The last clock hour whose price is in `usd`; 0 before the collection exists.
         hourly: The price that was counted for this hour.
+        ended: How the drill ended; None as long as it goes on.
     """
 
     drill: str
@@ -86,6 +91,7 @@ class State:
     usd: float = 0.0
     hour: int = 0
     hourly: float = 0.0
+    ended: str | None = None
 
     def save(self, folder: Path) -> None:
         """Store the state; a kill leaves the old one or the new one."""
@@ -184,12 +190,14 @@ class Drill:
         about: What it shows.
         hours: After how many hours it expires.
         steps: The steps, in order.
+        least: The units that it uses at least and that are billed by the hour.
     """
 
     provider: str
     about: str
     hours: float
     steps: Sequence[Step]
+    least: Mapping[str, float] = {}
 
 
 def _written(stage: Stage) -> None:
@@ -362,6 +370,7 @@ DRILLS: Final[Mapping[str, Drill]] = {
             Step("wait until the range has split", _split),
             Step("write on, and read from the old position: nothing is lost", _read_on),
         ),
+        _GROWN,
     ),
     "merged": Drill(
         "cosmos",
@@ -374,6 +383,7 @@ DRILLS: Final[Mapping[str, Drill]] = {
             Step("wait until you have merged its ranges, in an account where that is enabled", _merged),
             Step("read on: the service cannot, and the error says what to do", _merge_refused),
         ),
+        _GROWN,
     ),
     "failover": Drill(
         "cosmos",
@@ -384,6 +394,7 @@ DRILLS: Final[Mapping[str, Drill]] = {
             Step("wait until you have made another region the one that takes the writes", _failed_over),
             Step("write on there, and read from the old position: nothing is lost", _read_on),
         ),
+        _AT_REST,
     ),
     "election": Drill(
         "mongo",
@@ -430,6 +441,11 @@ DRILLS: Final[Mapping[str, Drill]] = {
 """Maps each name to its drill."""
 
 
+def least_cost(name: str, certification: Certification) -> float:
+    """Return what a drill costs at least, in US dollars: the clock hour in which it begins to wait."""
+    return cost(DRILLS[name].least, {each.unit: each.usd for each in certification.prices})
+
+
 def start(name: str, url: str, folder: Path, budget: float) -> tuple[State, Certification, Run]:
     """Store a new drill in a folder; nothing has been created yet.
 
@@ -441,7 +457,12 @@ def start(name: str, url: str, folder: Path, budget: float) -> tuple[State, Cert
         raise invalid_request("--drill", f"there is no drill {name!r}", f"choose one of {', '.join(DRILLS)}")
     certification = load_certification(url)
     if certification.provider_id != drill.provider:
-        raise invalid_request("URL", f"the drill {name!r} is one of {drill.provider}", "choose another drill")
+        own = [each for each, one in DRILLS.items() if one.provider == certification.provider_id]
+        raise invalid_request(
+            "URL",
+            f"the drill {name!r} is one of {drill.provider}",
+            f"choose one of {', '.join(own)}" if own else "no drill runs here",
+        )
     with classified(certification, url):
         problem = certification.drill_problem(url, name)
     if problem is not None:
@@ -450,7 +471,13 @@ def start(name: str, url: str, folder: Path, budget: float) -> tuple[State, Cert
             ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY),
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise invalid_request("--folder", f"{folder} exists already", "name another folder, or resume it")
+        raise invalid_request(
+            "--folder", f"{folder} exists already", "name another folder, or resume it if it waits"
+        )
+    if budget < (usd := least_cost(name, certification)):
+        raise invalid_request(
+            "--budget", f"${budget:g} is too small for this drill", f"it has to be at least ${usd:.3f}"
+        )
     run = Run.new(drill.hours)
     return State(name, url, run.name, budget=budget), certification, run
 
@@ -475,12 +502,16 @@ def resume(folder: Path, state: State | None, tell: Callable[[str], None]) -> tu
             DRILLS[state.drill]
         except (KeyError, TypeError, ValueError):
             raise invalid_request("FOLDER", f"{file} cannot be read", "start the drill again") from None
+        if state.ended is not None:
+            raise invalid_request(
+                "FOLDER", f"the drill in {folder} has ended: {state.ended}", "start one in another folder"
+            )
     certification = load_certification(state.url)
     run = Run.of(f"mcdb-certify-{state.run}")
     assert run is not None
     if run.expires < datetime.now(UTC):
         remove_run(certification, state.url, run)
-        _forget(folder, run)
+        _end(folder, run, state, "it expired and was removed")
         raise MulticloudDbError(
             f"certify: the drill expired at {run.expires:%Y-%m-%d %H:%M} UTC and was removed; start it again",
             ErrorDetail(ErrorCategory.CHECKPOINT_EXPIRED),
@@ -509,10 +540,10 @@ def resume(folder: Path, state: State | None, tell: Callable[[str], None]) -> tu
     except MulticloudDbError as error:
         if error.category == ErrorCategory.PERMANENT_FAILURE:
             remove_run(certification, state.url, run)
-            _forget(folder, run)
+            _end(folder, run, state, error.message)
         raise
     remove_run(certification, state.url, run)
-    _forget(folder, run)
+    _end(folder, run, state, "it passed")
     return state, None
 
 
@@ -546,6 +577,12 @@ def _stage(certification: Certification, state: State, run: Run) -> Iterator[Sta
             harness.close()
 
 
-def _forget(folder: Path, run: Run) -> None:
-    (folder / DRILL_FILE).unlink(missing_ok=True)
+def _end(folder: Path, run: Run, state: State, how: str) -> None:
+    """Keep how a drill ended, and a page that can be attached to an issue."""
+    state.ended = how
+    state.save(folder)
+    lines = [f"# The drill {state.drill} of {DRILLS[state.drill].provider}", "", f"- ended: {how}"]
+    lines += [f"- cost: ${state.usd:.4f} of a budget of ${state.budget:.2f}"]
+    lines += [f"- {name}: {number}" for name, number in versions(load_certification(state.url)).items()]
+    (folder / "report.md").write_text("\n".join([*lines, "", *(f"- {each}" for each in state.told), ""]))
     drill_marker(run).unlink(missing_ok=True)

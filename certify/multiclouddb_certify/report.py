@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from multiclouddb_api import invalid_request
+from multiclouddb_certify.certification import Certification
 from multiclouddb_certify.progress import Progress
 from multiclouddb_certify.run import Plan
 
-__all__ = ["content_of", "new_folder", "write_report"]
+__all__ = ["content_of", "new_folder", "versions", "write_report"]
 
 
 def new_folder(path: Path) -> Path:
@@ -51,8 +52,9 @@ def content_of(
         "service": planned.place.service,
         "region": planned.place.region,
         "ended": ended,
+        "only": planned.only,
         "seconds": round(seconds, 1),
-        "versions": _versions(planned),
+        "versions": versions(planned.certification),
         "counts": dict(counts),
         "budget_usd": budget,
         "estimated": {"units": _rounded(planned.units), "usd": round(planned.usd, 6)},
@@ -74,12 +76,13 @@ def write_report(folder: Path, content: Mapping[str, Any]) -> None:
 def _page(content: Mapping[str, Any]) -> str:
     used, estimated = content["used"], content["estimated"]
     lines = [
-        f"# multiclouddb on {content['service']}",
+        f"# multiclouddb, {content['provider']} on {content['service']}",
         "",
         f"- date: {content['date']}",
         f"- region: {content['region'] or 'none'}",
         f"- ended: {content['ended']}, after {content['seconds']:.0f} s",
         f"- tests: {', '.join(f'{count} {name}' for name, count in content['counts'].items()) or 'none'}",
+        *([f"- only a part: the tests that --only {content['only']!r} chose"] if content["only"] else []),
         f"- cost: ${used['usd']:.4f} of a budget of ${content['budget_usd']:.2f}; "
         f"estimated: ${estimated['usd']:.4f}",
         *(
@@ -104,10 +107,11 @@ def _page(content: Mapping[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _versions(planned: Plan) -> dict[str, str]:
+def versions(certification: Certification) -> dict[str, str]:
+    """Return the versions of the library, of the vendor's SDK, and of what they run on."""
     return {
         "multiclouddb": version("multiclouddb"),
-        **planned.certification.versions(),
+        **certification.versions(),
         "python": platform.python_version(),
         "system": platform.system(),
     }

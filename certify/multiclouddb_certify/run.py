@@ -59,7 +59,6 @@ _CHILD: Final = "from multiclouddb_certify.child import main; main()"
 _CLOCK_SECONDS: Final = 300.0
 _ROUNDS: Final = 10
 _LAST_WORDS_SECONDS: Final = 10.0
-_PLAN_SECONDS: Final = 3600.0
 _USAGE: Final = 4  # pytest.ExitCode.USAGE_ERROR; pytest is imported by the child only
 _ESTIMATES: Final = Path(__file__).parent / "estimates"
 
@@ -120,6 +119,7 @@ class Plan:
         certification: The service's part.
         url: Where the suite will run.
         run: The run, whose name every resource will carry.
+        only: The expression that chose the tests, or None for all.
         place: Where that is.
         creates: A line for each kind of resource.
         permissions: The permissions, with the results of their dry runs.
@@ -138,6 +138,7 @@ class Plan:
     certification: Certification
     url: str = attrs.field(repr=False)
     run: Run
+    only: str | None
     place: Place
     creates: Sequence[str]
     permissions: Sequence[Permission]
@@ -208,7 +209,7 @@ def plan(
             )
         if not progress.tests:
             raise invalid_request("--only", f"{only!r} selects no test", "write it like pytest's -k")
-        yield _estimated(certification, url, run, place, creates, permissions, prices, progress, child)
+        yield _estimated(certification, url, run, only, place, creates, permissions, prices, progress, child)
 
 
 def look(
@@ -257,6 +258,7 @@ def _estimated(
     certification: Certification,
     url: str,
     run: Run,
+    only: str | None,
     place: Place,
     creates: Sequence[str],
     permissions: Sequence[Permission],
@@ -284,7 +286,7 @@ def _estimated(
     add(units, fixed)
     largest += cost(fixed, prices)
     return Plan(
-        certification, url, run, place, creates, permissions, assumed, list(progress.tests),
+        certification, url, run, only, place, creates, permissions, assumed, list(progress.tests),
         progress.deselected, dict(units), cost(units, prices), largest, duration,
         len(progress.tests) - len(measured), progress, child,
     )  # fmt: skip
@@ -320,7 +322,7 @@ def certify(
     progress, child = planned.progress, planned.child
     progress.began = time.monotonic()
     ended = Ended.BROKEN
-    with _interruptible() as interrupted, _alive(run):
+    with _interruptible() as interrupted:
         try:
             child.go()
             for line in child.lines:
@@ -361,7 +363,8 @@ def clean(url: str, name: str | None = None) -> tuple[Sequence[str], Mapping[str
     certification = load_certification(url)
     only = None if name is None else Run.of(PREFIX + name.removeprefix(PREFIX))
     if name is not None and only is None:
-        raise invalid_request("--run", f"{name!r} is not the name of a run", "copy it from the plan")
+        way_out = "copy it from what certify clean prints, or from the drill.json of a drill"
+        raise invalid_request("--run", f"{name!r} is not the name of a run", way_out)
     kept: dict[str, str] = {}
     removed: set[str] = set()
 
@@ -383,7 +386,7 @@ def clean(url: str, name: str | None = None) -> tuple[Sequence[str], Mapping[str
         _give_up(only)
     for folder in cache_folder("certify").glob("*/"):
         run = Run.of(PREFIX + folder.name)
-        if run is not None and run.owner == owner() and not _is_alive(run) and _is_old(folder):
+        if run is not None and run.owner == owner() and not _is_alive(run):
             shutil.rmtree(folder, ignore_errors=True)
     if left:
         raise MulticloudDbError(
@@ -403,11 +406,6 @@ def _why_kept(run: Run, *, is_named: bool) -> str | None:
     if run.owner == owner() or run.expires < datetime.now(UTC):
         return None
     return "it belongs to somebody else and has not expired"
-
-
-def _is_old(folder: Path) -> bool:
-    """Return True for the folder of a killed parent; that of a plan that waits for a yes is younger."""
-    return time.time() - folder.stat().st_mtime > _PLAN_SECONDS
 
 
 def remove_run(certification: Certification, url: str, run: Run) -> list[str]:
@@ -488,9 +486,13 @@ def _waits(run: Run) -> bool:
 
 
 def _give_up(run: Run) -> None:
-    """Forget a drill, if the run is one."""
+    """End a drill, if the run is one."""
     if drill_marker(run).exists():
-        (Path(drill_marker(run).read_text()) / DRILL_FILE).unlink(missing_ok=True)
+        file = Path(drill_marker(run).read_text()) / DRILL_FILE
+        with suppress(OSError, ValueError):
+            file.write_text(
+                json.dumps({**json.loads(file.read_text()), "ended": "it was given up"}, indent=2)
+            )
         drill_marker(run).unlink(missing_ok=True)
 
 
@@ -508,13 +510,15 @@ def _is_alive(run: Run) -> bool:
 
 @contextmanager
 def _child(order: Order) -> Iterator[_Child]:
-    folder = cache_folder("certify") / order.name
-    folder.mkdir(parents=True)
-    try:
-        child = _Child(order, folder)
+    folder, run = cache_folder("certify") / order.name, Run.of(PREFIX + order.name)
+    assert run is not None
+    with _alive(run):
+        folder.mkdir(parents=True)
         try:
-            yield child
+            child = _Child(order, folder)
+            try:
+                yield child
+            finally:
+                child.kill()
         finally:
-            child.kill()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)

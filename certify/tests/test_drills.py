@@ -71,7 +71,11 @@ def test_a_rollover_and_the_end_of_retention_are_picked_up_again(local):
     local.dilate_time(25)
     assert "passed" in resumed()
     assert local.client().list_tables()["TableNames"] == []
-    assert not Path("drill/drill.json").exists()
+    page = Path("drill/report.md").read_text()
+    assert page.startswith("# The drill rollover of dynamo\n\n- ended: it passed\n- cost: $")
+    assert page.count(" UTC: ") == 6
+    assert "endpoint" not in page
+    assert "has ended: it passed" in in_new_process("certify", "resume", Path("drill").absolute()).stderr
 
 
 def test_a_split_by_throughput_is_picked_up_again(emulator, monkeypatch):
@@ -139,8 +143,9 @@ def test_a_drill_that_waits_can_be_given_up(emulator):
     assert removed == f"removed mcdb-certify-{name}\n"
     with native_account(url) as native:
         assert list(native.list_databases()) == []
-    assert list(Path("drill").iterdir()) == []
     assert in_new_process("certify", "clean", url).stdout == "nothing was left\n"
+    ran = in_new_process("certify", "resume", Path("drill").absolute())
+    assert (ran.returncode, "has ended: it was given up" in ran.stderr) == (3, True)
 
 
 def test_the_hours_between_two_processes_are_counted(emulator, monkeypatch):
@@ -199,7 +204,7 @@ def test_a_drill_fails_if_something_was_lost(emulator, monkeypatch):
     ran = in_new_process("certify", "resume", Path("drill").absolute())
     assert ran.returncode == 9, ran.stdout
     assert "the drill failed: the changes of the documents" in ran.stderr
-    assert not Path("drill/drill.json").exists()
+    assert "the drill failed" in json.loads(Path("drill/drill.json").read_text())["ended"]
     with native_account(url) as native:
         assert list(native.list_databases()) == []
 
@@ -278,7 +283,7 @@ class TestRefusals:
         ("words", "code", "said"),
         [
             (["--drill", "no"], 3, "there is no drill"),
-            (["--drill", "split"], 3, "is one of cosmos"),
+            (["--drill", "split"], 3, "is one of cosmos; choose one of rollover, credentials, throttling"),
             (["--drill", "failover"], 3, "is one of cosmos"),
             (["--drill", "rollover"], 3, "--account"),
         ],
@@ -288,6 +293,23 @@ class TestRefusals:
         assert ran.exit_code == code, ran.output
         assert said in ran.stderr
         assert dynamo.names() == ["orders"]
+
+    def test_a_budget_below_the_price_of_the_first_hour_creates_nothing(self, emulator, run):
+        url = f"cosmos://{emulator.endpoint.split('/')[2]}?tls=false"
+        ran = run("certify", "start", url, "--drill", "split", *START, *folder(), "--budget", "0.911")
+        assert ran.exit_code == 3, ran.output
+        assert "$0.911 is too small for this drill; it has to be at least $0.912" in ran.stderr
+        assert not Path("drill").exists()
+        with native_account(url) as native:
+            assert list(native.list_databases()) == []
+
+    def test_a_key_that_is_not_set_is_named(self, emulator, run, monkeypatch):
+        monkeypatch.setenv("AZURE_COSMOS_KEY", "")
+        url = f"cosmos://{emulator.endpoint.split('/')[2]}?tls=false"
+        ran = run("certify", "start", url, "--drill", "split", *START, *folder())
+        assert ran.exit_code == 3, ran.output
+        assert "AZURE_COSMOS_KEY: is not set" in ran.stderr
+        assert len(ran.stderr.strip().splitlines()) == 1
 
     def test_a_failover_needs_two_regions(self, emulator, run):
         url = f"cosmos://{emulator.endpoint.split('/')[2]}?tls=false"

@@ -1,5 +1,6 @@
 """Tests `multiclouddb certify` on the scripted server of DynamoDB."""
 
+import fcntl
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from multiclouddb_certify import Run
+from multiclouddb_conformance.servers import cache_folder
 from multiclouddb_conformance.waiting import wait_until
 
 from .conftest import NEIGHBOUR, SECRET, report_of
@@ -176,6 +178,18 @@ class TestEnd:
         ran = run("certify", "clean", dynamo.url, "--run", "zzzz00")
         assert ran.exit_code == 3, ran.output
         assert "not the name of a run" in ran.stderr
+
+    @pytest.mark.parametrize("goes_on", [False, True])
+    def test_clean_removes_the_files_of_a_run_that_was_killed(self, dynamo, run, goes_on):
+        name = Run.new().name
+        files = cache_folder("certify") / name
+        files.mkdir(parents=True)
+        with (files.parent / f"{name}.lock").open("w") as lock:
+            if goes_on:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            ran = run("certify", "clean", dynamo.url)
+        assert ran.output == "nothing was left\n"
+        assert files.exists() is goes_on
 
 
 class TestRefusals:

@@ -63,6 +63,12 @@ class CosmosConfig:
         key = os.environ.get(KEY_VARIABLE, "").strip()
         if key:
             return _checked_key(SecretText(key))
+        if not self.tls:
+            raise invalid_request(
+                KEY_VARIABLE,
+                "is not set, and without TLS no other credential is sent",
+                f"set {KEY_VARIABLE} to the key of the account or emulator",
+            )
         from azure.identity import DefaultAzureCredential
 
         return DefaultAzureCredential()
