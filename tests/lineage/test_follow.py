@@ -30,6 +30,7 @@ from multiclouddb_spi.continuation.follow import (
     most_looks,
 )
 from multiclouddb_spi.continuation.lineage import Lineage, Loss
+from multiclouddb_spi.continuation.uncovered import uncovered
 from multiclouddb_spi.retry import directly
 
 NOW, EVERY = 10_000.0, 600.0
@@ -90,6 +91,20 @@ def test_a_search_is_due_soon_only_after_a_listing_without_an_entry(clock, name,
     lineage = Lineage([Entry.read("0", 5)], RULES, Audited())
     following(lineage, Survey((Partition(name, (), OPEN),))).search(Deadline.after(9.0))
     assert lineage.audited == Audited(None, int(NOW), retired=soon)
+
+
+def test_a_feed_of_one_partition_leaves_out_what_descends_from_its_parent():
+    above = Partition("x", (), PartitionState.CLOSED)
+    mine, other = (Partition(name, ("x",), OPEN, 7) for name in ("0", "y"))
+    found = uncovered(Survey((above, mine, other)), {"0": Entry.read("0", 5)}, {}, "0")
+    assert found.seeds == []
+
+
+def test_a_feed_of_one_partition_finds_what_descends_from_what_it_has_read_after_its_root_is_gone():
+    middle = Partition("1", ("0",), PartitionState.CLOSED)
+    held, late = (Partition(name, ("1",), OPEN, 7) for name in ("2", "3"))
+    found = uncovered(Survey((middle, held, late)), {"2": Entry.read("2", 5)}, {}, "0")
+    assert [seed.partition_id for seed in found.seeds] == ["3"]
 
 
 def test_a_search_finds_nothing_while_a_lost_partition_may_not_be_skipped(clock):
