@@ -101,9 +101,10 @@ def test_a_feed_of_one_partition_leaves_out_what_descends_from_its_parent():
 
 
 def test_a_feed_of_one_partition_finds_what_descends_from_what_it_has_read_after_its_root_is_gone():
-    middle = Partition("1", ("0",), PartitionState.CLOSED)
+    """Its root and the child of the root are gone, and the service does not tell their parents any more."""
+    middle = Partition("1", ("gone",), PartitionState.CLOSED)
     held, late = (Partition(name, ("1",), OPEN, 7) for name in ("2", "3"))
-    found = uncovered(Survey((middle, held, late)), {"2": Entry.read("2", 5)}, {}, "0")
+    found = uncovered(Survey((middle, held, late), {"gone": None}), {"2": Entry.read("2", 5)}, {}, "0")
     assert [seed.partition_id for seed in found.seeds] == ["3"]
 
 
