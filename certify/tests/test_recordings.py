@@ -168,6 +168,7 @@ class TestCommand:
         assert len(files) == 3
         text = "".join(file.read_text() for file in files)
         assert list(leaks(text, {**HERE, server.key: "key"})) == []
+        assert "ActivityId: <activity 1>" in " ".join(files[-1].read_text().split())
         with CosmosEmulator() as other:
             codec = load_certification(url).codec(url_of(other))
             assert list(map(str, replay(files[-1:], codec, "mcdb-certify-replay"))) == []

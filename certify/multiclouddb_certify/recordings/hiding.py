@@ -39,6 +39,7 @@ PATTERNS: Final[Mapping[str, str]] = {
     ),
 }
 """What no recording contains, whatever the service: each placeholder, and the text that it stands for."""
+_ID: Final = re.compile(r"(?i)\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 _LEAST: Final = 4
 _KEPT: Final = 200
 
@@ -106,6 +107,8 @@ class Numbers:
                 return self._placeholder(str(kind), value, is_asked=path[0] == "request")
             case dict():
                 return {name: self.over(each, (*path, name)) for name, each in value.items()}
+            case str() if kind == WORDS:
+                return _ID.sub(lambda found: self._placeholder("activity", found[0], is_asked=False), value)
             case _:
                 return value
 
