@@ -263,7 +263,10 @@ def _ranges(stage: Stage) -> int:
 def _merged(stage: Stage) -> Wait | None:
     if _ranges(stage) < stage.data["ranges"]:
         return None
-    command = f"az cosmosdb sql container merge --database-name {stage.address.database} --name"
+    command = (
+        "az cosmosdb sql container merge --account-name ACCOUNT --resource-group GROUP "
+        f"--database-name {stage.address.database} --name"
+    )
     return Wait(f"no ranges were merged yet; merge them: {command} {stage.address.collection}", 0.5)
 
 
