@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections import Counter
@@ -118,11 +117,13 @@ def run(
 
 
 def _agree(plan: Plan, budget: float, *, yes: bool) -> None:
+    from multiclouddb_certify.wire import dollars
+
     if budget < plan.largest or budget <= 0:
         raise invalid_request(
             "--budget",
             f"${budget:g} is too small for one test",
-            f"it has to be at least ${_least(plan.largest)}",
+            f"it has to be at least {dollars(plan.largest)}",
         )
     _ask(yes=yes)
 
@@ -182,10 +183,6 @@ def _lines_of(plan: Plan, budget: float) -> Iterator[str]:
     yield f"costs        about ${plan.usd:.4f}, at most ${budget:.2f}{guessed}"
     takes = f"{plan.seconds / 60:.0f} minutes" if plan.seconds > _SHORT else f"{plan.seconds:.0f} seconds"
     yield f"takes        about {takes}"
-
-
-def _least(usd: float) -> str:
-    return f"{math.ceil(usd * 1e6) / 1e6:.6f}"
 
 
 def _plain(number: float) -> str:
@@ -260,6 +257,7 @@ def start(
     from multiclouddb_certify.drills import DRILLS, least_cost
     from multiclouddb_certify.drills import start as begin
     from multiclouddb_certify.run import look
+    from multiclouddb_certify.wire import dollars
 
     chosen = folder or Path(f"drill-{drill}")
     state, certification, run = begin(drill, url, chosen, budget)
@@ -272,7 +270,7 @@ def start(
         typer.echo(f"uses         at least {number:,.0f} x {unit}, in each clock hour that it waits")
     for price in certification.prices:
         typer.echo(f"price        ${_plain(price.usd)} a {price.unit}: {price.source}")
-    typer.echo(f"costs        at least ${least_cost(drill, certification):.3f}, at most ${budget:.2f}")
+    typer.echo(f"costs        at least {dollars(least_cost(drill, certification))}, at most ${budget:.2f}")
     _ask(yes=yes)
     _go_on(chosen, state)
 

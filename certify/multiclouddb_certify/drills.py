@@ -37,7 +37,7 @@ from multiclouddb_api import (
 from multiclouddb_certify.certification import Certification, DrillHarness, Run, load_certification
 from multiclouddb_certify.report import versions
 from multiclouddb_certify.run import DRILL_FILE, classified, drill_marker, remove_run
-from multiclouddb_certify.wire import Answer, Call, Meter, cost
+from multiclouddb_certify.wire import Answer, Call, Meter, cost, dollars
 from multiclouddb_conformance.collection import feed_request
 from multiclouddb_conformance.harness import Kind, Write
 
@@ -479,7 +479,7 @@ def start(name: str, url: str, folder: Path, budget: float) -> tuple[State, Cert
         )
     if budget < (usd := least_cost(name, certification)):
         raise invalid_request(
-            "--budget", f"${budget:g} is too small for this drill", f"it has to be at least ${usd:.3f}"
+            "--budget", f"${budget:g} is too small for this drill", f"it has to be at least {dollars(usd)}"
         )
     run = Run.new(drill.hours)
     return State(name, url, run.name, budget=budget), certification, run

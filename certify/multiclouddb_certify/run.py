@@ -490,9 +490,10 @@ def _give_up(run: Run) -> None:
     if drill_marker(run).exists():
         file = Path(drill_marker(run).read_text()) / DRILL_FILE
         with suppress(OSError, ValueError):
-            file.write_text(
-                json.dumps({**json.loads(file.read_text()), "ended": "it was given up"}, indent=2)
-            )
+            new = file.with_name(f"{DRILL_FILE}.new")
+            state = {**json.loads(file.read_text()), "ended": "it was given up"}
+            new.write_text(json.dumps(state, indent=2))
+            new.replace(file)
         drill_marker(run).unlink(missing_ok=True)
 
 

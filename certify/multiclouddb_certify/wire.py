@@ -28,6 +28,7 @@ __all__ = [
     "WireObserver",
     "add",
     "cost",
+    "dollars",
     "http_wire",
     "priced",
 ]
@@ -189,6 +190,11 @@ def add(total: dict[str, float], units: Mapping[str, float]) -> None:
     """Add units to a total."""
     for unit, number in units.items():
         total[unit] = total.get(unit, 0.0) + number
+
+
+def dollars(usd: float) -> str:
+    """Return an amount with six digits, rounded up: a budget of this amount is enough."""
+    return f"${math.ceil(usd * 1e6) / 1e6:.6f}"
 
 
 def cost(units: Mapping[str, float], prices: Mapping[str, float]) -> float:

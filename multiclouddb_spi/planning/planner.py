@@ -506,13 +506,13 @@ class Planner:
                 if failed is None and not losses:
                     together = False
                     continue
-                # The oldest record may expire before it is read, but skipping must not be repeated for ever.
                 if failed is not None:
+                    if not losses:
+                        raise undecided(self._feed.public_id(failed)) from error
+                    # The oldest record may expire before it is read, but this must not be repeated for ever.
                     skips[failed] += 1
-                if failed is not None and not losses:
-                    raise undecided(self._feed.public_id(failed)) from error
-                if failed is not None and skips[failed] > MOST_SKIPS:
-                    raise
+                    if skips[failed] > MOST_SKIPS:
+                        raise
                 self._tell(follow.told(losses))
                 if any(loss.everything for loss in losses):
                     return {}  # the feed begins again: this step ends here
