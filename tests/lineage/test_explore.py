@@ -1,5 +1,6 @@
 """Explores every small history of each kind of service; `make explore` goes further."""
 
+import gc
 import os
 import time
 from itertools import count
@@ -78,6 +79,12 @@ class TestSearch:
         last = explore(Bounds(Kind.LATE), 3, passed=passed.append)
         assert [result.depth for result in passed] == [1, 2]
         assert passed[0].states < passed[1].states < last.states
+
+    def test_it_leaves_the_garbage_collector_on(self):
+        running = []
+        explore(Bounds(Kind.LATE), 2, passed=lambda result: running.append(gc.isenabled()))
+        assert running == [False]
+        assert gc.isenabled()
 
     def test_it_stops_when_the_time_is_over(self):
         result = explore(Bounds(Kind.LATE), 9, seconds=0.1)
