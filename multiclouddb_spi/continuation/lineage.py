@@ -395,7 +395,7 @@ class Lineage:
 
     # -- Transition 3: found
 
-    def found(self, survey: Survey, *, skips: bool = True) -> tuple[list[Seed], list[Loss]]:
+    def found(self, survey: Survey, *, skips: bool) -> tuple[list[Seed], list[Loss]]:
         """Add the partitions that no entry leads to; the caller applies losses first.
 
         Raises:

@@ -46,6 +46,13 @@ def test_partitions_that_wait_for_each_other_are_refused(waits):
         Lineage.from_json(Lineage([READ, *entries], RULES).to_json(), RULES)
 
 
+def test_a_partition_that_is_listed_twice_is_refused():
+    kept = Lineage([READ, Entry.read("1", 5)], RULES).to_json()
+    kept["p"].append(kept["p"][0])
+    with pytest.raises(InvalidCursor, match="listed twice"):
+        Lineage.from_json(kept, RULES)
+
+
 def test_a_chain_that_waits_is_read():
     entries = [Entry(str(i), Stage.WAIT, (5,), (str(i - 1),)) for i in (3, 1, 2)]
     kept = Lineage([READ, *entries], RULES).to_json()
