@@ -159,12 +159,14 @@ class MovedClock:
 
     def __init__(self, monkeypatch):
         self.moved, self.pauses, monotonic = 0.0, [], time.monotonic
+        self.at_pause = lambda: None
         monkeypatch.setattr(time, "monotonic", lambda: monotonic() + self.moved)
         monkeypatch.setattr(ReadContext, "pause", lambda context, seconds: self.pause(seconds))
 
     def pause(self, seconds):
         self.pauses.append(seconds)
         self.moved += max(0.0, seconds)
+        self.at_pause()
 
 
 @pytest.fixture

@@ -69,6 +69,27 @@ class TestNothingIsDue:
         assert len(page.events) == 5
         assert sum(resting.clock.pauses) < 11
 
+    def test_a_call_that_waits_reads_again_when_they_are_due_again(self, resting):
+        resting.clock.pause(10)
+        resting.clock.at_pause = lambda: resting.fill(1) if len(resting.clock.pauses) == 3 else None
+        resting.clock.pauses.clear()
+        page, requests = step(resting, wait=28)
+        assert len(page.events) == 1
+        assert requests <= 3 * PARTITIONS
+        assert sum(resting.clock.pauses) < 21
+
+    def test_partitions_that_the_process_has_just_asked_rest_for_every_token(self, resting):
+        resting.sim.behaviour = ServiceBehaviour(poll_after=10.0, heartbeats=False)
+        resting.clock.pause(10)
+        step(resting)
+        ours, others = resting.engine, resting.connect(max_concurrency=2)
+        resting.fill_partition("p0")
+        token = resting.page(resting.last.continuation_token, engine=others).continuation_token
+        before = sum(ours.provider.calls.fetches.values())
+        page = resting.page(token, engine=ours)
+        assert (page.idle, sum(ours.provider.calls.fetches.values())) == (False, before + 1)
+        assert 9 < page.poll_after_seconds <= 10
+
     def test_a_call_whose_wait_ends_before_reads_nothing(self, resting):
         resting.fill(5)
         page, requests = step(resting, wait=3)
@@ -186,13 +207,15 @@ class TestOthers:
             moved_clock.pause(3)
         assert sorted(seen) == sorted(events)
 
-    def test_what_is_kept_is_bounded(self, resting):
+    @pytest.mark.parametrize(("most", "kept"), [(100_000, 16), (PARTITIONS * 3, 3), (1, 1)])
+    def test_what_is_kept_is_bounded(self, resting, monkeypatch, most, kept):
+        monkeypatch.setattr("multiclouddb_spi.reading.resting._MOST_TIMES", most)
         for _ in range(40):
             resting.fill(1)
             resting.clock.pause(10)
-            step(resting)
-        resting_pages = resting.engine._resting
-        assert len(resting_pages.kept) <= 16
+            while step(resting)[1]:
+                pass
+        assert len(resting.engine._resting.kept) == kept
 
 
 class TestTime:
