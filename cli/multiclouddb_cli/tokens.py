@@ -278,7 +278,7 @@ def _missed(session: Session, envelope: Envelope) -> list[str] | None:
     if lineage.gone(survey) or not lineage.is_shown_by(survey):
         return None
     lineage.rules = feed
-    return [seed.partition_id for seed in lineage.found(survey)[0]]
+    return [seed.partition_id for seed in lineage.found(survey, skips=True)[0]]
 
 
 def _scope(envelope: Envelope, key: MulticloudDbKey | None) -> FeedScope:
