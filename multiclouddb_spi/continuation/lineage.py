@@ -232,7 +232,7 @@ class Lineage:
     def is_over(self, final: Collection[str] = ()) -> bool:
         """Return whether every partition was read to an end that is final, as the token or `final` says."""
         ends = self.ends()
-        return 0 < len(ends) == len(self) and all(end.final or end.partition_id in final for end in ends)
+        return len(ends) == len(self) and all(end.final or end.partition_id in final for end in ends)
 
     def stands_like(self, other: Lineage) -> bool:
         """Return whether both contain the same partitions at the same positions, however often searched."""

@@ -61,11 +61,9 @@ def uncovered(
         for parent in parents[name]:
             if parent in read or parent in survey.gone:
                 tops[name] = None
-            elif parent in held:
-                continue
-            elif parent in parents:
+            elif parent not in held and parent in parents:
                 pending.append(parent)
-            else:  # not listed yet: it decides nothing
+            elif parent not in held:  # not listed yet: it decides nothing
                 undecided.add(name)
     found.hidden = bool(undecided)
     at = {each.partition_id: each for each in survey.present}

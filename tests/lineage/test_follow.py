@@ -157,6 +157,12 @@ def test_of_many_looks_the_latest_are_kept(clock, monkeypatch):
     assert [looks.is_due(FEED, each) for each in ends] == [False, True, False]
 
 
+def test_the_first_search_of_a_new_feed_is_due_soon():
+    first = begun(SimpleNamespace(names_late=True), Beginning(), None)
+    assert first is not None
+    assert first.retired
+
+
 @pytest.mark.parametrize(
     ("seconds", "looks"), [(0.1, 1), (0.2, 2), (0.3, 2), (0.4, 3), (564.0, 14), (600.0, 15)]
 )
