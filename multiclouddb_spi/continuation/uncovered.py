@@ -61,7 +61,7 @@ def uncovered(
         for parent in parents[name]:
             if parent in read or parent in survey.gone:
                 tops[name] = None
-            elif parent not in held and parent in parents:
+            elif parent in parents:
                 pending.append(parent)
             elif parent not in held:  # not listed yet: it decides nothing
                 undecided.add(name)

@@ -164,6 +164,7 @@ def replay(bounds: Bounds, history: Iterable[str]) -> World:
     return world
 
 
+@collector_paused()
 def wander(bounds: Bounds, length: int, seed: int) -> Violation | None:
     """Follow one random history; return what it breaks, or None."""
     dice, world, names = random.Random(seed), begin(bounds), list[str]()
