@@ -76,12 +76,21 @@ class Tries:
         except Exception as error:
             if not self._may_pass(error):
                 raise
-            failed = [error]  # raised again below, where it is the first try of the policy
+            failed, before = [error], error  # raised again below, where it is the first try of the policy
 
         def again() -> T:
+            nonlocal before
             if failed:
                 raise failed.pop()
-            return once()
+            try:
+                return once()
+            except Exception as error:
+                if deadline.passed() and self._may_pass(
+                    error
+                ):  # it was cut off; the one before explains more
+                    raise before from None
+                before = error
+                raise
 
         # Using the retry policy costs as much as an empty fetch, and importing its package takes a fifth of a
         # program's start-up time. Therefore, the policy is used only after a failure that may pass.

@@ -674,6 +674,26 @@ class TestTries:
             self.call(bench.sim, ask)
         assert (ask(), pauses) == (2, [])
 
+    @pytest.mark.parametrize(
+        "cut", [ServerError("no answer in time"), DeniedError("no")], ids=["cut off", "for good"]
+    )
+    def test_an_attempt_that_the_deadline_cuts_off_does_not_hide_the_failure_before_it(self, bench, cut):
+        deadline, told = Deadline.after(SOON), []
+
+        def ask():
+            if not told:
+                raise ServerError("the replica lags")
+            object.__setattr__(deadline, "at", 0.0)
+            raise cut
+
+        with pytest.raises(type(cut)) as caught:
+            Tries(
+                SimulationProvider(bench.sim),
+                pause=lambda _: None,
+                on_retry=lambda *facts: told.append(facts),
+            ).call(ask, deadline)
+        assert ("lags" in str(caught.value)) == isinstance(cut, ServerError)
+
     def test_an_interrupt_of_a_later_try_is_raised(self, bench, pauses):
         def then_interrupted():
             raise KeyboardInterrupt if pauses else ServerError("503")
