@@ -397,7 +397,7 @@ class FeedLoop:
         wait = 0.0 if isinstance(position, Now) else settings.wait_seconds
         assert self._outage is not None
         try:
-            options = OperationOptions(settings.timeout_seconds, wait)
+            options = OperationOptions(settings.timeout_seconds, wait, ask_all=settings.until_idle)
             page: ChangeFeedPage = yield Call(self._read_page, request, options)
         except Stopped:
             return None

@@ -312,6 +312,8 @@ class PollSchedule:
             self.due += max(0.0, self._idle_waits.next() - waited)
         elif errors and not page.events:
             self.due += self._retry_waits.next()
+        else:
+            self.due += page.poll_after_seconds
 
     def _long_failing(self, now: float, errors: Mapping[str, str]) -> MulticloudDbError | None:
         for name, since in self._partition_failing_since.items():

@@ -254,7 +254,9 @@ class ChangeFeedPage:
     it may be several kilobytes long, so store it as text or blob, never as `varchar(255)`."""
     idle: bool = False
     """True only if the service reported for every active partition that there are no more changes at present.
-    A page may be empty without being idle."""
+    A page may be empty without being idle. If a feed has more partitions than `ClientConfig.max_concurrency`,
+    a call may leave out partitions that are not worth asking yet, and then its page is not idle; use
+    `OperationOptions(ask_all=True)` to read up to an idle page."""
     partition_retired: bool = False
     """True if the partition has ended and all its changes have been delivered; only with a
     `PhysicalPartition` without descendants. Another read from the same token returns the same result."""
@@ -270,6 +272,9 @@ class ChangeFeedPage:
     """
     diagnostics: OperationDiagnostics = attrs.field(factory=OperationDiagnostics)
     """Measurements of the call, such as its cost and lag."""
+    poll_after_seconds: float = 0.0
+    """In how many seconds a call can find something new again: before this time, it would leave out every
+    partition. 0, the default, if it is worth calling again at once."""
 
     def to_arrow(self) -> pyarrow.RecordBatch:
         """Return the events as an Arrow batch of `multiclouddb_api.arrow.EVENT_SCHEMA` (extra `arrow`).

@@ -269,7 +269,7 @@ StartPosition: TypeAlias = Beginning | Now | AtTime | Snapshot | FromContinuatio
 
 @frozen
 class OperationOptions:
-    """Defines the time limits of one call."""
+    """Defines the limits of one call."""
 
     timeout_seconds: float = attrs.field(
         default=30.0,
@@ -283,6 +283,15 @@ class OperationOptions:
     )
     """How long to wait for a first event before returning an empty page (long poll), in seconds. 0, the
     default, means no wait. It is never longer than `timeout_seconds`.
+    """
+    ask_all: bool = attrs.field(default=False, validator=is_a(bool))
+    """True to ask every partition, and to wait for those that are not worth asking yet, so that an idle page
+    shows that everything was read. With False, the default, a call leaves them out if the feed has more
+    partitions than `ClientConfig.max_concurrency`; see `ChangeFeedPage.poll_after_seconds`.
+
+    Portability:
+        On Cosmos DB, DynamoDB and Spanner, an idle partition is not asked again for up to ten seconds. The
+        embedded store and MongoDB always ask all.
     """
 
 

@@ -56,13 +56,13 @@ from multiclouddb_spi.errors import user_errors
 from multiclouddb_spi.faults import ProviderFault, unwritten
 from multiclouddb_spi.fetching.fetcher import Fetcher, ReadContext, late_fault
 from multiclouddb_spi.fetching.readers import Budget, ReaderCache
-from multiclouddb_spi.fetching.turns import PollResult
+from multiclouddb_spi.fetching.turns import DueTimes, PollResult
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.open_feed import FeedCache
 from multiclouddb_spi.reading.answers import Look, look_again
 from multiclouddb_spi.reading.page_builder import PageBuilder, Reading, finished
 from multiclouddb_spi.reading.poll import Poll
-from multiclouddb_spi.reading.quiet_feeds import Check, QuietFeeds
+from multiclouddb_spi.reading.resting import Check, Resting
 from multiclouddb_spi.request_check import check_plan, check_planned, options_of, require, spec_of
 from multiclouddb_spi.retry import ATTEMPTS
 from multiclouddb_spi.session_opener import SessionOpener
@@ -121,7 +121,7 @@ class Engine:
             width=config.max_concurrency, page_records=provider.page_records,
             watch_seconds=config.child_watch_seconds, audit_seconds=config.coverage_audit_seconds,
         )  # fmt: skip
-        self._quiet = QuietFeeds(self._opener.feed, self._context)
+        self._resting = Resting(self._opener.feed, self._context)
 
     @property
     def provider(self) -> Provider:
@@ -162,8 +162,8 @@ class Engine:
         try:
             spec = spec_of(self._provider, request, "read_changes")
             check: Check | None = None
-            if self._quiet.idle:
-                check = self._quiet.check(request, spec, options.wait_seconds, deadline)
+            if self._resting.kept:
+                check = self._resting.check(request, spec, options, deadline)
             if check is not None and check.page is not None:
                 return Reading((), check.page)
             with self._opener.open(request, spec, deadline) as session:
@@ -189,8 +189,7 @@ class Engine:
                     whole = bool(is_whole) and isinstance(request.scope, EntireCollection)
                     if (started := announced(session.feed, lineage, whole=whole)) is not None:
                         return self._pages.reading(session, lineage, started, deadline, began)
-                wait = options.wait_seconds if check is None else check.wait
-                return self._reading(session, lineage, request, wait, check, view, deadline, began)
+                return self._reading(session, lineage, request, options, check, view, deadline, began)
         except Exception:
             with user_errors(self._provider, "read_changes"):
                 raise
@@ -200,18 +199,22 @@ class Engine:
         session: Session,
         lineage: Lineage,
         request: ChangeFeedRequest,
-        wait: float,
+        options: OperationOptions,
         check: Check | None,
         view: Callable[[Batch, int, int], T],
         deadline: Deadline,
         began: float,
     ) -> Reading[T]:
-        scope = request.scope
+        scope, wait, due = request.scope, options.wait_seconds, None
+        if self._resting.leaves_out(lineage, options):
+            due = DueTimes() if check is None or check.due is None else check.due
+        if check is not None:
+            wait = check.wait
         poll = Poll(
             self._context, session.feed, lineage, request.max_page_size or self._provider.page_records,
             view, deadline, wait=wait, on_expired=request.on_expired,
             single=isinstance(scope, PhysicalPartition) and not scope.with_descendants,
-            now=lambda: self._feeds.soon(session.feed, deadline),
+            now=lambda: self._feeds.soon(session.feed, deadline), due=due,
         )  # fmt: skip
         try:
             result = poll.run()
@@ -237,7 +240,7 @@ class Engine:
         if not result.count:
             self._pages.raise_failure(session, lineage, result, deadline)
         # Once the page is made, another call may take the lineage that belongs to the page's token.
-        may_stay = result.idle and self._quiet.may_stay(lineage)
+        may_stay = result.idle and self._resting.may_stay(lineage)
         reading = self._pages.reading(session, lineage, result, deadline, began)
         if recreated is not None:
             # These are the last events of the earlier resource. The next read refuses the token, so no notice
@@ -246,8 +249,7 @@ class Engine:
             notices = tuple(each for each in reading.page.notices if not isinstance(each, _ENDS))
             page = attrs.evolve(reading.page, continuation_token=start.token, idle=False, notices=notices)
             return Reading(reading.values, page)
-        if may_stay:
-            self._quiet.note(request, session.feed, reading.page, check)
+        self._resting.note(request, session.feed, reading.page, result, check, may_stay=may_stay)
         return reading
 
     def list_physical_partitions(
@@ -382,7 +384,7 @@ class Engine:
         with user_errors(self._provider, "inspect"):
             return report(
                 envelope, token, key, provider_options,
-                lambda request: self.read_changes(request, options), describe,
+                lambda request: self.read_changes(request, attrs.evolve(options, ask_all=True)), describe,
             )  # fmt: skip
 
     def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:

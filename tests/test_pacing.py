@@ -127,3 +127,11 @@ def ends(call, seconds=60):
     thread.start()
     thread.join(seconds)
     return not thread.is_alive()
+
+
+@pytest.mark.parametrize(("page", "wait"), [({"poll_after_seconds": 3.0}, 3.0), ({}, 0.0)])
+def test_the_next_read_comes_when_a_partition_is_due(monkeypatch, page, wait):
+    monkeypatch.setattr(Timer, "now", lambda timer: 100.0)
+    schedule = PollSchedule(Timer(), 1.0, 5.0, 600.0)
+    schedule.succeeded(ChangeFeedPage((), "token", **page), 0.0)
+    assert schedule.due == 100.0 + wait

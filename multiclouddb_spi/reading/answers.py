@@ -229,14 +229,14 @@ class Answers:
             return
         self._turns.ask(self._apply(found))
 
-    def worth_asking(self) -> list[str]:
+    def worth_asking(self) -> list[Entry]:
         """Return the active partitions, except those that failed after retries by the vendor's client."""
-        active = [self._turns.of(entry.partition_id) for entry in self._lineage.active()]
-        return [
-            turn.partition_id
-            for turn in active
-            if turn.error is None or not self._fetcher.fault(turn.error).vendor_retried
-        ]
+        failed = {
+            name
+            for name, turn in self._turns.failed.items()
+            if turn.error is not None and self._fetcher.fault(turn.error).vendor_retried
+        }
+        return [entry for entry in self._lineage.active() if entry.partition_id not in failed]
 
     def _pass_on(self, name: str, heirs: Iterable[str]) -> None:
         """Mark the successors of a partition if the page contains a notice of this partition."""

@@ -241,6 +241,8 @@ class PageBuilder:
         page = self._page(
             session, state, body, diagnostics, tuple(result.notices), watermark, until, idle=result.idle
         )
+        if result.due is not None and (rest := result.due.soonest - time.monotonic()) > 0:
+            page = attrs.evolve(page, poll_after_seconds=rest)
         return Reading(tuple(result.values), page)
 
     def ended(self, session: Session, look: Look) -> Reading[Any]:

@@ -153,6 +153,8 @@ class Standings:
         self, feed: Feed, entry: Entry, turn: Answered | None, now: datetime | None, delay: float | None
     ) -> _Stand:
         known = self._known.get(entry.partition_id)
+        if known is not None and turn is None and entry.said and known.cursor is entry.said[0]:
+            return known  # a call that leaves most partitions out comes here for each of them
         public_id = feed.public_id(entry.partition_id) if known is None else known.public_id
         if not entry.said:
             return _Stand(public_id)  # it was lost, and what follows it is not known yet

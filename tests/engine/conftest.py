@@ -3,12 +3,15 @@
 Engines are closed after each test and checked for leaks.
 """
 
+import time
+
 import pytest
 
 import multiclouddb_api as api
 from multiclouddb_conformance.simulation import Simulation, SimulationProvider
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_spi import Engine, InlineExecutor
+from multiclouddb_spi.fetching.fetcher import ReadContext
 
 BEGINNING = api.Beginning()
 MANY_PAGES = 20_000
@@ -72,10 +75,11 @@ class Bench:
         self.opened.append(self._engine)
         return self._engine
 
-    def page(self, place=BEGINNING, size=0, *, timeout=30.0, wait=0.0, engine=None, **request):
+    def page(self, place=BEGINNING, size=0, *, timeout=30.0, wait=0.0, ask_all=False, engine=None, **request):
         """Read one page, from a start position or a token."""
         request = api.ChangeFeedRequest(self.sim.address, at(place), max_page_size=size, **request)
-        return (engine or self.engine).read_changes(request, api.OperationOptions(timeout, wait))
+        options = api.OperationOptions(timeout, wait, ask_all)
+        return (engine or self.engine).read_changes(request, options)
 
     def walk(self, place=BEGINNING, size=0, *, most=MANY_PAGES, **settings):
         """Read pages, one after another, up to the first idle page."""
@@ -148,6 +152,27 @@ class Bench:
             eventually_true(lambda calls=calls: calls.open_readers == 0)
             eventually_true(lambda engine=engine: engine.buffered_bytes == 0)
             assert not calls.violations
+
+
+class MovedClock:
+    """The engine's clock, which a test can move; a pause of a call moves it instead of waiting."""
+
+    def __init__(self, monkeypatch):
+        self.moved, self.pauses, monotonic = 0.0, [], time.monotonic
+        self.at_pause = lambda: None
+        monkeypatch.setattr(time, "monotonic", lambda: monotonic() + self.moved)
+        monkeypatch.setattr(ReadContext, "pause", lambda context, seconds: self.pause(seconds))
+
+    def pause(self, seconds):
+        self.pauses.append(seconds)
+        self.moved += max(0.0, seconds)
+        self.at_pause()
+
+
+@pytest.fixture
+def moved_clock(monkeypatch):
+    """Provide the clock of the engine."""
+    return MovedClock(monkeypatch)
 
 
 def _no_pause(seconds):

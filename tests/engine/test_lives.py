@@ -6,6 +6,7 @@ failures. In a `FairLife`, every fault ends by itself, so a simple model can che
 
 import os
 import random
+from itertools import product
 
 import attrs
 import pytest
@@ -25,6 +26,7 @@ class HardLife:
         self.bench, self.sim, self.dice, self.threads = bench, bench.sim, random.Random(seed), threads
         self.place, self.first, self.skipped, self.expired = Beginning(), {}, 0, 0
         self.width = self.dice.choice([1, 2, 16])
+        self.clock, self.pace = None, random.Random(f"pace {seed}")
         self.connect()
 
     def connect(self):
@@ -75,11 +77,18 @@ class HardLife:
             case _:
                 self.sim.roll(self.dice.choice(names))
 
+    def passes(self):
+        """Let time pass, if there is a clock; return whether the call asks all partitions."""
+        if self.clock is None:
+            return True
+        self.clock.pause(self.pace.choice([0, 0, 1, 3, 8]))
+        return self.pace.random() < 0.2
+
     def page(self):
         """Read one page, and handle errors as a consumer would."""
         size = self.dice.choice([0, 1, 2, 7])
         try:
-            page = self.bench.page(self.place, size, on_expired=SkipToOldest())
+            page = self.bench.page(self.place, size, on_expired=SkipToOldest(), ask_all=self.passes())
         except MulticloudDbError as error:
             allowed = (ErrorCategory.PERMANENT_FAILURE, ErrorCategory.AUTHORIZATION_FAILED)
             if error.category == ErrorCategory.PROVIDER_ERROR:
@@ -158,7 +167,7 @@ class FairLife(HardLife):
 
     def attempt(self, place, size):
         try:
-            return self.bench.page(place, size, timeout=20)
+            return self.bench.page(place, size, timeout=20, ask_all=self.passes())
         except MulticloudDbError as error:
             if not error.retryable:
                 raise
@@ -204,14 +213,17 @@ class FairLife(HardLife):
         assert not self.ledger.missing(), "events were lost"
 
 
-def run(make_bench, seed, *, threads, form=Listing.ALL, kind=HardLife):
+def run(make_bench, seed, *, threads, form=Listing.ALL, kind=HardLife, clock=None):
     dice = random.Random(seed)
     behaviour = ServiceBehaviour.rough(seed) if dice.random() < 0.5 else ServiceBehaviour(seed=seed)
     if dice.random() < 0.5 and kind is HardLife:
         behaviour = ServiceBehaviour.rough(seed, poison_at_fetch=True, redeliver=0)
     behaviour = attrs.evolve(behaviour, listing=form, late_siblings=dice.choice([0, 0, 2]))
+    if clock is not None:
+        behaviour = attrs.evolve(behaviour, poll_after=5.0)
     bench = make_bench(dice.randrange(1, 4), behaviour=behaviour)
     life = kind(bench, seed, threads=threads)
+    life.clock = clock
     try:
         life.live(120)
         life.finish()
@@ -235,6 +247,13 @@ def test_nothing_is_lost_whatever_happens(make_bench, looks_at_once, lives, thre
 def test_every_page_is_right_and_every_token_stays_good(make_bench, looks_at_once, lives, form):
     for seed in range(lives):
         run(make_bench, seed, threads=False, form=form, kind=FairLife)
+
+
+@pytest.mark.parametrize("kind", [HardLife, FairLife], ids=["hard", "fair"])
+@pytest.mark.parametrize("lives", [LIVES, pytest.param(100 * LIVES, marks=pytest.mark.soak)])
+def test_nothing_is_lost_if_calls_leave_out_partitions(make_bench, looks_at_once, moved_clock, lives, kind):
+    for number, form in product(range(lives), Listing):
+        run(make_bench, 900_000 + number, threads=False, form=form, kind=kind, clock=moved_clock)
 
 
 @pytest.mark.parametrize("seed", [424, 1259, 3162])

@@ -20,7 +20,9 @@ from multiclouddb_api import (
     ChangeFeedRequest,
     ClientConfig,
     FromContinuationToken,
+    Now,
     OperationOptions,
+    StartPosition,
     connect,
 )
 from multiclouddb_api.request import ResourceAddress
@@ -30,6 +32,9 @@ _MANY: Final = 10_000
 _MOST: Final = 100_000
 _SWEPT: Final = 20_000
 """The number of partition reads in one run, for any number of partitions per call."""
+_BUSY: Final = 64
+_ROUNDS: Final = 60
+_CALLS: Final = 5
 
 _AGAINST: Final = (
     "The same call with 1,000 partitions. The baseline makes the call ten times as often, so that both "
@@ -119,6 +124,66 @@ def page_call(bench: Bench) -> Iterator[Sides]:
 def page_call_most(bench: Bench) -> Iterator[Sides]:
     """This row shows work that grows faster than the number of partitions."""
     yield from _simulated(bench, (bench.size(_MANY), bench.size(_MOST, 2)), _MOST)
+
+
+@row(
+    "page-call-resting",
+    title="Call that leaves out 100,000 partitions",
+    unit="µs",
+    goal=5,
+    at_most=True,
+    same_work=False,
+    about=(
+        "The service says of nearly all of 100,000 partitions that they need not be asked again for an hour. "
+        "The figure is the time of a call for each partition if the call returns events of some of the 64 "
+        "others. The note is the time of a call for which no partition is due; it returns the given token."
+    ),
+    against="",
+)
+def page_call_resting(bench: Bench) -> Iterator[Sides]:
+    """This row shows what a call does for partitions that it leaves out."""
+    from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider
+    from multiclouddb_spi.engine import Engine
+
+    count = bench.size(_MOST, 100)
+    # With one record in an answer, a partition with more records is due at once.
+    behaviour = ServiceBehaviour(poll_after=3600, heartbeats=False, page_limit=1)
+    with ExitStack() as stack:
+
+        def engine_of(sim: Simulation) -> Callable[[StartPosition], tuple[ChangeFeedPage, float]]:
+            engine = stack.enter_context(closing(Engine(SimulationProvider(sim), ClientConfig("simulation"))))
+
+            def read(start: StartPosition) -> tuple[ChangeFeedPage, float]:
+                began = time.perf_counter()
+                request = ChangeFeedRequest(sim.address, start, max_page_size=_BUSY)
+                page = engine.read_changes(request, OperationOptions(timeout_seconds=600))
+                return page, 1e6 * (time.perf_counter() - began) / count
+
+            return read
+
+        quiet, busy = Simulation(count, behaviour), Simulation(count, behaviour)
+        for number in range(_BUSY * _ROUNDS):
+            busy.write(f"k{number % _BUSY}", {"n": number})
+        read_quiet, read_busy = engine_of(quiet), engine_of(busy)
+        rests, _ = read_quiet(Now())
+        while not rests.poll_after_seconds:
+            rests, _ = read_quiet(FromContinuationToken(rests.continuation_token))
+        page, _ = read_busy(Beginning())
+        while page.diagnostics.requests > count // 10 or not page.events:
+            page, _ = read_busy(FromContinuationToken(page.continuation_token))
+
+        def ours() -> Done:
+            nonlocal page
+            times = []
+            for _ in range(_CALLS):
+                page, each = read_busy(FromContinuationToken(page.continuation_token))
+                if not page.events:
+                    raise ValueError("no position has moved")
+                times.append(each)
+            _, nothing = read_quiet(FromContinuationToken(rests.continuation_token))
+            return Done(count, value=sum(times) / _CALLS, notes={"µs if none is due": nothing})
+
+        yield Sides(ours)
 
 
 def _simulated(bench: Bench, sizes: Sequence[int], swept: int) -> Iterator[Sides]:

@@ -1,0 +1,234 @@
+"""A call on a feed of many partitions asks only those that are due, and no change is missed for that."""
+
+from itertools import pairwise
+
+import pytest
+
+import multiclouddb_api as api
+from multiclouddb_conformance.simulation import Listing, ServiceBehaviour, ThrottledError
+from multiclouddb_spi.continuation.entry import Entry
+from multiclouddb_spi.fetching.turns import DueTimes
+
+PARTITIONS = 8
+
+
+@pytest.fixture
+def resting(make_bench, moved_clock):
+    """A feed of which every partition has just been asked, and is worth asking again in ten seconds."""
+    bench = make_bench(PARTITIONS, behaviour=ServiceBehaviour(poll_after=10.0))
+    bench.connect(max_concurrency=2)
+    bench.clock, bench.last = moved_clock, bench.page(api.Now())
+    assert bench.last.idle
+    return bench
+
+
+def asked(bench):
+    return sum(bench.calls.fetches.values())
+
+
+def step(bench, **settings):
+    """Read the next page; return it with the number of requests."""
+    before = asked(bench)
+    bench.last = bench.page(bench.last.continuation_token, **settings)
+    return bench.last, asked(bench) - before
+
+
+def drained(bench, ids):
+    """Return the ids of the events up to the first idle page."""
+    found = []
+    for _ in range(100):
+        page, _ = step(bench, ask_all=True)
+        found += ids(page)
+        if page.idle:
+            return found
+    raise AssertionError("the feed is not idle")
+
+
+class TestNothingIsDue:
+    def test_the_page_is_not_idle_and_tells_when_to_come_back(self, resting):
+        token = resting.last.continuation_token
+        assert 9 < resting.last.poll_after_seconds <= 10
+        for seconds in (0, 4):
+            resting.clock.pause(seconds)
+            page, requests = step(resting)
+            assert (requests, page.events, page.idle, page.continuation_token) == (0, (), False, token)
+            assert page.diagnostics.requests == 0
+        assert 5 < page.poll_after_seconds <= 6
+
+    def test_the_lag_grows_meanwhile(self, resting):
+        before, _ = step(resting)
+        resting.clock.pause(4)
+        page, _ = step(resting)
+        assert page.diagnostics.lag_seconds == pytest.approx(before.diagnostics.lag_seconds + 4, abs=0.5)
+        assert page.diagnostics.read_until == before.diagnostics.read_until
+
+    def test_a_call_that_waits_reads_when_the_first_is_due(self, resting):
+        resting.fill(5)
+        page, requests = step(resting, wait=20)
+        assert requests >= 1
+        assert len(page.events) == 5
+        assert sum(resting.clock.pauses) < 11
+
+    def test_a_call_that_waits_reads_again_when_they_are_due_again(self, resting):
+        resting.clock.pause(10)
+        resting.clock.at_pause = lambda: resting.fill(1) if len(resting.clock.pauses) == 3 else None
+        resting.clock.pauses.clear()
+        page, requests = step(resting, wait=28)
+        assert len(page.events) == 1
+        assert requests <= 3 * PARTITIONS
+        assert sum(resting.clock.pauses) < 21
+
+    def test_partitions_that_the_process_has_just_asked_rest_for_every_token(self, resting):
+        resting.sim.behaviour = ServiceBehaviour(poll_after=10.0, heartbeats=False)
+        resting.clock.pause(10)
+        step(resting)
+        ours, others = resting.engine, resting.connect(max_concurrency=2)
+        resting.fill_partition("p0")
+        token = resting.page(resting.last.continuation_token, engine=others).continuation_token
+        before = sum(ours.provider.calls.fetches.values())
+        page = resting.page(token, engine=ours)
+        assert (page.idle, sum(ours.provider.calls.fetches.values())) == (False, before + 1)
+        assert 9 < page.poll_after_seconds <= 10
+
+    def test_a_call_whose_wait_ends_before_reads_nothing(self, resting):
+        resting.fill(5)
+        page, requests = step(resting, wait=3)
+        assert (requests, page.events) == (0, ())
+        assert 6 < page.poll_after_seconds <= 7
+
+    def test_calls_that_ask_all_wait_until_they_are_due(self, resting, ids):
+        resting.fill(5)
+        assert sorted(drained(resting, ids)) == sorted(resting.written())
+
+    def test_a_token_of_another_process_leaves_nothing_out(self, resting):
+        resting.fill(5)
+        resting.connect(max_concurrency=2)
+        page, requests = step(resting)
+        assert (requests, len(page.events)) == (PARTITIONS, 5)
+
+    def test_the_token_is_refused_for_another_scope(self, resting):
+        scope = api.PhysicalPartition(resting.partitions()[0])
+        resting.refused(api.ErrorCategory.INVALID_REQUEST, resting.last.continuation_token, scope=scope)
+
+
+class TestSomeAreDue:
+    def test_only_they_are_asked(self, resting):
+        """A partition that may have more records is due at once."""
+        resting.clock.pause(10)
+        resting.fill_partition("p3", 3)
+        page, requests = step(resting, size=1)
+        assert len(page.events) == 1
+        while len(page.events):
+            page, requests = step(resting, size=1)
+        page, requests = step(resting)
+        assert (page.idle, requests) == (False, 0)
+
+    def test_each_is_asked_once_in_its_time(self, resting):
+        for _ in range(60):
+            step(resting)
+            resting.clock.pause(1)
+        counts = resting.calls.fetches.values()
+        assert len(counts) == PARTITIONS
+        assert max(counts) <= 7 <= 1 + min(counts)
+
+    def test_every_event_comes_once_and_in_order(self, resting, ids):
+        seen = []
+        for number in range(60):
+            resting.fill(3, keys=20)
+            seen += ids(step(resting, size=1 + number % 5)[0])
+            resting.clock.pause(number % 7)
+        seen += drained(resting, ids)
+        assert sorted(seen) == sorted(resting.written())
+        places = {item.event_id: (item.commit, item.index) for item in resting.sim.truth}
+        by_partition = {}
+        for item in resting.sim.truth:
+            by_partition.setdefault(item.partition_id, set()).add(item.event_id)
+        for mine in by_partition.values():
+            order = [places[name] for name in seen if name in mine]
+            assert all(one < other for one, other in pairwise(order))
+
+    def test_children_are_read_at_once(self, resting):
+        children = resting.sim.split("p0")
+        events = resting.fill_partition(children[0], 3)
+        resting.clock.pause(10)
+        page, _ = step(resting)
+        assert [event.event_id for event in page.events] == events
+
+    def test_a_failure_of_one_is_reported_and_the_others_rest(self, resting):
+        resting.clock.pause(10)
+        name = resting.sim.public_id("p2")
+        resting.sim.fail_next("p2", ThrottledError("slow", 60), times=100)
+        page, _ = step(resting)
+        assert list(page.diagnostics.partition_errors) == [name]
+        page, requests = step(resting)
+        assert (list(page.diagnostics.partition_errors), requests) == ([name], 0)
+        assert page.poll_after_seconds == 0
+
+    def test_a_read_from_an_older_token_is_right(self, resting, ids):
+        """The times of a token hold for its positions, however often it is used."""
+        first = resting.last.continuation_token
+        resting.clock.pause(10)
+        resting.fill(20, keys=20)
+        for _ in range(2):
+            resting.last = resting.page(first)
+            seen = [*ids(resting.last), *drained(resting, ids)]
+            assert sorted(seen) == sorted(resting.written())
+
+
+class TestOthers:
+    def test_a_feed_that_one_call_can_read_is_asked_whole(self, make_bench, moved_clock):
+        bench = make_bench(2, behaviour=ServiceBehaviour(poll_after=10.0))
+        bench.connect(max_concurrency=2)
+        bench.last = bench.page(api.Now())
+        page, requests = step(bench)
+        assert (page.idle, requests, page.poll_after_seconds) == (True, 2, 0)
+
+    def test_partitions_that_are_always_worth_asking_are_asked(self, make_bench):
+        bench = make_bench(PARTITIONS)
+        bench.connect(max_concurrency=2)
+        bench.last = bench.page(api.Now())
+        for _ in range(3):
+            page, requests = step(bench)
+            assert (page.idle, requests, page.poll_after_seconds) == (True, PARTITIONS, 0)
+
+    def test_late_children_are_looked_for_while_the_others_rest(self, make_bench, moved_clock):
+        behaviour = ServiceBehaviour(
+            poll_after=10.0, listing=Listing.OPEN, late_siblings=2, proves_children=False
+        )
+        bench = make_bench(PARTITIONS, behaviour=behaviour)
+        bench.connect(max_concurrency=2)
+        bench.last = bench.page(api.Now())
+        children = bench.sim.split("p0")
+        events = [name for child in children for name in bench.fill_partition(child, 2)]
+        seen = []
+        for _ in range(60):
+            page, _ = step(bench)
+            seen += [event.event_id for event in page.events]
+            moved_clock.pause(3)
+        assert sorted(seen) == sorted(events)
+
+    @pytest.mark.parametrize(("most", "kept"), [(100_000, 16), (PARTITIONS * 3, 3), (1, 1)])
+    def test_what_is_kept_is_bounded(self, resting, monkeypatch, most, kept):
+        monkeypatch.setattr("multiclouddb_spi.reading.resting._MOST_TIMES", most)
+        for _ in range(40):
+            resting.fill(1)
+            resting.clock.pause(10)
+            while step(resting)[1]:
+                pass
+        assert len(resting.engine._resting.kept) == kept
+
+
+class TestTime:
+    TIMES = DueTimes({"p": (50.0, [7])}, 50.0)
+
+    @pytest.mark.parametrize(
+        ("name", "place", "now", "due"),
+        [
+            ("p", [7], 49.9, False),
+            ("p", [7], 50.0, True),
+            ("p", [8], 49.9, True),
+            ("other", [7], 49.9, True),
+        ],
+    )
+    def test_it_holds_for_one_position_of_one_partition(self, name, place, now, due):
+        assert self.TIMES.is_due(Entry.read(name, place), now) is due
