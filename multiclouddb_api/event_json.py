@@ -131,6 +131,7 @@ def page_from_json(text: bytes | str) -> ChangeFeedPage:
         child_partitions=page.each("child_partitions", _child_in),
         notices=page.each("notices", _notice_in),
         diagnostics=_diagnostics_in(page.path("diagnostics"), page.take("diagnostics", dict)),
+        poll_after_seconds=page.take("poll_after_seconds", float, int),
     )
 
 

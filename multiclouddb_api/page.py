@@ -254,9 +254,8 @@ class ChangeFeedPage:
     it may be several kilobytes long, so store it as text or blob, never as `varchar(255)`."""
     idle: bool = False
     """True only if the service reported for every active partition that there are no more changes at present.
-    A page may be empty without being idle. If a feed has more partitions than `ClientConfig.max_concurrency`,
-    a call may leave out partitions that are not worth asking yet, and then its page is not idle; use
-    `OperationOptions(ask_all=True)` to read up to an idle page."""
+    A page may be empty without being idle, for example if the call has left out partitions that are not worth
+    asking yet (`OperationOptions.ask_all`)."""
     partition_retired: bool = False
     """True if the partition has ended and all its changes have been delivered; only with a
     `PhysicalPartition` without descendants. Another read from the same token returns the same result."""

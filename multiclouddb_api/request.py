@@ -284,10 +284,11 @@ class OperationOptions:
     """How long to wait for a first event before returning an empty page (long poll), in seconds. 0, the
     default, means no wait. It is never longer than `timeout_seconds`.
     """
-    ask_all: bool = attrs.field(default=False, validator=is_a(bool))
-    """True to ask every partition, and to wait for those that are not worth asking yet, so that an idle page
-    shows that everything was read. With False, the default, a call leaves them out if the feed has more
-    partitions than `ClientConfig.max_concurrency`; see `ChangeFeedPage.poll_after_seconds`.
+    ask_all: bool = attrs.field(default=True, validator=is_a(bool))
+    """True, the default, to ask every partition, and to wait for those that are not worth asking yet. With
+    False, a call leaves them out if the feed has more partitions than `ClientConfig.max_concurrency`; then
+    its page is not idle, and `ChangeFeedPage.poll_after_seconds` tells when to call again. Use False for a
+    loop that runs for ever, as a `ChangeFeedIterator` without `until_idle` does.
 
     Portability:
         On Cosmos DB, DynamoDB and Spanner, an idle partition is not asked again for up to ten seconds. The

@@ -206,7 +206,7 @@ class Engine:
         began: float,
     ) -> Reading[T]:
         scope, wait, due = request.scope, options.wait_seconds, None
-        if self._resting.leaves_out(lineage, options):
+        if not options.ask_all and self._resting.may_leave_out(lineage):
             due = DueTimes() if check is None or check.due is None else check.due
         if check is not None:
             wait = check.wait
@@ -249,7 +249,8 @@ class Engine:
             notices = tuple(each for each in reading.page.notices if not isinstance(each, _ENDS))
             page = attrs.evolve(reading.page, continuation_token=start.token, idle=False, notices=notices)
             return Reading(reading.values, page)
-        self._resting.note(request, session.feed, reading.page, result, check, may_stay=may_stay)
+        if may_stay or result.due is not None:
+            self._resting.note(request, session.feed, reading.page, result.due, check, may_stay=may_stay)
         return reading
 
     def list_physical_partitions(
@@ -384,7 +385,7 @@ class Engine:
         with user_errors(self._provider, "inspect"):
             return report(
                 envelope, token, key, provider_options,
-                lambda request: self.read_changes(request, attrs.evolve(options, ask_all=True)), describe,
+                lambda request: self.read_changes(request, options), describe,
             )  # fmt: skip
 
     def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:

@@ -144,7 +144,7 @@ class TestCalls:
             assert changes.continuation_token == "token"
             error = refused(made.iterate_changes, REQUEST, max_outage_seconds=-1)
             assert "max_outage_seconds" in error.message
-        assert plugin.backends[0].calls == [(REQUEST, api.OperationOptions(30, 2, ask_all=True))]
+        assert plugin.backends[0].calls == [(REQUEST, api.OperationOptions(30, 2))]
 
 
 CALLS = {

@@ -219,7 +219,7 @@ class TestPagesAndEvents:
         assert service.reads == []
         list(changes)
         assert {attrs.evolve(read, start_position=api.AtTime(MOMENT)) for read in service.reads} == {request}
-        assert service.options[0] == api.OperationOptions(7, 3, ask_all=True)
+        assert service.options[0] == api.OperationOptions(7, 3)
 
     def test_a_feed_that_ended_ends_the_iteration_after_its_page(self):
         ended = api.ChangeFeedPage((), "", notices=(api.FeedEnded("dropped"),))

@@ -174,7 +174,9 @@ class Contact:
         """Read one page."""
         with self._interrupt.reading():
             try:
-                page = self.client.read_changes(request, options)
+                # `--to` ends with an idle page.
+                asked = attrs.evolve(options or OperationOptions(), ask_all=True)
+                page = self.client.read_changes(request, asked)
             except MulticloudDbError as error:
                 if self._has_read:
                     raise

@@ -326,7 +326,7 @@ def _read(
     """Return the newest events between the request's start and `until`, and the token after them."""
     found: list[ChangeEvent] = []
     while True:
-        page = contact.read_changes(request, attrs.evolve(options, ask_all=True))
+        page = contact.read_changes(request, options)
         found += selection.of(page.events)
         if len(found) > 2 * count:
             found = _newest_of(found, count)

@@ -128,12 +128,11 @@ class Collection:
         client: MulticloudDbClient | None = None,
         timeout: float = 30.0,
         wait: float = 0.0,
-        ask_all: bool = False,
         **settings: Any,
     ) -> ChangeFeedPage:
         """Return one page."""
         request = self.request(start, size, **settings)
-        return (client or self.client).read_changes(request, OperationOptions(timeout, wait, ask_all))
+        return (client or self.client).read_changes(request, OperationOptions(timeout, wait))
 
     def now(self, **settings: Any) -> str:
         """Return a token for the current position."""
@@ -143,7 +142,7 @@ class Collection:
         """Return the pages up to the first idle page, or up to the end of the partition."""
         idle = 0
         for _ in range(_MOST_PAGES):
-            page = self.page(start, size, ask_all=True, **settings)
+            page = self.page(start, size, **settings)
             yield page
             idle = idle + 1 if page.idle else 0
             if page.partition_retired or idle == self.harness.idle_pages:

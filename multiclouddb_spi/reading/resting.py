@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import closing
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
@@ -25,7 +25,7 @@ from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed, FeedSpec
 from multiclouddb_spi.fetching.fetcher import ReadContext
-from multiclouddb_spi.fetching.turns import DueTimes, PollResult
+from multiclouddb_spi.fetching.turns import DueTimes
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.reading.poll import Waiting
 from multiclouddb_spi.time_limits import Deadline
@@ -140,16 +140,16 @@ class Resting:
             for each in lineage
         )
 
-    def leaves_out(self, lineage: Lineage, options: OperationOptions) -> bool:
-        """Return whether a call leaves out the partitions that are not due."""
-        return not options.ask_all and len(lineage) > self._context.width and lineage.plan is None
+    def may_leave_out(self, lineage: Lineage) -> bool:
+        """Return whether a call may leave out the partitions that are not due."""
+        return len(lineage) > self._context.width and lineage.plan is None
 
     def note(
         self,
         request: ChangeFeedRequest,
         feed: Feed,
         page: ChangeFeedPage,
-        result: PollResult[Any],
+        due: DueTimes | None,
         check: Check | None,
         *,
         may_stay: bool,
@@ -161,8 +161,7 @@ class Resting:
             if may_stay:
                 mark = check.mark if check is not None and check.feed is feed else None
                 self._keep(_Rest(page, feed, feed.spec, request.scope, time.monotonic(), mark))
-        elif result.due is not None and result.due.times:
-            due = result.due
+        elif due is not None and due.times:
             self._keep(_Rest(page, feed, feed.spec, request.scope, time.monotonic(), None, due))
 
     def _known(self, request: ChangeFeedRequest, spec: FeedSpec) -> _Rest | None:

@@ -75,7 +75,7 @@ class Bench:
         self.opened.append(self._engine)
         return self._engine
 
-    def page(self, place=BEGINNING, size=0, *, timeout=30.0, wait=0.0, ask_all=False, engine=None, **request):
+    def page(self, place=BEGINNING, size=0, *, timeout=30.0, wait=0.0, ask_all=True, engine=None, **request):
         """Read one page, from a start position or a token."""
         request = api.ChangeFeedRequest(self.sim.address, at(place), max_page_size=size, **request)
         options = api.OperationOptions(timeout, wait, ask_all)

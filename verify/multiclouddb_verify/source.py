@@ -117,7 +117,7 @@ class Source:
     def changes(self, token: str, wait: float = 0.0) -> ChangeFeedPage:
         """Read one page of changes."""
         request = self._request(FromContinuationToken(token), 0)
-        return self.client.read_changes(request, OperationOptions(wait_seconds=wait, ask_all=True))
+        return self.client.read_changes(request, OperationOptions(wait_seconds=wait))
 
     def is_in_snapshot(self, token: str) -> bool:
         """Return whether rows of a snapshot follow a position."""

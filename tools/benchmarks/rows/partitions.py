@@ -156,7 +156,7 @@ def page_call_resting(bench: Bench) -> Iterator[Sides]:
             def read(start: StartPosition) -> tuple[ChangeFeedPage, float]:
                 began = time.perf_counter()
                 request = ChangeFeedRequest(sim.address, start, max_page_size=_BUSY)
-                page = engine.read_changes(request, OperationOptions(timeout_seconds=600))
+                page = engine.read_changes(request, OperationOptions(timeout_seconds=600, ask_all=False))
                 return page, 1e6 * (time.perf_counter() - began) / count
 
             return read
