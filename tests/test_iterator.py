@@ -221,6 +221,11 @@ class TestPagesAndEvents:
         assert {attrs.evolve(read, start_position=api.AtTime(MOMENT)) for read in service.reads} == {request}
         assert service.options[0] == api.OperationOptions(7, 3)
 
+    def test_a_loop_without_end_leaves_out_partitions(self):
+        service = Service([1])
+        next(iterator(service).pages())
+        assert not service.options[0].ask_all
+
     def test_a_feed_that_ended_ends_the_iteration_after_its_page(self):
         ended = api.ChangeFeedPage((), "", notices=(api.FeedEnded("dropped"),))
         pages = list(iterator(Service([1, ended, 1])).pages())

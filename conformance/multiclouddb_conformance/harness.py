@@ -276,9 +276,14 @@ class Harness(ABC):
         """
         return None
 
-    def connect(self, observer: Observer | None = None) -> MulticloudDbClient:
+    def connect(
+        self, observer: Observer | None = None, *, max_concurrency: int | None = None
+    ) -> MulticloudDbClient:
         """Return a new client."""
-        return self._opened(lambda: open_client(self.plugin, self.config(), observer))
+        config = self.config()
+        if max_concurrency is not None:
+            config = attrs.evolve(config, max_concurrency=max_concurrency)
+        return self._opened(lambda: open_client(self.plugin, config, observer))
 
     def troubled(self, script: FaultScript, act: Callable[[], None]) -> MulticloudDbClient:
         """Return a new client with a fault; by default the fault is in the reader.

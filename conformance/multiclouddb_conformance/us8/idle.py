@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
-from multiclouddb_api import PhysicalPartition
+from multiclouddb_api import OperationOptions, PhysicalPartition
 from multiclouddb_conformance.collection import Collection
-from multiclouddb_conformance.waiting import assert_prompt
+from multiclouddb_conformance.waiting import SOON, assert_prompt
 from multiclouddb_spi.continuation.token import decode_token
 
 __all__ = ["TestIdle", "TestLongPoll", "TestReadUntil", "TestWatermark"]
@@ -42,6 +43,22 @@ class TestIdle:
         token = collection.last(collection.begin).continuation_token
         collection.put("a", n=1)
         assert len(collection.read(token, 1)) == 1
+
+    @pytest.mark.needs("several")
+    def test_calls_that_leave_out_partitions_miss_nothing(self, collection: Collection) -> None:
+        """The feed has more partitions than the client reads at once."""
+        seen, token, options = set[str](), collection.begin, OperationOptions(wait_seconds=1, ask_all=False)
+        with closing(collection.harness.connect(max_concurrency=1)) as client:
+            for number in range(3):
+                collection.fill(6, start=6 * number)
+                until = time.monotonic() + collection.harness.patience_seconds + SOON
+                while len(seen) < 6 * (number + 1):
+                    assert time.monotonic() < until, f"{len(seen)} of {6 * (number + 1)} events have arrived"
+                    page = client.read_changes(collection.request(token), options)
+                    assert not (page.idle and page.poll_after_seconds)
+                    token = page.continuation_token
+                    seen.update(event.event_id for event in page.events)
+        assert collection.drain(token) == []
 
     def test_an_idle_feed_does_not_lag(self, collection: Collection) -> None:
         collection.fill(3)
