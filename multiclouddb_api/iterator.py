@@ -82,6 +82,10 @@ class ChangeFeedIterator:
     Each report goes to the log (`multiclouddb.iterator`, WARNING) and to `Observer.outage`. `CONFLICT` means
     that another worker has saved the checkpoint in the meantime.
 
+    Without `until_idle`, each read leaves out the partitions that are not worth asking yet
+    (`OperationOptions.ask_all`). So a feed with more partitions than `ClientConfig.max_concurrency` may never
+    return a page that is idle; to stop when everything is read, use `until_idle`.
+
     With the scope `PhysicalPartition(…)`, the iteration ends when the partition ends. With
     `with_descendants=True`, the iteration continues with the partitions that replace the ended partition.
 

@@ -176,6 +176,30 @@ class TestSomeAreDue:
             assert sorted(seen) == sorted(resting.written())
 
 
+class TestPace:
+    """A loop that waits as long as each page says does not spin while nothing is written."""
+
+    @pytest.mark.parametrize("form", Listing)
+    @pytest.mark.parametrize("late", [0, 2])
+    def test_of_a_quiet_feed(self, make_bench, moved_clock, form, late):
+        behaviour = ServiceBehaviour(
+            poll_after=10.0, listing=form, late_siblings=late, proves_children=not late
+        )
+        bench = make_bench(PARTITIONS, behaviour=behaviour)
+        bench.connect(max_concurrency=2)
+        bench.last = bench.page(api.Now(), ask_all=False)
+        children = bench.sim.split("p0")
+        events = [name for child in children for name in bench.fill_partition(child, 2)]
+        seen, calls, began = [], 0, moved_clock.moved
+        while moved_clock.moved < began + 900:
+            page, _ = step(bench)
+            calls += 1
+            assert calls < 2500
+            seen += [event.event_id for event in page.events]
+            moved_clock.pause(0.5 if page.idle else page.poll_after_seconds)
+        assert sorted(seen) == sorted(events)
+
+
 class TestOthers:
     def test_a_feed_that_one_call_can_read_is_asked_whole(self, make_bench, moved_clock):
         bench = make_bench(2, behaviour=ServiceBehaviour(poll_after=10.0))
