@@ -625,6 +625,8 @@ class Lineage:
                 raise _broken(f"{partition_id} is not a segment, but has ended with Scanned")
             case Drained() | Awaiting() if self.plan is not None and self.is_segment(partition_id):
                 raise _broken(f"the segment {partition_id} has ended with {type(outcome).__name__}")
+            case Drained(()):
+                raise _broken(f"{partition_id} has ended with Drained, but without a child")
             case _:
                 pass
 

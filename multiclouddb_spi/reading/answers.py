@@ -191,11 +191,8 @@ class Answers:
 
     def _tell_end(self, name: str, outcome: Outcome, moved: Ending) -> None:
         match outcome:
-            case Drained(children) if not self._single:
-                if moved.fresh or not children:
-                    self._tell_retired(name, moved.fresh)
-                if not len(self._lineage):
-                    self._result.over = _ALL_ENDED
+            case Drained() if moved.fresh and not self._single:
+                self._tell_retired(name, moved.fresh)
             case Ended(notice) if notice is not None:
                 # Every partition of a dropped collection ends with this notice; after the last partition, the
                 # feed is over.

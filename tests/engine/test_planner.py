@@ -566,3 +566,19 @@ def test_a_notice_inside_a_range_does_not_end_it(heads):
         sim.announce("p0", Renamed("a", "b"))
     consumer.drain()
     consumer.check_all()
+
+
+def test_who_has_answered_is_not_asked_again_because_another_was_lost():
+    requests = []
+    for lost in (False, True):
+        sim = Simulation(2)
+        consumer = Consumer(sim, heads="none", on_expired=SkipToOldest())
+        consumer.drain()
+        for number in range(24):
+            sim.write(f"k{number}", {"n": number})
+        if lost:
+            sim.trim("p1")
+        before = consumer.provider.calls.fetches["p0"]
+        consumer.planner.advance(consumer.at, None, consumer.deadline)
+        requests.append(consumer.provider.calls.fetches["p0"] - before)
+    assert requests[0] == requests[1] > 0

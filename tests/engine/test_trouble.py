@@ -547,6 +547,21 @@ class TestObserver:
         bench.engine.close()
         assert set(told) == {bench.sim.public_id(name) for name in bench.sim.partitions}
 
+    def test_the_end_of_a_partition_is_told_once_with_its_children(self, make_bench):
+        told = []
+
+        class Ends(api.Observer):
+            def partition_retired(self, address, partition_id, children):
+                told.append((partition_id, sorted(children)))
+
+        bench = make_bench(partitions=2)
+        bench.connect(observer=Ends())
+        bench.fill(5)
+        public = bench.sim.public_id
+        ended = (public("p0"), sorted(map(public, bench.sim.split("p0"))))
+        bench.drain()
+        assert told == [ended]
+
 
 def test_a_throttle_is_raised_before_an_answer_that_is_late(make_bench):
     """An error of a throttled call is more informative than one of a late answer: it contains the time to

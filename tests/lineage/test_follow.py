@@ -181,6 +181,13 @@ def test_a_provider_that_names_late_although_it_says_that_it_does_not_is_refused
     assert list(lineage) == [Entry.read("0", 5)]
 
 
+def test_an_end_with_children_but_without_a_child_is_refused():
+    lineage = Lineage([Entry.read("0", 5)], RULES)
+    with pytest.raises(ProviderFault, match="0 has ended with Drained, but without a child"):
+        apply_end(lineage, "0", Drained(()), names_late=True)
+    assert list(lineage) == [Entry.read("0", 5)]
+
+
 def test_a_loss_of_which_nothing_is_proved_names_three_partitions():
     lineage = Lineage(map(Entry.read, "0123", "5555"), RULES, root="0")
     survey = Survey((), dict.fromkeys("0123"), heirs=(Seed("9", (), 7),))

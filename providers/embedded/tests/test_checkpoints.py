@@ -90,6 +90,12 @@ class TestFile:
             list(pool.map(save, ("a", "b", "c", "d")))
         assert [store.load(name).token for name in ("a", "b", "c", "d")] == ["9"] * 4
 
+    def test_a_folder_that_cannot_be_made_is_named(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        path = tmp_path / "file" / "checkpoints.db"
+        error = refusal(SqliteCheckpointStore(path).save, "orders", "1", None)
+        assert error.message.startswith(f"checkpoint file {path}: cannot be written")
+
     def test_a_full_disk_leaves_the_old_one(self, store, monkeypatch):
         first = store.save("orders", "1", None)
         real = sqlite3.connect
