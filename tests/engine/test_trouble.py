@@ -504,6 +504,18 @@ class TestProviderBugs:
         bench.engine.close()
 
 
+def test_only_an_expired_position_tells_where_reading_could_go_on(make_bench):
+    bench = make_bench(partitions=1)
+    token = bench.page(api.Now()).continuation_token
+    bench.fill(5)
+    bench.sim.fail_next("p0", DeniedError("no"))
+    denied = bench.refused(api.ErrorCategory.AUTHORIZATION_FAILED, token)
+    assert denied.detail.oldest_position is None
+    bench.sim.trim("p0")
+    expired = bench.refused(api.ErrorCategory.CHECKPOINT_EXPIRED, token)
+    assert expired.detail.oldest_position
+
+
 class Angry(api.Observer):
     """An observer that raises an error in every method."""
 

@@ -12,6 +12,7 @@ from multiclouddb_spi import (
     PartitionState,
     ProviderFault,
     Scanned,
+    Seed,
     Segment,
     Survey,
 )
@@ -151,6 +152,11 @@ def test_a_child_that_comes_late_begins_the_watch_for_its_siblings():
         lineage.looked(Survey(present, {}), ["0"], 14)
     assert sorted(entry.partition_id for entry in lineage) == ["0", "1", "2", "9"]
     assert lineage.ending("0").looks == 0
+
+
+def test_a_partition_that_ended_before_the_start_is_asked_for_more_children():
+    lineage = Lineage.from_seeds([Seed("0", (), 5, ended=True), Seed("1", ("0",), 5)], RULES)
+    assert list(lineage) == [Entry("0", Stage.END, (5,), children=("1",)), Entry.read("1", 5)]
 
 
 @pytest.mark.parametrize(("looks", "leaves"), [(12, False), (13, True)])
