@@ -161,3 +161,9 @@ def test_a_url_without_its_store_names_the_package_or_a_known_scheme(url, way_ou
         open_checkpoint_store(url)
     assert caught.value.category == ErrorCategory.INVALID_REQUEST
     assert way_out in caught.value.message
+
+
+def test_a_url_opens_the_store_of_its_scheme(tmp_path):
+    store = open_checkpoint_store(f"sqlite://{tmp_path}/positions.db")
+    assert store.save("orders", TOKEN, None) == store.load("orders")
+    assert (tmp_path / "positions.db").exists()
