@@ -272,8 +272,8 @@ class ChangeFeedPage:
     diagnostics: OperationDiagnostics = attrs.field(factory=OperationDiagnostics)
     """Measurements of the call, such as its cost and lag."""
     poll_after_seconds: float = 0.0
-    """In how many seconds a call can find something new again: before this time, it would leave out every
-    partition. 0, the default, if it is worth calling again at once."""
+    """In how many seconds to call again with `OperationOptions(ask_all=False)`: before, nearly no partition
+    is worth asking. 0, the default, if it is worth calling again at once."""
 
     def to_arrow(self) -> pyarrow.RecordBatch:
         """Return the events as an Arrow batch of `multiclouddb_api.arrow.EVENT_SCHEMA` (extra `arrow`).

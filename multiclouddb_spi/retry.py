@@ -85,9 +85,8 @@ class Tries:
             try:
                 return once()
             except Exception as error:
-                if deadline.passed() and self._may_pass(
-                    error
-                ):  # it was cut off; the one before explains more
+                # The deadline may have cut off this attempt, so the failure before it explains more.
+                if deadline.passed() and self._may_pass(error):
                     raise before from None
                 before = error
                 raise

@@ -4,13 +4,24 @@ import re
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import attrs
 import pytest
 
-from multiclouddb_api import FileCheckpointStore, SnapshotOrder, SnapshotProgress, event_from_json
+from multiclouddb_api import (
+    ChangeFeedRequest,
+    FileCheckpointStore,
+    Now,
+    Observer,
+    OperationOptions,
+    ResourceAddress,
+    SnapshotOrder,
+    SnapshotProgress,
+    event_from_json,
+)
 from multiclouddb_cli.screen import ProgressLine, snapshot_line
-from multiclouddb_cli.session import Contact
+from multiclouddb_cli.session import Contact, Interrupt
 from multiclouddb_conformance.command_line import apart_from_silence
 
 from .terminals import follow
@@ -229,3 +240,13 @@ class TestSnapshot:
             "",
         ]
         assert not any(nl for _, nl in shown)
+
+
+def test_each_read_asks_all_partitions_so_that_to_can_end_the_command():
+    asked = []
+    client = SimpleNamespace(read_changes=lambda request, options: asked.append(options))
+    contact = Contact(lambda: client, Interrupt(), Observer(), waits=False)
+    contact.read_changes(
+        ChangeFeedRequest(ResourceAddress(None, "orders"), Now()), OperationOptions(7, 3, ask_all=False)
+    )
+    assert asked == [OperationOptions(7, 3, ask_all=True)]

@@ -55,11 +55,11 @@ _RETURN_SECONDS: Final = 1.0
 _FIRST_PAUSE_SECONDS: Final = 0.002
 _LEAST_PAUSE_SECONDS: Final = 0.02
 _MOST_PAUSE_SECONDS: Final = 0.5
-# How long a loop that leaves out partitions rests at least if nothing is found, and at most while the feed
-# has ended partitions, or is compared with the service's listing.
+# How long a loop that leaves out partitions rests at least if nothing is found, and at most while the
+# children of ended partitions are looked for, or the feed is compared with the service's listing.
 _LEAST_REST_SECONDS: Final = 0.1
-_END_SECONDS: Final = 1.0
-_AUDIT_SECONDS: Final = 5.0
+_LOOK_REST_SECONDS: Final = 1.0
+_SEARCH_REST_SECONDS: Final = 5.0
 _MIN_ASK: Final = 4096
 _MAX_ASK: Final = 8 * 1024 * 1024
 _LOOK_SECONDS: Final = 0.2
@@ -459,19 +459,14 @@ class Poll(Generic[T]):
             else:
                 times[entry.partition_id] = rest = noted[entry.partition_id]
                 soonest = min(soonest, rest[0])
-        if self._leaves_out and lineage.is_quiet(times.keys() | self._turns.quiet()):
-            # A call may also have to search. Without an end, a loop must not spin on those that never rest.
-            now = time.monotonic()
-            pauses = (
-                _END_SECONDS
-                if lineage.ends()
-                else _AUDIT_SECONDS
-                if lineage.audited is not None
-                else math.inf
-            )
-            soonest = min(max(soonest, now + _LEAST_REST_SECONDS), now + pauses)
+        now = time.monotonic()
+        if lineage.is_quiet(times.keys() | self._turns.quiet()):
+            if self._leaves_out:  # the page is not idle, so a loop must not spin on those that never rest
+                soonest = max(soonest, now + _LEAST_REST_SECONDS)
         elif lineage.ends() or lineage.waiting():
             soonest = 0.0
+        if lineage.ends() or lineage.audited is not None:  # a call may have to search
+            soonest = min(soonest, now + (_LOOK_REST_SECONDS if lineage.ends() else _SEARCH_REST_SECONDS))
         return DueTimes(times, soonest)
 
     # -- The end

@@ -199,6 +199,14 @@ class TestPace:
             moved_clock.pause(0.5 if page.idle else page.poll_after_seconds)
         assert sorted(seen) == sorted(events)
 
+    def test_of_a_feed_that_is_searched_although_its_partitions_rest_for_long(self, make_bench, moved_clock):
+        behaviour = ServiceBehaviour(poll_after=3600.0, proves_children=False)
+        bench = make_bench(PARTITIONS, behaviour=behaviour)
+        bench.connect(max_concurrency=2)
+        page = bench.page(api.Now(), ask_all=False)
+        assert page.idle
+        assert 4 < page.poll_after_seconds <= 5
+
 
 class TestOthers:
     def test_a_feed_that_one_call_can_read_is_asked_whole(self, make_bench, moved_clock):
@@ -215,22 +223,6 @@ class TestOthers:
         for _ in range(3):
             page, requests = step(bench)
             assert (page.idle, requests, page.poll_after_seconds) == (True, PARTITIONS, 0)
-
-    def test_late_children_are_looked_for_while_the_others_rest(self, make_bench, moved_clock):
-        behaviour = ServiceBehaviour(
-            poll_after=10.0, listing=Listing.OPEN, late_siblings=2, proves_children=False
-        )
-        bench = make_bench(PARTITIONS, behaviour=behaviour)
-        bench.connect(max_concurrency=2)
-        bench.last = bench.page(api.Now(), ask_all=False)
-        children = bench.sim.split("p0")
-        events = [name for child in children for name in bench.fill_partition(child, 2)]
-        seen = []
-        for _ in range(60):
-            page, _ = step(bench)
-            seen += [event.event_id for event in page.events]
-            moved_clock.pause(3)
-        assert sorted(seen) == sorted(events)
 
     @pytest.mark.parametrize(("most", "kept"), [(100_000, 16), (PARTITIONS * 3, 3), (1, 1)])
     def test_what_is_kept_is_bounded(self, resting, monkeypatch, most, kept):

@@ -77,8 +77,8 @@ class HardLife:
             case _:
                 self.sim.roll(self.dice.choice(names))
 
-    def passes(self):
-        """Let time pass, if there is a clock; return whether the call asks all partitions."""
+    def asks_all(self):
+        """Return whether the next call asks all partitions; if there is a clock, time passes before it."""
         if self.clock is None:
             return True
         self.clock.pause(self.pace.choice([0, 0, 1, 3, 8]))
@@ -88,7 +88,7 @@ class HardLife:
         """Read one page, and handle errors as a consumer would."""
         size = self.dice.choice([0, 1, 2, 7])
         try:
-            page = self.bench.page(self.place, size, on_expired=SkipToOldest(), ask_all=self.passes())
+            page = self.bench.page(self.place, size, on_expired=SkipToOldest(), ask_all=self.asks_all())
         except MulticloudDbError as error:
             allowed = (ErrorCategory.PERMANENT_FAILURE, ErrorCategory.AUTHORIZATION_FAILED)
             if error.category == ErrorCategory.PROVIDER_ERROR:
@@ -167,7 +167,7 @@ class FairLife(HardLife):
 
     def attempt(self, place, size):
         try:
-            return self.bench.page(place, size, timeout=20, ask_all=self.passes())
+            return self.bench.page(place, size, timeout=20, ask_all=self.asks_all())
         except MulticloudDbError as error:
             if not error.retryable:
                 raise
