@@ -146,6 +146,7 @@ def page_call_resting(bench: Bench) -> Iterator[Sides]:
     from multiclouddb_spi.engine import Engine
 
     count = bench.size(_MOST, 100)
+    some = min(_BUSY, count // 20)
     # With one record in an answer, a partition with more records is due at once.
     behaviour = ServiceBehaviour(poll_after=3600, heartbeats=False, page_limit=1)
     with ExitStack() as stack:
@@ -155,15 +156,15 @@ def page_call_resting(bench: Bench) -> Iterator[Sides]:
 
             def read(start: StartPosition) -> tuple[ChangeFeedPage, float]:
                 began = time.perf_counter()
-                request = ChangeFeedRequest(sim.address, start, max_page_size=_BUSY)
+                request = ChangeFeedRequest(sim.address, start, max_page_size=some)
                 page = engine.read_changes(request, OperationOptions(timeout_seconds=600, ask_all=False))
                 return page, 1e6 * (time.perf_counter() - began) / count
 
             return read
 
         quiet, busy = Simulation(count, behaviour), Simulation(count, behaviour)
-        for number in range(_BUSY * _ROUNDS):
-            busy.write(f"k{number % _BUSY}", {"n": number})
+        for number in range(some * _ROUNDS):
+            busy.write(f"k{number % some}", {"n": number})
         read_quiet, read_busy = engine_of(quiet), engine_of(busy)
         rests, _ = read_quiet(Now())
         while not rests.poll_after_seconds:
