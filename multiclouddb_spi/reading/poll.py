@@ -460,11 +460,12 @@ class Poll(Generic[T]):
                 times[entry.partition_id] = rest = noted[entry.partition_id]
                 soonest = min(soonest, rest[0])
         now = time.monotonic()
-        if lineage.is_quiet(times.keys() | self._turns.quiet()):
-            if self._leaves_out:  # the page is not idle, so a loop must not spin on those that never rest
-                soonest = max(soonest, now + _LEAST_REST_SECONDS)
-        elif lineage.ends() or lineage.waiting():
+        is_quiet = lineage.is_quiet(times.keys() | self._turns.quiet())
+        if not is_quiet and lineage.ends():
             soonest = 0.0
+        elif self._leaves_out and (is_quiet or not self._result.count):
+            # The page is not idle, so a loop must not spin on partitions that never rest or that wait.
+            soonest = max(soonest, now + _LEAST_REST_SECONDS)
         if lineage.ends() or lineage.audited is not None:  # a call may have to search
             soonest = min(soonest, now + (_LOOK_REST_SECONDS if lineage.ends() else _SEARCH_REST_SECONDS))
         return DueTimes(times, soonest)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -25,19 +27,23 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.explore.service import At, Got, moment_of
 from multiclouddb_conformance.explore.world import BrokenError, Kind, World, ancestors, hides
-from multiclouddb_spi import Continue, Deadline, Engine, Feed, FeedSpec, Provider
+from multiclouddb_spi import Batch, Continue, Deadline, Engine, Feed, FeedSpec, Provider
 from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.follow import Follow, Found, Looks, apply_end
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.errors import fault_of
-from multiclouddb_spi.fetching.fetcher import InlineExecutor
+from multiclouddb_spi.fetching.fetcher import Fetcher, InlineExecutor, ReadContext
+from multiclouddb_spi.fetching.readers import Budget, ReaderCache
+from multiclouddb_spi.fetching.turns import DueTimes
+from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.partition import decode_partition_id
 from multiclouddb_spi.planning.planner import Planner, Target
 from multiclouddb_spi.planning.ranges import Range, read_range
+from multiclouddb_spi.reading.poll import Poll
 from multiclouddb_spi.retry import directly
 
-__all__ = ["READERS", "Answers", "Pages", "Planned", "Reader"]
+__all__ = ["READERS", "Answers", "Pages", "Planned", "Polls", "Reader"]
 
 _SECONDS: Final = 20.0
 _BYTES: Final = 1 << 20
@@ -237,6 +243,71 @@ class Pages(Reader):
         return page.continuation_token, Got(gap, left, again=again, events=events, idle=page.idle)
 
 
+class Polls(Answers):
+    """What one call reads, which may leave out partitions; which of them is the explorer's choice."""
+
+    def steps(self, at: At) -> list[str]:
+        state = self.state(at.token)
+        active = [at.index(item[0]) for item in state["p"] if len(item) == 2]
+        without = [f"poll without {i}" for i in active]
+        late = ["poll and search"] if "a" in state else []
+        return ["poll", "poll of one", *without, *(["poll without all"] if len(active) > 1 else []), *late]
+
+    def rest(self, at: At, world: World) -> list[str]:
+        return [name for name in self.steps(at)[::-1] if "without" not in name]
+
+    def step(self, at: At, name: str) -> tuple[str, Got]:
+        with opened(at) as (provider, feed):
+            lineage = self._lineage(at, feed)
+            if lineage.waiting():
+                lineage.start_passed()
+            due: DueTimes | None = None
+            if "without" in name:
+                choice = name.split()[-1]
+                left_out = {
+                    each.partition_id: (_NEVER, each.cursor)
+                    for each in lineage.active()
+                    if choice == "all" or at.index(each.partition_id) == int(choice)
+                }
+                due = DueTimes(left_out)
+            context = _context(provider, audit=0.0 if name == "poll and search" else _NEVER)
+            limit = 1 if name == "poll of one" else _ALL
+            try:
+                result = Poll(
+                    context, feed, lineage, limit, Batch.events, _deadline(), wait=0.0,
+                    on_expired=_policy(at), single=False, now=lambda: None, due=due,
+                ).run()  # fmt: skip
+            finally:
+                context.cache.close()
+            stuck = result.failure
+            if stuck is not None and not result.count:
+                category = _category(provider, stuck[1])
+                if (
+                    category == ErrorCategory.TRANSIENT_FAILURE
+                    and at.root is not None
+                    and hides(at.node.world)
+                ):
+                    return at.token, Got()  # what follows a lost partition may be listed soon
+                if not _may_end(at, category):
+                    raise BrokenError(f"a call fails: {stuck[1]}") from stuck[1]
+                return at.token, Got(over=True)
+        events = [moment_of(event) for values in result.values for event in values]
+        gap, again = _gaps(at, [each.partition_id for each in result.notices if isinstance(each, Gap)])
+        found = [each.partition_id for each in result.notices if isinstance(each, PartitionFoundLate)]
+        if due is not None:
+            if result.idle:
+                raise BrokenError("idle, although partitions were left out")
+            asked = {each.partition_id for each in lineage.active()} - due.times.keys()
+            asks = asked or lineage.ends() or lineage.audited is not None
+            soonest = 0.0 if result.due is None else result.due.soonest
+            if not (events or result.notices) and (soonest >= _NEVER if asks else soonest < _NEVER):
+                raise BrokenError(f"a call has nothing, and the next one has at {soonest}")
+            if not (events or result.notices or lineage.ends()) and soonest <= time.monotonic():
+                raise BrokenError("a call has nothing, and a loop would not wait")
+        told = Got(gap, [_native(at, one) for one in found], again=again, events=events, idle=result.idle)
+        return json.dumps(lineage.to_json()), told
+
+
 class Planned(Reader):
     """Batches of the planner; each can be read again, and has the same rows."""
 
@@ -318,7 +389,9 @@ class Planned(Reader):
                 raise BrokenError(f"a batch of {name} had {wanted}, and has {found} now")
 
 
-READERS: Final[Mapping[str, Callable[[], Reader]]] = {"answers": Answers, "pages": Pages, "planner": Planned}
+READERS: Final[Mapping[str, Callable[[], Reader]]] = {
+    "answers": Answers, "pages": Pages, "polls": Polls, "planner": Planned,
+}  # fmt: skip
 """The readers by name."""
 
 
@@ -369,6 +442,16 @@ def _tells_of(at: At, got: Got, name: str) -> bool:
 def _engine(at: At, audit: float = _NEVER) -> Engine:
     config = ClientConfig("explored", {}, coverage_audit_seconds=audit)
     return Engine(at.service.provider(), config, executor=InlineExecutor(), pause=lambda _: None)
+
+
+def _context(provider: Provider, audit: float) -> ReadContext:
+    """Return what the calls of a client share that reads one partition after the other."""
+    budget, observing, closed = Budget(_ALL * _BYTES), Observing(None), threading.Event()
+    fetcher = Fetcher(provider, InlineExecutor(), observing, closed, pause=lambda _: None)
+    return ReadContext(
+        fetcher, ReaderCache(budget, _ALL), budget, observing, closed,
+        width=1, page_records=_ALL, watch_seconds=600.0, audit_seconds=audit,
+    )  # fmt: skip
 
 
 def _policy(at: At) -> OnExpired:
