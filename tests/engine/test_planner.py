@@ -568,6 +568,19 @@ def test_a_notice_inside_a_range_does_not_end_it(heads):
     consumer.check_all()
 
 
+def test_a_search_that_finds_an_expired_position_says_so(monkeypatch):
+    sim = Simulation(behaviour=ServiceBehaviour(proves_children=False))
+    consumer = Consumer(sim)
+    planner = Planner(consumer.provider, consumer.feed, audit_seconds=0.0)
+
+    def survey(*_, **__):
+        raise TrimmedError("gone")
+
+    monkeypatch.setattr(SimulationFeed, "survey", survey)
+    with pytest.raises(TrimmedError):
+        planner.advance(consumer.at, None, consumer.deadline)
+
+
 def test_who_has_answered_is_not_asked_again_because_another_was_lost():
     requests = []
     for lost in (False, True):

@@ -119,6 +119,19 @@ class TestSlowPartitions:
         came = [name for page in bench.walk(place, size=10) for name in ids(page)]
         assert set(late) <= set(came)
 
+    def test_a_place_on_the_page_is_kept_for_the_head_of_the_queue(self, threaded):
+        bench = threaded(2)
+        slow = bench.fill_partition("p0", 1)
+        bench.fill_partition("p1", 20)
+        bench.sim.hold("p0")
+        release = threading.Timer(0.1, bench.sim.release, ["p0"])
+        release.start()
+        try:
+            page = bench.page(BEGINNING, size=2)
+        finally:
+            release.join()
+        assert slow[0] in [event.event_id for event in page.events]
+
     def test_slow_head_of_the_queue_goes_to_its_back(self, threaded):
         """Each page has a new engine without open readers, so only the token keeps the order."""
         bench = threaded(3)

@@ -91,6 +91,13 @@ class TestWhatIsKept:
             tokens.keep(*self.made(number))
         assert [number for number in range(100) if tokens.take(f"token-{number}")] == list(range(36, 100))
 
+    def test_their_partitions_are_bounded(self, monkeypatch):
+        monkeypatch.setattr("multiclouddb_spi.continuation.state._MOST_ENTRIES", 10)
+        tokens = WrittenTokens()
+        for number in range(20):
+            tokens.keep(*self.made(number, partitions=4))
+        assert [number for number in range(20) if tokens.take(f"token-{number}")] == [18, 19]
+
     def test_a_lineage_that_differs_from_its_token_is_found(self, monkeypatch, bench):
         """In tests, a check compares the lineage with its token; otherwise, no test would notice an
         incomplete token.

@@ -98,6 +98,11 @@ def test_a_lost_partition_stays_when_what_follows_another_is_proved():
     assert lineage.ending("0") == lost
 
 
+def test_one_lost_end_beside_others_leaves_a_doubt():
+    ends = [Entry("0", Stage.END, (), children=("2",)), Entry("1", Stage.END, (5,))]
+    assert Lineage([*ends, Entry.read("2", 5)], RULES, root="0").is_doubtful
+
+
 def test_a_child_that_comes_late_waits_for_the_scan():
     lineage = Lineage([Entry("0", Stage.END, (5,)), Entry.read("1", 5)], RULES)
     lineage.begin_scan(Plan("plan", None, "0", 0, holds=True))

@@ -12,7 +12,16 @@ from multiclouddb_api import ResourceAddress
 from multiclouddb_api.arrow import events_to_arrow
 from multiclouddb_cosmos.mapping import CosmosMapper
 from multiclouddb_cosmos.position import KeyRange, Place, RangeMap, compare, cursor_of, place_of, range_of
-from multiclouddb_cosmos.records import Records, View, is_after, is_of, picked, place_after, records_of
+from multiclouddb_cosmos.records import (
+    Records,
+    View,
+    is_after,
+    is_of,
+    key_of,
+    picked,
+    place_after,
+    records_of,
+)
 from multiclouddb_cosmos.snapshots import Scan, cut_segments, is_scan, plan_scan, scan_of
 from multiclouddb_spi import InvalidCursor, RecordFault, Seed
 
@@ -292,3 +301,11 @@ def test_a_position_that_no_token_can_hold_counts_as_damaged(lsn, held):
     assert records.lsns == [held]
     place = place_after(records, 1)
     assert place_of(cursor_of(place)) == place
+
+
+def test_the_key_of_a_delete_that_has_only_its_previous_version():
+    change = {
+        "previous": {"id": "1", "tenant": "a", "user": {"id": 7.0}},
+        "metadata": {"operationType": "delete"},
+    }
+    assert key_of(change, TWO) == {TWO.names[0]: "a", TWO.names[1]: 7, "id": "1"}
