@@ -48,6 +48,18 @@ def quiet(make_bench, partitions, caught_up=CaughtUp.EXACT):
 class TestProof:
     """A moment and the watermark move only by a record, a heartbeat or an answer that nothing follows."""
 
+    def test_a_child_that_waits_at_a_position_without_a_time_has_no_watermark(self, make_bench, monkeypatch):
+        describe = SimulationFeed.describe
+        monkeypatch.setattr(
+            SimulationFeed, "describe", lambda feed, cursor: attrs.evolve(describe(feed, cursor), time=None)
+        )
+        bench = quiet(make_bench, 2)
+        bench.fill_partition("p1", 3)
+        bench.sim.merge("p0", "p1")
+        page = bench.page(size=1)
+        assert page.events
+        assert page.diagnostics.partitions_watermark == {}
+
     @pytest.mark.usefixtures("delayed")
     def test_one_busy_partition_of_eight_does_not_lag(self, make_bench):
         bench = quiet(make_bench, 8)

@@ -103,6 +103,13 @@ def test_one_lost_end_beside_others_leaves_a_doubt():
     assert Lineage([*ends, Entry.read("2", 5)], RULES, root="0").is_doubtful
 
 
+@pytest.mark.parametrize("others", [(), (Entry.read("1", 5),)])
+def test_a_lost_end_without_a_child_leaves_after_the_last_look_only_beside_others(others):
+    lineage = Lineage([Entry("0", Stage.END, ()), *others], RULES, root="0")
+    assert lineage.looked(Survey(()), ["0"], 1) == ([], [])
+    assert (lineage.ending("0") is None) == bool(others)
+
+
 def test_a_child_that_comes_late_waits_for_the_scan():
     lineage = Lineage([Entry("0", Stage.END, (5,)), Entry.read("1", 5)], RULES)
     lineage.begin_scan(Plan("plan", None, "0", 0, holds=True))
