@@ -48,11 +48,27 @@ def quiet(make_bench, partitions, caught_up=CaughtUp.EXACT):
 class TestProof:
     """A moment and the watermark move only by a record, a heartbeat or an answer that nothing follows."""
 
-    def test_a_child_that_waits_at_a_position_without_a_time_has_no_watermark(self, make_bench, monkeypatch):
+    @pytest.fixture
+    def timeless(self, monkeypatch):
+        """No position tells a time."""
         describe = SimulationFeed.describe
         monkeypatch.setattr(
             SimulationFeed, "describe", lambda feed, cursor: attrs.evolve(describe(feed, cursor), time=None)
         )
+
+    @pytest.mark.usefixtures("timeless")
+    @pytest.mark.usefixtures("delayed")
+    def test_what_was_proved_of_a_position_also_holds_at_a_later_one(self, make_bench):
+        bench = quiet(make_bench, 1)
+        page = bench.page(bench.page(Now()).continuation_token)
+        before = page.diagnostics.partitions_watermark
+        bench.fill(3)
+        page = bench.page(page.continuation_token, size=1)
+        assert page.events
+        assert page.diagnostics.partitions_watermark == before != {}
+
+    @pytest.mark.usefixtures("timeless")
+    def test_a_child_that_waits_at_a_position_without_a_time_has_no_watermark(self, make_bench):
         bench = quiet(make_bench, 2)
         bench.fill_partition("p1", 3)
         bench.sim.merge("p0", "p1")
