@@ -226,6 +226,13 @@ class TestPagesAndEvents:
         next(iterator(service).pages())
         assert not service.options[0].ask_all
 
+    def test_a_loop_that_an_error_has_ended_reads_again(self):
+        refused = api.MulticloudDbError("refused", api.ErrorDetail(api.ErrorCategory.PERMANENT_FAILURE))
+        changes = iterator(Service([1], faults=[refused]))
+        with pytest.raises(api.MulticloudDbError, match="refused"):
+            next(changes)
+        assert next(changes).event_id == "P0"
+
     def test_a_feed_that_ended_ends_the_iteration_after_its_page(self):
         ended = api.ChangeFeedPage((), "", notices=(api.FeedEnded("dropped"),))
         pages = list(iterator(Service([1, ended, 1])).pages())

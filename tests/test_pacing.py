@@ -58,6 +58,17 @@ def test_after_a_good_page_a_failure_waits_as_the_first_did(monkeypatch):
     assert waits[:3] == waits[3:] == sorted(set(waits))
 
 
+def test_a_pause_that_the_service_asks_for_becomes_at_most_a_little_longer(monkeypatch):
+    monkeypatch.setattr("random.uniform", lambda low, high: high)
+    monkeypatch.setattr(Timer, "now", lambda timer: 100.0)
+    schedule = PollSchedule(Timer(), 1.0, 5.0, 600.0)
+    schedule.failed()
+    pause = schedule.due - 100.0
+    other = PollSchedule(Timer(), 1.0, 5.0, 600.0)
+    other.failed(10.0)
+    assert 10 < other.due - 100.0 < 10 + pause
+
+
 class TestWakeup:
     @pytest.mark.parametrize("make", [Wakeup, Timer])
     def test_a_wait_ends_however_short_it_is(self, make):

@@ -568,6 +568,18 @@ def test_a_notice_inside_a_range_does_not_end_it(heads):
     consumer.check_all()
 
 
+def test_a_head_lies_after_a_record_that_may_be_skipped():
+    sim = Simulation(behaviour=ServiceBehaviour(poison_at_fetch=True))
+    consumer = Consumer(sim, heads="none")
+    for name in "abc":
+        sim.write(name, {"n": 1}, poison=name == "b")
+    start = consumer.at.cursor("p0")
+    head = ranges.read_head(
+        consumer.provider, consumer.feed, "p0", start, None, consumer.deadline, skip_poison=True
+    )
+    assert head.records == 3
+
+
 def test_a_search_that_finds_an_expired_position_says_so(monkeypatch):
     sim = Simulation(behaviour=ServiceBehaviour(proves_children=False))
     consumer = Consumer(sim)

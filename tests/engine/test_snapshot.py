@@ -32,6 +32,8 @@ from multiclouddb_spi import (
     InlineExecutor,
     Planner,
     Scanned,
+    snapshot_event_id,
+    snapshot_event_ids,
 )
 from multiclouddb_spi.continuation.entry import Entry, Plan, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
@@ -689,3 +691,11 @@ class TestIterator:
     def test_an_interrupted_first_page_comes_again_and_begins_no_other_snapshot(self):
         changes = self.changes()
         assert next(changes.pages()) == next(changes.pages())
+
+
+@pytest.mark.parametrize("values", [["a", 1], [2**63, 1], [1.5, 2], [True, 0], [b"a", b"b"]])
+def test_ids_of_many_rows_are_those_of_each(values):
+    keys = [api.MulticloudDbKey({"k": value, "n": 7}) for value in values]
+    assert snapshot_event_ids("plan", ["k", "n"], [values, [7] * len(values)]) == [
+        snapshot_event_id("plan", key) for key in keys
+    ]

@@ -132,6 +132,22 @@ class TestSlowPartitions:
             release.join()
         assert slow[0] in [event.event_id for event in page.events]
 
+    def test_a_partition_that_stopped_the_feed_is_waited_for_before_others_are_read(self, threaded):
+        bench = threaded(2)
+        bench.connect()
+        bench.fill_partition("p0", 20)
+        bench.sim.fail_next("p1", CorruptError("p1 is broken"), times=FOREVER)
+        place = bench.page(BEGINNING, size=50).continuation_token
+        bench.fill_partition("p0", 20)
+        bench.connect(threads=True)
+        bench.sim.hold("p1")
+        release = threading.Timer(0.1, bench.sim.release, ["p1"])
+        release.start()
+        try:
+            bench.refused(ErrorCategory.PERMANENT_FAILURE, place, size=5, match="p1 is broken")
+        finally:
+            release.join()
+
     def test_slow_head_of_the_queue_goes_to_its_back(self, threaded):
         """Each page has a new engine without open readers, so only the token keeps the order."""
         bench = threaded(3)

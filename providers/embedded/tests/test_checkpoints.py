@@ -42,6 +42,12 @@ def refused(store, *words, name="orders"):
         assert "tell-nobody" not in "".join(map(str, (error, error.__cause__, error.__context__)))
 
 
+def test_an_empty_file_is_refused(store):
+    store.path.parent.mkdir(parents=True)
+    store.path.touch()
+    refused(store, "is empty")
+
+
 def flipped(whole, place, bits):
     return whole[:place] + bytes([whole[place] ^ bits]) + whole[place + 1 :]
 
