@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 import multiclouddb_api as api
-from multiclouddb_conformance.simulation import ServiceBehaviour, TrimmedError
+from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, TrimmedError
 from multiclouddb_conformance.simulation.reader import SimulationReader
 
 FACT = api.Renamed("a", "b")
@@ -67,6 +67,16 @@ class TestHeirs:
         page = bench.page()
         assert (page.notices, page.events) == ((FACT,), ())
         assert sorted(ids(bench.drain(page.continuation_token)[0])) == sorted(events)
+
+    def test_a_child_that_is_named_late_is_read_in_the_call_in_which_its_parent_ends(
+        self, make_bench, ids, monkeypatch
+    ):
+        monkeypatch.setattr(Simulation, "children_named", lambda *_, asked: asked)
+        bench = make_bench(1, behaviour=ServiceBehaviour(proves_children=False))
+        token = bench.page(api.Now()).continuation_token
+        child, _ = bench.sim.split("p0")
+        events = bench.fill_partition(child, 2)
+        assert ids(bench.page(token)) == events
 
     def test_a_merged_child_whose_other_parent_ends_later_in_the_call(self, make_bench, ids):
         bench = make_bench(partitions=2)
