@@ -47,7 +47,6 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.checkpoint import CheckpointFile, checkpoint_at
 from multiclouddb_api.validators import suggestion
-from multiclouddb_cli.choices import Expired, Kind, Want
 from multiclouddb_cli.screen import shorter
 from multiclouddb_cli.session import Session
 from multiclouddb_spi import open_provider
@@ -362,7 +361,7 @@ def public_scope(config: ClientConfig, address: ResourceAddress, scope: FeedScop
     )
 
 
-_MODES = {"INCLUDE": "INCLUDE_IF_AVAILABLE"}
+_MODES = {"omit": "OMIT", "include": "INCLUDE_IF_AVAILABLE", "require": "REQUIRE"}
 
 
 def to_request(
@@ -370,9 +369,9 @@ def to_request(
     collection: str | None,
     start: str,
     scope: str,
-    state: Want,
-    old_state: Want,
-    on_expired: Expired,
+    state: str,
+    old_state: str,
+    on_expired: str,
     options: Sequence[str] | None,
     *,
     snapshots: bool = False,
@@ -385,25 +384,25 @@ def to_request(
     if last is not None and start != "now":
         raise typer.BadParameter("give only one of them", param_hint="--last and --from")
     position = to_start(start, snapshots=snapshots, max_scan_rate=max_scan_rate)
-    if max_scan_rate is not None and not (isinstance(position, Snapshot) or on_expired is Expired.SNAPSHOT):
+    if max_scan_rate is not None and not (isinstance(position, Snapshot) or on_expired == "snapshot"):
         raise typer.BadParameter("can only be used with --from snapshot", param_hint="--max-scan-rate")
     return ChangeFeedRequest(
         address,
         Now() if last is not None else position,
         public_scope(config, address, kind),
-        new_item_state_mode=NewItemStateMode[_MODES.get(state.name, state.name)],
-        old_item_state_mode=OldItemStateMode[_MODES.get(old_state.name, old_state.name)],
+        new_item_state_mode=NewItemStateMode[_MODES[state]],
+        old_item_state_mode=OldItemStateMode[_MODES[old_state]],
         on_expired=_to_on_expired(on_expired, max_scan_rate),
         provider_options=to_options(config, options or ()),
     )
 
 
 def to_selection(
-    kinds: Sequence[Kind] | None, since: str | None, until: str | None, key: str | None
+    kinds: Sequence[str] | None, since: str | None, until: str | None, key: str | None
 ) -> Selection:
     """Return the selection of events to print."""
     selection = Selection(
-        frozenset(ChangeType[kind.name] for kind in kinds or ()),
+        frozenset(ChangeType[kind.upper()] for kind in kinds or ()),
         None if since is None else to_moment(since, "--since"),
         None if until is None else to_moment(until, "--to"),
         None if key is None else to_key(key, "--only-key"),
@@ -413,11 +412,11 @@ def to_selection(
     return selection
 
 
-def _to_on_expired(wanted: Expired, max_scan_rate: float | None) -> OnExpired:
+def _to_on_expired(wanted: str, max_scan_rate: float | None) -> OnExpired:
     match wanted:
-        case Expired.SKIP:
+        case "skip":
             return SkipToOldest()
-        case Expired.SNAPSHOT:
+        case "snapshot":
             return Resnapshot(Snapshot(max_scan_rate=max_scan_rate))
         case _:
             return Fail()

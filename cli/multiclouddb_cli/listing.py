@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 import attrs
 import orjson
@@ -23,7 +23,7 @@ from multiclouddb_api import (
     connect,
     installed_providers,
 )
-from multiclouddb_api.entry_points import EntryPoint, entry_points
+from multiclouddb_api.entry_points import entry_points
 from multiclouddb_api.registry import GROUP, declared_capabilities, load_plugin
 from multiclouddb_cli.arguments import to_config
 from multiclouddb_cli.failure import scrub
@@ -54,22 +54,18 @@ def providers(*, check: bool, as_json: bool) -> None:
     """Print one line for each provider; with `check`, import each of them."""
     # An editable distribution may be found twice.
     points = {(point.name, point.value): point for point in entry_points(group=GROUP)}.values()
-    found = [_look(point, check=check) for point in sorted(points, key=lambda point: point.name)]
+    found = [
+        Installed(point.name, point.distribution, point.version, _problem(point.name) if check else None)
+        for point in sorted(points, key=lambda point: point.name)
+    ]
     shown = attrs.filters.exclude(*(() if check else ("problem",)))
     if as_json:
         typer.echo(orjson.dumps([attrs.asdict(item, filter=shown) for item in found]))
     elif found:
-        last = "imports" if check else "state"
-        print_table(
-            ["provider", "distribution", "version", last], [_row(item, check=check) for item in found]
-        )
+        rows = [_row(item, check=check) for item in found]
+        print_table(["provider", "distribution", "version", "imports" if check else "state"], rows)
     else:
-        typer.echo('no provider is installed; run: pip install "multiclouddb[embedded]"')
-
-
-def _look(point: EntryPoint, *, check: bool) -> Installed:
-    problem = _problem(point.name) if check else None
-    return Installed(point.name, point.distribution, point.version, problem)
+        typer.echo(_NO_PROVIDER)
 
 
 def _problem(name: str) -> str | None:
@@ -90,16 +86,8 @@ def _row(item: Installed, *, check: bool) -> list[Cell]:
 
 
 _STYLES: Final = {Support.NATIVE: "green", Support.EMULATED: "yellow", Support.UNSUPPORTED: "red"}
+_NO_PROVIDER: Final = 'no provider is installed; run: pip install "multiclouddb[embedded]"'
 _NEEDS_URL: Final = "needs a URL: run multiclouddb capabilities URL"
-
-
-@runtime_checkable
-class TellsCapabilities(Protocol):
-    """A plugin that can report, without a configuration, what its provider can do."""
-
-    def capabilities(self) -> CapabilitySet:
-        """Return, without any I/O, the capabilities that the service has if it is set up as documented."""
-        ...
 
 
 @attrs.frozen
@@ -119,7 +107,7 @@ def capabilities(config: ClientConfig | None, *, as_json: bool) -> None:
     elif columns:
         _print(columns)
     else:
-        typer.echo('no provider is installed; run: pip install "multiclouddb[embedded]"')
+        typer.echo(_NO_PROVIDER)
 
 
 def _connected(config: ClientConfig) -> Column:
@@ -134,12 +122,11 @@ def _installed(name: str) -> Column:
     if (known := declared_capabilities(name)) is not None:
         return Column(name, known)
     try:
-        plugin: object = load_plugin(name)
+        # A plugin may report what its provider can do without a configuration.
+        tell = getattr(load_plugin(name), "capabilities", None)
     except MulticloudDbError as error:
         return Column(name, None, error.message)
-    if isinstance(plugin, TellsCapabilities):
-        return Column(name, plugin.capabilities())
-    return Column(name, None, _NEEDS_URL)
+    return Column(name, None, _NEEDS_URL) if tell is None else Column(name, tell())
 
 
 def _print(columns: list[Column]) -> None:
@@ -190,7 +177,9 @@ class Family:
     """The partitions of a feed and their lineage; if partitions merge, the lineage is not a tree."""
 
     def __init__(self, listed: list[Partition]) -> None:
-        self.members = {item.partition_id: item for item in sorted(listed, key=_order)}
+        # A shorter name usually belongs to an older partition: `p2` comes before `p10`.
+        in_order = sorted(listed, key=lambda item: (len(item.partition_id), item.partition_id))
+        self.members = {item.partition_id: item for item in in_order}
         self.children: dict[str, list[Partition]] = {name: [] for name in self.members}
         for item in self.members.values():
             for parent in item.parents:
@@ -284,11 +273,6 @@ def _json(family: Family, public_id: Callable[[str], str]) -> bytes:
     )
 
 
-def _order(item: Partition) -> tuple[int, str]:
-    """Sort `p2` before `p10`, because a shorter name usually belongs to an older partition."""
-    return len(item.partition_id), item.partition_id
-
-
 _COMPLETION_SECONDS = 2.0
 
 
@@ -296,7 +280,8 @@ def collections(config: ClientConfig, database: str | None, *, as_json: bool) ->
     """Print the address of each collection."""
     found = _listed(config, database, CALL_SECONDS)
     if as_json:
-        typer.echo(orjson.dumps([_address(each) for each in found]))
+        facts = [{"database": each.database, "collection": each.collection} for each in found]
+        typer.echo(orjson.dumps(facts))
     elif found:
         typer.echo("\n".join(printable(str(address)) for address in found))
     else:
@@ -313,7 +298,3 @@ def known_collections(url: str) -> tuple[str, ...]:
 def _listed(config: ClientConfig, database: str | None, seconds: float) -> tuple[ResourceAddress, ...]:
     with connect(config) as client:
         return client.collections(database, OperationOptions(seconds))
-
-
-def _address(address: ResourceAddress) -> dict[str, Any]:
-    return {"database": address.database, "collection": address.collection}

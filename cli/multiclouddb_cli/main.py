@@ -12,50 +12,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from multiclouddb_cli.choices import Expired, Want
+from multiclouddb_cli import options as cli
 from multiclouddb_cli.exits import INTERRUPTED, OK, TABLE
-from multiclouddb_cli.options import (
-    Checkpoint,
-    Collection,
-    Database,
-    Estimate,
-    Exact,
-    Force,
-    Format,
-    From,
-    FromAny,
-    Json,
-    JsonLines,
-    Key,
-    Last,
-    MaxEvents,
-    MaxRepairs,
-    MaxScanRate,
-    OldState,
-    OnExpired,
-    OnlyKey,
-    Patience,
-    Position,
-    ProviderOption,
-    Record,
-    Repair,
-    Sample,
-    Scope,
-    ShowValues,
-    Since,
-    SkipPoison,
-    State,
-    StateFolder,
-    Target,
-    TargetTable,
-    Timeout,
-    To,
-    Token,
-    Type,
-    UntilIdle,
-    Url,
-    Wait,
-)
 
 _NAME = "multiclouddb"
 
@@ -182,29 +140,29 @@ def _options(
 @app.command()
 def tail(
     context: typer.Context,
-    url: Url,
-    collection: Target = None,
-    start: FromAny = "now",
-    to: To = None,
-    last: Last = None,
-    checkpoint: Checkpoint = None,
-    until_idle: UntilIdle = False,
-    max_events: MaxEvents = None,
-    scope: Scope = "collection",
-    state: State = Want.INCLUDE,
-    old_state: OldState = Want.OMIT,
-    kinds: Type = None,
-    since: Since = None,
-    only_key: OnlyKey = None,
-    as_json: JsonLines = False,
-    exact: Exact = False,
-    template: Format = None,
-    on_expired: OnExpired = Expired.FAIL,
-    skip_poison: SkipPoison = False,
-    wait: Wait = False,
-    timeout: Timeout = 30.0,
-    options: ProviderOption = None,
-    max_scan_rate: MaxScanRate = None,
+    url: cli.Url,
+    collection: cli.Target = None,
+    start: cli.FromAny = "now",
+    to: cli.To = None,
+    last: cli.Last = None,
+    checkpoint: cli.Checkpoint = None,
+    until_idle: cli.UntilIdle = False,
+    max_events: cli.MaxEvents = None,
+    scope: cli.Scope = "collection",
+    state: cli.State = "include",
+    old_state: cli.OldState = "omit",
+    kinds: cli.Type = None,
+    since: cli.Since = None,
+    only_key: cli.OnlyKey = None,
+    as_json: cli.JsonLines = False,
+    exact: cli.Exact = False,
+    template: cli.Format = None,
+    on_expired: cli.OnExpired = "fail",
+    skip_poison: cli.SkipPoison = False,
+    wait: cli.Wait = False,
+    timeout: cli.Timeout = 30.0,
+    options: cli.ProviderOption = None,
+    max_scan_rate: cli.MaxScanRate = None,
 ) -> None:
     """Print changes as they happen.
 
@@ -231,15 +189,15 @@ def tail(
 
 @app.command(short_help="Show partitions, rates, lag and retention, live.")
 def top(
-    url: Url,
-    collection: Target = None,
-    start: From = "now",
-    scope: Scope = "collection",
+    url: cli.Url,
+    collection: cli.Target = None,
+    start: cli.From = "now",
+    scope: cli.Scope = "collection",
     interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often to update.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one table and end.")] = False,
-    on_expired: OnExpired = Expired.FAIL,
-    wait: Wait = False,
-    options: ProviderOption = None,
+    on_expired: cli.OnExpired = "fail",
+    wait: cli.Wait = False,
+    options: cli.ProviderOption = None,
 ) -> None:
     """Show partitions, events/s, lag, watermark and retention headroom.
 
@@ -249,28 +207,28 @@ def top(
     from multiclouddb_cli import top as command
     from multiclouddb_cli.arguments import to_config, to_request
 
-    request = to_request(url, collection, start, scope, Want.OMIT, Want.OMIT, on_expired, options)
+    request = to_request(url, collection, start, scope, "omit", "omit", on_expired, options)
     command.top(to_config(url), request, interval, once=once, wait=wait)
 
 
 @app.command(short_help="Prove that a table equals its collection, and repair it.")
 def verify(
-    url: Url,
-    collection: Collection,
-    target: TargetTable,
-    position: Position = None,
-    repair: Repair = False,
-    max_repairs: MaxRepairs = None,
-    force: Force = False,
-    sample: Sample = None,
-    max_scan_rate: MaxScanRate = None,
-    state: StateFolder = None,
-    patience: Patience = 600.0,
-    show_values: ShowValues = False,
-    record: Record = False,
-    estimate: Estimate = False,
-    as_json: Json = False,
-    options: ProviderOption = None,
+    url: cli.Url,
+    collection: cli.Collection,
+    target: cli.TargetTable,
+    position: cli.Position = None,
+    repair: cli.Repair = False,
+    max_repairs: cli.MaxRepairs = None,
+    force: cli.Force = False,
+    sample: cli.Sample = None,
+    max_scan_rate: cli.MaxScanRate = None,
+    state: cli.StateFolder = None,
+    patience: cli.Patience = 600.0,
+    show_values: cli.ShowValues = False,
+    record: cli.Record = False,
+    estimate: cli.Estimate = False,
+    as_json: cli.Json = False,
+    options: cli.ProviderOption = None,
 ) -> None:
     """Prove that a table equals its collection while both change, and repair it.
 
@@ -282,15 +240,16 @@ def verify(
     from multiclouddb_cli.arguments import to_address, to_config, to_options
 
     config = to_config(url)
-    wish = command.Wish(
-        to_address(collection), target, position, repair, max_repairs, force, command.to_sample(sample),
-        max_scan_rate, state, patience, show_values, record, to_options(config, options or ()),
+    command.verify(
+        config, to_address(collection), target, position, as_json=as_json, estimate=estimate, repair=repair,
+        max_repairs=max_repairs, force=force, sample=command.to_sample(sample), max_scan_rate=max_scan_rate,
+        state=state, patience_seconds=patience, show_values=show_values, record=record,
+        provider_options=to_options(config, options or ()),
     )  # fmt: skip
-    command.verify(config, wish, as_json=as_json, estimate=estimate)
 
 
 @app.command(short_help="List the collections of a database.")
-def collections(url: Url, database: Database = None, as_json: Json = False) -> None:
+def collections(url: cli.Url, database: cli.Database = None, as_json: cli.Json = False) -> None:
     """List the collections of a database, one per line, in the form that the other commands accept."""
     from multiclouddb_cli import listing
     from multiclouddb_cli.arguments import to_config
@@ -300,10 +259,10 @@ def collections(url: Url, database: Database = None, as_json: Json = False) -> N
 
 @app.command()
 def partitions(
-    url: Url,
-    collection: Collection,
+    url: cli.Url,
+    collection: cli.Collection,
     mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a Mermaid flowchart.")] = False,
-    as_json: Json = False,
+    as_json: cli.Json = False,
 ) -> None:
     """Show the partitions and their lineage."""
     from multiclouddb_cli import listing as command
@@ -319,7 +278,7 @@ def capabilities(
     url: Annotated[
         str | None, typer.Argument(metavar="URL", help="One database; without it, all installed providers.")
     ] = None,
-    as_json: Json = False,
+    as_json: cli.Json = False,
 ) -> None:
     """Show what each provider can do, and an alternative for what it cannot do. No connection is made."""
     from multiclouddb_cli import listing as command
@@ -333,7 +292,7 @@ def providers(
     check: Annotated[
         bool, typer.Option("--check", help="Import each provider with its SDK, and show what fails.")
     ] = False,
-    as_json: Json = False,
+    as_json: cli.Json = False,
 ) -> None:
     """List the installed providers, and with --check whether their SDKs can be imported."""
     from multiclouddb_cli import listing as command
@@ -342,7 +301,7 @@ def providers(
 
 
 @token_app.command(short_help="Show the feed and the positions of a token, offline.")
-def inspect(token: Token, as_json: Json = False) -> None:
+def inspect(token: cli.Token, as_json: cli.Json = False) -> None:
     """Show the feed, the age and the partitions of a token.
 
     The command makes no connection, and it shows no document keys.
@@ -355,7 +314,11 @@ def inspect(token: Token, as_json: Json = False) -> None:
 
 @token_app.command(short_help="Show whether a token can still be resumed, and for how long.")
 def check(
-    url: Url, token: Token, key: Key = None, options: ProviderOption = None, as_json: Json = False
+    url: cli.Url,
+    token: cli.Token,
+    key: cli.Key = None,
+    options: cli.ProviderOption = None,
+    as_json: cli.Json = False,
 ) -> None:
     """Show whether a token can be resumed, for how long, and whether it covers every partition.
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import typer
-
-from multiclouddb_cli.choices import Expired, Kind, Want
 
 _STARTS = ("beginning", "now", "-1h", "-10m", "-1d", "@")
 _SNAPSHOTS = ("snapshot", "snapshot:ordered", "snapshot:interleaved")
@@ -167,6 +166,7 @@ Format: TypeAlias = Annotated[
     ),
 ]
 UntilIdle: TypeAlias = Annotated[bool, typer.Option("--until-idle", help="End when no changes are left.")]
+Want: TypeAlias = Literal["omit", "include", "require"]
 State: TypeAlias = Annotated[
     Want,
     typer.Option(
@@ -183,6 +183,16 @@ OldState: TypeAlias = Annotated[
         help="Whether events contain the previous documents: omit, include or require.",
     ),
 ]
+
+
+class Kind(StrEnum):
+    """The kind of a change; typer takes a list of an enumeration, but not of a `Literal`."""
+
+    CREATE = "create"
+    UPDATE = "update"
+    DELETE = "delete"
+
+
 Type: TypeAlias = Annotated[
     list[Kind] | None,
     typer.Option(
@@ -201,7 +211,7 @@ MaxEvents: TypeAlias = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="End after N printed events.")
 ]
 OnExpired: TypeAlias = Annotated[
-    Expired,
+    Literal["fail", "skip", "snapshot"],
     typer.Option(
         metavar="HOW",
         case_sensitive=False,

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import cached_property
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Final
 
 import attrs
@@ -32,24 +32,24 @@ CALL_SECONDS: Final = 30.0
 OUTAGE_SECONDS: Final = 300.0
 
 
-class Session:
+class Session(ExitStack):
     """A connected database with the feed for a request; use it as a context manager."""
 
     def __init__(
         self, config: ClientConfig, request: ChangeFeedRequest, observer: Observer | None = None
     ) -> None:
-        self.provider = open_provider(config)
-        self._engine = Engine(self.provider, config, observer)
-        self._closing = ExitStack()
-        self._closing.callback(self._engine.close)
+        super().__init__()
+        self._provider = open_provider(config)
+        self._engine = Engine(self._provider, config, observer)
+        self.callback(self._engine.close)
         self._request = request
 
     @cached_property
     def opened(self) -> OpenFeed:
         """Return the request's feed."""
-        spec = spec_of(self.provider, self._request, "open")
-        opened = OpenFeed(self.provider, spec, Tries(self.provider).call, CALL_SECONDS)
-        return self._closing.enter_context(closing(opened))
+        spec = spec_of(self._provider, self._request, "open")
+        opened = OpenFeed(self._provider, spec, Tries(self._provider).call, CALL_SECONDS)
+        return self.enter_context(closing(opened))
 
     @property
     def feed(self) -> Feed:
@@ -60,42 +60,14 @@ class Session:
         """Read one page."""
         return self._engine.read_changes(request, OperationOptions(CALL_SECONDS, wait_seconds))
 
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._closing.close()
-
-
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-
 
 class Interrupt:
-    """Handles SIGINT and SIGTERM inside its `with` block."""
+    """What a signal does in a block of `until_signal`: it calls `stop`, or ends the block at once."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
         self.stop: Callable[[], None] | None = None
         self._reading = False
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Interrupt:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._take) for number in _SIGNALS}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    @property
-    def exit_code(self) -> int | None:
-        """Return the exit code that a shell uses, for example 130 for Ctrl-C; None if there was no signal."""
-        return None if self.signal is None else 128 + self.signal
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -108,7 +80,8 @@ class Interrupt:
         finally:
             self._reading = False
 
-    def _take(self, number: int, frame: FrameType | None) -> None:
+    def take(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal."""
         again, self.signal = self.signal is not None, number
         if self.stop is not None:
             self.stop()
@@ -116,17 +89,25 @@ class Interrupt:
             raise KeyboardInterrupt
 
 
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
 @contextmanager
 def until_signal() -> Iterator[Interrupt]:
-    """Run a block until it ends or a signal ends it."""
-    with Interrupt() as interrupt:
-        try:
-            yield interrupt
-        except KeyboardInterrupt:
-            if interrupt.exit_code is None:
-                raise
-    if interrupt.exit_code is not None:
-        raise typer.Exit(interrupt.exit_code)
+    """Run a block until it ends, or SIGINT or SIGTERM ends it; then exit as a shell does: 130 for ctrl-C."""
+    interrupt, before = Interrupt(), dict[signal.Signals, Any]()
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, interrupt.take) for number in _SIGNALS}
+    try:
+        yield interrupt
+    except KeyboardInterrupt:
+        if interrupt.signal is None:
+            raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if interrupt.signal is not None:
+        raise typer.Exit(128 + interrupt.signal)
 
 
 # Errors that may disappear if somebody starts a server, creates a resource or grants a permission.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Unpack
 
 import attrs
 import typer
@@ -34,28 +33,9 @@ from multiclouddb_cli.screen import (
 from multiclouddb_cli.session import until_signal
 
 if TYPE_CHECKING:
-    from multiclouddb_verify import Difference, Estimate, Position, Progress, Report, Target
+    from multiclouddb_verify import Difference, Estimate, Position, Progress, Report, Target, VerifySettings
 
 _SHOWN: Final = 20
-
-
-@attrs.frozen
-class Wish:
-    """What a command line asks for."""
-
-    address: ResourceAddress
-    target: str
-    position: str | None
-    repair: bool
-    max_repairs: int | None
-    force: bool
-    sample: int | None
-    max_scan_rate: float | None
-    state: Path | None
-    patience: float
-    show_values: bool
-    record: bool
-    options: ProviderOptions | None
 
 
 def to_sample(text: str | None) -> int | None:
@@ -68,8 +48,17 @@ def to_sample(text: str | None) -> int | None:
     return int(count)
 
 
-def verify(config: ClientConfig, wish: Wish, *, as_json: bool, estimate: bool) -> None:
-    """Run the command."""
+def verify(
+    config: ClientConfig,
+    address: ResourceAddress,
+    table: str,
+    stored: str | None,
+    *,
+    as_json: bool,
+    estimate: bool,
+    **settings: Unpack[VerifySettings],
+) -> None:
+    """Run the command with the texts of `--target` and `--position`, and the other settings of `verify`."""
     try:
         import multiclouddb_verify
     except ImportError as error:
@@ -77,35 +66,21 @@ def verify(config: ClientConfig, wish: Wish, *, as_json: bool, estimate: bool) -
             f'verify: cannot import {error.name}; run: pip install "multiclouddb[verify]"',
             ErrorDetail(ErrorCategory.INVALID_REQUEST),
         ) from error
-    target = _target(wish)
+    target, options = _target(table, settings["patience_seconds"]), settings["provider_options"]
     with until_signal() as interrupt, connect(config) as client:
         if estimate:
             with interrupt.reading():
                 found = multiclouddb_verify.estimate(
-                    client, wish.address, max_scan_rate=wish.max_scan_rate, provider_options=wish.options
+                    client, address, max_scan_rate=settings["max_scan_rate"], provider_options=options
                 )
             _print_estimate(found, as_json=as_json)
             return
         line = ProgressLine("verify", _progress_line)
         try:
             with interrupt.reading():
-                report = multiclouddb_verify.verify(
-                    client,
-                    wish.address,
-                    target,
-                    position=_position(client, wish),
-                    repair=wish.repair,
-                    sample=wish.sample,
-                    max_scan_rate=wish.max_scan_rate,
-                    state=wish.state,
-                    patience_seconds=wish.patience,
-                    max_repairs=wish.max_repairs,
-                    force=wish.force,
-                    show_values=wish.show_values,
-                    record=wish.record,
-                    provider_options=wish.options,
-                    on_progress=line.show,
-                )
+                settings["position"] = _position(client, address, stored, options)
+                settings["on_progress"] = line.show
+                report = multiclouddb_verify.verify(client, address, target, **settings)
         finally:
             line.clear()
     if as_json:
@@ -118,15 +93,15 @@ def verify(config: ClientConfig, wish: Wish, *, as_json: bool, estimate: bool) -
         raise typer.Exit(UNSETTLED)
 
 
-def _target(wish: Wish) -> Target:
+def _target(table: str, patience: float) -> Target:
     """Return the table that `--target` names; its text may contain a password, so no message shows it."""
     from multiclouddb_verify import DeltaTarget
 
-    kind, _, rest = wish.target.partition(":")
+    kind, _, rest = table.partition(":")
     dsn, _, name = rest.rpartition("#")
     match kind:
         case "delta" if rest:
-            return DeltaTarget(rest, patience_seconds=wish.patience)
+            return DeltaTarget(rest, patience_seconds=patience)
         case "postgres" if dsn and name:
             try:
                 from multiclouddb_postgres import PostgresTarget
@@ -140,14 +115,15 @@ def _target(wish: Wish) -> Target:
             raise typer.BadParameter("is neither delta:PATH nor postgres:DSN#TABLE", param_hint="--target")
 
 
-def _position(client: MulticloudDbClient, wish: Wish) -> Position | None:
+def _position(
+    client: MulticloudDbClient, address: ResourceAddress, text: str | None, options: ProviderOptions | None
+) -> Position | None:
     from multiclouddb_verify import spark_position
 
-    text = wish.position
     if text is None:
         return None
     if text.startswith("spark:"):
-        return spark_position(client, wish.address, text.removeprefix("spark:"), wish.options)
+        return spark_position(client, address, text.removeprefix("spark:"), options)
     if text.startswith("@"):
         # The sink replaces the file while it runs.
         return lambda: to_token(text, "--position")
