@@ -188,32 +188,23 @@ def to_checkpoint(where: str | None) -> str | None:
 
 def to_token(text: str, option: str = "TOKEN") -> str:
     """Read a token: the token itself, `@FILE` with a token or a checkpoint, or `-` for stdin."""
+    path, where = None, ""
     if text == "-":
-        text = _stripped(sys.stdin.read(_MOST_CHARACTERS), option, "standard input")
+        text, where = sys.stdin.read(_MOST_CHARACTERS).strip(), "standard input "
     elif text.startswith("@"):
-        text = _from_file(Path(text[1:]), option)
+        path = Path(text[1:])
+        try:
+            text, where = path.read_text(encoding="utf-8").strip(), f"{path} "
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise _wrong(option, f"{path} cannot be read ({reason})") from error
     if not text.strip():
-        raise _wrong(option, "is empty")
-    return text
-
-
-def _from_file(path: Path, option: str) -> str:
-    try:
-        text = _stripped(path.read_text(encoding="utf-8"), option, str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise _wrong(option, f"{path} cannot be read ({reason})") from error
-    if not text.startswith("{"):
+        raise _wrong(option, f"{where}is empty")
+    if path is None or not text.startswith("{"):
         return text
     checkpoint = Bookmark(str(path)).load()
     assert checkpoint is not None
     return checkpoint.token
-
-
-def _stripped(text: str, option: str, where: str) -> str:
-    if not text.strip():
-        raise _wrong(option, f"{where} is empty")
-    return text.strip()
 
 
 def _to_scope(text: str, provider: str) -> FeedScope:
@@ -386,13 +377,18 @@ def to_request(
     position = to_start(start, snapshots=snapshots, max_scan_rate=max_scan_rate)
     if max_scan_rate is not None and not (isinstance(position, Snapshot) or on_expired == "snapshot"):
         raise typer.BadParameter("can only be used with --from snapshot", param_hint="--max-scan-rate")
+    ways: dict[str, OnExpired] = {
+        "fail": Fail(),
+        "skip": SkipToOldest(),
+        "snapshot": Resnapshot(Snapshot(max_scan_rate=max_scan_rate)),
+    }
     return ChangeFeedRequest(
         address,
         Now() if last is not None else position,
         public_scope(config, address, kind),
         new_item_state_mode=NewItemStateMode[_MODES[state]],
         old_item_state_mode=OldItemStateMode[_MODES[old_state]],
-        on_expired=_to_on_expired(on_expired, max_scan_rate),
+        on_expired=ways[on_expired],
         provider_options=to_options(config, options or ()),
     )
 
@@ -410,13 +406,3 @@ def to_selection(
     if selection.since is not None and selection.until is not None and selection.since > selection.until:
         raise typer.BadParameter("is later than --to: no change can be between them", param_hint="--since")
     return selection
-
-
-def _to_on_expired(wanted: str, max_scan_rate: float | None) -> OnExpired:
-    match wanted:
-        case "skip":
-            return SkipToOldest()
-        case "snapshot":
-            return Resnapshot(Snapshot(max_scan_rate=max_scan_rate))
-        case _:
-            return Fail()

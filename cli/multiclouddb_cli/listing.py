@@ -164,15 +164,6 @@ _SPACES: Final = (("  ", "  "), ("  ", "  "))
 _COLOURS: Final = {PartitionState.OPEN: "green", PartitionState.CLOSED: "bright_black"}
 
 
-@attrs.frozen
-class Branch:
-    """One partition in the printed tree."""
-
-    partition: Partition
-    lead: str
-    again: bool
-
-
 class Family:
     """The partitions of a feed and their lineage; if partitions merge, the lineage is not a tree."""
 
@@ -186,8 +177,8 @@ class Family:
                 if parent in self.children:
                     self.children[parent].append(item)
 
-    def tree(self, *, lines: bool) -> Iterator[Branch]:
-        """Return each partition below each of its parents."""
+    def tree(self, *, lines: bool) -> Iterator[tuple[Partition, str, bool]]:
+        """Return each partition below each of its parents, what leads to it, and whether it came before."""
         elbow, bar = _LINES if lines else _SPACES
         seen: set[str] = set()
         roots = [item for item in self.members.values() if not set(item.parents) & self.members.keys()]
@@ -196,7 +187,7 @@ class Family:
         while stack:
             item, lead, indent = stack.pop()
             again = item.partition_id in seen
-            yield Branch(item, lead, again)
+            yield item, lead, again
             if again:
                 continue
             seen.add(item.partition_id)
@@ -229,20 +220,19 @@ def _lines(family: Family, public_id: Callable[[str], str]) -> Iterator[str]:
     states = [item.state for item in family.members.values()]
     opened = states.count(PartitionState.OPEN)
     yield f"{counted(len(states), 'partition')}: {opened} open, {len(states) - opened} closed"
-    for branch in family.tree(lines=is_terminal()):
-        item = branch.partition
+    for item, lead, again in family.tree(lines=is_terminal()):
         state = item.state.value
         if with_colour():
             state = typer.style(state, fg=_COLOURS[item.state])
         words = [printable(item.partition_id), state]
-        if branch.again:
+        if again:
             words.append("(see above)")
         elif item.state is PartitionState.OPEN:
             words.append(printable(public_id(item.partition_id)))
         gone = family.gone(item)
-        if gone and not branch.again:
+        if gone and not again:
             words.append(printable(f"(from {', '.join(gone)}, no longer listed)"))
-        yield branch.lead + "  ".join(words)
+        yield lead + "  ".join(words)
 
 
 def _mermaid(family: Family) -> Iterator[str]:

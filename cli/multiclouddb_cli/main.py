@@ -16,8 +16,6 @@ from multiclouddb_cli import options as cli
 from multiclouddb_cli.exits import INTERRUPTED, OK, TABLE
 
 _NAME = "multiclouddb"
-
-
 _COMMANDS = "multiclouddb.commands"
 
 

@@ -9,7 +9,8 @@ from typing import Annotated, Literal, TypeAlias
 
 import typer
 
-_STARTS = ("beginning", "now", "-1h", "-10m", "-1d", "@")
+_TIMES = ("now", "-1h", "-10m", "-1d")
+_STARTS = ("beginning", *_TIMES, "@")
 _SNAPSHOTS = ("snapshot", "snapshot:ordered", "snapshot:interleaved")
 _SCOPES = ("collection", "database", "cluster", "partition:", "descendants:", "key:")
 _SCHEMES = {
@@ -22,22 +23,6 @@ _SCHEMES = {
 
 
 # Typer leaves out the values that do not begin with what was typed.
-
-
-def _complete_start() -> list[str]:
-    return [*_STARTS]
-
-
-def _complete_any_start() -> list[str]:
-    return [*_STARTS[:2], *_SNAPSHOTS, *_STARTS[2:]]
-
-
-def _complete_time() -> list[str]:
-    return ["now", "-1h", "-10m", "-1d"]
-
-
-def _complete_scope() -> list[str]:
-    return [*_SCOPES]
 
 
 def _complete_url() -> list[str]:
@@ -56,7 +41,6 @@ def _url_so_far() -> str | None:
 
 
 def _complete_option() -> list[str]:
-    """Return the options of the provider that the URL names."""
     from multiclouddb_cli.arguments import option_names
 
     url = _url_so_far()
@@ -64,7 +48,6 @@ def _complete_option() -> list[str]:
 
 
 def _complete_collection() -> list[str]:
-    """Return the collections of the URL's database."""
     from multiclouddb_cli.listing import known_collections
 
     url = _url_so_far()
@@ -107,7 +90,7 @@ Scope: TypeAlias = Annotated[
         metavar="SCOPE",
         help="collection, database, cluster, partition:ID, descendants:ID or key:JSON; "
         "the command partitions lists the IDs.",
-        autocompletion=_complete_scope,
+        autocompletion=lambda: [*_SCOPES],
     ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -117,7 +100,7 @@ From: TypeAlias = Annotated[
         "--from",
         metavar="START",
         help="beginning, now, a time (2026-01-31T12:00Z), an age (-1h), or @FILE.",
-        autocompletion=_complete_start,
+        autocompletion=lambda: [*_STARTS],
     ),
 ]
 FromAny: TypeAlias = Annotated[
@@ -127,7 +110,7 @@ FromAny: TypeAlias = Annotated[
         metavar="START",
         help="beginning, now, a time (2026-01-31T12:00Z), an age (-1h), @FILE, or snapshot: all rows, then "
         "changes.",
-        autocompletion=_complete_any_start,
+        autocompletion=lambda: [*_STARTS[:2], *_SNAPSHOTS, *_STARTS[2:]],
     ),
 ]
 To: TypeAlias = Annotated[
@@ -136,7 +119,7 @@ To: TypeAlias = Annotated[
         "--to",
         metavar="TIME",
         help="End after the changes up to this time or age (-10m), or up to now.",
-        autocompletion=_complete_time,
+        autocompletion=lambda: [*_TIMES],
     ),
 ]
 Last: TypeAlias = Annotated[
@@ -201,7 +184,9 @@ Type: TypeAlias = Annotated[
 ]
 Since: TypeAlias = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="Omit changes before this time or age.", autocompletion=_complete_time),
+    typer.Option(
+        metavar="TIME", help="Omit changes before this time or age.", autocompletion=lambda: [*_TIMES]
+    ),
 ]
 OnlyKey: TypeAlias = Annotated[
     str | None,

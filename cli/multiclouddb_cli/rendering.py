@@ -16,12 +16,6 @@ from multiclouddb_api.codec import plain_value
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_cli.screen import is_terminal, printable, shorter, width, with_colour
 
-
-def plain_json(value: Any) -> bytes:
-    """Return the JSON text of `plain_value`."""
-    return orjson.dumps(plain_value(value))
-
-
 _Fields: TypeAlias = dict[str, Any]
 _Piece: TypeAlias = Callable[[ChangeEvent, _Fields], str]
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -176,7 +170,9 @@ def event_line(event: ChangeEvent, columns: int, *, colour: bool, address: bool 
     words = [time[11:19] if narrow else time, kind]
     if address:
         words.append(printable(str(event.address)))
-    words.append(key_text(event))
+    words.append(
+        " ".join(f"{printable(name)}={_shown(value)}" for name, value in event.key.components.items())
+    )
     words += [
         word for word, holds in (("expired", event.by_expiry), ("backfilled", event.backfilled)) if holds
     ]
@@ -190,11 +186,6 @@ def event_line(event: ChangeEvent, columns: int, *, colour: bool, address: bool 
     return line.replace(kind, typer.style(kind, fg=_COLOURS[event.type]), 1) if colour else line
 
 
-def key_text(event: ChangeEvent) -> str:
-    """Return the key as text: `customer="c-1" order=7`."""
-    return " ".join(f"{printable(name)}={_shown(value)}" for name, value in event.key.components.items())
-
-
 def notice_line(notice: Notice) -> str:
     """Return the notice as text: `Gap: partition_id=… lost_from=… resumed_at=…`."""
     facts = " ".join(f"{field.name}={getattr(notice, field.name)}" for field in attrs.fields(type(notice)))
@@ -202,4 +193,4 @@ def notice_line(notice: Notice) -> str:
 
 
 def _shown(value: object) -> str:
-    return printable(plain_json(value).decode())
+    return printable(_json(plain_value(value)))

@@ -10,7 +10,7 @@ import textwrap
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
 
 import typer
 
@@ -18,6 +18,8 @@ from multiclouddb_api import SnapshotProgress
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from multiclouddb_verify import Progress
 
 Cell: TypeAlias = str | tuple[str, str]
 """The content of a table cell: a text, or a text with a style of rich."""
@@ -183,26 +185,10 @@ CLEAR: Final = "\r\x1b[2K"
 """Removes the line of a terminal."""
 
 
-class ScanNumbers(Protocol):
-    """How far a scan is."""
-
-    @property
-    def segments(self) -> int | None:
-        """The number of segments, or None."""
-
-    @property
-    def segments_done(self) -> int:
-        """The number of segments that were read."""
-
-    @property
-    def rows(self) -> int:
-        """The number of rows that were read."""
+P = TypeVar("P", bound="SnapshotProgress | Progress")
 
 
-P = TypeVar("P", bound=ScanNumbers)
-
-
-def scan_line(progress: ScanNumbers, rows_a_second: float | None) -> str:
+def scan_line(progress: SnapshotProgress | Progress, rows_a_second: float | None) -> str:
     """Return `[####------]  4/10 segments  1,200 rows  600 rows/s`."""
     segments, words = progress.segments, list[str]()
     if segments:

@@ -222,7 +222,6 @@ def _changes(contact: Contact, wish: Wish, bookmark: Bookmark | None) -> ChangeF
 
 
 def _follow(changes: ChangeFeedIterator, wish: Wish, printer: _Printer, bookmark: Bookmark | None) -> None:
-    """Print the pages."""
     left = None if wish.max_events is None else wish.max_events - printer.printed
     asked_at = datetime.now(UTC)
     for page in changes.pages():
@@ -252,7 +251,6 @@ class _Printer:
         self._progress = ProgressLine("snapshot", snapshot_line)
 
     def lines(self, events: list[ChangeEvent]) -> None:
-        """Print events to stdout."""
         if events:
             render = self._wish.render
             text = "".join(render(event, address=self._wish.wide) for event in events)

@@ -177,21 +177,16 @@ class Verdict:
     """The result of checking a token."""
 
     envelope: Envelope
-    whole: ChangeFeedPage | MulticloudDbError
+    page: ChangeFeedPage | None  # the page of the whole token, unless it has expired
+    expired: MulticloudDbError | None
     answers: list[Answer]
     missed: list[str] | None
 
     @property
-    def page(self) -> ChangeFeedPage | None:
-        """The page, or None if the read did not return a page."""
-        return self.whole if isinstance(self.whole, ChangeFeedPage) else None
-
-    @property
     def error(self) -> MulticloudDbError | None:
         """The reason why the token cannot be resumed, or None if it can be resumed."""
-        if isinstance(self.whole, MulticloudDbError):
-            return self.whole
-        return next((answer.error for answer in self.answers if answer.error is not None), None)
+        errors = [self.expired, *(answer.error for answer in self.answers)]
+        return next((error for error in errors if error is not None), None)
 
     @property
     def watermark(self) -> datetime | None:
@@ -251,10 +246,10 @@ def check(
         provider_options=options,
     )
     with Session(config, request) as session:
-        whole = _read(session, request)
-        answers = _ask_each(session, request, envelope, whole)
-        missed = _missed(session, envelope) if isinstance(whole, ChangeFeedPage) else None
-        verdict = Verdict(envelope, whole, answers, missed)
+        page, expired = _read(session, request)
+        answers = _ask_each(session, request, envelope, page, expired)
+        missed = None if page is None else _missed(session, envelope)
+        verdict = Verdict(envelope, page, expired, answers, missed)
         (_print_json if as_json else _print)(session, verdict)
     if verdict.error is not None:
         raise verdict.error
@@ -269,7 +264,6 @@ def check(
 
 
 def _missed(session: Session, envelope: Envelope) -> list[str] | None:
-    """Return the partitions that the token does not cover."""
     lineage, feed = lineage_of(envelope), session.feed
     if lineage is None or scope_text(EntireCollection()) != envelope.scope or not feed.lists_parents:
         return None
@@ -282,7 +276,6 @@ def _missed(session: Session, envelope: Envelope) -> list[str] | None:
 
 
 def _scope(envelope: Envelope, key: MulticloudDbKey | None) -> FeedScope:
-    """Return the scope for which the token was made."""
     try:
         scope = scope_of(envelope, key)
     except MulticloudDbError as error:
@@ -292,26 +285,29 @@ def _scope(envelope: Envelope, key: MulticloudDbKey | None) -> FeedScope:
     return scope
 
 
-def _read(session: Session, request: ChangeFeedRequest) -> ChangeFeedPage | MulticloudDbError:
+def _read(
+    session: Session, request: ChangeFeedRequest
+) -> tuple[ChangeFeedPage | None, MulticloudDbError | None]:
     try:
-        return session.read(request)
+        return session.read(request), None
     except MulticloudDbError as error:
         if error.category != ErrorCategory.CHECKPOINT_EXPIRED:
             raise
-        return error
+        return None, error
 
 
 def _ask_each(
     session: Session,
     request: ChangeFeedRequest,
     envelope: Envelope,
-    whole: ChangeFeedPage | MulticloudDbError,
+    page: ChangeFeedPage | None,
+    expired: MulticloudDbError | None,
 ) -> list[Answer]:
     standings = read_standings(envelope)
     active = [item for item in standings if item.state == "active"]
     one = isinstance(request.scope, PhysicalPartition) and not request.scope.with_descendants
     if one or len(standings) == len(active) == 1:
-        return [_answer(item, whole) if item.state == "active" else Answer(item) for item in standings]
+        return [Answer(item, page, expired) if item.state == "active" else Answer(item) for item in standings]
     if not isinstance(request.scope, EntireCollection | PhysicalPartition):
         return [Answer(item) for item in standings]
 
@@ -326,18 +322,12 @@ def _ask_each(
             start_position=FromContinuationToken(one_partition(envelope, item)),
         )
         try:
-            return _answer(item, session.read(part))
+            return Answer(item, session.read(part))
         except MulticloudDbError as error:
-            return _answer(item, error)
+            return Answer(item, error=error)
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(ask, standings))
-
-
-def _answer(standing: Standing, result: ChangeFeedPage | MulticloudDbError) -> Answer:
-    if isinstance(result, ChangeFeedPage):
-        return Answer(standing, result)
-    return Answer(standing, error=result)
 
 
 def _print(session: Session, verdict: Verdict) -> None:
