@@ -200,7 +200,6 @@ class SqliteCheckpointStore:
             raise newer(self._path, version, _VERSION, "multiclouddb-embedded")
 
     def _find(self, connection: sqlite3.Connection, name: str) -> Checkpoint | None:
-        """Return the row of the checkpoint with this name."""
         # The caller holds a transaction, so that no other process changes the file.
         row = connection.execute(
             "SELECT version, token, sha256 FROM checkpoints WHERE name = ?", (name,)

@@ -81,13 +81,8 @@ def _checked(
     if url is not None:
         if "path" in options:
             raise invalid_request("connection", "has both a url and a path", "give one of them")
-        place = parse_location(
-            url,
-            "embedded",
-            options=["profile"],
-            form=_URL,
-            credentials="a file needs no user and no password",
-        )
+        no_user = "a file needs no user and no password"
+        place = parse_location(url, "embedded", options=["profile"], form=_URL, credentials=no_user)
         if place.host:
             problem = f"has the host {place.host!r}"
             raise invalid_request("connection.url", problem, f"{_URL}, with three slashes")

@@ -71,7 +71,6 @@ class EmbeddedFeed(Feed):
         return family.beginning() if where is None else family.at(*where)
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
-        """Open a reader of one partition, or of one segment of a snapshot."""
         view = self._view(self.public_id(partition_id))
         if plan_id_of(partition_id) is not None:
             from multiclouddb_embedded.snapshots import SegmentReader  # many processes never scan

@@ -59,7 +59,6 @@ class Records:
 
     @cached_property
     def seqs(self) -> list[int]:
-        """Return the sequence numbers."""
         return _numbers(self.seqs_text)
 
     @cached_property
@@ -102,7 +101,6 @@ class Records:
         return texts[start:stop]
 
     def select(self, indexes: Iterable[int]) -> Records:
-        """Return some of the rows."""
         chosen = list(indexes)
 
         def numbers(values: list[int]) -> str:
@@ -226,7 +224,6 @@ def _timestamps(times: Iterable[int]) -> list[datetime]:
 
 
 def _values(records: Records, name: Column, start: int, stop: int) -> Sequence[Any]:
-    """Return the values of a column."""
     # If the column was not read, all values are None.
     column = records.column(name)
     if column is None:
@@ -335,7 +332,6 @@ def _texts(records: Records, name: Column) -> pa.Array:
 
 
 def _first_fault(records: Records, start: int, stop: int) -> RecordFault:
-    """Return the fault of the first row that cannot be mapped."""
     flaws = ((index, _flaw(records, index)) for index in range(start, stop))
     found = next(((index, reason) for index, reason in flaws if reason is not None), None)
     index, reason = found or (start, "it is not clear which row is damaged")
@@ -365,11 +361,9 @@ class EmbeddedMapper(Mapper):
     view: View  # the properties that are the same for all events of the partition
 
     def cursor_after(self, records: Records, count: int) -> Cursor:
-        """Return the position after the first `count` rows."""
         return cursor_of(records.seqs[count - 1], records.times[count - 1])
 
     def events(self, records: Records, start: int, stop: int) -> list[ChangeEvent]:
-        """Map rows to events."""
         return to_events(records, start, stop, self.view)
 
     def arrow(self, records: Records, start: int, stop: int) -> pa.RecordBatch:

@@ -43,11 +43,9 @@ _PLAIN: Final = {
     Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
         Support.NATIVE, 'needs a collection created with images="new_and_old"'
     ),
-    Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(
-        Support.UNSUPPORTED, "read each collection with EntireCollection()"
-    ),
-    Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(
-        Support.UNSUPPORTED, "read each collection with EntireCollection()"
+    **dict.fromkeys(
+        (Capability.CHANGE_FEED_DATABASE_SCOPE, Capability.CHANGE_FEED_CLUSTER_SCOPE),
+        CapabilityNote(Support.UNSUPPORTED, "read each collection with EntireCollection()"),
     ),
     Capability.RUN_COMMAND: CapabilityNote(
         Support.UNSUPPORTED, "write with EmbeddedStore, or open the file with sqlite3"
@@ -137,13 +135,12 @@ _COSMOS: Final = _profile(
             _EMULATED,
             f"{_BACKFILL}; in whole seconds, up to one second early",
         ),
-        Capability.CHANGE_FEED_SNAPSHOT: (
-            _UNSUPPORTED,
-            "start at Beginning() with the backfill, which reads the present items first",
-        ),
-        Capability.CHANGE_FEED_ROWS: (
-            _UNSUPPORTED,
-            "start at Beginning() with the backfill, which reads the present items first",
+        **dict.fromkeys(
+            (Capability.CHANGE_FEED_SNAPSHOT, Capability.CHANGE_FEED_ROWS),
+            (
+                _UNSUPPORTED,
+                "start at Beginning() with the backfill, which reads the present items first",
+            ),
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: (
             _UNSUPPORTED,

@@ -42,7 +42,6 @@ class EmbeddedProvider(Provider):
         )
 
     def capabilities(self) -> CapabilitySet:
-        """Return the capabilities that the profile allows."""
         return self._store.profile.capabilities
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> EmbeddedFeed:
@@ -57,16 +56,13 @@ class EmbeddedProvider(Provider):
         return EmbeddedFeed(Source(store, spec, scope_of(collection, spec, store.profile)))
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
-        """Return the collections of the store; see `SupportsCollections`."""
         with self._store.reading(deadline) as connection:
             return list_collections(connection, database)
 
     def classify(self, error: Exception) -> Fault:
-        """Classify an exception of SQLite or the file system."""
         return classify(error, self._store.path)
 
     def close(self) -> None:
-        """Interrupt running statements and close every connection."""
         self._store.close()
 
 
@@ -80,7 +76,6 @@ class EmbeddedPlugin(ProviderPlugin):
         self._profile = profile
 
     def capabilities(self) -> CapabilitySet:
-        """Return the capabilities that the profile allows."""
         return self._profile.capabilities
 
     def connect(self, config: ClientConfig, native_client: object | None) -> EmbeddedProvider:

@@ -209,7 +209,6 @@ _NOTHING: Final = Records(0, "", "", "", b"", None, None)
 
 
 def _matching(records: Records, canonical: bytes, components: int) -> Records:
-    """Return the rows with this partition key."""
     # The check is needed because two keys can have the same hash.
 
     def is_other(text: bytes) -> bool:

@@ -101,12 +101,8 @@ def cut(
     check_there(connection, scope.collection)
     found: list[Segment] = []
     while after < end and len(found) < count:
-        part = {
-            "collection": scope.collection.id,
-            "after": after.encode(),
-            "end": end.encode(),
-            "rows": rows - 1,
-        }
+        bounds = {"after": after.encode(), "end": end.encode()}
+        part = {"collection": scope.collection.id, **bounds, "rows": rows - 1}
         high = connection.execute(_HIGH, part).fetchone()
         last = end if high is None else _text(high[0])
         found.append(Segment(segment_id_of(plan_id, str(number)), [plan_id, seq, ts, after, last], rows))
@@ -204,7 +200,6 @@ class SegmentReader(Reader):
         self._rows, self._texts = (_ROWS, 3) if view.with_new else (_KEYS, 2)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """Return the next rows."""
         pool = self._source.store.pool
         with pool.borrow(deadline) as connection, self._interrupt.covers(connection), snapshot(connection):
             check_there(connection, self._source.scope.collection)
@@ -219,12 +214,8 @@ class SegmentReader(Reader):
 
     def _fetch(self, connection: sqlite3.Connection, max_records: int, max_bytes: int) -> Batch:
         begin = self._cursor()
-        part = {
-            "collection": self._source.scope.collection.id,
-            "after": self._after.encode(),
-            "end": self._end.encode(),
-            "most": max_records + 1,
-        }
+        bounds = {"after": self._after.encode(), "end": self._end.encode()}
+        part = {"collection": self._source.scope.collection.id, **bounds, "most": max_records + 1}
         cursor, rows, nbytes, more = connection.execute(self._rows, part), list[Row](), 0, True
         while len(rows) <= max_records and nbytes < max_bytes and more:
             taken = cursor.fetchmany(_PART)

@@ -70,5 +70,4 @@ class Source:
 
     @property
     def options(self) -> EmbeddedOptions:
-        """Return the options of the request."""
         return self.spec.options if isinstance(self.spec.options, EmbeddedOptions) else EmbeddedOptions()

@@ -153,7 +153,6 @@ class ConnectionPool(Holder):
             self.let_go()
 
     def let_go(self) -> None:
-        """Close idle connections."""
         if not self._lock.acquire(timeout=_LOCK_SECONDS):
             return
         idle, self._idle = self._idle, []
@@ -162,7 +161,6 @@ class ConnectionPool(Holder):
             connection.close()
 
     def begin_anew(self) -> list[object]:
-        """Make new locks, and drop all connections."""
         self._slots = threading.BoundedSemaphore(self._size)
         self._lock = threading.Lock()
         kept: list[object] = [*self._used, *self._idle]
@@ -227,7 +225,6 @@ class SingleConnection(Holder):
                 self._lock.release()
 
     def begin_anew(self) -> list[object]:
-        """Make a new lock, and drop the connection."""
         self._lock = type(self).new_lock()
         connection, self._connection = self._connection, None
         return [connection]

@@ -65,7 +65,11 @@ class _Gate:
         with self._changed:
             self._holders.add(holder)
 
-    def enter(self) -> None:
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Prevent forks inside the block, for a limited time."""
+        # The blocks of one thread may be nested. A connection that is opened inside the block must be closed
+        # before the block ends, or belong to a `Holder`.
         if self._pid != os.getpid():
             self.after_in_child()  # C code has forked without the knowledge of Python.
         me = threading.get_ident()
@@ -73,15 +77,15 @@ class _Gate:
             while self._forking not in (None, me) and me not in self._inside:
                 self._changed.wait()
             self._inside[me] = self._inside.get(me, 0) + 1
-
-    def leave(self) -> None:
-        me = threading.get_ident()
-        with self._changed:
-            self._inside[me] -= 1
-            if not self._inside[me]:
-                del self._inside[me]
-                if self._forking is not None:
-                    self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside[me] -= 1
+                if not self._inside[me]:
+                    del self._inside[me]
+                    if self._forking is not None:
+                        self._changed.notify_all()
 
     def before(self) -> None:
         me = threading.get_ident()
@@ -111,6 +115,7 @@ class _Gate:
             self._kept += holder.begin_anew()
 
     def check(self, path: str) -> None:
+        """Refuse a file that was open when this process was forked."""
         if not self._hanging and not self._files:
             return
         with suppress(FileNotFoundError):
@@ -129,16 +134,8 @@ os.register_at_fork(
 )
 
 
-@contextmanager
-def using_sqlite() -> Iterator[None]:
-    """Prevent forks inside the block, for a limited time."""
-    # The blocks of one thread may be nested. A connection that is opened inside the block must be closed
-    # before the block ends, or belong to a `Holder`.
-    _gate.enter()
-    try:
-        yield
-    finally:
-        _gate.leave()
+using_sqlite: Final = _gate.inside
+check_inherited: Final = _gate.check
 
 
 def inherited(path: str) -> MulticloudDbError:
@@ -149,11 +146,6 @@ def inherited(path: str) -> MulticloudDbError:
         "open the file in a process that multiprocessing starts with the method 'spawn' or 'forkserver', "
         "or fork when no call, no scan and no connection of your own uses the file",
     )
-
-
-def check_inherited(path: str) -> None:
-    """Refuse a file that was open when this process was forked."""
-    _gate.check(path)
 
 
 def file_identity(path: str) -> Identity:

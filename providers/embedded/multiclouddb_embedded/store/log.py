@@ -175,11 +175,8 @@ class LogWriter:
         self._connection, self._collection, self._moment = connection, collection, moment
         self._lows: list[int] = []
         self._tails: list[_Tail] = []
-        self._read = (
-            "SELECT doc FROM documents WHERE collection = ? AND id = ?"
-            if collection.images == "new_and_old"
-            else "SELECT NULL FROM documents WHERE collection = ? AND id = ?"
-        )
+        old = "doc" if collection.images == "new_and_old" else "NULL"
+        self._read = f"SELECT {old} FROM documents WHERE collection = ? AND id = ?"
 
     def write(self, change: EncodedChange) -> ChangeType | None:
         """Apply one change to the documents, and append it to the log."""

@@ -448,11 +448,8 @@ class EmbeddedStore:
             rows = [open_partition(connection, found, native_id(name, found)) for name in (a, b)]
             low, high = sorted(rows, key=lambda row: row.low)
             if low.high != high.low:
-                raise invalid_request(
-                    "partition_id",
-                    f"{a!r} and {b!r} are not adjacent",
-                    "see EmbeddedStore.partitions(collection)",
-                )
+                problem = f"{a!r} and {b!r} are not adjacent"
+                raise invalid_request("partition_id", problem, "see EmbeddedStore.partitions(collection)")
             ranges = [(low.low, high.high)]
             (child,) = add_partitions(connection, found.id, ranges, [low, high], moment.next())
         return child
