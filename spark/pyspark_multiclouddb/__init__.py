@@ -42,27 +42,21 @@ __all__ = [
     "verify_with_spark",
 ]
 
-_MODULES = {
-    "EVENT_COLUMNS": "columns",
-    "DefaultSource": "source",
-    "ProgressTable": "progress",
-    "TableTarget": "cluster",
-    "caught_up": "progress",
-    "drop_tombstones": "sinks",
-    "ensure_java": "session",
-    "error_from_query": "errors",
-    "latest_by_key": "sinks",
-    "live_rows": "sinks",
-    "local_session": "session",
-    "merge_into_delta": "sinks",
-    "merge_into_table": "cluster",
-    "pages_to_dataframe": "rows",
-    "verify_with_spark": "verification",
+_HOMES = {
+    "cluster": "TableTarget merge_into_table",
+    "columns": "EVENT_COLUMNS",
+    "errors": "error_from_query",
+    "progress": "ProgressTable caught_up",
+    "rows": "pages_to_dataframe",
+    "session": "ensure_java local_session",
+    "sinks": "drop_tombstones latest_by_key live_rows merge_into_delta",
+    "source": "DefaultSource",
+    "verification": "verify_with_spark",
 }
 
 
 def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
+    module = next((home for home, names in _HOMES.items() if name in names.split()), None)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -45,6 +45,7 @@ from multiclouddb_spi.sink_rules import (
 from multiclouddb_verify.delta import in_backticks, quoted
 from multiclouddb_verify.target import own_state
 from pyspark_multiclouddb.checkpoint import told
+from pyspark_multiclouddb.delta import PLAN, lacking_columns
 from pyspark_multiclouddb.errors import check_has
 from pyspark_multiclouddb.pieces import kept_rows, needed
 
@@ -123,8 +124,8 @@ def merge_into_table(
     storage = TableStorage(batch.sparkSession, table, create_using, new_columns)
     scans = [] if scan is None else [scan]
     work = Batch(
-        lambda: _pieces(batch, missing_state), lambda: _columns(batch), None, scans, scans, scan,
-        is_told=checkpoint is not None,
+        lambda: _pieces(batch, missing_state), lambda: needed(batch).drop("type", PLAN).schema, None, scans,
+        scans, scan, is_told=checkpoint is not None,
     )  # fmt: skip
     merged = merge_batch(storage, "merge_into_table", work)
     if notes and storage.exists:
@@ -249,19 +250,7 @@ class TableStorage:
             )
             self._schema = self._look()
         known = {field.name: field.dataType.simpleString() for field in self.schema()}
-        for name, kind in wanted.items():
-            if name in known and known[name] != kind:
-                problem = f"is {kind} in the batch and {known[name]} in {self._table}"
-                raise invalid_request(f"column {name}", problem, "cast it, or give it another name")
-        check_cases(wanted, known)
-        new = {name: kind for name, kind in wanted.items() if name not in known}
-        refused = [name for name in new if name != DELETED_AT]
-        if refused and self._new_columns == "refuse":
-            raise invalid_request(
-                "batch",
-                f"has columns that {self._table} does not have: {', '.join(refused)}",
-                "leave them out, or set new_columns='add'",
-            )
+        new = {name: wanted[name] for name in lacking_columns(self._table, wanted, known, self._new_columns)}
         if may_be_stale and STALE_SINCE not in known:
             new[STALE_SINCE] = "timestamp"
         if new:
@@ -390,10 +379,7 @@ class TableTarget:
         storage, extra = self._opened(own=own)
         if keys is not None and not keys:
             return
-        frame = self._spark.table(self._table)
-        if keys is not None:
-            wanted = self._spark.createDataFrame([(key,) for key in keys], "key string")
-            frame = frame.join(wanted, "key", "left_semi")
+        frame = self._frame(keys)
         names = extra if own else [DOCUMENT]
         instants = {field.name for field in storage.schema() if field.dataType == TimestampType()}
 
@@ -425,13 +411,18 @@ class TableTarget:
                 names=["key", "order_key", "state", "deleted"],
             )
 
+    def _frame(self, keys: Sequence[str] | None) -> DataFrame:
+        frame = self._spark.table(self._table)
+        if keys is None:
+            return frame
+        wanted = self._spark.createDataFrame([(key,) for key in keys], "key string")
+        return frame.join(wanted, "key", "left_semi")
+
     def _orders(self, keys: Sequence[str]) -> dict[str, list[str]]:
-        """Return the order keys of the rows of some keys."""
         found: dict[str, list[str]] = {}
         if keys:
-            wanted = self._spark.createDataFrame([(key,) for key in keys], "key string")
-            rows = self._spark.table(self._table).join(wanted, "key", "left_semi")
-            for key, order in rows.selectExpr("key", f"coalesce(order_key, '{_NO_ORDER}')").collect():
+            rows = self._frame(keys).selectExpr("key", f"coalesce(order_key, '{_NO_ORDER}')")
+            for key, order in rows.collect():
                 found.setdefault(key, []).append(order)
         return {key: sorted(orders) for key, orders in found.items()}
 
@@ -519,9 +510,3 @@ def _pieces(batch: DataFrame, missing_state: MissingState) -> Generator[Piece, N
         if total.rows:
             rows = kept.select(*total.columns)
             yield TablePiece(rows, True, total.plan, bool(total.lacking), total.is_latest)
-
-
-def _columns(batch: DataFrame) -> Any:
-    from pyspark_multiclouddb.delta import PLAN
-
-    return needed(batch).drop("type", PLAN).schema

@@ -301,7 +301,6 @@ def arrow_type(kind: DataType) -> pa.DataType:
 
 
 def _converter(kind: DataType) -> _Converter:
-    """Return the function that converts values for a type."""
     match kind:
         case ArrayType():
             return _array(_converter(kind.elementType))

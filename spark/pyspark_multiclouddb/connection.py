@@ -9,11 +9,11 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from datetime import datetime
 from typing import Final, TypeVar
 
-from multiclouddb_api import AtTime, OnExpired, Snapshot
+from multiclouddb_api import AtTime, Snapshot
 from multiclouddb_spi import Deadline, Feed, FeedStart, Planner, Provider, RecordFault, Target, open_provider
 from multiclouddb_spi.continuation.follow import Looks
 from multiclouddb_spi.continuation.lineage import Lineage
@@ -31,7 +31,7 @@ _TRIES: Final = 100
 _MOST_OPEN: Final = 16
 _LOG: Final = logging.getLogger("multiclouddb.spark")
 
-_open: dict[Settings, Connection] = {}
+_open: dict[Hashable, Connection] = {}
 _pid = 0
 
 
@@ -42,7 +42,7 @@ class Connection:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        self.settings = settings
         self.provider: Provider = open_provider(settings.config)
         spec = spec_of(self.provider, settings.request(), "open")
         self._looks = Looks()
@@ -58,11 +58,6 @@ class Connection:
     def incarnation(self) -> str | None:
         """The incarnation of the feed's resource."""
         return self.feed.identity.incarnation
-
-    @property
-    def on_expired(self) -> OnExpired:
-        """What a planned read does if its position has expired."""
-        return self._settings.on_expired
 
     def start(self, position: FeedStart | Snapshot) -> Lineage:
         """Resolve a start position, if the database can start from it."""
@@ -83,19 +78,19 @@ class Connection:
             try:
                 return ask(planner, Deadline.after(_CALL_SECONDS))
             except RecordFault as fault:
-                raise poisoned(str(self._settings.address), fault) from fault
+                raise poisoned(str(self.settings.address), fault) from fault
 
     def _planner(self, call: Call) -> Planner:
-        config = self._settings.config
+        config = self.settings.config
         return Planner(
             self.provider,
             self.feed,
-            self.on_expired,
+            self.settings.on_expired,
             call=call,
             watch_seconds=config.child_watch_seconds,
             audit_seconds=config.coverage_audit_seconds,
             looks=self._looks,
-            skip_poison=self._settings.skip_poison,
+            skip_poison=self.settings.skip_poison,
         )
 
     def close(self) -> None:
@@ -119,11 +114,11 @@ def connection_for(settings: Settings) -> Connection:
         # These connections belong to the parent process, which closes them.
         _open.clear()
         _pid = os.getpid()
-    settings = settings.of_the_connection()
-    connection = _open.pop(settings, None) or Connection(settings)
+    key = settings.of_the_connection
+    connection = _open.pop(key, None) or Connection(settings)
     while len(_open) >= _MOST_OPEN:
         _close(_open.pop(next(iter(_open))))
-    _open[settings] = connection
+    _open[key] = connection
     return connection
 
 

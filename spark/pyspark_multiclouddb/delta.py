@@ -42,15 +42,33 @@ PLAN: Final = "_multiclouddb_plan"
 The value is the id of the snapshot, or `LATEST_MARK` for a feed of latest versions; otherwise null.
 """
 _TEXT: Final = ("key", "order_key")
-_OURS: Final = (DELETED_AT, STALE_SINCE)
+
+
+def lacking_columns(
+    where: str, wanted: Mapping[str, str], known: Mapping[str, str], what_to_do: Literal["add", "refuse"]
+) -> list[str]:
+    """Return the names of the columns that a table lacks, from the types of both by name.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` if a column has another type in the table, or is new and refused.
+    """
+    for name, kind in wanted.items():
+        if known.get(name, kind) != kind:
+            problem = f"is {kind} in the batch and {known[name]} in {where}"
+            raise invalid_request(f"column {name}", problem, "cast it, or give it another name")
+    check_cases(wanted, known)
+    new = [name for name in wanted if name not in known]
+    refused = ", ".join(name for name in new if name not in (DELETED_AT, STALE_SINCE))
+    if refused and what_to_do == "refuse":
+        problem = f"has columns that {where} does not have: {refused}"
+        raise invalid_request("batch", problem, "leave them out, or set new_columns='add'")
+    return new
 
 
 class DeltaStorage:
     """The table that a sink writes; the docstrings of `Storage` say what its methods do."""
 
     def __init__(self, where: str, *, create: bool, new_columns: Literal["add", "refuse"]) -> None:
-        if new_columns not in ("add", "refuse"):
-            raise invalid_request("new_columns", f"is {new_columns!r}", "give 'add' or 'refuse'")
         self._where, self._new_columns = where, new_columns
         self._table = opened(where)
         if self._table is None and not create:
@@ -69,23 +87,10 @@ class DeltaStorage:
         check_cases(wanted)
         if self._table is None:
             self._table = _created(self._where, schema)
-        known = {field.name: field for field in self._known().schema().fields}
-        for name, field in wanted.items():
-            if name in known and _kind(known[name].type) != _kind(field.type):
-                ours, theirs = (_json(each.type).strip('"') for each in (field, known[name]))
-                problem = f"is {ours} in the batch and {theirs} in {self._where}"
-                raise invalid_request(f"column {name}", problem, "cast it, or give it another name")
-        check_cases(wanted, known)
-        new = [field for name, field in wanted.items() if name not in known]
-        refused = [field.name for field in new if field.name not in _OURS]
-        if refused and self._new_columns == "refuse":
-            raise invalid_request(
-                "batch",
-                f"has columns that {self._where} does not have: {', '.join(refused)}",
-                "leave them out, or set new_columns='add'",
-            )
-        if new:
-            committed(self._table, lambda: self._add(new))
+        known = {field.name: _kind(field.type) for field in self._known().schema().fields}
+        kinds = {name: _kind(field.type) for name, field in wanted.items()}
+        if new := lacking_columns(self._where, kinds, known, self._new_columns):
+            committed(self._table, lambda: self._add([wanted[name] for name in new]))
 
     @property
     def exists(self) -> bool:
@@ -245,7 +250,7 @@ def _stored_fields(schema: pa.Schema) -> dict[str, Field]:
 
 def _kind(of: object) -> str:
     """Return the name of a Delta type. The name does not say whether the type is nullable."""
-    return re.sub(r'"(nullable|containsNull|valueContainsNull)":(true|false)', "", _json(of))
+    return re.sub(r',?"(nullable|containsNull|valueContainsNull)":(true|false)', "", _json(of)).strip('"')
 
 
 def _json(of: object) -> str:

@@ -166,7 +166,6 @@ class MicroBatches:
             return work_of(self.settings, after.incarnation, ranges, skip_poison=skip)
 
     def _offset(self, value: dict[str, Any]) -> Offset:
-        """Return the parsed offset."""
         for known, offset in self._parsed:
             if known == value:
                 return offset
@@ -319,7 +318,6 @@ class MicroBatches:
         return connection.opened.call("mark", connection.feed.change_mark)
 
     def _started(self, connection: Connection, position: FeedStart | Snapshot) -> Lineage:
-        """Return the start of a new query."""
         # The open feed may still belong to an earlier resource with the same name.
         connection.opened.renew()
         return connection.start(position)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from enum import Enum
@@ -225,21 +225,11 @@ class Settings:
             modes["oldItemState"] = str(self.old_item_state.value)
         return modes
 
-    def of_the_connection(self) -> Settings:
-        """Return the same settings without the options that do not affect the connection."""
-        return attrs.evolve(
-            self,
-            start=Now(),
-            end=None,
-            max_records=None,
-            max_tasks=_DEFAULT_TASKS,
-            poll_seconds=0.0,
-            idle_checkpoint_seconds=0.0,
-            is_strict=None,
-            corrupt_column=None,
-            given=(),
-            columns=None,
-        )
+    @property
+    def of_the_connection(self) -> Hashable:
+        """The options that affect the connection; settings that are equal in them share one."""
+        states = self.new_item_state, self.old_item_state
+        return self.connection, self.address, states, self.on_loss, self.skip_poison
 
     def request(self) -> ChangeFeedRequest:
         """Return the request that opens the feed; its start position is not used."""
@@ -391,7 +381,6 @@ def position_text(position: FeedStart | Snapshot) -> str:
 
 
 def _tasks(given: Mapping[str, tuple[str, str]]) -> int:
-    """Return the maximum number of tasks of a batch."""
     least = _count(*given["minPartitions"]) if "minPartitions" in given else 1
     if "maxTasksPerBatch" not in given:
         return max(least, _DEFAULT_TASKS)
@@ -475,7 +464,6 @@ def _from_environment(name: str, value: str) -> str:
 
 
 def _position(name: str, text: str) -> FeedStart | Snapshot:
-    """Return the start or end position that the text names."""
     match text.lower():
         case "beginning" | "earliest":
             return Beginning()
@@ -528,7 +516,6 @@ def _count(name: str, text: str) -> int:
 
 
 def _mode(name: str, text: str, kind: type[_Mode]) -> _Mode:
-    """Parse a mode, which is one of the values of an enumeration."""
     return _choice(name, text, {each.value: each for each in kind})
 
 

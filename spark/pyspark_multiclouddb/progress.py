@@ -48,11 +48,7 @@ from multiclouddb_spi.scan.contract import plan_id_of
 from pyspark_multiclouddb.errors import check_has
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming.listener import (
-        QueryProgressEvent,
-        QueryStartedEvent,
-        QueryTerminatedEvent,
-    )
+    from pyspark.sql.streaming.listener import QueryProgressEvent, QueryStartedEvent, QueryTerminatedEvent
     from pyspark.sql.streaming.query import StreamingQuery
 
     from pyspark_multiclouddb.connection import Connection

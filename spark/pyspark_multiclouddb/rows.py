@@ -94,7 +94,7 @@ def _events(
             raise poisoned(where, fault, is_row=is_row) from fault
         on_poison(where, fault)
 
-    batches = read_range(connection.provider, connection.feed, part, connection.on_expired, skip)
+    batches = read_range(connection.provider, connection.feed, part, connection.settings.on_expired, skip)
     for batch in batches:
         first = 0
         while first < len(batch):

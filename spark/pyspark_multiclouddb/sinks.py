@@ -12,7 +12,7 @@ import os
 from collections.abc import Generator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 import attrs
 import pyarrow as pa
@@ -157,10 +157,16 @@ def merge_into_delta(
             other processes change the table all the time, for five minutes; merge the batch again.
         ImportError: Raised if `deltalake` is not installed: `pip install "multiclouddb-spark[delta]"`.
     """
-    _check_merge(
-        batch, table_path, batch_id=batch_id, app_id=app_id, checkpoint=checkpoint, create=create,
-        new_columns=new_columns, missing_state=missing_state, max_bytes=max_bytes,
-    )  # fmt: skip
+    _check_rows("batch", batch, or_page=True)
+    local_path("table_path", table_path)
+    if checkpoint is not None:
+        local_path("checkpoint", checkpoint)
+    check_type("max_bytes", max_bytes, int)
+    check_options(
+        batch_id=batch_id, app_id=app_id, create=create, new_columns=new_columns, missing_state=missing_state
+    )
+    if max_bytes < 1:
+        raise invalid_request("max_bytes", "is less than 1", "give the maximum number of bytes of a piece")
     query, scan, notes = told(batch, batch_id, app_id, checkpoint)
     is_page = isinstance(batch, ChangeFeedPage)
     begun, ended = scans_in(batch)
@@ -285,24 +291,9 @@ def _check_rows(name: str, value: object, *, or_page: bool = False) -> None:
     check_has(name, value, "sparkSession", wanted)
 
 
-def _check_merge(batch: object, table_path: object, **rest: Any) -> None:
-    """Refuse arguments for `merge_into_delta` that are of the wrong type or do not fit together."""
-    _check_rows("batch", batch, or_page=True)
-    local_path("table_path", table_path)
-    if rest["checkpoint"] is not None:
-        local_path("checkpoint", rest["checkpoint"])
-    check_type("max_bytes", rest["max_bytes"], int)
-    check_options(
-        **{name: rest[name] for name in ("batch_id", "app_id", "create", "new_columns", "missing_state")}
-    )
-    if rest["max_bytes"] < 1:
-        raise invalid_request("max_bytes", "is less than 1", "give the maximum number of bytes of a piece")
-
-
 def _pieces(
     batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int, missing_state: MissingState
 ) -> Generator[Piece, None, None]:
-    """Return the last change of each key in the batch, piece by piece."""
     if isinstance(batch, pa.Table | ChangeFeedPage):
         yield from piece_of(table_of(batch), missing_state)
         return

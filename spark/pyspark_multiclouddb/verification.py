@@ -16,6 +16,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import islice
 from types import NoneType
 from typing import Any, Final, TypeVar, Unpack
 
@@ -44,14 +45,7 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_api.validators import check_type
-from multiclouddb_verify import (
-    Fix,
-    Part,
-    Report,
-    SupportsParts,
-    SupportsRecord,
-    Transform,
-)
+from multiclouddb_verify import Fix, Part, Report, SupportsParts, SupportsRecord, Transform
 from multiclouddb_verify.comparison import GONE
 from multiclouddb_verify.sides import (
     FEWEST,
@@ -66,8 +60,6 @@ from multiclouddb_verify.state import Rows, rows_of
 from multiclouddb_verify.texts import column_digests
 from multiclouddb_verify.verification import Verification, VerifySettings, checked
 from pyspark_multiclouddb.errors import check_has, error_from_query, source_errors
-
-__all__ = ["verify_with_spark"]
 
 T = TypeVar("T")
 
@@ -259,7 +251,7 @@ class _OnExecutors(Verification):
             state.add_changed(self._sides.sample or 1)
         rest = compared.where("moved OR NOT same").toLocalIterator()
         equal = sums.equal
-        while chunk := _checked(lambda: _some(rest, _AT_ONCE)):
+        while chunk := _checked(lambda: list(islice(rest, _AT_ONCE))):
             equal += self._keep(chunk)
         with state.transaction():
             for read in told:
@@ -456,11 +448,6 @@ def _tasks(
                     yield from read(work[number])
 
     return spark.range(0, len(work), 1, len(work)).mapInArrow(task, schema)
-
-
-def _some(rows: Iterator[Row], most: int) -> list[Row]:
-    """Return the next rows."""
-    return [row for _, row in zip(range(most), rows, strict=False)]
 
 
 def _checked(action: Callable[[], T]) -> T:
