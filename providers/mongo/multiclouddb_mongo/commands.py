@@ -50,11 +50,8 @@ def _checked(fits: Callable[[Any], bool], way_out: str) -> _Check:
 
     def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
         if value is not None and not fits(value):
-            shown = (
-                value
-                if isinstance(value, int) and not isinstance(value, bool)
-                else f"a {type(value).__name__}"
-            )
+            is_number = isinstance(value, int) and not isinstance(value, bool)
+            shown = value if is_number else f"a {type(value).__name__}"
             raise invalid_request(f"{type(instance).__name__}.{attribute.name}", f"is {shown}", way_out)
 
     return check
@@ -362,11 +359,8 @@ class Commands:
     def _database(self, name: object) -> Database[Any]:
         if not isinstance(name, str) or not name:
             problem = "is empty" if isinstance(name, str) else f"is a {type(name).__name__}"
-            raise invalid_request(
-                "database",
-                problem,
-                'pass the name of a database; for commands of the deployment, pass "admin"',
-            )
+            way_out = 'pass the name of a database; for commands of the deployment, pass "admin"'
+            raise invalid_request("database", problem, way_out)
         return self._client.get_database(name, codec_options=self._codec)
 
     def _seconds(self, chosen: RunCursorCommandOptions) -> float | None:
@@ -375,11 +369,8 @@ class Commands:
         inherited = self._client.options.timeout
         seconds = inherited if chosen.timeout_ms is None else chosen.timeout_ms / 1000
         if seconds is None and chosen.timeout_mode is not None:
-            raise invalid_request(
-                "RunCursorCommandOptions.timeout_mode",
-                "is given without a timeout",
-                "pass timeout_ms as well",
-            )
+            where, problem = "RunCursorCommandOptions.timeout_mode", "is given without a timeout"
+            raise invalid_request(where, problem, "pass timeout_ms as well")
         if seconds and chosen.max_time_ms is not None and chosen.max_time_ms / 1000 >= seconds:
             raise invalid_request(
                 "RunCursorCommandOptions.max_time_ms",

@@ -361,7 +361,6 @@ def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> R
 
 
 def _configuration(error: ConfigurationError) -> Fault:
-    """Return the fault for a configuration that PyMongo refuses."""
     # For most of these errors, PyMongo's message can quote the connection string, including the password.
     cause = error.__cause__
     if cause is not None and type(cause).__module__.startswith("dns."):

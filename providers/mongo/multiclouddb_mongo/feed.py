@@ -161,7 +161,6 @@ class MongoFeed(Feed):
     def open(
         self, partition_id: str, cursor: Cursor, until: Cursor | None = None
     ) -> MongoReader | SegmentReader:
-        """Open a reader at a position in the stream or in a segment."""
         plan_id = plan_id_of(partition_id)
         if plan_id is None:
             return self._reader(partition_id, cursor, until, self._options.batch_size)
@@ -218,7 +217,6 @@ class MongoFeed(Feed):
         return compare(place_of(a), place_of(b))
 
     def describe(self, cursor: Cursor) -> Position:
-        """Return the cluster time and the kind of a position."""
         return describe_scan(cursor) if is_scan_cursor(cursor) else describe(place_of(cursor))
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
@@ -378,7 +376,6 @@ def _is_far(start: Place, mark: Place) -> bool:
 
 
 def _bound(start: Place, until: Place) -> Place:
-    """Return the position at which a reader stops."""
     # If the bound is a high-water mark, the reader stops as soon as the server has no more changes before the
     # mark. A lagging member of the replica set may return no changes after the start although changes exist.
     # Therefore, if the mark directly follows the start, the reader stops only when the server itself has

@@ -135,7 +135,6 @@ def _keys(keys: Sequence[dict[str, Any]]) -> list[MulticloudDbKey]:
 
 
 def _times(changes: Sequence[Change]) -> list[datetime]:
-    """Convert commit times."""
     # Changes of the same millisecond share one `datetime`, because making a `datetime` takes as long as
     # making the rest of an event.
     previous: object = None
@@ -186,17 +185,17 @@ def _arrow(changes: Sequence[Change], view: View) -> pa.RecordBatch:
     keys = [change["documentKey"] for change in changes]
     if not all(keys):
         raise ValueError("a change without a key")
+
+    def documents(name: str) -> pa.Array:
+        return _texts([change.get(name) for change in changes])
+
     columns = [
         ids,
         pa.array([_TEXTS[change["operationType"]] for change in changes], text),
         _texts(keys),
         pa.array(_moments(changes), pa.timestamp("us", tz="UTC")),
-        _texts([change.get("fullDocument") for change in changes])
-        if view.with_new
-        else pa.nulls(count, text),
-        _texts([change.get("fullDocumentBeforeChange") for change in changes])
-        if view.with_old
-        else pa.nulls(count, text),
+        documents("fullDocument") if view.with_new else pa.nulls(count, text),
+        documents("fullDocumentBeforeChange") if view.with_old else pa.nulls(count, text),
         ids,
         pa.nulls(count, pa.bool_()),
         pa.repeat(pa.scalar(False), count),
@@ -217,7 +216,6 @@ def _names(changes: Sequence[Change], view: View) -> list[pa.Array]:
 
 
 def _texts(documents: Sequence[Any]) -> pa.Array:
-    """Return a column of JSON texts."""
     # A JSON text takes about a kilobyte. If all texts of a batch existed at once, memory would be returned to
     # the system and allocated again for every batch. That would take longer than making the texts.
     import pyarrow as pa
@@ -253,18 +251,15 @@ class MongoMapper(Mapper):
     view: View
 
     def cursor_after(self, records: Sequence[Raw], count: int) -> Cursor:
-        """Return the position after the first `count` changes."""
         return cursor_of(place_of_change(records[count - 1]), self.view.start)
 
     def events(self, records: Sequence[Raw], start: int, stop: int) -> list[ChangeEvent]:
-        """Map changes to events."""
         try:
             return self._events(records[start:stop])
         except DAMAGED:
             raise self._first_fault(records, start, stop, self._events) from None
 
     def arrow(self, records: Sequence[Raw], start: int, stop: int) -> pa.RecordBatch:
-        """Map changes to Arrow."""
         try:
             return _arrow(_decoded(records[start:stop], TEXT_CODEC), self.view)
         except (*DAMAGED, MulticloudDbError):

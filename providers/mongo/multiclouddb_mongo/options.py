@@ -25,20 +25,12 @@ def _mapping(value: object) -> Any:
 def _stages(value: object) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return tuple(map(_mapping, value))
-    raise invalid_request(
-        "MongoOptions.pipeline",
-        f"must be a list of stages, not {type(value).__name__}",
-        'pass [{"$match": …}]',
-    )
+    problem = f"must be a list of stages, not {type(value).__name__}"
+    raise invalid_request("MongoOptions.pipeline", problem, 'pass [{"$match": …}]')
 
 
 def _exact(value: object) -> object:
-    """Convert a value to a tuple for an exact comparison.
-
-    Python's own comparison of values is not exact enough. Python treats 1 and True as equal, and
-    ignores the order of names in a mapping. The tuples of two values are equal only if the values
-    are exactly equal.
-    """
+    """Return a tuple to compare: unlike Python, it tells 1 from True, and sees the order of a mapping."""
     if isinstance(value, Mapping):
         return dict, tuple((name, _exact(item)) for name, item in value.items())
     if isinstance(value, list | tuple):

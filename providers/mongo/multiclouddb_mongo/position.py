@@ -325,16 +325,6 @@ class Range:
             bounds.append({"$lt": ["$_id", as_field("$literal", self.end)]})
         return {"$expr": {"$and": bounds}} if bounds else {}
 
-    @property
-    def floor(self) -> str:
-        """See `floor_of`."""
-        return floor_of(self.time)
-
-    @property
-    def moment(self) -> datetime:
-        """Return the time when the snapshot began. No change in the stream is earlier than this time."""
-        return moment_of(self.time)
-
     def timestamp(self) -> Timestamp:
         """Return the last cluster time before the stream's start."""
         # The rows must include all changes up to this time.
@@ -383,7 +373,7 @@ def floor_of(time: str) -> str:
 
 
 def moment_of(time: str) -> datetime:
-    """Return the time when a snapshot began, from its cluster time."""
+    """Return the time when a snapshot began, from its cluster time. No change in the stream is earlier."""
     return _EPOCH + timedelta(seconds=max(0, int(time[:8], 16) - _CLOCKS_SECONDS))
 
 

@@ -10,11 +10,7 @@ import pymongo
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
-from multiclouddb_api import (
-    CapabilitySet,
-    ClientConfig,
-    ResourceAddress,
-)
+from multiclouddb_api import CapabilitySet, ClientConfig, ResourceAddress
 from multiclouddb_mongo.capabilities import CAPABILITIES
 from multiclouddb_mongo.catalog import check_provisioned, find, list_collections, resolve
 from multiclouddb_mongo.commands import Commands
@@ -61,7 +57,6 @@ class MongoProvider(Provider):
         self._believed: set[object] = set()
 
     def capabilities(self) -> CapabilitySet:
-        """Return the capabilities of a replica set."""
         return CAPABILITIES
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> MongoFeed:
@@ -92,17 +87,14 @@ class MongoProvider(Provider):
         return retried(self._client, lambda: list_collections(self._client, database or self._database))
 
     def classify(self, error: Exception) -> Fault:
-        """Classify an exception of PyMongo."""
         return login_lost(error) if is_logged_out(error) and log_in_again(self._client) else classify(error)
 
     def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-        """Run one command once: see `Commands.run_command`."""
         return self._commands.run_command(database, command, options)
 
     def run_cursor_command(
         self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Any:
-        """Run a command once, and return its cursor: see `Commands.run_cursor_command`."""
         return self._commands.run_cursor_command(database, command, options)
 
     def close(self) -> None:

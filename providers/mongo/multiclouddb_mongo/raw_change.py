@@ -42,7 +42,6 @@ class RawDocument(RawBSONDocument):
 
     @property
     def raw(self) -> Raw:
-        """Return the document's bytes."""
         return self._bytes
 
     def __eq__(self, other: object) -> bool:
@@ -76,7 +75,6 @@ class RawChange(RawDocument):
             super().__init__(bson_bytes, codec_options)
 
     def items(self) -> ItemsView[str, Any]:
-        """Return the document's fields."""
         return decoded(self._bytes).items() if self._is_change() else super().items()
 
     def __getitem__(self, name: str) -> Any:

@@ -25,11 +25,7 @@ from multiclouddb_mongo.position import (
     time_text,
 )
 from multiclouddb_mongo.pymongo_internals import GivenUp, Stream, buffered, inner_cursor
-from multiclouddb_mongo.raw_change import (
-    decoded,
-    namespace_of,
-    place_of_change,
-)
+from multiclouddb_mongo.raw_change import decoded, namespace_of, place_of_change
 from multiclouddb_mongo.source import LogEnd, Source
 from multiclouddb_mongo.taker import Taken, Taker
 from multiclouddb_spi import (
@@ -251,17 +247,6 @@ class MongoReader(Reader):
             self._searches = looked
             self._source.calm()
             return looked, inner_cursor(stream) is not cursor
-        except OperationFailure as error:
-            self.close()
-            taken.keep_up()
-            if taken.changes:
-                return None
-            if error.code == OVERTAKEN and not self._overtaken:
-                self._overtaken = True  # opening the stream again shows the reason: error 286 or no error
-            elif error.code in (EVENT_TOO_LARGE, IMAGE_MISSING):
-                self._take_carefully(taken, error, max_records)
-            else:
-                raise
         except (PyMongoError, GivenUp) as error:
             if isinstance(error, GivenUp):
                 self._be_patient()
@@ -269,12 +254,19 @@ class MongoReader(Reader):
             taken.keep_up()
             if taken.changes:
                 return None
-            # The server also closes the connection if its answer would be larger than 16 MB.
-            if not (isinstance(error, AutoReconnect) and _CLOSED in str(error)):
-                raise
-            before, self._source.closed_at = self._source.closed_at, taken.place
-            if before != taken.place:
-                raise
+            if isinstance(error, OperationFailure):
+                if error.code == OVERTAKEN and not self._overtaken:
+                    self._overtaken = True  # opening the stream again shows the reason: error 286 or no error
+                    return None
+                if error.code not in (EVENT_TOO_LARGE, IMAGE_MISSING):
+                    raise
+            else:
+                # The server also closes the connection if its answer would be larger than 16 MB.
+                if not (isinstance(error, AutoReconnect) and _CLOSED in str(error)):
+                    raise
+                before, self._source.closed_at = self._source.closed_at, taken.place
+                if before != taken.place:
+                    raise
             self._take_carefully(taken, error, max_records)
         return None
 
@@ -372,6 +364,7 @@ class MongoReader(Reader):
     def _batch(self, taken: Taken) -> Batch:
         begin, self._place = self._place, taken.place
         seconds, start = seconds_at(self._place), self._view.start
+        sure = None if seconds is None else datetime.fromtimestamp(max(0, seconds - _CLOCKS_SECONDS), UTC)
         return Batch(
             taken.changes,
             self._mapper,
@@ -380,9 +373,7 @@ class MongoReader(Reader):
             self._outcome,
             sum(map(len, taken.changes)),
             caught_up=taken.caught_up,
-            watermark=None
-            if seconds is None
-            else datetime.fromtimestamp(max(0, seconds - _CLOCKS_SECONDS), UTC),
+            watermark=sure,
             notices=tuple(taken.notices),
             headroom=self._headroom(self._place),
             requests=taken.requests,

@@ -20,7 +20,7 @@ from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import MulticloudDbKey, trusted_keys
 from multiclouddb_api.value import frozen
 from multiclouddb_mongo.mapping import DAMAGED, View, first_fault
-from multiclouddb_mongo.position import Range, id_of
+from multiclouddb_mongo.position import Range, floor_of, id_of, moment_of
 from multiclouddb_mongo.raw_change import RawDocument, bytes_of
 from multiclouddb_mongo.values import CODEC, portable
 from multiclouddb_spi import Cursor, Mapper, RecordFault, snapshot_event_id, snapshot_id_of
@@ -41,7 +41,6 @@ class RawRow(RawDocument):
         self._document: RawBSONDocument | None = None
 
     def items(self) -> ItemsView[str, Any]:
-        """Return the document's fields."""
         return self._parsed().items()
 
     def __getitem__(self, name: str) -> Any:
@@ -97,7 +96,6 @@ class RowMapper(Mapper):
     start: Range
 
     def cursor_after(self, records: Sequence[bytes], count: int) -> Cursor:
-        """Return the position after the first `count` rows."""
         return self.range_after(self.start, records, count).cursor()
 
     def range_after(self, start: Range, rows: Sequence[bytes], count: int) -> Range:
@@ -133,7 +131,6 @@ class RowMapper(Mapper):
         return blake2b(text, digest_size=_DIGEST_BYTES).hexdigest()
 
     def events(self, records: Sequence[bytes], start: int, stop: int) -> list[ChangeEvent]:
-        """Map rows to events."""
         try:
             return self._events(records[start:stop])
         except (*DAMAGED, MulticloudDbError):
@@ -148,10 +145,10 @@ class RowMapper(Mapper):
             self._event_ids(keys),
             keys,
             repeat(ChangeType.CREATE),
-            repeat(self.start.moment),
+            repeat(moment_of(self.start.time)),
             _documents(rows, records) if view.with_new else repeat(None),
             repeat(None),
-            repeat(self.start.floor),
+            repeat(floor_of(self.start.time)),
             repeat(False),
             repeat(True),
             repeat(view.address),
@@ -200,7 +197,6 @@ class RowMapper(Mapper):
 
 
 def _documents(rows: Sequence[dict[str, Any]], raw: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Return rows as documents."""
     # If a row does not contain the byte of the decimal type, it has no decimal to replace.
     return [portable(row) if _DECIMAL in each else row for row, each in zip(rows, raw, strict=True)]
 
@@ -228,7 +224,6 @@ def _at(row: Any, path: str) -> Any:
 
 
 def _named(wanted: str) -> str:
-    """Return a text that identifies a row."""
     if wanted.startswith("07"):
         return f"the document with the _id ObjectId('{ObjectId(bytes.fromhex(wanted[2:]))}')"
     return f"a document whose _id has the BSON type {int(wanted[:2], 16)}"

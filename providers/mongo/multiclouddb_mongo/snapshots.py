@@ -108,20 +108,11 @@ class ScanSource:
 
     def rows(self, place: Range, session: ClientSession, batch_size: int) -> Rows:
         """Return a cursor over undecoded rows."""
-        wanted = self._wanted(place)
-        return (
-            self._collection()
-            .with_options(codec_options=ROW_CODEC)
-            .find(
-                wanted,
-                dict.fromkeys(("_id", *place.names), 1) if self._keys_only else None,
-                hint=_BY_ID if self._key is None else None,
-                sort=_SORTED,
-                batch_size=batch_size,
-                comment=_COMMENT,
-                session=session,
-            )
-        )
+        hint = _BY_ID if self._key is None else None
+        return self._find(
+            place, self._wanted(place), hint=hint, sort=_SORTED, batch_size=batch_size, comment=_COMMENT,
+            session=session,
+        )  # fmt: skip
 
     def found(self, place: Range, keys: Sequence[MulticloudDbKey]) -> list[bytes]:
         """Return the undecoded rows with these keys, in any order."""
@@ -135,13 +126,19 @@ class ScanSource:
         else:
             wanted = {"_id": {"$in": [to_bson(key["_id"]) for key in keys]}}
         self.begin(0)
-        with self.opening(), self.session(place) as session:
-            rows = self._collection().with_options(codec_options=ROW_CODEC)
-            projected = dict.fromkeys(("_id", *place.names), 1) if self._keys_only else None
-            with closing(rows.find(wanted, projected, comment=_LOOKUP, session=session)) as cursor:
-                found = copied(cursor)
+        with (
+            self.opening(),
+            self.session(place) as session,
+            closing(self._find(place, wanted, comment=_LOOKUP, session=session)) as cursor,
+        ):
+            found = copied(cursor)
         self.calm()
         return found
+
+    def _find(self, place: Range, wanted: dict[str, Any], **settings: Any) -> Rows:
+        rows = self._collection().with_options(codec_options=ROW_CODEC)
+        projected = dict.fromkeys(("_id", *place.names), 1) if self._keys_only else None
+        return rows.find(wanted, projected, **settings)
 
     def close(self, rows: Rows) -> None:
         """Close a cursor, also on the server. This method raises no error."""
@@ -483,7 +480,8 @@ def cut(
     """Take the next segments from a plan."""
     found: list[Segment] = []
     for end in _ends(source, rest, count):
-        found.append(_segment(rest, rest.until(end)))
+        segment_id = segment_id_of(rest.plan_id, f"{rest.number:x}")
+        found.append(Segment(segment_id, rest.until(end).cursor(), rest.width or None))
         if not end:
             return found, None
         rest = rest.after(end)
@@ -506,10 +504,6 @@ def _ends(source: ScanSource, rest: Rest, count: int) -> Iterator[str]:
         yield from ends
         if len(ends) < count:
             yield ""
-
-
-def _segment(rest: Rest, part: Range) -> Segment:
-    return Segment(segment_id_of(rest.plan_id, f"{rest.number:x}"), part.cursor(), rest.width or None)
 
 
 def look_up(

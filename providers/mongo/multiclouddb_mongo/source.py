@@ -22,7 +22,6 @@ from multiclouddb_api import (
     ErrorCategory,
     LogicalPartition,
     NewItemStateMode,
-    OldItemStateMode,
     ResourceAddress,
 )
 from multiclouddb_api.value import frozen
@@ -52,6 +51,8 @@ ENDINGS: Final = ("invalidate", "drop", "rename", "dropDatabase")
 perhaps silently.
 """
 
+# What the server sends for each mode of a document, if the collection keeps images.
+_IMAGES: Final = {"OMIT": None, "INCLUDE_IF_AVAILABLE": "whenAvailable", "REQUIRE": "required"}
 _UNWANTED: Final = ("updateDescription", "clusterTime", "lsid", "txnNumber")
 _MAJORITY: Final = ReadConcern("majority")
 _COMMENT: Final = "multiclouddb"
@@ -117,7 +118,6 @@ class Source:
         self.patience = min(_MOST_PATIENCE, 2 * self.patience)
 
     def longest_fetch(self) -> float:
-        """Return `Reader.longest_fetch`."""
         return math.inf if self.bounded else self.patience
 
     def calm(self) -> None:
@@ -252,27 +252,18 @@ class Source:
 
     def full_document(self) -> str | None:
         """Return the option that says from where the server takes the new document of an update."""
+        mode = self.spec.new_item_state_mode
         if self.options.full_document is not None:
             return self.options.full_document
-        match self.spec.new_item_state_mode:
-            case NewItemStateMode.OMIT:
-                return None
-            case NewItemStateMode.REQUIRE:
-                return "required"
-            case NewItemStateMode.INCLUDE_IF_AVAILABLE:
-                return "whenAvailable" if self.images else "updateLookup"
+        if mode is NewItemStateMode.INCLUDE_IF_AVAILABLE and not self.images:
+            return "updateLookup"
+        return _IMAGES[mode.name]
 
     def full_document_before_change(self) -> str | None:
         """Return the option that says whether the server sends the old document."""
         if self.options.full_document_before_change is not None:
             return self.options.full_document_before_change
-        match self.spec.old_item_state_mode:
-            case OldItemStateMode.OMIT:
-                return None
-            case OldItemStateMode.REQUIRE:
-                return "required"
-            case OldItemStateMode.INCLUDE_IF_AVAILABLE:
-                return "whenAvailable"
+        return _IMAGES[self.spec.old_item_state_mode.name]
 
     # -- Internals
 
@@ -312,13 +303,10 @@ class Source:
 
     def _target(self) -> Collection[RawChange] | Database[RawChange]:
         # `MongoClient.watch` would use the client's own codec and read concern, which may not be suitable.
-        database = self._database("admin" if self.address.database is None else self.address.database)
-        if self.address.collection is None:
-            return database
-        return database.get_collection(self.address.collection)
-
-    def _database(self, name: str) -> Database[RawChange]:
-        return self.client.get_database(name, codec_options=RAW_CODEC, read_concern=_MAJORITY)
+        name = "admin" if self.address.database is None else self.address.database
+        database = self.client.get_database(name, codec_options=RAW_CODEC, read_concern=_MAJORITY)
+        collection = self.address.collection
+        return database if collection is None else database.get_collection(collection)
 
 
 class LogEnd:
@@ -472,7 +460,6 @@ class Log:
         )
 
     def first_entry(self) -> Entry | None:
-        """Return the log's first entry."""
         if not self._readable:
             return None
         log = self._source.client.get_database("local", codec_options=CODEC)["oplog.rs"]

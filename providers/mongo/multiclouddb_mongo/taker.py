@@ -166,7 +166,6 @@ class Taker:
         return not taken.reached
 
     def _was_short(self, taken: Taken) -> None:
-        """Record that the answer contains fewer changes than requested."""
         # A short answer contains all available changes, unless the answer comes from a `mongos` or is larger
         # than `_FULL_BYTES`. A `mongos` may send only a part of the available changes.
         if not self._source.sharded and sum(map(len, taken.changes)) < _FULL_BYTES:
