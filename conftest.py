@@ -154,16 +154,21 @@ def spark():
         # A client of Spark Connect; the server belongs to the test that started this process.
         yield SparkSession.builder.getOrCreate()
         return
+    from benchmarks.servers import server_module
     from pyspark_multiclouddb import local_session
 
-    session = local_session(
-        "tests",
-        **{
-            "spark.master": os.environ.get("SPARK_TESTS_MASTER", "local[*,2]"),
-            "spark.sql.shuffle.partitions": 2,
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-        },
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        # Spark's workers keep the environment of this moment.
+        for name, value in server_module("dynamo", "server").CREDENTIALS.items():
+            patch.setenv(name, value)
+        session = local_session(
+            "tests",
+            **{
+                "spark.master": os.environ.get("SPARK_TESTS_MASTER", "local[*,2]"),
+                "spark.sql.shuffle.partitions": 2,
+                "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+            },
+        )
     # A query that is meant to fail prints a stack of a hundred lines.
     session.sparkContext.setLogLevel("OFF")
     yield session

@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import io
 import json
 import os
 import re
@@ -9,10 +10,12 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from contextlib import chdir, contextmanager, redirect_stdout
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = re.compile(r'^```python title="(?P<name>[^"]+)"\n(?P<code>.*?)^```$', re.DOTALL | re.MULTILINE)
@@ -103,6 +106,41 @@ def run_blocks(page, steps, folder="."):
     return printed.split(f"{MARK}\n")[:-1]
 
 
+@contextmanager
+def session_in(spark, folder):
+    """Run programs here with the Spark session of the tests: they find it running, and do not stop it."""
+    java, shuffles = spark.sparkContext._jvm, "spark.sql.shuffle.partitions"
+    before = spark.conf.get(shuffles)
+
+    def enter(place):
+        # Paths that the JVM gets are below the folder, too.
+        java.System.setProperty("user.dir", place)
+        java.org.apache.hadoop.fs.FileSystem.closeAll()
+
+    started = java.System.getProperty("user.dir")
+    with chdir(folder), mock.patch.object(type(spark), "stop"), mock.patch.dict(os.environ):
+        enter(os.getcwd())
+        try:
+            yield
+        finally:
+            enter(started)
+            spark.conf.set(shuffles, before)
+
+
+def run_with(spark, page, steps, folder="."):
+    """Run code and write files as `run_blocks` does, but in this process, with a running Spark session."""
+    printed, names = [], {"__name__": "__main__"}
+    with session_in(spark, folder):
+        for line, file, code in steps:
+            if file:
+                Path(file).write_text(code, encoding="utf-8")
+                continue
+            with redirect_stdout(io.StringIO()) as out:
+                exec(compile("\n" * line + code, str(page), "exec"), names)
+            printed.append(out.getvalue())
+    return printed
+
+
 class Page:
     """A how-to page, or several pages that belong together.
 
@@ -124,9 +162,10 @@ class Page:
         found = [shlex.split(line) for line in lines if line.startswith(start)]
         return [[os.path.expandvars(word) for word in words] for words in found]
 
-    def run(self, name):
-        """Run a program and return its output."""
-        (printed,) = run_blocks(name, [(0, name, self.programs[name]), (0, None, self.programs[name])])
+    def run(self, name, spark=None):
+        """Run a program, perhaps with a running Spark session, and return its output."""
+        steps = [(0, name, self.programs[name]), (0, None, self.programs[name])]
+        (printed,) = run_blocks(name, steps) if spark is None else run_with(spark, name, steps)
         return printed
 
     def said_behind(self, name):

@@ -16,10 +16,15 @@ import textwrap
 import attrs
 import pytest
 
-from .page import ROOT, run_blocks
+from .page import ROOT, run_blocks, run_with
 
 # On the first page, several blocks form one file (see test_tutorial.py). The second page runs from wheels.
 ELSEWHERE = (ROOT / "docs/tutorial/write-a-provider.md", ROOT / "docs/index.md")
+# This page runs in the Spark session of the tests.
+ONE_SESSION = ROOT / "docs/tutorial/spark-pipeline.md"
+# `make test` runs this page with fewer rows, and `make soak` as it stands.
+LARGE = ROOT / "docs/tutorial/existing-table-to-delta.md"
+SMALLER = {"100_000": "2_000", "10_000": "200", "100000": "2000"}
 FENCE = re.compile(r"^( *)```(\w*)([^\n`]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 TITLE = re.compile(r'title="([^"]+)"')
 
@@ -61,18 +66,34 @@ def pages():
     for page in sorted((ROOT / "docs").rglob("*.md")):
         blocks = blocks_of(page.read_text(encoding="utf-8"))
         if blocks and page not in ELSEWHERE:
-            jvm = any("pyspark_multiclouddb" in block.code for block in blocks)
-            yield pytest.param(page, blocks, id=f"{page.relative_to(ROOT)}{'-jvm' if jvm else ''}")
+            jvm = "-jvm" if any("pyspark_multiclouddb" in block.code for block in blocks) else ""
+            name = page.relative_to(ROOT)
+            if page == LARGE:
+                yield pytest.param(page, blocks, id=f"whole {name}{jvm}", marks=pytest.mark.soak)
+                blocks = [smaller(block) for block in blocks]
+            yield pytest.param(page, blocks, id=f"{name}{jvm}")
+
+
+def smaller(block):
+    code, output = block.code, block.output
+    for many, few in SMALLER.items():
+        code, output = code.replace(many, few), output and output.replace(many, few)
+    return attrs.evolve(block, code=code, output=output)
 
 
 PAGES = list(pages())
 
 
 @pytest.mark.parametrize(("page", "blocks"), PAGES)
-def test_a_page_prints_what_it_says(page, blocks, tmp_path):
+def test_a_page_prints_what_it_says(page, blocks, tmp_path, request, monkeypatch):
     running = [block for block in blocks if block.file is None]
     steps = [(block.line, block.file, block.code) for block in blocks]
-    for block, printed in zip(running, run_blocks(page, steps, tmp_path), strict=True):
+    if page == ONE_SESSION:
+        monkeypatch.setattr("sys.argv", [])
+        found = run_with(request.getfixturevalue("spark"), page, steps, tmp_path)
+    else:
+        found = run_blocks(page, steps, tmp_path)
+    for block, printed in zip(running, found, strict=True):
         if block.output is not None and not matches(block.output, printed):
             assert printed == block.output, f"{page}, line {block.line}"
 

@@ -125,10 +125,10 @@ class TestPrograms:
         assert PAGE.programs.keys() == PAGE.programs_run_in(__file__)
 
     @pytest.mark.parametrize("name", [pytest.param("stream.py", id="stream.py-jvm")])  # conftest.py reads it
-    def test_spark(self, empty, name):
+    def test_spark(self, empty, spark, name):
         create_orders(empty.client())
         PAGE.run("write.py")
-        assert PAGE.run(name) == "3\n"
+        assert PAGE.run(name, spark) == "3\n"
 
     def test_the_page_starts_a_server_that_will_do(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
