@@ -8,6 +8,8 @@ helper has only one thread and no connection to a server, so a forked process in
 from __future__ import annotations
 
 import atexit
+import gc
+import io
 import json
 import os
 import re
@@ -18,8 +20,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import IO, Any, Final
 
 from multiclouddb_api import MulticloudDbError
@@ -89,7 +92,13 @@ def _helper() -> socket.socket:
 
 def _serve() -> None:
     """Fork a process for each command that the parent process requests, until the parent process ends."""
-    import_module(f"{_COMMAND}.main")
+    for module in iter_modules(import_module(_COMMAND).__path__):
+        if not module.name.startswith("__"):
+            import_module(f"{_COMMAND}.{module.name}")
+    # Typer imports most of its modules only when a command runs.
+    with suppress(SystemExit), redirect_stdout(io.StringIO()):
+        import_module(f"{_COMMAND}.main").app(["tail", "--help"])
+    gc.freeze()
     asking = socket.socket(fileno=os.dup(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
