@@ -268,6 +268,7 @@ def test_a_batch_has_exactly_the_columns_of_its_schema(spark, source):
 
 def test_a_stream_fills_a_table_of_every_sink(spark, source, tmp_path):
     fill(source)
+    source.put("d", {"n": "x"})
     corrupt = load(
         spark.readStream, source, f"{EVENT_COLUMNS}, {TYPED}, bad STRING",
         mode="PERMISSIVE", columnNameOfCorruptRecord="bad",
@@ -292,11 +293,12 @@ def test_a_stream_fills_a_table_of_every_sink(spark, source, tmp_path):
         return {json.loads(row["key"])["id"]: tuple(row[name] for name in names) for row in rows}
 
     first = (1, "A", Decimal("1.50"), datetime(2026, 1, 31, tzinfo=UTC), None)
-    assert run() == {"a": first, "b": (2, "B", None, None, None)}
+    corrupt_one = (*[None] * 4, '{"n":"x"}')
+    assert run() == {"a": first, "b": (2, "B", None, None, None), "d": corrupt_one}
     source.delete("b")
+    source.put("d", {"n": 5})
     source.put("a", {"n": "x", "name": "A2"})
     source.put("c", {"n": 4})
     bad = '{"n":"x","name":"A2"}'
-    assert run() == {"a": (None, "A2", None, None, bad), "c": (4, None, None, None, None)}
-    source.put("a", {"n": 5})
-    assert run()["a"] == (5, None, None, None, None)
+    four, five = ((number, *[None] * 4) for number in (4, 5))
+    assert run() == {"a": (None, "A2", None, None, bad), "c": four, "d": five}

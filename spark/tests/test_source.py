@@ -251,6 +251,7 @@ class TestSession:
     def test_that_runs_is_taken_and_set(self, spark):
         assert local_session("another", **{"spark.sql.shuffle.partitions": 3, "spark.none": None}) is spark
         assert spark.conf.get("spark.sql.shuffle.partitions") == "3"
+        spark.conf.set("spark.sql.shuffle.partitions", 2)
         assert spark.conf.get("spark.none", "unset") == "unset"
 
 

@@ -91,7 +91,7 @@ def sink(spark, tmp_path, monkeypatch):
 def test_nothing_of_a_batch_stays_on_the_executors(sink, spark):
     context = spark.sparkContext._jsc.sc()
     before = context.getPersistentRDDs().size()
-    for number in range(5):
+    for number in range(2):
         sink.merge(rows(*((f"k{n}", number, {"n": n}) for n in range(100))))
     assert context.getPersistentRDDs().size() == before
     tables = [each.tableName for each in spark.sql("SHOW TABLES").collect()]
