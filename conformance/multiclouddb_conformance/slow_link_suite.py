@@ -105,14 +105,14 @@ class TestCut:
     """A connection that is cut within an answer gets smaller answers, and later larger ones."""
 
     def test_smaller_answers_arrive_and_then_larger_ones(self, behind: Behind) -> None:
-        consumer, link = behind.backlog(1000, timeout=5.0), behind.link
-        link.cut_after = 350_000
-        consumer.until(600, at_most=30)
+        consumer, link = behind.backlog(500, timeout=5.0), behind.link
+        link.cut_after = 175_000
+        consumer.until(300, at_most=30)
         before = link.connections
         link.heal()
-        consumer.until(1000, at_most=30)
+        consumer.until(500, at_most=30)
         assert link.connections - before < 10
-        assert len({event.event_id for event in consumer.events}) == len(consumer.events) == 1000
+        assert len({event.event_id for event in consumer.events}) == len(consumer.events) == 500
 
 
 class TestEnd:

@@ -296,7 +296,7 @@ class TestListing:
     )
     def test_children_are_asked_for_one_by_one_where_this_is_possible(self, child_filter, splits, calls):
         habits = {} if child_filter is None else {"child_filter": child_filter}
-        with World(shards=50, shards_per_page=10, **habits) as world:
+        with World(shards=20, shards_per_page=5, **habits) as world:
             consumer = world.consumer()
             consumer.until_idle()
             world.journal.clear()

@@ -187,7 +187,7 @@ class TestCost:
 
     def test_a_page_call_is_linear_in_active_shards(self):
         """A page call needs one listing and, for each shard, one iterator and a few answers."""
-        active = 300
+        active = 200
         with World(shards=active) as world:
             for shard in world.open():
                 world.script.fill(shard, 1)

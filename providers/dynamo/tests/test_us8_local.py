@@ -2,9 +2,9 @@
 
 import pytest
 
+from multiclouddb_conformance import us8
 from multiclouddb_conformance.us8 import (  # noqa: F401
     TestBeginning,
-    TestCheckpoint,
     TestEventIdentity,
     TestExpiry,
     TestImages,
@@ -13,7 +13,6 @@ from multiclouddb_conformance.us8 import (  # noqa: F401
     TestNow,
     TestPropagation,
     TestRecreated,
-    TestRowsAlone,
     TestScannedRow,
     TestSnapshot,
     TestTransactions,
@@ -24,5 +23,14 @@ from .harness import LocalHarness
 
 pytestmark = pytest.mark.usefixtures("hasty")
 
-
 HARNESS = LocalHarness
+
+
+@pytest.mark.soak
+class TestCheckpoint(us8.TestCheckpoint):
+    """`make test` runs it on the scripted server alone."""
+
+
+@pytest.mark.soak
+class TestRowsAlone(us8.TestRowsAlone):
+    """It scans like TestSnapshot, and `make test` runs it on the scripted server."""

@@ -34,10 +34,10 @@ class TestTail:
 
         follow(
             tail, writer,
-            [(None, 1), (None, 300), (forget_cursors, 100), (None, 7), (step_down, 100), (None, 1)],
+            [(None, 1), (None, 100), (forget_cursors, 40), (None, 7), (step_down, 40), (None, 1)],
         )  # fmt: skip
         assert tail.keys() == writer.written
-        assert len(writer.written) > 500
+        assert len(writer.written) > 180
 
     def test_of_a_collection_that_is_dropped_says_so_and_ends(self, orders, where, tmp_path):
         kept = ("--checkpoint", tmp_path / "position")

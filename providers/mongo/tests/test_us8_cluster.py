@@ -6,7 +6,8 @@ A feed of a cluster is the same as a feed of a database, except for one more opt
 import pytest
 
 from multiclouddb_api import EntireCluster
-from multiclouddb_certify.suites.mongo import TestLoss, TestNotices, TestTransactions
+from multiclouddb_certify.suites import mongo
+from multiclouddb_certify.suites.mongo import TestNotices, TestTransactions
 from multiclouddb_conformance import us8
 from multiclouddb_spi.continuation.token import decode_token
 
@@ -37,3 +38,11 @@ class TestBeginning(us8.TestBeginning):
 
 def test_the_suite_reads_the_whole_cluster(collection):
     assert decode_token(collection.begin).scope == "cluster"
+
+
+class TestLoss(mongo.TestLoss):
+    """`make test` runs one consumer here, and all of them in test_us8_one.py."""
+
+    @pytest.mark.soak
+    def test_nothing_is_lost_by_an_iterator(self, harness):
+        super().test_nothing_is_lost_by_an_iterator(harness)

@@ -1,10 +1,12 @@
 """Runs the cases that depend on the scope through `EntireDatabase()`. Every test has its own database."""
 
+import pytest
+
 from multiclouddb_api import EntireDatabase
+from multiclouddb_certify.suites import mongo
 from multiclouddb_certify.suites.mongo import (
     TestEventIdentity,
     TestForeignTokens,
-    TestLoss,
     TestNotices,
     TestTransactions,
 )
@@ -28,3 +30,11 @@ HARNESS = DatabaseHarness
 
 def test_the_suite_reads_the_whole_database(collection):
     assert decode_token(collection.begin).scope == "database"
+
+
+class TestLoss(mongo.TestLoss):
+    """test_loss.py reads a database with an iterator, too."""
+
+    @pytest.mark.soak
+    def test_nothing_is_lost_by_an_iterator(self, harness):
+        super().test_nothing_is_lost_by_an_iterator(harness)

@@ -1,6 +1,10 @@
-"""Runs the classes of the suite that need a scripted server: splits, merges, retention, network faults."""
+"""Runs the classes that need a scripted server: splits, merges, retention, network faults.
+
+Three classes read very often, and this server is much cheaper to read than Google's emulator.
+"""
 
 from multiclouddb_certify.suites.spanner import (  # noqa: F401
+    TestCheckpoint,
     TestDescendants,
     TestEndlessTrouble,
     TestEventIdentity,
@@ -11,11 +15,13 @@ from multiclouddb_certify.suites.spanner import (  # noqa: F401
     TestNotices,
     TestPhysicalPartition,
     TestPoison,
+    TestReleasing,
     TestRetirement,
     TestSnapshotUnderLoad,
     TestSplit,
     TestTrimmedOnTheWay,
     TestTrouble,
+    TestVerified,
     TestWatermark,
 )
 
