@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from datetime import datetime
 from enum import Enum, auto
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import attrs
 
@@ -83,21 +83,20 @@ class Turns:
     """The partitions of one call, by id and by stage; each stage is in the order in which they entered it.
 
     Attributes:
+        all: The turns that were needed so far; the call may end before most partitions that are due need one.
         failed: Partitions that have failed in this call, in the order of their failures.
         served: Partitions that have had their turn, in this order. The next call reads these partitions in
             the same order, after the partitions that had no turn.
     """
 
-    def __init__(self, lineage: Lineage, active: Iterable[Entry] = ()) -> None:
+    def __init__(self, lineage: Lineage) -> None:
         self._lineage = lineage
         self.all: dict[str, Turn] = {}
-        for entry in active:
-            self.all[entry.partition_id] = Turn(entry.partition_id, failed_last=entry.failed_last)
-        self.due, self.asked = OrderedDict[str, Turn](), OrderedDict[str, Turn]()
+        self.due, self.asked = OrderedDict[str, Turn | None](), OrderedDict[str, Turn]()
         self.paced, self.held = OrderedDict[str, Turn](), OrderedDict[str, Turn]()
         self.failed: dict[str, Turn] = {}
         self.served: dict[str, None] = {}
-        self._at = {
+        self._at: dict[Stage, MutableMapping[str, Any]] = {
             Stage.DUE: self.due, Stage.ASKED: self.asked, Stage.PACED: self.paced, Stage.HELD: self.held,
         }  # fmt: skip
 
@@ -106,12 +105,15 @@ class Turns:
         turn = self.all.get(partition_id)
         if turn is None:
             turn = self.all[partition_id] = Turn(partition_id)
+            if partition_id in self.due:
+                turn.stage, self.due[partition_id] = Stage.DUE, turn
         return turn
 
     def position(self, partition_id: str) -> Cursor | None:
         """Return the call's position in a partition; None if the call does not read the partition."""
         turn = self.all.get(partition_id)
-        if turn is None or turn.stage is Stage.UNASKED or partition_id not in self._lineage:
+        reads = partition_id in self.due if turn is None else turn.stage is not Stage.UNASKED
+        if not reads or partition_id not in self._lineage:
             return None
         return self._lineage.cursor(partition_id)
 
@@ -127,8 +129,10 @@ class Turns:
     def ask(self, partition_ids: Iterable[str]) -> None:
         """Put these partitions after all other due partitions."""
         for partition_id in partition_ids:
-            turn = self.all.get(partition_id) or self.of(partition_id)
-            if turn.stage is not Stage.DUE and turn.stage is not Stage.ASKED:
+            turn = self.all.get(partition_id)
+            if turn is None:
+                self.due[partition_id] = None
+            elif turn.stage is not Stage.DUE and turn.stage is not Stage.ASKED:
                 self.move(turn, Stage.DUE)
 
     def ask_paced(self) -> None:
@@ -168,13 +172,16 @@ class DueTimes:
     times: Mapping[str, tuple[float, Cursor]] = attrs.field(factory=dict)
     soonest: float = 0.0
 
-    def is_due(self, entry: Entry, now: float) -> bool:
-        """Return whether a partition is worth asking at its position."""
-        rest = self.times.get(entry.partition_id)
-        if rest is None or rest[0] <= now:
-            return True
-        here = entry.said[0]
-        return not (rest[1] is here or rest[1] == here)
+    def resting(self, entries: Iterable[Entry], now: float) -> dict[str, tuple[float, Cursor]]:
+        """Return those of the partitions that are not worth asking at their positions yet."""
+        found = dict[str, tuple[float, Cursor]]()
+        for entry in entries:
+            rest = self.times.get(entry.partition_id)
+            if rest is not None and rest[0] > now:
+                here = entry.said[0]
+                if rest[1] is here or rest[1] == here:
+                    found[entry.partition_id] = rest
+        return found
 
 
 @define

@@ -194,7 +194,7 @@ class PageBuilder:
             standings = self._standings.setdefault(feed, Standings())
         progress = standings.measure(
             feed, lineage, result.turns.all, now, watermark=session.watermark, floor=session.read_until,
-            kept={name: turn.headroom for name, turn in result.turns.all.items()},
+            kept={name: turn.headroom for name, turn in result.turns.all.items() if turn.headroom < math.inf},
         )  # fmt: skip
         plan, waiting, ends = lineage.plan, lineage.waiting(), lineage.ends()
         if state is lineage and not len(lineage):

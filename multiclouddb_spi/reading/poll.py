@@ -93,10 +93,10 @@ class Poll(Generic[T]):
         self._times: dict[str, tuple[float, Cursor]] | None = None
         self._leaves_out = False
         if due is not None:  # 7.
-            began, self._times = time.monotonic(), dict(due.times)
-            asked = [entry for entry in active if due.is_due(entry, began)]
-            self._leaves_out, active = len(asked) < len(active), asked
-        self._turns = turns = Turns(lineage, active)
+            rests, self._times = due.resting(active, time.monotonic()), dict(due.times)
+            self._leaves_out = bool(rests)
+            active = [entry for entry in active if entry.partition_id not in rests]
+        self._turns = turns = Turns(lineage)
         self._result: PollResult[T] = PollResult(turns, limit)
         self._make_answers = partial(
             Answers, context, feed, lineage, self._result, deadline, on_expired=on_expired, single=single
@@ -106,16 +106,16 @@ class Poll(Generic[T]):
             from multiclouddb_spi.scan.scanning import Scanning
 
             self._scanning = Scanning(context, feed, lineage, self._result, deadline, now, single=single)
-            active = self._scanning.active
-            for entry in active:  # the plan may have let more partitions start
-                turns.of(entry.partition_id)
+            active = self._scanning.active  # the plan may have let more partitions start
         self._first, self._rest = list[str](), list[str]()
         for entry in active:
             (self._first if entry.failed_last else self._rest).append(entry.partition_id)
+        for name in self._first:
+            turns.of(name).failed_last = True
         if not (self._first or self._has_ends):  # nothing comes before them
             turns.ask(self._rest)
             self._rest = []
-        self._head = turns.all.get(active[0].partition_id) if active else None
+        self._head = turns.of(active[0].partition_id) if active else None
         self._waiting, self._longest_wait = Waiting(deadline, wait), feed.longest_wait
         self._fetches = Fetches(context, feed, turns, len(active), limit, deadline)
 
@@ -210,7 +210,8 @@ class Poll(Generic[T]):
             asked, now = self._answers.worth_asking(), time.monotonic()
             if not asked and self._lineage.active():
                 break
-            self._turns.ask(each.partition_id for each in asked if due is None or due.is_due(each, now))
+            rests = {} if due is None else due.resting(asked, now)
+            self._turns.ask(each.partition_id for each in asked if each.partition_id not in rests)
             self._read()
 
     # -- 1. Ask
@@ -223,7 +224,8 @@ class Poll(Generic[T]):
             wait = self._waiting.of_fetch(self._longest_wait())
         scanning, feed, cache = self._scanning, self._feed, self._context.cache
         while fetches.may_ask():
-            turn = next(iter(turns.due.values()))
+            name, due = next(iter(turns.due.items()))
+            turn = due or turns.of(name)
             if self._head is not None and self._head.partition_id in fetches.overtaken:
                 self._has_had_turn(self._head, answered=False)
             entry = self._lineage.reading(turn.partition_id)
@@ -451,16 +453,11 @@ class Poll(Generic[T]):
 
     def _due(self, noted: Mapping[str, tuple[float, Cursor]]) -> DueTimes:
         """Return when the partitions that are read are worth asking again."""
-        lineage, known, soonest = self._lineage, DueTimes(noted), math.inf
-        times = dict[str, tuple[float, Cursor]]()
-        for entry in lineage.active():
-            if known.is_due(entry, 0.0):
-                soonest = 0.0
-            else:
-                times[entry.partition_id] = rest = noted[entry.partition_id]
-                soonest = min(soonest, rest[0])
-        now = time.monotonic()
-        is_quiet = lineage.is_quiet(times.keys() | self._turns.quiet())
+        lineage, active, quiet = self._lineage, self._lineage.active(), self._turns.quiet()
+        times, now, soonest = DueTimes(noted).resting(active, 0.0), time.monotonic(), 0.0
+        if len(times) == len(active):
+            soonest = min((when for when, _ in times.values()), default=math.inf)
+        is_quiet = len(times) + len(quiet) >= len(active) and lineage.is_quiet(times.keys() | quiet)
         if not is_quiet and lineage.ends():
             soonest = 0.0
         elif self._leaves_out and (is_quiet or not self._result.count):

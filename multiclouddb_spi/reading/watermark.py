@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -110,7 +109,7 @@ class Standings:
             now: The service's time, or None if the service does not report it.
             watermark: The watermark before the call, in µs since 1970.
             floor: The moment up to which the feed was read before the call.
-            kept: For how many seconds positions of partitions that have answered are still kept.
+            kept: For how many seconds positions are still kept, as far as partitions have told it.
         """
         plan, entries = lineage.plan, iter(lineage)
         if plan is not None:
@@ -121,22 +120,30 @@ class Standings:
         is_estimated = floor is not None and floor.estimated
         if len(self._known) > _MOST_KNOWN:
             self._known = {}
-        moments, proven, headrooms = dict[str, datetime](), dict[str, datetime](), dict[str, float]()
-        estimated, count = False, 0
+        known = self._known
+        proven, headrooms = dict[str, datetime](), dict[str, float]()
+        others, count = list[_Stand](), 0
         delay = feed.visible_after()
         for entry in entries:
             # The known children of an ended partition are in the lineage; nothing may be known of the others.
             if not isinstance(entry, Entry) or (entry.stage is Stage.END and not entry.is_unnamed):
                 continue
             count += 1
-            stand = self._stand(feed, entry, answered.get(entry.partition_id), now, delay)
-            if (seconds := kept.get(entry.partition_id, math.inf)) != math.inf:
-                headrooms[stand.public_id] = seconds
+            name = entry.partition_id
+            stand, turn = known.get(name), answered.get(name)
+            if stand is None or turn is not None or not entry.said or stand.cursor is not entry.said[0]:
+                stand = self._stand(feed, entry, turn, now, delay)
+            if name in kept:
+                headrooms[stand.public_id] = kept[name]
+            if (moment := stand.proven) is not None:
+                proven[stand.public_id] = moment
+            if moment is None or stand.likely is not None or (least is not None and moment < least):
+                others.append(stand)
+        moments, estimated = proven.copy(), False
+        for stand in others:
             moment, likely = least, is_estimated
-            if stand.proven is not None:
-                proven[stand.public_id] = stand.proven
-                if moment is None or stand.proven >= moment:
-                    moment, likely = stand.proven, False
+            if stand.proven is not None and (moment is None or stand.proven >= moment):
+                moment, likely = stand.proven, False
             if stand.likely is not None and (moment is None or stand.likely > moment):
                 moment, likely = stand.likely, True
             if moment is not None:
@@ -153,8 +160,6 @@ class Standings:
         self, feed: Feed, entry: Entry, turn: Answered | None, now: datetime | None, delay: float | None
     ) -> _Stand:
         known = self._known.get(entry.partition_id)
-        if known is not None and turn is None and entry.said and known.cursor is entry.said[0]:
-            return known  # a call that leaves most partitions out comes here for each of them
         public_id = feed.public_id(entry.partition_id) if known is None else known.public_id
         if not entry.said:
             return _Stand(public_id)  # it was lost, and what follows it is not known yet

@@ -2,6 +2,7 @@
 
 import time
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -16,11 +17,16 @@ from multiclouddb_api import (
     OperationOptions,
     Snapshot,
 )
+from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import ServerError, ServiceBehaviour, SimulationFeed
 from multiclouddb_conformance.simulation.reader import SimulationReader
 from multiclouddb_conformance.simulation.service_behaviour import CaughtUp
 from multiclouddb_spi import open_feed
+from multiclouddb_spi.continuation.entry import Entry
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.token import ReadUntil
 from multiclouddb_spi.reading import page_builder
+from multiclouddb_spi.reading.watermark import Standings
 
 DELAY = timedelta(seconds=5)
 SLACK = timedelta(seconds=4)  # the test may run slowly, and the engine's clock goes on
@@ -297,3 +303,94 @@ def test_a_report_of_a_token_speaks_of_the_token_and_not_of_the_page_after_it(ma
     assert report.changes_waiting is True
     assert report.watermark <= event.timestamp
     assert report.lag_seconds >= 59
+
+
+class Clock:
+    """A feed whose positions are moments in seconds, of which every second one is told."""
+
+    @staticmethod
+    def public_id(name):
+        return name.upper()
+
+    @staticmethod
+    def visible_after():
+        return 0.0
+
+    @staticmethod
+    def compare(one, other):
+        return (one[0] > other[0]) - (one[0] < other[0])
+
+    @staticmethod
+    def describe(cursor):
+        return SimpleNamespace(time=at(cursor[0]) if cursor[1] else None)
+
+
+def at(seconds):
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def said(**told):
+    return SimpleNamespace(**{"watermark": None, "likely_read_until": None, "caught_up_at": None, **told})
+
+
+class TestMeasured:
+    """What is remembered of a partition holds until the partition says more, or has moved."""
+
+    @staticmethod
+    def read(places):
+        return Lineage([Entry.read(name, place) for name, place in places.items()], RULES)
+
+    @pytest.fixture
+    def lineage(self):
+        return self.read({"a": [10, 1], "b": [20, 1]})
+
+    @pytest.fixture
+    def standings(self, lineage):
+        standings = Standings()
+        first = standings.measure(Clock, lineage, {}, at(100))
+        assert first.watermark == first.read_until == at(10)
+        assert first.partitions == first.watermarks == {"A": at(10), "B": at(20)}
+        return standings
+
+    @pytest.mark.parametrize("floor", [None, ReadUntil(10_000_000)])
+    def test_an_answer_at_the_same_position_moves_it(self, lineage, standings, floor):
+        answered = {"a": said(watermark=at(15))}
+        told = standings.measure(Clock, lineage, answered, at(100), floor=floor)
+        assert (told.watermark, told.read_until, told.estimated) == (at(15), at(15), False)
+        assert standings.measure(Clock, lineage, {}, at(100)) == told
+
+    def test_a_read_that_nothing_followed_moves_it(self, lineage, standings):
+        answered = {"a": said(caught_up_at=time.monotonic())}
+        told = standings.measure(Clock, lineage, answered, at(100))
+        assert (told.watermark, told.read_until) == (at(20), at(20))
+        assert at(100) - SLACK <= told.partitions["A"] <= at(100)
+
+    def test_a_position_that_moves_moves_it(self, lineage, standings):
+        lineage.took("a", [30, 1])
+        assert standings.measure(Clock, lineage, {}, at(100)).watermarks == {"A": at(30), "B": at(20)}
+        older = self.read({"a": [5, 1], "b": [20, 1]})
+        assert standings.measure(Clock, older, {}, at(100)).watermark == at(5), "of an older token"
+
+    def test_a_partition_that_joins_holds_the_watermark(self, lineage, standings):
+        joined = Lineage([*lineage, Entry.read("c", [9, 0])], RULES)
+        told = standings.measure(Clock, joined, {}, at(100))
+        assert (told.watermark, told.read_until) == (None, None)
+        assert told.partitions == {"A": at(10), "B": at(20)}
+
+    def test_no_moment_is_before_that_of_the_feed(self, lineage, standings):
+        told = standings.measure(Clock, lineage, {}, at(100), floor=ReadUntil(15_000_000, estimated=True))
+        assert told.partitions == {"A": at(15), "B": at(20)}
+        assert told.watermarks == {"A": at(10), "B": at(20)}
+        assert (told.read_until, told.estimated, told.watermark) == (at(15), True, at(10))
+
+    def test_what_is_only_likely_is_told_as_such(self, lineage, standings):
+        answered = {"a": said(likely_read_until=at(17))}
+        told = standings.measure(Clock, lineage, answered, at(100))
+        assert (told.partitions, told.estimated) == ({"A": at(17), "B": at(20)}, True)
+        assert (told.watermark, told.watermarks["A"]) == (at(10), at(10))
+        proven = standings.measure(Clock, lineage, {"a": said(watermark=at(17))}, at(100))
+        assert (proven.partitions, proven.estimated) == ({"A": at(17), "B": at(20)}, False)
+
+    def test_headrooms_are_those_that_are_told(self, lineage, standings):
+        told = standings.measure(Clock, lineage, {}, at(100), kept={"b": 0.0, "gone": 7.0})
+        assert told.headrooms == {"B": 0.0}
