@@ -24,6 +24,8 @@ import math
 from enum import Enum, auto
 from typing import Any, Final, TypeAlias
 
+import attrs
+
 from multiclouddb_api import MulticloudDbError, SnapshotOrder, SnapshotProgress, invalid_request
 from multiclouddb_api.value import frozen
 from multiclouddb_spi.continuation.token import is_micros
@@ -69,6 +71,7 @@ class Entry:
             then read first and alone, so that its failure is not postponed for ever.
         final: END: True if the service has said that no more children will come.
         listed: False for an entry that is not a partition of the service, for example a segment of a scan.
+        json: What `entry_to_json` returns, once it was needed: most entries of a large feed stay as they are.
     """
 
     partition_id: str
@@ -80,6 +83,7 @@ class Entry:
     failed_last: bool = False
     final: bool = False
     listed: bool = True
+    json: Cursor = attrs.field(default=None, init=False, eq=False, repr=False)
 
     @classmethod
     def read(cls, partition_id: str, cursor: Cursor, *, listed: bool = True) -> Entry:
@@ -117,14 +121,20 @@ def entry_to_json(entry: AnyEntry) -> Cursor:
     """Return one partition in the form that a token stores."""
     if isinstance(entry, Plan):
         return plan_to_json(entry)
+    if entry.json is not None:
+        return entry.json
     unlisted = (not entry.listed) * _UNLISTED
     if entry.stage is Stage.READ:
         flags = entry.failed_last * _SUSPECT | unlisted
-        return [entry.partition_id, entry.said[0], flags] if flags else [entry.partition_id, entry.said[0]]
-    if entry.stage is Stage.WAIT:
-        return [entry.partition_id, list(entry.said), _WAIT | unlisted, list(entry.waits)]
-    known: list[Cursor] = [list(entry.children), entry.looks] if entry.children or entry.looks else []
-    return [entry.partition_id, entry.cursor, _END | entry.final * _FINAL, *known]
+        item: list[Cursor] = [entry.partition_id, entry.said[0], flags]
+        item = item if flags else item[:2]
+    elif entry.stage is Stage.WAIT:
+        item = [entry.partition_id, list(entry.said), _WAIT | unlisted, list(entry.waits)]
+    else:
+        known: list[Cursor] = [list(entry.children), entry.looks] if entry.children or entry.looks else []
+        item = [entry.partition_id, entry.cursor, _END | entry.final * _FINAL, *known]
+    object.__setattr__(entry, "json", item)
+    return item
 
 
 def entry_from_json(item: Any) -> AnyEntry:

@@ -258,6 +258,9 @@ class Lineage:
 
     def took(self, partition_id: str, cursor: Cursor) -> None:
         """Record that everything up to the cursor was delivered; this also clears `failed_last`."""
+        read = self.reading(partition_id)
+        if read is not None and read.said[0] is cursor and not read.failed_last:
+            return
         entry = self._entries[partition_id]
         listed = entry.listed if isinstance(entry, Entry) else True
         self._entries[partition_id] = Entry(partition_id, _READ, (cursor,), listed=listed)

@@ -172,17 +172,9 @@ class Session:
         """Return the content of a token for this feed; `encode_token` converts it to the token."""
         identity = self.feed.identity
         return Envelope(
-            identity.provider_id,
-            identity.address,
-            identity.incarnation,
-            scope or self.scope,
-            self.digest,
-            state,
-            int(time.time()),
-            watermark=watermark,
-            read_until=read_until,
-            skipped=skipped,
-        )
+            identity.provider_id, identity.address, identity.incarnation, scope or self.scope, self.digest,
+            state, int(time.time()), watermark=watermark, read_until=read_until, skipped=skipped,
+        )  # fmt: skip
 
     def alone(self, entry: AnyEntry) -> Lineage:
         """Return a lineage that contains only one partition."""

@@ -253,17 +253,9 @@ def decode_token(token: str) -> Envelope:
             "c": state,
         }:
             return Envelope(
-                provider,
-                _address(database, collection),
-                incarnation,
-                scope,
-                options,
-                state,
-                issued,
-                _watermark(body.get("w")),
-                _skipped(body.get("k", [])),
-                _read_until(body.get("u")),
-            )
+                provider, _address(database, collection), incarnation, scope, options, state, issued,
+                _watermark(body.get("w")), _skipped(body.get("k", [])), _read_until(body.get("u")),
+            )  # fmt: skip
         case _:
             raise _damaged("fields are missing or of the wrong type")
 

@@ -1,13 +1,17 @@
 """Tests that a process does not parse its own tokens again, and that this does not change their meaning."""
 
+import json
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 
+import attrs
 import pytest
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_spi import ProviderFault, session_opener
-from multiclouddb_spi.continuation.entry import Entry
+from multiclouddb_spi.batch import Child
+from multiclouddb_spi.continuation.entry import Entry, entry_to_json
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import WrittenTokens
 from multiclouddb_spi.continuation.token import Envelope, decode_token
@@ -113,6 +117,51 @@ class TestWhatIsKept:
         tokens.keep(token, envelope, lineage)
         with pytest.raises(AssertionError, match="differs from"):
             tokens.take(token)
+
+
+class TestEncoded:
+    """An entry keeps what it encodes to; what is written is never of an older state."""
+
+    CHANGES = (
+        ("a position", lambda made: made.took("p", [2])),
+        ("the same position as another value", lambda made: made.took("p", [1])),
+        ("a failure", lambda made: made.failed_last("p")),
+        ("an end", lambda made: made.ended("p", [], complete=False)),
+        ("a child", lambda made: made.ended("p", [Child("c", ("p",), 3)], complete=False)),
+        (
+            "an end that is final",
+            lambda made: (made.ended("p", [], complete=False), made.close(["p"], over=False)),
+        ),
+        ("a parent of two", lambda made: made.ended("p", [Child("c", ("p", "q"), 3)], complete=True)),
+        ("the queue", lambda made: made.rotate(["p"])),
+    )
+
+    @pytest.mark.parametrize("change", [change for _, change in CHANGES], ids=[name for name, _ in CHANGES])
+    def test_each_change_is_in_the_next_token(self, change):
+        made = Lineage([Entry.read("p", [1]), Entry.read("q", [1])], RULES)
+        before = json.dumps(made.to_json())
+        change(made)
+        told = made.to_json()
+        fresh = Lineage.from_json(json.loads(json.dumps(told)), RULES)
+        assert list(fresh) == list(made), before
+
+    def test_a_failure_is_cleared_although_the_position_stays(self):
+        made = Lineage([Entry.read("p", [1])], RULES)
+        kept = made.at("p")
+        made.took("p", kept.cursor)
+        assert made.at("p") is kept
+        made.failed_last("p")
+        assert made.to_json() == {"p": [["p", [1], 2]]}
+        made.took("p", kept.cursor)
+        assert made.to_json() == {"p": [["p", [1]]]}
+
+    def test_entries_stay_equal_whether_they_were_written_or_not(self):
+        written, other = Entry.read("p", [1]), Entry.read("p", [1])
+        assert entry_to_json(written) is entry_to_json(written)
+        assert (written, repr(written)) == (other, repr(other))
+        assert pickle.loads(pickle.dumps(written)) == other
+        moved = attrs.evolve(written, said=([2],))
+        assert (moved.json, entry_to_json(moved)) == (None, ["p", [2]])
 
 
 def test_the_kit_compares_each_kept_lineage_with_its_token():
