@@ -33,8 +33,9 @@ class Wakeup:
 
     def send(self) -> None:
         """End the running wait, or the next wait if none is running."""
-        with suppress(RuntimeError):  # the signal was already sent
-            self._silent.release()
+        if self._silent.locked():
+            with suppress(RuntimeError):  # another thread has just sent the signal
+                self._silent.release()
 
     def wait(self, seconds: float) -> bool:
         """Wait at most `seconds` for the signal; return True if the signal was sent."""
