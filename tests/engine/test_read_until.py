@@ -394,3 +394,10 @@ class TestMeasured:
     def test_headrooms_are_those_that_are_told(self, lineage, standings):
         told = standings.measure(Clock, lineage, {}, at(100), kept={"b": 0.0, "gone": 7.0})
         assert told.headrooms == {"B": 0.0}
+
+
+def test_a_partition_without_a_known_retention_has_no_headroom(make_bench):
+    bench = make_bench(2)
+    told = bench.page(Now()).diagnostics
+    assert len(told.partitions_read_until) == 2
+    assert (told.partitions_headroom_seconds, told.retention_headroom_seconds) == ({}, None)
