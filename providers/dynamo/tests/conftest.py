@@ -1,12 +1,6 @@
-"""Provides credentials to boto3 in the tests of this provider, and makes its clients cheap."""
-
-from functools import cache, partial
-from inspect import CO_VARKEYWORDS
+"""Provides credentials and service models to boto3 in the tests of this provider."""
 
 import pytest
-from botocore import hooks
-from botocore.hooks import EventAliaser
-from botocore.httpsession import create_urllib3_context
 from botocore.loaders import create_loader
 
 from .servers import local
@@ -27,20 +21,11 @@ def credentials(monkeypatch, tmp_path_factory):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _once():
-    """Compute once what every boto3 session and client would compute again."""
-    loader, accepts = create_loader(), hooks.accepts_kwargs
-    aliased = cache(partial(EventAliaser._alias_event_name, EventAliaser(None)))
-
-    def accepts_kwargs(handler):
-        code = getattr(handler, "__code__", None)
-        return accepts(handler) if code is None else code.co_flags & CO_VARKEYWORDS
-
+def _models():
+    """Read the service models once, because otherwise every boto3 session would read them."""
+    loader = create_loader()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("botocore.session.create_loader", lambda *_: loader)
-        patch.setattr(EventAliaser, "_alias_event_name", lambda _, name: aliased(name))
-        patch.setattr(hooks, "accepts_kwargs", accepts_kwargs)
-        patch.setattr("botocore.httpsession.create_urllib3_context", cache(create_urllib3_context))
         yield
 
 
