@@ -142,7 +142,12 @@ def page_call_most(bench: Bench) -> Iterator[Sides]:
 )
 def page_call_resting(bench: Bench) -> Iterator[Sides]:
     """This row shows what a call does for partitions that it leaves out."""
-    from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider
+    from multiclouddb_conformance.simulation import (
+        ServerError,
+        ServiceBehaviour,
+        Simulation,
+        SimulationProvider,
+    )
     from multiclouddb_spi.engine import Engine
 
     count = bench.size(_MOST, 100)
@@ -152,7 +157,8 @@ def page_call_resting(bench: Bench) -> Iterator[Sides]:
     with ExitStack() as stack:
 
         def engine_of(sim: Simulation) -> Callable[[StartPosition], tuple[ChangeFeedPage, float]]:
-            engine = stack.enter_context(closing(Engine(SimulationProvider(sim), ClientConfig("simulation"))))
+            engine = Engine(SimulationProvider(sim), ClientConfig("simulation"), attempts=1)
+            stack.enter_context(closing(engine))
 
             def read(start: StartPosition) -> tuple[ChangeFeedPage, float]:
                 began = time.perf_counter()
@@ -163,15 +169,18 @@ def page_call_resting(bench: Bench) -> Iterator[Sides]:
             return read
 
         quiet, busy = Simulation(count, behaviour), Simulation(count, behaviour)
-        for number in range(some * _ROUNDS):
-            busy.write(f"k{number % some}", {"n": number})
+        # All partitions rest after the first page, but those whose first read fails.
+        for number in range(some):
+            busy.write(f"k{number}", {"n": 0})
+        for name in {item.partition_id for item in busy.truth}:
+            busy.fail_next(name, ServerError("503"))
         read_quiet, read_busy = engine_of(quiet), engine_of(busy)
         rests, _ = read_quiet(Now())
         while not rests.poll_after_seconds:
             rests, _ = read_quiet(FromContinuationToken(rests.continuation_token))
-        page, _ = read_busy(Beginning())
-        while page.diagnostics.requests > count // 10 or not page.events:
-            page, _ = read_busy(FromContinuationToken(page.continuation_token))
+        page, _ = read_busy(Now())
+        for number in range(some * _ROUNDS):
+            busy.write(f"k{number % some}", {"n": number})
 
         def ours() -> Done:
             nonlocal page
