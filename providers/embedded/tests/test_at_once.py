@@ -52,6 +52,13 @@ def numbers(client, token=None, pages=1000, size=50):
     return found, page.continuation_token
 
 
+@pytest.fixture
+def quick(monkeypatch):
+    """No read takes too long, however busy the machine is."""
+    monkeypatch.setattr("multiclouddb_embedded.reader.AT_ONCE_SECONDS", 10.0)
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_store_that_answers_at_once_is_read_in_the_thread_of_the_caller(path, fetches):
     with api.connect(f"embedded://{path}") as client:
         found, token = numbers(client)
@@ -60,6 +67,7 @@ def test_a_store_that_answers_at_once_is_read_in_the_thread_of_the_caller(path, 
     assert fetches == []
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_page_reads_no_more_partitions_than_it_needs(path, monkeypatch):
     asked, fetch = [], EmbeddedReader.fetch_at_once
 

@@ -115,6 +115,8 @@ def test_another_call_that_takes_its_lineage_disturbs_nothing(consumer: Consumer
 
 def test_a_write_during_the_read_is_read_next(store: EmbeddedStore, consumer: Consumer, monkeypatch: Any):
     """The mark is requested before the read, so a write during the read changes the next mark."""
+    # On a busy machine, other threads would read.
+    monkeypatch.setattr("multiclouddb_embedded.reader.AT_ONCE_SECONDS", 10.0)
     fetch, written = EmbeddedReader.fetch_at_once, list[str]()
     while not consumer.next().idle:
         pass
