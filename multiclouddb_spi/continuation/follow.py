@@ -317,8 +317,8 @@ class Follow:
         return added, stranded
 
     def _refuse(self, gone: Collection[str]) -> None:
-        """Raise if ended partitions were lost and the caller does not skip."""
-        if gone and not self._skips:
+        """Raise if the caller does not skip ended partitions that were lost."""
+        if not self._skips:
             raise expired(
                 f"{self._feed.public_id(min(gone))} was lost to retention before the service named its "
                 "children: their changes may be lost"

@@ -206,3 +206,12 @@ def test_a_notice_of_a_loss_says_from_where_to_where():
     assert started == tuple("abcd")
     assert (unseen.partition_id, nothing) == ("<1>", ())
     assert unseen.resumed_at != following(Lineage((), RULES)).told([Loss("1", None)])[0][0].resumed_at
+
+
+def test_a_loss_that_no_listing_has_shown_ends_a_feed_that_does_not_skip():
+    lineage = Lineage([Entry.read("0", 5)], RULES, Audited(None, 4711, retired=False))
+    there = (Partition("0", (), OPEN), Partition("3", ("2",), OPEN, 7))
+    with pytest.raises(ProviderFault, match=r"<2> was lost .* its changes were never read") as caught:
+        following(lineage, Survey(there, {"2": None}), Fail()).search(Deadline.after(9.0))
+    assert caught.value.fault.category == ErrorCategory.CHECKPOINT_EXPIRED
+    assert list(lineage) == [Entry.read("0", 5)]

@@ -114,7 +114,7 @@ IN_FOLLOW = {
     "a search does not read on after a loss": (LATE, "base", "search", "return Found(started, gaps=self.told(losses))", "return Found((), gaps=self.told(losses))"),
     "what a search adds is not told": (LATE, "base", "search", "late=self._late(added))", "late=())"),
     "what a search adds is not read now": (LATE, "base", "search", "return Found(started, gaps=self.told(stranded)", "return Found((), gaps=self.told(stranded)"),
-    "a loss is refused although it may be skipped": (LATE, "told", "_refuse", "if gone and not self._skips:", "if gone:"),
+    "a loss is refused although it may be skipped": (LATE, "told", "_refuse", "if not self._skips:", "if True:"),
     "only what is read is asked about": (LATE, "chained", "_entries", "self._lineage.listed()", "self._lineage.active()"),
     "the service is never asked about all": (LATE, "base", "_survey", "whole=whole", "whole=False"),
     "the service is never told what it refused": (LATE, "base", "_survey", "expired=refused, ", ""),
