@@ -52,13 +52,13 @@ SKIPS = SkipToOldest()
 
 
 def following(lineage, survey=None, on_expired=SKIPS):
-    """Return a `Follow` whose service gives one answer."""
+    """Return a `Follow` whose service gives one answer, or what a function makes of the question."""
     feed = SimpleNamespace(
         identity="feed",
         spec=SimpleNamespace(address="items"),
         public_id=lambda name: f"<{name}>",
         describe=lambda cursor: Position(f"at {cursor}", None),
-        survey=lambda asked, deadline, **wanted: survey,
+        survey=lambda asked, deadline, **wanted: survey(**wanted) if callable(survey) else survey,
     )
     feed.for_one_call = lambda: feed
     return Follow(feed, lineage, directly, Deadline.after(9.0), on_expired, Looks(), 600.0)
@@ -215,3 +215,16 @@ def test_a_loss_that_no_listing_has_shown_ends_a_feed_that_does_not_skip():
         following(lineage, Survey(there, {"2": None}), Fail()).search(Deadline.after(9.0))
     assert caught.value.fault.category == ErrorCategory.CHECKPOINT_EXPIRED
     assert list(lineage) == [Entry.read("0", 5)]
+
+
+@pytest.mark.parametrize("others", [(), (Entry.read("1", 5),)])
+def test_a_final_end_is_compared_with_all_that_exists_only_when_the_feed_ends(others):
+    lineage = Lineage([LOST, *others], RULES, Audited(None, 4711, retired=False))
+    asked, there = [], [Partition(each.partition_id, (), OPEN) for each in others]
+
+    def survey(*, whole, **_):
+        asked.append(whole)
+        return Survey(tuple(there), final={"0": None})
+
+    following(lineage, survey).look([LOST])
+    assert asked == ([False] if others else [False, True])
