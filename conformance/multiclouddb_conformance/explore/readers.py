@@ -6,11 +6,13 @@ import json
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from itertools import chain
 from typing import Any, Final
 
 from multiclouddb_api import (
+    ChangeEvent,
     ChangeFeedRequest,
     ClientConfig,
     EntireCollection,
@@ -19,6 +21,7 @@ from multiclouddb_api import (
     FromContinuationToken,
     Gap,
     MulticloudDbError,
+    Notice,
     OnExpired,
     OperationOptions,
     PartitionFoundLate,
@@ -230,17 +233,10 @@ class Pages(Reader):
                 if not _may_end(at, error.category):
                     raise BrokenError(f"a page fails: {error}") from error
                 return at.token, Got(over=True)
-        gap, again = _gaps(at, [each.partition_id for each in page.notices if isinstance(each, Gap)])
-        late = [each.partition_id for each in page.notices if isinstance(each, PartitionFoundLate)]
-        left = [_native(at, one) for one in late]
-        events = [moment_of(event) for event in page.events]
-        told = {at.index(name) for name in (*gap, *left)}
-        for i in {i for i, _ in events}:
-            if not told.isdisjoint({i, *ancestors(at.node.world, i)}):
-                raise BrokenError(f"{i} is read on the page that has a notice of {sorted(told)}")
-        if at.root is None and not (events or page.notices or page.idle or hides(at.node.world)):
+        told = _told(at, page.notices, page.events, idle=page.idle)
+        if at.root is None and not (page.events or page.notices or page.idle or hides(at.node.world)):
             raise BrokenError("a page has nothing, and is not idle")
-        return page.continuation_token, Got(gap, left, again=again, events=events, idle=page.idle)
+        return page.continuation_token, told
 
 
 class Polls(Answers):
@@ -291,20 +287,18 @@ class Polls(Answers):
                 if not _may_end(at, category):
                     raise BrokenError(f"a call fails: {stuck[1]}") from stuck[1]
                 return at.token, Got(over=True)
-        events = [moment_of(event) for values in result.values for event in values]
-        gap, again = _gaps(at, [each.partition_id for each in result.notices if isinstance(each, Gap)])
-        found = [each.partition_id for each in result.notices if isinstance(each, PartitionFoundLate)]
+        told = _told(at, result.notices, chain.from_iterable(result.values), idle=result.idle)
+        found = result.count or result.notices
         if due is not None:
             if result.idle:
                 raise BrokenError("idle, although partitions were left out")
             asked = {each.partition_id for each in lineage.active()} - due.times.keys()
             asks = asked or lineage.ends() or lineage.audited is not None
             soonest = 0.0 if result.due is None else result.due.soonest
-            if not (events or result.notices) and (soonest >= _NEVER if asks else soonest < _NEVER):
+            if not found and (soonest >= _NEVER if asks else soonest < _NEVER):
                 raise BrokenError(f"a call has nothing, and the next one has at {soonest}")
-            if not (events or result.notices or lineage.ends()) and soonest <= time.monotonic():
+            if not (found or lineage.ends()) and soonest <= time.monotonic():
                 raise BrokenError("a call has nothing, and a loop would not wait")
-        told = Got(gap, [_native(at, one) for one in found], again=again, events=events, idle=result.idle)
         return json.dumps(lineage.to_json()), told
 
 
@@ -425,6 +419,18 @@ def _found(at: At, found: Found) -> Got:
     left = [name for _, started in found.gaps for name in started]
     left += [_native(at, late.partition_id) for late in found.late]
     return Got(gap, left, again=again)
+
+
+def _told(at: At, notices: Collection[Notice], found: Iterable[ChangeEvent], *, idle: bool) -> Got:
+    """Return what a consumer was told by a page; check that no notice stands beside records after it."""
+    gap, again = _gaps(at, [each.partition_id for each in notices if isinstance(each, Gap)])
+    left = [_native(at, each.partition_id) for each in notices if isinstance(each, PartitionFoundLate)]
+    events = [moment_of(event) for event in found]
+    told = {at.index(name) for name in (*gap, *left)}
+    for i in {i for i, _ in events}:
+        if not told.isdisjoint({i, *ancestors(at.node.world, i)}):
+            raise BrokenError(f"{i} is read on the page that has a notice of {sorted(told)}")
+    return Got(gap, left, again=again, events=events, idle=idle)
 
 
 def _gaps(at: At, told: Sequence[str]) -> tuple[list[str], bool]:
