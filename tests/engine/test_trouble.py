@@ -181,6 +181,16 @@ class TestPartialTrouble:
         assert bench.sim.public_id("p1") in error.message
         assert not error.retryable
 
+    def test_a_partition_that_stopped_the_feed_comes_first_when_it_is_mended(self, make_bench, ids):
+        bench = make_bench(partitions=2)
+        bench.fill_partition("p0", 10)
+        mended = bench.fill_partition("p1", 1)
+        bench.sim.fail_next("p1", CorruptError("p1 is broken"))
+        page = bench.page(size=50)
+        assert len(page.events) == 10
+        bench.fill_partition("p0", 10)
+        assert ids(bench.page(page.continuation_token, size=1)) == mended
+
     @pytest.mark.parametrize("restart", [False, True], ids=["one engine", "an engine a page"])
     def test_permanent_failure_is_raised_though_others_are_always_busy(self, make_bench, restart):
         bench = make_bench(partitions=8)
