@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import attrs
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
@@ -63,7 +64,7 @@ def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.Reco
                     events = next(parts, None)
                 if events is None:
                     break
-                rows = _with_sequence(events, range(done, done + events.num_rows))
+                rows = _with_sequence(events, np.arange(done, done + events.num_rows))
                 yield rows if settings.columns is None else settings.columns.rows(rows)
                 done += events.num_rows
 
@@ -118,7 +119,7 @@ def _warn(where: str, fault: RecordFault) -> None:
     _LOG.warning("%s: %s; the change is left out (onPoison=skip)", where, fault)
 
 
-def _with_sequence(events: pa.RecordBatch, sequence: Sequence[int]) -> pa.RecordBatch:
+def _with_sequence(events: pa.RecordBatch, sequence: Sequence[int] | np.ndarray) -> pa.RecordBatch:
     """Add the column `sequence` to the events, and return them."""
     return pa.RecordBatch.from_arrays([*events.columns, pa.array(sequence, pa.int64())], schema=ROW_SCHEMA)
 
