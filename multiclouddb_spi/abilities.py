@@ -6,6 +6,7 @@ collection is a larger ability, so its protocols are in a separate module, `scan
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Protocol, runtime_checkable
@@ -41,11 +42,13 @@ class Answer:
         likely_read_until: See `Batch.likely_read_until`.
         caught_up_at: The monotonic time at which a read began that reached the current end of the partition;
             None if there is no such read.
+        headroom: For how many seconds the position is still kept; infinite if that is not known.
     """
 
     watermark: datetime | None = None
     likely_read_until: datetime | None = None
     caught_up_at: float | None = None
+    headroom: float = math.inf
 
 
 @frozen

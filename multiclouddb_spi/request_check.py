@@ -2,7 +2,7 @@
 
 Requests are also refused in other places: wrong values where they are made (`multiclouddb_api.request`), the
 token of another request in `session_opener`, a damaged token in `continuation.token`, the id of another
-resource in `partition`, a start in the future in `continuation.starting`, an `INTERLEAVED` snapshot of a
+resource in `partition`, a start in the future in `continuation.state`, an `INTERLEAVED` snapshot of a
 backfill in `scan.start`, a recreated resource in `open_feed`, and what only the service knows in the
 provider's `open_feed`.
 """

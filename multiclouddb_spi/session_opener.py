@@ -17,7 +17,6 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.starting import resolve_start
 from multiclouddb_spi.continuation.state import (
     FeedOver,
     FeedState,
@@ -26,6 +25,7 @@ from multiclouddb_spi.continuation.state import (
     Written,
     WrittenTokens,
     end_from_json,
+    resolve_start,
     state_from_json,
 )
 from multiclouddb_spi.continuation.token import Envelope, decode_token, scope_text

@@ -10,15 +10,11 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
-from datetime import datetime
 from typing import Final, assert_never
 
 from multiclouddb_api import (
-    AtTime,
-    Beginning,
     ErrorCategory,
     Gap,
-    Now,
     OnExpired,
     PartitionFoundLate,
     SkipToOldest,
@@ -27,9 +23,9 @@ from multiclouddb_api.value import frozen
 from multiclouddb_spi.batch import Awaiting, Child, Continue, Drained, Ended, Outcome, Reached, Scanned
 from multiclouddb_spi.continuation.entry import Audited, Entry
 from multiclouddb_spi.continuation.lineage import Lineage, Loss
-from multiclouddb_spi.continuation.token import to_micros, to_moment
+from multiclouddb_spi.continuation.token import to_moment
 from multiclouddb_spi.continuation.uncovered import NotProvableError
-from multiclouddb_spi.contract import Feed, FeedIdentity, FeedStart, Seed, Survey
+from multiclouddb_spi.contract import Feed, FeedIdentity, Seed, Survey
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import ProviderFault, expired
 from multiclouddb_spi.retry import Call
@@ -155,22 +151,6 @@ def most_looks(seconds: float) -> int:
         lasted += min(_MOST_PAUSE, _FIRST_PAUSE * 2.0**looks)
         looks += 1
     return looks
-
-
-def begun(feed: Feed, position: FeedStart, now: datetime | None) -> Audited | None:
-    """Return what the token of a new feed keeps for the search; None where nothing is ever named late."""
-    if not feed.names_late:
-        return None
-    match position:
-        case Beginning():
-            since = None
-        case AtTime(utc):
-            since = utc
-        case Now():
-            since = now
-        case _:
-            assert_never(position)
-    return Audited(None if since is None else to_micros(since), int(time.time()), retired=True)
 
 
 def is_search_due(audited: Audited | None, every: float) -> bool:

@@ -1,23 +1,35 @@
-"""Defines the state in a token: a running lineage, a retired partition, or the end of the feed."""
+"""Defines the state of a feed, which a token keeps: a lineage, a retired partition, or the end of the feed.
+
+It comes from a start position (`resolve_start`) or from a token (`state_from_json`).
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any, ClassVar, Final, TypeAlias
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, ClassVar, Final, TypeAlias, assert_never
 
 import attrs
 
-from multiclouddb_api import PhysicalPartition
+from multiclouddb_api import AtTime, Beginning, MulticloudDbError, Now, PhysicalPartition, invalid_request
 from multiclouddb_api.value import frozen
 from multiclouddb_spi.batch import Child
-from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Stage
+from multiclouddb_spi.continuation.entry import AnyEntry, Audited, Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage, Rules
-from multiclouddb_spi.continuation.token import Envelope, ReadUntil, decode_token, encode_token, scope_text
-from multiclouddb_spi.contract import Feed
+from multiclouddb_spi.continuation.token import (
+    Envelope,
+    ReadUntil,
+    decode_token,
+    encode_token,
+    scope_text,
+    to_micros,
+)
+from multiclouddb_spi.contract import Feed, FeedStart, Seed
 from multiclouddb_spi.cursor import Cursor, InvalidCursor
+from multiclouddb_spi.faults import no_partition_named
 
 
 @frozen
@@ -192,6 +204,73 @@ class Session:
         """Make a token for a child partition, at the start position that the parent gave."""
         alone = self.alone(Entry.read(child.partition_id, child.cursor))
         return self.partition_token(child.partition_id, alone)
+
+
+_AHEAD: Final = timedelta(seconds=60)
+
+
+def resolve_start(
+    feed: Feed,
+    position: FeedStart,
+    clock: Callable[[], datetime | None],
+    start: Callable[[], Sequence[Seed]],
+    *,
+    only: str | None = None,
+    field: str = "AtTime.utc",
+) -> Lineage:
+    """Convert a start position into a lineage."""
+    now = None if isinstance(position, Beginning) else clock()
+    if isinstance(position, AtTime):
+        check_not_ahead(position.utc, now, field, "pass a time in the past, or start now")
+    audited = begun(feed, position, now)
+    seeds = start()
+    if only is None:
+        return Lineage.from_seeds(seeds, feed, audited)
+    mine = [Entry.read(seed.partition_id, seed.cursor) for seed in seeds if seed.partition_id == only]
+    if not mine:
+        raise not_startable()
+    return Lineage(mine, feed, root=only)
+
+
+def begun(feed: Feed, position: FeedStart, now: datetime | None) -> Audited | None:
+    """Return what the token of a new feed keeps for the search; None where nothing is ever named late."""
+    if not feed.names_late:
+        return None
+    match position:
+        case Beginning():
+            since = None
+        case AtTime(utc):
+            since = utc
+        case Now():
+            since = now
+        case _:
+            assert_never(position)
+    return Audited(None if since is None else to_micros(since), int(time.time()), retired=True)
+
+
+def not_startable() -> MulticloudDbError:
+    """Make the error for a partition that cannot be started."""
+    return invalid_request(
+        "PhysicalPartition.partition_id",
+        "names no partition that can be read from this start position",
+        "list the open ones with client.list_physical_partitions(address)",
+    )
+
+
+def check_has_partitions(lineage: Lineage) -> Lineage:
+    """Return the given lineage, but only if it contains a partition of the stream."""
+    if not len(lineage):
+        raise no_partition_named()
+    return lineage
+
+
+def check_not_ahead(
+    moment: datetime, now: datetime | None, field: str, way_out: str = "pass a time in the past"
+) -> None:
+    """Refuse a start time in the future."""
+    if now is not None and moment - now > _AHEAD:
+        ahead = (moment - now).total_seconds()
+        raise invalid_request(field, f"is {ahead:.0f} s ahead of the service's clock", way_out)
 
 
 _MOST_TOKENS: Final = 64

@@ -78,30 +78,22 @@ class Fetcher:
     ) -> None:
         """Start a fetch, for which the reader holds bytes already; its future is `live.future`."""
         live.asked_at, live.at_once = time.monotonic(), False
-        if not wait and live.feed.reads_at_once:
-            batch = self._at_once(live, records, nbytes)
-            live.at_once = batch is not None
-            if batch is not None:
-                live.future = Future()
-                live.future.set_result(batch)
-                return
-        live.future = self._submit(self._fetch, live, records, nbytes, wait, deadline)
-
-    def _at_once(self, live: PartitionReader, records: int, nbytes: int) -> Batch | None:
-        """Fetch in this thread; after any failure, a fetch in the pool decides what to do about it."""
-        if live.cancelled or self._closed.is_set():
-            return None
-        try:
-            batch = live.open().fetch_at_once(min(records, _MOST_AT_ONCE), min(nbytes, _BYTES_AT_ONCE))
-        except BaseException as error:
-            live.drop_reader()
-            if not isinstance(error, Exception):
-                raise
-            return None
-        if batch is not None:
-            live.retries, live.trouble = 0, None
-            live.fetched(nbytes, batch.nbytes)
-        return batch
+        batch: Batch | None = None
+        if not wait and live.feed.reads_at_once and not (live.cancelled or self._closed.is_set()):
+            # In this thread; after any failure, a fetch in the pool decides what to do about it.
+            try:
+                batch = live.open().fetch_at_once(min(records, _MOST_AT_ONCE), min(nbytes, _BYTES_AT_ONCE))
+            except BaseException as error:
+                live.drop_reader()
+                if not isinstance(error, Exception):
+                    raise
+        if batch is None:
+            live.future = self._submit(self._fetch, live, records, nbytes, wait, deadline)
+            return
+        live.at_once, live.retries, live.trouble = True, 0, None
+        live.fetched(nbytes, batch.nbytes)
+        live.future = Future()
+        live.future.set_result(batch)
 
     def call(self, operation: Callable[[], T], deadline: Deadline) -> T:
         """Run a control call with retries; stop waiting for its answer at the deadline."""

@@ -42,7 +42,7 @@ from multiclouddb_spi.batch import Continue
 from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.follow import Follow, Found, Looks, apply_end, is_search_due
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.starting import check_has_partitions, check_not_ahead, resolve_start
+from multiclouddb_spi.continuation.state import check_has_partitions, check_not_ahead, resolve_start
 from multiclouddb_spi.contract import Feed, FeedStart, Provider
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.errors import fault_of

@@ -193,9 +193,8 @@ class PageBuilder:
         if (standings := self._standings.get(feed)) is None:
             standings = self._standings.setdefault(feed, Standings())
         progress = standings.measure(
-            feed, lineage, result.turns.all, now, watermark=session.watermark, floor=session.read_until,
-            kept={name: turn.headroom for name, turn in result.turns.all.items() if turn.headroom < math.inf},
-        )  # fmt: skip
+            feed, lineage, result.turns.all, now, watermark=session.watermark, floor=session.read_until
+        )
         plan, waiting, ends = lineage.plan, lineage.waiting(), lineage.ends()
         if state is lineage and not len(lineage):
             raise no_partition_named()

@@ -147,7 +147,19 @@ class Poll(Generic[T]):
                     turns.ask(self._answers.discover())
                     self._read()
                 self._wait()
-            self._finish()
+            late = self._fetches.park()
+            if self._times is not None:
+                result.due = self._due(self._times)
+            result.moved = result.moved or self._leaves_out  # the failure of others does not hide the feed
+            if not (result.count or result.stopped()):
+                result.idle = self._lineage.is_quiet(turns.quiet())
+            for name, trouble in late.items():  # a throttled call's error explains more than a late answer
+                turn = turns.of(name)
+                turns.fail(turn, trouble or turn.error or ProviderFault(late_fault()))
+            self._lineage.rotate([*turns.served, *late])
+            stuck = result.failure or result.poison
+            if stuck is not None:
+                self._lineage.failed_last(stuck[0])
         except BaseException:
             self._fetches.abandon()
             raise
@@ -467,24 +479,6 @@ class Poll(Generic[T]):
             soonest = min(soonest, now + (_LOOK_REST_SECONDS if lineage.ends() else _SEARCH_REST_SECONDS))
         return DueTimes(times, soonest)
 
-    # -- The end
-
-    def _finish(self) -> None:
-        result, turns = self._result, self._turns
-        late = self._fetches.park()
-        if self._times is not None:
-            result.due = self._due(self._times)
-        result.moved = result.moved or self._leaves_out  # the failure of others does not hide the feed
-        if not (result.count or result.stopped()):
-            result.idle = self._lineage.is_quiet(turns.quiet())
-        for name, trouble in late.items():  # the error of a throttled call explains more than a late answer
-            turn = turns.of(name)
-            turns.fail(turn, trouble or turn.error or ProviderFault(late_fault()))
-        self._lineage.rotate([*turns.served, *late])
-        stuck = result.failure or result.poison
-        if stuck is not None:
-            self._lineage.failed_last(stuck[0])
-
 
 class Waiting:
     """The waiting times of one call, on the monotonic clock.
@@ -627,6 +621,9 @@ class Fetches:
             return
         if reader.future is None:
             self._start(reader, wait, most)
+        if reader.at_once:
+            self._landed.append(turn)
+            return
         assert reader.future is not None
         self._slow_from = min(self._slow_from, reader.asked_at + HEAD_SECONDS)
 

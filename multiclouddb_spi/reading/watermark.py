@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -15,7 +16,6 @@ from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 
 _MOST_KNOWN: Final = 100_000
-_NONE_KEPT: Final[Mapping[str, float]] = {}
 
 
 class Answered(Protocol):
@@ -32,6 +32,10 @@ class Answered(Protocol):
     @property
     def caught_up_at(self) -> float | None:
         """The monotonic time at which a read began that reached the current end; None without such a read."""
+
+    @property
+    def headroom(self) -> float:
+        """For how many seconds the position is still kept; infinite if that is not known."""
 
 
 @frozen
@@ -92,7 +96,6 @@ class Standings:
         *,
         watermark: int | None = None,
         floor: ReadUntil | None = None,
-        kept: Mapping[str, float] = _NONE_KEPT,
     ) -> Progress:
         """Return how far the feed was read when a call ends.
 
@@ -109,7 +112,6 @@ class Standings:
             now: The service's time, or None if the service does not report it.
             watermark: The watermark before the call, in µs since 1970.
             floor: The moment up to which the feed was read before the call.
-            kept: For how many seconds positions are still kept, as far as partitions have told it.
         """
         plan, entries = lineage.plan, iter(lineage)
         if plan is not None:
@@ -133,8 +135,8 @@ class Standings:
             stand, turn = known.get(name), answered.get(name)
             if stand is None or turn is not None or not entry.said or stand.cursor is not entry.said[0]:
                 stand = self._stand(feed, entry, turn, now, delay)
-            if name in kept:
-                headrooms[stand.public_id] = kept[name]
+            if turn is not None and turn.headroom < math.inf:
+                headrooms[stand.public_id] = turn.headroom
             if (moment := stand.proven) is not None:
                 proven[stand.public_id] = moment
             if moment is None or stand.likely is not None or (least is not None and moment < least):

@@ -13,9 +13,8 @@ import attrs
 from multiclouddb_api import AtTime, Beginning, Gap, Now, Snapshot, SnapshotOrder, SnapshotStarted
 from multiclouddb_spi.batch import Segment
 from multiclouddb_spi.continuation.entry import Entry, Plan, Stage, shown
-from multiclouddb_spi.continuation.follow import begun
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.starting import check_has_partitions, check_not_ahead, not_startable
+from multiclouddb_spi.continuation.state import begun, check_has_partitions, check_not_ahead, not_startable
 from multiclouddb_spi.continuation.token import to_micros
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor

@@ -1,5 +1,6 @@
 """Tests up to which moment a feed was read, and what moves the watermark."""
 
+import math
 import time
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -330,7 +331,8 @@ def at(seconds):
 
 
 def said(**told):
-    return SimpleNamespace(**{"watermark": None, "likely_read_until": None, "caught_up_at": None, **told})
+    nothing = {"watermark": None, "likely_read_until": None, "caught_up_at": None, "headroom": math.inf}
+    return SimpleNamespace(**{**nothing, **told})
 
 
 class TestMeasured:
@@ -392,7 +394,9 @@ class TestMeasured:
         assert (proven.partitions, proven.estimated) == ({"A": at(17), "B": at(20)}, False)
 
     def test_headrooms_are_those_that_are_told(self, lineage, standings):
-        told = standings.measure(Clock, lineage, {}, at(100), kept={"b": 0.0, "gone": 7.0})
+        told = standings.measure(
+            Clock, lineage, {"b": said(headroom=0.0), "gone": said(headroom=7.0)}, at(100)
+        )
         assert told.headrooms == {"B": 0.0}
 
 

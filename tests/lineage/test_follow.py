@@ -25,11 +25,11 @@ from multiclouddb_spi.continuation.follow import (
     Found,
     Looks,
     apply_end,
-    begun,
     is_search_due,
     most_looks,
 )
 from multiclouddb_spi.continuation.lineage import Lineage, Loss
+from multiclouddb_spi.continuation.state import begun
 from multiclouddb_spi.continuation.uncovered import uncovered
 from multiclouddb_spi.retry import directly
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from typing import Final
 
 from multiclouddb_api import MulticloudDbError, MulticloudDbKey, decode_json
@@ -91,7 +92,7 @@ class EmbeddedReader(Reader):
         """Fetch records. While there are no records, check for commits every few milliseconds."""
         patience = deadline.sooner(wait)
         while True:
-            batch = self._look(max_records, max_bytes, deadline)
+            batch = self._look(max_records, max_bytes, deadline.at)
             left = patience.remaining()
             if self._idle is None or left <= 0:
                 return batch
@@ -100,22 +101,22 @@ class EmbeddedReader(Reader):
 
     def fetch_at_once(self, max_records: int, max_bytes: int) -> Batch | None:
         """Fetch records in the caller's thread, unless the file is slow or locked."""
-        pool, until = self._source.store.pool, Deadline.after(AT_ONCE_SECONDS)
+        pool, until = self._source.store.pool, time.monotonic() + AT_ONCE_SECONDS
         if pool.is_slow:
             return None
         try:
             batch = self._look(max_records, max_bytes, until, hurry=True)
         finally:
             # A file that is locked or on a slow disk would make every page of the caller wait.
-            if until.passed():
+            if time.monotonic() >= until:
                 pool.is_slow = True
         return batch
 
-    def _look(self, max_records: int, max_bytes: int, deadline: Deadline, *, hurry: bool = False) -> Batch:
-        version = self._source.store.monitor.version(deadline.at if hurry else None)
+    def _look(self, max_records: int, max_bytes: int, until: float, *, hurry: bool = False) -> Batch:
+        version = self._source.store.monitor.version(until if hurry else None)
         if self._idle is not None and self._idle[0] == version:
             return self._idle[1]
-        batch = self._read(max_records, max_bytes, deadline, hurry=hurry)
+        batch = self._read(max_records, max_bytes, until, hurry=hurry)
         nothing = not len(batch) and batch.caught_up and isinstance(batch.outcome, Continue)
         self._idle = (version, batch) if nothing else None
         return batch
@@ -128,10 +129,10 @@ class EmbeddedReader(Reader):
         """Discard the last answer. The reader closes no connection, because the pool owns the connections."""
         self._idle = None
 
-    def _read(self, max_records: int, max_bytes: int, deadline: Deadline, *, hurry: bool) -> Batch:
+    def _read(self, max_records: int, max_bytes: int, until: float, *, hurry: bool) -> Batch:
         source = self._source
         with (
-            source.store.pool.borrow(deadline, hurry=hurry) as connection,
+            source.store.pool.borrow(until, hurry=hurry) as connection,
             self._interrupt.covers(connection),
             snapshot(connection),
         ):

@@ -201,7 +201,7 @@ class SegmentReader(Reader):
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         pool = self._source.store.pool
-        with pool.borrow(deadline) as connection, self._interrupt.covers(connection), snapshot(connection):
+        with pool.borrow(deadline.at) as connection, self._interrupt.covers(connection), snapshot(connection):
             check_there(connection, self._source.scope.collection)
             return self._fetch(connection, max_records, max_bytes)
 

@@ -32,7 +32,7 @@ class OpenStore:
         """Provide a connection that is inside a read transaction."""
         if not Path(self.path).exists():
             raise missing_file(self.path)
-        with self.pool.borrow(deadline) as connection, snapshot(connection):
+        with self.pool.borrow(deadline.at) as connection, snapshot(connection):
             yield connection
 
     def close(self) -> None:

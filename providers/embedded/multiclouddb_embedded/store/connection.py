@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_embedded.store.forking import Holder, Identity, check_inherited, file_identity, using_sqlite
-from multiclouddb_spi import Deadline, ProviderFault, cancelled
+from multiclouddb_spi import ProviderFault, cancelled
 
 _READ_BUSY_SECONDS: Final = 0.8
 AT_ONCE_SECONDS: Final = 0.05
@@ -117,12 +117,12 @@ class ConnectionPool(Holder):
         return len(self._idle) + len(self._used)
 
     @contextmanager
-    def borrow(self, deadline: Deadline, *, hurry: bool = False) -> Iterator[sqlite3.Connection]:
-        """Provide a connection to the file that now has this path.
+    def borrow(self, until: float, *, hurry: bool = False) -> Iterator[sqlite3.Connection]:
+        """Provide a connection to the file that now has this path; wait for one until then (monotonic).
 
-        With `hurry`, it waits for no lock, and its statements fail at the deadline.
+        With `hurry`, it waits for no lock, and its statements fail at this time.
         """
-        if not self._slots.acquire(timeout=deadline.remaining()):
+        if not self._slots.acquire(timeout=max(0.0, until - time.monotonic())):
             raise ProviderFault.of(
                 ErrorCategory.TRANSIENT_FAILURE,
                 "every connection to the store was in use until the deadline; try again, or give more time",
@@ -134,7 +134,7 @@ class ConnectionPool(Holder):
                 connection = self._take(hurry=hurry)
                 sound = False
                 try:
-                    with hurried(connection, deadline.at) if hurry else nullcontext():
+                    with hurried(connection, until) if hurry else nullcontext():
                         yield connection
                     sound = True
                 finally:
