@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import tempfile
 import time
 import zlib
@@ -74,12 +75,13 @@ def run_row(row: Row, scale: float = 1.0, on_pair: Callable[[int, int], None] | 
         UnequalError: Raised if the sides have read different events.
         Exception: The error that a side raised.
     """
+    load = os.getloadavg()[0]
     with (
         tempfile.TemporaryDirectory(prefix="benchmarks-") as folder,
         row.setup(Bench(Path(folder), scale)) as sides,
     ):
         ours, baseline = _pairs(row, sides, on_pair or _nobody)
-        result = _result(row, ours, baseline)
+        result = attrs.evolve(_result(row, ours, baseline), load=load)
         if result.ok:
             return result
         return attrs.evolve(result, reason=_reason(row, sides.ours))

@@ -68,6 +68,7 @@ _HOW: Final = """## How it is measured
   the medians.
 - The figures use wall time. The table also shows the CPU time of the client. The difference between
   wall time and CPU time is waiting time.
+- *Load* is the load of the machine when the row began, an average of a minute. The rows before it count.
 - Both sides report the number and the ids of the events that they read. If the two sides report different
   events, the benchmark fails, so that neither side can be faster by reading less.
 - The garbage collector is on, as in an application. Before each run, the garbage that the other
@@ -122,8 +123,8 @@ def page_text(record: Record) -> str:
 def _table(shown: list[tuple[Row, Result]]) -> str:
     lines = [
         "| row | ours | baseline | ours / baseline | goal | verdict "
-        "| ours: wall, CPU | baseline: wall, CPU |",
-        "|---|---|---|---|---|---|---|---|",
+        "| ours: wall, CPU | baseline: wall, CPU | load |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row, result in shown:
         ratio = "" if result.ratio is None else result.achieved_text
@@ -132,9 +133,13 @@ def _table(shown: list[tuple[Row, Result]]) -> str:
         lines.append(
             f"| [{row.title}](#{row.name}) | {figure(result.value, result.unit)} | {baseline} | {ratio} "
             f"| {result.goal_text} | {verdict} | {_times(result.seconds, result.cpu)} "
-            f"| {_times(result.baseline_seconds, result.baseline_cpu)} |"
+            f"| {_times(result.baseline_seconds, result.baseline_cpu)} | {_load(result.load)} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _load(load: float | None) -> str:
+    return "" if load is None else f"{load:.1f}"
 
 
 def _times(seconds: float | None, cpu: float | None) -> str:

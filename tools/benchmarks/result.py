@@ -31,6 +31,7 @@ class Result:
         baseline_seconds: The wall time of one run of the baseline.
         baseline_cpu: The CPU time of one run of the baseline.
         notes: Further figures, in the same unit.
+        load: The load of the machine (average of a minute) when the row began; None if it was not recorded.
         recorded: The day of the run; empty if the result was not recorded.
         setting: The machine and the versions of the software; empty if the result was not recorded.
     """
@@ -51,6 +52,7 @@ class Result:
     baseline_seconds: float | None = None
     baseline_cpu: float | None = None
     notes: Mapping[str, float] = attrs.field(factory=dict, hash=False)
+    load: float | None = None
     recorded: str = ""
     setting: str = ""
 
