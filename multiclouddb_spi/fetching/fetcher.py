@@ -161,7 +161,11 @@ class Fetcher:
                 return reader.fetch(records, nbytes, wait, deadline)
             except BaseException as error:
                 live.drop_reader()
-                if isinstance(error, Exception) and self.fault(error).retryable:
+                if not isinstance(error, Exception):
+                    raise
+                if live.cancelled or self._closed.is_set():  # whoever cancelled it wants no other try
+                    raise closed_fault() from error
+                if self.fault(error).retryable:
                     self._sizes.failed(live.feed, live.partition_id, arrival)
                 raise
 
