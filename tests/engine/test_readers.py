@@ -6,10 +6,11 @@ import time
 import weakref
 from concurrent.futures import Future
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
-from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now
+from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now, Observer
 from multiclouddb_conformance.simulation import (
     ServerError,
     SimulationProvider,
@@ -400,3 +401,26 @@ def test_a_page_that_nobody_holds_is_free_without_the_garbage_collector(make_ben
         assert [ref() for ref in dead if ref() is not None] == []
     finally:
         gc.enable()
+
+
+def test_a_fetch_that_was_cancelled_is_not_tried_again(make_bench, monkeypatch):
+    began, cancelled = threading.Event(), threading.Event()
+
+    def fetch(self, *_):
+        began.set()
+        cancelled.wait(30)
+        raise ServerError("the answer was cut off")
+
+    monkeypatch.setattr(SimulationReader, "fetch", fetch)
+    monkeypatch.setattr(SimulationReader, "cancel", lambda self: cancelled.set())
+    observer = Mock(spec=Observer)
+    bench = make_bench(1)
+    bench.connect(threads=True, observer=observer)
+
+    def end():
+        began.wait(30)
+        bench.engine.close()
+
+    page, _ = together(bench.page, end)
+    assert "the client was closed" in str(page)
+    assert observer.retry.call_args_list == []
