@@ -94,7 +94,7 @@ def cosmos_events(bench: Bench) -> Iterator[Sides]:
 @row(
     "cosmos-arrow",
     title="Cosmos DB, Arrow",
-    goal=0.91,
+    goal=0.95,
     about=f"{AS_A_TASK}, with items as JSON text: {_CPU}",
     against=_BARE,
 )
@@ -182,7 +182,7 @@ _WIDE: Final = "The client reads 64 ranges with 20 ms of latency added to each c
 @row(
     "cosmos-ranges",
     title="Cosmos DB, 64 ranges",
-    goal=0.8,
+    goal=0.85,
     about=_WIDE,
     against=(
         "The ideal time, computed from a run of the same calls without latency. The ideal is the "
@@ -200,7 +200,7 @@ def cosmos_ranges(bench: Bench) -> Iterator[Sides]:
 @row(
     "cosmos-ranges-by-hand",
     title="Cosmos DB, 64 ranges compared with a loop",
-    goal=8.0,
+    goal=3.0,
     about=_WIDE,
     against=f"{_BARE} In this benchmark, the loop queries one range after the other.",
 )

@@ -122,7 +122,7 @@ def _counted(changes: Backlog, done: Done) -> Done:
 @row(
     "spanner-events",
     title="Spanner, events, a hundred in a transaction",
-    goal=1.3,
+    goal=1.5,
     about=f"The client reads 20,000 inserts {_READ}",
     against=_LOOP,
     same_work=False,
@@ -247,7 +247,7 @@ def scan(changes: Backlog) -> Done:
     "spanner-snapshot",
     title="Spanner, rows of a snapshot",
     unit="rows/s",
-    goal=1.0,
+    goal=0.95,
     about=(
         "The client reads 50,000 existing rows with `Snapshot()` from Google's emulator. A row has "
         "nine columns, which are about 300 bytes of JSON. In both programs the client runs on one core"

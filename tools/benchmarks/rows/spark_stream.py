@@ -27,6 +27,7 @@ _TASKS: Final = 2
 _WARM_UPS: Final = 4
 _COMMITS: Final = 10
 _SECONDS: Final = 60
+_IDLE_SECONDS: Final = 10
 _SETTINGS: Final = {
     "spark.master": f"local[{_TASKS}]",
     "spark.sql.streaming.numRecentProgressUpdates": "1000",
@@ -234,6 +235,41 @@ def spark_latency(bench: Bench) -> Iterator[Sides]:
             store.put(str(ADDRESS.collection), "one", {"n": number})
 
         yield _beside_files(bench, stack, options(path), put)
+
+
+@row(
+    "spark-idle-python",
+    title="Spark, Python processes of an idle stream",
+    unit="% of a core",
+    goal=2,
+    at_most=True,
+    profiled=False,
+    about=(
+        "The figure is the CPU time of the Python processes below Spark, while a stream over the embedded "
+        "store is idle for ten seconds. Its source asks the store every 20 ms whether it has changed."
+    ),
+    against="",
+)
+def spark_idle_python(bench: Bench) -> Iterator[Sides]:
+    """This row measures what the watch for changes costs."""
+    from pyspark_multiclouddb import local_session
+
+    path, seconds = bench.folder / "store.db", bench.size(_IDLE_SECONDS)
+    fill(path, 10)
+    with local_session("benchmarks", **_SETTINGS) as session:
+        stream = session.readStream.format("multiclouddb").options(**options(path)).load()
+        writer = stream.writeStream.format("noop").option("checkpointLocation", str(bench.folder / "place"))
+        query = writer.start()
+        query.processAllAvailable()
+
+        def ours() -> Done:
+            began = cpu_of_descendants("python")
+            time.sleep(seconds)
+            cpu = cpu_of_descendants("python") - began
+            return Done(1, value=max(0.001, 100 * cpu / seconds), cpu=cpu)
+
+        yield Sides(ours)
+        query.stop()
 
 
 @row(
