@@ -1,7 +1,6 @@
 """Tests what only `SqliteCheckpointStore` does; `test_checkpoint_store.py` tests the common promises."""
 
 import sqlite3
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 
 import pytest
@@ -85,16 +84,6 @@ class TestFile:
         assert (error.category, error.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
         assert error.detail.native_code == "SQLITE_BUSY"
         store.save("orders", "2", first.version)
-
-    def test_workers_that_save_at_once_wait_for_each_other(self, store):
-        def save(name):
-            version = None
-            for number in range(10):
-                version = store.save(name, str(number), version).version
-
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(save, ("a", "b", "c", "d")))
-        assert [store.load(name).token for name in ("a", "b", "c", "d")] == ["9"] * 4
 
     def test_a_folder_that_cannot_be_made_is_named(self, tmp_path):
         (tmp_path / "file").write_text("")

@@ -469,16 +469,6 @@ class TestWaiting:
         assert raised[0].category == api.ErrorCategory.TRANSIENT_FAILURE
         assert raised[0].code == "SQLITE_INTERRUPT"
 
-    def test_a_write_is_seen_by_the_very_next_fetch(self, items):
-        feed = items.feed()
-        (seed,) = items.start(feed, api.Now())
-        reader = feed.open("p0", seed.cursor)
-        for number in range(11, 31):
-            assert len(items.fetch(reader)) == 0
-            assert len(items.fetch(reader)) == 0
-            items.store.put("items", number, {"n": number})
-            assert len(items.fetch(reader)) == 1
-
 
 class TestConnections:
     def test_many_readers_share_few(self, items):

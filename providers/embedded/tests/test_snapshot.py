@@ -1,58 +1,20 @@
-"""Tests snapshots of embedded stores, with writers in other processes, restarts, and composite keys."""
+"""Tests snapshots of embedded stores: collections that grow or are dropped, composite keys, damaged rows."""
 
 import itertools
-import multiprocessing
-import os
-import random
 import sqlite3
 
 import pytest
 
 import multiclouddb_api as api
-from multiclouddb_conformance.sink import Sink
-from multiclouddb_embedded import EmbeddedStore
 
-pytestmark = pytest.mark.slow
-
-ORDERS = (api.SnapshotOrder.AUTO, api.SnapshotOrder.INTERLEAVED, api.SnapshotOrder.ORDERED)
 ORDERED = api.Snapshot(api.SnapshotOrder.ORDERED)
-KEYS = 200
-LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "1"))
-SOAKED = [pytest.param(seed, marks=pytest.mark.soak) for seed in range(1000, 1100)]
 
 
-@pytest.fixture
-def path(tmp_path):
-    return str(tmp_path / "store.db")
-
-
-@pytest.fixture
-def store(path):
-    with EmbeddedStore(path, durable=False) as store:
-        yield store
-
-
-def write_for_a_while(path, seed, count):
-    """Make changes from another process: updates, deletes, keys that are created again, splits and merges."""
-    dice = random.Random(seed)
-    with EmbeddedStore(path, durable=False) as store:
-        for number in range(count):
-            name = f"k{dice.randrange(KEYS + 50)}"
-            if dice.random() < 0.4:
-                store.delete("items", name)
-            else:
-                store.put("items", name, {"n": f"{seed}.{number}"})
-
-
-def fill(store, count=KEYS, partitions=2):
-    address = store.create_collection("items", partitions)
+def fill(store, count):
+    address = store.create_collection("items", partitions=2)
     for number in range(count):
         store.put("items", f"k{number}", {"n": number})
     return address
-
-
-def rows(store):
-    return dict(store.scan("items"))
 
 
 def read(client, address, start, size=0, **settings):
@@ -70,47 +32,11 @@ def pages(client, address, start, size=0, **settings):
         start = page.continuation_token
 
 
-class TestSeveralProcesses:
-    @pytest.mark.parametrize("seed", [*range(LIVES), *SOAKED])
-    def test_writers_restarts_and_lost_tokens(self, path, store, seed):
-        address, order = fill(store), ORDERS[seed % 3]
-        spawn = multiprocessing.get_context("spawn")
-        writers = [spawn.Process(target=write_for_a_while, args=(path, f"{seed}{n}", 80)) for n in range(2)]
-        for writer in writers:
-            writer.start()
-        dice, sink = random.Random(seed), Sink()
-        start = stored = api.Snapshot(order, segments=dice.choice([None, 1, 9]))
-        done = False
-        client = api.connect(f"embedded://{path}")
-        while True:
-            page = read(client, address, start, dice.choice([7, 20]))
-            done |= any(isinstance(notice, api.BackfillDone) for notice in page.notices)
-            sink.apply(page.events)
-            start = page.continuation_token
-            if dice.random() < 0.2:
-                client.close()
-                client = api.connect(f"embedded://{path}")
-                start = stored if isinstance(stored, str) and dice.random() < 0.5 else start
-            stored = start
-            if dice.random() < 0.1:
-                store.split("items", dice.choice(client.list_physical_partitions(address)))
-            if page.idle and not any(writer.is_alive() for writer in writers):
-                break
-        for page in pages(client, address, start):
-            sink.apply(page.events)
-        client.close()
-        assert [writer.exitcode for writer in writers] == [0, 0]
-        assert done
-        assert {str(key): value for key, value in sink.rows().items()} == {
-            str(key): value for key, value in rows(store).items()
-        }
-
-
 class TestScan:
-    def test_a_collection_that_grows_at_its_end_is_read_to_its_end(self, path, store):
+    def test_a_collection_that_grows_at_its_end_is_read_to_its_end(self, store):
         address = fill(store, 40)
         found, number = [], 0
-        with api.connect(f"embedded://{path}") as client:
+        with api.connect(f"embedded://{store.path}") as client:
             for page in pages(client, address, api.Snapshot(api.SnapshotOrder.ORDERED, segments=2), 4):
                 found += [event.backfilled for event in page.events]
                 if any(isinstance(notice, api.BackfillDone) for notice in page.notices):
@@ -120,14 +46,14 @@ class TestScan:
                     store.put("items", f"z{number:09}", {"n": number})
         assert found == [True] * 40
 
-    def test_a_key_of_several_components_and_one_partition_key(self, path, store):
+    def test_a_key_of_several_components_and_one_partition_key(self, store):
         address = store.create_collection("orders", 2, partition_key=["customer"])
         customers = ("a", "a]", 'a"', "b", "ab")
         for customer, number in itertools.product(customers, range(3)):
             store.put("orders", api.MulticloudDbKey({"customer": customer, "n": number}), {"x": number})
         for customer in customers:
             scope = api.LogicalPartition(api.MulticloudDbKey({"customer": customer}))
-            with api.connect(f"embedded://{path}") as client:
+            with api.connect(f"embedded://{store.path}") as client:
                 events = [
                     e for page in pages(client, address, api.Snapshot(), 2, scope=scope) for e in page.events
                 ]
@@ -135,9 +61,9 @@ class TestScan:
                 {"customer": customer, "n": number} for number in range(3)
             ]
 
-    def test_a_dropped_collection_is_never_done(self, path, store):
+    def test_a_dropped_collection_is_never_done(self, store):
         address = fill(store, 50)
-        with api.connect(f"embedded://{path}") as client:
+        with api.connect(f"embedded://{store.path}") as client:
             token = read(client, address, ORDERED).continuation_token
             token = read(client, address, token, 5).continuation_token
             store.create_collection("items", recreate=True)
@@ -145,12 +71,12 @@ class TestScan:
                 next(page for page in pages(client, address, token, 5) if page.notices)
         assert caught.value.category in (api.ErrorCategory.NOT_FOUND, api.ErrorCategory.INVALID_REQUEST)
 
-    def test_a_damaged_row_is_reported_and_can_be_skipped(self, path, store):
+    def test_a_damaged_row_is_reported_and_can_be_skipped(self, store):
         address = fill(store, 6)
-        with sqlite3.connect(path) as connection:
+        with sqlite3.connect(store.path) as connection:
             connection.execute("UPDATE documents SET doc = '{broken' WHERE key LIKE '%\"k3\"%'")
         connection.close()
-        with api.connect(f"embedded://{path}") as client:
+        with api.connect(f"embedded://{store.path}") as client:
             start, found, raised = ORDERED, [], []
             while True:
                 try:
@@ -167,9 +93,9 @@ class TestScan:
         assert "k3" not in str(raised[0])
         assert sorted(found) == ["k0", "k1", "k2", "k4", "k5"]
 
-    def test_documents_are_there_also_where_the_log_keeps_only_keys(self, path, store):
+    def test_documents_are_there_also_where_the_log_keeps_only_keys(self, store):
         address = store.create_collection("items", images="keys")
         store.put("items", "k", {"n": 1})
-        with api.connect(f"embedded://{path}") as client:
+        with api.connect(f"embedded://{store.path}") as client:
             events = [event for page in pages(client, address, ORDERED) for event in page.events]
         assert [event.new_item_state for event in events] == [{"n": 1}]

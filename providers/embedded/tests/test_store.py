@@ -336,12 +336,6 @@ class TestFile:
         with refused(INVALID, "store.path"):
             pickle.dumps(store)
 
-    def test_a_path_with_odd_characters(self, tmp_path):
-        path = tmp_path / "a b%41?c#d.db"
-        with EmbeddedStore(path) as made:
-            made.create_collection("items")
-        assert path.exists()
-
     def test_it_waits_for_another_process_that_makes_the_store(self, tmp_path):
         """SQLite itself does not wait while the file changes to WAL mode."""
         path = tmp_path / "s.db"
