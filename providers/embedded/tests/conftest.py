@@ -1,5 +1,6 @@
 """Provides a store with its own clock, and a provider for this store that is used without the engine."""
 
+import re
 import sqlite3
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -10,7 +11,13 @@ from multiclouddb_api import Beginning, ClientConfig, ResourceAddress
 from multiclouddb_conformance.waiting import SOON
 from multiclouddb_embedded import EmbeddedOptions, EmbeddedStore
 from multiclouddb_embedded.provider import PLUGIN
-from multiclouddb_spi import Continue, Deadline, FeedSpec
+from multiclouddb_spi import Continue, Deadline, FeedSpec, ProviderFault
+
+
+def faulty(category, *words):
+    """Expect a fault with this category, whose message contains the given words in this order."""
+    match = ".*".join(map(re.escape, words)) or None
+    return pytest.raises(ProviderFault, match=match, check=lambda error: error.fault.category == category)
 
 
 class Ticker:

@@ -144,21 +144,6 @@ def key_in(store: EmbeddedStore, low: int, high: int) -> str:
     return next(name for name, identity in keys if low <= partition_hash(identity) < high)
 
 
-def test_splits_and_merges_are_followed(store: EmbeddedStore, consumer: Consumer):
-    halves: list[str] = []
-    for _ in range(2):
-        consumer.until_quiet()
-        if halves:
-            store.merge("orders", *halves)
-        else:
-            halves += store.split("orders", "p3")
-        for number in range(40):
-            store.put("orders", f"o-{number}", {"n": -number})
-        for _ in range(6):
-            consumer.next()
-    assert len(set(consumer.seen)) == len(consumer.seen) == 120
-
-
 def test_a_mark_that_fails_does_not_fail_the_page(consumer: Consumer, monkeypatch: Any):
     consumer.until_quiet()
 

@@ -103,12 +103,6 @@ class TestEvents:
         part = to_events(records(table), start, stop, VIEW)
         assert list(map(as_text, part)) == list(map(as_text, whole[start:stop]))
 
-    def test_order_keys_sort_like_sequence_numbers(self):
-        table = [({"id": n}, {}, None, 0, 0) for n in range(19)]
-        orders = [event.order_key for event in to_events(records(table), 0, 19, VIEW)]
-        assert orders == sorted(orders)
-        assert len(set(orders)) == 19
-
     def test_values_are_the_caller_s_own(self):
         """An application may change the objects that it received."""
         made = records([({"id": 1}, {"n": [1]}, None, 1, 7)])

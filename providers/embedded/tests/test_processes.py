@@ -122,20 +122,6 @@ def test_writers_lose_nothing_and_agree_on_one_order(store):
     assert all(len(batch) == 1 for batch in batches)
 
 
-def test_several_processes_can_make_the_store_at_once(tmp_path):
-    script = """
-import sys
-from multiclouddb_embedded import EmbeddedStore
-with EmbeddedStore(sys.argv[1], durable=False) as store:
-    store.create_collection(sys.argv[2])
-    store.put(sys.argv[2], "a", {})
-"""
-    processes = [start(script, tmp_path / "s.db", f"c{n}") for n in range(4)]
-    finish(*processes)
-    assert sorted(sql(tmp_path / "s.db", "SELECT name FROM collections")) == [(f"c{n}",) for n in range(4)]
-    assert sql(tmp_path / "s.db", "PRAGMA journal_mode") == [("wal",)]
-
-
 def test_a_writer_killed_in_mid_transaction_leaves_no_half_batch(store):
     store.create_collection("items")
     store.put("items", "before", {})

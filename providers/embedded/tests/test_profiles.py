@@ -3,7 +3,6 @@ profile."""
 
 import pickle
 import random
-import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -13,7 +12,8 @@ from multiclouddb_conformance.refusals import refused
 from multiclouddb_embedded import EmbeddedOptions, Put
 from multiclouddb_embedded.profile import PLAIN, PROFILES
 from multiclouddb_embedded.provider import EmbeddedPlugin
-from multiclouddb_spi import ProviderFault
+
+from .conftest import faulty
 
 NATIVE, EMULATED, UNSUPPORTED = api.Support.NATIVE, api.Support.EMULATED, api.Support.UNSUPPORTED
 BEGINNING = api.Capability.CHANGE_FEED_BEGINNING
@@ -36,11 +36,6 @@ LOST = api.ErrorCategory.CHECKPOINT_EXPIRED
 
 def profile_of(name):
     return PROFILES[name] if name else PLAIN
-
-
-def faulty(category, *words):
-    match = ".*".join(map(re.escape, words))
-    return pytest.raises(ProviderFault, match=match, check=lambda error: error.fault.category == category)
 
 
 @pytest.fixture
@@ -185,14 +180,6 @@ class TestOnePartition:
 
     def numbers(self, events):
         return [event.new_item_state["n"] for event in events]
-
-    def test_bytes_bound_a_batch_behind_its_first_row(self, items, store):
-        store.create_collection("others")
-        for n in range(10):
-            store.put("items", n, {"n": n, "text": "x" * 10_000})
-            store.put("others", n, {"n": -n})
-        reader = items.feed().open("0", [0, 0])
-        assert [len(items.fetch(reader, nbytes=most)) for most in (1, 25_000, 1 << 20)] == [1, 3, 6]
 
     def test_heads_count_exactly(self, items, store):
         self.write(store, range(50))

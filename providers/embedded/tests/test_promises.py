@@ -1,5 +1,4 @@
-"""Tests promises that each depend on a single line of code: durability, waking up, edges, pooled
-connections."""
+"""Tests promises that each depend on a single line of code: durability, waking up, pooled connections."""
 
 import os
 import sqlite3
@@ -8,17 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from multiclouddb_api import ErrorCategory, FileCheckpointStore, MulticloudDbError, ResourceAddress, connect
+from multiclouddb_api import ErrorCategory, FileCheckpointStore, ResourceAddress, connect
+from multiclouddb_conformance.refusals import refused
 from multiclouddb_embedded import EmbeddedStore, SqliteCheckpointStore
 from multiclouddb_embedded.store.connection import ConnectionPool, check_store
 
 LONE = "\ud800"
-
-
-def refusal(call, *arguments, **options):
-    with pytest.raises(MulticloudDbError) as caught:
-        call(*arguments, **options)
-    return caught.value
 
 
 class TestDurable:
@@ -129,6 +123,6 @@ def test_text_that_a_file_cannot_contain_is_refused_and_named(store, tmp_path):
         lambda: connect(f"embedded://{tmp_path}/{LONE}.db"),
         lambda: connect(f"embedded://{tmp_path}/a\0.db"),
     ):
-        error = refusal(call)
-        assert error.category == ErrorCategory.INVALID_REQUEST
-        error.message.encode()
+        with refused(ErrorCategory.INVALID_REQUEST) as caught:
+            call()
+        caught.value.message.encode()

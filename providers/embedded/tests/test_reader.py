@@ -1,7 +1,6 @@
 """Tests feeds, starts, readers and batches against the contract."""
 
 import os
-import re
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -18,17 +17,12 @@ from multiclouddb_spi import (
     FeedSpec,
     InvalidCursor,
     PartitionState,
-    ProviderFault,
     Reached,
     RecordFault,
     SupportsHeads,
 )
 
-
-def faulty(category, *words):
-    """Expect a fault with this category, whose message contains the given words."""
-    match = ".*".join(map(re.escape, words)) or None
-    return pytest.raises(ProviderFault, match=match, check=lambda error: error.fault.category == category)
+from .conftest import faulty
 
 
 def numbers(events):
