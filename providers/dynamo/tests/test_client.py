@@ -218,10 +218,7 @@ CUT = [b'{"Records": [', b'{"ShardIterator": ', b"<html>", b"", b"{}"]
 def test_an_answer_that_was_cut_off_or_replaced_is_tried_again(service, ours, call, kind, native):
     """botocore reads a body that is not JSON as an empty answer, and an empty answer ends a shard."""
     application = Calls(service.clients(), ours=False)
-    for calls, bodies in (
-        (ours, [*CUT, b"null", b"[]", b"7", b'"Records"', b"[[1, 2]]"]),
-        (application, CUT),
-    ):
+    for calls, bodies in ((ours, CUT + REPLACED), (application, CUT)):
         for body in bodies:
             service.says(body, kind)
             with pytest.raises(ProviderFault) as caught:

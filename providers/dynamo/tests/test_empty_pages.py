@@ -12,10 +12,7 @@ from multiclouddb_dynamo.client import Calls
 from multiclouddb_dynamo.mapping import View
 from multiclouddb_dynamo.position import After, Start, Trail, place_of
 from multiclouddb_dynamo.reader import DynamoReader
-from multiclouddb_dynamo.source import (
-    EmptyAnswers,
-    Source,
-)
+from multiclouddb_dynamo.source import EmptyAnswers, Source
 from multiclouddb_spi import Deadline, Planner, Range, read_range
 
 from .world import EXPIRED, HOUR, World, all_of, fetch, seconds, soon, state_of

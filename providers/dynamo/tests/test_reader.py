@@ -47,18 +47,6 @@ class TestEnds:
 
 
 class TestIterators:
-    @pytest.mark.parametrize("always", [False, True])
-    def test_an_expired_iterator_is_renewed_without_a_repeat(self, world, always):
-        if always:
-            world.troubles.expire(None, every=2)
-        consumer = world.consumer(max_page_size=1)
-        written = world.put("a", "b", "c")
-        consumer.read()
-        world.script.expire_iterators()
-        written += world.put("d")
-        consumer.until_idle()
-        assert consumer.markers == written
-
     def test_fresh_iterators_that_are_refused_end_the_call_at_its_deadline(self, world):
         world.put("a")
         world.troubles.fail(READ, "ExpiredIteratorException", None)
