@@ -5,7 +5,6 @@ import threading
 from datetime import timedelta
 
 import attrs
-import grpc
 import pytest
 
 from multiclouddb_api import (
@@ -22,7 +21,7 @@ from multiclouddb_conformance.open_client import open_client
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_spanner.provider import PLUGIN
 from multiclouddb_spanner_emulator import Write
-from multiclouddb_spi import Deadline, Drained, ProviderFault, Reached
+from multiclouddb_spi import ProviderFault
 
 from .feeds import STREAM, TABLE, Opened, feed, in_order, numbers, once
 from .scripted import READ
@@ -196,28 +195,7 @@ class TestClock:
             assert sorted(numbers(items.drain(later))) == [6, 7, 8]
 
 
-class TestBounded:
-    """Tests that a range from a cursor to a head contains the same events, no matter when it is read."""
-
-    def test_a_range_is_the_same_after_splits_and_breaks(self):
-        with feed(mods_per_record=1, mixes_equal_timestamps=True) as items, Opened(items) as made:
-            starts = made.starts(Now())
-            items.fill(20)
-            with items.server.one_commit_timestamp():
-                for number in range(20, 25):
-                    items.put((f"k{number}", number), (f"l{number}", number))
-            heads = made.feed.heads(starts, None, made.soon())
-            assert heads.keys() == starts.keys()
-            items.fill(5, start=30)
-            for token in items.open_partitions():
-                items.server.split(token)
-            whole = {name: bounded(made, name, starts[name], heads[name].cursor, 1000) for name in starts}
-            assert sum(map(len, whole.values())) == 30
-            items.server.troubles.fail(READ, "UNAVAILABLE", None, after_rows=3, every=2)
-            for name in starts:
-                found = bounded(made, name, starts[name], heads[name].cursor, 4)
-                assert sorted(found) == sorted(whole[name])
-
+class TestHeads:
     def test_a_head_says_where_no_change_is(self):
         """A change that was delivered, or that was committed before the start, is none."""
         with feed(initial_partitions=4, mods_per_record=1) as items, Opened(items) as made:
@@ -226,9 +204,13 @@ class TestBounded:
             items.put(("a", 1))
             heads = made.feed.heads(starts, None, made.soon())
             assert None in {head.records for head in heads.values()}
-            found = {name: bounded(made, name, starts[name], heads[name].cursor) for name in starts}
-            ((name, _),) = [each for each in found.items() if each[1]]
-            batch = made.feed.open(name, starts[name]).fetch(1, 1 << 20, 0.0, made.soon())
+            found = {
+                name: made.feed.open(name, starts[name], heads[name].cursor).fetch(
+                    1, 1 << 20, 0.0, made.soon()
+                )
+                for name in starts
+            }
+            ((name, batch),) = [each for each in found.items() if len(each[1])]
             at, _ = batch.cursor_after(1)
             for cursor in (batch.cursor_after(1), [at, at + 1]):
                 assert made.feed.heads({name: cursor}, None, made.soon())[name].records == 0
@@ -245,26 +227,6 @@ def test_a_change_at_the_very_start_is_before_the_head(later, records):
         starts = made.starts(AtTime(event.timestamp + later))
         [head] = made.feed.heads(starts, None, made.soon()).values()
         assert head.records == records
-
-
-def bounded(made, name, cursor, until, size=1000):
-    found = []
-    reader = made.feed.open(name, cursor, until)
-    for _ in range(500):
-        try:
-            batch = reader.fetch(size, 1 << 20, 0.0, Deadline.after(60))
-        except grpc.RpcError as error:
-            if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                raise
-            reader.close()
-            reader = made.feed.open(name, cursor, until)
-            continue
-        found += [event.event_id for event in batch.events(0, len(batch))]
-        cursor = batch.end
-        if isinstance(batch.outcome, Reached | Drained):
-            reader.close()
-            return found
-    return pytest.fail("the bound is never reached")
 
 
 class TestCost:
