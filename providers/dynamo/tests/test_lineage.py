@@ -22,7 +22,6 @@ from multiclouddb_dynamo_emulator import ChildFilter, Order, Remains
 
 from .world import ADDRESS, HOUR, TABLE, World, markers, native, seconds, state_of
 
-FOR_EVER = 10**9
 OLD = 600  # in seconds; longer than the period of which `Now` may repeat events
 SKIPS = {"on_expired": SkipToOldest()}
 EXPIRED = ErrorCategory.CHECKPOINT_EXPIRED
@@ -135,7 +134,7 @@ class TestLateChildren:
         first = world.chain()
         world.put("a")
         consumer.until_idle()
-        world.habits.late_children = FOR_EVER
+        world.habits.late_children = 10**9
         world.roll_over()
         consumer.read()
         assert state_of(consumer.token)[0][2:] == [1]

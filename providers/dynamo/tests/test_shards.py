@@ -16,9 +16,6 @@ from multiclouddb_dynamo.starts import end_of
 
 from .world import World, seconds, soon
 
-NOW = 1_800_000_000
-REFUSAL = "LimitExceededException"
-
 
 def listed(name, parent=None, ended=False):
     numbers = {"StartingSequenceNumber": "1"} | ({"EndingSequenceNumber": "2"} if ended else {})
@@ -41,7 +38,7 @@ class Service:
         return self.clock
 
     def now(self):
-        return datetime.fromtimestamp(NOW + self.clock, UTC)
+        return datetime.fromtimestamp(1_800_000_000 + self.clock, UTC)
 
     def is_passing(self, error, *, at_once=False):
         return False
@@ -134,7 +131,7 @@ class Script(Service):
     def describe_stream(self, arn, deadline, *, after=None, parent=None):
         (shards, more), *self.shards = self.shards
         if shards is None:
-            raise ClientError({"Error": {"Code": REFUSAL}}, "DescribeStream")
+            raise ClientError({"Error": {"Code": "LimitExceededException"}}, "DescribeStream")
         page = {"StreamStatus": "ENABLED", "Shards": [listed(*shard) for shard in shards]}
         return page | ({"LastEvaluatedShardId": "x"} if more else {})
 

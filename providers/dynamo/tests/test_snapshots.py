@@ -28,7 +28,6 @@ from multiclouddb_spi import FeedSpec, InvalidCursor, Scanned, plan_id_of, snaps
 
 from .world import ADDRESS, TABLE, World, fetch, seconds, session, soon
 
-GIB = 1 << 30
 ORDERED = SnapshotOrder.ORDERED
 
 
@@ -172,7 +171,7 @@ PLACES = [
 class TestPlans:
     @pytest.mark.parametrize(
         ("wanted", "nbytes", "count"),
-        [(None, GIB, 8), (None, 2 << 40, 8192), (None, 1 << 50, 32_000), (1, 1 << 50, 1),
+        [(None, 1 << 30, 8), (None, 2 << 40, 8192), (None, 1 << 50, 32_000), (1, 1 << 50, 1),
          (40_000, 0, 40_000), (2**40, 0, 1_000_000)],
     )  # fmt: skip
     def test_the_number_of_segments_depends_on_the_size(self, wanted, nbytes, count):

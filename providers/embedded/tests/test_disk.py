@@ -15,8 +15,6 @@ from multiclouddb_conformance.refusals import refusal
 from multiclouddb_embedded import EmbeddedStore, Put
 from multiclouddb_embedded.errors import classify
 
-NOBODY = 65534
-ADDRESS = api.ResourceAddress("main", "items")
 DENIED = api.ErrorCategory.AUTHORIZATION_FAILED
 INVALID = api.ErrorCategory.INVALID_REQUEST
 
@@ -27,7 +25,7 @@ def unprivileged():
     if os.geteuid() != 0:
         yield
         return
-    os.seteuid(NOBODY)
+    os.seteuid(65534)
     try:
         yield
     finally:
@@ -56,11 +54,9 @@ def path(folder):
 
 def read(path):
     """Return the keys of all changes."""
+    request = api.ChangeFeedRequest(api.ResourceAddress("main", "items"), api.Beginning())
     with api.connect(f"embedded://{path}") as client:
-        return [
-            event.key.components["id"]
-            for event in client.read_changes(api.ChangeFeedRequest(ADDRESS, api.Beginning())).events
-        ]
+        return [event.key.components["id"] for event in client.read_changes(request).events]
 
 
 def open_store(path):

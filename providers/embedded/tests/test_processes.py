@@ -65,12 +65,6 @@ def start(script, *arguments):
     )
 
 
-def finish(*processes):
-    for process in processes:
-        process.communicate()
-        assert process.returncode == 0
-
-
 def follow(path, done):
     """Read every event of the collection during writes, until `done` is set and no event is left."""
     events, position = [], api.Beginning()
@@ -96,7 +90,9 @@ def test_writers_lose_nothing_and_agree_on_one_order(store):
     processes = [start(WRITER, store.path, f"w{n}") for n in range(WRITERS)]
     processes.append(start(RESHAPER, store.path))
     events = follow(store.path, lambda: all(process.poll() is not None for process in processes))
-    finish(*processes)
+    for process in processes:
+        process.communicate()
+        assert process.returncode == 0
 
     total = WRITERS * BATCHES * KEYS
     assert len(events) == len({event.event_id for event in events}) == total
