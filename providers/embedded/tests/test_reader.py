@@ -226,18 +226,6 @@ class TestSurvey:
         assert survey.gone == {"p0": (), "p1": ("p0",), "p2": ("p0",), "p4": ("p1",)}
         assert survey.heirs is None
 
-    def test_an_empty_partition_goes_before_its_children(self, world):
-        world.store.create_collection("items", partitions=1)
-        world.store.split("items", "p0")  # p1 and p2; p0 never had a change
-        world.store.split("items", "p1")  # p3 and p4
-        world.store.batch("items", [Put(n, {"n": n}) for n in range(30)])
-        for name in ("p2", "p3"):
-            world.store.split("items", name)
-        world.store.put("items", 0, {"n": 30})
-        world.store.trim("items", max_count=0)
-        survey = world.feed().survey({"p2": [3, 0]}, world.deadline(), expired={"p2"})
-        assert survey.gone.keys() == {"p0", "p1", "p2", "p3"}
-
     def test_a_partition_that_was_not_asked_for_begins_at_the_wanted_time(self, items):
         items.store.split("items", "p0")
         items.store.batch("items", [Put(n, {"n": n}) for n in range(20, 40)])
