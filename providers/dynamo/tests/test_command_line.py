@@ -7,15 +7,12 @@ import pytest
 from multiclouddb_conformance.command_line import Tail, Writer, follow
 from multiclouddb_conformance.command_options import CommandOptions, Shown
 
+from .harness import url_of
 from .servers.local import shared
 from .test_us8_scripted import Scripted
 
 TABLE = "orders"
 NUMBERS = itertools.count()
-
-
-def url_of(server):
-    return f"dynamo://eu-west-1?endpoint_url={server.endpoint_url}"
 
 
 def put(server, *keys):
