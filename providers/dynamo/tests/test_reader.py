@@ -107,7 +107,7 @@ class TestRanges:
     def read(self, provider, feed, part):
         return [marker for batch in read_range(provider, feed, part) for marker in all_of(batch)]
 
-    def test_one_is_the_same_after_a_roll_over(self, world):
+    def test_a_range_outlives_a_roll_over(self, world):
         written = world.put("a", "b", "c")
         provider, feed = world.feed()
         shard, start, batch = self.bounds(world, feed)

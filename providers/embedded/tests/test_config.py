@@ -67,20 +67,17 @@ class TestWrongNames:
                 EmbeddedOptions(poll_seconds=seconds)
 
 
-class TestNativeClient:
-    def test_a_store_is_used_and_never_closed(self, store):
-        store.create_collection("items")
-        with api.connect(config(), native_client=store) as client:
+def test_a_native_client_is_an_open_store(store, tmp_path):
+    """The client uses the store, and does not close it."""
+    store.create_collection("items")
+    with refused("native_client", "str"):
+        api.connect(config(), native_client="store.db")
+    with refused("native_client", "another"):
+        api.connect(config(path=tmp_path / "other.db"), native_client=store)
+    for settings in (config(), config(path=store.path)):
+        with api.connect(settings, native_client=store) as client:
             assert client.read_changes(request()).idle
-        store.put("items", "a", {})
-
-    def test_it_has_to_be_an_open_store_of_that_path(self, store, tmp_path):
-        with refused("native_client", "str"):
-            api.connect(config(), native_client="store.db")
-        with refused("native_client", "another"):
-            api.connect(config(path=tmp_path / "other.db"), native_client=store)
-        with api.connect(config(path=store.path), native_client=store):
-            pass
-        store.close()
-        with refused("native_client", "closed"):
-            api.connect(config(), native_client=store)
+    store.put("items", "a", {})
+    store.close()
+    with refused("native_client", "closed"):
+        api.connect(config(), native_client=store)
