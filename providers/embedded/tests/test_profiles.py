@@ -181,6 +181,14 @@ class TestOnePartition:
     def numbers(self, events):
         return [event.new_item_state["n"] for event in events]
 
+    def test_bytes_bound_a_batch_behind_its_first_row(self, items, store):
+        store.create_collection("others")
+        for n in range(10):
+            store.put("items", n, {"n": n, "text": "x" * 10_000})
+            store.put("others", n, {"n": -n})
+        reader = items.feed().open("0", [0, 0])
+        assert [len(items.fetch(reader, nbytes=most)) for most in (1, 25_000, 1 << 20)] == [1, 3, 6]
+
     def test_heads_count_exactly(self, items, store):
         self.write(store, range(50))
         store.split("items", "p1")
