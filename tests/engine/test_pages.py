@@ -7,6 +7,7 @@ import time
 import weakref
 from datetime import timedelta
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import attrs
 import pytest
@@ -158,17 +159,6 @@ class TestNotices:
         assert ended(pages[-1])
 
 
-class Seen(api.Observer):
-    def __init__(self):
-        self.low, self.pages = [], []
-
-    def retention_headroom_low(self, address, partition_id, seconds):
-        self.low.append((address, partition_id, seconds))
-
-    def page(self, address, page):
-        self.pages.append((address, page))
-
-
 class TestDiagnostics:
     def test_counts_calls_and_charge(self, bench):
         bench.fill(3)
@@ -240,26 +230,24 @@ class TestDiagnostics:
         assert page.diagnostics.retention_headroom_seconds == 800.0
 
     def test_low_headroom_is_told_to_the_observer(self, make_bench):
-        bench = make_bench(retention_seconds=3600)
-        seen = Seen()
+        bench, seen = make_bench(retention_seconds=3600), Mock(api.Observer)
         bench.connect(observer=seen, headroom_warning_seconds=600)
         bench.fill(3)
         bench.page(size=1)
-        assert seen.low == []
+        seen.retention_headroom_low.assert_not_called()
         bench.sim.advance(3300)
         told = bench.page(size=1).diagnostics
         assert told.retention_headroom_seconds == pytest.approx(300, abs=1)
-        ((address, partition_id, seconds),) = seen.low
-        assert address == bench.sim.address
-        assert partition_id == bench.sim.public_id("p0")
-        assert seconds == told.retention_headroom_seconds
+        seen.retention_headroom_low.assert_called_once_with(
+            bench.sim.address, bench.sim.public_id("p0"), told.retention_headroom_seconds
+        )
 
     def test_observer_sees_every_page(self, bench):
-        seen = Seen()
+        seen = Mock(api.Observer)
         bench.connect(observer=seen)
         bench.fill(3)
         pages = list(bench.walk(size=2))
-        assert seen.pages == [(bench.sim.address, page) for page in pages]
+        assert seen.page.call_args_list == [call(bench.sim.address, page) for page in pages]
 
     def test_time_of_the_service_goes_on_between_two_requests(self, bench, monkeypatch):
         bench.fill(3)

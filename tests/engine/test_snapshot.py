@@ -2,6 +2,7 @@
 
 import json
 import time
+from unittest.mock import Mock
 
 import attrs
 import pytest
@@ -154,17 +155,9 @@ class TestPlaces:
         assert kinds(page) == [False] * 8
 
 
-class Seen(api.Observer):
-    def __init__(self):
-        self.interleaved = []
-
-    def snapshot_interleaved(self, address, seconds):
-        self.interleaved.append(seconds)
-
-
 class TestAuto:
     def test_it_begins_ordered_and_releases_the_stream_at_half_of_the_retention(self):
-        sim, seen = filled(60, retention=100.0), Seen()
+        sim, seen = filled(60, retention=100.0), Mock(api.Observer)
         consumer = Consumer(sim, AUTO, 4, observer=seen)
         consumer.page()
         sim.write("k1", {"n": 100})
@@ -173,12 +166,13 @@ class TestAuto:
             page = consumer.page()
             assert False not in kinds(page)
             assert page.diagnostics.snapshot.order is ORDERED
-        assert seen.interleaved == []
+        seen.snapshot_interleaved.assert_not_called()
         sim.advance(10)
         page = consumer.page()
         assert False in kinds(page)
         assert page.diagnostics.snapshot.order is INTERLEAVED
-        assert [round(seconds) for seconds in seen.interleaved] == [45]
+        (told,) = seen.snapshot_interleaved.call_args_list
+        assert round(told.args[1]) == 45
         assert page.diagnostics.retention_headroom_seconds is not None
 
     @pytest.mark.parametrize("order", [ORDERED, AUTO])

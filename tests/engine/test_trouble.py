@@ -5,6 +5,7 @@ import threading
 import time
 from contextlib import nullcontext
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -257,19 +258,13 @@ class TestPoison:
 
 class TestExpiry:
     def test_skipping_names_the_gap_to_the_observer(self, make_bench):
-        told = []
-
-        class Gaps(api.Observer):
-            def gap(self, address, gap):
-                told.append((address, gap))
-
-        bench = make_bench()
+        bench, told = make_bench(), Mock(api.Observer)
         bench.fill(40, keys=40)
         token = bench.page(size=1).continuation_token
         bench.sim.trim(upto=20)
-        bench.connect(observer=Gaps())
+        bench.connect(observer=told)
         page = bench.page(token, on_expired=api.SkipToOldest())
-        assert told == [(bench.sim.address, page.notices[0])]
+        told.gap.assert_called_once_with(bench.sim.address, page.notices[0])
 
     def test_partitions_that_expire_together_are_told_once_each(self, make_bench):
         """The first refusal moves all of them; what was asked at their old positions no longer counts."""
@@ -324,29 +319,42 @@ class TestExpiry:
         page = bench.page(token, **settings)
         assert (page.partition_retired, page.child_partitions, page.idle) == (True, (), False)
 
-    def test_an_audit_that_finds_an_expired_position_says_so(self, make_bench, monkeypatch):
+    @pytest.mark.parametrize("fault", [ServerError("503"), DeniedError("not yours")], ids=repr)
+    def test_trouble_with_finding_the_oldest_does_not_cost_what_others_delivered(
+        self, make_bench, ids, fault
+    ):
+        bench = make_bench(partitions=2)
+        bench.fill_partition("p1", 5)
+        token = bench.page(api.Beginning(), size=1).continuation_token
+        bench.sim.trim("p1")
+        events = bench.fill_partition("p0", 3)
+        bench.sim.fail_next(None, fault, times=FOREVER, operation="survey")
+        page = bench.page(token, on_expired=api.SkipToOldest())
+        assert ids(page) == events
+        assert bench.sim.public_id("p1") in page.diagnostics.partition_errors
+
+
+class TestAudit:
+    @pytest.fixture
+    def audited(self, make_bench):
+        """Make a bench, whose feed is audited by every call, and a token."""
         bench = make_bench(behaviour=ServiceBehaviour(proves_children=False))
         bench.connect(coverage_audit_seconds=1e-9)
-        token = bench.page(api.Now()).continuation_token
+        return bench, bench.page(api.Now()).continuation_token
 
-        def survey(*_, **__):
-            raise TrimmedError("gone")
-
-        monkeypatch.setattr(SimulationFeed, "survey", survey)
+    def test_an_expired_position_that_it_finds_is_raised(self, audited):
+        bench, token = audited
+        bench.sim.fail_next(None, TrimmedError("gone"), times=FOREVER, operation="survey")
         bench.refused(api.ErrorCategory.CHECKPOINT_EXPIRED, token)
 
-    def test_an_audit_that_fails_is_logged(self, make_bench, caplog):
-        bench = make_bench(behaviour=ServiceBehaviour(proves_children=False))
-        bench.connect(coverage_audit_seconds=1e-9)
-        token = bench.page(api.Now()).continuation_token
+    def test_a_failure_is_logged(self, audited, caplog):
+        bench, token = audited
         bench.sim.fail_next(None, ServerError("503"), times=FOREVER, operation="survey")
         bench.page(token)
         assert "the audit of coverage failed (503)" in caplog.text
 
-    def test_an_audit_leaves_the_page_half_its_time(self, make_bench, monkeypatch):
-        bench = make_bench(behaviour=ServiceBehaviour(proves_children=False))
-        bench.connect(coverage_audit_seconds=1e-9)
-        token = bench.page(api.Now()).continuation_token
+    def test_it_leaves_the_page_half_its_time(self, audited, monkeypatch):
+        bench, token = audited
         allowed, survey = [], SimulationFeed.survey
 
         def timed(feed, asked, deadline, **rest):
@@ -375,15 +383,11 @@ class TestExpiry:
         bench.page(token)
         assert audits == [True]
 
-    def test_a_feed_that_is_over_is_not_audited(self, make_bench, ended, monkeypatch):
-        bench = make_bench(behaviour=ServiceBehaviour(proves_children=False))
-        bench.connect(coverage_audit_seconds=1e-9)
-        token = bench.page(api.Now()).continuation_token
+    def test_a_feed_that_is_over_has_none(self, audited, ended, monkeypatch):
+        bench, token = audited
         bench.sim.delay_children("p0", 10**6)
         bench.sim.roll("p0")
-        token = bench.page(token).continuation_token
-
-        listings = []
+        token, listings = bench.page(token).continuation_token, []
 
         def survey(feed, asked, deadline, *, whole=True, **rest):
             listings.append(whole)
@@ -393,20 +397,6 @@ class TestExpiry:
 
         monkeypatch.setattr(SimulationFeed, "survey", survey)
         assert ended(bench.page(token)) == "switched off"
-
-    @pytest.mark.parametrize("fault", [ServerError("503"), DeniedError("not yours")], ids=repr)
-    def test_trouble_with_finding_the_oldest_does_not_cost_what_others_delivered(
-        self, make_bench, ids, fault
-    ):
-        bench = make_bench(partitions=2)
-        bench.fill_partition("p1", 5)
-        token = bench.page(api.Beginning(), size=1).continuation_token
-        bench.sim.trim("p1")
-        events = bench.fill_partition("p0", 3)
-        bench.sim.fail_next(None, fault, times=FOREVER, operation="survey")
-        page = bench.page(token, on_expired=api.SkipToOldest())
-        assert ids(page) == events
-        assert bench.sim.public_id("p1") in page.diagnostics.partition_errors
 
 
 class TestErrors:
@@ -545,44 +535,20 @@ class TestObserver:
         assert {record.name for record in caplog.records} >= {"multiclouddb.engine"}
 
     def test_partitions_have_their_public_ids_everywhere(self, make_bench):
-        told = []
-
-        class Names(api.Observer):
-            def reader_opened(self, address, partition_id):
-                told.append(partition_id)
-
-            def reader_closed(self, address, partition_id):
-                told.append(partition_id)
-
-            def retry(self, address, partition_id, attempt, wait_seconds, reason):
-                told.append(partition_id)
-
-            def partition_retired(self, address, partition_id, children):
-                told.extend([partition_id, *children])
-
-        bench = make_bench(partitions=2)
-        bench.connect(observer=Names())
+        bench, told = make_bench(partitions=2), Mock(api.Observer)
+        bench.connect(observer=told)
         bench.fill(5)
-        bench.sim.split("p0")
+        children = bench.sim.split("p0")
         bench.sim.fail_next("p1", ServerError("503"))
         bench.drain()
         bench.engine.close()
-        assert set(told) == {bench.sim.public_id(name) for name in bench.sim.partitions}
-
-    def test_the_end_of_a_partition_is_told_once_with_its_children(self, make_bench):
-        told = []
-
-        class Ends(api.Observer):
-            def partition_retired(self, address, partition_id, children):
-                told.append((partition_id, sorted(children)))
-
-        bench = make_bench(partitions=2)
-        bench.connect(observer=Ends())
-        bench.fill(5)
-        public = bench.sim.public_id
-        ended = (public("p0"), sorted(map(public, bench.sim.split("p0"))))
-        bench.drain()
-        assert told == [ended]
+        public = {name: bench.sim.public_id(name) for name in bench.sim.partitions}
+        told.partition_retired.assert_called_once_with(
+            bench.sim.address, public["p0"], tuple(public[name] for name in children)
+        )
+        assert told.retry.call_args.args[1] == public["p1"]
+        for method in (told.reader_opened, told.reader_closed):
+            assert {call.args[1] for call in method.call_args_list} == set(public.values())
 
 
 def test_a_throttle_is_raised_before_an_answer_that_is_late(make_bench):
