@@ -21,8 +21,9 @@ from multiclouddb_conformance.simulation import (
 from multiclouddb_spi import InvalidCursor
 from multiclouddb_spi.continuation.token import decode_token
 
+from .test_token import ALPHABET, sealed
+
 TOKENS = int(os.environ.get("MULTICLOUDDB_TOKENS", "2000"))
-ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 SCRAPS = [
     None, True, False, 0, 1, 2, -1, 3, 7, 10**6, 2**53, 2**63 - 1, -(2**63), 1.5, 1e300, "", "p0", "p1", "p3",
     "p99", "x", "\0", "é" * 50, [], [[]], {}, [1], [0, 0], [1, 1], [5, 2], [2, -1], ["p0", 3], ["p0", 3, 1],
@@ -60,20 +61,10 @@ class StrictProvider(SimulationProvider):
         return feed
 
 
-def sealed(flag, payload):
-    raw = flag + zlib.crc32(payload).to_bytes(4, "big") + payload
-    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
-
-
 def payload_of(token):
     """Return the JSON inside a valid token."""
     raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
     return raw[5:] if raw[:1] == b"j" else zlib.decompress(raw[5:], -15)
-
-
-def squeezed(raw):
-    squeeze = zlib.compressobj(6, zlib.DEFLATED, -15)
-    return squeeze.compress(raw) + squeeze.flush()
 
 
 class Mutations:
@@ -159,7 +150,7 @@ class Mutations:
                 node[key] = deepcopy(self.dice.choice(SCRAPS))
 
     def seal(self, payload):
-        return sealed(b"j", payload) if self.dice.random() < 0.5 else sealed(b"z", squeezed(payload))
+        return sealed(payload, b"j" if self.dice.random() < 0.5 else b"z")
 
 
 @pytest.fixture
