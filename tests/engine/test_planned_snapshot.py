@@ -16,7 +16,7 @@ from multiclouddb_spi import Deadline, FeedSpec, Planner, read_range
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.planning.planner import check_kept
 
-from .test_planner import Asked
+from .reading import Asked, events_of
 
 SOON = 30.0
 
@@ -38,12 +38,7 @@ class Plan:
 
     def events(self, step):
         """Read the ranges of a step as tasks would: in any order, each range separately."""
-        return [
-            event
-            for part in reversed(step.ranges())
-            for batch in read_range(self.provider, self.feed, part)
-            for event in batch.events(0, len(batch))
-        ]
+        return list(events_of(self.provider, self.feed, reversed(step.ranges())))
 
     def run(self, most=None):
         while (step := self.step(most)).moved:
@@ -228,9 +223,8 @@ def _consume(provider, feed, planner, failing, at, deadline):
     for _ in range(10):  # the service names children late, so a step without news is not the end
         step = planner.advance(at, None, deadline)
         failing.reading = True
-        for part in step.ranges():
-            for batch in read_range(provider, feed, part, api.SkipToOldest()):
-                came += [event.event_id for event in batch.events(0, len(batch))]
+        events = events_of(provider, feed, step.ranges(), api.SkipToOldest())
+        came += [event.event_id for event in events]
         failing.reading, at = False, step.after
     return came, at
 

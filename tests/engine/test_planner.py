@@ -26,10 +26,11 @@ from multiclouddb_spi import (
     RecordFault,
     SupportsHeads,
     ranges_between,
-    read_range,
 )
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.planning import ranges
+
+from .reading import Asked, events_of
 
 BEGINNING = Beginning()
 HEADS = st.sampled_from(["all", "none", "some"])
@@ -109,12 +110,8 @@ class Consumer:
         return events
 
     def read(self, parts):
-        return [
-            event.event_id
-            for part in parts
-            for batch in read_range(self.provider, self.feed, part, self.on_expired)
-            for event in batch.events(0, len(batch))
-        ]
+        events = events_of(self.provider, self.feed, parts, self.on_expired)
+        return [event.event_id for event in events]
 
     def drain(self, most=None, target=None):
         """Make steps until no more events arrive, then a few more for children that are named late."""
@@ -439,30 +436,6 @@ def test_a_partition_that_ends_right_at_the_moment_leads_to_no_child(heads, most
     with pytest.raises(MulticloudDbError, match="endingPosition") as caught:
         consumer.planner.target_at(sim.now + timedelta(hours=1), consumer.deadline, "endingPosition")
     assert caught.value.category == ErrorCategory.INVALID_REQUEST
-
-
-class Asked:
-    """A feed that records what each fetch of its readers requests."""
-
-    def __init__(self, feed):
-        self._feed, self.asked = feed, []
-
-    def for_one_call(self):
-        return self
-
-    def __getattr__(self, name):
-        return getattr(self._feed, name)
-
-    def open(self, *args):
-        reader = self._feed.open(*args)
-        fetch = reader.fetch
-
-        def noted(most, nbytes, wait, deadline):
-            self.asked.append((most, nbytes, wait, deadline.remaining()))
-            return fetch(most, nbytes, wait, deadline)
-
-        reader.fetch = noted
-        return reader
 
 
 def test_a_range_is_read_in_parts_that_fit_into_memory_and_end():

@@ -3,7 +3,6 @@
 import threading
 from itertools import chain, combinations, islice
 
-import attrs
 import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory, FeedEnded, MulticloudDbError, SkipToOldest
@@ -39,10 +38,7 @@ from multiclouddb_spi.planning import ranges
 from multiclouddb_spi.planning.ranges import read_head
 from multiclouddb_spi.time_limits import current
 
-
-def nothing(cursor, poll_after):
-    """Return an empty answer, like that of a replica that has not reached this position yet."""
-    return Batch((), None, cursor, cursor, caught_up=True, poll_after=poll_after)
+from .reading import Through, events_of
 
 
 class Clock:
@@ -59,34 +55,18 @@ class Clock:
         self.now += seconds
 
 
-@attrs.define(eq=False)
-class Lagging:
-    """A feed whose readers return empty answers for a while.
+class Lagging(Through):
+    """A feed of a replica that lags: at first its readers return an empty answer at each of some cursors."""
 
-    Attributes:
-        feed: The feed.
-        cursors: One element for each answer: the position in an empty answer, None for an empty answer at the
-            reader's own position, or `...` for a normal answer.
-        poll_after: The number of seconds after which the client should ask the service again.
-    """
+    def __init__(self, feed, cursors, poll_after=0.0):
+        super().__init__(feed, self._late)
+        self.cursors, self.poll_after = cursors, poll_after
 
-    feed: object
-    cursors: list
-    poll_after: float = 0.0
-
-    def __getattr__(self, name):
-        return getattr(self.feed, name)
-
-    def open(self, partition_id, cursor, until=None):
-        reader = self.feed.open(partition_id, cursor, until)
-        fetch = reader.fetch
-
-        def late(*asked):
-            answer = self.cursors.pop(0) if self.cursors else ...
-            return fetch(*asked) if answer is ... else nothing(answer or cursor, self.poll_after)
-
-        reader.fetch = late
-        return reader
+    def _late(self, fetch, *asked):
+        if not self.cursors:
+            return fetch(*asked)
+        cursor = self.cursors.pop(0)
+        return Batch((), None, cursor, cursor, caught_up=True, poll_after=self.poll_after)
 
 
 class World:
@@ -108,8 +88,7 @@ class World:
         self.part = ranges.Range("p0", self.places[0], self.places[3])
 
     def read(self, feed=None):
-        for batch in read_range(self.provider, feed or self.feed, self.part):
-            yield from (event.event_id for event in batch.events(0, len(batch)))
+        return (event.event_id for event in events_of(self.provider, feed or self.feed, [self.part]))
 
 
 @pytest.fixture
@@ -123,15 +102,14 @@ def clock(monkeypatch):
 @pytest.mark.parametrize("poll_after", [0.0, 0.05, 2.0])
 def test_who_is_behind_is_asked_again_until_it_has_come_so_far(clock, poll_after):
     world = World(clock)
-    lagging = Lagging(world.feed, [None] * 20, poll_after)
+    lagging = Lagging(world.feed, [world.places[0]] * 20, poll_after)
     assert list(world.read(lagging)) == world.names[:3]
     assert clock.pauses == [max(0.1, poll_after)] * 20
 
 
 def test_who_comes_nearer_is_waited_for_however_long_it_takes(clock):
     world = World(clock)
-    lagging = Lagging(world.feed, [*[None] * 59, *[world.places[1]] * 59], 2.0)
-    world.part = attrs.evolve(world.part, start=world.places[0])
+    lagging = Lagging(world.feed, [*[world.places[0]] * 59, *[world.places[1]] * 59], 2.0)
     assert len(lagging.cursors) * 2.0 > 120
     assert list(world.read(lagging)) == world.names[:3]
 
@@ -139,7 +117,7 @@ def test_who_comes_nearer_is_waited_for_however_long_it_takes(clock):
 def test_who_stays_behind_is_given_up_in_words_that_help(clock):
     world = World(clock)
     with pytest.raises(MulticloudDbError, match=r"nothing more for 120 s.*try again.*start again") as caught:
-        list(world.read(Lagging(world.feed, [None] * 10_000)))
+        list(world.read(Lagging(world.feed, [world.places[0]] * 10_000)))
     assert (caught.value.category, caught.value.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
     assert 119 < sum(clock.pauses) < 121
 
@@ -184,9 +162,9 @@ def test_after_an_expiry_the_range_continues_only_in_its_own_partition(clock, mo
 class TestSkips:
     """Tests a bounded read that skips expired positions: it loses nothing that the service still has."""
 
-    def read(self, world, part=None):
-        batches = read_range(world.provider, world.feed, part or world.part, SkipToOldest())
-        return [event.event_id for batch in batches for event in batch.events(0, len(batch))]
+    def read(self, world):
+        events = events_of(world.provider, world.feed, [world.part], SkipToOldest())
+        return [event.event_id for event in events]
 
     def test_a_position_that_stays_expired_is_an_error(self, clock, monkeypatch):
         world = World(clock)
@@ -214,45 +192,28 @@ class TestSkips:
         assert "were lost to retention" in caplog.text
 
 
-class Cut:
-    """A feed behind a link that is cut in each answer of more than `most` records."""
-
-    def __init__(self, feed, most):
-        self._feed, self.most, self.asked = feed, most, []
-
-    def __getattr__(self, name):
-        return getattr(self._feed, name)
-
-    def open(self, partition_id, cursor, until=None):
-        reader = self._feed.open(partition_id, cursor, until)
-        fetch = reader.fetch
-
-        def broken(max_records, *rest):
-            self.asked.append(max_records)
-            current().heard(50_000)
-            if max_records > self.most:
-                raise ServerError("the connection was cut")
-            return fetch(max_records, *rest)
-
-        reader.fetch = broken
-        return reader
-
-
 @pytest.mark.parametrize("read", ["range", "head"])
 def test_a_request_becomes_smaller_while_the_link_is_cut(clock, monkeypatch, read):
     world = World(clock)
     monkeypatch.setattr("multiclouddb_spi.retry._pause", clock.sleep)
-    cut = Cut(world.feed, 700)
+    asked = []
+
+    def broken(fetch, max_records, *rest):
+        asked.append(max_records)
+        current().heard(50_000)
+        if max_records > 700:
+            raise ServerError("the connection was cut")
+        return fetch(max_records, *rest)
+
+    cut = Through(world.feed, broken)
     if read == "range":
         assert list(world.read(cut)) == world.names[:3]
     else:
         assert read_head(world.provider, cut, "p0", world.places[0], None, Deadline.after(60)).records == 5
-    assert cut.asked[:3] == [10_000, 2500, 625]
-    again = len(cut.asked)
+    assert asked[:3] == [10_000, 2500, 625]
+    again = len(asked)
     list(world.read(cut))
-    assert cut.asked[again:] == [625] * len(cut.asked[again:]), (
-        "the next range of the feed asks for as little"
-    )
+    assert asked[again:] == [625] * len(asked[again:]), "the next range of the feed asks for as little"
 
 
 class Vague(WrappedFeed):
@@ -280,10 +241,7 @@ class TestVague:
         names = [sim.write(f"k{number}", {"n": number}).event_id for number in range(5)]
 
         def read(step):
-            batches = [
-                each for part in step.ranges() for each in read_range(provider, feed, part, SkipToOldest())
-            ]
-            return [event.event_id for batch in batches for event in batch.events(0, len(batch))]
+            return [event.event_id for event in events_of(provider, feed, step.ranges(), SkipToOldest())]
 
         return sim, planner, at, soon, names, read
 
