@@ -6,12 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 import multiclouddb_api as api
-from multiclouddb_conformance.simulation import (
-    MissingError,
-    ServerError,
-    Simulation,
-    SimulationProvider,
-)
+from multiclouddb_conformance.simulation import MissingError, ServerError, Simulation, SimulationProvider
 from multiclouddb_spi import Deadline, Fault, FeedSpec, ProviderFault, open_feed
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.request_check import spec_of

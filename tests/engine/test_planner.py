@@ -19,14 +19,7 @@ from multiclouddb_conformance.simulation import (
     SimulationProvider,
     TrimmedError,
 )
-from multiclouddb_spi import (
-    Deadline,
-    FeedSpec,
-    Planner,
-    RecordFault,
-    SupportsHeads,
-    ranges_between,
-)
+from multiclouddb_spi import Deadline, FeedSpec, Planner, RecordFault, SupportsHeads, ranges_between
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.planning import ranges
 

@@ -11,11 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now, Observer
-from multiclouddb_conformance.simulation import (
-    ServerError,
-    SimulationProvider,
-    SimulationReader,
-)
+from multiclouddb_conformance.simulation import ServerError, SimulationProvider, SimulationReader
 from multiclouddb_spi import Deadline, FeedSpec, engine
 from multiclouddb_spi.fetching import readers
 from multiclouddb_spi.fetching.readers import Budget, PartitionReader, ReaderCache
