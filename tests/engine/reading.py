@@ -1,8 +1,13 @@
-"""Reads of planned ranges, and feeds whose readers fetch through a test."""
+"""Writes, reads of planned ranges, and feeds whose readers fetch through a test."""
 
 from functools import partial
 
 from multiclouddb_spi import read_range
+
+
+def write(sim, count, keys=10**6):
+    """Change `count` keys in turn, of which there are at most `keys`; return the ids of the events."""
+    return [sim.write(f"k{number % keys}", {"n": number}).event_id for number in range(count)]
 
 
 def events_of(provider, feed, parts, on_expired=None):

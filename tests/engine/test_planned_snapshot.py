@@ -16,7 +16,7 @@ from multiclouddb_spi import Deadline, FeedSpec, Planner, read_range
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.planning.planner import check_kept
 
-from .reading import Asked, events_of
+from .reading import Asked, events_of, write
 
 SOON = 30.0
 
@@ -24,8 +24,7 @@ SOON = 30.0
 class Plan:
     def __init__(self, count, behaviour=None, retention=None, **wanted):
         self.sim = Simulation(2, behaviour or ServiceBehaviour(), retention_seconds=retention)
-        for number in range(count):
-            self.sim.write(f"k{number}", {"n": number})
+        write(self.sim, count)
         self.provider = SimulationProvider(self.sim)
         self.feed = self.provider.open_feed(FeedSpec(self.sim.address), Deadline.after(SOON))
         self.planner = Planner(self.provider, self.feed, audit_seconds=1e9)
@@ -109,8 +108,7 @@ def test_rows_and_changes_come_together_and_make_the_source(most, splits):
 
 def test_a_step_has_rows_and_changes_within_the_limit():
     plan = Plan(1000, segments=100, order=INTERLEAVED)
-    for number in range(1000):
-        plan.sim.write(f"k{number}", {"n": number})
+    write(plan.sim, 1000)
     sizes = [(0, 0)]
     for step in plan.run(100):
         events = plan.events(step)
@@ -231,8 +229,7 @@ def _consume(provider, feed, planner, failing, at, deadline):
 
 def test_each_request_is_repeated_alone(monkeypatch):
     sim = Simulation(partitions=4, behaviour=ServiceBehaviour(late_children=1))
-    write = lambda: [sim.write(f"k{key}", {"n": sim.head}) for key in range(12)]  # noqa: E731
-    write()
+    write(sim, 12)
     failing, deadline = Failing(monkeypatch), Deadline.after(60)
     provider = SimulationProvider(sim)
     feed = provider.open_feed(FeedSpec(sim.address), deadline)
@@ -244,10 +241,10 @@ def test_each_request_is_repeated_alone(monkeypatch):
     planner.target(at, deadline)
     left, _ = sim.split("p0")
     merged = sim.merge(left, "p1")
-    write()
+    write(sim, 12)
     sim.trim("p0")
     sim.split(merged)
-    write()
+    write(sim, 12)
     came, _ = _consume(provider, feed, planner, failing, at, deadline)
     assert len(set(came)) == len(came)
     assert {item.event_id for item in sim.truth[12:] if item.partition_id != "p0"} == set(came)

@@ -23,7 +23,7 @@ from multiclouddb_spi import Deadline, FeedSpec, Planner, RecordFault, SupportsH
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.planning import ranges
 
-from .reading import Asked, events_of
+from .reading import Asked, events_of, write
 
 BEGINNING = Beginning()
 HEADS = st.sampled_from(["all", "none", "some"])
@@ -269,13 +269,12 @@ class TestTarget:
     def test_partition_whose_children_are_not_named_yet_is_read_to_its_end(self, heads):
         sim = Simulation()
         consumer = Consumer(sim, heads=heads)
-        for number in range(3):
-            sim.write("k", {"n": number})
+        written = write(sim, 3, keys=1)
         sim.delay_children("p0", 10**6)
         sim.split("p0")
         target = consumer.planner.target(consumer.at, consumer.deadline)
         consumer.drain(target=target)
-        assert consumer.delivered == [item.event_id for item in sim.truth]
+        assert consumer.delivered == written
 
 
 class TestTrouble:
@@ -286,11 +285,9 @@ class TestTrouble:
         consumer = Consumer(sim, heads=heads, on_expired=SkipToOldest())
         sim.write("a", {"n": 1})
         (first, _) = sim.split("p0")
-        for number in range(8):
-            sim.write(f"k{number}", {"n": number})
+        write(sim, 8)
         sim.merge(first, "p1")
-        for number in range(8):
-            sim.write(f"k{number}", {"n": number})
+        write(sim, 8)
         sim.trim("p1")
         lost = {item.event_id for item in sim.truth if item.partition_id == "p1"}
         consumer.drain(2)
@@ -388,8 +385,7 @@ class TestIdlePosition:
 def test_only_partitions_without_a_head_are_read_for_one(most):
     sim = Simulation(partitions=4)
     consumer = Consumer(sim, heads="some")
-    for number in range(40):
-        sim.write(f"k{number % 12}", {"n": number})
+    write(sim, 40, keys=12)
     step = consumer.planner.advance(consumer.at, most, consumer.deadline)
     assert consumer.feed.asked == 1
     assert set(consumer.provider.calls.fetches) == consumer.feed.left_out == {"p0", "p2"}
@@ -401,8 +397,7 @@ def test_only_partitions_without_a_head_are_read_for_one(most):
 def test_a_step_that_its_limit_has_cut_does_not_say_that_the_end_was_reached(heads):
     sim = Simulation()
     consumer = Consumer(sim, heads=heads)
-    for number in range(6):
-        sim.write("k", {"n": number})
+    write(sim, 6, keys=1)
     step = consumer.planner.advance(consumer.at, 3, consumer.deadline)
     assert step.answers["p0"].caught_up_at is None
     step = consumer.planner.advance(step.after, 9, consumer.deadline)
@@ -413,15 +408,12 @@ def test_a_step_that_its_limit_has_cut_does_not_say_that_the_end_was_reached(hea
 @pytest.mark.parametrize("most", [None, 2])
 def test_a_partition_that_ends_right_at_the_moment_leads_to_no_child(heads, most):
     sim = Simulation()
-    for number in range(3):
-        sim.write("k", {"n": number})
-    before = [item.event_id for item in sim.truth]
+    before = write(sim, 3, keys=1)
     sim.advance(1)
     moment = sim.now
     sim.advance(1)
     sim.split("p0")
-    for number in range(10):
-        sim.write(f"k{number}", {"n": number})
+    write(sim, 10)
     consumer = Consumer(sim, heads=heads)
     consumer.drain(most, consumer.planner.target_at(moment, consumer.deadline))
     assert consumer.delivered == before
@@ -433,8 +425,7 @@ def test_a_partition_that_ends_right_at_the_moment_leads_to_no_child(heads, most
 
 def test_a_range_is_read_in_parts_that_fit_into_memory_and_end():
     sim = Simulation()
-    for number in range(3):
-        sim.write("k", {"n": number})
+    write(sim, 3, keys=1)
     consumer = Consumer(sim)
     parts = consumer.planner.advance(consumer.at, None, consumer.deadline).ranges()
     consumer.feed = Asked(consumer.feed)
@@ -451,8 +442,7 @@ def test_a_range_is_read_in_parts_that_fit_into_memory_and_end():
 def test_a_partition_beside_one_that_retention_took_is_read_in_the_same_step(heads):
     sim = Simulation(partitions=2)
     consumer = Consumer(sim, heads=heads, on_expired=SkipToOldest())
-    for number in range(40):
-        sim.write(f"k{number}", {"n": number})
+    write(sim, 40)
     sim.trim("p0")
     step = consumer.planner.advance(consumer.at, None, consumer.deadline)
     left = [item.event_id for item in sim.truth if item.partition_id == "p1"]
@@ -469,8 +459,7 @@ def test_a_loss_is_skipped_only_after_a_listing_of_all_partitions(heads, monkeyp
     sim.write("a", {"n": 1})
     sim.delay_children("p0", 10**6)
     sim.roll("p0")
-    for number in range(20):
-        sim.write(f"k{number}", {"n": number})
+    write(sim, 20)
     sim.trim("p0")
     survey, lacks = SimulationFeed.survey, [True]
 
@@ -495,8 +484,7 @@ def test_a_position_that_a_look_has_moved_is_told_once(heads):
     sim.delay_children("p0", 10**6)
     sim.roll("p0")
     consumer.step()
-    for number in range(20):
-        sim.write(f"k{number}", {"n": number})
+    write(sim, 20)
     sim.trim()
     step = consumer.planner.advance(consumer.at, None, consumer.deadline)
     assert sorted(place.split()[0] for place in step.skipped) == [
@@ -516,8 +504,7 @@ def test_what_lies_before_a_record_that_cannot_be_fetched_is_a_step():
 
 def test_what_was_read_shortly_before_the_deadline_is_a_step():
     sim = Simulation(behaviour=ServiceBehaviour(page_limit=10))
-    for number in range(50):
-        sim.write("k", {"n": number})
+    write(sim, 50, keys=1)
     consumer = Consumer(sim, heads="none")
     step = consumer.planner.advance(consumer.at, None, Deadline.after(20))
     assert len(consumer.read(step.ranges())) == 10
@@ -527,8 +514,8 @@ def test_what_was_read_shortly_before_the_deadline_is_a_step():
 def test_a_notice_inside_a_range_does_not_end_it(heads):
     sim = Simulation()
     consumer = Consumer(sim, heads=heads)
-    for number in range(3):
-        sim.write("k", {"n": number})
+    for _ in range(3):
+        write(sim, 1)
         sim.announce("p0", Renamed("a", "b"))
     consumer.drain()
     consumer.check_all()
@@ -565,8 +552,7 @@ def test_who_has_answered_is_not_asked_again_because_another_was_lost():
         sim = Simulation(2)
         consumer = Consumer(sim, heads="none", on_expired=SkipToOldest())
         consumer.drain()
-        for number in range(24):
-            sim.write(f"k{number}", {"n": number})
+        write(sim, 24)
         if lost:
             sim.trim("p1")
         before = consumer.provider.calls.fetches["p0"]

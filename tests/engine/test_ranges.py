@@ -38,7 +38,7 @@ from multiclouddb_spi.planning import ranges
 from multiclouddb_spi.planning.ranges import read_head
 from multiclouddb_spi.time_limits import current
 
-from .reading import Through, events_of
+from .reading import Through, events_of, write
 
 
 class Clock:
@@ -238,7 +238,7 @@ class TestVague:
         feed = provider.open_feed(FeedSpec(sim.address), soon)
         planner = Planner(provider, feed, SkipToOldest())
         at = planner.start(Beginning(), soon)
-        names = [sim.write(f"k{number}", {"n": number}).event_id for number in range(5)]
+        names = write(sim, 5)
 
         def read(step):
             return [event.event_id for event in events_of(provider, feed, step.ranges(), SkipToOldest())]
@@ -317,7 +317,7 @@ class Long:
         self.feed = self.provider.open_feed(FeedSpec(self.sim.address), soon)
         planner = Planner(self.provider, self.feed)
         start = planner.start(Beginning(), soon)
-        self.names = [self.sim.write("k", {"n": number}).event_id for number in range(changes)]
+        self.names = write(self.sim, changes, keys=1)
         (self.part,) = planner.advance(start, None, soon).ranges()
         self.threads, self.begun, self.closed = [], threading.Semaphore(0), []
         self.before = lambda number: None

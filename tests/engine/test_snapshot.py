@@ -44,6 +44,8 @@ from multiclouddb_spi.cursor import InvalidCursor
 from multiclouddb_spi.faults import Fault
 from multiclouddb_spi.fetching.turns import HEAD_SECONDS
 
+from .reading import write
+
 ORDERED, INTERLEAVED, AUTO = api.SnapshotOrder.ORDERED, api.SnapshotOrder.INTERLEAVED, api.SnapshotOrder.AUTO
 GONE = Fault(api.ErrorCategory.CHECKPOINT_EXPIRED, "gone")
 
@@ -88,8 +90,7 @@ class Consumer:
 
 def filled(count, partitions=1, retention=None, **habits):
     sim = Simulation(partitions, ServiceBehaviour(**habits), retention_seconds=retention)
-    for number in range(count):
-        sim.write(f"k{number}", {"n": number})
+    write(sim, count)
     return sim
 
 

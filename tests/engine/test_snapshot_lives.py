@@ -16,6 +16,8 @@ from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, Si
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_spi import Engine, InlineExecutor
 
+from .reading import write
+
 pytestmark = pytest.mark.slow
 
 LIVES = 4 * int(os.environ.get("MULTICLOUDDB_LIVES", "1"))
@@ -45,8 +47,7 @@ class Life:
         self.size = self.dice.choice([1, 2, 5] if retention is None else [3])
         self.pages = self.kills = self.losses = 0
         self.engine = None
-        for number in range(KEYS if retention is None else 5 * KEYS):
-            self.sim.write(f"k{number}", {"n": number})
+        write(self.sim, KEYS if retention is None else 5 * KEYS)
 
     def restart(self):
         if self.engine is not None:
