@@ -81,24 +81,6 @@ class TestIdle:
         page = bench.page(token)
         assert (ids(page), page.idle) == (late, False)
 
-    def test_answer_to_an_earlier_call_is_no_proof(self, make_bench, eventually, ids):
-        """After the call has ended, p1 answers that it has no more changes; then a change is written."""
-        bench = make_bench(partitions=2)
-        bench.connect(threads=True)
-        token = bench.page(api.Now()).continuation_token
-        bench.fill_partition("p0")
-        bench.sim.hold("p1")
-        token = bench.page(token).continuation_token
-        fetches = bench.calls.fetches["p1"]
-        assert bench.sim.waiting() == {"p1": 1}
-        bench.sim.release("p1")
-        eventually(lambda: not bench.sim.waiting())
-        with bench.sim.changed:
-            late = bench.fill_partition("p1")
-        page = bench.page(token)
-        assert ids(page) == late
-        assert bench.calls.fetches["p1"] >= fetches
-
     def test_child_that_waits_keeps_the_page_from_idle_and_the_watermark_back(self, make_bench):
         bench = make_bench(partitions=2)
         token = bench.page(api.Now()).continuation_token

@@ -215,35 +215,6 @@ class TestMemory:
                 last = until
 
 
-@pytest.mark.usefixtures("current_time")
-class TestEstimate:
-    """A provider whose service proves nothing tells a likely moment, and the page says so."""
-
-    @pytest.fixture
-    def likely(self, monkeypatch):
-        """Let the reader of the first partition estimate its moment."""
-        make = SimulationReader._batch
-
-        def batch(reader, found):
-            made = make(reader, found)
-            if reader._id != "p0" or len(made):
-                return made
-            return attrs.evolve(made, likely_read_until=reader._sim.now - DELAY)
-
-        monkeypatch.setattr(SimulationReader, "_batch", batch)
-
-    @pytest.mark.usefixtures("likely")
-    def test_moves_the_moment_but_not_the_watermark(self, make_bench):
-        bench = quiet(make_bench, 1, CaughtUp.UNKNOWN)
-        bench.fill(3)
-        _, token = bench.drain()
-        before = bench.page(token).diagnostics.watermark
-        bench.sim.advance(60)
-        told = bench.page(token).diagnostics
-        assert (told.read_until, told.read_until_estimated) == (bench.sim.now - DELAY, True)
-        assert told.watermark == before
-
-
 FAR = timedelta(hours=30)
 
 

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now, Observer
+from multiclouddb_api import Beginning, MulticloudDbError, Now, Observer
 from multiclouddb_conformance.simulation import ServerError, SimulationProvider, SimulationReader
 from multiclouddb_spi import Deadline, FeedSpec, engine
 from multiclouddb_spi.fetching import readers
@@ -68,17 +68,6 @@ class TestReadingAhead:
         eventually(lambda: bench.calls.fetches["p0"] == 3)
         time.sleep(0.05)
         assert bench.calls.fetches["p0"] == 3
-
-
-class TestBuffers:
-    def test_bytes_of_a_fetch_that_was_given_up_are_given_back(self, threaded, monkeypatch, eventually):
-        monkeypatch.setattr(SimulationReader, "longest_fetch", lambda reader: 0.0)
-        bench = threaded(5)
-        bench.fill(50, keys=50)
-        bench.sim.hold()
-        bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=0.3)
-        bench.sim.release()
-        eventually(lambda: bench.engine.buffered_bytes == 0)
 
 
 class TestStarvation:

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 import pytest
@@ -65,16 +64,6 @@ def test_a_call_that_fails_after_it_has_read_leaves_its_token_as_it_was(bench, m
             bench.refused(ErrorCategory.PERMANENT_FAILURE, first.continuation_token, match="no page")
     rest, _ = bench.drain(first.continuation_token, size=7)
     assert sorted(event.event_id for event in [*first.events, *rest]) == sorted(bench.written())
-
-
-def test_two_calls_with_one_token_change_nothing_for_each_other(bench):
-    """If several calls use the same token, only the first call gets the lineage that was kept in memory."""
-    token = bench.page(size=7).continuation_token
-    with ThreadPoolExecutor(4) as pool:
-        pages = list(pool.map(lambda _: bench.page(token, size=7), range(12)))
-    for page in pages:
-        rest, _ = bench.drain(page.continuation_token, size=7)
-        assert len({event.event_id for event in [*page.events, *rest]}) == len(bench.written()) - 7
 
 
 class TestWhatIsKept:
