@@ -4,7 +4,7 @@ import pytest
 
 from multiclouddb_api import ClientConfig, ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_conformance.refusals import refused
-from multiclouddb_conformance.simulation import Simulation, SimulationProvider, ThrottledError
+from multiclouddb_conformance.simulation import Simulation, SimulationProvider
 from multiclouddb_spi import InvalidCursor, ProviderFault, expired, open_provider, plugin
 from multiclouddb_spi.connection import Location, parse_location
 from multiclouddb_spi.errors import fault_of
@@ -91,11 +91,6 @@ class TestText:
     def test_it_is_cut(self):
         assert len(one_line("word " * 1000)) <= 300
         assert len(unexpected(ValueError("x" * 10_000)).message) < 700
-
-
-def test_a_vendor_s_error_is_the_provider_s_to_classify():
-    found = fault_of(SimulationProvider(Simulation()), ThrottledError("slow down", 0.5))
-    assert (found.category, found.retry_after) == (ErrorCategory.THROTTLED, 0.5)
 
 
 SECRET = "hunter2"

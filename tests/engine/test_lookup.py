@@ -19,7 +19,6 @@ from multiclouddb_conformance.simulation import (
     SimulationProvider,
     capabilities_without,
 )
-from multiclouddb_spi import Fault, ProviderFault
 
 
 def key(number):
@@ -30,18 +29,14 @@ KEYS = [key(number) for number in range(30)]
 
 
 class Stingy(WrappedProvider):
-    """A service that processes one key of each call, the last one, and sometimes none."""
+    """A service that processes one key of each call, the last one."""
 
-    def __init__(self, inner, *, none=0):
+    def __init__(self, inner):
         super().__init__(inner)
-        self.none, self.asked = none, []
+        self.asked = []
 
     def look_up(self, feed, keys, deadline):
         self.asked.append(len(keys))
-        if self.none:
-            self.none -= 1
-            fault = Fault(ErrorCategory.THROTTLED, "no capacity; raise it", retryable=True)
-            raise ProviderFault(fault)
         return super().look_up(feed, keys[-1:], deadline)
 
 
@@ -66,13 +61,6 @@ def test_what_the_service_did_not_process_is_asked_again(bench):
         {"n": number} if number % 2 == 0 else None for number in range(30)
     ]
     assert stingy.asked == list(range(30, 0, -1))
-
-
-def test_a_throttled_call_is_repeated(bench):
-    stingy = Stingy(SimulationProvider(bench.sim), none=3)
-    bench.connect(provider=stingy)
-    assert look_up(bench, KEYS[:1])[KEYS[0]].new_item_state == {"n": 0}
-    assert len(stingy.asked) == 4
 
 
 def test_the_time_limit_holds_while_keys_are_left(bench):

@@ -17,18 +17,6 @@ def gaps(page):
 
 
 class TestOrder:
-    def test_events_of_other_partitions_may_stand_on_the_page(self, make_bench, ids):
-        bench = make_bench(partitions=2)
-        first = bench.fill_partition("p0", 2)
-        bench.sim.announce("p0", FACT)
-        later = bench.fill_partition("p0", 2)
-        others = bench.fill_partition("p1", 4)
-        page = bench.page()
-        assert page.notices == (FACT,)
-        assert sorted(ids(page)) == sorted(first + others)
-        assert not page.idle
-        assert ids(bench.drain(page.continuation_token)[0]) == later
-
     def test_a_page_with_a_notice_alone_waits_for_nothing_more(self, make_bench):
         bench = make_bench(partitions=2)
         bench.sim.announce("p0", FACT)

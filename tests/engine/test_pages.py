@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import time
 import weakref
-from datetime import timedelta
-from types import SimpleNamespace
 from unittest.mock import Mock, call
 
 import attrs
@@ -98,16 +96,6 @@ class TestIdle:
         assert bench.page(token).idle
 
 
-class TestAtTime:
-    def test_a_minute_ahead_is_taken_for_now(self, bench, ids):
-        bench.fill(3)
-        first = bench.page(api.AtTime(bench.sim.now + timedelta(seconds=50)))
-        assert first.idle
-        after = bench.sim.head
-        bench.fill(3)
-        assert ids(bench.page(first.continuation_token)) == bench.written(after)
-
-
 class TestNotices:
     def test_dropped_collection_ends_the_feed_for_good(self, make_bench, ended, ids):
         bench = make_bench(partitions=3, behaviour=ServiceBehaviour(drop_notice=True))
@@ -169,15 +157,6 @@ class TestDiagnostics:
         bench.connect()
         assert bench.page(first.continuation_token).diagnostics.watermark == first.diagnostics.watermark
 
-    def test_service_that_tells_nothing_leaves_none(self, bench, monkeypatch):
-        monkeypatch.setattr(type(bench.sim), "commit_time", lambda self, number: None)
-        bench.sim.behaviour = ServiceBehaviour(watermarks=False)
-        bench.fill(3)
-        told = bench.page().diagnostics
-        assert told.watermark is None
-        assert told.lag_seconds is None
-        assert told.retention_headroom_seconds is None
-
     def test_headroom_of_a_partition_whose_children_are_unknown_stays(self, make_bench):
         bench = make_bench(retention_seconds=600, behaviour=ServiceBehaviour(proves_children=False))
         token = bench.page().continuation_token
@@ -230,13 +209,6 @@ class TestDiagnostics:
         bench.fill(3)
         pages = list(bench.walk(size=2))
         assert seen.page.call_args_list == [call(bench.sim.address, page) for page in pages]
-
-    def test_time_of_the_service_goes_on_between_two_requests(self, bench, monkeypatch):
-        bench.fill(3)
-        before, real = bench.page(size=1).diagnostics.lag_seconds, time.monotonic
-        later = SimpleNamespace(monotonic=lambda: real() + 20)
-        monkeypatch.setattr("multiclouddb_spi.open_feed.time", later)
-        assert bench.page(size=1).diagnostics.lag_seconds - before == pytest.approx(20, abs=5)
 
     def test_clock_that_fails_costs_the_lag_and_is_not_asked_on_every_page(self, bench, ids):
         asked = []
@@ -323,27 +295,7 @@ def test_a_start_at_now_does_not_trust_a_clock_that_was_carried_on(make_bench, m
     assert came == wanted
 
 
-FACT = api.Renamed("a", "b")
 SKIP = api.SkipToOldest()
-
-
-def test_children_come_after_a_notice_that_stands_at_the_end_of_their_parent(make_bench, ids, monkeypatch):
-    """One answer contains the last records, the notice and the end of the partition."""
-    fetch = SimulationReader.fetch
-
-    def with_notice(self, records, nbytes, wait, deadline):
-        batch = fetch(self, records, nbytes, wait, deadline)
-        ends = isinstance(batch.outcome, Drained) and self._id == "p0"
-        return attrs.evolve(batch, notices=(FACT,)) if ends else batch
-
-    monkeypatch.setattr(SimulationReader, "fetch", with_notice)
-    bench = make_bench()
-    first = bench.fill_partition("p0", 2)
-    later = [event for name in bench.sim.split("p0") for event in bench.fill_partition(name, 2)]
-    page = bench.page()
-    assert (ids(page), page.notices) == (first, (FACT,))
-    assert not page.idle
-    assert sorted(ids(bench.drain(page.continuation_token)[0])) == sorted(later)
 
 
 def test_a_failure_that_was_retried_is_not_kept(make_bench):

@@ -372,15 +372,6 @@ class TestReadAhead:
         assert not long.begun.acquire(timeout=0.2)
         batches.close()
 
-    def test_a_failure_is_met_again_by_the_caller_and_nothing_is_lost(self, long):
-        def fails(number):
-            if number == 2:
-                raise ServerError
-
-        long.before = fails
-        assert names_of(long.batches()) == long.names
-        assert len(long.threads) == 4
-
     def test_a_caller_that_stops_ends_the_fetch_and_closes_the_reader(self, long):
         long.before = lambda number: number == 2 and long.cancelled.wait(30)
         batches = long.batches()

@@ -189,31 +189,6 @@ class TestMemory:
         assert all(page.diagnostics.read_until is None for page in during)
         assert pages[-1].diagnostics.read_until is not None
 
-    @pytest.mark.usefixtures("delayed")
-    def test_an_earlier_token_knows_nothing_of_a_later_one(self, make_bench):
-        bench = quiet(make_bench, 1)
-        bench.fill(5)
-        early = bench.page(size=1)
-        bench.sim.advance(100)
-        bench.drain(early.continuation_token)
-        again = bench.page(early.continuation_token, size=1)
-        assert again.diagnostics.read_until < bench.sim.now - timedelta(seconds=50)
-
-    @pytest.mark.usefixtures("delayed")
-    def test_it_never_goes_back_while_partitions_split_and_merge(self, make_bench):
-        bench = quiet(make_bench, 3)
-        token, last = bench.page(Beginning()).continuation_token, None
-        for number in range(12):
-            bench.fill(4)
-            if number % 4 == 1:
-                names = bench.sim.partitions
-                bench.sim.split(next(name for name in names if names[name].closed is None))
-            bench.sim.advance(10)
-            for page in bench.walk(token, size=2):
-                token, until = page.continuation_token, page.diagnostics.read_until
-                assert last is None or (until is not None and until >= last)
-                last = until
-
 
 FAR = timedelta(hours=30)
 

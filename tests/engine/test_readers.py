@@ -73,13 +73,13 @@ class TestReadingAhead:
 class TestStarvation:
     @pytest.mark.parametrize("threads", [False, True], ids=["inline", "threads"])
     @pytest.mark.parametrize("restart", [False, True], ids=["one engine", "an engine a page"])
-    def test_pages_of_one_event_serve_50_full_partitions(self, make_bench, threads, restart):
-        bench = make_bench(50)
+    def test_pages_of_one_event_serve_all_partitions(self, make_bench, threads, restart):
+        bench = make_bench(20)
         bench.connect(threads=threads)
         for name in bench.sim.open_partitions:
             bench.fill_partition(name, 12)
         place, served = BEGINNING, {}
-        for number in range(150):
+        for number in range(60):
             if restart:
                 bench.engine.close()
                 bench.connect(threads=threads)
@@ -87,8 +87,8 @@ class TestStarvation:
             place = page.continuation_token
             for event in page.events:
                 served.setdefault(event.partition_id, []).append(number)
-        assert len(served) == 50
-        assert all(turns[0] < 60 for turns in served.values())
+        assert len(served) == 20
+        assert all(turns[0] < 24 for turns in served.values())
         assert all(len(turns) == 3 for turns in served.values())
 
 
@@ -353,17 +353,6 @@ class TestBytes:
         bench.drain()
         assert asked
         assert max(asked) * 4 <= bound
-
-
-def test_a_partition_that_only_ends_is_progress(make_bench):
-    """If one partition ends and the other one fails, the page is returned: the end moves the position."""
-    bench = make_bench(partitions=2)
-    bench.sim.delay_children("p0", 10**6)
-    bench.sim.roll("p0")
-    bench.sim.fail_next("p1", ServerError("p1 is down"), times=10**6)
-    page = bench.page()
-    assert not page.idle
-    assert page.diagnostics.partition_errors == {bench.sim.public_id("p1"): "p1 is down"}
 
 
 @pytest.mark.parametrize("threads", [False, True], ids=["inline", "threads"])

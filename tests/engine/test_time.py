@@ -167,16 +167,6 @@ class TestSlowPartitions:
         # A busy machine can make a page slow as well, but not in every attempt.
         assert any(slow_ones() <= 3 for _ in range(5))
 
-    def test_a_partition_without_an_answer_at_the_deadline_goes_to_the_back(self, threaded):
-        bench = threaded(3)
-        token = bench.page(Now()).continuation_token
-        bench.sim.hold("p1")
-        page = bench.page(token, timeout=0.6)
-        assert list(page.diagnostics.partition_errors) == [bench.sim.public_id("p1")]
-        bench.sim.release()
-        names = [name for name, _ in bench.plan(page.continuation_token)]
-        assert names[-1] == bench.sim.public_id("p1")
-
     def test_more_hung_partitions_than_are_read_at_once_do_not_block_the_others(self, threaded, ids):
         bench = threaded(5, max_concurrency=2)
         for name in ("p0", "p1"):
@@ -218,15 +208,6 @@ class TestWait:
 
 
 class TestPacing:
-    def test_partition_is_not_asked_again_before_its_time(self, threaded):
-        bench = threaded(2, behaviour=ServiceBehaviour(poll_after=0.4))
-        token = bench.page(Now()).continuation_token
-        until = time.monotonic() + 1.5
-        while time.monotonic() < until:
-            token = bench.page(token).continuation_token
-        assert bench.calls.fetches["p0"] <= 6
-        assert bench.calls.fetches["p1"] <= 6
-
     def test_pace_beyond_the_deadline_ends_at_once_and_is_not_idle(self, threaded):
         bench = threaded(1, behaviour=ServiceBehaviour(poll_after=30))
         token = bench.page(Now()).continuation_token

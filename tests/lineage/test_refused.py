@@ -1,4 +1,4 @@
-"""Tests what a lineage refuses: a provider that breaks C1, and partitions that wait for each other."""
+"""Tests what a lineage refuses: for example a provider that breaks C1."""
 
 import attrs
 import pytest
@@ -40,33 +40,11 @@ def test_a_provider_that_breaks_c1_is_refused(entry, child, complete):
     assert list(lineage) == [entry]
 
 
-@pytest.mark.parametrize("waits", [{"1": "1"}, {"1": "2", "2": "1"}, {"1": "2", "2": "3", "3": "1"}])
-def test_partitions_that_wait_for_each_other_are_refused(waits):
-    entries = [Entry(name, Stage.WAIT, (5,), (parent,)) for name, parent in waits.items()]
-    with pytest.raises(InvalidCursor):
-        Lineage.from_json(Lineage([READ, *entries], RULES).to_json(), RULES)
-
-
 def test_a_partition_that_is_listed_twice_is_refused():
     kept = Lineage([READ, Entry.read("1", 5)], RULES).to_json()
     kept["p"].append(kept["p"][0])
     with pytest.raises(InvalidCursor, match="listed twice"):
         Lineage.from_json(kept, RULES)
-
-
-def test_a_chain_that_waits_is_read():
-    entries = [Entry(str(i), Stage.WAIT, (5,), (str(i - 1),)) for i in (3, 1, 2)]
-    kept = Lineage([READ, *entries], RULES).to_json()
-    assert Lineage.from_json(kept, RULES).to_json() == kept
-
-
-def test_a_refused_loss_changes_nothing():
-    """A partition was lost before the service listed it; the policy is `Fail`."""
-    lineage = Lineage([READ], RULES)
-    there = (Partition("0", (), PartitionState.OPEN), Partition("3", ("2",), PartitionState.OPEN, 7))
-    added, losses = lineage.found(Survey(there, {"2": None}), skips=False)
-    assert [(loss.partition_id, loss.position) for loss in losses] == [("2", None)]
-    assert (added, list(lineage)) == ([], [READ])
 
 
 def test_a_child_of_an_end_that_is_gone_makes_the_search_due():
