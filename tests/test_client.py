@@ -12,6 +12,8 @@ import pytest
 import multiclouddb_api as api
 from multiclouddb_api import client
 
+from .refusals import refusal, refused
+
 ADDRESS = api.ResourceAddress("shop", "orders")
 REQUEST = api.ChangeFeedRequest(ADDRESS, api.Beginning())
 
@@ -81,16 +83,9 @@ def plugin(monkeypatch):
     return made
 
 
-def refused(call, *arguments, **named):
-    with pytest.raises(api.MulticloudDbError) as caught:
-        call(*arguments, **named)
-    assert caught.value.category == api.ErrorCategory.INVALID_REQUEST
-    return caught.value
-
-
 def test_more_keys_than_a_lookup_takes_are_refused(plugin):
     keys = (api.MulticloudDbKey({"id": number}) for number in range(1001))
-    assert "more than 1000 keys" in refused(api.connect("embedded:///x").lookup, ADDRESS, keys).message
+    assert "more than 1000 keys" in refused(api.connect("embedded:///x").lookup, ADDRESS, keys)
 
 
 class TestConnect:
@@ -109,10 +104,10 @@ class TestConnect:
 
     @pytest.mark.parametrize("source", ["store.db", "/data/store.json", 5, None, b"embedded:///x", {}])
     def test_anything_else_is_refused_with_an_example(self, plugin, source):
-        assert 'write connect("embedded:///path/store.db")' in refused(api.connect, source).message
+        assert 'write connect("embedded:///path/store.db")' in refused(api.connect, source)
 
     def test_an_unknown_provider_is_refused_and_no_secret_is_shown(self, monkeypatch):
-        assert "did you mean 'embedded'?" in refused(api.connect, "embeded:///x").message
+        assert "did you mean 'embedded'?" in refused(api.connect, "embeded:///x")
         monkeypatch.setattr(client, "load_plugin", lambda provider_id: FakePlugin())
         assert "hunter2" not in repr(api.connect("mongodb://user:hunter2@host"))
 
@@ -142,7 +137,7 @@ class TestCalls:
             assert isinstance(changes, api.ChangeFeedIterator)
             assert list(changes) == []
             assert changes.continuation_token == "token"
-            error = refused(made.iterate_changes, REQUEST, max_outage_seconds=-1)
+            error = refusal(made.iterate_changes, REQUEST, max_outage_seconds=-1)
             assert "max_outage_seconds" in error.message
         assert plugin.backends[0].calls == [(REQUEST, api.OperationOptions(30, 2))]
 
@@ -178,15 +173,15 @@ class TestClose:
         changes = made.iterate_changes(REQUEST)
         made.close()
         for operation, call in CALLS.items():
-            error = refused(call, made)
+            error = refusal(call, made)
             assert "this client is closed; open another with connect(client.config)" in error.message
             assert (error.detail.operation, error.detail.provider) == (operation, "embedded")
-        assert "closed" in refused(list, changes).message
+        assert "closed" in refused(list, changes)
 
 
 def test_a_client_is_not_pickled_but_its_configuration_is(plugin):
     made = api.connect("embedded:///x")
-    assert "pickle client.config and connect(config)" in refused(pickle.dumps, made).message
+    assert "pickle client.config and connect(config)" in refused(pickle.dumps, made)
     assert api.connect(pickle.loads(pickle.dumps(made.config))).config == made.config
 
 

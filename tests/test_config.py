@@ -4,14 +4,9 @@ import pickle
 
 import pytest
 
-from multiclouddb_api import ClientConfig, ErrorCategory, MulticloudDbError
+from multiclouddb_api import ClientConfig
 
-
-def refused(make, *arguments, **named):
-    with pytest.raises(MulticloudDbError) as caught:
-        make(*arguments, **named)
-    assert caught.value.category == ErrorCategory.INVALID_REQUEST
-    return caught.value.message
+from .refusals import refused
 
 
 class TestFields:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 import multiclouddb_api as api
 
+from .refusals import refused
+
 EVENT = api.ChangeEvent(
     event_id="e-1",
     key=api.MulticloudDbKey({"customer": "c-1", "order": 7}),
@@ -187,13 +189,6 @@ class TestForm:
         assert b'"2026-01-31T12:00:00.500000Z"' in api.event_to_json(event)
         text = api.event_to_json(EVENT).replace(b"T12:00:00.500000Z", b"T13:00:00.5+01:00")
         assert api.event_from_json(text) == EVENT
-
-
-def refused(read, text):
-    with pytest.raises(api.MulticloudDbError) as caught:
-        read(text)
-    assert caught.value.category == api.ErrorCategory.INVALID_REQUEST
-    return caught.value.message
 
 
 def changed(write, value, path, new):

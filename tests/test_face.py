@@ -14,6 +14,8 @@ import multiclouddb as api
 import multiclouddb_api
 from multiclouddb_embedded import EmbeddedStore
 
+from .refusals import refused
+
 ORDERS = api.ResourceAddress("main", "orders")
 PUBLIC = [getattr(api, name) for name in api.__all__]
 ENUMS = [each for each in PUBLIC if isinstance(each, type) and issubclass(each, Enum)]
@@ -42,13 +44,6 @@ def client(url):
 @pytest.fixture
 def request_(client):
     return api.ChangeFeedRequest("main/orders", api.Beginning())
-
-
-def refused(make, *args, **settings):
-    with pytest.raises(api.MulticloudDbError) as caught:
-        make(*args, **settings)
-    assert caught.value.category == api.ErrorCategory.INVALID_REQUEST
-    return caught.value.message
 
 
 class TestNames:

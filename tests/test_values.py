@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 import multiclouddb_api as api
 
+from .refusals import refused
+
 SECRET = "hunter2" * 10
 MOMENT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 ADDRESS = api.ResourceAddress("shop", "orders")
@@ -54,14 +56,6 @@ VALUES = [
     api.TokenPartition("p", "active", "5", MOMENT),
     api.TokenReport(ADDRESS, "collection", MOMENT, None, (), None, True, None, "", False, 0.0, None),
 ]  # fmt: skip
-
-
-def refused(make, *arguments, **named):
-    with pytest.raises(api.MulticloudDbError) as caught:
-        make(*arguments, **named)
-    assert caught.value.category == api.ErrorCategory.INVALID_REQUEST
-    assert not caught.value.retryable
-    return caught.value.message
 
 
 class TestEveryValue:
