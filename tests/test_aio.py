@@ -21,6 +21,8 @@ from multiclouddb_conformance.simulated import SimulationHarness
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
 
+from .refusals import refused
+
 ROWS = 60
 
 
@@ -43,27 +45,6 @@ def request(start=None, **options):
     return api.ChangeFeedRequest("orders", start or api.Beginning(), **options)
 
 
-def run(main, **debugged):
-    """Run a coroutine, and check that no thread and no task is left."""
-    before = set(threading.enumerate())
-
-    async def checked():
-        result = await main()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        return result
-
-    result = asyncio.run(checked(), **debugged)
-    wait_until(lambda: set(threading.enumerate()) <= before)
-    return result
-
-
-def refused(call):
-    with pytest.raises(api.MulticloudDbError) as caught:
-        call()
-    assert caught.value.category == api.ErrorCategory.INVALID_REQUEST
-    return caught.value.message
-
-
 class TestFace:
     def test_has_the_calls_of_the_blocking_client_with_the_same_parameters(self):
         pairs = {
@@ -83,86 +64,43 @@ class TestFace:
             assert theirs.keys() - ours.keys() == more
             assert ours.keys() <= theirs.keys()
 
-    def test_reads_pages_events_and_lists(self, store, url):
-        async def main():
-            async with aio.connect(url) as client:
-                page = await client.read_changes(request(max_page_size=7))
-                assert len(page.events) == 7
-                assert len(await client.list_physical_partitions("orders")) == 2
-                assert await client.collections() == (api.ResourceAddress("main", "orders"),)
-                assert len(await client.plan_partitions(request())) == 2
-                assert None not in (await client.lookup("orders", [page.events[0].key])).values()
-                assert (await client.inspect(page.continuation_token)).partitions
-                assert client.capabilities().is_supported(api.Capability.CHANGE_FEED)
-                assert client.config.provider == "embedded"
-                return [event.key["id"] async for event in client.iterate_changes(request(), until_idle=True)]
+    async def test_reads_pages_events_and_lists(self, store, url):
+        async with aio.connect(url) as client:
+            page = await client.read_changes(request(max_page_size=7))
+            assert len(page.events) == 7
+            assert len(await client.list_physical_partitions("orders")) == 2
+            assert await client.collections() == (api.ResourceAddress("main", "orders"),)
+            assert len(await client.plan_partitions(request())) == 2
+            assert None not in (await client.lookup("orders", [page.events[0].key])).values()
+            assert (await client.inspect(page.continuation_token)).partitions
+            assert client.capabilities().is_supported(api.Capability.CHANGE_FEED)
+            assert client.config.provider == "embedded"
+            events = await _all(client.iterate_changes(request(), until_idle=True))
+        assert sorted(event.key["id"] for event in events) == [f"o-{number:03}" for number in range(ROWS)]
 
-        assert sorted(run(main)) == [f"o-{number:03}" for number in range(ROWS)]
+    async def test_await_opens_a_client_too(self, url):
+        client = await aio.connect(url)
+        try:
+            assert len((await client.read_changes(request())).events) == ROWS
+        finally:
+            await client.close()
+            await client.close()
 
-    def test_await_opens_a_client_too(self, url):
-        async def main():
-            client = await aio.connect(url)
-            try:
-                return len((await client.read_changes(request())).events)
-            finally:
-                await client.close()
-                await client.close()
+    async def test_follow_keeps_its_position_and_closes_its_connection(self, store, url, tmp_path):
+        settings = {"checkpoint": tmp_path / "orders.checkpoint", "until_idle": True}
+        async with aio.follow(url, "orders", start=api.Beginning(), **settings) as events:
+            assert len(await _all(events)) == ROWS
+        store.put("orders", "later", {})
+        second = await _all(aio.follow(url, "orders", **settings))
+        assert [event.key["id"] for event in second] == ["later"]
 
-        assert run(main) == ROWS
-
-    def test_an_error_is_raised_as_by_the_blocking_client(self, url):
-        async def main():
-            async with aio.connect(url) as client:
-                await client.read_changes(api.ChangeFeedRequest("none", api.Now()))
-
-        with pytest.raises(api.MulticloudDbError) as caught:
-            run(main)
-        assert caught.value.category == api.ErrorCategory.NOT_FOUND
-
-    def test_follow_keeps_its_position_and_closes_its_connection(self, store, url, tmp_path):
-        async def main():
-            path = tmp_path / "orders.checkpoint"
-            async with aio.follow(
-                url, "orders", start=api.Beginning(), checkpoint=path, until_idle=True
-            ) as events:
-                first = [event async for event in events]
-            store.put("orders", "later", {})
-            second = [
-                event.key["id"] async for event in aio.follow(url, "orders", checkpoint=path, until_idle=True)
-            ]
-            return len(first), second
-
-        assert run(main) == (ROWS, ["later"])
-
-    def test_a_page_comes_again_after_break(self, url):
-        async def main():
-            async with aio.connect(url) as client:
-                changes = client.iterate_changes(request(max_page_size=10), until_idle=True)
-                seen = []
-                async for event in changes:
-                    seen.append(event.event_id)
-                    if len(seen) == 15:
-                        break
-                again = [event.event_id async for event in changes]
-                await changes.close()
-                return seen, again
-
-        seen, again = run(main)
-        assert set(seen[:10]).isdisjoint(again)
-        assert set(seen[10:]) <= set(again)
-        assert len(again) == ROWS - 10
-
-    def test_anext_goes_on_within_a_loop(self, url):
-        async def main():
-            async with (
-                aio.connect(url) as client,
-                client.iterate_changes(request(), until_idle=True) as changes,
-            ):
-                first = await anext(changes)
-                rest = [event async for event in changes]
-                return first.event_id, [event.event_id for event in rest]
-
-        first, rest = run(main)
+    async def test_anext_goes_on_within_a_loop(self, url):
+        async with (
+            aio.connect(url) as client,
+            client.iterate_changes(request(), until_idle=True) as changes,
+        ):
+            first = await anext(changes)
+            rest = await _all(changes)
         assert first not in rest
         assert len(rest) == ROWS - 1
 
@@ -184,29 +122,10 @@ class AsyncStore:
         return self.saved[-1]
 
 
-class TestCheckpoint:
-    def test_a_store_with_coroutine_methods_is_awaited(self, url):
-        kept = AsyncStore()
-        settings = {"until_idle": True, "checkpoint_store": kept, "checkpoint_name": "w"}
-
-        async def main():
-            async with aio.connect(url) as client:
-                changes = client.iterate_changes(request(max_page_size=20), **settings)
-                first = await anext(aiter(changes.pages()))
-                await changes.close()
-                rest = [
-                    event async for event in client.iterate_changes(request(max_page_size=20), **settings)
-                ]
-                last = await _all(client.iterate_changes(request(max_page_size=20), **settings))
-                return len(first.events), len(rest), len(last)
-
-        # The first page was not done, so it comes again.
-        assert run(main) == (20, ROWS, 0)
-
-    def test_the_blocking_iterator_refuses_it_before_it_reads(self, url):
-        with api.connect(url) as client:
-            changes = client.iterate_changes(request(), checkpoint_store=AsyncStore(), checkpoint_name="w")
-            assert "multiclouddb.aio" in refused(lambda: next(changes))
+def test_the_blocking_iterator_refuses_a_store_of_coroutines(url):
+    with api.connect(url) as client:
+        changes = client.iterate_changes(request(), checkpoint_store=AsyncStore(), checkpoint_name="w")
+        assert "multiclouddb.aio" in refused(lambda: next(changes))
 
 
 class Slow:
@@ -240,7 +159,7 @@ async def cancelled(task):
 TRACE = ContextVar("trace")
 
 
-def test_a_call_sees_the_context_of_its_task(url):
+async def test_a_call_sees_the_context_of_its_task(url):
     seen = []
 
     class Reading(Slow):
@@ -248,12 +167,9 @@ def test_a_call_sees_the_context_of_its_task(url):
             seen.append(TRACE.get(None))
             return self.client.read_changes(request, options)
 
-    async def main():
-        async with aio.AsyncMulticloudDbClient(lambda: Reading(api.connect(url))) as client:
-            TRACE.set("span")
-            await client.read_changes(request())
-
-    run(main)
+    async with aio.AsyncMulticloudDbClient(lambda: Reading(api.connect(url))) as client:
+        TRACE.set("span")
+        await client.read_changes(request())
     assert seen == ["span"]
 
 
@@ -261,21 +177,6 @@ class TestCancel:
     @pytest.fixture
     def slow(self, url):
         return Slow(api.connect(url))
-
-    def test_the_page_of_a_cancelled_wait_comes_next(self, slow):
-        async def main():
-            async with aio.AsyncMulticloudDbClient(lambda: slow) as client:
-                changes = client.iterate_changes(request(max_page_size=10), until_idle=True)
-                task = asyncio.create_task(anext(changes))
-                await asyncio.to_thread(slow.began.wait)
-                await cancelled(task)
-                slow.go.set()
-                events = [event async for event in changes]
-                return len(events), slow.reads
-
-        count, reads = asyncio.run(main())
-        assert count == ROWS
-        assert reads == ROWS // 10 + 1  # the page of the cancelled read was not read again
 
     def test_the_error_of_a_read_that_nobody_awaits_is_never_logged(self, slow, caplog):
         slow.error = RuntimeError("late")
@@ -301,71 +202,34 @@ class TestCancel:
             if record.name == "asyncio" and "never retrieved" in record.message
         ] == []
 
-    def test_close_waits_for_the_read_and_saves_what_is_done(self, slow):
-        kept = AsyncStore()
-
-        async def main():
-            async with aio.AsyncMulticloudDbClient(lambda: slow) as client:
-                changes = client.iterate_changes(
-                    request(max_page_size=10), checkpoint_store=kept, checkpoint_name="w"
-                )
-                slow.go.set()
-                pages = changes.pages()
-                await anext(pages)
-                slow.go.clear()
-                slow.began.clear()
-                task = asyncio.create_task(anext(pages))
-                await asyncio.to_thread(slow.began.wait)
-                await cancelled(task)
-                slow.go.set()
-                await changes.close()
-
-        asyncio.run(main())
-        assert len(kept.saved) == 1
-
-    def test_stop_from_another_thread_ends_a_pause(self, url):
-        async def main():
-            async with aio.connect(url) as client:
-                changes = client.iterate_changes(
-                    request(api.Now()), idle_backoff_seconds=600, max_idle_backoff_seconds=600
-                )
+    @pytest.mark.parametrize("place", ["another thread", "a signal handler"])
+    async def test_stop_in_any_place_ends_a_pause(self, url, place):
+        async with aio.connect(url) as client:
+            changes = client.iterate_changes(
+                request(api.Now()), idle_backoff_seconds=600, max_idle_backoff_seconds=600
+            )
+            before = signal.signal(signal.SIGUSR1, lambda *_: changes.stop())
+            try:
                 task = asyncio.create_task(_all(changes))
                 await _idle(changes)
-                threading.Thread(target=changes.stop).start()
-                return await asyncio.wait_for(task, 30)
-
-        assert run(main) == []
-
-    def test_stop_in_a_signal_handler_ends_a_pause(self, url):
-        async def main():
-            async with aio.connect(url) as client:
-                changes = client.iterate_changes(
-                    request(api.Now()), idle_backoff_seconds=600, max_idle_backoff_seconds=600
-                )
-                before = signal.signal(signal.SIGUSR1, lambda *_: changes.stop())
-                try:
-                    task = asyncio.create_task(_all(changes))
-                    await _idle(changes)
+                if place == "another thread":
+                    threading.Thread(target=changes.stop).start()
+                else:
                     os.kill(os.getpid(), signal.SIGUSR1)
-                    return await asyncio.wait_for(task, 30)
-                finally:
-                    signal.signal(signal.SIGUSR1, before)
+                assert await asyncio.wait_for(task, 30) == []
+            finally:
+                signal.signal(signal.SIGUSR1, before)
 
-        assert run(main) == []
-
-    def test_an_idle_follower_holds_no_thread(self, url):
-        async def main():
-            async with aio.connect(url, threads=1) as client:
-                followers = [client.iterate_changes(request(api.Now())) for _ in range(20)]
-                tasks = [asyncio.create_task(_all(each)) for each in followers]
-                for each in followers:
-                    await _idle(each)
-                assert len((await client.read_changes(request())).events) == ROWS
-                for each in followers:
-                    each.stop()
-                return await asyncio.gather(*tasks)
-
-        assert run(main) == [[]] * 20
+    async def test_an_idle_follower_holds_no_thread(self, url):
+        async with aio.connect(url, threads=1) as client:
+            followers = [client.iterate_changes(request(api.Now())) for _ in range(20)]
+            tasks = [asyncio.create_task(_all(each)) for each in followers]
+            for each in followers:
+                await _idle(each)
+            assert len((await client.read_changes(request())).events) == ROWS
+            for each in followers:
+                each.stop()
+            assert await asyncio.gather(*tasks) == [[]] * 20
 
 
 async def _all(changes):
@@ -379,19 +243,16 @@ async def _idle(changes):
 
 
 class TestBadInput:
-    def test_the_words_of_the_other_face_are_refused(self, url):
-        async def main():
-            client = aio.connect(url)
-            said = [refused(client.__enter__), refused(aio.follow(url, "orders").__iter__)]
-            said.append(refused(lambda: client.capabilities()))
-            async with client:
-                changes = client.iterate_changes(request())
-                said += [refused(changes.__iter__), refused(changes.__enter__)]
-                said.append(refused(aio.Broadcast(changes).__enter__))
-                said.append(refused(aio.Broadcast(changes).listen))
-            return said
-
-        assert all("async with" in text or "async for" in text for text in run(main))
+    async def test_the_words_of_the_other_face_are_refused(self, url):
+        client = aio.connect(url)
+        said = [refused(client.__enter__), refused(aio.follow(url, "orders").__iter__)]
+        said.append(refused(lambda: client.capabilities()))
+        async with client:
+            changes = client.iterate_changes(request())
+            said += [refused(changes.__iter__), refused(changes.__enter__)]
+            said.append(refused(aio.Broadcast(changes).__enter__))
+            said.append(refused(aio.Broadcast(changes).listen))
+        assert all("async with" in text or "async for" in text for text in said)
         with api.connect(url) as client:
             assert "write for" in refused(client.iterate_changes(request()).__aiter__)
             assert "write with" in refused(lambda: client.__aenter__().send(None))
@@ -409,134 +270,105 @@ class TestBadInput:
         assert "no asyncio event loop" in refused(lambda: client.iterate_changes(request()))
         client.blocking.close()
 
-    def test_two_iterations_at_once_are_refused(self, url):
-        async def main():
-            async with aio.connect(url) as client:
-                changes = client.iterate_changes(request(api.Now()), wait_seconds=10)
-                first = asyncio.create_task(anext(changes))
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
-                with pytest.raises(api.MulticloudDbError, match="iterated twice"):
-                    await anext(changes.pages())
-                changes.stop()
-                with pytest.raises(StopAsyncIteration):
-                    await first
+    async def test_two_iterations_at_once_are_refused(self, url):
+        async with aio.connect(url) as client:
+            changes = client.iterate_changes(request(api.Now()), wait_seconds=10)
+            first = asyncio.create_task(anext(changes))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            with pytest.raises(api.MulticloudDbError, match="iterated twice"):
+                await anext(changes.pages())
+            changes.stop()
+            with pytest.raises(StopAsyncIteration):
+                await first
 
-        run(main)
-
-    def test_values_are_refused_by_name(self, url):
+    async def test_values_are_refused_by_name(self, url):
         class Awaited:
             async def __aenter__(self): ...
 
         assert "threads" in refused(lambda: aio.connect(url, threads=0))
         assert "blocking client" in refused(lambda: aio.connect(url, native_client=Awaited()))
         assert "source" in refused(lambda: aio.connect("orders"))
+        async with aio.connect(url) as client:
+            assert "wait_seconds" in refused(
+                lambda: client.iterate_changes(request(), wait_seconds=5, timeout_seconds=1)
+            )
+            changes = client.iterate_changes(request())
+            assert "queue_size" in refused(lambda: aio.Broadcast(changes, queue_size=0))
+            assert "on_slow" in refused(lambda: aio.Broadcast(changes, on_slow="drop"))
+        assert "closed" in refused(lambda: client.iterate_changes(request()))
+        with pytest.raises(api.MulticloudDbError, match="opened before"):
+            await client
 
-        async def main():
-            async with aio.connect(url) as client:
-                assert "wait_seconds" in refused(
-                    lambda: client.iterate_changes(request(), wait_seconds=5, timeout_seconds=1)
-                )
-                changes = client.iterate_changes(request())
-                assert "queue_size" in refused(lambda: aio.Broadcast(changes, queue_size=0))
-                assert "on_slow" in refused(lambda: aio.Broadcast(changes, on_slow="drop"))
-            assert "closed" in refused(lambda: client.iterate_changes(request()))
-            with pytest.raises(api.MulticloudDbError, match="opened before"):
-                await client
-
-        run(main)
-
-    def test_a_client_that_cannot_be_opened_leaves_no_thread(self):
-        async def main():
-            async with aio.connect("embedded:///no/such/folder/store.db?profile=none"):
-                pass
-
+    async def test_a_client_that_cannot_be_opened_leaves_no_thread(self):
         with pytest.raises(api.MulticloudDbError):
-            run(main)
+            await aio.connect("embedded:///no/such/folder/store.db?profile=none")
 
-    def test_a_forked_process_is_told_to_open_its_own(self, url, monkeypatch):
-        async def main():
-            async with aio.connect(url) as client:
-                with monkeypatch.context() as patched:
-                    patched.setattr(client._open_threads, "_process", os.getpid() + 1)
-                    return refused(lambda: client.iterate_changes(request()))
-
-        assert "fork" in run(main)
+    async def test_a_forked_process_is_told_to_open_its_own(self, url, monkeypatch):
+        async with aio.connect(url) as client:
+            with monkeypatch.context() as patched:
+                patched.setattr(client._open_threads, "_process", os.getpid() + 1)
+                assert "fork" in refused(lambda: client.iterate_changes(request()))
 
 
 class TestBroadcast:
-    def test_every_listener_gets_every_event_in_order(self, store, url):
-        async def main():
-            async with aio.connect(url) as client:
-                changes = client.iterate_changes(request(), until_idle=True)
-                async with aio.Broadcast(changes) as broadcast:
-                    listeners = [broadcast.listen() for _ in range(50)]
-                    return await asyncio.gather(*(_all(each) for each in listeners))
-
-        heard = [[event.event_id for event in events] for events in run(main)]
+    async def test_every_listener_gets_every_event_in_order(self, store, url):
+        async with aio.connect(url) as client:
+            changes = client.iterate_changes(request(), until_idle=True)
+            async with aio.Broadcast(changes) as broadcast:
+                listeners = [broadcast.listen() for _ in range(50)]
+                heard = await asyncio.gather(*map(_all, listeners))
         assert len(heard[0]) == ROWS
         assert all(each == heard[0] for each in heard)
 
-    def test_a_slow_listener_ends_and_the_others_go_on(self, url):
-        async def main():
-            async with aio.connect(url) as client:
-                changes = client.iterate_changes(request(max_page_size=5), until_idle=True)
-                async with aio.Broadcast(changes, queue_size=10) as broadcast:
-                    slow, fast = broadcast.listen(), broadcast.listen()
-                    got = len(await _all(fast))
-                    late = [await anext(slow) for _ in range(10)]
-                    with pytest.raises(api.MulticloudDbError) as caught:
-                        await anext(slow)
-                    return got, len(late), caught.value.category
+    async def test_a_slow_listener_ends_and_the_others_go_on(self, url):
+        async with aio.connect(url) as client:
+            changes = client.iterate_changes(request(max_page_size=5), until_idle=True)
+            async with aio.Broadcast(changes, queue_size=10) as broadcast:
+                slow, fast = broadcast.listen(), broadcast.listen()
+                got = len(await _all(fast))
+                late = [await anext(slow) for _ in range(10)]
+                with pytest.raises(api.MulticloudDbError) as caught:
+                    await anext(slow)
+                assert (got, len(late), caught.value.category) == (ROWS, 10, api.ErrorCategory.THROTTLED)
 
-        assert run(main) == (ROWS, 10, api.ErrorCategory.THROTTLED)
+    async def test_on_slow_wait_slows_the_follower_down(self, url):
+        async with aio.connect(url) as client:
+            changes = client.iterate_changes(request(max_page_size=5), until_idle=True)
+            async with aio.Broadcast(changes, queue_size=3, on_slow="wait") as broadcast:
+                slow, fast = broadcast.listen(), broadcast.listen()
+                first = [await anext(slow) for _ in range(3)]
+                both = await asyncio.gather(_all(slow), _all(fast))
+                assert (len(first) + len(both[0]), len(both[1])) == (ROWS, ROWS)
 
-    def test_on_slow_wait_slows_the_follower_down(self, url):
-        async def main():
-            async with aio.connect(url) as client:
-                changes = client.iterate_changes(request(max_page_size=5), until_idle=True)
-                async with aio.Broadcast(changes, queue_size=3, on_slow="wait") as broadcast:
-                    slow, fast = broadcast.listen(), broadcast.listen()
-                    first = [await anext(slow) for _ in range(3)]
-                    both = await asyncio.gather(_all(slow), _all(fast))
-                    return len(first) + len(both[0]), len(both[1])
+    async def test_an_error_reaches_every_listener_and_the_block(self, url):
+        wrong = api.ChangeFeedRequest("none", api.Now())
 
-        assert run(main) == (ROWS, ROWS)
-
-    def test_an_error_reaches_every_listener_and_the_block(self, url):
-        async def main():
-            async with aio.connect(url) as client:
-                wrong = api.ChangeFeedRequest("none", api.Now())
-                async with aio.Broadcast(client.iterate_changes(wrong)) as broadcast:
-                    with pytest.raises(api.MulticloudDbError, match="none"):
-                        await anext(broadcast.listen())
+        async def block(client):
+            async with aio.Broadcast(client.iterate_changes(wrong)) as broadcast:
+                for _ in range(2):
                     with pytest.raises(api.MulticloudDbError, match="none"):
                         await anext(broadcast.listen())
 
-        with pytest.raises(api.MulticloudDbError, match="none"):
-            run(main)
+        async with aio.connect(url) as client:
+            with pytest.raises(api.MulticloudDbError, match="none"):
+                await block(client)
 
-    def test_a_feed_that_begins_again_is_refused(self, url):
-        async def main():
-            async with aio.connect(url) as client:
-                again = request(on_expired=api.Resnapshot(api.Snapshot()))
-                async with aio.Broadcast(client.iterate_changes(again)):
-                    pass
+    async def test_a_feed_that_begins_again_is_refused(self, url):
+        again = request(on_expired=api.Resnapshot(api.Snapshot()))
+        async with aio.connect(url) as client:
+            broadcast = aio.Broadcast(client.iterate_changes(again))
+            with pytest.raises(api.MulticloudDbError, match="Resnapshot"):
+                await broadcast.__aenter__()
 
-        with pytest.raises(api.MulticloudDbError, match="Resnapshot"):
-            run(main)
-
-    def test_the_block_ends_the_listeners(self, url):
-        async def main():
-            async with aio.connect(url) as client:
-                async with aio.Broadcast(client.iterate_changes(request(api.Now()))) as broadcast:
-                    waiting = asyncio.create_task(_all(broadcast.listen()))
-                    left = broadcast.listen()
-                    await left.aclose()
-                    assert await _all(left) == []
-                return await waiting
-
-        assert run(main) == []
+    async def test_the_block_ends_the_listeners(self, url):
+        async with aio.connect(url) as client:
+            async with aio.Broadcast(client.iterate_changes(request(api.Now()))) as broadcast:
+                waiting = asyncio.create_task(_all(broadcast.listen()))
+                left = broadcast.listen()
+                await left.aclose()
+                assert await _all(left) == []
+            assert await waiting == []
 
 
 _SEEDS = [pytest.param(range(first, first + 50), id=str(first)) for first in range(0, 300, 50)]

@@ -11,9 +11,10 @@ import pytest
 import multiclouddb_api as api
 from multiclouddb import aio
 from multiclouddb_api.aio import worker
-from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
-from tests.test_iterator import ADDRESS, MemoryStore, Service, error, ids
+
+from .event_loop import run
+from .test_iterator import ADDRESS, MemoryStore, Service, error, ids
 
 
 class Fake(Service):
@@ -81,20 +82,6 @@ class Awaited(Gated):
 STORES = [Gated, Awaited]
 
 
-def run(main):
-    """Run a coroutine that must end within a time limit and leave no task and no thread."""
-
-    async def checked():
-        result = await asyncio.wait_for(main(), 20)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        return result
-
-    before = set(threading.enumerate())
-    result = asyncio.run(checked(), debug=True)
-    wait_until(lambda: set(threading.enumerate()) <= before)
-    return result
-
-
 def opened(fake, threads=4):
     return aio.AsyncMulticloudDbClient(lambda: fake, threads)
 
@@ -124,82 +111,70 @@ async def cancelled_at(event, coroutine):
         await task
 
 
+async def a_while():
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 async def never_returns(coroutine):
     return await coroutine
 
 
 class TestCancelledSave:
     @pytest.mark.parametrize("make", STORES)
-    def test_of_a_page_is_waited_for(self, make):
+    async def test_of_a_page_is_waited_for(self, make):
         store = make()
-
-        async def main():
-            async with opened(Fake()) as client:
-                changes = iterate(client, store, until_idle=True)
-                pages = changes.pages()
-                await anext(pages)
-                store.go.clear()
-                await cancelled_at(store.began, never_returns(anext(pages)))
-                store.go.set()
-                rest = [
-                    each for page in [page async for page in changes.pages()] for each in ids(page.events)
-                ]
-                await changes.close()
-                return rest
-
-        assert run(main) == ["P2", "P3", "P4", "P5"]
+        async with opened(Fake()) as client:
+            changes = iterate(client, store, until_idle=True)
+            pages = changes.pages()
+            await anext(pages)
+            store.go.clear()
+            await cancelled_at(store.began, never_returns(anext(pages)))
+            store.go.set()
+            rest = [ids(page.events) async for page in changes.pages()]
+            await changes.close()
+        assert rest == [["P2", "P3"], ["P4", "P5"], []]
         assert store.saved == ["P@1", "P@2", "P@3", "P@4"]
 
     @pytest.mark.parametrize("make", STORES)
     @pytest.mark.parametrize("how", ["close", "the end of the page"])
-    def test_of_the_end_is_waited_for_by_the_next_close(self, make, how):
+    async def test_of_the_end_is_waited_for_by_the_next_close(self, make, how):
         store = make()
-
-        async def main():
-            async with opened(Fake([1, 0, 2])) as client:
-                changes = iterate(client, store, checkpoint_interval_seconds=600)
-                for _ in range(2):
-                    await anext(changes)
-                store.go.clear()
-                if how == "close":
-                    await cancelled_at(store.began, changes.close())
-                else:
-                    changes.stop()
-                    await cancelled_at(store.began, never_returns(anext(changes)))
-                closing = asyncio.create_task(changes.close())
-                for _ in range(20):
-                    await asyncio.sleep(0)
-                store.go.set()
-                await closing
-
-        run(main)
+        async with opened(Fake([1, 0, 2])) as client:
+            changes = iterate(client, store, checkpoint_interval_seconds=600)
+            for _ in range(2):
+                await anext(changes)
+            store.go.clear()
+            if how == "close":
+                await cancelled_at(store.began, changes.close())
+            else:
+                changes.stop()
+                await cancelled_at(store.began, never_returns(anext(changes)))
+            closing = asyncio.create_task(changes.close())
+            await a_while()
+            store.go.set()
+            await closing
         assert store.saved == ["P@1", "P@2"]
         assert store.loads == 1  # nobody had to find out whether it was saved
 
     @pytest.mark.parametrize("make", STORES)
-    def test_of_a_page_is_waited_for_by_each_close(self, make):
+    async def test_of_a_page_is_waited_for_by_each_close(self, make):
         store = make()
-
-        async def main():
-            async with opened(Fake()) as client:
-                changes = iterate(client, store)
-                pages = changes.pages()
-                await anext(pages)
-                store.go.clear()
-                await cancelled_at(store.began, never_returns(anext(pages)))
-                closing = asyncio.create_task(changes.close())
-                for _ in range(20):
-                    await asyncio.sleep(0)
-                closing.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await closing
-                closing = asyncio.create_task(changes.close())
-                for _ in range(20):
-                    await asyncio.sleep(0)
-                store.go.set()
+        async with opened(Fake()) as client:
+            changes = iterate(client, store)
+            pages = changes.pages()
+            await anext(pages)
+            store.go.clear()
+            await cancelled_at(store.began, never_returns(anext(pages)))
+            closing = asyncio.create_task(changes.close())
+            await a_while()
+            closing.cancel()
+            with pytest.raises(asyncio.CancelledError):
                 await closing
-
-        run(main)
+            closing = asyncio.create_task(changes.close())
+            await a_while()
+            store.go.set()
+            await closing
         assert store.saved == ["P@1"]
 
     @pytest.mark.parametrize("make", STORES)
@@ -228,7 +203,7 @@ class TestCancelledSave:
         assert store.saved == ["P@1", "P@2"]
 
     @pytest.mark.parametrize("left", [ZeroDivisionError, StopIteration])
-    def test_that_fails_does_not_keep_the_connection_open(self, left):
+    async def test_that_fails_does_not_keep_the_connection_open(self, left):
         store, fake = Gated(), Fake()
         save = store.save
 
@@ -238,52 +213,41 @@ class TestCancelledSave:
             store.save = save
             raise left
 
-        async def main():
-            client = await opened(fake)
-            changes = iterate(client, store)
-            changes._feed.at_close = client.close
-            pages = changes.pages()
-            await anext(pages)
-            store.save = failing
-            store.go.clear()
-            await cancelled_at(store.began, never_returns(anext(pages)))
-            store.go.set()
-            await changes.close()
-
-        run(main)
+        client = await opened(fake)
+        changes = iterate(client, store)
+        changes._feed.at_close = client.close
+        pages = changes.pages()
+        await anext(pages)
+        store.save = failing
+        store.go.clear()
+        await cancelled_at(store.began, never_returns(anext(pages)))
+        store.go.set()
+        await changes.close()
         assert fake.closed == 1
         assert store.saved == ["P@1"]
 
 
 class TestCancelledRead:
-    def test_of_now_is_not_made_again_by_another_iteration(self):
+    async def test_of_now_is_not_made_again_by_another_iteration(self):
         """A later read at `Now` would start after its events."""
         fake = Fake([2, 2])
-
-        async def main():
-            async with opened(fake) as client:
-                changes = client.iterate_changes(wanted(api.Now()), until_idle=True)
-                fake.go.clear()
-                await cancelled_at(fake.began, never_returns(anext(changes.pages())))
-                fake.go.set()
-                return [ids(page.events) async for page in changes.pages()]
-
-        assert run(main) == [["P0", "P1"], ["P2", "P3"], []]
+        async with opened(fake) as client:
+            changes = client.iterate_changes(wanted(api.Now()), until_idle=True)
+            fake.go.clear()
+            await cancelled_at(fake.began, never_returns(anext(changes.pages())))
+            fake.go.set()
+            assert [ids(page.events) async for page in changes.pages()] == [["P0", "P1"], ["P2", "P3"], []]
         assert [read.start_position for read in fake.reads].count(api.Now()) == 1
 
-    def test_callers_that_give_up_do_not_prolong_a_pause(self):
+    async def test_callers_that_give_up_do_not_prolong_a_pause(self):
         fake = Fake([])
-
-        async def main():
-            async with opened(fake) as client:
-                changes = iterate(client, idle_backoff_seconds=0.3, max_idle_backoff_seconds=0.3)
-                while len(fake.reads) < 3:
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(0.05):
-                            await anext(changes)
-                await changes.close()
-
-        run(main)
+        async with opened(fake) as client:
+            changes = iterate(client, idle_backoff_seconds=0.3, max_idle_backoff_seconds=0.3)
+            while len(fake.reads) < 3:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await anext(changes)
+            await changes.close()
 
 
 def unretrieved(caplog):
@@ -310,28 +274,22 @@ class TestErrors:
         assert unretrieved(caplog) == []
 
     @pytest.mark.parametrize("make", STORES)
-    def test_a_stop_iteration_of_the_store_is_an_error(self, make):
+    async def test_a_stop_iteration_of_the_store_is_an_error(self, make):
         """An asyncio future refuses it, and nobody would get an answer."""
         store = make()
 
-        class Stops(make):
-            def load(self, name):
-                raise StopIteration
+        def stops(name):
+            raise StopIteration
 
-        class StopsAwaited(make):
-            async def load(self, name):
-                raise StopIteration
+        async def stops_awaited(name):
+            raise StopIteration
 
-        store = Stops() if make is Gated else StopsAwaited()
-
-        async def main():
-            async with opened(Fake()) as client:
+        store.load = stops if make is Gated else stops_awaited
+        async with opened(Fake()) as client:
+            with pytest.raises(RuntimeError):
                 await anext(iterate(client, store))
 
-        with pytest.raises(RuntimeError):
-            run(main)
-
-    def test_a_store_whose_call_is_cancelled_inside_does_not_end_the_iteration(self):
+    async def test_a_store_whose_call_is_cancelled_inside_does_not_end_the_iteration(self):
         store = Awaited()
         save = store.save
 
@@ -339,97 +297,76 @@ class TestErrors:
             store.save = save
             raise asyncio.CancelledError
 
-        async def main():
-            async with opened(Fake()) as client:
-                changes = iterate(client, store, until_idle=True)
+        async with opened(Fake()) as client:
+            changes = iterate(client, store, until_idle=True)
+            await anext(changes)
+            await anext(changes)
+            store.save = cancelled
+            with pytest.raises(api.MulticloudDbError, match="checkpoint_store"):
                 await anext(changes)
-                await anext(changes)
-                store.save = cancelled
-                with pytest.raises(api.MulticloudDbError, match="checkpoint_store"):
-                    await anext(changes)
-                return ids([event async for event in changes])
-
-        assert run(main) == ["P2", "P3", "P4", "P5"]
+            assert ids([event async for event in changes]) == ["P2", "P3", "P4", "P5"]
         assert store.saved[-1] == "P@4"
 
 
 class TestClose:
-    def test_by_another_task_ends_the_iteration(self):
+    async def test_by_another_task_ends_the_iteration(self):
         store, events = Gated(), []
-
-        async def main():
-            async with opened(Fake([1, 0, 2])) as client:
-                changes = iterate(client, store, checkpoint_interval_seconds=600)
-                async for event in changes:
-                    events.append(event.event_id)
-                    if len(events) == 2:
-                        store.go.clear()
-                        store.began.clear()
-                        closing = asyncio.create_task(changes.close())
-                        await reached(store.began)
-                        threading.Timer(0.05, store.go.set).start()
-                await closing
-
-        run(main)
+        async with opened(Fake([1, 0, 2])) as client:
+            changes = iterate(client, store, checkpoint_interval_seconds=600)
+            async for event in changes:
+                events.append(event.event_id)
+                if len(events) == 2:
+                    store.go.clear()
+                    store.began.clear()
+                    closing = asyncio.create_task(changes.close())
+                    await reached(store.began)
+                    threading.Timer(0.05, store.go.set).start()
+            await closing
         assert events == ["P0", "P1"]
         assert store.saved == ["P@1", "P@2"]
 
     @pytest.mark.parametrize("pages", [True, False])
-    def test_after_the_last_event_of_a_page_ends_the_iteration(self, pages):
-        async def main():
-            async with opened(Fake([1, 1])) as client:
-                changes = iterate(client)
-                async for _ in changes.pages() if pages else changes:
-                    await changes.close()
+    async def test_after_the_last_event_of_a_page_ends_the_iteration(self, pages):
+        async with opened(Fake([1, 1])) as client:
+            changes = iterate(client)
+            async for _ in changes.pages() if pages else changes:
+                await changes.close()
 
-        run(main)
+    async def test_of_one_iteration_gives_its_page_to_the_next(self):
+        async with opened(Fake()) as client:
+            changes = iterate(client)
+            for each in (changes.pages(), aiter(changes)):
+                await anext(each)
+                await each.aclose()
+                assert await anext(each, None) is None
+            assert ids((await anext(changes.pages())).events) == ["P0", "P1"]
 
-    def test_of_one_iteration_gives_its_page_to_the_next(self):
-        async def main():
-            async with opened(Fake()) as client:
-                changes = iterate(client)
-                for each in (changes.pages(), aiter(changes)):
-                    await anext(each)
-                    await each.aclose()
-                    assert await anext(each, None) is None
-                return ids((await anext(changes.pages())).events)
-
-        assert run(main) == ["P0", "P1"]
-
-    def test_while_another_task_saves_waits_for_it(self):
+    async def test_while_another_task_saves_waits_for_it(self):
         store = Gated()
-
-        async def main():
-            async with opened(Fake([1, 1])) as client:
-                changes = iterate(client, store)
-                pages = changes.pages()
-                await anext(pages)
-                store.go.clear()
-                store.began.clear()
-                iterating = asyncio.create_task(anext(pages, None))
-                await reached(store.began)
-                closing = asyncio.create_task(changes.close())
-                again = asyncio.create_task(changes.close())
-                await asyncio.sleep(0)
-                store.go.set()
-                await asyncio.gather(closing, again)
-                return await iterating
-
-        assert run(main) is None
+        async with opened(Fake([1, 1])) as client:
+            changes = iterate(client, store)
+            pages = changes.pages()
+            await anext(pages)
+            store.go.clear()
+            store.began.clear()
+            iterating = asyncio.create_task(anext(pages, None))
+            await reached(store.began)
+            closing = asyncio.create_task(changes.close())
+            again = asyncio.create_task(changes.close())
+            await asyncio.sleep(0)
+            store.go.set()
+            await asyncio.gather(closing, again)
+            assert await iterating is None
         assert store.saved == ["P@1"]
 
-    def test_of_the_client_ends_the_calls_that_wait_for_a_thread(self):
+    async def test_of_the_client_ends_the_calls_that_wait_for_a_thread(self):
         fake = Fake()
-
-        async def main():
-            client = await opened(fake, threads=1)
-            fake.go.clear()
-            calls = [asyncio.create_task(client.read_changes(wanted())) for _ in range(5)]
-            await reached(fake.began)
-            await client.close()
-            await asyncio.gather(*calls, return_exceptions=True)
-
-        run(main)
+        client = await opened(fake, threads=1)
+        fake.go.clear()
+        calls = [asyncio.create_task(client.read_changes(wanted())) for _ in range(5)]
+        await reached(fake.began)
+        await client.close()
+        await asyncio.gather(*calls, return_exceptions=True)
 
     def test_of_the_client_while_it_opens_leaves_nothing(self):
         fake, go, began = Fake(), threading.Event(), threading.Event()
@@ -567,78 +504,62 @@ def test_cancelled_at_each_two_awaits_delivers_the_same(store, then):
     assert explored > 100
 
 
-class TestFollow:
-    def test_whose_opening_was_cancelled_opens_again(self, tmp_path, monkeypatch):
-        followed, began, go = worker.followed, threading.Event(), threading.Event()
+async def test_follow_whose_opening_was_cancelled_opens_again(tmp_path, monkeypatch):
+    followed, began, go = worker.followed, threading.Event(), threading.Event()
 
-        def waits(*arguments):
-            began.set()
-            assert go.wait(30)
-            return followed(*arguments)
+    def waits(*arguments):
+        began.set()
+        assert go.wait(30)
+        return followed(*arguments)
 
-        monkeypatch.setattr(worker, "followed", waits)
-        with EmbeddedStore(tmp_path / "store.db") as store:
-            store.create_collection("orders")
-            store.put("orders", "one", {})
-
-            async def main():
-                path = f"embedded://{store.path}"
-                events = aiter(aio.follow(path, "orders", start=api.Beginning(), until_idle=True))
-                opening = asyncio.create_task(never_returns(anext(events)))
-                await reached(began)
-                threading.Timer(0.05, go.set).start()
-                opening.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await opening
-                return [event.key["id"] async for event in events]
-
-            assert run(main) == ["one"]
+    monkeypatch.setattr(worker, "followed", waits)
+    with EmbeddedStore(tmp_path / "store.db") as store:
+        store.create_collection("orders")
+        store.put("orders", "one", {})
+        path = f"embedded://{store.path}"
+        events = aiter(aio.follow(path, "orders", start=api.Beginning(), until_idle=True))
+        opening = asyncio.create_task(never_returns(anext(events)))
+        await reached(began)
+        threading.Timer(0.05, go.set).start()
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert [event.key["id"] async for event in events] == ["one"]
 
 
 class TestCursor:
-    def test_a_cancelled_wait_loses_no_document(self):
+    async def test_a_cancelled_wait_loses_no_document(self):
         fake = Fake()
+        async with opened(fake) as client:
+            cursor = await client.run_cursor_command("shop", {})
+            found = [await anext(cursor)]
+            fake.go.clear()
+            await cancelled_at(fake.began, never_returns(anext(cursor)))
+            fake.go.set()
+            found += [await anext(cursor) for _ in range(3)]
+            await cursor.close()
+            assert found == [0, 1, 2, 3]
 
-        async def main():
-            async with opened(fake) as client:
-                cursor = await client.run_cursor_command("shop", {})
-                found = [await anext(cursor)]
-                fake.go.clear()
-                await cancelled_at(fake.began, never_returns(anext(cursor)))
-                fake.go.set()
-                found += [await anext(cursor) for _ in range(3)]
-                await cursor.close()
-                return found
-
-        assert run(main) == [0, 1, 2, 3]
-
-    def test_several_tasks_get_each_document_once(self):
-        async def main():
-            async with opened(Fake()) as client:
-                cursor = await client.run_cursor_command("shop", {})
-                return await asyncio.gather(*(anext(cursor) for _ in range(5)))
-
-        assert sorted(run(main)) == list(range(5))
+    async def test_several_tasks_get_each_document_once(self):
+        async with opened(Fake()) as client:
+            cursor = await client.run_cursor_command("shop", {})
+            assert sorted(await asyncio.gather(*(anext(cursor) for _ in range(5)))) == list(range(5))
 
 
 class TestBroadcast:
-    def test_a_cancelled_end_of_the_block_closes_the_iterator(self):
+    async def test_a_cancelled_end_of_the_block_closes_the_iterator(self):
         fake, store = Fake([1, 0]), Gated()
+        client = await opened(fake)
+        changes = iterate(client, store, checkpoint_interval_seconds=600)
+        changes._feed.at_close = client.close
 
-        async def main():
-            client = await opened(fake)
-            changes = iterate(client, store, checkpoint_interval_seconds=600)
-            changes._feed.at_close = client.close
+        async def block():
+            async with aio.Broadcast(changes) as broadcast:
+                await anext(broadcast.listen())
+                asyncio.current_task().cancel()
 
-            async def block():
-                async with aio.Broadcast(changes) as broadcast:
-                    await anext(broadcast.listen())
-                    asyncio.current_task().cancel()
-
-            with pytest.raises(asyncio.CancelledError):
-                await asyncio.create_task(block())
-
-        run(main)
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(block())
         assert fake.closed == 1
 
     def test_an_error_of_the_follower_is_not_covered_or_left_by_one_of_the_store(self, caplog):
@@ -683,10 +604,10 @@ class TestBroadcast:
         run(main)
         assert unretrieved(caplog) == []
 
-    def test_an_error_of_the_block_is_not_covered_by_one_of_the_store(self):
+    async def test_an_error_of_the_block_is_not_covered_by_one_of_the_store(self):
         store = MemoryStore()
 
-        async def main():
+        async def block():
             async with opened(Fake([1, 0])) as client:
                 changes = iterate(client, store, checkpoint_interval_seconds=600)
                 async with aio.Broadcast(changes) as broadcast:
@@ -697,39 +618,29 @@ class TestBroadcast:
                     raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
-            run(main)
+            await block()
 
-    def test_a_page_that_is_not_in_all_queues_comes_again(self):
+    async def test_a_page_that_is_not_in_all_queues_comes_again(self):
         fake, store = Fake([2, 2, 2]), MemoryStore()
+        async with opened(fake) as client:
+            changes = iterate(client, store)
+            async with aio.Broadcast(changes, queue_size=3, on_slow="wait") as broadcast:
+                slow, other = broadcast.listen(), broadcast.listen()
+                while slow.waiting < 3 or other.waiting < 3:
+                    await asyncio.sleep(0)
+                await a_while()
+            heard = ids([event async for event in slow])
+            saved = list(store.saved)
+            again = ids([event async for event in iterate(client, store, until_idle=True)])
+            assert (heard, saved, again) == (["P0", "P1", "P2"], ["P@1"], ["P2", "P3", "P4", "P5"])
 
-        async def main():
-            async with opened(fake) as client:
-                heard = []
-                changes = iterate(client, store)
-                async with aio.Broadcast(changes, queue_size=3, on_slow="wait") as broadcast:
-                    slow, other = broadcast.listen(), broadcast.listen()
-                    while slow.waiting < 3 or other.waiting < 3:
-                        await asyncio.sleep(0)
-                    for _ in range(20):
-                        await asyncio.sleep(0)
-                heard = ids([event async for event in slow])
-                saved = list(store.saved)
-                again = ids([event async for event in iterate(client, store, until_idle=True)])
-                return heard, saved, again
-
-        assert run(main) == (["P0", "P1", "P2"], ["P@1"], ["P2", "P3", "P4", "P5"])
-
-    def test_a_listener_that_leaves_lets_the_follower_go_on(self):
-        async def main():
-            async with opened(Fake([6])) as client:
-                changes = iterate(client, until_idle=True)
-                async with aio.Broadcast(changes, queue_size=2, on_slow="wait") as broadcast:
-                    full, other = broadcast.listen(), broadcast.listen()
-                    first = [await anext(other), await anext(other)]
-                    for _ in range(20):  # the follower sees that `full` is still full
-                        await asyncio.sleep(0)
-                    await full.aclose()
-                    assert full.waiting == 0
-                    return ids(first + [event async for event in other])
-
-        assert run(main) == [f"P{number}" for number in range(6)]
+    async def test_a_listener_that_leaves_lets_the_follower_go_on(self):
+        async with opened(Fake([6])) as client:
+            changes = iterate(client, until_idle=True)
+            async with aio.Broadcast(changes, queue_size=2, on_slow="wait") as broadcast:
+                full, other = broadcast.listen(), broadcast.listen()
+                first = [await anext(other), await anext(other)]
+                await a_while()  # the follower sees that `full` is still full
+                await full.aclose()
+                assert full.waiting == 0
+                assert ids(first + [event async for event in other]) == [f"P{number}" for number in range(6)]
