@@ -17,28 +17,37 @@ from .event_loop import run
 from .test_iterator import ADDRESS, MemoryStore, Service, error, ids
 
 
-class Fake(Service):
+class Gate:
+    """A place where calls wait while `go` is not set."""
+
+    def __init__(self):
+        self.go, self.began = threading.Event(), threading.Event()
+        self.go.set()
+
+    def wait(self):
+        self.began.set()
+        assert self.go.wait(30)
+
+
+class Fake(Gate, Service):
     """A scripted service that is a client, too; a read or the opening waits while `go` is not set."""
 
     def __init__(self, pages=(2, 2, 2)):
-        super().__init__(list(pages))
-        self.go, self.began = threading.Event(), threading.Event()
-        self.go.set()
+        Gate.__init__(self)
+        Service.__init__(self, list(pages))
         self.closed = 0
         self.documents = iter(range(6))
         self.config = api.ClientConfig("embedded", {"path": "none"})
 
     def read_changes(self, request, options=None):
-        self.began.set()
-        assert self.go.wait(30)
+        self.wait()
         return super().read_changes(request, options)
 
     def run_cursor_command(self, database, command):
         return self
 
     def __next__(self):
-        self.began.set()
-        assert self.go.wait(30)
+        self.wait()
         return next(self.documents)
 
     def close(self):
@@ -46,22 +55,20 @@ class Fake(Service):
         self.go.set()
 
 
-class Gated(MemoryStore):
+class Gated(Gate, MemoryStore):
     """A blocking store whose saves wait while `go` is not set."""
 
     def __init__(self):
-        super().__init__()
-        self.go, self.began = threading.Event(), threading.Event()
+        Gate.__init__(self)
+        MemoryStore.__init__(self)
         self.loads = 0
-        self.go.set()
 
     def load(self, name):
         self.loads += 1
         return super().load(name)
 
     def save(self, name, token, expected):
-        self.began.set()
-        assert self.go.wait(30)
+        self.wait()
         return super().save(name, token, expected)
 
 
@@ -95,20 +102,30 @@ def iterate(client, store=None, **settings):
     return client.iterate_changes(wanted(), **named, **settings)
 
 
-async def reached(event):
+async def begun(gate, awaitable):
+    """Return the task of an awaitable whose call has begun, and waits at the gate."""
+
+    async def awaits():
+        return await awaitable
+
+    gate.go.clear()
+    gate.began.clear()
+    task = asyncio.create_task(awaits())
     async with asyncio.timeout(20):
-        while not event.is_set():
+        while not gate.began.is_set():
             await asyncio.sleep(0)
+    return task
 
 
-async def cancelled_at(event, coroutine):
-    """Cancel a coroutine when a call of it has begun."""
-    event.clear()
-    task = asyncio.create_task(coroutine)
-    await reached(event)
+async def cancelled(task):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def cancelled_at(gate, awaitable):
+    """Cancel an awaitable when a call of it has begun."""
+    await cancelled(await begun(gate, awaitable))
 
 
 async def a_while():
@@ -116,26 +133,7 @@ async def a_while():
         await asyncio.sleep(0)
 
 
-async def never_returns(coroutine):
-    return await coroutine
-
-
 class TestCancelledSave:
-    @pytest.mark.parametrize("make", STORES)
-    async def test_of_a_page_is_waited_for(self, make):
-        store = make()
-        async with opened(Fake()) as client:
-            changes = iterate(client, store, until_idle=True)
-            pages = changes.pages()
-            await anext(pages)
-            store.go.clear()
-            await cancelled_at(store.began, never_returns(anext(pages)))
-            store.go.set()
-            rest = [ids(page.events) async for page in changes.pages()]
-            await changes.close()
-        assert rest == [["P2", "P3"], ["P4", "P5"], []]
-        assert store.saved == ["P@1", "P@2", "P@3", "P@4"]
-
     @pytest.mark.parametrize("make", STORES)
     @pytest.mark.parametrize("how", ["close", "the end of the page"])
     async def test_of_the_end_is_waited_for_by_the_next_close(self, make, how):
@@ -144,38 +142,17 @@ class TestCancelledSave:
             changes = iterate(client, store, checkpoint_interval_seconds=600)
             for _ in range(2):
                 await anext(changes)
-            store.go.clear()
             if how == "close":
-                await cancelled_at(store.began, changes.close())
+                await cancelled_at(store, changes.close())
             else:
                 changes.stop()
-                await cancelled_at(store.began, never_returns(anext(changes)))
+                await cancelled_at(store, anext(changes))
             closing = asyncio.create_task(changes.close())
             await a_while()
             store.go.set()
             await closing
         assert store.saved == ["P@1", "P@2"]
         assert store.loads == 1  # nobody had to find out whether it was saved
-
-    @pytest.mark.parametrize("make", STORES)
-    async def test_of_a_page_is_waited_for_by_each_close(self, make):
-        store = make()
-        async with opened(Fake()) as client:
-            changes = iterate(client, store)
-            pages = changes.pages()
-            await anext(pages)
-            store.go.clear()
-            await cancelled_at(store.began, never_returns(anext(pages)))
-            closing = asyncio.create_task(changes.close())
-            await a_while()
-            closing.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await closing
-            closing = asyncio.create_task(changes.close())
-            await a_while()
-            store.go.set()
-            await closing
-        assert store.saved == ["P@1"]
 
     @pytest.mark.parametrize("make", STORES)
     def test_still_closes_the_connection_of_follow(self, make):
@@ -187,14 +164,9 @@ class TestCancelledSave:
             changes._feed.at_close = client.close
             for _ in range(2):
                 await anext(changes)
-            store.go.clear()
-            store.began.clear()
-            task = asyncio.create_task(changes.close())
-            await reached(store.began)
+            task = await begun(store, changes.close())
             threading.Timer(0.2, store.go.set).start()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
+            await cancelled(task)
             while len(asyncio.all_tasks()) > 2:
                 await asyncio.sleep(0)
 
@@ -208,8 +180,7 @@ class TestCancelledSave:
         save = store.save
 
         def failing(name, token, expected):
-            store.began.set()
-            assert store.go.wait(30)
+            store.wait()
             store.save = save
             raise left
 
@@ -219,8 +190,7 @@ class TestCancelledSave:
         pages = changes.pages()
         await anext(pages)
         store.save = failing
-        store.go.clear()
-        await cancelled_at(store.began, never_returns(anext(pages)))
+        await cancelled_at(store, anext(pages))
         store.go.set()
         await changes.close()
         assert fake.closed == 1
@@ -233,8 +203,7 @@ class TestCancelledRead:
         fake = Fake([2, 2])
         async with opened(fake) as client:
             changes = client.iterate_changes(wanted(api.Now()), until_idle=True)
-            fake.go.clear()
-            await cancelled_at(fake.began, never_returns(anext(changes.pages())))
+            await cancelled_at(fake, anext(changes.pages()))
             fake.go.set()
             assert [ids(page.events) async for page in changes.pages()] == [["P0", "P1"], ["P2", "P3"], []]
         assert [read.start_position for read in fake.reads].count(api.Now()) == 1
@@ -263,8 +232,7 @@ class TestErrors:
             async with opened(Fake()) as client:
                 pages = iterate(client, store).pages()
                 await anext(pages)
-                store.go.clear()
-                await cancelled_at(store.began, never_returns(anext(pages)))
+                await cancelled_at(store, anext(pages))
                 store.failures = ["lost"]
                 store.go.set()
                 while len(asyncio.all_tasks()) > 2:
@@ -316,10 +284,7 @@ class TestClose:
             async for event in changes:
                 events.append(event.event_id)
                 if len(events) == 2:
-                    store.go.clear()
-                    store.began.clear()
-                    closing = asyncio.create_task(changes.close())
-                    await reached(store.began)
+                    closing = await begun(store, changes.close())
                     threading.Timer(0.05, store.go.set).start()
             await closing
         assert events == ["P0", "P1"]
@@ -347,10 +312,7 @@ class TestClose:
             changes = iterate(client, store)
             pages = changes.pages()
             await anext(pages)
-            store.go.clear()
-            store.began.clear()
-            iterating = asyncio.create_task(anext(pages, None))
-            await reached(store.began)
+            iterating = await begun(store, anext(pages, None))
             closing = asyncio.create_task(changes.close())
             again = asyncio.create_task(changes.close())
             await asyncio.sleep(0)
@@ -362,26 +324,23 @@ class TestClose:
     async def test_of_the_client_ends_the_calls_that_wait_for_a_thread(self):
         fake = Fake()
         client = await opened(fake, threads=1)
-        fake.go.clear()
-        calls = [asyncio.create_task(client.read_changes(wanted())) for _ in range(5)]
-        await reached(fake.began)
+        calls = [await begun(fake, client.read_changes(wanted()))]
+        calls += [asyncio.create_task(client.read_changes(wanted())) for _ in range(4)]
         await client.close()
         await asyncio.gather(*calls, return_exceptions=True)
 
     def test_of_the_client_while_it_opens_leaves_nothing(self):
-        fake, go, began = Fake(), threading.Event(), threading.Event()
+        fake, gate = Fake(), Gate()
 
         def make():
-            began.set()
-            assert go.wait(30)
+            gate.wait()
             return fake
 
         async def main():
             client = aio.AsyncMulticloudDbClient(make)
-            opening = asyncio.create_task(client._open())
-            await reached(began)
+            opening = await begun(gate, client._open())
             await client.close()
-            go.set()
+            gate.go.set()
             with pytest.raises(api.MulticloudDbError, match="closed"):
                 await opening
 
@@ -389,17 +348,15 @@ class TestClose:
         assert fake.closed == 1
 
     def test_of_a_client_whose_opening_is_cancelled_twice(self):
-        fake, go, began = Fake(), threading.Event(), threading.Event()
+        fake, gate = Fake(), Gate()
 
         def make():
-            began.set()
-            assert go.wait(30)
+            gate.wait()
             return fake
 
         async def main():
-            opening = asyncio.create_task(aio.AsyncMulticloudDbClient(make)._open())
-            await reached(began)
-            threading.Timer(0.2, go.set).start()
+            opening = await begun(gate, aio.AsyncMulticloudDbClient(make)._open())
+            threading.Timer(0.2, gate.go.set).start()
             for _ in range(2):
                 opening.cancel()
                 await asyncio.sleep(0)
@@ -505,11 +462,10 @@ def test_cancelled_at_each_two_awaits_delivers_the_same(store, then):
 
 
 async def test_follow_whose_opening_was_cancelled_opens_again(tmp_path, monkeypatch):
-    followed, began, go = worker.followed, threading.Event(), threading.Event()
+    followed, gate = worker.followed, Gate()
 
     def waits(*arguments):
-        began.set()
-        assert go.wait(30)
+        gate.wait()
         return followed(*arguments)
 
     monkeypatch.setattr(worker, "followed", waits)
@@ -518,12 +474,9 @@ async def test_follow_whose_opening_was_cancelled_opens_again(tmp_path, monkeypa
         store.put("orders", "one", {})
         path = f"embedded://{store.path}"
         events = aiter(aio.follow(path, "orders", start=api.Beginning(), until_idle=True))
-        opening = asyncio.create_task(never_returns(anext(events)))
-        await reached(began)
-        threading.Timer(0.05, go.set).start()
-        opening.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await opening
+        opening = await begun(gate, anext(events))
+        threading.Timer(0.05, gate.go.set).start()
+        await cancelled(opening)
         assert [event.key["id"] async for event in events] == ["one"]
 
 
@@ -533,8 +486,7 @@ class TestCursor:
         async with opened(fake) as client:
             cursor = await client.run_cursor_command("shop", {})
             found = [await anext(cursor)]
-            fake.go.clear()
-            await cancelled_at(fake.began, never_returns(anext(cursor)))
+            await cancelled_at(fake, anext(cursor))
             fake.go.set()
             found += [await anext(cursor) for _ in range(3)]
             await cursor.close()
