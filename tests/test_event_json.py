@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import multiclouddb_api as api
 
 from .refusals import refused
+from .test_codec import leaves, moments
 
 EVENT = api.ChangeEvent(
     event_id="e-1",
@@ -63,22 +64,6 @@ PAGE = api.ChangeFeedPage(
     ),
 )
 
-moments = st.datetimes(
-    min_value=datetime(2, 1, 1),  # noqa: DTZ001
-    max_value=datetime(9998, 1, 1),  # noqa: DTZ001
-    timezones=st.just(UTC),
-)
-leaves = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(allow_nan=False),
-    st.text(),
-    st.binary(),
-    st.decimals(allow_nan=False),
-    moments,
-    st.uuids(),
-)
 documents = st.dictionaries(
     st.text(),
     st.recursive(

@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import pickle
 import pkgutil
 import pydoc
 import re
@@ -216,8 +215,3 @@ def test_the_methods_of_every_class_can_be_generated(package):
                 assert callable(made.__repr__)
                 assert made.__eq__ is not None
     assert seen > 5
-
-
-def test_a_pickle_made_before_any_other_use_is_equal():
-    address = multiclouddb_api.ResourceAddress("a", "b")
-    assert pickle.loads(pickle.dumps(address)) == address

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import multiclouddb_api as api
 
 from .refusals import refused
+from .test_codec import leaves
 
 SECRET = "hunter2" * 10
 MOMENT = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -156,18 +157,8 @@ class TestCapabilities:
         assert list(api.CapabilitySet({})) == list(api.Capability)
 
 
-scalars = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(allow_nan=False),
-    st.text(max_size=5),
-    st.binary(max_size=5),
-    st.decimals(allow_nan=False),
-    st.datetimes(datetime(2000, 1, 1), datetime(2001, 1, 1), timezones=st.just(UTC)),  # noqa: DTZ001
-)
 documents = st.recursive(
-    scalars,
+    leaves,
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
 )
 
