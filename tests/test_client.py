@@ -6,6 +6,7 @@ import pickle
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -83,9 +84,14 @@ def plugin(monkeypatch):
     return made
 
 
-def test_more_keys_than_a_lookup_takes_are_refused(plugin):
+@pytest.fixture
+def made(plugin):
+    return api.connect("embedded:///x")
+
+
+def test_more_keys_than_a_lookup_takes_are_refused(made):
     keys = (api.MulticloudDbKey({"id": number}) for number in range(1001))
-    assert "more than 1000 keys" in refused(api.connect("embedded:///x").lookup, ADDRESS, keys)
+    assert "more than 1000 keys" in refused(made.lookup, ADDRESS, keys)
 
 
 class TestConnect:
@@ -114,31 +120,28 @@ class TestConnect:
 
 class TestCalls:
     @pytest.mark.parametrize("given", [(), (api.OperationOptions(5, 1),)], ids=["default", "given"])
-    def test_options_are_passed_on(self, plugin, given):
-        with api.connect("embedded:///x") as made:
-            made.read_changes(REQUEST, *given)
-            made.list_physical_partitions(ADDRESS, *given)
-            made.plan_partitions(REQUEST, *given)
+    def test_options_are_passed_on(self, plugin, made, given):
+        made.read_changes(REQUEST, *given)
+        made.list_physical_partitions(ADDRESS, *given)
+        made.plan_partitions(REQUEST, *given)
         (options,) = given or (api.OperationOptions(),)
         assert plugin.backends[0].calls == [(REQUEST, options), (ADDRESS, options), (REQUEST, options)]
 
-    def test_answers_come_back(self, plugin):
-        with api.connect("embedded:///x") as made:
-            assert made.read_changes(REQUEST).continuation_token == "token"
-            assert made.list_physical_partitions(ADDRESS) == ("p",)
-            assert made.plan_partitions(REQUEST) == (("p", "token"),)
-            assert made.run_command("db", {"ping": 1}, session=5) == ("db", {"ping": 1}, {"session": 5})
-            assert list(made.run_cursor_command("db", {"find": 1})) == [("db", {"find": 1}, {})]
-            assert not made.capabilities().is_supported(api.Capability.RUN_COMMAND)
+    def test_answers_come_back(self, made):
+        assert made.read_changes(REQUEST).continuation_token == "token"
+        assert made.list_physical_partitions(ADDRESS) == ("p",)
+        assert made.plan_partitions(REQUEST) == (("p", "token"),)
+        assert made.run_command("db", {"ping": 1}, session=5) == ("db", {"ping": 1}, {"session": 5})
+        assert list(made.run_cursor_command("db", {"find": 1})) == [("db", {"find": 1}, {})]
+        assert not made.capabilities().is_supported(api.Capability.RUN_COMMAND)
 
-    def test_iterates_with_the_settings_of_the_iterator(self, plugin):
-        with api.connect("embedded:///x") as made:
-            changes = made.iterate_changes(REQUEST, until_idle=True, wait_seconds=2)
-            assert isinstance(changes, api.ChangeFeedIterator)
-            assert list(changes) == []
-            assert changes.continuation_token == "token"
-            error = refusal(made.iterate_changes, REQUEST, max_outage_seconds=-1)
-            assert "max_outage_seconds" in error.message
+    def test_iterates_with_the_settings_of_the_iterator(self, plugin, made):
+        changes = made.iterate_changes(REQUEST, until_idle=True, wait_seconds=2)
+        assert isinstance(changes, api.ChangeFeedIterator)
+        assert list(changes) == []
+        assert changes.continuation_token == "token"
+        error = refusal(made.iterate_changes, REQUEST, max_outage_seconds=-1)
+        assert "max_outage_seconds" in error.message
         assert plugin.backends[0].calls == [(REQUEST, api.OperationOptions(30, 2))]
 
 
@@ -153,13 +156,9 @@ CALLS = {
 
 
 class TestClose:
-    def test_is_done_once_by_many_threads(self, plugin):
-        made = api.connect("embedded:///x")
-        threads = [threading.Thread(target=made.close) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    def test_is_done_once_by_many_threads(self, plugin, made):
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: made.close(), range(8)))
         assert plugin.backends[0].closed == 1
         assert repr(made).endswith(" closed>")
 
@@ -168,8 +167,7 @@ class TestClose:
             raise ZeroDivisionError
         assert plugin.backends[0].closed == 1
 
-    def test_nothing_can_be_called_afterwards(self, plugin):
-        made = api.connect("embedded:///x")
+    def test_nothing_can_be_called_afterwards(self, made):
         changes = made.iterate_changes(REQUEST)
         made.close()
         for operation, call in CALLS.items():
@@ -179,8 +177,7 @@ class TestClose:
         assert "closed" in refused(list, changes)
 
 
-def test_a_client_is_not_pickled_but_its_configuration_is(plugin):
-    made = api.connect("embedded:///x")
+def test_a_client_is_not_pickled_but_its_configuration_is(made):
     assert "pickle client.config and connect(config)" in refused(pickle.dumps, made)
     assert api.connect(pickle.loads(pickle.dumps(made.config))).config == made.config
 
@@ -207,9 +204,7 @@ def in_child(action):
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12: the test runner has threads
 class TestFork:
-    def test_the_child_opens_connections_of_its_own(self, plugin):
-        made = api.connect("embedded:///x")
-
+    def test_the_child_opens_connections_of_its_own(self, plugin, made):
         def read():
             made.read_changes(REQUEST)
             made.read_changes(REQUEST)
@@ -244,8 +239,7 @@ class TestFork:
         assert "make a new native_client and connect again" in error.message
         assert made.read_changes(REQUEST).continuation_token == "token"
 
-    def test_a_closed_client_stays_closed_in_the_child(self, plugin):
-        made = api.connect("embedded:///x")
+    def test_a_closed_client_stays_closed_in_the_child(self, plugin, made):
         made.close()
 
         def read():
@@ -256,18 +250,14 @@ class TestFork:
 
         assert "closed" in in_child(read).message
 
-    def test_a_child_of_the_child_opens_its_own_too(self, plugin):
-        made = api.connect("embedded:///x")
-
+    def test_a_child_of_the_child_opens_its_own_too(self, plugin, made):
         def deeper():
             made.read_changes(REQUEST)
             return in_child(lambda: (made.read_changes(REQUEST), len(plugin.backends))[1])
 
         assert in_child(deeper) == 3
 
-    def test_an_open_that_fails_in_the_child_is_tried_again(self, plugin):
-        made = api.connect("embedded:///x")
-
+    def test_an_open_that_fails_in_the_child_is_tried_again(self, plugin, made):
         def twice():
             plugin.failures = [ConnectionError("down")]
             with pytest.raises(ConnectionError):
@@ -276,33 +266,26 @@ class TestFork:
 
         assert in_child(twice) == "token"
 
-    def test_a_lock_that_another_thread_held_at_the_fork_blocks_nobody(self, plugin):
-        made = api.connect("embedded:///x")
+    def test_a_lock_that_another_thread_held_at_the_fork_blocks_nobody(self, made):
         with made._lock:
             assert in_child(lambda: (made.read_changes(REQUEST), made.close())[0].idle)
 
-    def test_threads_of_the_child_open_one_connection_together(self, plugin):
-        made = api.connect("embedded:///x")
-
+    def test_threads_of_the_child_open_one_connection_together(self, plugin, made):
         def race():
             barrier = threading.Barrier(8)
             plugin.seconds = 0.05
 
-            def read():
+            def read(_):
                 barrier.wait()
                 made.read_changes(REQUEST)
 
-            threads = [threading.Thread(target=read) for _ in range(8)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            with ThreadPoolExecutor(8) as pool:
+                list(pool.map(read, range(8)))
             return len(plugin.backends)
 
         assert in_child(race) == 2
 
-    def test_an_iterator_goes_on_in_the_child(self, plugin):
-        made = api.connect("embedded:///x")
+    def test_an_iterator_goes_on_in_the_child(self, plugin, made):
         changes = made.iterate_changes(REQUEST, until_idle=True)
         list(changes)
 

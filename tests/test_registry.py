@@ -9,8 +9,12 @@ from importlib import metadata
 
 import pytest
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError, installed_providers, registry
+from multiclouddb_api import installed_providers, registry
 from multiclouddb_api.entry_points import EntryPoint, entry_points
+
+from .refusals import refusal
+
+GROUP = "multiclouddb.providers"
 
 
 @pytest.fixture
@@ -19,7 +23,7 @@ def offer(monkeypatch):
 
     def install(*points):
         def found(*, group):
-            assert group == "multiclouddb.providers"
+            assert group == GROUP
             return points
 
         monkeypatch.setattr(registry, "entry_points", found)
@@ -32,11 +36,9 @@ def point(name, value="sys:path", owner="-"):
 
 
 def refused(provider_id):
-    with pytest.raises(MulticloudDbError) as caught:
-        registry.load_plugin(provider_id)
-    assert caught.value.category == ErrorCategory.INVALID_REQUEST
-    assert caught.value.message.startswith("provider: ")
-    return caught.value
+    error = refusal(registry.load_plugin, provider_id)
+    assert error.message.startswith("provider: ")
+    return error
 
 
 def test_installed_providers_are_listed_once_and_sorted_without_loading_any(offer):
@@ -87,9 +89,7 @@ def test_an_sdk_that_does_not_import_is_met_with_the_command_and_the_cause(offer
     assert isinstance(error.__cause__, ImportError)
 
 
-def install(
-    folder, name, version="1.0", text="[multiclouddb.providers]\nother = sys:path\n", kind="dist-info"
-):
+def install(folder, name, version="1.0", text=f"[{GROUP}]\nother = sys:path\n", kind="dist-info"):
     info = folder / f"{name.replace('-', '_')}-{version}.{kind}"
     info.mkdir(parents=True)
     facts = "METADATA" if kind == "dist-info" else "PKG-INFO"
@@ -97,12 +97,12 @@ def install(
     (info / "entry_points.txt").write_text(text)
 
 
-def from_the_standard_library(group):
+def from_the_standard_library(group=GROUP):
     found = metadata.entry_points(group=group)
     return sorted((each.name, each.value, each.dist.name, each.dist.version) for each in found)
 
 
-def from_the_registry(group):
+def from_the_registry(group=GROUP):
     found = entry_points(group=group)
     return sorted((each.name, each.value, each.distribution, each.version) for each in found)
 
@@ -116,9 +116,7 @@ def path(monkeypatch, tmp_path):
 class TestTheFilesOfTheDistributions:
     """The registry reads them itself; it must find what `importlib.metadata` finds."""
 
-    @pytest.mark.parametrize(
-        "group", ["multiclouddb.providers", "multiclouddb.checkpoint_stores", "pytest11"]
-    )
+    @pytest.mark.parametrize("group", [GROUP, "multiclouddb.checkpoint_stores", "pytest11"])
     def test_of_this_environment(self, group):
         assert from_the_registry(group) == from_the_standard_library(group)
         assert group == "pytest11" or from_the_registry(group)
@@ -140,13 +138,9 @@ class TestTheFilesOfTheDistributions:
 
     def test_of_one_distribution_that_is_found_twice_count_once(self, path, monkeypatch):
         install(path, "some-distribution", "2.0")
-        install(
-            path.parent / "second", "Some.Distribution", "1.0", "[multiclouddb.providers]\nold = sys:path\n"
-        )
+        install(path.parent / "second", "Some.Distribution", text=f"[{GROUP}]\nold = sys:path\n")
         monkeypatch.setattr(sys, "path", [*sys.path, str(path.parent / "second")])
-        assert from_the_registry("multiclouddb.providers") == from_the_standard_library(
-            "multiclouddb.providers"
-        )
+        assert from_the_registry() == from_the_standard_library()
         assert "other" in installed_providers()
         assert "old" not in installed_providers()
 
@@ -157,13 +151,8 @@ class TestTheFilesOfTheDistributions:
     def test_in_an_archive_are_found_too(self, path, monkeypatch, tmp_path):
         install(path, "some-distribution")
         with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
-            for file in path.rglob("*.*"):
-                if file.is_file():
-                    archive.write(file, file.relative_to(path))
-            for file in path.rglob("METADATA"):
+            for file in path.glob("*/*"):
                 archive.write(file, file.relative_to(path))
         monkeypatch.setattr(sys, "path", [*sys.path[1:], str(tmp_path / "all.zip")])
-        assert from_the_registry("multiclouddb.providers") == from_the_standard_library(
-            "multiclouddb.providers"
-        )
+        assert from_the_registry() == from_the_standard_library()
         assert "other" in installed_providers()

@@ -8,6 +8,7 @@ import re
 import threading
 import weakref
 from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import ClassVar, Generic, TypeVar
 
@@ -186,18 +187,15 @@ def test_a_class_of_attrs_may_inherit_from_one_that_was_not_used_yet():
 
 @pytest.mark.parametrize("_", range(20))
 def test_threads_may_use_a_class_for_the_first_time_together(_):
-    made, barrier, found = classes(value)["Plain"], threading.Barrier(4), []
+    made, barrier = classes(value)["Plain"], threading.Barrier(4)
 
-    def use():
+    def use(_):
         barrier.wait()
         one = made(1)
-        found.append((one == made(1), hash(one) == hash(made(1)), repr(one).partition("Plain")[2]))
+        return one == made(1), hash(one) == hash(made(1)), repr(one).partition("Plain")[2]
 
-    threads = [threading.Thread(target=use) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(use, range(4)))
     assert found == [(True, True, "(number=1, text=X, more=[], _hidden=2, last=False)")] * 4
 
 
