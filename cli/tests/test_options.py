@@ -76,8 +76,17 @@ class TestLast:
         assert ids(run(*words, "--last", 50).stdout) == ["o-7", "o-8", "o-9"]
 
     def test_a_checkpoint_goes_first(self, run, url, store, tmp_path):
-        words = ("tail", url, "orders", *["--until-idle", "--json", "--last", "2"])
-        words += ("--checkpoint", tmp_path / "pos")
+        words = (
+            "tail",
+            url,
+            "orders",
+            "--until-idle",
+            "--json",
+            "--last",
+            2,
+            "--checkpoint",
+            tmp_path / "pos",
+        )
         assert ids(run(*words).stdout) == ["o-8", "o-9"]
         store.put("orders", "o-new", {})
         assert ids(run(*words).stdout) == ["o-new"]
@@ -90,12 +99,7 @@ class TestLast:
 def test_selected_events_are_counted_exactly_with_and_without_a_checkpoint(run, url, store, tmp_path):
     for number in range(6):
         store.delete("orders", f"o-{number}")
-    words = (
-        "tail",
-        url,
-        "orders",
-        *["--from", "beginning", "--type", "delete", "--max-events", "4", "--json"],
-    )
+    words = ("tail", url, "orders", "--from", "beginning", "--type", "delete", "--max-events", 4, "--json")
     assert len(ids(run(*words).stdout)) == 4
     kept = (*words, "--checkpoint", tmp_path / "pos")
     seen = ids(run(*kept).stdout) + ids(run(*kept, "--until-idle").stdout)

@@ -9,17 +9,7 @@ from types import SimpleNamespace
 import attrs
 import pytest
 
-from multiclouddb_api import (
-    ChangeFeedRequest,
-    FileCheckpointStore,
-    Now,
-    Observer,
-    OperationOptions,
-    ResourceAddress,
-    SnapshotOrder,
-    SnapshotProgress,
-    event_from_json,
-)
+import multiclouddb_api as api
 from multiclouddb_cli.screen import ProgressLine, snapshot_line
 from multiclouddb_cli.session import Contact, Interrupt
 from multiclouddb_conformance.command_line import apart_from_silence
@@ -31,7 +21,7 @@ LINE = re.compile(r'\d{4}-\d\d-\d\dT[\d:.]+Z  CREATE  id="(o-\d)"  \{"total":\d\
 
 
 def keys(text):
-    return [event_from_json(line).key.components["id"] for line in text.splitlines()]
+    return [api.event_from_json(line).key.components["id"] for line in text.splitlines()]
 
 
 class TestLines:
@@ -82,7 +72,7 @@ class TestCheckpoint:
         words = ("tail", url, "orders", "--until-idle", "--exact")
         run(*words, "--checkpoint", tmp_path / "worker.checkpoint.json")
         store.put("orders", "o-new", {})
-        kept = FileCheckpointStore(tmp_path)
+        kept = api.FileCheckpointStore(tmp_path)
         before = kept.load("worker")
         assert keys(run(*words, "--from", f"@{tmp_path}/worker.checkpoint.json").stdout) == ["o-new"]
         assert kept.load("worker") == before
@@ -197,7 +187,7 @@ class TestSnapshot:
         result = run("tail", url, "orders", "--from", start, "--until-idle", "--exact")
         assert result.exit_code == 0
         assert sorted(keys(result.stdout)) == [f"o-{number}" for number in range(10) if number != 3]
-        assert all(event_from_json(line).backfilled for line in result.stdout.splitlines())
+        assert all(api.event_from_json(line).backfilled for line in result.stdout.splitlines())
         assert "notice: SnapshotStarted: floor=" in result.stderr
         assert "notice: BackfillDone: " in result.stderr
         assert "snapshot: [--------------------]  0/1 segments  0 rows" in result.stderr
@@ -215,12 +205,12 @@ class TestSnapshot:
         assert "only be used with tail" in result.output
 
     def test_line_has_segments_rows_rate_and_the_rest(self):
-        progress = SnapshotProgress(SnapshotOrder.ORDERED, 4, 10, 1200, 3000)
+        progress = api.SnapshotProgress(api.SnapshotOrder.ORDERED, 4, 10, 1200, 3000)
         assert snapshot_line(progress, 600.0) == (
             "[########------------]  4/10 segments  1,200 rows  600 rows/s  about 3.0s left  ordered"
         )
 
-        progress = SnapshotProgress(SnapshotOrder.INTERLEAVED, 4, None, 0, None)
+        progress = api.SnapshotProgress(api.SnapshotOrder.INTERLEAVED, 4, None, 0, None)
         assert snapshot_line(progress, None) == "4/? segments  0 rows  interleaved"
 
     def test_a_terminal_has_one_line_that_is_renewed(self, monkeypatch):
@@ -230,7 +220,7 @@ class TestSnapshot:
         times = iter([0.0, 1.0, 1.1, 2.0])
         bar = ProgressLine("snapshot", snapshot_line, lambda: next(times))
         for rows in (0, 100, 110, 200):
-            bar.show(SnapshotProgress(SnapshotOrder.ORDERED, 0, 2, rows, 400))
+            bar.show(api.SnapshotProgress(api.SnapshotOrder.ORDERED, 0, 2, rows, 400))
         bar.clear()
         bar.clear()
         assert [text.partition("segments")[2] for text, _ in shown] == [
@@ -245,8 +235,7 @@ class TestSnapshot:
 def test_each_read_asks_all_partitions_so_that_to_can_end_the_command():
     asked = []
     client = SimpleNamespace(read_changes=lambda request, options: asked.append(options))
-    contact = Contact(lambda: client, Interrupt(), Observer(), waits=False)
-    contact.read_changes(
-        ChangeFeedRequest(ResourceAddress(None, "orders"), Now()), OperationOptions(7, 3, ask_all=False)
-    )
-    assert asked == [OperationOptions(7, 3, ask_all=True)]
+    contact = Contact(lambda: client, Interrupt(), api.Observer(), waits=False)
+    request = api.ChangeFeedRequest("orders", api.Now())
+    contact.read_changes(request, api.OperationOptions(7, 3, ask_all=False))
+    assert asked == [api.OperationOptions(7, 3, ask_all=True)]

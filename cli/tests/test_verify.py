@@ -5,7 +5,7 @@ import json
 import pytest
 from deltalake import DeltaTable
 
-from multiclouddb_api import Beginning, ChangeFeedRequest, FileCheckpointStore, connect
+import multiclouddb_api as api
 from multiclouddb_embedded.feed import EmbeddedFeed
 from pyspark_multiclouddb import merge_into_delta
 
@@ -19,13 +19,13 @@ def _quick(monkeypatch):
 @pytest.fixture
 def table(tmp_path, url, store):
     """Make a table that equals the store, and a checkpoint."""
-    with connect(url) as client:
+    with api.connect(url) as client:
         # A page need not contain all partitions' changes, and the sink of these tests never moves again.
         for page in client.iterate_changes(
-            ChangeFeedRequest("main/orders", Beginning()), until_idle=True
+            api.ChangeFeedRequest("main/orders", api.Beginning()), until_idle=True
         ).pages():
             merge_into_delta(page, None, tmp_path / "table", None)
-        checkpoints = FileCheckpointStore(tmp_path)
+        checkpoints = api.FileCheckpointStore(tmp_path)
         checkpoints.save("sink", page.continuation_token, None)
     return tmp_path / "table"
 
