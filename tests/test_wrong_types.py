@@ -167,23 +167,16 @@ def is_form(found):
     return typing.is_typeddict(found) or getattr(found, "_is_protocol", False)
 
 
+def exported():
+    for package in PACKAGES:
+        module = importlib.import_module(package)
+        yield from (getattr(module, name) for name in module.__all__)
+
+
 def classes():
-    for package in PACKAGES:
-        module = importlib.import_module(package)
-        for name in module.__all__:
-            found = getattr(module, name)
-            if inspect.isclass(found) and not (
-                issubclass(found, Enum) or is_form(found) or found in LEFT_OUT
-            ):
-                yield found
-
-
-def functions():
-    for package in PACKAGES:
-        module = importlib.import_module(package)
-        for found in (getattr(module, name) for name in module.__all__):
-            if inspect.isfunction(found) and found not in LEFT_OUT:
-                yield found
+    for found in filter(inspect.isclass, exported()):
+        if not (issubclass(found, Enum) or is_form(found) or found in LEFT_OUT):
+            yield found
 
 
 def methods(owner):
@@ -246,7 +239,7 @@ def entrances():
     """Yield the title, class (or None), name, parameter types and required parameters of every public
     callable.
     """
-    for function in functions():
+    for function in filter(inspect.isfunction, exported()):
         yield function.__name__, None, function.__name__, hints_of(function), required(function)
     for owner in classes():
         hints, needed = constructor(owner)
@@ -312,13 +305,9 @@ def types_in(value):
         names.add("None")
     if isinstance(value, bytes):
         names.add("int")  # the type of the value's items
-    inner = (
-        [*value, *value.values()]
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, list | tuple)
-        else ()
-    )
+    inner = [*value, *value.values()] if isinstance(value, dict) else value
+    if not isinstance(inner, list | tuple):
+        return names
     return names.union(*map(types_in, inner))
 
 
@@ -357,8 +346,6 @@ def wrong_message(error, name, value):
 
 
 ADDRESS = api.ResourceAddress("main", "orders")
-
-
 WAYS_OUT = [
     (lambda _: api.ChangeFeedRequest(ADDRESS, api.AtTime), "not the class AtTime; write AtTime(…)"),
     (
