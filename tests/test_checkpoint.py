@@ -12,12 +12,9 @@ import sys
 
 import pytest
 
-from multiclouddb_api import (
-    ErrorCategory,
-    FileCheckpointStore,
-    MulticloudDbError,
-    open_checkpoint_store,
-)
+from multiclouddb_api import ErrorCategory, FileCheckpointStore, MulticloudDbError, open_checkpoint_store
+
+from .refusals import refused
 
 TOKEN = "dG9rZW4" * 20
 
@@ -108,14 +105,6 @@ os._exit(0)
 
 
 class TestDamage:
-    def edited(self, store, **changes):
-        store.save("orders", TOKEN, None)
-        path = store.path("orders")
-        fields = json.loads(path.read_text())
-        fields.update(changes)
-        path.write_text(json.dumps({name: value for name, value in fields.items() if value is not None}))
-        return refusal(store.load, "orders")
-
     def test_every_truncation_and_every_changed_byte_is_refused(self, store):
         store.save("orders", TOKEN, None)
         path = store.path("orders")
@@ -123,9 +112,7 @@ class TestDamage:
         for place in range(len(whole) - 1):
             for damaged in (whole[:place], whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]):
                 path.write_bytes(damaged)
-                error = refusal(store.load, "orders")
-                assert error.category == ErrorCategory.INVALID_REQUEST
-                assert str(path) in error.message
+                assert str(path) in refused(store.load, "orders")
 
     @pytest.mark.parametrize(
         ("changes", "problem"),
@@ -137,18 +124,20 @@ class TestDamage:
         ],
     )
     def test_a_changed_file_is_refused(self, store, changes, problem):
-        assert problem in self.edited(store, **changes).message
+        store.save("orders", TOKEN, None)
+        path = store.path("orders")
+        fields = {**json.loads(path.read_text()), **changes}
+        path.write_text(json.dumps({name: value for name, value in fields.items() if value is not None}))
+        assert problem in refused(store.load, "orders")
 
     def test_a_copy_under_another_name_is_refused(self, store):
         store.save("orders", TOKEN, None)
         store.path("orders").rename(store.path("invoices"))
-        assert "is the checkpoint of 'orders', not of 'invoices'" in refusal(store.load, "invoices").message
+        assert "is the checkpoint of 'orders', not of 'invoices'" in refused(store.load, "invoices")
 
 
 def test_a_name_that_is_none_for_a_file_has_no_path(store):
-    error = refusal(store.path, "../x")
-    assert error.category == ErrorCategory.INVALID_REQUEST
-    assert "letters, digits" in error.message
+    assert "letters, digits" in refused(store.path, "../x")
 
 
 @pytest.mark.parametrize(
@@ -157,10 +146,7 @@ def test_a_name_that_is_none_for_a_file_has_no_path(store):
 )
 def test_a_url_without_its_store_names_the_package_or_a_known_scheme(url, way_out, monkeypatch):
     monkeypatch.setattr("multiclouddb_api.checkpoint.entry_points", lambda group: [])
-    with pytest.raises(MulticloudDbError) as caught:
-        open_checkpoint_store(url)
-    assert caught.value.category == ErrorCategory.INVALID_REQUEST
-    assert way_out in caught.value.message
+    assert way_out in refused(open_checkpoint_store, url)
 
 
 def test_a_url_opens_the_store_of_its_scheme(tmp_path):

@@ -3,8 +3,6 @@
 import importlib
 import pkgutil
 import re
-import subprocess
-import sys
 import tomllib
 import types
 from pathlib import Path
@@ -13,6 +11,8 @@ import pytest
 
 import multiclouddb_api
 import multiclouddb_spi
+
+from .test_loading import in_a_new_process
 
 ROOT = Path(__file__).parents[1]
 EMULATORS = sorted(ROOT.glob("tools/emulators/*/pyproject.toml"))
@@ -24,18 +24,12 @@ SDKS = {
 WIRE = {"spanner": {"google", "grpc"}}
 
 
-def loaded_by(imports):
-    """Return the modules that a fresh interpreter has loaded after an import."""
-    program = f"import {imports}, sys; print(*sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return {name.partition(".")[0] for name in ran.stdout.split()}
-
-
 @pytest.mark.parametrize("file", EMULATORS, ids=lambda file: file.parent.name)
 def test_an_emulator_needs_nothing_of_the_kit_and_no_sdk(file):
     """Otherwise, both could contain the same mistake."""
     package = f"multiclouddb_{file.parent.name}_emulator"
-    loaded = loaded_by(package)
+    program = f"import {package}, sys; print(*sys.modules)"
+    loaded = {name.partition(".")[0] for name in in_a_new_process(program)}
     assert {name for name in loaded if "multiclouddb" in name} == {package}
     assert SDKS & loaded == WIRE.get(file.parent.name, set())
     project = tomllib.loads(file.read_text())["project"]
