@@ -12,17 +12,7 @@ from importlib.metadata import version
 import attrs
 import pytest
 
-from multiclouddb_api import (
-    Beginning,
-    ChangeEvent,
-    ChangeFeedRequest,
-    ChangeType,
-    LogicalPartition,
-    MulticloudDbKey,
-    PhysicalPartition,
-    ResourceAddress,
-    connect,
-)
+import multiclouddb_api as api
 from multiclouddb_cli.rendering import event_line
 from multiclouddb_cli.screen import print_table
 from multiclouddb_cli.top import Board
@@ -31,7 +21,7 @@ from multiclouddb_spi.continuation.token import decode_token, encode_token
 
 from .terminals import Terminal, follow, in_terminal
 
-ORDERS = ResourceAddress("main", "orders")
+ORDERS = api.ResourceAddress("main", "orders")
 ONCE = "top URL orders --once --interval 0.1"
 BOX = re.compile("[\u2500-\u257f]")
 
@@ -45,11 +35,17 @@ def shaped(store):
     return store
 
 
+def token_of(url, **request):
+    """Return the token after a page from the beginning."""
+    with api.connect(url) as client:
+        page = client.read_changes(api.ChangeFeedRequest(ORDERS, api.Beginning(), **request))
+    return page.continuation_token
+
+
 @pytest.fixture
 def token(url, store):
     """Return a token after three events."""
-    with connect(url) as client:
-        return client.read_changes(ChangeFeedRequest(ORDERS, Beginning(), max_page_size=3)).continuation_token
+    return token_of(url, max_page_size=3)
 
 
 def listed(run, url):
@@ -180,20 +176,17 @@ class TestInspect:
             check_lines(out, *lines)
 
     def test_shows_what_waits_for_its_parents(self, run, url, shaped, token):
-        with connect(url) as client:
-            page = client.read_changes(ChangeFeedRequest(ORDERS, Beginning(), max_page_size=1))
-        found = json.loads(run("token", "inspect", page.continuation_token, "--json").stdout)
+        token = token_of(url, max_page_size=1)
+        found = json.loads(run("token", "inspect", token, "--json").stdout)
         states = {item["partition"]: item for item in found["partitions"]}
         assert states["p4"]["state"] == "waiting"
         assert set(states["p4"]["waits_for"]) == {"p1", "p3"}
-        assert found["size"] == len(page.continuation_token)
+        assert found["size"] == len(token)
 
     def test_never_shows_a_key(self, run, url, store):
-        key = MulticloudDbKey({"id": "o-4"})
-        with connect(url) as client:
-            page = client.read_changes(ChangeFeedRequest(ORDERS, Beginning(), LogicalPartition(key)))
+        token = token_of(url, scope=api.LogicalPartition(api.MulticloudDbKey({"id": "o-4"})))
         for words in ((), ("--json",)):
-            out = run("token", "inspect", page.continuation_token, *words).stdout
+            out = run("token", "inspect", token, *words).stdout
             assert "key:" in out
             assert "o-4" not in out
 
@@ -205,9 +198,7 @@ class TestCheck:
         assert len(re.findall(r"^p\d +active +sequence", out, re.MULTILINE)) == 2
 
     def test_finds_one_expired_partition_behind_a_good_one(self, run, url, store, token):
-        with connect(url) as client:
-            scope = PhysicalPartition(listed(run, url)["p0"]["partition_id"])
-            ahead = client.read_changes(ChangeFeedRequest(ORDERS, Beginning(), scope)).continuation_token
+        ahead = token_of(url, scope=api.PhysicalPartition(listed(run, url)["p0"]["partition_id"]))
         old, new = decode_token(token), decode_token(ahead)
         mixed_in = [entry for entry in old.state["p"] if entry[0] == "p1"]
         mixed = encode_token(attrs.evolve(old, state={"p": [*new.state["p"], *mixed_in]}))
@@ -237,20 +228,19 @@ class TestCheck:
         assert [name.rpartition(":")[2] for name in found["missed"]] == ["p1"]
 
     def test_of_one_partition_does_not_speak_of_coverage(self, run, url, store):
-        with connect(url) as client:
-            (_, token), *_ = client.plan_partitions(ChangeFeedRequest(ORDERS, Beginning()))
+        with api.connect(url) as client:
+            (_, token), *_ = client.plan_partitions(api.ChangeFeedRequest(ORDERS, api.Beginning()))
         result = run("token", "check", url, token)
         assert result.exit_code == 0
         check_lines(result.stdout, "covers +unknown")
 
     def test_of_every_scope(self, run, url, store):
-        key = MulticloudDbKey({"id": "o-4"})
-        with connect(url) as client:
-            keyed = client.read_changes(ChangeFeedRequest(ORDERS, Beginning(), LogicalPartition(key)))
-            plan = client.plan_partitions(ChangeFeedRequest(ORDERS, Beginning()))
+        with api.connect(url) as client:
+            plan = client.plan_partitions(api.ChangeFeedRequest(ORDERS, api.Beginning()))
         for _, token in plan:
             assert run("token", "check", url, token).exit_code == 0
-        words = ("token", "check", url, keyed.continuation_token)
+        keyed = token_of(url, scope=api.LogicalPartition(api.MulticloudDbKey({"id": "o-4"})))
+        words = ("token", "check", url, keyed)
         assert run(*words).exit_code == 2
         assert run(*words, "--key", '{"id": "o-5"}').exit_code == 2
         assert run(*words, "--key", '{"id": "o-4"}').exit_code == 0
@@ -326,17 +316,15 @@ class TestDescendants:
     @pytest.fixture
     def root(self, run, url, store):
         """Return the public id of a partition that was split, with documents in its descendants."""
-        listed = json.loads(run("partitions", url, "main/orders", "--json").stdout)
+        root = listed(run, url)["p0"]["partition_id"]
         store.split("orders", "p0")
         for number in range(10, 40):
             store.put("orders", f"o-{number}", {})
-        return {item["native_id"]: item["partition_id"] for item in listed}["p0"]
+        return root
 
     @pytest.fixture
     def token(self, url, root):
-        scope = PhysicalPartition(root, with_descendants=True)
-        with connect(url) as client:
-            return client.read_changes(ChangeFeedRequest(ORDERS, Beginning(), scope)).continuation_token
+        return token_of(url, scope=api.PhysicalPartition(root, with_descendants=True))
 
     def test_inspect_and_check_understand_the_token(self, run, url, token):
         shown = run("token", "inspect", token).stdout
@@ -381,9 +369,11 @@ class TestScope:
         assert "  1 event  " in run("top", url, "orders", *words).stdout
 
     def test_an_event_of_a_wide_one_says_where_it_is(self):
-        address = ResourceAddress("shop", "orders\x1b")
-        key, time = MulticloudDbKey({"id": 7}), datetime(2026, 1, 31, tzinfo=UTC)
-        event = ChangeEvent("1", key, ChangeType.DELETE, time, None, None, "1", False, False, address, "p0")
+        address = api.ResourceAddress("shop", "orders\x1b")
+        key, time = api.MulticloudDbKey({"id": 7}), datetime(2026, 1, 31, tzinfo=UTC)
+        event = api.ChangeEvent(
+            "1", key, api.ChangeType.DELETE, time, None, None, "1", False, False, address, "p0"
+        )
         line = "2026-01-31T00:00:00Z  DELETE  {}id=7"
         assert event_line(event, 80, colour=False) == line.format("")
         assert event_line(event, 80, colour=False, address=True) == line.format("shop/orders\\x1b  ")
