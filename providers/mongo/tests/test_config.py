@@ -286,8 +286,6 @@ GOOD = {
 # The options for which a token that was made with one value must not be used with another value.
 POSITIONS = {"pipeline", "show_expanded_events", "collation"}
 
-refused = functools.partial(refusals.refused, ErrorCategory.INVALID_REQUEST)
-
 
 @pytest.mark.parametrize(
     ("name", "value"),

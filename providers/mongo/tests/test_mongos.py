@@ -3,10 +3,12 @@
 import contextlib
 import random
 import socket
+import socketserver
 import struct
 import threading
+from collections.abc import Callable
 from contextlib import closing
-from typing import Self
+from typing import IO
 
 import bson
 import pytest
@@ -24,61 +26,33 @@ from .monitor import keys, read
 from .servers.mongod import shared
 from .test_heads import World, soon
 
-OP_REPLY, OP_QUERY, OP_MSG = 1, 2004, 2013
+OP_MSG = 2013
 HEADER = struct.Struct("<iiii")
 # The fields of a member's greeting that a `mongos` does not send.
 OF_A_MEMBER = ("setName", "setVersion", "hosts", "me", "primary", "secondary", "electionId", "lastWrite")
 
 
-class Mongos:
+class Mongos(socketserver.ThreadingTCPServer):
     """Forwards every connection to a member, and changes the answers."""
 
+    daemon_threads = True
+
     def __init__(self, member: str, seed: int) -> None:
-        host, _, port = member.rpartition(":")
-        self._member = host, int(port)
-        self._random = random.Random(seed)
-        self._sides: set[socket.socket] = set()
-        self._streams: dict[int, _Stream] = {}
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-        self.uri = f"mongodb://127.0.0.1:{self._listener.getsockname()[1]}/?heartbeatFrequencyMS=500"
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__(("127.0.0.1", 0), _Connection)
+        self.member, self.random = member, random.Random(seed)
+        self.streams: dict[int, _Stream] = {}
+        # In the mode `poll`, every answer follows a request.
+        options = "heartbeatFrequencyMS=500&serverMonitoringMode=poll"
+        self.uri = f"mongodb://127.0.0.1:{self.server_address[1]}/?{options}"
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for side in list(self._sides):
-            with contextlib.suppress(OSError):
-                side.shutdown(socket.SHUT_RDWR)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(near,), daemon=True).start()
-
-    def _serve(self, near: socket.socket) -> None:
-        with contextlib.suppress(OSError, EOFError), near, socket.create_connection(self._member) as far:
-            self._sides |= {near, far}
-            while True:
-                asked = _message(near)
-                command = _document(asked)
-                stream = self._streams.get(command.get("getMore", 0))
-                held = stream and stream.answer(self._random)
-                if held:
-                    near.sendall(_reply(asked, held))
-                    continue
-                far.sendall(asked)
-                more = True
-                while more:
-                    answer = _message(far)
-                    more = bool(_flags(answer) & 2)  # the member streams its greetings
-                    near.sendall(_rewritten(answer, self._changed(command, _document(answer))))
+    def answer(self, asked: bytes, ask: Callable[[bytes], bytes]) -> bytes:
+        command = _document(asked)
+        stream = self.streams.get(command.get("getMore", 0))
+        held = stream and stream.answer(self.random)
+        if held:
+            return _reply(asked, held)
+        answer = ask(asked)
+        return _rewritten(answer, self._changed(command, _document(answer)))
 
     def _changed(self, command: dict, answer: dict) -> dict:
         if "isWritablePrimary" in answer or "ismaster" in answer:
@@ -88,17 +62,36 @@ class Mongos:
         cursor = answer.get("cursor", {})
         if not cursor.get("id") or "postBatchResumeToken" not in cursor:
             return answer
-        stream = self._streams.get(cursor["id"])
+        stream = self.streams.get(cursor["id"])
         if stream is None:
             stages = command.get("pipeline") or [{}]
             start = stages[0].get("$changeStream", {})
             at = start.get("resumeAfter") or start.get("startAfter")
             if at is None:  # nothing is known yet that could be held back
                 at = cursor["postBatchResumeToken"]
-                self._streams[cursor["id"]] = _Stream(answer, at)
+                self.streams[cursor["id"]] = _Stream(answer, at)
                 return answer
-            stream = self._streams[cursor["id"]] = _Stream(answer, at)
-        return stream.take(answer, self._random)
+            stream = self.streams[cursor["id"]] = _Stream(answer, at)
+        return stream.take(answer, self.random)
+
+
+class _Connection(socketserver.StreamRequestHandler):
+    server: Mongos
+
+    def handle(self) -> None:
+        host, _, port = self.server.member.rpartition(":")
+        with (
+            contextlib.suppress(OSError, EOFError),
+            socket.create_connection((host, int(port))) as far,
+            far.makefile("rb") as answers,
+        ):
+
+            def ask(message: bytes) -> bytes:
+                far.sendall(message)
+                return _message(answers)
+
+            while True:
+                self.wfile.write(self.server.answer(_message(self.rfile), ask))
 
 
 class _Stream:
@@ -132,38 +125,21 @@ class _Stream:
         return self._template | {"cursor": cursor}
 
 
-def _message(side: socket.socket) -> bytes:
-    head = _exactly(side, 4)
-    (length,) = struct.unpack("<i", head)
-    return head + _exactly(side, length - 4)
-
-
-def _exactly(side: socket.socket, count: int) -> bytes:
-    found = b""
-    while len(found) < count:
-        more = side.recv(count - len(found))
-        if not more:
-            raise EOFError
-        found += more
-    return found
-
-
-def _flags(message: bytes) -> int:
-    return struct.unpack_from("<I", message, HEADER.size)[0] if _kind(message) == OP_MSG else 0
-
-
-def _kind(message: bytes) -> int:
-    return HEADER.unpack_from(message)[3]
+def _message(file: IO[bytes]) -> bytes:
+    head = file.read(4)
+    if len(head) < 4:
+        raise EOFError
+    return head + file.read(int.from_bytes(head, "little") - 4)
 
 
 def _start(message: bytes) -> int:
     """Return where the first document of a message begins."""
-    match _kind(message):
-        case _ if _kind(message) == OP_MSG:
+    match HEADER.unpack_from(message)[3]:
+        case 2013:  # OP_MSG
             return HEADER.size + 5
-        case 1:
+        case 1:  # OP_REPLY
             return HEADER.size + 20
-        case _:
+        case _:  # OP_QUERY
             return message.index(b"\0", HEADER.size + 4) + 1 + 8
 
 
@@ -198,7 +174,9 @@ def brisk():
 @pytest.fixture(params=range(2))
 def mongos(brisk, request):
     with Mongos(brisk.members[0], request.param) as made:
+        threading.Thread(target=made.serve_forever, args=(0.05,)).start()
         yield made
+        made.shutdown()
 
 
 @pytest.fixture

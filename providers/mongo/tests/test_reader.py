@@ -334,7 +334,7 @@ def logs(draw):
             case "rename":
                 log.add("rename", to={"db": "shop", "coll": "other"})
             case "unknown":
-                log.add("zzz")
+                log.add(draw(st.sampled_from(["zzz", "create", ""])))
     return log
 
 
@@ -498,12 +498,6 @@ class TestOtherOperations:
         ]
         assert all((batch.caught_up, len(batch.notices)) == (False, 1) for batch in told)
         assert place_of(told[-1].cursor_after(0)).data >= change_text(4)
-
-    @pytest.mark.parametrize("kind", ["zzz", "create", ""])
-    def test_what_nobody_knows_is_stepped_over(self, log, kind):
-        log.add(kind, fullDocument={"a": 1}, anything=7)
-        number = log.add()
-        assert drained(reader_of(Server(log))) == [number]
 
     def test_a_long_row_of_it_is_no_end(self, log):
         for _ in range(120):
@@ -705,11 +699,6 @@ class TestRefused:
 
 
 class TestOneStream:
-    def test_it_stays_open_from_page_to_page(self, log):
-        server = Server(log.fill(50))
-        assert drained(reader_of(server), 3) == log.keys()
-        assert len(server.opened) == 1
-
     @pytest.mark.parametrize(("asked", "batch_size"), [(1, 100), (100, 100), (321, 321), (10**6, 500)])
     def test_an_answer_has_what_a_page_takes(self, log, asked, batch_size):
         server = Server(log)
@@ -804,19 +793,6 @@ def test_an_empty_answer_of_a_mongos_is_the_end_only_after_the_end_that_the_log_
 
 
 class TestPosition:
-    def test_it_moves_without_a_change(self, log):
-        reader, found = reader_of(Server(log)), []
-        for _ in range(2):
-            log.add(shown=False)
-            found.append(place_of(fetch(reader).cursor_after(0)))
-        assert found[0].kind == "h"
-        assert found[1].data > found[0].data
-
-    def test_it_is_that_of_the_last_change_within_an_answer(self, log):
-        batch = fetch(reader_of(Server(log.fill(5))), 3)
-        expected = [At(0), place_after(1), place_after(2), place_after(3)]
-        assert [place_of(batch.cursor_after(count)) for count in range(4)] == expected
-
     def test_no_record_behind_it_is_older_than_the_watermark(self, log):
         batch = fetch(reader_of(Server(log.fill(1))))
         assert batch.watermark == datetime.fromtimestamp(SECONDS - 1, UTC)

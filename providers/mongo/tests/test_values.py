@@ -150,30 +150,15 @@ class TestEveryType:
         assert decode_json(line) == document
 
 
-DIGITS = [
-    "0",
-    "-0",
-    "0E-6176",
-    "-0E+6111",
-    "1E-6176",
-    "1E+6111",
-    "1E+3",
-    "1.500",
-    "NaN",
-    "-NaN",
-    "sNaN",
-    "-sNaN",
-    "Infinity",
-    "-Infinity",
-    "9.999999999999999999999999999999999E+6144",
-    "1000000000000000000000000000000000E+6111",
-    "-9999999999999999999999999999999999",
-    "12345678901234567890123456789012.34",
-]
+DIGITS = (
+    "0 -0 0E-6176 -0E+6111 1E-6176 1E+6111 1E+3 1.500 NaN -NaN sNaN -sNaN Infinity -Infinity "
+    "9.999999999999999999999999999999999E+6144 1000000000000000000000000000000000E+6111 "
+    "-9999999999999999999999999999999999 12345678901234567890123456789012.34"
+)
 
 
 class TestDecimals:
-    @pytest.mark.parametrize("digits", DIGITS)
+    @pytest.mark.parametrize("digits", DIGITS.split())
     def test_every_digit_and_sign_is_kept(self, digits):
         stored = Decimal128(digits)
         found = portable({"v": decoded(stored)})["v"]
