@@ -12,32 +12,21 @@ FEW = 20
 def fuzzed(*strategies):
     """Make a function or a method a test that takes a value of each strategy."""
 
-    def wrapped(test):
-        def wrap(run):
-            functools.update_wrapper(run, test, ("__name__", "__qualname__", "__doc__", "__module__"))
-            del run.__wrapped__  # pytest must not look for the values of the strategies as fixtures
-            return pytest.mark.parametrize(
-                "examples", [FEW, pytest.param(100 * FEW, marks=pytest.mark.soak)]
-            )(run)
-
-        return wrap
-
-    def repeated(one, examples):
-        # A slow machine must not fail the test.
-        settings(deadline=None, max_examples=examples)(given(st.tuples(*strategies))(one))()
-
     def made(test):
-        @wrapped(test)
-        def run(self, examples):
+        def run(examples, *itself):
             def one(drawn):
-                test(self, *drawn)
+                test(*itself, *drawn)
 
-            repeated(one, examples)
+            # A slow machine must not fail the test.
+            settings(deadline=None, max_examples=examples)(given(st.tuples(*strategies))(one))()
 
-        @wrapped(test)
-        def run_function(examples):
-            repeated(lambda drawn: test(*drawn), examples)
+        def method(self, examples):
+            run(examples, self)
 
-        return run if "." in test.__qualname__ else run_function
+        found = method if "." in test.__qualname__ else lambda examples: run(examples)
+        functools.update_wrapper(found, test, ("__name__", "__qualname__", "__doc__", "__module__"))
+        del found.__wrapped__  # pytest must not look for the values of the strategies as fixtures
+        counts = [FEW, pytest.param(100 * FEW, marks=pytest.mark.soak)]
+        return pytest.mark.parametrize("examples", counts)(found)
 
     return made

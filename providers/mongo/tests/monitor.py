@@ -1,7 +1,6 @@
 """Records the commands that a client sends to its servers, in order."""
 
 import functools
-import threading
 import time
 from contextlib import contextmanager
 from typing import Any
@@ -36,30 +35,23 @@ class Commands(CommandListener):
     """Records every command of a client whose `event_listeners` contain this object."""
 
     def __init__(self):
-        self._lock = threading.Lock()
         self._log = []
 
     def clear(self):
-        with self._lock:
-            self._log.clear()
+        self._log.clear()
 
     def started(self, event):
-        self._note("started", event)
+        self._log.append(("started", event))
 
     def succeeded(self, event):
-        self._note("succeeded", event)
+        self._log.append(("succeeded", event))
 
     def failed(self, event):
-        self._note("failed", event)
-
-    def _note(self, word, event):
-        with self._lock:
-            self._log.append((word, event))
+        self._log.append(("failed", event))
 
     def events(self, word, *only):
         """Return the events of the given kind, for all commands or only for commands with the given names."""
-        with self._lock:
-            log = list(self._log)
+        log = list(self._log)  # other threads add to it
         return [event for kind, event in log if kind == word and (not only or event.command_name in only)]
 
     def sent(self, *only):
@@ -70,8 +62,7 @@ class Commands(CommandListener):
 
     def ends(self, *only):
         """Return the results of commands, such as `["failed", "succeeded"]`."""
-        with self._lock:
-            log = list(self._log)
+        log = list(self._log)
         return [word for word, event in log if word != "started" and event.command_name in only]
 
     def bodies(self, name):
@@ -89,8 +80,7 @@ class Commands(CommandListener):
     def tries(self):
         """Return the results of the `aggregate` commands that open a change stream."""
         opening = {event.request_id for event in self.opening()}
-        with self._lock:
-            log = list(self._log)
+        log = list(self._log)
         return [word for word, event in log if word != "started" and event.request_id in opening]
 
     def streams(self):

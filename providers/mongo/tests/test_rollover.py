@@ -2,22 +2,12 @@
 
 import time
 
-import attrs
 import pytest
 
-from multiclouddb_api import (
-    Beginning,
-    ChangeFeedRequest,
-    ErrorCategory,
-    FromContinuationToken,
-    MulticloudDbError,
-    Now,
-    ResourceAddress,
-    connect,
-)
+from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, ResourceAddress, connect
 from multiclouddb_conformance.refusals import refusal
 
-from .monitor import PATIENCE, ids, watched
+from .monitor import PATIENCE, Feed, ids, keys, walk, watched
 from .servers.mongod import wait_uncut
 
 NOTE = "x" * 100_000
@@ -30,14 +20,10 @@ A server truncates its oplog once a second, but a busy server does it less often
 
 class World:
     def __init__(self, server, database):
-        self.server, self.database = server, database
+        self.server, self.address = server, ResourceAddress(database, "items")
         self.admin, self.log = server.client().admin, server.client().local["oplog.rs"]
         self.items = server.client()[database].create_collection("items")
         self.others = server.client()[database].create_collection("others")
-
-    def request(self, start=None, **others):
-        start = FromContinuationToken(start) if isinstance(start, str) else start or Now()
-        return ChangeFeedRequest(ResourceAddress(self.database, "items"), start, **others)
 
     def write(self, *numbers):
         for number in numbers:
@@ -69,70 +55,47 @@ def world(small, database):
     return World(small, database)
 
 
-def read(client, request):
-    until = time.monotonic() + PATIENCE
-    while True:
-        page = client.read_changes(request)
-        if page.events or page.notices:
-            return page
-        assert time.monotonic() < until
-        request = attrs.evolve(request, start_position=FromContinuationToken(page.continuation_token))
+def test_a_live_reader_hands_out_what_it_has(world):
+    """The position of its open stream is no longer in the oplog."""
+    found = []
+    with watched(world.server.uri()) as (client, commands):
+        feed = Feed(client, world.address, max_page_size=2)
+        feed.read()
+        world.write(1, 2, 3, 4, 5, 6)
+        assert keys(feed.events(2)) == [1, 2]
+        world.roll_over()
+        world.write(7, 8)
 
+        def read_to_the_end():
+            while not (page := feed.read()).idle:
+                found.extend([*page.notices, *ids(page)])
 
-def expired(client, request):
-    error = refusal(ErrorCategory.CHECKPOINT_EXPIRED, lambda: client.read_changes(request))
-    assert not error.retryable
-    return error
-
-
-class TestLiveReader:
-    """Tests an open stream whose position is no longer in the oplog."""
-
-    def to_the_end(self, client, request, found):
-        """Return pages until there are no more pages, or until an error is raised."""
-        while True:
-            page = client.read_changes(request)
-            found += [*page.notices, *ids(page)]
-            if page.idle:
-                return
-            request = attrs.evolve(request, start_position=FromContinuationToken(page.continuation_token))
-
-    def test_hands_out_what_it_has_and_then_has_expired(self, world):
-        found = []
-        with watched(world.server.uri()) as (client, commands):
-            token = client.read_changes(world.request()).continuation_token
-            world.write(1, 2, 3, 4, 5, 6)
-            page = read(client, world.request(token, max_page_size=2))
-            assert ids(page) == [1, 2]
-            world.roll_over()
-            world.write(7, 8)
-            # The server has already sent some of the changes.
-            later = world.request(page.continuation_token, max_page_size=2)
-            act = lambda: self.to_the_end(client, later, found)  # noqa: E731
-            assert refusal(ErrorCategory.CHECKPOINT_EXPIRED, act).detail.oldest_position
-        assert found == [3, 4, 5, 6]
-        # CappedPositionLost for the open stream, and ChangeStreamHistoryLost for a stream that starts from
-        # its token.
-        failed = [(event.command_name, event.failure["code"]) for event in commands.events("failed")]
-        assert failed[:2] == [("getMore", 136), ("aggregate", 286)]
+        # The server has already sent some of the changes.
+        assert refusal(ErrorCategory.CHECKPOINT_EXPIRED, read_to_the_end).detail.oldest_position
+    assert found == [3, 4, 5, 6]
+    # CappedPositionLost for the open stream, and ChangeStreamHistoryLost for a stream that starts from its
+    # token.
+    failed = [(event.command_name, event.failure["code"]) for event in commands.events("failed")]
+    assert failed[:2] == [("getMore", 136), ("aggregate", 286)]
 
 
 def test_an_idle_feed_moves_along_and_survives(world):
     """The collection has no changes while many changes are made elsewhere on the server."""
     with connect(world.server.uri()) as client:
-        tokens = [client.read_changes(world.request()).continuation_token]
+        feed = Feed(client, world.address)
+        feed.read()
+        first = feed.request
 
         def fill_and_read():
             world.others.insert_one({"note": NOTE})
-            page = client.read_changes(world.request(tokens[-1]))
-            assert page.events == ()
-            tokens.append(page.continuation_token)
+            assert feed.read().events == ()
 
         world.roll_over(fill_and_read)
         world.write(1)
-        assert ids(read(client, world.request(tokens[-1]))) == [1]
+        assert keys(feed.events()) == [1]
         # This proves that the position had to move: its first position has expired.
-        expired(client, world.request(tokens[0]))
+        error = refusal(ErrorCategory.CHECKPOINT_EXPIRED, lambda: client.read_changes(first))
+        assert not error.retryable
 
 
 def test_a_start_at_the_beginning_jumps_over_nothing_while_the_log_is_cut(world):
@@ -144,7 +107,7 @@ def test_a_start_at_the_beginning_jumps_over_nothing_while_the_log_is_cut(world)
             until = time.monotonic() + PATIENCE
             while time.monotonic() < until:
                 try:
-                    page = read(client, world.request(Beginning()))
+                    page = next(page for page in walk(client, world.address, Beginning()) if page.events)
                     break
                 except MulticloudDbError as error:
                     if not (error.retryable or error.category is ErrorCategory.CHECKPOINT_EXPIRED):
