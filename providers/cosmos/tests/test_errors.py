@@ -35,10 +35,8 @@ class Response:
     reason = "reason"
 
     def __init__(self, status, **headers):
-        self.status_code, self.headers = (
-            status,
-            {name.replace("_", "-"): text for name, text in headers.items()},
-        )
+        self.status_code = status
+        self.headers = {name.replace("_", "-"): text for name, text in headers.items()}
 
     def text(self, encoding=None):
         return ""
@@ -69,11 +67,7 @@ UNTIMELY = (
     [
         (CosmosClientTimeoutError(), C.TRANSIENT_FAILURE, ""),
         (ServiceRequestError("no route"), C.TRANSIENT_FAILURE, ""),
-        (
-            ServiceRequestError(UNPROVEN),
-            C.AUTHENTICATION_FAILED,
-            "HTTPS_PROXY",
-        ),
+        (ServiceRequestError(UNPROVEN), C.AUTHENTICATION_FAILED, "HTTPS_PROXY"),
         (ServiceResponseError("closed"), C.TRANSIENT_FAILURE, ""),
         (ClientAuthenticationError("who"), C.AUTHENTICATION_FAILED, ""),
         (DecodeError("cut"), C.TRANSIENT_FAILURE, ""),

@@ -341,12 +341,6 @@ class TestModes:
             assert "'latest'" in caught.value.message
             assert "'all_versions'" in caught.value.message
 
-    def test_the_refusal_of_the_default_mode_names_the_other_one(self, world):
-        world.server.all_versions(False)
-        request = ChangeFeedRequest(ADDRESS, Now())
-        read = partial(world.client().read_changes, request)
-        refusal(ErrorCategory.INVALID_REQUEST, read, "mode='latest'", "deletes")
-
     def test_the_mode_of_the_connection_can_be_overridden(self, world):
         written = world.fill(4)
         url = f"{world.config().connection['url']}&mode=latest&delete_marker=/deleted"

@@ -15,7 +15,6 @@ from .world import DATABASE, NAME, READ
 pytestmark = pytest.mark.usefixtures("hasty")
 
 OPTIONS = CosmosOptions(mode="latest", delete_marker="/deleted")
-FEW, FIFTY = 3, 50
 
 
 class Life:
@@ -100,23 +99,10 @@ class Life:
         assert not lost
 
 
-def test_every_item_ends_with_its_last_state(make_world):
-    for seed in range(FEW):
-        lived(make_world, seed)
-
-
-@pytest.mark.soak
-def test_fifty_lives(make_world):
-    for seed in range(FIFTY):
-        lived(make_world, FEW + seed)
-
-
-def lived(make_world, seed):
-    world = make_world(random.Random(seed).choice([1, 2, 3]))
-    life = Life(world, seed)
-    try:
-        life.live(120)
-        life.check()
-    except (AssertionError, MulticloudDbError) as error:
-        error.add_note(f"seed {seed}")
-        raise
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.soak) for n in range(3, 53))]
+)
+def test_every_item_ends_with_its_last_state(make_world, seed):
+    life = Life(make_world(random.Random(seed).choice([1, 2, 3])), seed)
+    life.live(120)
+    life.check()

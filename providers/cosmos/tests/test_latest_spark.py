@@ -16,24 +16,10 @@ pytestmark = pytest.mark.xdist_group("jvm")
 def run(spark, world, folder, **options):
     """Run a query that ends by itself. The query continues where the previous query stopped."""
     url = str(world.config().connection["url"])
-    options = {
-        "startingPosition": "beginning",
-        "database": DATABASE,
-        "collection": NAME,
-        "url": url,
-        **options,
-    }
-    query = (
-        spark.readStream.format("multiclouddb")
-        .options(**options)
-        .load()
-        .writeStream.format("parquet")
-        .option("path", str(folder / "rows"))
-        .option("checkpointLocation", str(folder / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+    named = {"startingPosition": "beginning", "database": DATABASE, "collection": NAME, "url": url}
+    stream = spark.readStream.format("multiclouddb").options(**named, **options).load().writeStream
+    folders = {"path": str(folder / "rows"), "checkpointLocation": str(folder / "checkpoint")}
+    stream.format("parquet").options(**folders).trigger(availableNow=True).start().awaitTermination()
 
 
 def test_merged_ranges_are_read_and_a_checkpoint_belongs_to_one_mode(spark, world, tmp_path):

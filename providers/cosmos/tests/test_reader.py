@@ -203,8 +203,8 @@ class TestMode:
     def test_an_account_without_the_mode_or_with_another_key_is_named(self, world, monkeypatch):
         world.server.all_versions(False)
         read = ChangeFeedRequest(ADDRESS, Now())
-        name = "enableAllVersionsAndDeletesChangeFeed"
-        refusal(ErrorCategory.INVALID_REQUEST, lambda: world.client().read_changes(read), name)
+        words = ("enableAllVersionsAndDeletesChangeFeed", "mode='latest'", "deletes")
+        refusal(ErrorCategory.INVALID_REQUEST, lambda: world.client().read_changes(read), *words)
         nowhere = ChangeFeedRequest(ResourceAddress(collection="orders"), Now())
         refusal(ErrorCategory.INVALID_REQUEST, lambda: world.client().read_changes(nowhere))
         monkeypatch.setenv("AZURE_COSMOS_KEY", "d3Jvbmc=")
