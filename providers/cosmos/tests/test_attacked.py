@@ -178,15 +178,6 @@ def check(life, reading):
     assert told == dict(life.truth)
 
 
-@seeds(0)
-def test_a_life_without_kills_gives_every_change_once(make_world, seed):
-    life = Life(make_world(2), seed)
-    reading = Reading(life.world, life.dice)
-    for _ in reading.lives(life, reading.page(Now()).continuation_token):
-        pass
-    check(life, reading)
-
-
 @seeds(1000)
 def test_a_consumer_that_is_killed_anywhere_loses_nothing(make_world, seed):
     life = Life(make_world(2), seed)

@@ -216,9 +216,8 @@ class TestPart:
         assert part.items == items[start:stop]
         indexes = range(len(items))[start:stop]
         assert [part.order(index) for index in range(len(part))] == [records.order(i) for i in indexes]
-        assert [part.order_key(index) for index in range(len(part))] == [
-            records.order_key(i) for i in indexes
-        ]
+        keys = [records.order_key(index) for index in indexes]
+        assert [part.order_key(index) for index in range(len(part))] == keys
 
 
 BARE = attrs.evolve(VIEW, usual="replace")

@@ -97,11 +97,8 @@ class TestLoss:
         _, feed = lone.feed()
         (seed,) = feed.start(Now(), None, soon())
         lone.fill(30)
-        here = {
-            seed.partition_id: feed.heads({seed.partition_id: seed.cursor}, None, soon())[
-                seed.partition_id
-            ].cursor
-        }
+        (head,) = feed.heads({seed.partition_id: seed.cursor}, None, soon()).values()
+        here = {seed.partition_id: head.cursor}
         lose(lone, 20)
         assert feed.heads(here, None, soon()) == {}
         for fresh, category in ((0, ErrorCategory.TRANSIENT_FAILURE), (30, ErrorCategory.CHECKPOINT_EXPIRED)):

@@ -2,13 +2,7 @@
 
 from azure.cosmos import CosmosClient, PartitionKey
 
-from multiclouddb_api import (
-    ClientConfig,
-    Now,
-    OperationOptions,
-    ResourceAddress,
-    connect,
-)
+from multiclouddb_api import ClientConfig, Now, OperationOptions, ResourceAddress, connect
 from multiclouddb_conformance.consumer import Consumer
 from multiclouddb_cosmos.provider import PLUGIN
 from multiclouddb_cosmos_emulator import CosmosEmulator

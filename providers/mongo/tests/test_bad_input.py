@@ -209,21 +209,6 @@ class TestPipelines:
         refused(INVALID, reading(reader, here, token, **asked), name, "pipeline")
 
     @pytest.mark.parametrize(
-        "names", [["documentKey"], ["fullDocument"], ["ns"], ["wallTime", "clusterTime"]]
-    )
-    def test_what_makes_no_sense_of_an_event_is_no_failure_of_ours(self, reader, here, written, names):
-        asked = {"provider_options": MongoOptions(pipeline=[{"$set": dict.fromkeys(names, "text")}])}
-        token = read(reader, here, Now(), **asked).continuation_token
-        written.insert_one({"_id": 1})
-        written.drop()
-        try:
-            for _ in range(5):
-                token = read(reader, here, token, **asked).continuation_token
-        except MulticloudDbError as error:
-            category = error.category
-            assert category in (INVALID, ErrorCategory.PROVIDER_ERROR)
-
-    @pytest.mark.parametrize(
         ("end", "stage"),
         [
             (lambda items: items.drop(), {"$match": {"operationType": "insert"}}),

@@ -22,13 +22,11 @@ from multiclouddb_api import (
     Beginning,
     ChangeFeedRequest,
     ClientConfig,
-    Dropped,
     EntireCluster,
     EntireDatabase,
     ErrorCategory,
     FeedEnded,
     FromContinuationToken,
-    Invalidated,
     LogicalPartition,
     MulticloudDbError,
     MulticloudDbKey,
@@ -183,23 +181,6 @@ class TestRecreated:
         for _ in range(2):
             act = lambda: read(client, room.address(), page.continuation_token)  # noqa: E731
             refused(ErrorCategory.INVALID_REQUEST, act)
-
-    def test_a_fresh_client_reads_what_was_left_when_it_was_dropped(self, room):
-        collection = room.collection()
-        token = read(room.client(), room.address(), Now()).continuation_token
-        collection.insert_many([{"_id": number} for number in range(5)])
-        collection.drop()
-        pages = list(walk(room.client(), room.address(), token, 2))
-        assert ids(*pages) == list(range(5))
-        assert told(*pages) == [Dropped, Invalidated, FeedEnded]
-        assert told(read(room.client(), room.address(), pages[-1].continuation_token)) == [FeedEnded]
-
-    def test_or_waited_for(self, room):
-        asked = {"provider_options": MongoOptions(allow_missing=True)}
-        client = room.client()
-        token = read(client, room.address(), Now(), **asked).continuation_token
-        room.native["c"].insert_one({"_id": 1})
-        assert all_ids(client, room.address(), token, **asked) == [1]
 
 
 # -- Positions

@@ -8,7 +8,6 @@ import uuid
 from collections import deque
 from types import SimpleNamespace
 
-import attrs
 import bson
 import pytest
 from bson import Binary, Code, DBRef, Decimal128, Int64, MaxKey, MinKey, ObjectId, Timestamp
@@ -34,9 +33,9 @@ from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.mapping import View
-from multiclouddb_mongo.position import At, Range, range_of
+from multiclouddb_mongo.position import At, Range
 from multiclouddb_mongo.provider import MongoProvider
-from multiclouddb_mongo.rows import RawRow, RowMapper
+from multiclouddb_mongo.rows import RawRow
 from multiclouddb_mongo.snapshots import SegmentReader, check_snapshot, look_up
 from multiclouddb_mongo.source import Entry, Log
 from multiclouddb_spi import Continue, Deadline, FeedSpec, ProviderFault, Scanned
@@ -475,18 +474,6 @@ class TestLost:
         with pytest.raises(AutoReconnect, match="two"):
             fetch(reader)
         assert source.opened == 3
-
-
-def test_of_documents_with_one_id_only_those_that_were_read_are_left_out():
-    """Documents on several shards may have the same `_id`."""
-    rows = [bson.encode({"_id": 1, "region": number}) for number in range(4)]
-    view, place = View(ResourceAddress("shop", "orders"), "p"), attrs.evolve(PLACE, names=("region",))
-    for number in range(4):
-        mapper = RowMapper(view, "0" * 12, place)
-        left = mapper.unread(place, rows)
-        assert left == rows[number:]
-        place = range_of(mapper.cursor_after(left, 1))
-    assert mapper.unread(place, rows) == []
 
 
 def failing(*failures):
