@@ -130,10 +130,10 @@ class Reading:
             self.order[place(event)].append(event)
         return page
 
-    def lives(self, life, token, kills=False):
+    def lives(self, life, token):
         """Let the life take its steps while pages are read; then yield pages until the feed is idle.
 
-        The consumer continues at a token that it has stored now and then if it is killed.
+        The consumer is killed sometimes, and continues at a token that it stores now and then.
         """
         stored = token
         for _ in range(STEPS):
@@ -142,9 +142,9 @@ class Reading:
                 page = self.page(FromContinuationToken(token))
                 yield page
                 token = page.continuation_token
-            if not kills or self.dice.random() < 0.5:
+            if self.dice.random() < 0.5:
                 stored = token
-            if kills and self.dice.random() < 0.3:
+            if self.dice.random() < 0.3:
                 self.kill()
                 token = stored
         life.world.server.faults.clear()
@@ -182,7 +182,7 @@ def check(life, reading):
 def test_a_consumer_that_is_killed_anywhere_loses_nothing(make_world, seed):
     life = Life(make_world(2), seed)
     reading = Reading(life.world, life.dice)
-    for _ in reading.lives(life, reading.page(Now()).continuation_token, kills=True):
+    for _ in reading.lives(life, reading.page(Now()).continuation_token):
         pass
     found = {
         name: [marker(each) for each in sorted(events, key=lambda event: event.order_key)]
@@ -234,7 +234,7 @@ def test_a_backfill_under_load_ends_with_what_is_there(make_world, seed):
         life.dice.choice([life.write, life.write, life.delete, life.batch])()
     reading = Reading(life.world, life.dice, provider_options=CosmosOptions(backfill=True))
     target = {}
-    for page in reading.lives(life, reading.page(Beginning()).continuation_token, kills=True):
+    for page in reading.lives(life, reading.page(Beginning()).continuation_token):
         for event in page.events:
             before = target.get(place(event))
             if before is None or before[0] <= event.order_key:

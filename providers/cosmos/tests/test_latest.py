@@ -25,10 +25,9 @@ from multiclouddb_conformance.consumer import markers
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos import client as client_room
-from multiclouddb_cosmos_emulator import Lag
 from multiclouddb_spi import Drained
 
-from .world import ADDRESS, DATABASE, NAME, READ, seconds, soon
+from .world import ADDRESS, DATABASE, NAME, soon
 
 pytestmark = pytest.mark.usefixtures("hasty")
 
@@ -377,16 +376,6 @@ class TestTrouble:
         consumer.restart().until_idle()
         assert last_of(consumer.events) == held(world)
         assert len(consumer.token) < 2 * 300
-
-    def test_a_replica_before_the_position_does_not_move_the_feed(self, lone):
-        consumer = reading(lone)
-        lone.fill(10)
-        consumer.until_idle()
-        lone.server.faults.add(Lag(5), READ, times=None)
-        refusal(ErrorCategory.TRANSIENT_FAILURE, lambda: consumer.read(seconds(1)))
-        lone.server.faults.clear()
-        written = lone.fill(10)
-        assert consumer.until_idle() == written
 
     def test_no_position_expires(self, world):
         consumer = reading(world, max_page_size=1)

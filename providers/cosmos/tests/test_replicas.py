@@ -13,6 +13,7 @@ from multiclouddb_api import (
     Snapshot,
 )
 from multiclouddb_conformance.consumer import markers
+from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos_emulator import Lag
 from multiclouddb_spi import ProviderFault
 
@@ -134,8 +135,9 @@ class TestLoss:
 class TestLag:
     """Replicas lag, as they do with eventual consistency."""
 
-    def test_a_replica_before_the_position_neither_moves_the_feed_nor_makes_it_idle(self, lone):
-        consumer = lone.consumer()
+    @pytest.mark.parametrize("mode", ["all_versions", "latest"])
+    def test_a_replica_before_the_position_neither_moves_the_feed_nor_makes_it_idle(self, lone, mode):
+        consumer = lone.consumer(provider_options=CosmosOptions(mode=mode))
         lone.fill(10)
         consumer.until_idle()
         lone.server.faults.add(Lag(5), READ, times=None)
