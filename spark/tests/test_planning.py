@@ -160,6 +160,12 @@ def test_snapshot_is_taken_when_it_is_planned(source):
     assert len(read()) == 20
 
 
+def test_snapshot_in_segments_has_each_row_once(source):
+    source.fill(120)
+    source.put("k1", {"n": 1000})
+    assert count(source, startingPosition="snapshot", snapshotSegments="5") == 120
+
+
 def test_end_at_a_moment_right_before_a_split(source):
     """The parent's last change is exactly at the end of the range; the changes of the children come after."""
     source.write(20)

@@ -12,24 +12,17 @@ import pytest
 from deltalake import DeltaTable
 
 from multiclouddb_api import (
-    Beginning,
-    ChangeFeedRequest,
     ErrorCategory,
     MulticloudDbError,
-    NewItemStateMode,
-    ResourceAddress,
-    connect,
 )
 from multiclouddb_spi.sink_rules import LACKS_STATE, lacks_state
 from pyspark_multiclouddb import live_rows, merge_into_delta
 
-from .conftest import COLLECTION
 from .micro_batches import LOST, apply, documents, random_changes, rows, table_of, with_columns
 
 GOOD = rows(("a", 1, {"n": 1}))
 LATER = rows(("a", 2, {"n": 2}))
 NANOS, LONG = pa.timestamp("ns"), pa.decimal256(60, 10)
-INCOMPLETE = "has rows without key, order_key or type"
 UNKNOWN = "whose type is not CREATE, UPDATE or DELETE"
 
 
@@ -67,18 +60,13 @@ class TestRefused:
         [
             (with_columns(GOOD, key=[7]), "column key: is int64"),
             (with_columns(GOOD, order_key=[7]), "column order_key: is int64"),
-            (with_columns(GOOD, key=[None]).cast(GOOD.schema), INCOMPLETE),
-            (with_columns(GOOD, order_key=[None]).cast(GOOD.schema), INCOMPLETE),
-            (with_columns(GOOD, type=[None]).cast(GOOD.schema), INCOMPLETE),
-            # Otherwise a delete would look like a document.
-            (with_columns(rows(("a", 1, None), ("b", 2, None)), type=["car", "DELETE"]), UNKNOWN),
             (with_columns(GOOD, type=[7]), UNKNOWN),
             (added(GOOD, "KEY", [1]), "column KEY: differs from"),
             (added(GOOD, "_Deleted_At", [1]), "only in upper and lower case"),
             (added(added(GOOD, "Total", [1]), "TOTAL", [2]), "column TOTAL: differs from the column Total"),
             (added(GOOD, "_deleted_at", [None], pa.string()), "rename yours"),
         ],
-        ids=range(11),
+        ids=range(7),
     )
     def test_batch(self, path, batch, part):
         refused(path, batch, part)
@@ -117,9 +105,6 @@ class TestRefused:
     )
     def test_arguments(self, path, given, part):
         refused(path, GOOD, part, **given)
-
-    def test_missing_table(self, path):
-        refused(path, GOOD, "there is no Delta table", category=ErrorCategory.NOT_FOUND, create=False)
 
 
 class TestNewColumns:
@@ -174,12 +159,6 @@ print(live_rows({str(path)!r}).read_all().to_pylist())
     assert ran.stdout == "[{'key': 'a', 'order_key': '1'}]\n", ran.stderr
 
 
-@pytest.fixture(params=[False, True], ids=["table", "frame"])
-def batch_of(request):
-    """Return a function that makes a batch of changes: a table, or a frame."""
-    return request.getfixturevalue("spark").createDataFrame if request.param else lambda table: table
-
-
 def keep(path, *changes):
     return merge_into_delta(rows(*changes), None, path, None, missing_state="keep")
 
@@ -189,25 +168,15 @@ def stale(path):
 
 
 class TestRefuse:
-    def test_nothing_of_the_batch_is_written(self, batch_of, path):
+    def test_nothing_of_the_batch_is_written(self, spark, path):
         merge_into_delta(rows(("a", 1, {"v": 1})), None, path, None)
         version = DeltaTable(path).version()
-        batch = batch_of(rows(("b", 3, {"v": 3}), ("a", 2, LOST), ("c", 4, LOST)))
+        batch = spark.createDataFrame(rows(("b", 3, {"v": 3}), ("a", 2, LOST), ("c", 4, LOST)))
         with pytest.raises(MulticloudDbError, match=r'2 changes .*\{"id": "a"\}.*REQUIRE') as caught:
             merge_into_delta(batch, 0, path, "app", max_bytes=1)
         assert caught.value.category == ErrorCategory.INVALID_REQUEST
         assert DeltaTable(path).version() == version
         assert documents(path) == {"a": {"v": 1}}
-
-    def test_page(self, source, path):
-        source.put("a", {"v": 1})
-        address = ResourceAddress(collection=COLLECTION)
-        request = ChangeFeedRequest(address, Beginning(), new_item_state_mode=NewItemStateMode.OMIT)
-        with connect(f"embedded://{source.store.path}") as client:
-            page = client.read_changes(request)
-        with pytest.raises(MulticloudDbError, match="batch: contains 1 changes without"):
-            merge_into_delta(page, None, path, None)
-        assert not path.exists()
 
     def test_only_the_last_change_of_a_key_counts(self, path):
         batch = rows(("a", 1, LOST), ("a", 2, {"v": 2}), ("b", 3, LOST), ("b", 4, None))
@@ -226,9 +195,9 @@ class TestRefuse:
 
 
 class TestKeep:
-    def test_row_keeps_its_document_and_its_order_key_moves(self, batch_of, path):
+    def test_row_keeps_its_document_and_its_order_key_moves(self, spark, path):
         merge_into_delta(rows(("a", 1, {"v": 1}), ("b", 2, {"v": 2})), None, path, None)
-        batch = batch_of(rows(("a", 5, LOST), ("c", 6, LOST), ("d", 7, {"v": 7})))
+        batch = spark.createDataFrame(rows(("a", 5, LOST), ("c", 6, LOST), ("d", 7, {"v": 7})))
         assert merge_into_delta(batch, None, path, None, missing_state="keep", max_bytes=1)
         found = {key: (row["new_item_state"], row["order_key"]) for key, row in table_of(path).items()}
         assert found == {
@@ -242,25 +211,11 @@ class TestKeep:
         assert table_of(path)["a"]["new_item_state"] == '{"v": 1}'
         assert stale(path) == {"a", "c"}
 
-    def test_columns_made_from_the_document_are_kept_too(self, path):
-        for document, order in (({"v": 1}, 1), (LOST, 2)):
-            batch = rows(("a", order, document))
-            batch = batch.append_column("v", pa.array([None if document == LOST else 1], pa.int64()))
-            merge_into_delta(batch, None, path, None, missing_state="keep")
-        assert live_rows(path, ["v", "order_key"]).read_all().to_pylist() == [{"v": 1, "order_key": "000002"}]
-
-    def test_next_document_and_a_delete_end_it(self, path):
-        merge_into_delta(rows(("a", 1, {"v": 1}), ("b", 1, {"v": 1})), None, path, None)
-        keep(path, ("a", 2, LOST), ("b", 2, LOST))
+    def test_later_one_keeps_the_time_of_the_first(self, path):
+        keep(path, ("a", 1, LOST))
         first = table_of(path)["a"]["_stale_since"]
-        keep(path, ("a", 3, LOST))
-        assert table_of(path)["a"]["_stale_since"] == first
-        merge_into_delta(rows(("a", 4, {"v": 4}), ("b", 4, None)), None, path, None)
-        assert stale(path) == set()
-        assert documents(path) == {"a": {"v": 4}}
-        keep(path, ("b", 5, LOST))
-        assert stale(path) == {"b"}
-        assert table_of(path)["b"]["_deleted_at"] is None
+        keep(path, ("a", 2, LOST))
+        assert table_of(path)["a"]["_stale_since"] == first is not None
 
     def test_against_a_model_with_replays(self, path):
         dice, model, last, lost = random.Random(3), {}, {}, set()

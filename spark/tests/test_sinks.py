@@ -78,35 +78,6 @@ class TestLatestByKey:
 
 
 class TestMergeIntoDelta:
-    def test_against_a_model_with_replays(self, path):
-        """Batches are merged in order; some are merged twice, as after a crash. Each is one commit."""
-        dice, model = random.Random(2), {}
-        for number in range(8):
-            changes = random_changes(dice, number * 100, 100)
-            apply(model, changes)
-            dice.shuffle(changes)
-            assert merge_into_delta(rows(*changes), number, path, "app")
-            if dice.random() < 0.5:
-                assert not merge_into_delta(rows(*changes), number, path, "app")
-            assert documents(path) == model
-            table = DeltaTable(path)
-            assert (table.version(), table.transaction_version("app")) == (number + 1, number)
-
-    def test_batch_that_is_known_is_left_out(self, path):
-        """Another query has its own numbers."""
-        merge_into_delta(rows(("a", 1, {"n": 1})), 4, path, "app")
-        for number in (4, 3):
-            assert not merge_into_delta(rows(("a", 9, {"n": 9})), number, path, "app")
-        assert documents(path) == {"a": {"n": 1}}
-        assert merge_into_delta(rows(("a", 2, {"n": 2})), 0, path, "second")
-        assert documents(path) == {"a": {"n": 2}}
-
-    def test_older_change_does_not_win_and_a_delete_of_nothing_is_nothing(self, path):
-        merge_into_delta(rows(("a", 5, {"n": 5}), ("b", 2, {"n": 2})), 0, path, "app")
-        merge_into_delta(rows(("a", 4, {"n": 4}), ("a", 3, None), ("c", 4, None)), 1, path, "app")
-        merge_into_delta(rows(("a", 4, None), ("b", 3, None)), 2, path, "app")
-        assert documents(path) == {"a": {"n": 5}}
-
     def test_empty_batch_makes_no_table(self, path):
         assert not merge_into_delta(rows(), 0, path, "app")
         assert not path.exists()
@@ -169,40 +140,13 @@ class TestPrunedFiles:
         assert model.keys() <= table_of(path).keys()
 
 
-class TestOlderChange:
-    """`a` is put at 1 and 2, and deleted at 3; `b` is put at 4, deleted at 5, and created again at 6."""
-
-    HISTORY = (
-        *(("a", 1, {"n": 1}), ("a", 2, {"n": 2}), ("a", 3, None)),
-        *(("b", 4, {"n": 4}), ("b", 5, None), ("b", 6, {"n": 6})),
-    )
-
-    def check(self, path):
-        assert documents(path) == {"b": {"n": 6}}
-        assert tombstones(path) == {"a": "000003"}
-
-    def test_replay_whose_number_was_lost(self, path):
-        """A merge that changes nothing does not commit, so the number of its batch is not stored."""
-        merge_into_delta(rows(*reversed(self.HISTORY)), 0, path, "app")
-        version = DeltaTable(path).version()
-        for number in range(1, 3):
-            assert merge_into_delta(rows(*self.HISTORY[:2]), number, path, "app")
-            self.check(path)
-        assert DeltaTable(path).version() == version
-        assert DeltaTable(path).transaction_version("app") == 0
-
-    def test_random_lives_in_random_order(self, path):
-        for seed in range(3):
-            dice, folder = random.Random(seed), path / str(seed)
-            changes = random_changes(dice, 0, 120, keys=12)
-            model = {key: document for key, _, document in changes}
-            batches = [changes[start : start + 20] for start in range(0, 120, 20)]
-            batches += dice.choices(batches, k=3)
-            dice.shuffle(batches)
-            for batch in batches:
-                merge_into_delta(rows(*batch), None, folder, None)
-            assert documents(folder) == {key: value for key, value in model.items() if value is not None}
-            assert tombstones(folder).keys() == {key for key, value in model.items() if value is None}
+def test_replay_whose_number_was_lost(path):
+    """A merge that changes nothing does not commit, so the number of its batch is not stored."""
+    merge_into_delta(rows(("a", 1, {"n": 1}), ("b", 2, None)), 0, path, "app")
+    version = DeltaTable(path).version()
+    for number in range(1, 3):
+        assert merge_into_delta(rows(("a", 1, {"n": 1}), ("b", 1, {})), number, path, "app")
+    assert (DeltaTable(path).version(), DeltaTable(path).transaction_version("app")) == (version, 0)
 
 
 class TestCleaning:

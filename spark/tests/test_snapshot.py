@@ -42,11 +42,10 @@ THIRTY = {**SEGMENTS, "maxRecordsPerTrigger": "30"}
 
 class Sink:
     def __init__(self):
-        self.rows, self.kinds = {}, []
+        self.rows = {}
 
     def apply(self, rows):
         for row in sorted(rows, key=lambda row: row["order_key"]):
-            self.kinds.append(row["backfilled"])
             if row["order_key"] > self.rows.get(row["key"], ("",))[0]:
                 self.rows[row["key"]] = row["order_key"], row["new_item_state"]
 
@@ -210,18 +209,8 @@ def test_spark_reads_a_snapshot_into_delta_and_a_batch_that_failed_comes_again(
     assert documents(path) == source.documents
 
 
-def test_spark_reads_a_snapshot_in_one_batch(spark, source):
-    source.fill(ROWS)
-    source.put("k1", {"n": 1000})
-    options = source.options(startingPosition="snapshot", snapshotSegments="5")
-    found = spark.read.format("multiclouddb").options(**options).load().collect()
-    assert {row.backfilled for row in found} == {True}
-    assert len(found) == ROWS
-
-
 LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "1"))
 SEEDS = [*range(LIVES), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(LIVES, LIVES + 100))]
-ORDERS = ["ordered", "interleaved", "auto"]
 RESNAPSHOT = {"failOnDataLoss": "resnapshot"}
 SMALL = {"maxRecordsPerTrigger": "5", "snapshotSegments": "8"}
 SCAN = {"plan": "p", "floor": "000010~", "over": False, "whole": True}
@@ -263,24 +252,7 @@ def test_equal_after_kills_splits_expired_positions_and_another_query(
     check_equal(query.table, source)
 
 
-class TestAnotherSnapshot:
-    @pytest.mark.parametrize("order", ORDERS)
-    def test_expired_position_begins_one_that_also_finds_missed_deletes(self, source, tmp_path, order):
-        source.write(80)
-        query = MergedQuery(source, tmp_path, snapshotOrder=order, **RESNAPSHOT)
-        query.drain()
-        first, gone = query.snapshot["plan"], source.delete_some()
-        source.lose()
-        query.restart().drain()
-        assert query.snapshot["plan"] != first
-        check_equal(query.table, source)
-        # A deleted row stays deleted when an older change arrives.
-        keys = [json.dumps({"id": key}, separators=(",", ":")) for key in gone]
-        older = rows(*((key, 1, {"old": True}) for key in gone))
-        older = with_columns(older, key=keys, order_key=["0" * 18 + "1"] * len(gone))
-        merge_into_delta(older, None, query.table, None)
-        check_equal(query.table, source)
-
+class TestRefusals:
     def test_batch_that_was_planned_and_expired_says_what_to_do(self, source, tmp_path):
         source.write(40)
         query = MergedQuery(source, tmp_path, maxRecordsPerTrigger="5", **RESNAPSHOT)
@@ -293,16 +265,6 @@ class TestAnotherSnapshot:
         second = MergedQuery(source, tmp_path, "second")
         second.drain()
         check_equal(second.table, source)
-
-
-class TestRefusals:
-    def test_another_snapshot_without_the_checkpoint(self, source, tmp_path):
-        source.write(30)
-        query = MergedQuery(source, tmp_path, passes_checkpoint=False, **RESNAPSHOT)
-        query.drain()
-        source.lose()
-        with pytest.raises(MulticloudDbError, match=r"checkpoint.*startingPosition=snapshot, this table"):
-            query.restart().drain()
 
     @pytest.mark.parametrize("has_older_rows", [True, False])
     def test_checkpoint_that_comes_when_rows_were_merged_without_it(
@@ -322,13 +284,6 @@ class TestRefusals:
         else:
             query.drain()
             check_equal(path, source)
-
-    def test_app_id_of_another_query(self, source, tmp_path):
-        source.write(10)
-        MergedQuery(source, tmp_path).drain()
-        (tmp_path / "query").rename(tmp_path / "old")
-        with pytest.raises(MulticloudDbError, match=r"app_id: is 'query', under which another query"):
-            MergedQuery(source, tmp_path).drain()
 
     def test_checkpoint_without_the_batch(self, tmp_path, path):
         checkpoint = make_checkpoint(tmp_path / "one", "query-1")
@@ -360,29 +315,6 @@ def query(tmp_path):
 
 
 class TestBegin:
-    def test_second_snapshot_with_the_floor_of_the_first(self, query):
-        """On DynamoDB, all snapshots have the same floor, so the rows of the first one must be marked."""
-        query.batch(scanned("a", "gone", floor="00"), floor="00", over=True)
-        again = {"plan": "q", "floor": "00"}
-        query.batch(rows(), **again)
-        query.batch(scanned("a", **again, value="again"), **again, over=True)
-        assert documents(query.table) == {"a": {"again": "a"}}
-        assert tombstones(query.table) == {"gone": "00"}
-
-    def test_floor_below_every_change_as_on_dynamodb(self, query):
-        """All older rows must be marked; changes win over the rows of the scan."""
-        old = (("a", 1, {}), ("b", 2, {}), ("c", 3, {}), ("gone", 4, {}), ("d", 5, None), ("e", 6, None))
-        merge_into_delta(rows(*old), 0, query.table, "first")
-        low = {"floor": "00"}
-        query.batch(rows(), **low)
-        changes = rows(("c", 9, None), ("b", 8, {"n": 8}))
-        query.batch(pa.concat_tables([scanned("a", "d", **low), changes]), **low)
-        query.batch(scanned("c", **low), **low, over=True)
-        query.batch(rows(("d", 10, {"n": 10})), **low, over=True)
-        assert documents(query.table) == {"a": {"scan": "a"}, "b": {"n": 8}, "d": {"n": 10}}
-        assert tombstones(query.table) == {"c": "000009", "e": "00", "gone": "00"}
-        assert table_of(query.table)["gone"]["new_item_state"] is None
-
     def test_rows_below_the_floor_are_not_rewritten(self, query):
         merge_into_delta(rows(("a", 1, {}), ("b", 2, {})), 0, query.table, "older")
         before = DeltaTable(query.table).file_uris()
