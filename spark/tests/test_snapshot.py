@@ -40,23 +40,6 @@ SEGMENTS = {"startingPosition": "snapshot", "snapshotSegments": "12"}
 THIRTY = {**SEGMENTS, "maxRecordsPerTrigger": "30"}
 
 
-class Sink:
-    def __init__(self):
-        self.rows = {}
-
-    def apply(self, rows):
-        for row in sorted(rows, key=lambda row: row["order_key"]):
-            if row["order_key"] > self.rows.get(row["key"], ("",))[0]:
-                self.rows[row["key"]] = row["order_key"], row["new_item_state"]
-
-    def drain(self, query):
-        while (rows := query.step()) is not None:
-            self.apply(rows)
-
-    def documents(self):
-        return {json.loads(key)["id"]: json.loads(state) for key, (_, state) in self.rows.items() if state}
-
-
 @pytest.fixture(params=[False, True], ids=["4.2", "4.0"])
 def is_plain(request):
     return request.param
@@ -67,29 +50,27 @@ def number_of_tasks(query):
 
 
 class TestBothStreams:
-    def test_restart_after_every_batch_and_a_replay_of_each(self, source, is_plain):
-        """A replayed batch has the same rows, even in a new process, which knows nothing about earlier
-        batches."""
+    def test_restart_after_every_batch_and_a_replay_of_each(self, source, tmp_path, is_plain):
+        """A replayed batch has the same rows, even in a new process, which knows no earlier batches."""
         source.fill(ROWS)
-        query, sink = Query(source, is_plain=is_plain, **{**SEGMENTS, "maxRecordsPerTrigger": "20"}), Sink()
+        options = {**SEGMENTS, "maxRecordsPerTrigger": "20"}
+        query = MergedQuery(source, tmp_path, is_plain=is_plain, **options)
         while query.plan():
             first = query.read()
-            rows = query.restart().step()
-            assert ids(rows) == ids(first)
-            sink.apply(rows)
+            assert ids(query.restart().step()) == ids(first)
             query.restart()
             if len(query.log) < 11:
                 source.write(3, seed=len(query.log))
-        assert sink.documents() == source.documents
+        check_equal(query.table, source)
 
-    def test_empty_collection_is_over_and_says_so(self, source, is_plain):
-        query, sink = Query(source, is_plain=is_plain, startingPosition="snapshot"), Sink()
+    def test_empty_collection_is_over_and_says_so(self, source, tmp_path, is_plain):
+        query = MergedQuery(source, tmp_path, is_plain=is_plain)
         for count in (0, 5):
             source.write(count)
-            sink.drain(query)
-            assert query.log[-1]["s"]["over"] is True
-            assert {"floor", "plan"} <= query.log[-1]["s"].keys()
-        assert sink.documents() == source.documents
+            query.drain()
+            assert query.snapshot["over"] is True
+            assert {"floor", "plan"} <= query.snapshot.keys()
+        check_equal(query.table, source)
 
     def test_limit_counts_whole_segments_and_offsets_and_progress_say_how_far_it_is(self, source, is_plain):
         source.fill(ROWS)
@@ -108,17 +89,18 @@ class TestBothStreams:
         assert {(each["segments"], each["records"]) for each in running} == {(12, ROWS)}
         assert shown[-1] == {name: query.log[-1]["s"][name] for name in ("floor", "over", "plan")}
 
-    def test_run_that_ends_by_itself_reads_the_scan_and_ends_where_the_feed_was(self, source):
+    def test_run_that_ends_by_itself_reads_the_scan_and_ends_where_the_feed_was(self, source, tmp_path):
         source.fill(ROWS)
-        query, sink = Query(source, **THIRTY), Sink()
+        query = MergedQuery(source, tmp_path, **THIRTY)
         query.reader.prepareForTriggerAvailableNow()
         for _ in range(2):
-            sink.apply(query.step())
-        source.store.put("orders", "later", {"n": -1})
-        sink.drain(query)
-        assert sink.documents() == source.documents
-        sink.drain(query.restart())
-        assert "later" in sink.documents()
+            query.step()
+        before = {**source.documents}
+        source.put("later", {"n": -1})
+        query.drain()
+        assert documents(query.table) == before
+        query.restart().drain()
+        check_equal(query.table, source)
 
 
 def test_first_batch_of_a_spark_with_one_batch_a_run_has_rows(source):
