@@ -333,10 +333,6 @@ def pages_resnapshot(outage, times=1):
             pages.drain()
 
 
-def pages_resnapshot_twice(outage):
-    pages_resnapshot(outage, 2)
-
-
 def again(outage, start, **settings):
     """Continue with a token, or with a start if there is one."""
     with outage.pages() as pages:
@@ -424,7 +420,7 @@ def spark_skip_command(outage):
 
 WAYS = {
     "pages_resnapshot": pages_resnapshot,
-    "pages_resnapshot_twice": pages_resnapshot_twice,
+    "pages_resnapshot_twice": lambda outage: pages_resnapshot(outage, 2),
     "pages_snapshot": lambda outage: again(outage, Snapshot()),
     "pages_skip": lambda outage: again(outage, None, on_expired=SkipToOldest()),
     "pages_skip_verify": pages_skip_verify,

@@ -217,21 +217,10 @@ def fill(source):
 
 def test_tasks_make_the_arrow_types_that_spark_checks(source):
     fill(source)
-    every = [
-        ByteType(),
-        ShortType(),
-        IntegerType(),
-        LongType(),
-        FloatType(),
-        DoubleType(),
-        DecimalType(38, 18),
-    ]
-    every += [BooleanType(), StringType(), BinaryType(), DateType(), TimestampType(), TimestampNTZType()]
-    every += [
-        ArrayType(DateType()),
-        MapType(StringType(), ArrayType(DoubleType())),
-        schema_of(x=TimestampType()),
-    ]
+    simple = [ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType, BooleanType, StringType]
+    simple += [BinaryType, DateType, TimestampType, TimestampNTZType]
+    every = [*(kind() for kind in simple), DecimalType(38, 18), ArrayType(DateType())]
+    every += [MapType(StringType(), ArrayType(DoubleType())), schema_of(x=TimestampType())]
     typed = {f"c{number}": kind for number, kind in enumerate(every)}
     schema = schema_of(sequence=LongType(), n=LongType(), key=StringType(), **typed)
     reader = ChangeFeedReader(settings_of(source.options(), schema, is_stream=False))

@@ -5,10 +5,10 @@ import json
 import os
 import subprocess
 import sys
-from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 
+import attrs
 import pyspark
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
@@ -18,16 +18,13 @@ from pyspark.sql.types import DoubleType, StringType, StructField, StructType
 import pyspark_multiclouddb
 from multiclouddb_api import (
     Beginning,
-    ChangeEvent,
-    ChangeFeedPage,
     ChangeFeedRequest,
-    ChangeType,
     ErrorCategory,
-    MulticloudDbKey,
     ResourceAddress,
     connect,
-    encode_json,
 )
+from multiclouddb_api.arrow import events_to_arrow
+from multiclouddb_conformance.targets import events, page
 from multiclouddb_conformance.waiting import wait_until
 from pyspark_multiclouddb import ProgressTable, error_from_query, local_session, pages_to_dataframe
 from pyspark_multiclouddb.columns import SPARK_SCHEMA
@@ -81,25 +78,8 @@ def through_the_client(source):
     """Return every event that the client delivers, in the form of rows."""
     request = ChangeFeedRequest(ResourceAddress(None, "orders"), Beginning())
     with connect(f"embedded://{source.store.path}") as client:
-        found = [as_row(event) for event in client.iterate_changes(request, until_idle=True)]
-    return sorted(found, key=lambda row: row["order_key"])
-
-
-def as_row(event):
-    return {
-        "event_id": event.event_id,
-        "type": event.type.value,
-        "key": encode_json(event.key.components).decode(),
-        "timestamp": event.timestamp,
-        "new_item_state": event.new_item_state and encode_json(event.new_item_state).decode(),
-        "old_item_state": None,
-        "order_key": event.order_key,
-        "by_expiry": event.by_expiry,
-        "backfilled": event.backfilled,
-        "database": event.address.database,
-        "collection": event.address.collection,
-        "partition_id": event.partition_id,
-    }
+        found = list(client.iterate_changes(request, until_idle=True))
+    return sorted(events_to_arrow(found).to_pylist(), key=lambda row: row["order_key"])
 
 
 def without_sequence(rows):
@@ -320,44 +300,22 @@ class TestDiscovery:
         assert message.endswith(f"this is {pyspark.__version__}; install a newer one")
 
 
-NOON = datetime(2026, 1, 31, 12, 0, 0, 5, tzinfo=UTC)
-
-
-def event(number, document, partition="p0"):
-    return ChangeEvent(
-        event_id=f"e{number}",
-        key=MulticloudDbKey({"id": f"k{number}"}),
-        type=ChangeType.UPDATE if document is not None else ChangeType.DELETE,
-        timestamp=NOON,
-        new_item_state=document,
-        old_item_state=None,
-        order_key=f"{number:04d}",
-        by_expiry=None,
-        backfilled=False,
-        address=ResourceAddress("shop", "orders"),
-        partition_id=partition,
-    )
-
-
-def page(*events):
-    return ChangeFeedPage(events=events, continuation_token="token")
-
-
 def test_one_row_an_event(spark):
-    pages = iter([page(event(1, {"n": 1}), event(2, None, "p1")), page(), page(event(3, {"n": 3}))])
+    first, second, third = events(("a", 1, {"n": 1}), ("b", 2, None), ("c", 3, {"n": 3}))
+    pages = iter([page([first, attrs.evolve(second, partition_id="p1")]), page([]), page([third])])
     frame = pages_to_dataframe(spark, pages)
     assert frame.schema == SPARK_SCHEMA
     rows = sorted(frame.toArrow().to_pylist(), key=lambda row: row["order_key"])
     same = {
-        "timestamp": NOON, "old_item_state": None, "by_expiry": None, "backfilled": False,
-        "database": "shop", "collection": "orders",
+        "timestamp": first.timestamp, "old_item_state": None, "by_expiry": None, "backfilled": False,
+        "database": "main", "collection": "orders",
     }  # fmt: skip
     names = [name for name in frame.columns if name not in same]
     assert [dict(zip(names, map(row.get, names), strict=True)) | same for row in rows] == rows
     assert [tuple(map(row.get, names)) for row in rows] == [
-        ("e1", "UPDATE", '{"id":"k1"}', '{"n":1}', "0001", "p0", 0),
-        ("e2", "DELETE", '{"id":"k2"}', None, "0002", "p1", 0),
-        ("e3", "UPDATE", '{"id":"k3"}', '{"n":3}', "0003", "p0", 1),
+        ("a@1", "UPDATE", '{"id":"a"}', '{"n":1}', "000001", "p0", 0),
+        ("b@2", "DELETE", '{"id":"b"}', None, "000002", "p1", 0),
+        ("c@3", "UPDATE", '{"id":"c"}', '{"n":3}', "000003", "p0", 1),
     ]
 
 
@@ -370,8 +328,9 @@ def test_one_row_an_event(spark):
     ids=["DDL", "StructType"],
 )
 def test_documents_are_parsed_with_a_schema(spark, schema):
-    first = event(1, {"status": "new", "total": 9.5, "price": Decimal("1.50")})
-    frame = pages_to_dataframe(spark, [page(first, event(2, None), event(3, {"total": 1}))], schema)
+    first = {"status": "new", "total": 9.5, "price": Decimal("1.50")}
+    changes = events(("a", 1, first), ("b", 2, None), ("c", 3, {"total": 1}))
+    frame = pages_to_dataframe(spark, [page(changes)], schema)
     documents = [row.new_item_state for row in frame.orderBy("order_key").collect()]
     assert (documents[0].status, documents[0].total) == ("new", 9.5)
     if isinstance(schema, str):
@@ -387,5 +346,5 @@ def test_pages_of_an_iterator_and_of_nothing(spark, source):
     with connect(f"embedded://{source.store.path}") as client:
         frame = pages_to_dataframe(spark, client.iterate_changes(request, until_idle=True).pages())
     assert frame.count() == len(source.truth)
-    empty = pages_to_dataframe(spark, [page()])
+    empty = pages_to_dataframe(spark, [page([])])
     assert (empty.schema, empty.count()) == (SPARK_SCHEMA, 0)
