@@ -161,6 +161,9 @@ WRONG = {
     ("endingPosition", "beginning"): ": is the beginning; write latest",
     ("endingPosition", "soon"): ": is 'soon'; write latest, or a time with its zone",
     ("endingOffsets", "soon"): ": is 'soon'; write latest, or a time with its zone",
+    ("startingPosition", "resnapshot"): ": is resnapshot",
+    ("endingPosition", "snapshot"): ": is snapshot; write latest",
+    ("snapshotSegments", "3"): ": has no meaning",
     ("maxRecordsPerTrigger", "0"): ": is '0'" + NO_NUMBER,
     ("maxRecordsPerTrigger", "1e3"): ": is '1e3'" + NO_NUMBER,
     ("maxRecordsPerTrigger", "9" * 19): NO_NUMBER,
@@ -193,6 +196,12 @@ def test_wrong_value_says_which_option_and_the_way_out(option, text):
     message = refused({name: value}, text)
     assert name.lower() in message.lower()
     assert "hush" not in message
+
+
+def test_wrong_order_and_number_of_a_snapshot():
+    for name, value, text in (("Order", "sideways", "; write one of ordered, inter"), ("Segments", "0", "")):
+        options = {"startingPosition": "snapshot", f"snapshot{name}": value}
+        refused(options, f"snapshot{name}: is {value!r}{text}")
 
 
 def test_options_that_contradict_each_other():

@@ -14,10 +14,8 @@ from deltalake import DeltaTable, write_deltalake
 
 from multiclouddb_api import MulticloudDbError
 from pyspark_multiclouddb import drop_tombstones, merge_into_delta, micro_batches, stream
-from pyspark_multiclouddb.columns import SPARK_SCHEMA
 from pyspark_multiclouddb.delta import DeltaStorage
 from pyspark_multiclouddb.errors import SourceError
-from pyspark_multiclouddb.readers import settings_of
 
 from .micro_batches import (
     Killed,
@@ -134,23 +132,6 @@ class TestLimitOfTheFirstBatches:
         query.drain()
         sizes = number_of_tasks(query)
         assert (len(sizes), max(sizes)) == (4, 3)
-
-
-@pytest.mark.parametrize(
-    ("options", "is_stream", "told"),
-    [
-        ({"snapshotOrder": "sideways"}, True, "snapshotOrder: is 'sideways'; write one of ordered, inter"),
-        ({"startingPosition": "resnapshot"}, True, "startingPosition: is resnapshot.*failOnDataLoss=resnap"),
-        ({"startingPosition": "now", "snapshotSegments": "3"}, True, "snapshotSegments: has no meaning"),
-        ({"snapshotSegments": "0"}, True, "snapshotSegments: is '0'"),
-        ({"endingPosition": "snapshot"}, True, "endingPosition: is snapshot; write latest"),
-        ({"endingPosition": "2026-01-31T12:00:00Z"}, False, "endingPosition: is a time"),
-    ],
-)
-def test_refused_option_is_named_with_the_way_out(source, options, is_stream, told):
-    given = source.options(**{"startingPosition": "snapshot", **options})
-    with pytest.raises(SourceError, match=told):
-        settings_of(given, SPARK_SCHEMA, is_stream=is_stream)
 
 
 def test_database_without_snapshots_is_refused(source):
