@@ -117,12 +117,3 @@ def test_driver_gets_few_rows_and_its_work_does_not_grow(sink, spark, tmp_path):
     small, large = (statistics.median(found[1:]) for found in costs.values())
     print(f"CPU seconds of the driver: {costs}")  # noqa: T201 - the figure of the page
     assert large <= 1.2 * small + 0.1
-
-
-def test_of_fifty_batches_at_most_two_are_held(sink, spark):  # noqa: F811
-    context = spark.sparkContext._jsc.sc()
-    most = 0
-    for number in range(50):
-        sink.merge(rows(*((f"k{n}", number, {"n": n}) for n in range(200))))
-        most = max(most, context.getPersistentRDDs().size())
-    assert most <= 2

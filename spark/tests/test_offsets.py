@@ -5,12 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from multiclouddb_api import AtTime, Beginning, ChangeFeedRequest, MulticloudDbError, Now
-from multiclouddb_conformance.simulation import Simulation, SimulationProvider
+from multiclouddb_api import AtTime, Beginning, MulticloudDbError, Now
 from multiclouddb_spi import Range
-from multiclouddb_spi.open_feed import OpenFeed
-from multiclouddb_spi.request_check import spec_of
-from multiclouddb_spi.retry import Tries
 from pyspark_multiclouddb.checkpoint import Pinned, Symbolic, offset_from_json, offset_to_json, ranges_of
 from pyspark_multiclouddb.options import parse_options
 
@@ -103,19 +99,6 @@ DAMAGED = "holds an offset that is not of this source"
 def test_offset_that_this_query_cannot_have_stored_is_refused(value, problem):
     with pytest.raises(MulticloudDbError, match=f"checkpoint: {problem}"):
         offset_from_json(SETTINGS, value)
-
-
-def test_recreated_resource_is_refused():
-    sim = Simulation()
-    provider = SimulationProvider(sim)
-    spec = spec_of(provider, ChangeFeedRequest(sim.address, Now()), "open")
-    opened = OpenFeed(provider, spec, Tries(provider).call, 5)
-    offset = Pinned(sim.incarnation, at())
-    offset.check_incarnation(opened)
-    opened.renew()
-    sim.recreate()
-    with pytest.raises(MulticloudDbError, match=r"earlier sim/items, .* recreated .* checkpointLocation"):
-        offset.check_incarnation(opened)
 
 
 START = at(["p0", 5], ["p1", 3], ["p2", 0], ["p3", [1], 4, ["p1"]])

@@ -355,13 +355,6 @@ class TestCommitOfAnother:
         assert documents(path) == {"a": {"n": 5}}
         assert DeltaTable(path).count() == 2
 
-    def test_compacts_the_table(self, path, others):
-        for number in range(3):
-            merge_into_delta(rows((f"k{number}", 1, {"n": 1})), number, path, "app")
-        others.append(lambda: DeltaTable(path).optimize.compact())
-        merge_into_delta(rows(("k0", 2, {"n": 2})), 3, path, "app")
-        assert documents(path) == {"k0": {"n": 2}, "k1": {"n": 1}, "k2": {"n": 1}}
-
     def test_adds_the_same_column(self, path, monkeypatch):
         merge_into_delta(rows(("a", 1, {})), 0, path, "app")
         add_columns = TableAlterer.add_columns
