@@ -6,6 +6,7 @@ built, because a build takes half a minute longer and gives the same files.
 """
 
 import os
+import socket
 import sys
 import tarfile
 import zipfile
@@ -34,6 +35,12 @@ PLACES = {
     "deps/bin": "pyspark/bin",
     "deps/sbin": "pyspark/sbin",
 }
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def environment(version):

@@ -8,7 +8,6 @@ and on MongoDB.
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from pyspark_multiclouddb import ensure_java
 
 from .delta_lives import files
 from .drivers import EVENTS, KEYS, PARTS, SECONDS, end, marks
+from .environments import free_port
 from .micro_batches import documents, tombstones
 
 pytestmark = [pytest.mark.soak, pytest.mark.xdist_group("jvm apart")]
@@ -77,9 +77,7 @@ def test_standalone_cluster_loses_executors_a_worker_and_the_driver(
     databases, start_queries, processes, tmp_path
 ):
     ensure_java()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     log, place = tmp_path / "cluster.log", ["--host", "127.0.0.1", "--webui-port", "0"]
     deploy, master = "org.apache.spark.deploy", f"spark://127.0.0.1:{port}"
     feeds = list(databases("standalone", *DATABASES))  # workers pass their environment to executors

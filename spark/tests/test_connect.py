@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -16,7 +15,7 @@ from deltalake import DeltaTable
 from multiclouddb_api import ErrorCategory
 from pyspark_multiclouddb import error_from_query
 
-from .environments import environment, zstandard
+from .environments import environment, free_port, zstandard
 from .jvm_settings import environment_of
 from .micro_batches import documents
 from .test_source import through_the_client
@@ -39,9 +38,7 @@ def environ(*folders):
 @contextmanager
 def serving(*folders, **variables):
     """Start a server on this machine and return its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, str(SERVER), str(port)]
     pipe = subprocess.PIPE
     with subprocess.Popen(

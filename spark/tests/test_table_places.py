@@ -4,14 +4,13 @@ Each place is a process of its own, which runs the tests of `test_table_targets.
 """
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from .environments import DIGESTS, environment, sail, zstandard
+from .environments import DIGESTS, environment, free_port, sail, zstandard
 from .scala_catalog import catalog_jar
 from .test_connect import serving
 
@@ -71,9 +70,7 @@ def test_real_tables_on_sail(kind, tmp_path):
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "SAIL_EXECUTION__CHECKPOINT__PATH": f"file://{tmp_path}/kept",
     }
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     command = [sys.executable, "-m", "pysail", "spark", "server", "--ip", "127.0.0.1", "--port", port]
     with (tmp_path / "log").open("w") as log:
         server = subprocess.Popen(command, env=given, stdout=log, stderr=log)
