@@ -12,7 +12,7 @@ from multiclouddb_api import MulticloudDbError
 from pyspark_multiclouddb import latest_by_key, merge_into_delta, pieces
 from pyspark_multiclouddb.delta import PLAN
 
-from .micro_batches import apply, documents, random_changes, rows, scanned, with_columns
+from .micro_batches import apply, documents, random_changes, read_counted, rows, scanned, with_columns
 
 SPARSE = [f"'f{number}', CAST(NULL AS BIGINT)" for number in range(25)]
 """The fields of a struct without values. Arrow needs eight bytes for each of them."""
@@ -26,17 +26,6 @@ MOSTLY = {
 }
 # These are the values whose size is the hardest to estimate.
 OFTEN = ("text", "array of sparse structs", "maps and times")
-
-
-def read_counted(frame, file):
-    """Return a frame with the same rows. Each task that reads the frame writes a line to a file."""
-
-    def counted(batches):
-        with file.open("a") as lines:
-            lines.write("read\n")
-        yield from batches
-
-    return frame.mapInArrow(counted, frame.schema)
 
 
 def collected_in_pieces(frame, max_bytes):

@@ -16,7 +16,7 @@ from multiclouddb_verify import Fix
 from pyspark_multiclouddb import TableTarget, drop_tombstones, merge_into_table
 from pyspark_multiclouddb.cluster import TableStorage
 
-from .micro_batches import make_checkpoint, write_offset
+from .micro_batches import make_checkpoint, read_counted, write_offset
 
 
 class TableSink:
@@ -99,17 +99,10 @@ def test_nothing_of_a_batch_stays_on_the_executors(sink, spark):
 
 
 def test_executors_read_the_source_once(sink, spark, tmp_path):
-    reads = tmp_path / "reads"
-
-    def counted(batches):
-        with reads.open("a") as file:
-            file.write("x")
-        yield from batches
-
     frame = spark.createDataFrame(rows(("a", 1, {}), ("b", 1, {}))).repartition(2)
     sink.merge(rows(("a", 0, {}), ("c", 0, {})))
-    assert merge_into_table(frame.mapInArrow(counted, frame.schema), 0, sink.table)
-    assert reads.read_text() == "xx"
+    assert merge_into_table(read_counted(frame, tmp_path / "reads"), 0, sink.table)
+    assert (tmp_path / "reads").read_text() == "read\n" * 2
 
 
 def test_tombstones_are_dropped_by_the_time_of_their_merge(sink, spark):
