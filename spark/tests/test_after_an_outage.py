@@ -483,7 +483,7 @@ class TestWarning:
             assert query.plan()
         source.trim()
         outage.change(2)
-        query.restart().drain()
+        assert len(query.restart().drain()) == 6
         assert query.log[-1]["lost"] is True
         assert AFTER_AN_OUTAGE in self.caplog.text
 

@@ -186,11 +186,6 @@ class TestStream:
 
 
 class TestErrors:
-    def test_missing_collection_in_a_batch(self, spark, source):
-        with pytest.raises(Exception, match="NOT_FOUND") as caught:
-            load(spark.read, source, collection="none").count()
-        assert error_from_query(caught.value) == ErrorCategory.NOT_FOUND
-
     def test_wrong_option_is_one_clear_line_at_load(self, spark, source):
         message = "maxrecords: is not an option of this source; did you mean maxRecordsPerTrigger?"
         for reader in (spark.read, spark.readStream):

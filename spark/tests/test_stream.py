@@ -586,17 +586,6 @@ class TestTroubles:
                 ask()
             assert "SkipToOldest" not in str(caught.value)
 
-    def test_loss_is_skipped_when_asked_for(self, source):
-        """The changes expire after a batch was planned, or before."""
-        source.write(20)
-        query = Query(source, failOnDataLoss="false")
-        query.step()
-        assert query.plan()
-        source.trim(5)
-        assert len(query.read()) == 5
-        query.log.pop()
-        assert len(query.restart().step()) == 5
-
     def test_outage_while_a_loss_is_skipped_is_waited_out(self, simulation):
         for number in range(20):
             simulation.write(f"k{number}", {"n": number})
