@@ -122,6 +122,7 @@ def check_pending(queries, moment):
         assert kept == (pending if moment in ("sink", "commit") else set())
 
 
+@pytest.mark.soak
 def test_kills_at_every_moment_and_at_random_ones_give_the_same_rows(databases, start_queries, source):
     """One query is killed at each moment; a second one, in the same driver, at an arbitrary point."""
     seed = random.randrange(1_000_000)

@@ -11,7 +11,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_api import (
+    ErrorCategory,
+    MulticloudDbError,
+)
 from multiclouddb_spi.sink_rules import LACKS_STATE, lacks_state
 from pyspark_multiclouddb import live_rows, merge_into_delta
 
@@ -203,6 +206,9 @@ class TestKeep:
             "c": (None, "000006"),
             "d": ('{"v": 7}', "000007"),
         }
+        assert stale(path) == {"a", "c"}
+        merge_into_delta(rows(("a", 4, {"v": 4})), None, path, None)
+        assert table_of(path)["a"]["new_item_state"] == '{"v": 1}'
         assert stale(path) == {"a", "c"}
 
     def test_later_one_keeps_the_time_of_the_first(self, path):

@@ -18,7 +18,10 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.table import TableAlterer, TableMerger
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_api import (
+    ErrorCategory,
+    MulticloudDbError,
+)
 from multiclouddb_spi.sink_rules import Scan, SinkTable
 from pyspark_multiclouddb import drop_tombstones, latest_by_key, live_rows, merge_into_delta
 from pyspark_multiclouddb.columns import ROW_SCHEMA
@@ -90,6 +93,8 @@ class TestMergeIntoDelta:
             "n", pa.array([1])
         )
         assert columns(batch, "b") == ["key", "order_key", "n", "_deleted_at"]
+        with pytest.raises(MulticloudDbError, match="batch: has no column order_key"):
+            columns(batch.drop_columns("order_key"), "c")
 
     def test_frame_of_a_session_in_another_time_zone(self, spark, path):
         spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
@@ -333,6 +338,14 @@ def put(path, key, order):
 
 class TestCommitOfAnother:
     """Another process commits between the preparation of a commit and the commit itself."""
+
+    def test_removes_tombstones(self, path, others):
+        merge_into_delta(rows(("a", 1, {}), ("b", 2, None)), 0, path, "app")
+        others.append(lambda: DeltaTable(path).delete("_deleted_at IS NOT NULL"))
+        assert merge_into_delta(rows(("a", 3, {"n": 3}), ("b", 4, {"n": 4})), 1, path, "app")
+        assert others == []
+        assert documents(path) == {"a": {"n": 3}, "b": {"n": 4}}
+        assert DeltaTable(path).transaction_version("app") == 1
 
     def test_merges_the_same_new_key(self, path, others):
         """The other process writes `a` at 5. The older change does not win, and makes no second row."""
