@@ -161,7 +161,7 @@ WRONG = {
     ("endingPosition", "beginning"): ": is the beginning; write latest",
     ("endingPosition", "soon"): ": is 'soon'; write latest, or a time with its zone",
     ("endingOffsets", "soon"): ": is 'soon'; write latest, or a time with its zone",
-    ("startingPosition", "resnapshot"): ": is resnapshot",
+    ("startingPosition", "resnapshot"): "; write snapshot, and set failOnDataLoss=resnapshot",
     ("endingPosition", "snapshot"): ": is snapshot; write latest",
     ("snapshotSegments", "3"): ": has no meaning",
     ("maxRecordsPerTrigger", "0"): ": is '0'" + NO_NUMBER,

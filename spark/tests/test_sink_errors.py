@@ -211,7 +211,7 @@ class TestKeep:
         assert table_of(path)["a"]["new_item_state"] == '{"v": 1}'
         assert stale(path) == {"a", "c"}
 
-    def test_later_one_keeps_the_time_of_the_first(self, path):
+    def test_the_time_of_the_first_is_kept(self, path):
         keep(path, ("a", 1, LOST))
         first = table_of(path)["a"]["_stale_since"]
         keep(path, ("a", 2, LOST))

@@ -80,6 +80,18 @@ class TestStarts:
             refused().until_idle()
         assert "mode='latest'" in caught.value.message
 
+    @pytest.mark.parametrize("backup", [True, False])
+    def test_an_iterator_reads_merged_ranges(self, world, backup):
+        world.server.all_versions(backup)
+        merged(world)
+        request = ChangeFeedRequest(ADDRESS, Beginning(), provider_options=LATEST)
+        found = []
+        for page in world.client().iterate_changes(request).pages():
+            found += page.events
+            if page.idle:
+                break
+        assert last_of(found) == held(world)
+
     @pytest.mark.parametrize("early", [timedelta(), timedelta(milliseconds=900)])
     def test_a_time_is_never_late_in_merged_ranges(self, world, early):
         moment, wanted = merged(world)
