@@ -144,15 +144,18 @@ class Fetcher:
         if arrival is None:
             arrival = live.arrival = Arrival(self._closed)
 
+        def is_given_up() -> bool:
+            return live.cancelled or self._closed.is_set()
+
         def once() -> Batch:
-            if live.cancelled or self._closed.is_set():
+            if is_given_up():
                 raise closed_fault()
             try:
                 reader = live.reader
                 if reader is None:
                     arrival.begin_call(silence=CALL_SILENT_SECONDS)
                     reader = live.open()
-                    if live.cancelled:  # cancelled before the reader was open
+                    if is_given_up():  # before the reader was open
                         raise closed_fault()
                 arrival.begin_call(wait)
                 if self._sizes.has_failed:
@@ -163,7 +166,7 @@ class Fetcher:
                 live.drop_reader()
                 if not isinstance(error, Exception):
                     raise
-                if live.cancelled or self._closed.is_set():  # whoever cancelled it wants no other try
+                if is_given_up():  # whoever gives it up wants no other try
                     raise closed_fault() from error
                 if self.fault(error).retryable:
                     self._sizes.failed(live.feed, live.partition_id, arrival)
