@@ -450,6 +450,13 @@ class TestProgram:
         loaded = {name.partition(".")[0] for name in ran.stdout.split()}
         assert not {"rich", "multiclouddb_api", "multiclouddb_spi", "multiclouddb_embedded"} & loaded
 
+    def test_help_names_commands_without_what_they_need(self):
+        shown = loaded_by("--help")
+        assert any("certify" in line for line in shown)
+        assert {"attrs", "multiclouddb_conformance", "multiclouddb_spi", "yaml"} & set(
+            shown[-1].split()
+        ) == set()
+
     def test_completes_its_commands(self, shell):
         environment = {
             "_MULTICLOUDDB_COMPLETE": "complete_bash",
