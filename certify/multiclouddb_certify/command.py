@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+import multiclouddb_api as api  # its names are loaded on use
 from multiclouddb_cli.exits import DIFFERENT, INTERRUPTED
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def run(
     if report is not None:
         new_folder(report)
     if record is not None and record.exists() and any(record.iterdir()):
-        raise invalid_request("--record", f"{record} exists already", "name a new folder")
+        raise api.invalid_request("--record", f"{record} exists already", "name a new folder")
 
     def check(place: Place) -> None:
         if not dry_run:
@@ -109,7 +109,7 @@ def run(
         typer.echo(f"could not be removed: {name}; run: multiclouddb certify clean URL", err=True)
     if progress.refusal is not None and not left:
         category, message = progress.refusal
-        raise MulticloudDbError(message, ErrorDetail(ErrorCategory(category)))
+        raise api.MulticloudDbError(message, api.ErrorDetail(api.ErrorCategory(category)))
     if ended == Ended.INTERRUPTED:
         raise typer.Exit(INTERRUPTED)
     if outcomes["passed"] < len(plan.tests) or left:
@@ -120,7 +120,7 @@ def _agree(plan: Plan, budget: float, *, yes: bool) -> None:
     from multiclouddb_certify.wire import dollars
 
     if budget < plan.largest or budget <= 0:
-        raise invalid_request(
+        raise api.invalid_request(
             "--budget",
             f"${budget:g} is too small for one test",
             f"it has to be at least {dollars(plan.largest)}",
@@ -131,13 +131,13 @@ def _agree(plan: Plan, budget: float, *, yes: bool) -> None:
 def _check_account(planned: str, account: str | None) -> None:
     if account != planned:
         given = "is missing" if account is None else f"is {account!r}"
-        raise invalid_request("--account", given, f"the plan is for --account {planned}: repeat it")
+        raise api.invalid_request("--account", given, f"the plan is for --account {planned}: repeat it")
 
 
 def _ask(*, yes: bool) -> None:
     if not yes:
         if not sys.stdin.isatty():
-            raise invalid_request("--yes", "is missing, and nobody can be asked", "add it")
+            raise api.invalid_request("--yes", "is missing, and nobody can be asked", "add it")
         if not typer.confirm("Create this?"):
             typer.echo("nothing was created")
             raise typer.Exit(INTERRUPTED)
