@@ -102,8 +102,8 @@ def _row(
         against=f"A new process that does the same with {sdk} alone: {does}.",
         reason=(
             "Measured by hand with `-X importtime`: of the time that our side needs more for MongoDB, "
-            "importing attrs takes a third, and importing our own 60 modules and making their classes most of "
-            "the rest."
+            "importing attrs takes a third, and importing our own 60 modules and making their classes most "
+            "of the rest."
         ),
     )
 
