@@ -181,12 +181,12 @@ def _report(
     lasted = lines[-1]["at"] - lines[0]["at"]
     if lasted > 0:
         rate = sum(line["events"] for line in lines[1:]) / lasted
-        table.add_row("rate", f"{rate:,.0f} events a second, from the first micro-batch to the last")
+        table.add_row("rate", f"{rate:,.0f} events a second after the first micro-batch")
     table.add_row("lag", f"median {lags[len(lags) // 2]:.1f} s, at most {lags[-1]:.1f} s" if lags else "none")
     killed = "never: there was too little to do"
     if killed_at is not None:
         wait = min((line["at"] for line in lines if line["at"] > killed_at), default=killed_at) - killed_at
-        killed = f"once, with SIGKILL; the next micro-batch came {wait:.0f} s later; {twice} came twice"
+        killed = f"once; the next micro-batch came {wait:.0f} s later; {twice} came twice"
     table.add_row("killed", killed)
     table.add_row("time", f"{seconds:.0f} s")
     table.add_row("chart", str(places.chart))
