@@ -312,6 +312,7 @@ class TestGoals:
         assert verdicts == {
             ("mongo-ours", "rate"): "met",
             ("mongo-ours", "cpu"): "missed",
+            ("mongo-arrow", "rate"): "not measured",
             ("spark", "rate"): "not measured",
             ("dynamo-ours", "rate"): "not measured",
             ("dynamo-ours", "mebibytes"): "missed",
