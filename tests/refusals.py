@@ -1,19 +1,18 @@
-"""Calls what has to be refused."""
+"""Calls what has to be refused as an invalid request."""
 
-import pytest
+from functools import partial
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_api import ErrorCategory
+from multiclouddb_conformance import refusals
 
 
 def refusal(call, *arguments, **named):
-    """Return the error of a call that is an invalid request."""
-    with pytest.raises(MulticloudDbError) as caught:
-        call(*arguments, **named)
-    assert caught.value.category == ErrorCategory.INVALID_REQUEST
-    assert not caught.value.retryable
-    return caught.value
+    """Return the error of the call."""
+    error = refusals.refusal(ErrorCategory.INVALID_REQUEST, partial(call, *arguments, **named))
+    assert not error.retryable
+    return error
 
 
 def refused(call, *arguments, **named):
-    """Return the message of a call that is an invalid request."""
+    """Return the message of the call's error."""
     return refusal(call, *arguments, **named).message

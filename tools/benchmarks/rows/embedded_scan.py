@@ -99,7 +99,7 @@ def _snapshot(path: Path) -> Done:
     "embedded-snapshot",
     title="Embedded store, snapshot",
     unit="rows/s",
-    goal=0.95,
+    goal=1.0,
     about="The client reads a snapshot of 100,000 documents of 300 bytes, up to the notice `BackfillDone`.",
     against=(
         "A program that uses the module `sqlite3` in four threads, each with a range of keys. The program "

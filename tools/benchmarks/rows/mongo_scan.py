@@ -89,7 +89,7 @@ def _snapshot(rows: Backlog) -> Done:
     "mongo-snapshot",
     title="MongoDB, rows of a snapshot",
     unit="rows/s",
-    goal=0.95,
+    goal=1.0,
     about=(
         "The client scans 100,000 rows of 300 bytes from one mongod with `Snapshot()`. The measured"
         " time starts with the connection and ends with `BackfillDone`. On both sides the client "
