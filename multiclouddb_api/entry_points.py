@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import reduce
+from functools import lru_cache, reduce
 from importlib import import_module
 from importlib.machinery import PathFinder
 from typing import Any, Final, NamedTuple
 
 __all__ = ["EntryPoint", "entry_points"]
 
+_KEPT_SECONDS: Final = 5.0
 _LINE: Final = re.compile(r"([^=\s][^=]*?)\s*=\s*([\w.]+)\s*(?::\s*([\w.]+))?\s*(?:\[.*\])?\s*")
 
 
@@ -36,33 +38,45 @@ def entry_points(*, group: str) -> list[EntryPoint]:
 
     The files are read here, because importing `importlib.metadata` takes as long as the rest of a start.
     """
-    files: list[str] = []
-    seen: set[str] = set()
-    for entry in sys.path:
-        folder = entry or "."
-        # Archives, eggs, and importers with distributions of their own are left to the standard library.
-        if os.path.isfile(folder) or folder.endswith(".egg"):
-            return _from_importlib(group)
+    folders = [entry or "." for entry in sys.path]
+    # Archives, eggs, and importers with distributions of their own are left to the standard library.
+    others = any(
+        finder is not PathFinder and hasattr(finder, "find_distributions") for finder in sys.meta_path
+    )
+    if others or any(os.path.isfile(folder) or folder.endswith(".egg") for folder in folders):
+        return _from_importlib(group)
+    # A command asks a dozen times. A distribution that is just being installed is found a few seconds later.
+    found = _found(tuple((folder, _changed(folder)) for folder in folders), time.monotonic() // _KEPT_SECONDS)
+    return [point for folder, text in found for point in _parsed(folder, text, group)]
+
+
+def _changed(folder: str) -> int:
+    """Return when a folder got or lost a file, in nanoseconds; an installation changes it."""
+    try:
+        return os.stat(folder).st_mtime_ns
+    except OSError:
+        return 0
+
+
+@lru_cache(maxsize=1)
+def _found(folders: tuple[tuple[str, int], ...], _now: float) -> list[tuple[str, str]]:
+    """Return the folders of the distributions that have entry points, with these as text."""
+    files: dict[str, str] = {}
+    for folder, _ in folders:
         with suppress(OSError), os.scandir(folder) as found:
             for each in found:
                 stem, dot, kind = each.name.rpartition(".")
                 if dot and kind in ("dist-info", "egg-info"):
                     # As in `importlib.metadata`, the first distribution of a name on the path counts.
-                    name = re.sub(r"[-_.]+", "_", stem.partition("-")[0]).lower()
-                    if name not in seen:
-                        seen.add(name)
-                        files.append(each.path)
-    if any(finder is not PathFinder and hasattr(finder, "find_distributions") for finder in sys.meta_path):
-        return _from_importlib(group)
-    return [point for folder in files for point in _read(folder, group)]
+                    files.setdefault(re.sub(r"[-_.]+", "_", stem.partition("-")[0]).lower(), each.path)
+    texts = []
+    for path in files.values():
+        with suppress(OSError), open(os.path.join(path, "entry_points.txt"), encoding="utf-8") as file:
+            texts.append((path, file.read()))  # most distributions have none
+    return texts
 
 
-def _read(folder: str, group: str) -> Iterator[EntryPoint]:
-    try:
-        with open(os.path.join(folder, "entry_points.txt"), encoding="utf-8") as file:
-            text = file.read()
-    except OSError:  # most distributions have none
-        return
+def _parsed(folder: str, text: str, group: str) -> Iterator[EntryPoint]:
     if group not in text:
         return
     section = ""

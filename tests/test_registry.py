@@ -148,6 +148,12 @@ class TestTheFilesOfTheDistributions:
         install(path, "imitation", text="[multiclouddb.providers]\nembedded = os:path\n")
         assert "'embedded' is offered by imitation, multiclouddb-embedded;" in refused("embedded").message
 
+    def test_installed_later_are_found(self, path):
+        path.mkdir()
+        assert "other" not in installed_providers()
+        install(path, "some-distribution")
+        assert "other" in installed_providers()
+
     def test_in_an_archive_are_found_too(self, path, monkeypatch, tmp_path):
         install(path, "some-distribution")
         with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:

@@ -48,8 +48,6 @@ from multiclouddb_api import (
 from multiclouddb_api.checkpoint import CheckpointFile, checkpoint_at
 from multiclouddb_api.validators import suggestion
 from multiclouddb_cli.screen import shorter
-from multiclouddb_cli.session import Session
-from multiclouddb_spi import open_provider
 
 
 class Bookmark:
@@ -271,6 +269,8 @@ def option_names(url: str) -> list[str]:
 
 
 def _kind(config: ClientConfig) -> type[ProviderOptions] | None:
+    from multiclouddb_spi import open_provider
+
     provider = open_provider(config)
     try:
         return provider.options_type
@@ -339,6 +339,8 @@ def public_scope(config: ClientConfig, address: ResourceAddress, scope: FeedScop
     """Return the scope with the public id of its partition."""
     if not isinstance(scope, PhysicalPartition) or scope.partition_id.startswith(f"{config.provider}:"):
         return scope
+    from multiclouddb_cli.session import Session
+
     with Session(config, ChangeFeedRequest(address, Now())) as session:
         asked = session.feed.for_one_call()
         listed = session.opened.call("survey", lambda deadline: asked.survey({}, deadline)).present

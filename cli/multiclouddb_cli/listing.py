@@ -1,8 +1,7 @@
-"""The commands that list what is there: providers, capabilities, collections and partitions."""
+"""The commands that list what is there: providers, capabilities and collections."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final
 
@@ -13,10 +12,8 @@ import typer
 from multiclouddb_api import (
     Capability,
     CapabilitySet,
-    ChangeFeedRequest,
     ClientConfig,
     MulticloudDbError,
-    Now,
     OperationOptions,
     ResourceAddress,
     Support,
@@ -27,17 +24,7 @@ from multiclouddb_api.entry_points import entry_points
 from multiclouddb_api.registry import GROUP, declared_capabilities, load_plugin
 from multiclouddb_cli.arguments import to_config
 from multiclouddb_cli.failure import scrub
-from multiclouddb_cli.screen import (
-    Cell,
-    counted,
-    is_terminal,
-    print_table,
-    print_text,
-    printable,
-    with_colour,
-)
-from multiclouddb_cli.session import CALL_SECONDS, Session
-from multiclouddb_spi import Partition, PartitionState, open_provider
+from multiclouddb_cli.screen import Cell, print_table, print_text, printable
 
 
 @attrs.frozen
@@ -111,6 +98,8 @@ def capabilities(config: ClientConfig | None, *, as_json: bool) -> None:
 
 
 def _connected(config: ClientConfig) -> Column:
+    from multiclouddb_spi import open_provider
+
     provider = open_provider(config)
     try:
         return Column(config.provider, provider.capabilities())
@@ -159,115 +148,13 @@ def _facts(column: Column) -> dict[str, Any]:
     return {item.name: {"support": note.support.value, "note": note.note} for item, note in notes.items()}
 
 
-_LINES: Final = (("├─ ", "└─ "), ("│  ", "   "))
-_SPACES: Final = (("  ", "  "), ("  ", "  "))
-_COLOURS: Final = {PartitionState.OPEN: "green", PartitionState.CLOSED: "bright_black"}
-
-
-class Family:
-    """The partitions of a feed and their lineage; if partitions merge, the lineage is not a tree."""
-
-    def __init__(self, listed: list[Partition]) -> None:
-        # A shorter name usually belongs to an older partition: `p2` comes before `p10`.
-        in_order = sorted(listed, key=lambda item: (len(item.partition_id), item.partition_id))
-        self.members = {item.partition_id: item for item in in_order}
-        self.children: dict[str, list[Partition]] = {name: [] for name in self.members}
-        for item in self.members.values():
-            for parent in item.parents:
-                if parent in self.children:
-                    self.children[parent].append(item)
-
-    def tree(self, *, lines: bool) -> Iterator[tuple[Partition, str, bool]]:
-        """Return each partition below each of its parents, what leads to it, and whether it came before."""
-        elbow, bar = _LINES if lines else _SPACES
-        seen: set[str] = set()
-        roots = [item for item in self.members.values() if not set(item.parents) & self.members.keys()]
-        # A stack is used, because a lineage with thousands of splits is deeper than Python's recursion limit.
-        stack = [(item, "", "") for item in reversed(roots)]
-        while stack:
-            item, lead, indent = stack.pop()
-            again = item.partition_id in seen
-            yield item, lead, again
-            if again:
-                continue
-            seen.add(item.partition_id)
-            children = self.children[item.partition_id]
-            for place, child in reversed(list(enumerate(children))):
-                last = place == len(children) - 1
-                stack.append((child, indent + elbow[last], indent + bar[last]))
-
-    def gone(self, item: Partition) -> list[str]:
-        """Return the parents that are no longer listed."""
-        return [parent for parent in item.parents if parent not in self.members]
-
-
-def partitions(config: ClientConfig, address: ResourceAddress, *, mermaid: bool, as_json: bool) -> None:
-    """Print the partitions that the service lists."""
-    with Session(config, ChangeFeedRequest(address, Now())) as session:
-        asked = session.feed.for_one_call()
-        listed = session.opened.call("survey", lambda deadline: asked.survey({}, deadline)).present
-        public_id = session.feed.public_id
-    family = Family(list(listed))
-    if as_json:
-        typer.echo(_json(family, public_id))
-    elif mermaid:
-        typer.echo("\n".join(_mermaid(family)))
-    else:
-        typer.echo("\n".join(_lines(family, public_id)))
-
-
-def _lines(family: Family, public_id: Callable[[str], str]) -> Iterator[str]:
-    states = [item.state for item in family.members.values()]
-    opened = states.count(PartitionState.OPEN)
-    yield f"{counted(len(states), 'partition')}: {opened} open, {len(states) - opened} closed"
-    for item, lead, again in family.tree(lines=is_terminal()):
-        state = item.state.value
-        if with_colour():
-            state = typer.style(state, fg=_COLOURS[item.state])
-        words = [printable(item.partition_id), state]
-        if again:
-            words.append("(see above)")
-        elif item.state is PartitionState.OPEN:
-            words.append(printable(public_id(item.partition_id)))
-        gone = family.gone(item)
-        if gone and not again:
-            words.append(printable(f"(from {', '.join(gone)}, no longer listed)"))
-        yield lead + "  ".join(words)
-
-
-def _mermaid(family: Family) -> Iterator[str]:
-    names = {name: f"n{number}" for number, name in enumerate(family.members)}
-    yield "flowchart LR"
-    for name, item in family.members.items():
-        label = printable(name).replace("#", "#35;").replace('"', "#quot;")
-        yield f'    {names[name]}["{label}"]:::{item.state.value}'
-    for name, children in family.children.items():
-        for child in children:
-            yield f"    {names[name]} --> {names[child.partition_id]}"
-    yield "    classDef open fill:#d3f9d8,stroke:#2b8a3e"
-    yield "    classDef closed fill:#f1f3f5,stroke:#868e96,stroke-dasharray:4"
-
-
-def _json(family: Family, public_id: Callable[[str], str]) -> bytes:
-    return orjson.dumps(
-        [
-            {
-                "partition_id": public_id(name),
-                "native_id": name,
-                "state": item.state.value,
-                "parents": [public_id(parent) for parent in item.parents],
-                "children": [public_id(child.partition_id) for child in family.children[name]],
-            }
-            for name, item in family.members.items()
-        ]
-    )
-
-
 _COMPLETION_SECONDS = 2.0
 
 
 def collections(config: ClientConfig, database: str | None, *, as_json: bool) -> None:
     """Print the address of each collection."""
+    from multiclouddb_cli.session import CALL_SECONDS
+
     found = _listed(config, database, CALL_SECONDS)
     if as_json:
         facts = [{"database": each.database, "collection": each.collection} for each in found]

@@ -15,8 +15,8 @@ from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
 
 _LOG: Final = logging.getLogger("multiclouddb.spark")
-# A store in this process is asked for its mark after this number of seconds, 40 times a second.
-_LOOK_SECONDS: Final = 0.025
+# A store in this process is asked for its mark 25 times a second, for one hundredth of a core.
+_LOOK_SECONDS: Final = 0.04
 _MARK_SECONDS: Final = 1.0
 # A fetch that ends early without a change is not repeated before this number of seconds.
 _PAUSE_SECONDS: Final = 0.5

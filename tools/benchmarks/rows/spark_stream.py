@@ -219,7 +219,7 @@ _FILES: Final = (
     same_work=False,
     about=(
         "The figure is the median time from a commit to the call of `foreachBatch`. The stream over the "
-        "embedded store is idle before the commit, and asks the store every 25 ms whether it has changed."
+        "embedded store is idle before the commit, and asks the store every 40 ms whether it has changed."
     ),
     against=_FILES,
 )
@@ -246,7 +246,7 @@ def spark_latency(bench: Bench) -> Iterator[Sides]:
     profiled=False,
     about=(
         "The figure is the CPU time of the Python processes below Spark, while a stream over the embedded "
-        "store is idle for ten seconds. Its source asks the store every 25 ms whether it has changed."
+        "store is idle for ten seconds. Its source asks the store every 40 ms whether it has changed."
     ),
     against="",
 )
