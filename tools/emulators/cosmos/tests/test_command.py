@@ -61,13 +61,3 @@ def test_a_port_that_is_taken_is_named():
     assert ran.returncode == 1
     assert ran.stderr.startswith(f"cannot serve localhost:{port}:")
     assert "Traceback" not in ran.stderr
-
-
-def test_the_program_of_the_readme_runs_as_printed(tmp_path):
-    (program,) = re.findall(
-        r"^```python\n(.*?)^```", (FOLDER / "README.md").read_text(), re.MULTILINE | re.DOTALL
-    )
-    command = [sys.executable, "-W", "error", "-c", program]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == "create 1 open\nreplace 1 paid\ndelete 1\n"
