@@ -227,6 +227,14 @@ class TestPagesAndEvents:
             next(changes)
         assert next(changes).event_id == "P0"
 
+    def test_a_loop_after_the_last_event_reads_again(self):
+        service = Service([1])
+        changes = iterator(service, until_idle=True)
+        assert ids([next(changes)]) == ["P0"]
+        assert next(changes, None) is None
+        service.partitions["P"] += [0, 2]
+        assert ids(changes) == ["P1", "P2"]
+
     def test_a_feed_that_ended_ends_the_iteration_after_its_page(self):
         ended = api.ChangeFeedPage((), "", notices=(api.FeedEnded("dropped"),))
         pages = list(iterator(Service([1, ended, 1])).pages())
