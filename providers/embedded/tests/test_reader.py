@@ -143,6 +143,12 @@ class TestStarts:
         heads = feed.heads(cursors, None, items.deadline())
         assert sum(head.records for head in heads.values()) == 2
 
+    def test_at_time_before_the_collection_starts_at_it(self, items):
+        before = items.clock() - timedelta(seconds=5)
+        items.store.create_collection("later", partitions=1)
+        items.store.put("later", 1, {"n": 1})
+        assert numbers(items.read_all(items.feed("later"), api.AtTime(before))["p0"]) == [1]
+
     def test_the_clock_is_the_store_s(self, items):
         feed = items.feed()
         assert feed.clock(items.deadline()) == items.clock()
@@ -193,6 +199,18 @@ class TestExpiry:
                 items.start(feed, api.AtTime(stamp))
         for stamp in (stamps[6], stamps[5] + timedelta(microseconds=1)):
             assert len(items.read_all(feed, api.AtTime(stamp))["p0"]) == 4
+
+    def test_at_time_of_the_last_trimmed_change(self, world):
+        stamps = []
+        for name in ("items", "others"):  # nothing of the other one was trimmed
+            world.store.create_collection(name, partitions=1)
+        for number in range(3):
+            stamps.append(world.clock.tick(seconds=1))
+            world.store.put("items", number, {"n": number})
+        world.store.trim("items", max_count=1)
+        with faulty(api.ErrorCategory.CHECKPOINT_EXPIRED, stamps[1].isoformat()):
+            world.start(world.feed(), api.AtTime(stamps[1]))
+        assert numbers(world.read_all(world.feed(), api.AtTime(stamps[2]))["p0"]) == [2]
 
 
 class TestSurvey:
