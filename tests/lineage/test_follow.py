@@ -139,6 +139,17 @@ def test_an_end_of_which_no_child_is_known_is_always_looked_for(clock):
     assert looks.is_due(FEED, LOST)
 
 
+def test_a_late_child_begins_the_search_anew():
+    looked_for = Entry("0", Stage.END, (5,), children=("1",), looks=1)
+    lineage = Lineage([looked_for, Entry.read("1", 5)], RULES)
+    there = Survey(tuple(Partition(name, ("0",), OPEN, 7) for name in "12"))
+    found = [lineage.looked(there, {"0"}, 2)[0] for _ in range(2)]
+    assert [[child.partition_id for child in each] for each in found] == [["2"], []]
+    assert lineage.ending("0") is not None
+    lineage.looked(there, {"0"}, 2)
+    assert lineage.ending("0") is None
+
+
 def test_the_pauses_stay_below_two_minutes(clock):
     looks, often = Looks(), Entry("0", Stage.END, (5,), children=("1",), looks=2000)
     looks.asked(FEED, often)
