@@ -213,6 +213,15 @@ class TestInUse:
         cache.release(self.acquire(bench, cache, "other"))
         assert forgotten == ["long"]
 
+    def test_one_that_is_renewed_stays_open_for_others(self, bench, cache, forgotten):
+        feed = self.acquire(bench, cache, "both")
+        assert self.acquire(bench, cache, "both") is feed
+        cache.forget(feed)
+        cache.release(feed)
+        assert cache.now(feed, Deadline.after(30)) is not None
+        cache.release(feed)
+        assert forgotten == ["both", "both"]
+
     def test_one_that_was_being_opened_while_the_client_closed_is_not_kept(self, bench, cache, forgotten):
         spec = FeedSpec(bench.sim.address, api.LogicalPartition(bench.sim.key("late")))
 
