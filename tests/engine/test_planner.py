@@ -559,3 +559,22 @@ def test_who_has_answered_is_not_asked_again_because_another_was_lost():
         consumer.planner.advance(consumer.at, None, consumer.deadline)
         requests.append(consumer.provider.calls.fetches["p0"] - before)
     assert requests[0] == requests[1] > 0
+
+
+def test_who_is_lost_after_its_answer_is_asked_again(monkeypatch):
+    sim = Simulation(2)
+    consumer = Consumer(sim, heads="none", on_expired=SkipToOldest())
+    consumer.drain()
+    write(sim, 24)
+    sim.trim("p1")
+    plain = SimulationFeed.survey
+
+    def late(feed, *asked, **options):
+        sim.trim("p0")
+        return plain(feed, *asked, **options)
+
+    monkeypatch.setattr(SimulationFeed, "survey", late)
+    write(sim, 24)
+    step = consumer.planner.advance(consumer.at, 2, consumer.deadline)
+    assert len(step.skipped) == 2
+    assert consumer.planner.advance(step.after, 2, consumer.deadline).skipped == ()
