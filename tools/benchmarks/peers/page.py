@@ -118,6 +118,7 @@ def _goals(outcomes: dict[str, Outcome]) -> str:
         lines.append(
             f"| {title} | {achieved} | {bound} | {verdict if verdict == 'met' else f'**{verdict}**'} |"
         )
+    lines += ["", *(f"- **{goal.title}**: {goal.reason}" for goal in GOALS if goal.reason)]
     return "\n".join(lines) + "\n"
 
 
