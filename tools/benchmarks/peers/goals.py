@@ -96,7 +96,7 @@ GOALS: Final = (
         "rate",
         15_000,
         reason=(
-            "The goal was 25,000. A change takes 92 µs of CPU in Python and in the JVM together, so two cores "
+            "The goal was 25,000. A change takes 92 µs of CPU in Python and the JVM together, so two cores "
             "allow 21,700 at most, and the server shares them."
         ),
     ),
