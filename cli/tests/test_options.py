@@ -91,9 +91,11 @@ class TestLast:
         store.put("orders", "o-new", {})
         assert ids(run(*words).stdout) == ["o-new"]
 
-    def test_counts_for_the_most_events(self, run, url, store):
-        words = ("tail", url, "orders", "--json", "--last", 2, "--max-events", 2)
-        assert ids(run(*words).stdout) == ["o-8", "o-9"]
+    def test_the_most_events_move_the_checkpoint(self, run, url, store, tmp_path):
+        words = ("tail", url, "orders", "--json", "--max-events", 2, "--checkpoint", tmp_path / "pos")
+        assert ids(run(*words, "--last", 2).stdout) == ["o-8", "o-9"]
+        store.put("orders", "o-new", {})
+        assert ids(run(*words, "--until-idle").stdout) == ["o-new"]
 
 
 def test_selected_events_are_counted_exactly_with_and_without_a_checkpoint(run, url, store, tmp_path):

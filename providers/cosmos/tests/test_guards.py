@@ -11,7 +11,7 @@ from multiclouddb_conformance.refusals import refused
 from multiclouddb_cosmos.position import KeyRange
 from multiclouddb_cosmos.transport import ALL_VERSIONS, MovedError, continuation_of
 from multiclouddb_cosmos_emulator.faults import Act, Fail
-from multiclouddb_spi import FeedSpec
+from multiclouddb_spi import FeedSpec, ProviderFault
 
 from .world import ADDRESS, READ, seconds, soon
 
@@ -79,6 +79,14 @@ def test_the_application_s_own_client_refuses_a_recreated_container(world, own):
     for _ in range(2):
         with refused(ErrorCategory.INVALID_REQUEST, "recreated"):
             consumer.read()
+
+
+def test_a_lookup_refuses_a_recreated_container(world):
+    _, feed = world.feed()
+    world.recreate()
+    world.put("a")
+    with pytest.raises(ProviderFault, match="recreated"):
+        feed.lookup([MulticloudDbKey({"pk": "a", "id": "a"}, 1)], soon())
 
 
 class TestEndlessRetries:
