@@ -64,10 +64,6 @@ class Commands(TyperGroup):
     def _run(self, words: list[str], extra: MutableMapping[str, Any], *, debug: bool) -> int:
         try:
             with self.make_context(_NAME, words, **extra) as context:
-                import logging  # a tenth of the time of `--help`, which ends before
-
-                if not logging.root.handlers:  # libraries would log to stderr
-                    logging.root.addHandler(logging.NullHandler())
                 self.invoke(context)
             sys.stdout.flush()
         except typer.Exit as error:
@@ -336,6 +332,11 @@ def check(
 
 def run() -> None:
     """Run the command that the arguments name."""
+    if not {"--help", "-h"} & set(sys.argv):  # this import takes a tenth of the time of `--help`
+        import logging
+
+        # Without this handler, libraries would log to stderr, also while the shell completes a word.
+        logging.getLogger().addHandler(logging.NullHandler())
     if sys.stdout is None:  # closed by the shell: >&-
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):

@@ -1343,6 +1343,19 @@ class TestTroubles:
         assert metadata["HTTPStatusCode"] == 418
         assert metadata["HTTPHeaders"]["retry-after"] == "0.5"
 
+    def test_modelled_errors_are_those_of_boto3(self, wire, server):
+        exceptions = wire.streams.exceptions
+        for raised in (
+            exceptions.ExpiredIteratorException,
+            exceptions.InternalServerError,
+            exceptions.LimitExceededException,
+            exceptions.ResourceNotFoundException,
+            exceptions.TrimmedDataAccessException,
+        ):
+            server.troubles.fail("GetRecords", raised.__name__)
+            with pytest.raises(raised):
+                wire.get("x")
+
     def test_every_call_can_fail_until_it_is_over(self, wire, server):
         trouble = server.troubles.fail(None, "ExpiredTokenException", times=None)
         for call in (wire.tables.list_tables, wire.streams.list_streams, wire.create):
