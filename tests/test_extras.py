@@ -2,6 +2,7 @@
 pipeline.
 """
 
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -18,17 +19,21 @@ EXTRAS = {name: set(found.get("optional-dependencies", {})) for name, found in P
 MAIN = PROJECTS["multiclouddb"]["optional-dependencies"]
 # A requirement in a text; it may contain a placeholder: `multiclouddb[{provider_id}]`.
 NAMED = re.compile(r"(?<![\w-])(multiclouddb(?:-[a-z]+)*)\[([a-z{][^\]\s]*)\]")
-TEXTS = sorted(
-    path
-    for pattern in ("*.py", "*.md", "*.toml", "Makefile")
-    for path in ROOT.rglob(pattern)
-    if not {".venv", "tests", "dist", "site", "build"} & set(path.relative_to(ROOT).parts)
-)
+
+
+def texts():
+    """Return the texts of the repository, without what was built and what was installed."""
+    apart = {".venv", "tests", "dist", "site", "build"}
+    for folder, below, files in os.walk(ROOT):
+        below[:] = sorted(name for name in below if name not in apart)
+        for name in sorted(files):
+            if name.endswith((".py", ".md", ".toml")) or name == "Makefile":
+                yield Path(folder, name)
 
 
 def named():
     """Find every place in the texts that names an extra; return the file, the distribution and the extra."""
-    for path in TEXTS:
+    for path in texts():
         for distribution, extras in NAMED.findall(path.read_text(encoding="utf-8")):
             for extra in extras.split(","):
                 yield path.relative_to(ROOT).as_posix(), distribution, extra.strip()
