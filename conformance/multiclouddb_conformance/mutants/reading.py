@@ -208,7 +208,7 @@ class DropsPoison(Mutant):
 class LeaksReaders(Mutant):
     """Readers are never closed."""
 
-    caught_by = ("TestReleasing::test_a_thousand_pages_leave_no_reader_open",)
+    caught_by = ("TestReleasing::test_many_pages_leave_no_reader_open",)
 
     def close_reader(self, reader: WrappedReader) -> None:
         """Do not close the reader."""
