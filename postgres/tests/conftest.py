@@ -1,7 +1,16 @@
 import psycopg
 import pytest
+from psycopg import sql
 
 from multiclouddb_conformance.postgres_server import PostgresServer
+
+OTHERS = """
+    SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+SCHEMAS = (
+    r"SELECT nspname FROM pg_namespace WHERE nspname NOT LIKE 'pg\_%' AND nspname <> 'information_schema'"
+)
 
 
 @pytest.fixture(scope="session")
@@ -10,12 +19,21 @@ def server():
         yield made
 
 
+@pytest.fixture(scope="session")
+def database(server):
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE tests")
+    return server.dsn.replace("dbname=postgres", "dbname=tests")
+
+
 @pytest.fixture
-def dsn(server, request):
-    """Provide a database of its own."""
-    name = f"test_{abs(hash(request.node.nodeid))}"
-    with psycopg.connect(server.dsn, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} STRATEGY file_copy")
-    yield server.dsn.replace("dbname=postgres", f"dbname={name}")
-    with psycopg.connect(server.dsn, autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+def dsn(database):
+    """Provide a database without a table and without another client."""
+    yield database
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(OTHERS)
+        for (schema,) in connection.execute(SCHEMAS).fetchall():
+            connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
+        connection.execute(
+            "CREATE SCHEMA public; GRANT USAGE ON SCHEMA public TO PUBLIC; SELECT pg_stat_reset()"
+        )
