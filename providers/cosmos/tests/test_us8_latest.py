@@ -6,6 +6,7 @@ The classes about the client alone run in test_us8.py, because a client is the s
 import pytest
 
 from multiclouddb_certify.suites import cosmos
+from multiclouddb_conformance import us8
 from multiclouddb_conformance.us8 import *  # noqa: F403
 
 from .harness import LatestHarness
@@ -17,3 +18,13 @@ TestEventIdentity, TestRetirement = cosmos.TestEventIdentity, cosmos.TestRetirem
 pytestmark = pytest.mark.usefixtures("hasty")
 
 HARNESS = LatestHarness
+
+
+@pytest.mark.soak
+class TestCheckpoint(us8.TestCheckpoint):
+    """`make test` runs it in test_us8.py alone."""
+
+
+@pytest.mark.soak
+class TestTrouble(us8.TestTrouble):
+    """`make test` runs it in test_us8.py alone."""

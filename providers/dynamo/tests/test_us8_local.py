@@ -14,7 +14,6 @@ from multiclouddb_conformance.us8 import (  # noqa: F401
     TestPropagation,
     TestRecreated,
     TestScannedRow,
-    TestSnapshot,
     TestTransactions,
     TestValues,
 )
@@ -33,4 +32,9 @@ class TestCheckpoint(us8.TestCheckpoint):
 
 @pytest.mark.soak
 class TestRowsAlone(us8.TestRowsAlone):
-    """It scans like TestSnapshot, and `make test` runs it on the scripted server."""
+    """`make test` runs it on the scripted server alone."""
+
+
+@pytest.mark.soak
+class TestSnapshot(us8.TestSnapshot):
+    """`make test` reads rows here in TestScannedRow, and runs this class on the scripted server."""

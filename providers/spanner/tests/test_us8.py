@@ -5,6 +5,7 @@ The classes that need more of a server run on the scripted server or with moving
 
 import pytest
 
+from multiclouddb_certify.suites import spanner
 from multiclouddb_certify.suites.spanner import *  # noqa: F403
 
 from .harness import EmulatorHarness
@@ -18,3 +19,8 @@ HARNESS = EmulatorHarness
 
 for name in {*hasty, *scripted}:
     del globals()[name]
+
+
+@pytest.mark.soak
+class TestSnapshot(spanner.TestSnapshot):
+    """`make test` reads rows here in TestScannedRow, and runs this class on the scripted server."""
