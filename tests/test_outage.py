@@ -2,14 +2,17 @@
 
 import logging
 import threading
+import time
 from contextlib import suppress
 
 import pytest
 
 import multiclouddb_api as api
 from multiclouddb_api.pacing import Outage, answered, still_waiting
+from multiclouddb_conformance.simulation import ServerError, Simulation, SimulationProvider
 from multiclouddb_conformance.waiting import SOON, wait_until
 from multiclouddb_embedded import EmbeddedStore
+from multiclouddb_spi import Engine
 from multiclouddb_spi.contract import Provider
 
 from .test_iterator import ADDRESS, FakeTimer, Service, iterator
@@ -166,3 +169,25 @@ class TestEngine:
         seconds, reason = told.outages[0]
         assert 0 < seconds < 2
         assert "not answered" in reason
+
+    def test_reason_of_a_fetch_that_is_tried_again_is_reported(self):
+        sim, told, released, pages = Simulation(), Told(), threading.Event(), []
+        sim.write("a", {})
+        sim.fail_next("p0", ServerError("no host"), times=1)
+        engine = Engine(
+            SimulationProvider(sim), api.ClientConfig("simulation"), None, pause=lambda _: released.wait(SOON)
+        )
+
+        def read():
+            request = api.ChangeFeedRequest(sim.address, api.Beginning())
+            with Outage(sim.address, told, time.monotonic).watching(0.0):
+                pages.append(engine.read_changes(request, api.OperationOptions(SOON)))
+
+        reading = threading.Thread(target=read)
+        reading.start()
+        wait_until(lambda: told.outages)
+        released.set()
+        reading.join(SOON)
+        engine.close()
+        assert [reason for _, reason in told.outages] == ["no host"]
+        assert len(pages[0].events) == 1
