@@ -57,6 +57,20 @@ def test_every_row_is_in_one_step_and_changes_follow(most, splits):
     assert kinds.count(False) == 1
 
 
+def test_a_provider_that_cuts_nothing_is_asked_a_hundred_times_a_step(monkeypatch):
+    plan, asked = Plan(10, segments=1), []
+
+    def nothing(feed, cursor, count, deadline):
+        asked.append(count)
+        return [], cursor
+
+    monkeypatch.setattr(SimulationFeed, "segments", nothing)
+    assert plan.step().ranges() == []
+    assert len(asked) == 100
+    monkeypatch.undo()
+    assert len([event for step in plan.run() for event in plan.events(step)]) == 10
+
+
 def test_an_expired_segment_is_never_skipped():
     """A segment contains rows, and a copy without these rows would stay wrong."""
     plan = Plan(10, segments=1)

@@ -121,6 +121,13 @@ class TestPlaces:
         assert sum(page.count(True) for page in found) == pages * size // 4
         assert size < 8 or all(page[0] is False for page in found), "the stream is asked first"
 
+    def test_a_stream_with_small_answers_is_asked_until_it_has_its_share(self):
+        sim = filled(60, page_limit=1)
+        consumer = Consumer(sim)
+        consumer.page()
+        busy(sim, 400)
+        assert [kinds(consumer.page()).count(False) for _ in range(10)] == [6] * 10
+
     def test_the_scan_takes_what_the_stream_leaves(self):
         consumer = Consumer(filled(40))
         consumer.page()
@@ -263,6 +270,20 @@ class TestTrouble:
         once = cut_segments(consumer.lineage.plan.cursor, 1)[0]
         monkeypatch.setattr(simulated_feed, "cut_segments", lambda cursor, count: (once, cursor))
         refused(consumer, "cut twice")
+
+    def test_a_provider_that_cuts_nothing_is_asked_a_hundred_times_a_page(self, monkeypatch):
+        consumer, asked = Consumer(filled(20), ORDERED), []
+        consumer.page()
+
+        def nothing(cursor, count):
+            asked.append(count)
+            return [], cursor
+
+        monkeypatch.setattr(simulated_feed, "cut_segments", nothing)
+        page = consumer.page()
+        assert (len(asked), page.events, page.idle) == (100, (), False)
+        monkeypatch.undo()
+        assert len(kinds(*consumer.pages())) == 20
 
     @pytest.mark.parametrize("threads", [False, True])
     @pytest.mark.parametrize("pages", [1, 3])
