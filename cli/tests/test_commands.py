@@ -1,6 +1,7 @@
 """Tests the commands that only read."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -464,3 +465,24 @@ class TestProgram:
             "COMP_CWORD": "1",
         }
         assert shell("multiclouddb", **environment).stdout.split() == ["partitions"]
+
+    @pytest.mark.parametrize("completes", [False, True])
+    def test_keeps_the_logs_of_libraries_off_the_terminal(self, completes):
+        words = {
+            "_MULTICLOUDDB_COMPLETE": "complete_bash",
+            "COMP_WORDS": "multiclouddb par",
+            "COMP_CWORD": "1",
+        }
+        program = (
+            "import atexit, logging, sys; from multiclouddb_cli.script import run; "
+            "atexit.register(logging.getLogger('vendor').warning, 'of a library'); "
+            "sys.argv = ['multiclouddb', 'providers']; run()"
+        )
+        ran = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, **(words if completes else {})},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert ("partitions" in ran.stdout, ran.stderr) == (completes, "")
