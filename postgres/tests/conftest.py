@@ -28,12 +28,12 @@ def database(server):
 
 @pytest.fixture
 def dsn(database):
-    """Provide a database without a table and without another client."""
+    """Provide a database that has no tables and no other clients; what is outside of schemas stays."""
     yield database
-    with psycopg.connect(database, autocommit=True) as connection:
+    with psycopg.connect(database, autocommit=True, options="-c lock_timeout=30s") as connection:
         connection.execute(OTHERS)
         for (schema,) in connection.execute(SCHEMAS).fetchall():
             connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
-        connection.execute(
-            "CREATE SCHEMA public; GRANT USAGE ON SCHEMA public TO PUBLIC; SELECT pg_stat_reset()"
-        )
+        connection.execute("CREATE SCHEMA public AUTHORIZATION pg_database_owner")
+        connection.execute("GRANT USAGE ON SCHEMA public TO PUBLIC")
+        connection.execute("SELECT pg_stat_reset()")

@@ -36,7 +36,7 @@ SECONDS = int(os.environ.get("MULTICLOUDDB_WANDER_SECONDS", "3600"))
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_small_history_keeps_every_promise(kind, group, more):
-    """`make soak` goes one step further, and two if children are named late; `make explore` goes further."""
+    """`make soak` goes one step further, mostly two if children are named late; then comes `make explore`."""
     bounds, most = bounds_of(kind, group), 2 if kind is Kind.LATE and group != "empty" else 1
     result = explore(bounds, 3 + (group == "reduced") + more * most)
     assert not result.violations, "\n".join(test_of(bounds, each, 1) for each in result.violations)

@@ -22,9 +22,9 @@ HARNESS = LatestHarness
 
 @pytest.mark.soak
 class TestCheckpoint(us8.TestCheckpoint):
-    """`make test` runs it in test_us8.py alone."""
+    """`make test` runs it only in test_us8.py."""
 
 
 @pytest.mark.soak
 class TestTrouble(us8.TestTrouble):
-    """`make test` runs it in test_us8.py alone."""
+    """`make test` runs it only in test_us8.py."""

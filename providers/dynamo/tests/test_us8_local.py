@@ -27,12 +27,12 @@ HARNESS = LocalHarness
 
 @pytest.mark.soak
 class TestCheckpoint(us8.TestCheckpoint):
-    """`make test` runs it on the scripted server alone."""
+    """`make test` runs it only on the scripted server."""
 
 
 @pytest.mark.soak
 class TestRowsAlone(us8.TestRowsAlone):
-    """`make test` runs it on the scripted server alone."""
+    """`make test` runs it only on the scripted server."""
 
 
 @pytest.mark.soak

@@ -173,29 +173,6 @@ class TestSilence:
         assert seen[0]["grpc.max_receive_message_length"] == -1
 
 
-class _Answers(grpc.GenericRpcHandler):
-    def service(self, details):
-        return grpc.unary_stream_rpc_method_handler(lambda request, context: iter(()))
-
-
-@pytest.mark.soak
-def test_a_call_ends_when_its_connection_ends_just_as_it_begins():
-    """With a channel of gRPC's own settings, a call waits for ever within the first few thousand."""
-    with ThreadPoolExecutor(1) as pool:
-        for _ in range(10_000):
-            server = grpc.server(ThreadPoolExecutor(1))
-            server.add_generic_rpc_handlers([_Answers()])
-            port = server.add_insecure_port("127.0.0.1:0")
-            server.start()
-            with grpc.insecure_channel(f"127.0.0.1:{port}", options=list(CHANNEL)) as channel:
-                method = channel.unary_stream("/service/method")
-                assert list(method(b"", timeout=30)) == []
-                server.stop(0).wait()
-                call = method(b"", timeout=30)
-                with pytest.raises(grpc.RpcError):
-                    pool.submit(list, call).result(60)
-
-
 def test_a_session_that_opens_while_the_client_closes_is_deleted():
     deleted = []
 

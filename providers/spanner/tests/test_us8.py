@@ -24,3 +24,8 @@ for name in {*hasty, *scripted}:
 @pytest.mark.soak
 class TestSnapshot(spanner.TestSnapshot):
     """`make test` reads rows here in TestScannedRow, and runs this class on the scripted server."""
+
+
+@pytest.mark.soak
+class TestForeignTokens(spanner.TestForeignTokens):
+    """`make test` runs it only on the scripted server."""
