@@ -174,6 +174,7 @@ def elements():
                 for method in element.functions.values():
                     if not method.name.startswith("_"):
                         found[f"{package}.{name}.{method.name}"] = method
+    assert len(found) > 300
     return found
 
 

@@ -416,6 +416,13 @@ class TestInterrupt:
         assert before == [0.1]
 
 
+COMPLETES = {
+    "_MULTICLOUDDB_COMPLETE": "complete_bash",
+    "COMP_WORDS": "multiclouddb par",
+    "COMP_CWORD": "1",
+}
+
+
 def loaded_by(*words):
     """Run the script in a new process; return what it printed, and in the last line its modules."""
     program = (
@@ -459,20 +466,10 @@ class TestProgram:
         ) == set()
 
     def test_completes_its_commands(self, shell):
-        environment = {
-            "_MULTICLOUDDB_COMPLETE": "complete_bash",
-            "COMP_WORDS": "multiclouddb par",
-            "COMP_CWORD": "1",
-        }
-        assert shell("multiclouddb", **environment).stdout.split() == ["partitions"]
+        assert shell("multiclouddb", **COMPLETES).stdout.split() == ["partitions"]
 
     @pytest.mark.parametrize("completes", [False, True])
     def test_keeps_the_logs_of_libraries_off_the_terminal(self, completes):
-        words = {
-            "_MULTICLOUDDB_COMPLETE": "complete_bash",
-            "COMP_WORDS": "multiclouddb par",
-            "COMP_CWORD": "1",
-        }
         program = (
             "import atexit, logging, sys; from multiclouddb_cli.script import run; "
             "atexit.register(logging.getLogger('vendor').warning, 'of a library'); "
@@ -480,7 +477,7 @@ class TestProgram:
         )
         ran = subprocess.run(
             [sys.executable, "-c", program],
-            env={**os.environ, **(words if completes else {})},
+            env={**os.environ, **(COMPLETES if completes else {})},
             capture_output=True,
             text=True,
             check=True,

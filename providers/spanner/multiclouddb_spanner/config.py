@@ -28,7 +28,7 @@ _URL: Final = (
 _SECRET: Final = ("key", "secret", "token", "password", "credential")
 _CHAIN: Final = "credentials come from Google's own chain (gcloud auth application-default login)"
 
-CHANNEL: Final = (
+ALIVE: Final = (
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
@@ -95,7 +95,7 @@ class SpannerConfig:
         """Make the transport for one database. Its channel notices a connection that has become silent."""
         host = client.instance(self.instance).emulator_host
         if host is not None:
-            return SpannerGrpcTransport(channel=grpc.insecure_channel(host, options=list(CHANNEL)))
+            return SpannerGrpcTransport(channel=grpc.insecure_channel(host, options=list(ALIVE)))
         credentials = client.credentials
         if isinstance(credentials, Scoped):
             credentials = credentials.with_scopes((SPANNER_DATA_SCOPE,))  # type: ignore[no-untyped-call]
@@ -105,9 +105,9 @@ class SpannerConfig:
 
 def _channel(*args: Any, **settings: Any) -> grpc.Channel:
     """Make a channel as the vendor's transport does, with our settings instead of the vendor's."""
-    ours = dict(CHANNEL)
+    ours = dict(ALIVE)
     theirs = [option for option in settings.pop("options", ()) if option[0] not in ours]
-    return SpannerGrpcTransport.create_channel(*args, **settings, options=[*theirs, *CHANNEL])
+    return SpannerGrpcTransport.create_channel(*args, **settings, options=[*theirs, *ALIVE])
 
 
 def _checked(cls: type[SpannerConfig], config: ClientConfig) -> SpannerConfig:

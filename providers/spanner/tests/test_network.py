@@ -19,7 +19,7 @@ from multiclouddb_conformance.slow_link import SlowConsumer
 from multiclouddb_conformance.waiting import assert_prompt, wait_until
 from multiclouddb_spanner import config
 from multiclouddb_spanner.client import CancelScope, Clock, DatabaseClient
-from multiclouddb_spanner.config import CHANNEL, SpannerConfig
+from multiclouddb_spanner.config import ALIVE, SpannerConfig
 from multiclouddb_spanner.reader import SpannerReader
 from multiclouddb_spi import Deadline, ProviderFault
 
@@ -70,7 +70,7 @@ class TestCut:
 class TestOutage:
     def test_a_client_connects_again_within_a_bounded_time(self, items, link, monkeypatch):
         """gRPC would double its waits up to two minutes: 10 tries would take more than a minute."""
-        monkeypatch.setattr(config, "CHANNEL", SOON)
+        monkeypatch.setattr(config, "ALIVE", SOON)
         with connect(f"spanner://tests/tests?emulator_host=127.0.0.1:{link.port}") as ours:
             token = items.page(Now(), client=ours).continuation_token
             link.cut()
@@ -149,7 +149,7 @@ class TestSilence:
 
     def test_a_client_reads_on_over_a_slow_link(self, items, link, monkeypatch):
         """On a slow network, the answer to a ping would come after all data that is on its way."""
-        monkeypatch.setattr(config, "CHANNEL", SOON)
+        monkeypatch.setattr(config, "ALIVE", SOON)
         with connect(f"spanner://tests/tests?emulator_host=127.0.0.1:{link.port}") as ours:
             consumer = SlowConsumer(ours, items.address, Now(), timeout=1.0).begin()
             for number in range(4):
@@ -169,7 +169,7 @@ class TestSilence:
         instance = SimpleNamespace(emulator_host=None)
         client = SimpleNamespace(credentials=AnonymousCredentials(), instance=lambda name: instance)
         SpannerConfig("my-project", "my-instance").transport(client).close()
-        assert [{**found, **dict(CHANNEL)} == found for found in seen] == [True]
+        assert [{**found, **dict(ALIVE)} == found for found in seen] == [True]
         assert seen[0]["grpc.max_receive_message_length"] == -1
 
 

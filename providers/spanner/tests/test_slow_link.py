@@ -10,12 +10,12 @@ from multiclouddb_spanner import config
 from .feeds import feed
 
 # With these settings, a silent connection is given up twenty times as soon.
-SOON = tuple((name, value // 20 if name.endswith("_ms") else value) for name, value in config.CHANNEL)
+SOON = tuple((name, value // 20 if name.endswith("_ms") else value) for name, value in config.ALIVE)
 
 
 @pytest.fixture
 def behind(monkeypatch):
-    monkeypatch.setattr(config, "CHANNEL", SOON)
+    monkeypatch.setattr(config, "ALIVE", SOON)
     with feed(initial_partitions=1) as items, Proxy(items.server.host, rate=1e9) as link:
 
         def write(count, size):

@@ -1,6 +1,6 @@
 """Runs the classes that need a scripted server: splits, merges, retention, network faults.
 
-Three classes read very often, and this server is much cheaper to read than Google's emulator.
+Other classes read very often, and this server is much cheaper to read than Google's emulator.
 """
 
 from multiclouddb_certify.suites.spanner import (  # noqa: F401
