@@ -90,6 +90,7 @@ def holding(lock: threading.Lock, scope: CancelScope) -> Iterator[None]:
 
 
 _LOOK_SECONDS: Final = 0.1
+_LATE_SECONDS: Final = 1.0
 _KEPT_SECONDS: Final = 600.0
 # The factor by which the service's clock may run faster than this machine's clock, and the number of
 # microseconds by which commits may be ahead of the service's clock.
@@ -99,6 +100,7 @@ _AHEAD: Final = 5_000
 
 @define(eq=False)
 class _Turn:
+    ends: float  # the monotonic time at which its call is given up
     done: threading.Event = attrs.field(factory=threading.Event)
     found: int = 0
     error: BaseException | None = None
@@ -112,8 +114,9 @@ class Clock:
 
     def __init__(self, asked: Callable[[CancelScope], int]) -> None:
         self._asked = asked
-        self._lock, self._busy = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         self._waiting: _Turn | None = None
+        self._running: _Turn | None = None
         self._answer: tuple[int, float] | None = None
 
     def now(self, scope: CancelScope) -> int:
@@ -121,7 +124,7 @@ class Clock:
         with self._lock:
             turn, leads = self._waiting, self._waiting is None
             if turn is None:
-                turn = self._waiting = _Turn()
+                turn = self._waiting = _Turn(scope.deadline.at + _LATE_SECONDS)
         if leads:
             self._lead(turn, scope)
         else:
@@ -135,11 +138,19 @@ class Clock:
 
     def _lead(self, turn: _Turn, scope: CancelScope) -> None:
         try:
-            with holding(self._busy, scope):
-                with self._lock:
-                    self._waiting = None
-                sent = time.monotonic()
-                turn.found = self._asked(scope)
+            running = self._running
+            # gRPC may never end a call (see `config.ALIVE`), so the next call does not wait for ever.
+            while running is not None and time.monotonic() < running.ends:
+                if running.done.wait(_LOOK_SECONDS):
+                    break
+                scope.check()
+                if scope.deadline.passed():
+                    raise late()
+            with self._lock:
+                self._waiting, self._running = None, turn
+            sent = time.monotonic()
+            turn.found = self._asked(scope)
+            if self._running is turn:
                 self._answer = (turn.found, sent)
         except BaseException as error:
             turn.error = error

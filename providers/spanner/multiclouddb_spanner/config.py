@@ -52,8 +52,8 @@ client has a connection of its own, and waits 5 seconds at most.
 A known defect of gRPC is left: if a connection ends just when a streaming call begins to receive, the call
 waits for ever; neither its deadline nor `cancel` ends it. (Measured with versions 1.76 to 1.85: once in about
 1,500 connections that a server ended.) The engine gives the fetch up after 70 seconds and reads the partition
-again. The option `SingleThreadedUnaryStream` avoids the defect, but with it, a call that is cancelled before
-its end is never freed: 21 KiB each time."""
+again; its thread stays. The option `SingleThreadedUnaryStream` avoids the defect, but with it, a call that is
+cancelled before its end is never freed: 21 KiB each time."""
 
 STREAM_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
 """A pattern for the names that Spanner allows for a change stream. Queries contain the name as plain text, so

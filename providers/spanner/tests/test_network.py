@@ -228,6 +228,26 @@ def test_a_call_that_shares_a_request_of_the_time_ends_at_its_own_deadline():
         assert [each.result(60) for each in found] == [1, 1]
 
 
+def test_a_call_for_the_time_that_never_ends_holds_up_no_later_one():
+    """gRPC loses a call whose connection ends just when it begins to receive."""
+    over, asked = threading.Event(), []
+
+    def ask(scope):
+        asked.append(scope)
+        return 2 if len(asked) > 1 else int(over.wait(60))
+
+    clock = Clock(ask)
+    with ThreadPoolExecutor(1) as pool:
+        lost = pool.submit(clock.now, CancelScope(Deadline.after(0.1)))
+        wait_until(lambda: asked)
+        try:
+            assert clock.now(CancelScope(Deadline.after(30))) == 2
+        finally:
+            over.set()
+        assert lost.result(60) == 1
+    assert clock.passed() == 2
+
+
 def test_a_call_that_begins_while_its_read_is_cancelled_ends_too():
     scope, call = CancelScope(Deadline.after(60)), Mock()
     scope.cancel()
