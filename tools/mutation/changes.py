@@ -50,6 +50,8 @@ _UNSWAPPED: Final = frozenset(
 _SMALL: Final = 10
 # The default that these functions get is not used, or only tested for being false.
 _DEFAULTING: Final = frozenset({"get", "pop", "next"})
+# What stands in the brackets after them are types.
+_GENERIC: Final = frozenset({"dict", "frozenset", "list", "set", "tuple", "type"})
 _SILENT: Final = frozenset({"__repr__", "__str__"})
 
 
@@ -249,6 +251,8 @@ def _is_left_alone(node: ast.AST) -> bool:
     match node:
         case ast.Assert() | ast.Import() | ast.ImportFrom() | ast.JoinedStr() | ast.pattern():
             return True
+        case ast.Subscript(value=ast.Name(id=name)):
+            return name in _GENERIC
         case ast.If(test=test):
             return "TYPE_CHECKING" in ast.unparse(test)
         case ast.Assign(targets=[ast.Name(id="__all__")]) | ast.Expr(value=ast.Constant()):

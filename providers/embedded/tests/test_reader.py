@@ -2,6 +2,7 @@
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
 from pathlib import Path
 
@@ -437,6 +438,15 @@ class TestWaiting:
         thread.join()
         assert isinstance(batch.outcome, Drained)
         assert batch.cursor_after(0)[0] == 13
+
+    def test_cancel_ends_it(self, items):
+        feed = items.feed()
+        reader = feed.open("p0", items.start(feed, api.Now())[0].cursor)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(items.fetch, reader, wait=30.0)
+            assert not wait([waiting], 0.05).done
+            reader.cancel()
+            assert len(waiting.result(5)) == 0
 
     @pytest.mark.parametrize("end", ["cancel", "close"])
     def test_they_interrupt_a_statement_that_runs(self, items, end):

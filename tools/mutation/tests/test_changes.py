@@ -98,6 +98,7 @@ class TestLeftAlone:
             "x = 'a' + b",
             "__all__ = ['a', 'b']",
             "A: TypeAlias = B[1]",
+            "x = dict[str, None]()",
             "@attrs.frozen(eq=False)\nclass A: ...",
             "x = a.get(b, None)",
             "import a",
