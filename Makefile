@@ -44,7 +44,9 @@ test: setup ## run all tests in parallel; WORKERS=0 runs them in one process, AR
 
 soak: setup ## run the tests with hundreds of lives, seeds or rows; prints the seed of a failure
 	$(BIN)/python -m pytest -n $(WORKERS) --soak --timeout 7200 $(ARGS)
+	@# us8 through asyncio: the tests of `make test`, then those of `make soak`.
 	$(if $(ARGS),,$(BIN)/python -m pytest -n $(WORKERS) --through-asyncio --timeout 7200 providers -k us8)
+	$(if $(ARGS),,$(BIN)/python -m pytest -n $(WORKERS) --through-asyncio --soak --timeout 7200 providers -k us8)
 
 test-tools: setup ## run the tests of tools/, and azure-cosmos' own on the emulator; the first run downloads them
 	$(BIN)/python -m pytest -n $(WORKERS) --timeout 3600 $(ARGS) tools

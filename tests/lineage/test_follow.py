@@ -150,6 +150,14 @@ def test_a_late_child_begins_the_search_anew():
     assert lineage.ending("0") is None
 
 
+@pytest.mark.parametrize("said", [(3, 8), (8, 3)])
+def test_a_merged_child_starts_where_its_parents_join(said):
+    lineage, parents = Lineage([Entry.read(name, 5) for name in "01"], RULES), ("0", "1")
+    for name, position in zip(parents, said, strict=True):
+        lineage.ended(name, [Child("2", parents, position)], complete=True)
+    assert list(lineage) == [Entry.read("2", RULES.join("2", said))]
+
+
 def test_the_pauses_stay_below_two_minutes(clock):
     looks, often = Looks(), Entry("0", Stage.END, (5,), children=("1",), looks=2000)
     looks.asked(FEED, often)
