@@ -8,9 +8,9 @@ from uuid import UUID
 import pytest
 import typer
 
-from multiclouddb_api import event_from_json
+from multiclouddb_api import ChangeFeedPage, OperationDiagnostics, event_from_json
 from multiclouddb_api.codec import plain_value
-from multiclouddb_cli.arguments import to_moment
+from multiclouddb_cli.arguments import Selection, to_moment
 from multiclouddb_cli.rendering import Template
 from multiclouddb_conformance.command_line import apart_from_silence
 from multiclouddb_embedded import EmbeddedStore
@@ -54,6 +54,13 @@ class TestTime:
         assert (tmp_path / "pos").exists()
         store.put("orders", "o-new", {})
         assert "o-new" in ids(run(*kept, "--until-idle").stdout)
+
+    @pytest.mark.parametrize("seconds", [0, 1])
+    def test_the_end_is_over_after_its_own_changes(self, seconds):
+        end = datetime(2026, 1, 1, tzinfo=UTC)
+        reached = OperationDiagnostics(watermark=end + timedelta(seconds=seconds))
+        page = ChangeFeedPage((), "token", diagnostics=reached)
+        assert Selection(until=end).is_over(page, datetime.now(UTC)) == bool(seconds)
 
     def test_without_a_position_before_the_end_it_says_so(self, run, url, store, tmp_path):
         words = ("--checkpoint", tmp_path / "pos", "--from", "beginning", "--to", "-1h")
