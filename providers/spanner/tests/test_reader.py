@@ -375,5 +375,6 @@ class TestRequired:
         whole, stream.whole = fetch(stream.reader(BEGIN)), False
         assert whole.events(0, 1)[0].new_item_state == {"id": f"{ORIGIN + 5}-t-0-0", "n": "1"}
         assert fetch(stream.reader(BEGIN)).events(0, 1)[0].new_item_state is None
-        with pytest.raises(ProviderFault, match="all columns"):
-            fetch(stream.reader(BEGIN, require_new=True))
+        for field in ("new", "old"):
+            with pytest.raises(ProviderFault, match=f"{field}_item_state_mode=REQUIRE: .*all columns"):
+                fetch(stream.reader(BEGIN, **{f"require_{field}": True}))
