@@ -242,7 +242,7 @@ class Sent:
     """A counter of the records that the service has sent, and of the bytes that the client has kept."""
 
     def __init__(self, monkeypatch):
-        self.records = self.largest = self.held = 0
+        self.records = self.largest = self.last = self.held = 0
         self.engine = None
         lock, fetch = threading.Lock(), SimulationReader.fetch
 
@@ -250,7 +250,7 @@ class Sent:
             batch = fetch(reader, max_records, 2**40, wait, deadline)
             with lock:
                 self.records += len(batch)
-                self.largest = max(self.largest, batch.nbytes)
+                self.last, self.largest = batch.nbytes, max(self.largest, batch.nbytes)
                 if self.engine is not None:
                     self.held = max(self.held, self.engine.buffered_bytes)
             return batch
@@ -303,6 +303,13 @@ class TestOneConsumer:
         pages.close()
         bench.drain(page.continuation_token, size=size)
         assert sent.held <= BOUND + 2 * sent.largest
+
+    def test_what_is_fetched_ahead_counts_with_its_size(self, backlog, sent):
+        bench = backlog(1, page_records=5)
+        token = bench.page(size=5).continuation_token
+        bench.page(token, size=5)
+        assert sent.records == 15
+        assert bench.engine.buffered_bytes == sent.last
 
     def test_an_answer_that_fills_the_bound_lets_nothing_be_fetched_ahead(self, backlog, sent):
         bench = backlog(1, records=600, page_records=60)
