@@ -122,6 +122,17 @@ class TestRetry:
         bench.sim.fail_next("p1", ThrottledError("slow down"), times=FOREVER)
         bench.refused(api.ErrorCategory.THROTTLED, token)
 
+    def test_a_look_that_finds_children_is_not_lost_to_failures(self, make_bench):
+        bench = make_bench(partitions=2)
+        token = bench.page(api.Now()).continuation_token
+        bench.sim.delay_children("p0", 1)
+        bench.sim.split("p0")
+        token = bench.page(token).continuation_token
+        bench.sim.fail_next(None, ThrottledError("slow down"), times=FOREVER)
+        page = bench.page(token)
+        assert len(page.diagnostics.partition_errors) == 3
+        assert len(bench.plan(page.continuation_token)) == 3
+
     def test_a_read_ahead_that_fails_repeats_nothing(self, bench, ids):
         bench.fill(60)
         place, seen = BEGINNING, []
@@ -537,6 +548,17 @@ class TestObserver:
         assert told.retry.call_args.args[1] == public["p1"]
         for method in (told.reader_opened, told.reader_closed):
             assert {call.args[1] for call in method.call_args_list} == set(public.values())
+
+    @pytest.mark.parametrize("scope", [None, api.PhysicalPartition], ids=["feed", "partition"])
+    def test_children_that_are_named_late_are_told(self, make_bench, scope):
+        bench, told = make_bench(), Mock(api.Observer)
+        bench.connect(observer=told)
+        settings = {"scope": scope(bench.sim.public_id("p0"))} if scope else {}
+        token = bench.page(api.Now(), **settings).continuation_token
+        bench.sim.delay_children("p0", 2)
+        name, *children = map(bench.sim.public_id, ("p0", *bench.sim.split("p0")))
+        bench.drain(token, **settings)
+        told.partition_retired.assert_called_once_with(bench.sim.address, name, tuple(children))
 
 
 def test_a_throttle_is_raised_before_an_answer_that_is_late(make_bench):
