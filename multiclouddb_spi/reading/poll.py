@@ -246,6 +246,8 @@ class Poll(Generic[T]):
                 continue
             # What an earlier call has left there.
             reader = cache.pop(feed, turn.partition_id, entry.said[0], fetches.hand)
+            if reader is not None:
+                reader.cursor = entry.said[0]  # they may differ in their hints
             runs = reader is not None and reader.future is not None and not reader.future.done()
             if reader is not None and runs and reader.takes_too_long():
                 reader.discard()

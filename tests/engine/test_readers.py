@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from multiclouddb_api import Beginning, MulticloudDbError, Now, Observer
+from multiclouddb_api import Beginning, MulticloudDbError, Now, Observer, PhysicalPartition
 from multiclouddb_conformance.simulation import (
     ServerError,
     SimulationFeed,
@@ -254,6 +254,18 @@ def test_a_page_that_is_read_again_and_again_leaves_one_reader(bench):
     for _ in range(30):
         bench.page(Beginning(), 5)
     assert bench.calls.open_readers == 1
+
+
+def test_positions_that_differ_in_hints_share_a_reader(make_bench, monkeypatch):
+    """Nothing changes in this partition, so its positions differ only in how far it was read."""
+    monkeypatch.setattr(SimulationFeed, "without_hints", lambda feed, cursor: "here")
+    bench = make_bench(2)
+    scope = PhysicalPartition(bench.sim.public_id("p0"))
+    token = bench.page(Now(), scope=scope).continuation_token
+    bench.fill_partition("p1")
+    assert bench.page(token, scope=scope).continuation_token != token
+    assert bench.page(token, scope=scope).idle
+    assert (bench.calls.fetches["p0"], bench.calls.opens["p0"]) == (3, 1)
 
 
 @pytest.mark.parametrize(("seconds", "left"), [(59, 2), (61, 1)])
