@@ -350,10 +350,8 @@ class Poll(Generic[T]):
         turn.stage, turn.reader, turn.awaited = Stage.ANSWERED, None, False
         entry = self._lineage.reading(turn.partition_id)
         if entry is None or entry.said[0] != reader.cursor:
-            # A loss has moved or removed the partition: what was fetched of it is dropped.
+            # 6. A loss has moved or removed the partition: what was fetched of it is dropped.
             reader.discard()
-            if entry is not None:
-                self._turns.ask([turn.partition_id])
             return
         try:
             batch = reader.batch
