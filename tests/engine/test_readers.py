@@ -165,7 +165,7 @@ class TestCache:
             if nbytes:
                 reader.future = Future()
                 reader.future.set_result(None)
-                reader.hold(nbytes)
+                reader.hold(nbytes - 10, 10)
             return reader
 
         return make

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now
+from multiclouddb_api.pacing import Outage, Stopped
 from multiclouddb_conformance.simulation import (
     CorruptError,
     ServiceBehaviour,
@@ -437,6 +438,27 @@ class Clock:
 
 
 class TestRounds:
+    @pytest.mark.parametrize(("partitions", "waits"), [(2, True), (3, False)])
+    def test_fetches_wait_if_all_run_at_once(self, make_bench, moved_clock, monkeypatch, partitions, waits):
+        bench = make_bench(partitions)
+        bench.connect(max_concurrency=2)
+        token = bench.page(Now()).continuation_token
+        asked, fetch = [], SimulationReader.fetch
+
+        def noted(self, records, nbytes, wait, deadline):
+            asked.append(wait)
+            return fetch(self, records, nbytes, 0.0, deadline)
+
+        monkeypatch.setattr(SimulationReader, "fetch", noted)
+        assert bench.page(token, wait=1.0).idle
+        assert (max(asked) > 0) is waits
+
+    def test_a_read_whose_page_nobody_wants_ends_in_its_pause(self, bench):
+        token = bench.page(Now()).continuation_token
+        outage = Outage(bench.sim.address, None, time.monotonic, stopped=lambda: True)
+        with pytest.raises(Stopped), outage.watching(2.0):
+            bench.page(token, wait=2.0)
+
     def test_a_quiet_service_that_answers_at_once_is_not_asked_without_a_pause(self, make_bench, monkeypatch):
         bench = make_bench(2)
         token = bench.page(Now()).continuation_token
