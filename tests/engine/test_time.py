@@ -453,6 +453,16 @@ class TestRounds:
         assert bench.page(token, wait=1.0).idle
         assert (max(asked) > 0) is waits
 
+    def test_a_wait_ends_a_second_before_the_deadline(self, bench, moved_clock, monkeypatch):
+        token, fetch = bench.page(Now()).continuation_token, SimulationReader.fetch
+
+        def at_once(self, records, nbytes, wait, deadline):
+            return fetch(self, records, nbytes, 0.0, deadline)
+
+        monkeypatch.setattr(SimulationReader, "fetch", at_once)
+        assert bench.page(token, wait=40, timeout=40).idle
+        assert 38 < sum(moved_clock.pauses) < 39.1
+
     def test_a_read_whose_page_nobody_wants_ends_in_its_pause(self, bench):
         token = bench.page(Now()).continuation_token
         outage = Outage(bench.sim.address, None, time.monotonic, stopped=lambda: True)
