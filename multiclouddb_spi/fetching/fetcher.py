@@ -79,7 +79,7 @@ class Fetcher:
         """Start a fetch, for which the reader holds bytes already; its future is `live.future`."""
         live.asked_at, live.at_once = time.monotonic(), False
         batch: Batch | None = None
-        if not wait and live.feed.reads_at_once and not (live.cancelled or self._closed.is_set()):
+        if not wait and live.feed.reads_at_once and not self._closed.is_set():
             # In this thread; after any failure, a fetch in the pool decides what to do about it.
             try:
                 batch = live.open().fetch_at_once(min(records, _MOST_AT_ONCE), min(nbytes, _BYTES_AT_ONCE))

@@ -147,7 +147,7 @@ class PartitionReader:
 
     def used_up(self) -> None:
         """Record that all fetched records have been returned."""
-        self.batch, self.taken = None, 0
+        self.batch = None
         if self._held_batch:
             self.hold(batch=0)
 

@@ -77,6 +77,7 @@ class Turn:
     headroom: float = math.inf  # the seconds until its position expires, if that is known
     skips: int = 0  # how often this call has skipped expired records
     lost: Cursor = None  # its position before that
+    told: int = 0  # the number of notices on the page before that
 
 
 class Turns:

@@ -105,9 +105,6 @@ class Answers:
             self._apply(found)
             self._tell_retired(name, children)
             return []
-        for child in found.children:
-            for parent in child.parents:
-                self._pass_on(parent, (child.partition_id,))
         for end in ends:
             fresh = [child for child in found.children if end.partition_id in child.parents]
             if fresh:
@@ -125,8 +122,12 @@ class Answers:
             self.blame(turn, error)
             return []
         if turn.skips == MOST_SKIPS:  # each oldest record expired before it was read
-            where, told = self._feed.public_id(name), self._result.notices  # a later call tells the gaps
-            told[:] = [item for item in told if not (isinstance(item, Gap) and item.partition_id == where)]
+            where, told = self._feed.public_id(name), self._result.notices
+            told[:] = [  # a later call tells the gaps since then
+                item
+                for number, item in enumerate(told)
+                if number < turn.told or not (isinstance(item, Gap) and item.partition_id == where)
+            ]
             self._lineage.took(name, turn.lost)
             self.blame(turn, error)
             return []
@@ -140,7 +141,8 @@ class Answers:
             self.blame(turn, undecided(self._feed.public_id(name)))
             return []
         turn.skips += 1
-        turn.lost = position if turn.skips == 1 else turn.lost
+        if turn.skips == 1:
+            turn.lost, turn.told = position, len(self._result.notices)
         if self._single and self._lineage.reading(name) is None:
             children = tuple(Child(seed.partition_id, seed.parents, seed.cursor) for seed in losses[0].left)
             self._result.retired = Retired(name, children, self._lineage.ending(name))

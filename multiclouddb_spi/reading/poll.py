@@ -246,6 +246,8 @@ class Poll(Generic[T]):
                 continue
             # What an earlier call has left there.
             reader = cache.pop(feed, turn.partition_id, entry.said[0], fetches.hand)
+            if reader is not None:
+                reader.cursor = entry.said[0]  # they may differ in their hints
             runs = reader is not None and reader.future is not None and not reader.future.done()
             if reader is not None and runs and reader.takes_too_long():
                 reader.discard()
@@ -348,10 +350,8 @@ class Poll(Generic[T]):
         turn.stage, turn.reader, turn.awaited = Stage.ANSWERED, None, False
         entry = self._lineage.reading(turn.partition_id)
         if entry is None or entry.said[0] != reader.cursor:
-            # A loss has moved or removed the partition: what was fetched of it is dropped.
+            # 6. A loss has moved or removed the partition: what was fetched of it is dropped.
             reader.discard()
-            if entry is not None:
-                self._turns.ask([turn.partition_id])
             return
         try:
             batch = reader.batch

@@ -5,6 +5,10 @@ from functools import partial
 from linecache import getline
 from types import SimpleNamespace
 
+import pytest
+
+from multiclouddb_api import Now
+from multiclouddb_conformance.simulation import ServiceBehaviour, SimulationMapper, ThrottledError
 from multiclouddb_spi.fetching import readers
 from multiclouddb_spi.fetching.readers import Budget, PartitionReader, ReaderCache
 from multiclouddb_spi.reading import poll
@@ -81,3 +85,29 @@ def test_at_any_line_of_a_page_it_leaks_no_reader_and_no_byte(make_bench, ids):
         assert (bench.engine.buffered_bytes, bench.calls.open_readers) == (0, 0), f"after line {line}"
         line += 1
     assert line > 40
+
+
+@pytest.mark.parametrize(
+    ("at_rest", "busy", "throttled"), [("p0", "p1", False), ("p0", "p1", True), ("p1", "p0", True)]
+)
+def test_it_costs_no_reader_at_rest(make_bench, monkeypatch, at_rest, busy, throttled):
+    """A partition that was just asked, or that must not be asked yet, keeps its reader."""
+    bench = make_bench(2, behaviour=ServiceBehaviour(heartbeats=False))
+    bench.connect(attempts=1)
+    if throttled:
+        bench.sim.fail_next(at_rest, ThrottledError("slow", 60.0))
+    token = bench.page(Now()).continuation_token
+    opens, fetches = bench.calls.opens[at_rest], bench.calls.fetches[at_rest]
+    bench.fill_partition(busy)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulationMapper, "events", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            bench.page(token)
+    assert len(bench.page(token).events) == 1
+    assert bench.calls.opens[at_rest] == opens
+    if throttled:
+        assert bench.calls.fetches[at_rest] == fetches

@@ -112,3 +112,22 @@ class TestGap:
         pages = list(bench.walk(page.continuation_token, on_expired=SKIP))
         assert [gap.lost_from for each in pages for gap in gaps(each)] == ["commit 0"]
         assert [name for each in pages for name in ids(each)] == left
+
+    @pytest.mark.parametrize("name", ["p0", "p2"])
+    def test_one_that_leads_nowhere_hides_no_other(self, make_bench, ids, name):
+        """The first refusal moves the other partitions too, and one of them leads nowhere afterwards."""
+        bench = make_bench(partitions=3)
+        token = bench.page(api.Now()).continuation_token
+        for each in ("p0", "p1", "p2"):
+            bench.fill_partition(each, 3)
+            bench.sim.trim(each)
+        left = [event for each in ("p0", "p1", "p2") for event in bench.fill_partition(each, 2)]
+        bench.sim.fail_next(name, TrimmedError("gone already"), times=FOREVER)
+        page = bench.page(token, on_expired=SKIP)
+        assert len(gaps(page)) >= 2
+        bench.sim.forgive()
+        pages = [page, *bench.walk(page.continuation_token, on_expired=SKIP)]
+        told = [gap for each in pages for gap in gaps(each)]
+        assert sorted(gap.partition_id for gap in told) == sorted(bench.partitions())
+        assert {gap.lost_from for gap in told} == {"commit 0"}
+        assert sorted(event for each in pages for event in ids(each)) == sorted(left)

@@ -61,11 +61,14 @@ class TestRetirement:
         assert bench.page(last.continuation_token, scope=scope(bench, "p0")).partition_retired
 
     def test_partition_whose_children_are_named_late_is_not_retired_until_then(self, bench):
+        pauses = []
+        bench.connect(pause=pauses.append)
         bench.fill(2)
         bench.sim.delay_children("p0", 3)
         bench.sim.split("p0")
         pages = list(bench.walk(scope=scope(bench, "p0")))
         assert len(pages) == 5
+        assert pauses == [0.05] * 3  # before the caller looks again
         assert not any(page.idle for page in pages)
         assert [page.partition_retired for page in pages] == [False] * 4 + [True]
         assert len(pages[-1].child_partitions) == 2

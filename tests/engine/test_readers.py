@@ -10,8 +10,13 @@ from unittest.mock import Mock
 
 import pytest
 
-from multiclouddb_api import Beginning, MulticloudDbError, Now, Observer
-from multiclouddb_conformance.simulation import ServerError, SimulationProvider, SimulationReader
+from multiclouddb_api import Beginning, MulticloudDbError, Now, Observer, PhysicalPartition
+from multiclouddb_conformance.simulation import (
+    ServerError,
+    SimulationFeed,
+    SimulationProvider,
+    SimulationReader,
+)
 from multiclouddb_spi import Deadline, FeedSpec, engine
 from multiclouddb_spi.fetching import readers
 from multiclouddb_spi.fetching.readers import Budget, PartitionReader, ReaderCache
@@ -126,6 +131,13 @@ class TestLive:
         cache.put(live)
         assert (live.feed.calls.open_readers, len(cache)) == (0, 0)
 
+    @pytest.mark.parametrize(("seconds", "too_long"), [(60, False), (71, True)])
+    def test_a_reader_that_does_not_open_is_given_up(self, live, seconds, too_long):
+        live.future, live.asked_at = Future(), time.monotonic() - seconds
+        assert live.takes_too_long() is too_long
+        live.future.set_result(None)
+        assert not live.takes_too_long()
+
     def test_fetch_in_flight_is_cancelled_and_closed_when_it_ends(self, live):
         future = Future()
         future.set_running_or_notify_cancel()
@@ -138,6 +150,59 @@ class TestLive:
         future.set_result(None)
         assert live.feed.calls.open_readers == 0
         assert live._budget.used == 0
+
+
+class TestCache:
+    """Tests which readers the cache keeps; each is known by its position."""
+
+    @pytest.fixture
+    def make_reader(self, bench):
+        feed = SimulationProvider(bench.sim).open_feed(FeedSpec(bench.sim.address), Deadline.after(60))
+        self.feed, self.budget = feed, Budget(100)
+
+        def make(position, name="p0", nbytes=0, **settings):
+            reader = PartitionReader(feed, name, position, self.budget, Observing(None), **settings)
+            if nbytes:
+                reader.future = Future()
+                reader.future.set_result(None)
+                reader.hold(nbytes - 10, 10)
+            return reader
+
+        return make
+
+    def left_in(self, cache, positions, name="p0"):
+        return [each for each in positions if cache.pop(self.feed, name.format(each), each, [])]
+
+    def test_new_consumers_take_the_place_of_the_oldest(self, make_reader):
+        cache = ReaderCache(Budget(100), 1000, most_of_one=8)
+        for position in range(60):
+            cache.put(make_reader(position, proven=position < 8))
+        assert self.left_in(cache, range(8)) == list(range(1, 8))
+        assert len(cache) == 1
+
+    @pytest.mark.parametrize(("capacity", "new"), [(16, 1), (64, 2)])
+    def test_a_full_cache_keeps_its_old_readers(self, make_reader, capacity, new):
+        cache = ReaderCache(Budget(100), capacity)
+        for number in range(100):
+            cache.put(make_reader(number, f"p{number}"))
+        old = list(range(capacity - new))
+        assert self.left_in(cache, range(100), "p{}") == old + list(range(100 - new, 100))
+
+    def test_a_reader_used_again_replaces_the_oldest(self, make_reader):
+        cache = ReaderCache(Budget(100), 16)
+        for number in range(40):
+            cache.put(make_reader(number, f"p{number}", proven=number == 20))
+        assert self.left_in(cache, range(40), "p{}") == [*range(1, 15), 20, 39]
+
+    def test_records_over_the_bound_go_after_a_call(self, make_reader):
+        cache = ReaderCache(self.budget, 16)
+        for position in (1, 2, 3, 4):
+            reader = make_reader(position, nbytes=40)
+            cache.put(reader)
+            reader.used_at -= 11
+        cache.tidy(lambda reader: reader.cursor == 1)
+        assert self.budget.used == 80
+        assert self.left_in(cache, (1, 2, 3, 4)) == [1, 4]
 
 
 def test_the_expected_size_grows_only_with_answers_that_are_larger_than_asked():
@@ -191,14 +256,27 @@ def test_a_page_that_is_read_again_and_again_leaves_one_reader(bench):
     assert bench.calls.open_readers == 1
 
 
-def test_a_reader_that_nobody_has_used_for_a_minute_is_closed(bench, monkeypatch):
+def test_positions_that_differ_in_hints_share_a_reader(make_bench, monkeypatch):
+    """Nothing changes in this partition, so its positions differ only in how far it was read."""
+    monkeypatch.setattr(SimulationFeed, "without_hints", lambda feed, cursor: "here")
+    bench = make_bench(2)
+    scope = PhysicalPartition(bench.sim.public_id("p0"))
+    token = bench.page(Now(), scope=scope).continuation_token
+    bench.fill_partition("p1")
+    assert bench.page(token, scope=scope).continuation_token != token
+    assert bench.page(token, scope=scope).idle
+    assert (bench.calls.fetches["p0"], bench.calls.opens["p0"]) == (3, 1)
+
+
+@pytest.mark.parametrize(("seconds", "left"), [(59, 2), (61, 1)])
+def test_a_reader_that_nobody_has_used_for_a_minute_is_closed(bench, monkeypatch, seconds, left):
     bench.fill(50)
     token, _ = (bench.page(size=size).continuation_token for size in (5, 7))
     assert bench.calls.open_readers == 2
-    later = time.monotonic() + 61
+    later = time.monotonic() + seconds
     monkeypatch.setattr(readers, "time", SimpleNamespace(monotonic=lambda: later))
     bench.page(token, 5)
-    assert bench.calls.open_readers == 1
+    assert bench.calls.open_readers == left
 
 
 class TestMorePartitionsThanReaders:
@@ -242,7 +320,7 @@ class Sent:
     """A counter of the records that the service has sent, and of the bytes that the client has kept."""
 
     def __init__(self, monkeypatch):
-        self.records = self.largest = self.held = 0
+        self.records = self.largest = self.last = self.held = 0
         self.engine = None
         lock, fetch = threading.Lock(), SimulationReader.fetch
 
@@ -250,7 +328,7 @@ class Sent:
             batch = fetch(reader, max_records, 2**40, wait, deadline)
             with lock:
                 self.records += len(batch)
-                self.largest = max(self.largest, batch.nbytes)
+                self.last, self.largest = batch.nbytes, max(self.largest, batch.nbytes)
                 if self.engine is not None:
                     self.held = max(self.held, self.engine.buffered_bytes)
             return batch
@@ -302,12 +380,35 @@ class TestOneConsumer:
         sent.held = 0
         pages.close()
         bench.drain(page.continuation_token, size=size)
-        assert sent.held <= BOUND + 2 * sent.largest
+        assert sent.held <= BOUND
+
+    def test_what_is_fetched_ahead_counts_with_its_size(self, backlog, sent):
+        bench = backlog(1, page_records=5)
+        token = bench.page(size=5).continuation_token
+        assert bench.engine.buffered_bytes == 0
+        bench.page(token, size=5)
+        assert sent.records == 15
+        assert bench.engine.buffered_bytes == sent.last
 
     def test_an_answer_that_fills_the_bound_lets_nothing_be_fetched_ahead(self, backlog, sent):
         bench = backlog(1, records=600, page_records=60)
         assert len(bench.drain(size=60)[0]) == 600
         assert BOUND / 2 < sent.largest <= sent.held <= BOUND
+
+    def test_what_may_not_fit_is_not_fetched_ahead(self, make_bench, sent):
+        """An answer is larger than what was asked for, and a quiet partition is asked before."""
+        bench = make_bench(2)
+        key = bench.key_in("p1")
+        for number in range(200):
+            bench.sim.write(key, {"n": number, "text": "x" * 800})
+        sent.engine = bench.connect(max_buffered_bytes=BOUND, page_records=38)
+        assert len(bench.drain(size=38)[0]) == 200
+        assert BOUND / 2 < sent.largest <= sent.held <= BOUND
+
+    def test_small_pages_are_read_from_larger_answers(self, bench):
+        bench.fill(100)
+        assert len(bench.drain(size=1)[0]) == 100
+        assert bench.calls.fetches["p0"] < 20
 
 
 class TestSeveralConsumers:
@@ -323,24 +424,26 @@ class TestSeveralConsumers:
         assert came == 2 * 16 * 60
         assert sent.records <= MOST_OVERHEAD * came
 
-    @pytest.mark.parametrize(("seconds", "evicted"), [(0.0, True), (600.0, False)])
+    @pytest.mark.parametrize(("seconds", "evicted"), [(11, True), (5, False)])
     def test_what_a_consumer_has_left_behind_makes_room(self, backlog, sent, monkeypatch, seconds, evicted):
         """A consumer that starts again never requests the records of its old position."""
 
-        monkeypatch.setattr(readers, "_RESTING_SECONDS", seconds)
         bench = backlog(16)
         page = bench.page(size=7)
         for _ in range(10):
             page = bench.page(page.continuation_token, size=7)
         assert sent.held > BOUND / 2
         assert bench.calls.closes == 0
+        later = time.monotonic() + seconds
+        monkeypatch.setattr(readers, "time", SimpleNamespace(monotonic=lambda: later))
         assert len(bench.drain(size=20)[0]) == 16 * 60
         assert (bench.calls.closes > 0) is evicted
 
 
 class TestBytes:
-    def test_all_that_is_asked_for_at_once_fits_into_the_bound(self, make_bench, monkeypatch):
-        bound, asked, fetch = 65_536, [], SimulationReader.fetch
+    @pytest.mark.parametrize(("bound", "most"), [(65_536, 65_536 // 4), (2**30, 2**23)])
+    def test_all_that_is_asked_for_at_once_fits_into_the_bound(self, make_bench, monkeypatch, bound, most):
+        asked, fetch = [], SimulationReader.fetch
 
         def noted(self, most, nbytes, *rest):
             asked.append(nbytes)
@@ -352,7 +455,7 @@ class TestBytes:
         bench.fill(40)
         bench.drain()
         assert asked
-        assert max(asked) * 4 <= bound
+        assert max(asked) <= most
 
 
 @pytest.mark.parametrize("threads", [False, True], ids=["inline", "threads"])
@@ -375,6 +478,19 @@ def test_a_page_that_nobody_holds_is_free_without_the_garbage_collector(make_ben
         assert [ref() for ref in dead if ref() is not None] == []
     finally:
         gc.enable()
+
+
+def test_a_reader_is_not_opened_by_the_caller(threaded, monkeypatch):
+    opened_by, open_reader = [], SimulationFeed.open
+
+    def noted(*args):
+        opened_by.append(threading.current_thread())
+        return open_reader(*args)
+
+    monkeypatch.setattr(SimulationFeed, "open", noted)
+    threaded(2).page()
+    assert len(opened_by) == 2
+    assert threading.current_thread() not in opened_by
 
 
 def test_a_fetch_that_was_cancelled_is_not_tried_again(make_bench, monkeypatch):

@@ -42,6 +42,7 @@ from multiclouddb_spi.continuation.state import state_from_json
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.cursor import InvalidCursor
 from multiclouddb_spi.faults import Fault
+from multiclouddb_spi.fetching.fetcher import ScanRates
 from multiclouddb_spi.fetching.turns import HEAD_SECONDS
 
 from .reading import write
@@ -512,6 +513,13 @@ class TestRate:
         sim = filled(60, 2)
         consumer = Consumer(sim, size=size, max_scan_rate=10.0)
         clock = Clock(consumer, monkeypatch)
+        asked, fetch = [], SegmentReader.fetch
+
+        def noted(reader, most, *limits):
+            asked.append(most)
+            return fetch(reader, most, *limits)
+
+        monkeypatch.setattr(SegmentReader, "fetch", noted)
         consumer.page()
         began, rows = clock.now, 0
         while rows < 60:
@@ -520,6 +528,7 @@ class TestRate:
             clock.now += 0.02
             assert clock.now < began + 60
         assert clock.now - began >= 5.0
+        assert max(asked) <= 10
 
     @pytest.mark.parametrize("changes", [True, False])
     def test_a_plan_divides_it(self, changes):
@@ -538,6 +547,12 @@ class TestRate:
         for value in values:
             with pytest.raises(api.MulticloudDbError, match=field):
                 api.Snapshot(**{field: value})
+
+    def test_the_times_of_the_newest_scans_are_kept(self):
+        rates = ScanRates()
+        for number in range(1025):
+            rates.spend(str(number), 60.0)
+        assert [rates.not_before(name) > 0 for name in ("0", "1", "1024")] == [False, True, True]
 
     @pytest.mark.parametrize("rate", [1e-6, 0.5, 1, 10**9])
     def test_one_that_is_taken_is_kept_by_every_token(self, rate):

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now
+from multiclouddb_api.pacing import Outage, Stopped
 from multiclouddb_conformance.simulation import (
     CorruptError,
     ServiceBehaviour,
@@ -231,7 +232,13 @@ def silent(bench):
     bench.sim.behaviour = ServiceBehaviour(silent=1.0, faults_in_row=10**6)
 
 
+def opening(bench):
+    bench.connect(threads=True)
+    bench.provider.open_feed = lambda *_: time.sleep(3)
+
+
 STATES = {
+    "opening": (opening, 0),
     "held": (lambda bench: bench.sim.hold("p0"), 0),
     "polling": (lambda bench: None, 20),
     "throttled": (lambda bench: bench.sim.fail_next("p0", ThrottledError("slow", 20), times=FOREVER), 0),
@@ -321,6 +328,18 @@ class TestOutlasts:
             while bench.calls.opens["p0"] < number:  # tries again if no thread was free in time
                 bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=BRIEF)
             assert bench.calls.cancels == bench.calls.opens["p0"] == number
+        bench.sim.release("p0")
+        assert ids(bench.page()) == bench.written()
+
+    def test_one_that_has_run_for_too_long_is_asked_for_again(self, outlasting, ids, monkeypatch):
+        bench = outlasting()
+        bench.fill(3)
+        bench.sim.hold("p0")
+        bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=BRIEF)
+        assert (bench.calls.opens["p0"], bench.calls.cancels) == (1, 0)
+        monkeypatch.setattr(SimulationReader, "longest_fetch", lambda reader: 0.0)
+        bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=BRIEF)
+        assert (bench.calls.opens["p0"], bench.calls.cancels) == (2, 2)
         bench.sim.release("p0")
         assert ids(bench.page()) == bench.written()
 
@@ -419,10 +438,41 @@ class Clock:
 
 
 class TestRounds:
+    @pytest.mark.parametrize(("partitions", "waits"), [(2, True), (3, False)])
+    def test_fetches_wait_if_all_run_at_once(self, make_bench, moved_clock, monkeypatch, partitions, waits):
+        bench = make_bench(partitions)
+        bench.connect(max_concurrency=2)
+        token = bench.page(Now()).continuation_token
+        asked, fetch = [], SimulationReader.fetch
+
+        def noted(self, records, nbytes, wait, deadline):
+            asked.append(wait)
+            return fetch(self, records, nbytes, 0.0, deadline)
+
+        monkeypatch.setattr(SimulationReader, "fetch", noted)
+        assert bench.page(token, wait=1.0).idle
+        assert (max(asked) > 0) is waits
+
+    def test_a_wait_ends_a_second_before_the_deadline(self, bench, moved_clock, monkeypatch):
+        token, fetch = bench.page(Now()).continuation_token, SimulationReader.fetch
+
+        def at_once(self, records, nbytes, wait, deadline):
+            return fetch(self, records, nbytes, 0.0, deadline)
+
+        monkeypatch.setattr(SimulationReader, "fetch", at_once)
+        assert bench.page(token, wait=40, timeout=40).idle
+        assert 38 < sum(moved_clock.pauses) < 39.1
+
+    def test_a_read_whose_page_nobody_wants_ends_in_its_pause(self, bench):
+        token = bench.page(Now()).continuation_token
+        outage = Outage(bench.sim.address, None, time.monotonic, stopped=lambda: True)
+        with pytest.raises(Stopped), outage.watching(2.0):
+            bench.page(token, wait=2.0)
+
     def test_a_quiet_service_that_answers_at_once_is_not_asked_without_a_pause(self, make_bench, monkeypatch):
         bench = make_bench(2)
         token = bench.page(Now()).continuation_token
-        clock, fetch = Clock(), SimulationReader.fetch
+        clock, fetch, pauses = Clock(), SimulationReader.fetch, []
 
         def at_once(self, records, nbytes, wait, deadline):
             clock.now += 0.001
@@ -430,6 +480,7 @@ class TestRounds:
 
         def pause(seconds):
             clock.now += seconds
+            pauses.append(seconds)
 
         monkeypatch.setattr(time, "monotonic", clock.monotonic)
         monkeypatch.setattr(SimulationReader, "fetch", at_once)
@@ -437,6 +488,8 @@ class TestRounds:
         before = bench.calls.total_fetches
         assert bench.page(token, wait=10.0).idle
         assert 20 < bench.calls.total_fetches - before < 120
+        assert clock.now < 5010.1
+        assert max(pauses) == 0.25  # an iterator that is stopped need not wait for the whole pause
 
     def test_a_partition_that_waits_for_news_does_not_keep_others_from_being_asked(
         self, make_bench, ids, monkeypatch

@@ -28,7 +28,7 @@ from multiclouddb_spi.errors import fault_of, user_errors
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import ATTEMPTS, Tries
-from multiclouddb_spi.time_limits import AnswerSizes, Arrival, TooSlow
+from multiclouddb_spi.time_limits import AnswerSizes, Arrival, TooSlow, current
 
 BEGINNING = api.Beginning()
 FOREVER = None
@@ -85,13 +85,14 @@ class TestRetry:
             bench.refused(api.ErrorCategory.PERMANENT_FAILURE, match="can't start new thread")
 
     @pytest.mark.parametrize("partitions", [1, 3])
-    def test_failure_is_not_retried_while_waiting(self, make_bench, partitions):
+    def test_failure_is_not_retried_while_waiting(self, make_bench, moved_clock, partitions):
         bench = make_bench(partitions=partitions)
         token = bench.page(api.Now()).continuation_token
         bench.sim.fail_next("p0", ServerError("503", vendor_retried=True), times=FOREVER)
         before = bench.calls.fetches["p0"]
         if partitions == 1:
-            bench.refused(api.ErrorCategory.TRANSIENT_FAILURE, token, wait=1.0)
+            bench.refused(api.ErrorCategory.TRANSIENT_FAILURE, token, wait=20.0)
+            assert sum(moved_clock.pauses) < 1  # nothing is left to wait for
         else:
             page = bench.page(token, wait=0.3)
             assert (page.idle, len(page.diagnostics.partition_errors)) == (False, 1)
@@ -121,6 +122,17 @@ class TestRetry:
         token = bench.page(token).continuation_token
         bench.sim.fail_next("p1", ThrottledError("slow down"), times=FOREVER)
         bench.refused(api.ErrorCategory.THROTTLED, token)
+
+    def test_a_look_that_finds_children_is_not_lost_to_failures(self, make_bench):
+        bench = make_bench(partitions=2)
+        token = bench.page(api.Now()).continuation_token
+        bench.sim.delay_children("p0", 1)
+        bench.sim.split("p0")
+        token = bench.page(token).continuation_token
+        bench.sim.fail_next(None, ThrottledError("slow down"), times=FOREVER)
+        page = bench.page(token)
+        assert len(page.diagnostics.partition_errors) == 3
+        assert len(bench.plan(page.continuation_token)) == 3
 
     def test_a_read_ahead_that_fails_repeats_nothing(self, bench, ids):
         bench.fill(60)
@@ -330,10 +342,11 @@ class TestAudit:
         bench.connect(coverage_audit_seconds=1e-9)
         return bench, bench.page(api.Now()).continuation_token
 
-    def test_an_expired_position_is_raised(self, audited):
+    def test_an_expired_position_is_raised(self, audited, caplog):
         bench, token = audited
         bench.sim.fail_next(None, TrimmedError("gone"), times=FOREVER, operation="survey")
         bench.refused(api.ErrorCategory.CHECKPOINT_EXPIRED, token)
+        assert "audit" not in caplog.text
 
     def test_a_failure_is_logged(self, audited, caplog):
         bench, token = audited
@@ -537,6 +550,17 @@ class TestObserver:
         assert told.retry.call_args.args[1] == public["p1"]
         for method in (told.reader_opened, told.reader_closed):
             assert {call.args[1] for call in method.call_args_list} == set(public.values())
+
+    @pytest.mark.parametrize("scope", [None, api.PhysicalPartition], ids=["feed", "partition"])
+    def test_children_that_are_named_late_are_told(self, make_bench, scope):
+        bench, told = make_bench(), Mock(api.Observer)
+        bench.connect(observer=told)
+        settings = {"scope": scope(bench.sim.public_id("p0"))} if scope else {}
+        token = bench.page(api.Now(), **settings).continuation_token
+        bench.sim.delay_children("p0", 2)
+        name, *children = map(bench.sim.public_id, ("p0", *bench.sim.split("p0")))
+        bench.drain(token, **settings)
+        told.partition_retired.assert_called_once_with(bench.sim.address, name, tuple(children))
 
 
 def test_a_throttle_is_raised_before_an_answer_that_is_late(make_bench):
@@ -750,6 +774,22 @@ def test_each_break_quarters_it_and_four_answers_double_it(feed):
         sizes.arrived(feed, "p0")
     assert grown == [size for size in (15, 31, 62, 125, 250, 500) for _ in range(4)]
     assert sizes.of(feed, "p0").is_full
+
+
+def test_an_answer_that_breaks_is_asked_for_in_parts(bench, monkeypatch):
+    asked, fetch = [], SimulationReader.fetch
+
+    def breaking(reader, records, *limits):
+        asked.append(records)
+        if len(asked) == 1:
+            current().heard(LARGE)
+            raise ServerError("the connection broke")
+        return fetch(reader, records, *limits)
+
+    monkeypatch.setattr(SimulationReader, "fetch", breaking)
+    bench.fill(100)
+    assert len(bench.drain()[0]) == 100
+    assert asked[:11] == [20, 5, 5, 5, 5, 10, 10, 10, 10, 20, 20]
 
 
 @pytest.mark.parametrize(("nbytes", "is_given_up"), [(100, True), (5000, False)])

@@ -63,6 +63,8 @@ def test_a_store_that_answers_at_once_is_read_in_the_thread_of_the_caller(path, 
     with api.connect(f"embedded://{path}") as client:
         found, token = numbers(client)
         assert numbers(client, token) == ([], token)
+        page = client.read_changes(api.ChangeFeedRequest(ADDRESS, api.Beginning()))
+        assert page.diagnostics.retries == 0
     assert sorted(found) == list(range(300))
     assert fetches == []
 
