@@ -362,7 +362,7 @@ class TestCutting:
         asked = []
 
         def segments(self, cursor, count, deadline):
-            asked.append(count)
+            asked.append((count, deadline.remaining()))
             return answer(cursor)
 
         monkeypatch.setattr(SimulationFeed, "segments", segments)
@@ -374,6 +374,18 @@ class TestCutting:
         consumer.page()
         assert len(consumer.page().events) == 4
         assert len(asked) == 1
+        consumer.page()
+        assert [count for count, _ in asked] == [8, 7]
+
+    @pytest.mark.parametrize(("timeout", "most"), [(16, 8), (60, 10)])
+    def test_cutting_takes_half_of_the_time_at_most(self, monkeypatch, timeout, most):
+        asked = self.segments(monkeypatch, lambda cursor: cut_segments(cursor, 1))
+        consumer = Consumer(filled(80), ORDERED, size=4)
+        consumer.page()
+        consumer.page(timeout=timeout)
+        ((count, seconds),) = asked
+        assert count == 8
+        assert most - 2 < seconds <= most
 
     def test_a_plan_that_is_always_empty_is_never_done(self, monkeypatch):
         consumer = Consumer(filled(5))
