@@ -533,6 +533,20 @@ class TestRate:
             assert clock.now < began + 60
         assert clock.now - began >= 5.0
 
+    @pytest.mark.parametrize(("rate", "size", "most"), [(0.5, 8, 1), (10.0, 50, 10), (1e6, 3000, 3000)])
+    def test_a_fetch_requests_the_rows_of_a_second(self, rate, size, most, monkeypatch):
+        asked, fetch = [], SegmentReader._fetch
+
+        def recorded(reader, records, nbytes):
+            asked.append(records)
+            return fetch(reader, records, nbytes)
+
+        monkeypatch.setattr(SegmentReader, "_fetch", recorded)
+        consumer = Consumer(filled(20), ORDERED, size, max_scan_rate=rate, segments=1)
+        consumer.page()
+        consumer.page()
+        assert asked == [most]
+
     @pytest.mark.parametrize("changes", [True, False])
     def test_a_plan_divides_it(self, changes):
         consumer = Consumer(filled(20), max_scan_rate=8.0, segments=4, changes=changes)
