@@ -443,11 +443,15 @@ class Planner:
         while left > 0 and hungry:
             share = max(1, left // len(hungry))
             asked = dict(islice(hungry.items(), max(left, _AT_ONCE)))
+            stood, skipped = {name: after.reading(name) for name in heads}, len(self._skipped)
             answers = clip(self._feed, self._ask(asked, share, follow, after, deadline), target)
+            if len(self._skipped) > skipped:  # a loss may have moved or ended any partition
+                if heads:
+                    return {name: heads[name] for name, entry in stood.items() if after.reading(name) == entry}
+                hungry = dict(asked)
             for name, cursor in asked.items():
                 head = answers.get(name)
                 if head is None:
-                    heads.pop(name, None)
                     del hungry[name]
                     continue
                 count = head.records
