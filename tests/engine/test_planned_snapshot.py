@@ -1,5 +1,6 @@
 """Tests planned reads of a snapshot: whole segments in any order, repeatable steps, then changes."""
 
+import attrs
 import pytest
 
 import multiclouddb_api as api
@@ -88,6 +89,14 @@ def test_a_limit_counts_estimated_rows_in_whole_segments():
     sizes = [len(step.ranges()) for step in plan.run(50)]
     assert sizes[0] == 0
     assert set(sizes[1:-1]) == {5}
+
+
+@pytest.mark.parametrize(("most", "size"), [(20, 1), (None, 64)])
+def test_without_an_estimate_a_limited_step_reads_one_segment(monkeypatch, most, size):
+    snapshot = SimulationFeed.snapshot
+    monkeypatch.setattr(SimulationFeed, "snapshot", lambda *of: attrs.evolve(snapshot(*of), records=None))
+    plan = Plan(100, segments=100)
+    assert [len(plan.step(most).ranges()) for _ in range(3)] == [0, size, min(size, 100 - size)]
 
 
 ORDERED, INTERLEAVED, AUTO = api.SnapshotOrder.ORDERED, api.SnapshotOrder.INTERLEAVED, api.SnapshotOrder.AUTO
