@@ -82,12 +82,9 @@ class TestRetirement:
             page = bench.page(page.continuation_token, scope=where)
             told = page.diagnostics
             assert list(told.partition_errors) == errors
-            assert (page.partition_retired, page.idle, told.open_watches, told.requests) == (
-                True,
-                False,
-                1,
-                1,
-            )
+            assert (told.open_watches, told.requests) == (1, 1)
+            assert page.partition_retired
+            assert not page.idle
             bench.sim.forgive()
         for _ in range(3):
             page = bench.page(page.continuation_token, scope=where)

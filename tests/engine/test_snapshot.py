@@ -326,6 +326,19 @@ class TestTrouble:
         # Otherwise, each page would wait for a slow partition for up to 2 seconds.
         assert sorted(waits)[3] < HEAD_SECONDS / 2, waits
 
+    def test_rows_that_come_slowly_keep_their_places(self, monkeypatch):
+        sim = filled(60)
+        consumer, fetch = Consumer(sim, threads=True), SegmentReader.fetch
+        consumer.page()
+
+        def slow(reader, *asked):
+            time.sleep(0.15)
+            return fetch(reader, *asked)
+
+        monkeypatch.setattr(SegmentReader, "fetch", slow)
+        busy(sim, 60)
+        assert kinds(consumer.page()).count(True) == 2
+
     @pytest.mark.parametrize("answer", ["late", "slow and empty"])
     def test_changes_are_delivered_while_no_segment_comes(self, answer, monkeypatch):
         sim = filled(40, 2, slow=1.0, latency=0.05)
@@ -454,14 +467,17 @@ class TestExpired:
         assert page.events == ()
 
     def test_the_watermark_of_another_snapshot_is_its_moment(self):
-        sim = filled(10)
-        consumer = Consumer(sim, ORDERED)
+        sim, seen = filled(10), Mock(api.Observer)
+        consumer = Consumer(sim, ORDERED, observer=seen)
         list(consumer.pages())
         sim.write("k1", {"n": "lost"})
         sim.advance(60)
         sim.trim()
         page = consumer.page(on_expired=api.Resnapshot(api.Snapshot(ORDERED)))
-        assert api.SnapshotStarted in map(type, page.notices)
+        gap, started = page.notices
+        assert gap == api.Gap(sim.public_id("p0"), "commit 10", "a new snapshot")
+        assert isinstance(started, api.SnapshotStarted)
+        seen.gap.assert_called_once_with(sim.address, gap)
         assert page.diagnostics.watermark == sim.now
 
     @pytest.mark.parametrize("order", [ORDERED, INTERLEAVED, AUTO])
@@ -596,7 +612,11 @@ class TestRowsAlone:
         assert consumer.engine.inspect(consumer.position.token, api.OperationOptions(), None, None).resumes
         parts = consumer.plan()
         assert all(part.is_segment for part in parts)
-        rows += sum(kinds(*consumer.part(*part)).count(True) for part in parts)
+        for part in parts:
+            pages = consumer.part(*part)
+            told = pages[0].diagnostics.snapshot
+            assert (told.segments_done, told.segments, told.rows) == (0, 1, 0)
+            rows += kinds(*pages).count(True)
         assert rows == 20
 
     def test_what_would_read_changes_is_refused(self):
