@@ -171,9 +171,9 @@ def check_kept(feed: Feed, lineage: Lineage, deadline: Deadline, *, surely: bool
     # A provider may plan up to the current end without reading. When a range is read, it is too late to plan
     # another start.
     now = feed.clock(deadline)
-    for entry in lineage.active():
-        left = feed.headroom(entry.cursor, now) if entry.listed and now is not None else None
-        if entry.listed and (surely or (left is not None and left <= 0)):
+    for entry in [each for each in lineage.active() if each.listed]:
+        left = None if now is None else feed.headroom(entry.cursor, now)
+        if surely or (left is not None and left <= 0):
             reader = feed.open(entry.partition_id, entry.cursor)
             try:
                 reader.fetch(1, _BYTES, 0.0, deadline)
@@ -443,11 +443,15 @@ class Planner:
         while left > 0 and hungry:
             share = max(1, left // len(hungry))
             asked = dict(islice(hungry.items(), max(left, _AT_ONCE)))
+            stood, skipped = {name: after.reading(name) for name in heads}, len(self._skipped)
             answers = clip(self._feed, self._ask(asked, share, follow, after, deadline), target)
+            if len(self._skipped) > skipped:  # a loss may have moved or ended any partition
+                if heads:
+                    return {name: heads[name] for name, one in stood.items() if after.reading(name) == one}
+                hungry = dict(asked)
             for name, cursor in asked.items():
                 head = answers.get(name)
                 if head is None:
-                    heads.pop(name, None)
                     del hungry[name]
                     continue
                 count = head.records

@@ -37,6 +37,7 @@ from multiclouddb_spi.continuation.state import (
 )
 from multiclouddb_spi.continuation.token import ReadUntil, encode_token, to_micros
 from multiclouddb_spi.contract import Feed
+from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.errors import cause_of, to_error
 from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault, no_partition_named
 from multiclouddb_spi.fetching.fetcher import Fetcher, late_fault
@@ -93,12 +94,12 @@ class PageBuilder:
             raise self._poisoned(session, lineage, *result.poison)
         if result.failure is not None:
             name, error = result.failure
-            raise self._failed(session, name, error, deadline)
+            raise self._failed(session, lineage, name, error, deadline)
         if result.moved:
             return
         for turn in result.turns.failed.values():
             if (failed := turn.error) is not None:
-                raise self._failed(session, turn.partition_id, failed, deadline)
+                raise self._failed(session, lineage, turn.partition_id, failed, deadline)
         if deadline.passed():
             raise ProviderFault(late_fault())
 
@@ -150,12 +151,14 @@ class PageBuilder:
         raised.__cause__ = fault.__cause__ or fault
         return raised
 
-    def _failed(self, session: Session, name: str, error: Exception, deadline: Deadline) -> MulticloudDbError:
+    def _failed(
+        self, session: Session, lineage: Lineage, name: str, error: Exception, deadline: Deadline
+    ) -> MulticloudDbError:
         fault = self._fetcher.fault(error)
         oldest: str | None = None
         if fault.category == ErrorCategory.CHECKPOINT_EXPIRED:
             with suppress(Exception):
-                oldest = self._oldest(session, name, deadline)
+                oldest = self._oldest(session.feed, name, lineage.cursor(name), deadline)
         self.forget_if_gone(session, fault)
         fault = attrs.evolve(fault, message=f"{session.feed.public_id(name)}: {fault.message}")
         raised = to_error(self._provider_id, "read_changes", fault, error, oldest_position=oldest)
@@ -163,12 +166,9 @@ class PageBuilder:
             raised.__cause__ = cause_of(fault, error)
         return raised
 
-    def _oldest(self, session: Session, name: str, deadline: Deadline) -> str | None:
+    def _oldest(self, feed: Feed, name: str, cursor: Cursor, deadline: Deadline) -> str | None:
         """Describe where a refused position could go on; None if the service does not tell."""
-        feed, state = session.feed, session.state
-        entry = state.at(name) if isinstance(state, Lineage) else None
-        asked = {name: None if entry is None else entry.cursor}
-        survey = self._fetcher.call(lambda: feed.survey(asked, deadline, expired={name}), deadline)
+        survey = self._fetcher.call(lambda: feed.survey({name: cursor}, deadline, expired={name}), deadline)
         places = [each.oldest for each in survey.present if each.partition_id == name]
         if not places:
             places = [seed.cursor for seed in survey.heirs or ()]

@@ -206,7 +206,7 @@ class Scanning:
         deadline = self._deadline.sooner(min(_CUT_SECONDS, self._deadline.remaining() / 2))
         for _ in range(_MOST_EMPTY_CUTS):
             plan = lineage.plan
-            if plan is None or plan.cursor is None or lineage.segment_count >= _ACTIVE:
+            if plan is None or plan.cursor is None:
                 return started
             try:
                 segments, rest = self._ask(plan.cursor, _ACTIVE - lineage.segment_count, deadline)

@@ -114,7 +114,14 @@ def segment_lineages(
     for each in segments:
         rate = None if plan.rate is None else plan.rate / len(segments)
         alone = attrs.evolve(
-            plan, cursor=None, announced=False, rate=rate, done=0, segments=1, records=shown(each.records)
+            plan,
+            cursor=None,
+            announced=False,
+            rate=rate,
+            done=0,
+            segments=1,
+            rows=0,
+            records=shown(each.records),
         )
         entry = Entry.read(each.segment_id, each.cursor, listed=False)
         found.append((each.segment_id, Lineage([alone, entry], feed)))

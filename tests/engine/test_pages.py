@@ -136,7 +136,7 @@ class TestDiagnostics:
         assert told.requests == bench.calls.total_fetches
         assert told.native_charge == told.requests + 3
         assert told.retries == 0
-        assert told.elapsed_seconds > 0
+        assert 0 < told.elapsed_seconds < 10
         assert not told.partition_errors
 
     def test_calls_for_children_count(self, bench):

@@ -73,6 +73,26 @@ class TestRetirement:
         assert [page.partition_retired for page in pages] == [False] * 4 + [True]
         assert len(pages[-1].child_partitions) == 2
 
+    @pytest.mark.usefixtures("looks_at_once")
+    def test_its_page_tells_of_the_search_for_children(self, make_bench):
+        bench = make_bench(behaviour=ServiceBehaviour(proves_children=False))
+        bench.connect(child_watch_seconds=0)
+        bench.sim.split("p0")
+        where = scope(bench, "p0")
+        *_, page = bench.walk(scope=where)
+        bench.sim.fail_next(None, ServerError("503"), times=None, operation="survey")
+        for errors in ([where.partition_id], []):
+            page = bench.page(page.continuation_token, scope=where)
+            told = page.diagnostics
+            assert list(told.partition_errors) == errors
+            assert (told.open_watches, told.requests) == (1, 1)
+            assert page.partition_retired
+            assert not page.idle
+            bench.sim.forgive()
+        for _ in range(3):
+            page = bench.page(page.continuation_token, scope=where)
+        assert (page.partition_retired, page.diagnostics.open_watches) == (True, 0)
+
 
 class TestPlan:
     @pytest.mark.parametrize("pages", [0, 1, 3, 8])

@@ -20,8 +20,10 @@ from multiclouddb_conformance.simulation import (
     TrimmedError,
 )
 from multiclouddb_spi import Deadline, FeedSpec, Planner, RecordFault, SupportsHeads, ranges_between
+from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.planning import ranges
+from multiclouddb_spi.planning.planner import Target, within
 
 from .reading import Asked, events_of, write
 
@@ -538,12 +540,16 @@ def test_a_search_that_finds_an_expired_position_says_so(monkeypatch):
     consumer = Consumer(sim)
     planner = Planner(consumer.provider, consumer.feed, audit_seconds=0.0)
 
-    def survey(*_, **__):
+    left = []
+
+    def survey(feed, asked, deadline, **_):
+        left.append(deadline.remaining())
         raise TrimmedError("gone")
 
     monkeypatch.setattr(SimulationFeed, "survey", survey)
     with pytest.raises(TrimmedError):
         planner.advance(consumer.at, None, consumer.deadline)
+    assert 5 < left[0] <= 10
 
 
 def test_who_has_answered_is_not_asked_again_because_another_was_lost():
@@ -578,3 +584,112 @@ def test_who_is_lost_after_its_answer_is_asked_again(monkeypatch):
     step = consumer.planner.advance(consumer.at, 2, consumer.deadline)
     assert len(step.skipped) == 2
     assert consumer.planner.advance(step.after, 2, consumer.deadline).skipped == ()
+
+
+@pytest.mark.parametrize("form", list(Listing), ids=lambda form: form.value)
+def test_who_is_gone_after_its_answer_is_not_read(form, monkeypatch):
+    """A partition has fewer changes than its share; while others are asked for more, it is lost."""
+    sim = Simulation(2, behaviour=ServiceBehaviour(listing=form))
+    consumer, asked, heads = Consumer(sim, on_expired=SkipToOldest()), [], SimulationFeed.heads
+    few_and_many(sim)
+
+    def late(feed, cursors, most, deadline):
+        asked.append(cursors)
+        if len(asked) == 2:
+            sim.split("p0")
+            sim.trim()
+        return heads(feed, cursors, most, deadline)
+
+    monkeypatch.setattr(SimulationFeed, "heads", late)
+    consumer.step(24)
+    assert len(asked) > 1
+    trimmed = {partition.id: partition.trimmed for partition in sim.partitions.values()}
+    write(sim, 24)
+    consumer.drain(24)
+    consumer.check_left(trimmed)
+    assert len(consumer.delivered) == 24
+
+
+def few_and_many(sim):
+    """Write to two partitions: to the first at most 8 changes, to the second at least 20."""
+    keys = {sim.write(f"k{number}", {"n": 0}).partition_id: f"k{number}" for number in range(8)}
+    for number in range(20):
+        sim.write(keys["p1"], {"n": number})
+
+
+@both
+def test_a_step_tells_how_many_records_it_has(heads):
+    sim = Simulation(2)
+    consumer = Consumer(sim, heads=heads)
+    few_and_many(sim)
+    step = consumer.planner.advance(consumer.at, 24, consumer.deadline)
+    assert step.records == len(consumer.read(step.ranges())) == 24
+
+
+@pytest.fixture
+def uncounted(monkeypatch):
+    """Let the service tell the ends of its partitions, but not how many changes lie before them."""
+    heads = SimulationFeed.heads
+
+    def unknown(feed, *asked):
+        return {name: attrs.evolve(head, records=None) for name, head in heads(feed, *asked).items()}
+
+    monkeypatch.setattr(SimulationFeed, "heads", unknown)
+
+
+@pytest.mark.usefixtures("uncounted")
+def test_records_that_nobody_counts_are_unknown():
+    sim = Simulation(2)
+    consumer = Consumer(sim)
+    few_and_many(sim)
+    step = consumer.planner.advance(consumer.at, 24, consumer.deadline)
+    assert step.records is None
+    assert 0 < len(consumer.read(step.ranges())) <= 24
+    assert len(consumer.step(1)) == 1
+
+
+@pytest.mark.usefixtures("uncounted")
+def test_a_quiet_partition_uses_nothing_of_the_limit():
+    sim = Simulation(2)
+    consumer = Consumer(sim)
+    _, late = consumer.at.to_json()["p"]
+    few_and_many(sim)
+    quiet, _ = consumer.planner.start(Now(), consumer.deadline).to_json()["p"]
+    at = consumer.planner.restore({"p": [quiet, late]})
+    step = consumer.planner.advance(at, 10, consumer.deadline)
+    assert (step.records, len(consumer.read(step.ranges()))) == (None, 10)
+
+
+def test_a_position_that_stays_expired_is_an_error():
+    sim = Simulation()
+    consumer = Consumer(sim, heads="none", on_expired=SkipToOldest())
+    written = write(sim, 3)
+    sim.fail_next("p0", TrimmedError("too old"), times=4)
+    with pytest.raises(TrimmedError):
+        consumer.step()
+    assert consumer.step() == written
+
+
+class Hinted:
+    """A feed whose positions are a number, or unknown, and a hint."""
+
+    @staticmethod
+    def compare(one, other):
+        return None if None in (one[0], other[0]) else (one[0] > other[0]) - (one[0] < other[0])
+
+    @staticmethod
+    def without_hints(cursor):
+        return cursor[0]
+
+
+@pytest.mark.parametrize(
+    ("place", "found"),
+    [([4, "a"], True), ([5, "a"], True), ([5, "b"], False), ([6, "a"], False), ([None, "a"], True)],
+)
+def test_a_partition_is_read_up_to_its_target(place, found):
+    target = Target({"p": [5, "b"]}, frozenset({"ended"}))
+    assert within(Hinted, Entry.read("p", place), target) is found
+    assert within(Hinted, Entry.read("ended", place), target)
+    assert not within(Hinted, Entry.read("new", place), target)
+    assert within(Hinted, Entry.read("new", place), Target({}, None))
+    assert within(Hinted, Entry.read("new", place), None)

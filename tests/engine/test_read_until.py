@@ -24,7 +24,7 @@ from multiclouddb_conformance.simulation import ServerError, ServiceBehaviour, S
 from multiclouddb_conformance.simulation.reader import SimulationReader
 from multiclouddb_conformance.simulation.service_behaviour import CaughtUp
 from multiclouddb_spi import open_feed
-from multiclouddb_spi.continuation.entry import Entry
+from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.token import ReadUntil
 from multiclouddb_spi.reading import page_builder
@@ -317,6 +317,12 @@ class TestMeasured:
         told = standings.measure(Clock, joined, {}, at(100))
         assert (told.watermark, told.read_until) == (None, None)
         assert told.partitions == {"A": at(10), "B": at(20)}
+
+    @pytest.mark.parametrize(("known", "moment"), [(1, at(12)), (0, None)])
+    def test_a_child_that_waits_counts_from_its_earliest_start(self, lineage, known, moment):
+        child = Entry("c", Stage.WAIT, ([14, 1], [12, known]), ("a", "b"))
+        told = Standings().measure(Clock, Lineage([*lineage, child], RULES), {}, at(100))
+        assert told.watermarks.get("C") == moment
 
     def test_no_moment_is_before_that_of_the_feed(self, lineage, standings):
         told = standings.measure(Clock, lineage, {}, at(100), floor=ReadUntil(15_000_000, estimated=True))

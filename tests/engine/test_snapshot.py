@@ -327,6 +327,19 @@ class TestTrouble:
         # Otherwise, each page would wait for a slow partition for up to 2 seconds.
         assert sorted(waits)[3] < HEAD_SECONDS / 2, waits
 
+    def test_rows_that_come_slowly_keep_their_places(self, monkeypatch):
+        sim = filled(60)
+        consumer, fetch = Consumer(sim, threads=True), SegmentReader.fetch
+        consumer.page()
+
+        def slow(reader, *asked):
+            time.sleep(0.15)
+            return fetch(reader, *asked)
+
+        monkeypatch.setattr(SegmentReader, "fetch", slow)
+        busy(sim, 60)
+        assert kinds(consumer.page()).count(True) == 2
+
     @pytest.mark.parametrize("answer", ["late", "slow and empty"])
     def test_changes_are_delivered_while_no_segment_comes(self, answer, monkeypatch):
         sim = filled(40, 2, slow=1.0, latency=0.05)
@@ -363,7 +376,7 @@ class TestCutting:
         asked = []
 
         def segments(self, cursor, count, deadline):
-            asked.append(count)
+            asked.append((count, deadline.remaining()))
             return answer(cursor)
 
         monkeypatch.setattr(SimulationFeed, "segments", segments)
@@ -375,6 +388,18 @@ class TestCutting:
         consumer.page()
         assert len(consumer.page().events) == 4
         assert len(asked) == 1
+        consumer.page()
+        assert [count for count, _ in asked] == [8, 7]
+
+    @pytest.mark.parametrize(("timeout", "most"), [(16, 8), (60, 10)])
+    def test_cutting_takes_half_of_the_time_at_most(self, monkeypatch, timeout, most):
+        asked = self.segments(monkeypatch, lambda cursor: cut_segments(cursor, 1))
+        consumer = Consumer(filled(80), ORDERED, size=4)
+        consumer.page()
+        consumer.page(timeout=timeout)
+        ((count, seconds),) = asked
+        assert count == 8
+        assert most - 2 < seconds <= most
 
     def test_a_plan_that_is_always_empty_is_never_done(self, monkeypatch):
         consumer = Consumer(filled(5))
@@ -443,14 +468,17 @@ class TestExpired:
         assert page.events == ()
 
     def test_the_watermark_of_another_snapshot_is_its_moment(self):
-        sim = filled(10)
-        consumer = Consumer(sim, ORDERED)
+        sim, seen = filled(10), Mock(api.Observer)
+        consumer = Consumer(sim, ORDERED, observer=seen)
         list(consumer.pages())
         sim.write("k1", {"n": "lost"})
         sim.advance(60)
         sim.trim()
         page = consumer.page(on_expired=api.Resnapshot(api.Snapshot(ORDERED)))
-        assert api.SnapshotStarted in map(type, page.notices)
+        gap, started = page.notices
+        assert gap == api.Gap(sim.public_id("p0"), "commit 10", "a new snapshot")
+        assert isinstance(started, api.SnapshotStarted)
+        seen.gap.assert_called_once_with(sim.address, gap)
         assert page.diagnostics.watermark == sim.now
 
     @pytest.mark.parametrize("order", [ORDERED, INTERLEAVED, AUTO])
@@ -530,6 +558,20 @@ class TestRate:
         assert clock.now - began >= 5.0
         assert max(asked) <= 10
 
+    @pytest.mark.parametrize(("rate", "size", "most"), [(0.5, 8, 1), (10.0, 50, 10), (1e6, 3000, 3000)])
+    def test_a_fetch_requests_the_rows_of_a_second(self, rate, size, most, monkeypatch):
+        asked, fetch = [], SegmentReader._fetch
+
+        def recorded(reader, records, nbytes):
+            asked.append(records)
+            return fetch(reader, records, nbytes)
+
+        monkeypatch.setattr(SegmentReader, "_fetch", recorded)
+        consumer = Consumer(filled(20), ORDERED, size, max_scan_rate=rate, segments=1)
+        consumer.page()
+        consumer.page()
+        assert asked == [most]
+
     @pytest.mark.parametrize("changes", [True, False])
     def test_a_plan_divides_it(self, changes):
         consumer = Consumer(filled(20), max_scan_rate=8.0, segments=4, changes=changes)
@@ -585,7 +627,11 @@ class TestRowsAlone:
         assert consumer.engine.inspect(consumer.position.token, api.OperationOptions(), None, None).resumes
         parts = consumer.plan()
         assert all(part.is_segment for part in parts)
-        rows += sum(kinds(*consumer.part(*part)).count(True) for part in parts)
+        for part in parts:
+            pages = consumer.part(*part)
+            told = pages[0].diagnostics.snapshot
+            assert (told.segments_done, told.segments, told.rows) == (0, 1, 0)
+            rows += kinds(*pages).count(True)
         assert rows == 20
 
     def test_what_would_read_changes_is_refused(self):

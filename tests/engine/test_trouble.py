@@ -13,6 +13,7 @@ import multiclouddb_api as api
 from multiclouddb_conformance.simulation import (
     CorruptError,
     DeniedError,
+    Listing,
     ServerError,
     ServiceBehaviour,
     Simulation,
@@ -505,8 +506,14 @@ class TestProviderBugs:
         bench.engine.close()
 
 
-def test_only_an_expired_position_tells_where_reading_could_go_on(make_bench):
-    bench = make_bench(partitions=1)
+def test_only_an_expired_position_tells_where_reading_could_go_on(make_bench, monkeypatch):
+    bench, asked, survey = make_bench(partitions=1), [], SimulationFeed.survey
+
+    def recorded(feed, places, *rest, **named):
+        asked.append(feed.describe(places["p0"]).text)
+        return survey(feed, places, *rest, **named)
+
+    monkeypatch.setattr(SimulationFeed, "survey", recorded)
     token = bench.page(api.Now()).continuation_token
     bench.fill(5)
     bench.sim.fail_next("p0", DeniedError("no"))
@@ -515,6 +522,21 @@ def test_only_an_expired_position_tells_where_reading_could_go_on(make_bench):
     bench.sim.trim("p0")
     expired = bench.refused(api.ErrorCategory.CHECKPOINT_EXPIRED, token)
     assert expired.detail.oldest_position
+    assert asked == ["commit 0"]
+
+
+@pytest.mark.parametrize(
+    ("listing", "oldest"),
+    [(Listing.ALL, "commit 6, commit 6"), (Listing.OPEN, "commit 0, commit 6, commit 6")],
+)
+def test_a_lost_partition_tells_where_its_successors_begin(make_bench, listing, oldest):
+    bench = make_bench(2, behaviour=ServiceBehaviour(listing=listing))
+    token = bench.page(api.Now()).continuation_token
+    bench.fill(5)
+    bench.sim.split("p0")
+    bench.sim.trim("p0")
+    expired = bench.refused(api.ErrorCategory.CHECKPOINT_EXPIRED, token)
+    assert expired.detail.oldest_position == oldest
 
 
 class Angry(api.Observer):
