@@ -13,6 +13,7 @@ import sys
 import pytest
 
 from multiclouddb_api import ErrorCategory, FileCheckpointStore, MulticloudDbError, open_checkpoint_store
+from multiclouddb_api.checkpoint import checkpoint_at
 
 from .refusals import refused
 
@@ -134,6 +135,14 @@ class TestDamage:
         store.save("orders", TOKEN, None)
         store.path("orders").rename(store.path("invoices"))
         assert "is the checkpoint of 'orders', not of 'invoices'" in refused(store.load, "invoices")
+
+
+def test_a_path_names_the_file_of_one_checkpoint(tmp_path):
+    path = tmp_path / "new" / "where.txt"
+    store, name = checkpoint_at(path)
+    saved = store.save(name, TOKEN, None)
+    assert store.load(name) == checkpoint_at(path)[0].load(name) == saved
+    assert path.exists()
 
 
 def test_a_name_that_is_none_for_a_file_has_no_path(store):

@@ -3,16 +3,16 @@
 import logging
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 
 import multiclouddb_api as api
-from multiclouddb_api.pacing import Outage, answered, still_waiting
+from multiclouddb_api.pacing import Outage, Stopped, answered, still_waiting
 from multiclouddb_conformance.simulation import ServerError, Simulation, SimulationProvider
 from multiclouddb_conformance.waiting import SOON, wait_until
 from multiclouddb_embedded import EmbeddedStore
-from multiclouddb_spi import Engine
+from multiclouddb_spi import Engine, InlineExecutor
 from multiclouddb_spi.contract import Provider
 
 from .test_iterator import ADDRESS, FakeTimer, Service, iterator
@@ -193,3 +193,12 @@ class TestEngine:
             engine.close()
         assert told.outages[-1][1] == "no host"
         assert len(pages[0].events) == 1
+
+    def test_a_stop_ends_a_read_that_waits(self):
+        sim = Simulation()
+        provider = SimulationProvider(sim)
+        engine = Engine(provider, api.ClientConfig("simulation"), executor=InlineExecutor())
+        outage = Outage(sim.address, None, time.monotonic, lambda: bool(provider.calls.fetches))
+        request = api.ChangeFeedRequest(sim.address, api.Beginning())
+        with closing(engine), outage.watching(1.0), pytest.raises(Stopped):
+            engine.read_changes(request, api.OperationOptions(wait_seconds=1.0))

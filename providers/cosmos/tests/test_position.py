@@ -294,10 +294,12 @@ class TestAfter:
             assert is_after(7, f"{'a' * 20}{number}{digest}", place) is after
 
 
-@pytest.mark.parametrize(("lsn", "held"), [(MOST, MOST), (MOST + 1, 7)])
-def test_a_position_that_no_token_can_hold_counts_as_damaged(lsn, held):
-    records = records_of([change(lsn, "a")], Place(6), VIEW)
+@pytest.mark.parametrize("placed", [False, True])
+@pytest.mark.parametrize(("lsn", "held"), [(MOST, MOST), (MOST + 1, 7), (-1, 7), (True, 7)])
+def test_a_position_that_no_token_can_hold_counts_as_damaged(lsn, held, placed):
+    records = records_of([change(lsn, "a")], Place(6), VIEW, placed=placed)
     assert records.lsns == [held]
+    assert not placed or records.inner(0).startswith("~") is (lsn != held)
     place = place_after(records, 1)
     assert place_of(cursor_of(place)) == place
 
@@ -308,3 +310,12 @@ def test_the_key_of_a_delete_that_has_only_its_previous_version():
         "metadata": {"operationType": "delete"},
     }
     assert key_of(change, TWO) == {TWO.names[0]: "a", TWO.names[1]: 7, "id": "1"}
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"), [(-7.0, -7), (2.0**53 - 1, 2**53 - 1), (2.0**53, 2.0**53), (0.5, 0.5), (True, True)]
+)
+def test_only_a_whole_number_that_is_exact_becomes_an_integer(value, kept):
+    for kind in ("create", "delete"):
+        found = key_of(change(7, value, kind), VIEW)["pk"]
+        assert (found, type(found)) == (kept, type(kept))
