@@ -59,16 +59,17 @@ class TestCrash:
         store.save("orders", "2", store.load("orders").version)
         assert steps == ["file", "replace", "directory"]
 
-    def test_a_full_disk_leaves_the_position_before(self, store, monkeypatch):
+    @pytest.mark.parametrize("failure", [(28, "No space left on device"), ("No space left on device",)])
+    def test_a_full_disk_leaves_the_position_before(self, store, monkeypatch, failure):
         first = store.save("orders", "1", None)
 
         def full(handle):
-            raise OSError(28, "No space left on device")
+            raise OSError(*failure)
 
         monkeypatch.setattr("os.fsync", full)
         error = refusal(store.save, "orders", "2", first.version)
         assert error.category == ErrorCategory.PERMANENT_FAILURE
-        assert "No space left" in error.message
+        assert "(No space left on device)" in error.message
         assert str(store.path("orders")) in error.message
         assert store.load("orders") == first
 

@@ -233,7 +233,10 @@ class TestPagesAndEvents:
         assert ids([next(changes)]) == ["P0"]
         assert next(changes, None) is None
         service.partitions["P"] += [0, 2]
-        assert ids(changes) == ["P1", "P2"]
+        loop = iter(changes)
+        assert ids(loop) == ["P1", "P2"]
+        service.partitions["P"] += [0, 1]
+        assert ids([next(changes)]) == ["P3"]  # though somebody still holds the loop that ended
 
     def test_a_feed_that_ended_ends_the_iteration_after_its_page(self):
         ended = api.ChangeFeedPage((), "", notices=(api.FeedEnded("dropped"),))

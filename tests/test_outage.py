@@ -113,6 +113,7 @@ class TestARunningRead:
         ("faults", "settings", "reports"),
         [
             ([waits(0.3, "busy")], {}, 0),  # it fails for a moment
+            ([waits(1.4)], {}, 0),  # it is slow for a moment
             ([None, slow], {"pages": [0], "wait_seconds": 5}, 0),  # it waits for news
             ([waits(2)] * 20, {"pages": [0] * 20}, 2),  # a slow service does not fill the log
         ],

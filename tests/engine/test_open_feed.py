@@ -6,7 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 import multiclouddb_api as api
-from multiclouddb_conformance.simulation import MissingError, ServerError, Simulation, SimulationProvider
+from multiclouddb_conformance.simulation import (
+    MissingError,
+    ServerError,
+    Simulation,
+    SimulationFeed,
+    SimulationProvider,
+)
 from multiclouddb_spi import Deadline, Fault, FeedSpec, ProviderFault, open_feed
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.request_check import spec_of
@@ -199,6 +205,13 @@ class TestInUse:
         first = cache.now(feed, Deadline.after(30))
         clock.now += 5
         assert cache.now(feed, Deadline.after(30)) - first == timedelta(seconds=5)
+
+    def test_a_service_that_tells_no_time_has_none(self, bench, cache, monkeypatch):
+        monkeypatch.setattr(SimulationFeed, "clock", lambda *_: None)
+        assert cache.now(self.acquire(bench, cache, "clock"), Deadline.after(30)) is None
+        bench.fill(1)
+        page = bench.page()
+        assert (len(page.events), page.diagnostics.lag_seconds) == (1, None)
 
     def test_it_does_not_age(self, bench, cache, clock, forgotten):
         feed = self.acquire(bench, cache, "long")

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from multiclouddb_api import ResourceAddress
 from multiclouddb_api.arrow import events_to_arrow
 from multiclouddb_cosmos.mapping import CosmosMapper
-from multiclouddb_cosmos.position import KeyRange, Place, RangeMap, compare, cursor_of, place_of, range_of
+from multiclouddb_cosmos.position import (
+    LIVE,
+    KeyRange,
+    Place,
+    RangeMap,
+    compare,
+    cursor_of,
+    place_of,
+    range_of,
+)
 from multiclouddb_cosmos.records import (
     Records,
     View,
@@ -265,7 +274,17 @@ def test_records_of_several_parts_keep_the_mode_of_their_position():
     """A part whose partition was just split has no page yet."""
     part = records_of([latest(7)], Place(6, None, None, 0), BARE, placed=True)
     found = picked([Records([], []), part], [(1, 0)])
-    assert place_after(found, 1).past == 0
+    assert place_after(found, 1) == Place(7, None, None, 0)
+
+
+@pytest.mark.parametrize(("time", "seconds"), [(5, 5), (0, 0), (-1, None), (2**40, None), ("5", None)])
+def test_only_a_time_that_can_be_is_that_of_the_position(time, seconds):
+    """A position that is read live has the time of its last change."""
+    bare = records_of([{**latest(7), "_ts": time}], Place(6, None, None, LIVE), BARE)
+    item = change(7, "a")
+    item["metadata"]["crts"] = time
+    for records in (bare, records_of([item], Place(6), VIEW)):
+        assert place_after(records, 1).seconds == records.seconds(0) == seconds
 
 
 class TestPlacesInTokens:
