@@ -9,6 +9,7 @@ import os
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -138,9 +139,10 @@ class TestDamage:
         assert "is the checkpoint of 'orders', not of 'invoices'" in refused(store.load, "invoices")
 
 
-def test_a_path_names_the_file_of_one_checkpoint(tmp_path):
+@pytest.mark.parametrize("as_given", [str, Path])
+def test_a_path_names_the_file_of_one_checkpoint(tmp_path, as_given):
     path = tmp_path / "new" / "where.txt"
-    store, name = checkpoint_at(path)
+    store, name = checkpoint_at(as_given(path))
     saved = store.save(name, TOKEN, None)
     assert store.load(name) == checkpoint_at(path)[0].load(name) == saved
     assert path.exists()

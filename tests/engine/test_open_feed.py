@@ -179,6 +179,15 @@ def test_more_than_are_kept_do_not_push_each_other_out(bench, clock, forgotten, 
     assert forgotten == ["k10", "k11"] * 3
 
 
+def test_sixteen_thousand_are_kept():
+    forgotten = []
+    cache = open_feed.FeedCache(lambda operation, deadline: operation(), forgotten.append)
+    for number in range(16385):
+        assert forgotten == []
+        cache.release(cache.acquire(number, lambda spec=number: SimpleNamespace(spec=spec))[0])
+    assert [feed.spec for feed in forgotten] == [16384]
+
+
 def test_one_that_was_not_used_for_a_minute_gives_its_place(bench, clock, forgotten, monkeypatch):
     monkeypatch.setattr(open_feed, "_MOST_FEEDS", 10)
     worker = Worker(bench, 10)

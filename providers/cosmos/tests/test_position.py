@@ -269,6 +269,16 @@ class TestDocuments:
         assert (caught.value.index, caught.value.skip_cursor) == (1, [8, None, None, 0])
         assert len(mapper.events(records, 0, 1)) == len(mapper.arrow(records, 2, 3)) == 1
 
+    def test_a_key_or_mark_may_be_the_service_s_own_property(self):
+        item = {**latest(7), "_attachments": True}
+        for paths, marker in [((("_etag",),), ()), (VIEW.paths, ("_attachments",))]:
+            view = attrs.evolve(BARE, paths=paths, marker=marker)
+            records = records_of([dict(item)], Place(6, None, None, 0), view)
+            (event,) = CosmosMapper(view).events(records, 0, 1)
+            key = {path[0]: item[path[0]] for path in paths}
+            assert event.key.components == {**key, "id": "x"}
+            assert (event.old_item_state if marker else event.new_item_state) == {"id": "x", "pk": "a"}
+
 
 def test_records_of_several_parts_keep_the_mode_of_their_position():
     """A part whose partition was just split has no page yet."""
