@@ -125,6 +125,11 @@ class TestRanges:
         assert found.cut(KeyRange("20", "FF")) == [KeyRange("20", "FF")]
         assert found.cut(KeyRange("05", "20")) == [KeyRange("05", "20")]
 
+    @pytest.mark.parametrize(("low", "high"), [("10", "18"), ("12", "18"), ("12", "20")])
+    def test_where_no_partition_is_known_there_is_none(self, low, high):
+        assert RangeMap([KeyRange("20", "FF"), KeyRange("", "10")]).cut(KeyRange(low, high)) == []
+        assert RangeMap([KeyRange("20", "40"), KeyRange("40", "FF")]).cut(KeyRange(low, "30"))[0].low == "20"
+
 
 class TestInsideOneLsn:
     def test_the_order_does_not_depend_on_how_they_came(self):
