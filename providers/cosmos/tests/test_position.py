@@ -125,6 +125,14 @@ class TestRanges:
         assert found.cut(KeyRange("20", "FF")) == [KeyRange("20", "FF")]
         assert found.cut(KeyRange("05", "20")) == [KeyRange("05", "20")]
 
+    @pytest.mark.parametrize(
+        ("low", "holder"),
+        [("", "10"), ("05", "10"), ("10", "10"), ("1F", "10"), ("20", "20"), ("3F", "30"), ("E0", "30")],
+    )
+    def test_a_range_is_held_by_the_partition_it_begins_in(self, low, holder):
+        found = RangeMap([KeyRange("20", "30"), KeyRange("30", "FF"), KeyRange("10", "20")])
+        assert found.holder(KeyRange(low, "FF")).low == holder
+
     @pytest.mark.parametrize(("low", "high"), [("10", "18"), ("12", "18"), ("12", "20")])
     def test_where_no_partition_is_known_there_is_none(self, low, high):
         assert RangeMap([KeyRange("20", "FF"), KeyRange("", "10")]).cut(KeyRange(low, high)) == []
