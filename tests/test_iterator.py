@@ -732,6 +732,11 @@ class TestLife:
         changes = iterator(Service([1]), idle_backoff_seconds=0.001, timeout_seconds=0.001, until_idle=True)
         assert ids(changes) == ["P0"]
 
+    @pytest.mark.parametrize("name", [name for name in IteratorSettings.__annotations__ if "seconds" in name])
+    def test_a_text_is_no_number_of_seconds(self, name):
+        with pytest.raises(api.MulticloudDbError, match=f"{name}.*int or float, not str"):
+            iterator(Service([]), **{name: "5"})
+
     def test_every_setting_is_given_by_name_and_is_one_of_the_client(self):
         with pytest.raises(api.MulticloudDbError, match=r"ChangeFeedIterator\.request"):
             api.ChangeFeedIterator(Service([]), "orders")
@@ -739,6 +744,16 @@ class TestLife:
         assert (client.name, request.name) == ("client", "request")
         assert {each.kind for each in others} == {inspect.Parameter.KEYWORD_ONLY}
         assert {each.name for each in others} == set(IteratorSettings.__annotations__)
+        assert {each.name: each.default for each in others if each.default is not None} == {
+            "timeout_seconds": 30,
+            "wait_seconds": 0,
+            "until_idle": False,
+            "idle_backoff_seconds": 0.005,
+            "max_idle_backoff_seconds": 5,
+            "max_outage_seconds": 300,
+            "checkpoint_interval_seconds": 0,
+            "on_poison": "raise",
+        }
 
 
 class CrashError(Exception):
