@@ -1,5 +1,6 @@
 """Tests how the engine, Spark and the command line open a feed, call it and check its token."""
 
+import math
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import pytest
 
 import multiclouddb_api as api
 from multiclouddb_conformance.simulation import (
+    DeniedError,
     MissingError,
     ServerError,
     Simulation,
@@ -165,8 +167,9 @@ def test_one_that_nobody_has_used_for_ten_minutes_is_forgotten(bench, clock, for
     assert worker.turn("k19") == 0
     assert forgotten == []
     clock.now += 2
-    for _ in range(3):  # each call forgets only some of the feeds
+    for count in (8, 16, 19):  # each call forgets only some of the feeds
         worker.turn("k19")
+        assert len(forgotten) == count
     assert sorted(forgotten) == sorted(f"k{number}" for number in range(19))
     assert worker.turn("k19") == 0
     assert worker.turn("k0") == 1
@@ -221,6 +224,39 @@ class TestInUse:
         bench.fill(1)
         page = bench.page()
         assert (len(page.events), page.diagnostics.lag_seconds) == (1, None)
+
+    @pytest.fixture
+    def asked(self, monkeypatch):
+        """Record how long the service may take for its time, each time that it is asked."""
+        found, tell = [], SimulationFeed.clock
+
+        def recorded(feed, deadline):
+            found.append(deadline.remaining())
+            return tell(feed, deadline)
+
+        monkeypatch.setattr(SimulationFeed, "clock", recorded)
+        return found
+
+    def times(self, bench, cache, clock, waits):
+        feed = self.acquire(bench, cache, "clock")
+        for seconds in waits:
+            clock.now += seconds
+            yield cache.soon(feed, Deadline(math.inf))
+
+    def test_the_service_tells_its_time_once_a_minute(self, bench, cache, clock, asked):
+        told = self.times(bench, cache, clock, (0, 59, 2, 59, 2))
+        assert [(time is not None, len(asked)) for time in told] == [(True, n) for n in (1, 1, 2, 2, 3)]
+        assert all(0 < seconds <= 1 for seconds in asked)
+
+    def test_a_service_that_did_not_tell_rests_a_minute(self, bench, cache, clock, asked):
+        bench.sim.fail_next(None, DeniedError("no"), operation="clock")
+        told = self.times(bench, cache, clock, (0, 59, 2, 1))
+        assert [(time is not None, len(asked)) for time in told] == [
+            (False, 1),
+            (False, 1),
+            (True, 2),
+            (True, 2),
+        ]
 
     def test_it_does_not_age(self, bench, cache, clock, forgotten):
         feed = self.acquire(bench, cache, "long")

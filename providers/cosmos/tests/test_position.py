@@ -180,6 +180,7 @@ class TestInsideOneLsn:
         records = records_of(items, Place(6), VIEW)
         kinds = [item["metadata"]["operationType"] for item in records.items]
         assert kinds == ["replace", "delete", "create"]
+        assert [records.number(index) for index in range(3)] == [0, 1, 2]
         assert records.orders == sorted(set(records.orders))
         assert records.orders[-1] == records.order_key(2) == f"{7:020d}"
 
