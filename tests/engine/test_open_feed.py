@@ -93,6 +93,15 @@ class TestUse:
             opened.use(begin)
         assert opened.feed is feed
 
+    @pytest.mark.parametrize("operation", ["open", "survey"])
+    def test_a_call_with_its_own_limit_raises_the_users_error(self, opened, sim, operation):
+        sim.fail_next(None, DeniedError("no"), operation="open_feed" if operation == "open" else operation)
+        with pytest.raises(api.MulticloudDbError, match="no") as caught:
+            opened.call("survey", lambda deadline: opened.feed.survey({}, deadline))
+        detail = caught.value.detail
+        denied = api.ErrorCategory.AUTHORIZATION_FAILED
+        assert (detail.category, detail.provider, detail.operation) == (denied, "simulation", operation)
+
 
 def test_a_host_without_address_is_a_wrong_name_only_until_a_feed_was_open(bench):
     message = "this host has no address; check its name"
