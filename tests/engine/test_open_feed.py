@@ -1,6 +1,7 @@
 """Tests how the engine, Spark and the command line open a feed, call it and check its token."""
 
 import math
+from contextlib import nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from multiclouddb_conformance.simulation import (
     Simulation,
     SimulationFeed,
     SimulationProvider,
+    capabilities_without,
 )
 from multiclouddb_spi import Deadline, Fault, FeedSpec, ProviderFault, open_feed
 from multiclouddb_spi.open_feed import OpenFeed
@@ -70,13 +72,16 @@ class TestUse:
         assert caught.value.category == api.ErrorCategory.INVALID_REQUEST
 
     def test_not_found_on_a_feed_that_was_just_opened_is_believed_and_forgotten(self, opened):
+        begun = []
+
         def begin(feed):
+            begun.append(feed)
             raise MissingError("gone")
 
         for count in (1, 2):
             with pytest.raises(MissingError):
                 opened.use(begin)
-            assert opened.provider.calls.feeds == count
+            assert opened.provider.calls.feeds == len(begun) == count
 
     def test_a_token_that_a_new_feed_refuses_opens_no_second_feed(self, opened):
         with pytest.raises(api.MulticloudDbError, match="recreated"):
@@ -101,6 +106,72 @@ class TestUse:
         detail = caught.value.detail
         denied = api.ErrorCategory.AUTHORIZATION_FAILED
         assert (detail.category, detail.provider, detail.operation) == (denied, "simulation", operation)
+
+    def test_a_token_of_a_recreated_resource_opens_the_feed_again(self, opened, sim):
+        assert opened.feed.identity.incarnation == sim.incarnation
+        sim.recreate()
+        for _ in range(2):
+            made_by = (sim.incarnation, "continuation_token", "start again")
+            assert opened.use(lambda feed: feed, made_by=made_by).identity.incarnation == sim.incarnation
+            assert opened.provider.calls.feeds == 2
+
+    @pytest.mark.parametrize("refusals", [0, 1, 2])
+    def test_a_check_is_made_once_more_on_a_new_feed(self, opened, refusals):
+        assert opened.feed
+        seen, begun = [], []
+
+        def check(feed):
+            seen.append(feed)
+            if len(seen) <= refusals:
+                raise api.invalid_request("partition_id", "is of another", "list them")
+
+        with pytest.raises(api.MulticloudDbError, match="of another") if refusals == 2 else nullcontext():
+            opened.use(begun.append, check)
+        assert len(seen) == opened.provider.calls.feeds == 1 + (refusals > 0)
+        assert begun == ([] if refusals == 2 else seen[-1:])
+
+    def test_a_token_of_an_earlier_resource_is_refused(self, opened, sim):
+        opened.check_resumes(sim.incarnation, "token", "start again")
+        with pytest.raises(api.MulticloudDbError, match=r"^\[INVALID_REQUEST\] token: .*; start again"):
+            opened.check_resumes("earlier", "token", "start again")
+
+    def test_a_start_that_the_provider_lacks_is_refused(self, sim):
+        lacking = capabilities_without(api.Capability.CHANGE_FEED_SNAPSHOT)
+        opened = opened_by(SimulationProvider(sim, capabilities=lacking), sim)
+        opened.check_start(api.Now())
+        with pytest.raises(api.MulticloudDbError, match="use another simulation"):
+            opened.check_start(api.Snapshot())
+
+
+class TestShared:
+    """Tests what callers see of a feed that is kept for all of them."""
+
+    @pytest.fixture
+    def pair(self, sim):
+        provider = SimulationProvider(sim)
+        cache = open_feed.FeedCache(Tries(provider).call, lambda feed: None)
+        return [opened_by(provider, sim, cache) for _ in range(2)]
+
+    def test_one_that_is_opened_again_is_new_for_all(self, pair):
+        one, other = pair
+        first = one.feed
+        assert other.feed is first
+        one.renew()
+        assert other.feed is first  # as long as it is in use
+        other.close()
+        assert one.feed is other.feed is not first
+        assert one.provider.calls.feeds == 2
+
+    def test_what_is_not_found_is_asked_again(self, pair):
+        one, other = pair
+        first = one.feed
+
+        def begin(feed):
+            if feed is first:
+                raise MissingError("gone")
+            return "found"
+
+        assert other.use(begin) == "found"
 
 
 def test_a_host_without_address_is_a_wrong_name_only_until_a_feed_was_open(bench):
