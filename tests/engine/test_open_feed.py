@@ -162,6 +162,12 @@ class TestShared:
         assert one.feed is other.feed is not first
         assert one.provider.calls.feeds == 2
 
+    def test_one_that_was_just_opened_is_believed(self, pair):
+        one, _ = pair
+        with pytest.raises(api.MulticloudDbError, match="recreated"):
+            one.use(lambda feed: None, made_by=("earlier", "continuation_token", "start again"))
+        assert one.provider.calls.feeds == 1
+
     def test_what_is_not_found_is_asked_again(self, pair):
         one, other = pair
         first = one.feed
