@@ -44,6 +44,7 @@ bounds = st.sampled_from(EDGES)
 VIEW = View(ResourceAddress("shop", "orders"), "p", (("pk",),))
 TWO = View(ResourceAddress("shop", "orders"), "p", (("tenant",), ("user", "id")))
 MOST = 2**62 - 1
+LAST = int(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp())
 
 
 def change(lsn, pk, kind="create", item_id="1", etag="e", previous=None):
@@ -66,6 +67,21 @@ class TestPlaces:
         begin, inside, end = Place(6), Place(7, None, "a" * 24), Place(7)
         assert compare(begin, inside) == compare(inside, end) == -1
         assert inside.etag == 6
+        assert [Place(lsn, None, "a" * 24).etag for lsn in (0, 1, 2)] == [0, 0, 1]
+
+    @pytest.mark.parametrize(
+        ("seconds", "past", "since"),
+        [(5, None, 5), (None, None, None), (None, LIVE, None), (None, 0, None), (None, 1, 1), (5, 9, 5)],
+    )
+    def test_later_changes_are_as_late_as_is_known(self, seconds, past, since):
+        place = Place(7, seconds, None, past)
+        assert place.since == since
+        assert place_of(cursor_of(place)) == place
+
+    @pytest.mark.parametrize("length", [1, 64])
+    def test_an_inner_place_has_up_to_64_characters(self, length):
+        place = Place(7, None, "a" * length)
+        assert place_of(cursor_of(place)) == place
 
     @given(
         st.builds(Scan, st.just("abc"), lsns, st.integers(0, 2**31), st.none() | st.integers(0, 9), places)
@@ -81,7 +97,7 @@ class TestPlaces:
             (place_of, [None, "x", -1, 2**62, {}, [], [[]], [True], [-1], [2**62], ["1"], [1, -1], [1, 2, 3],
                         [1, 2, ""], [1, None, "é"], [1, 2, "a" * 65], [1, 2, "a", 4, 5],
                         [1, 2, None, -2], [1, 2, None, True], [1, 2, "é", 0], [1, 2, None],
-                        [1, 1.5]]),
+                        [1, 1.5], [1, LAST + 1], [1, None, None, LAST + 1]]),
             (scan_of, [None, 1, [], ["a"], ["a", 1, 2, 3], ["", 1, 2, None, 3], ["a", -1, 2, None, 3],
                        ["a", 1, 2, None, []]]),
             (lambda cursor: cut_segments(cursor, 1),
@@ -301,14 +317,18 @@ def test_records_of_several_parts_keep_the_mode_of_their_position():
     assert place_after(found, 1) == Place(7, None, None, 0)
 
 
-@pytest.mark.parametrize(("time", "seconds"), [(5, 5), (0, 0), (-1, None), (2**40, None), ("5", None)])
+@pytest.mark.parametrize(
+    ("time", "seconds"), [(5, 5), (0, 0), (-1, None), (LAST, LAST), (LAST + 1, None), ("5", None)]
+)
 def test_only_a_time_that_can_be_is_that_of_the_position(time, seconds):
     """A position that is read live has the time of its last change."""
     bare = records_of([{**latest(7), "_ts": time}], Place(6, None, None, LIVE), BARE)
     item = change(7, "a")
     item["metadata"]["crts"] = time
     for records in (bare, records_of([item], Place(6), VIEW)):
-        assert place_after(records, 1).seconds == records.seconds(0) == seconds
+        place = place_after(records, 1)
+        assert place.seconds == records.seconds(0) == seconds
+        assert place_of(cursor_of(place)) == place
 
 
 class TestPlacesInTokens:
