@@ -162,6 +162,15 @@ class TestShared:
         assert one.feed is other.feed is not first
         assert one.provider.calls.feeds == 2
 
+    def test_whoever_still_has_the_old_one_leaves_the_new_one(self, pair):
+        one, other = pair
+        assert one.feed is other.feed
+        one.renew()
+        new = one.feed
+        other.renew()
+        assert other.feed is new
+        assert one.provider.calls.feeds == 2
+
     def test_one_that_was_just_opened_is_believed(self, pair):
         one, _ = pair
         with pytest.raises(api.MulticloudDbError, match="recreated"):
@@ -246,19 +255,21 @@ def test_a_feed_is_opened_once_for_each_of_many_keys(bench, forgotten):
     assert forgotten == []
 
 
-def test_one_that_nobody_has_used_for_ten_minutes_is_forgotten(bench, clock, forgotten):
+@pytest.mark.parametrize("used", ["k0", "k19"])
+def test_one_that_nobody_has_used_for_ten_minutes_is_forgotten(bench, clock, forgotten, used):
     worker = Worker(bench, 20)
     worker.turn()
     clock.now += 599
-    assert worker.turn("k19") == 0
+    assert worker.turn(used) == 0
     assert forgotten == []
     clock.now += 2
     for count in (8, 16, 19):  # each call forgets only some of the feeds
-        worker.turn("k19")
+        worker.turn(used)
         assert len(forgotten) == count
-    assert sorted(forgotten) == sorted(f"k{number}" for number in range(19))
-    assert worker.turn("k19") == 0
-    assert worker.turn("k0") == 1
+    others = {*worker.tokens} - {used}
+    assert sorted(forgotten) == sorted(others)
+    assert worker.turn(used) == 0
+    assert worker.turn(min(others)) == 1
 
 
 def test_more_than_are_kept_do_not_push_each_other_out(bench, clock, forgotten, monkeypatch):
@@ -365,6 +376,14 @@ class TestInUse:
         assert cache.now(feed, Deadline.after(30)) is not None
         cache.release(feed)
         assert forgotten == ["both", "both"]
+
+    def test_one_that_is_not_in_use_is_forgotten_once(self, bench, cache, clock, forgotten):
+        feed = self.acquire(bench, cache, "idle")
+        cache.release(feed)
+        cache.forget(feed)
+        clock.now += 601
+        cache.release(self.acquire(bench, cache, "other"))
+        assert forgotten == ["idle"]
 
     def test_one_that_was_being_opened_while_the_client_closed_is_not_kept(self, bench, cache, forgotten):
         spec = FeedSpec(bench.sim.address, api.LogicalPartition(bench.sim.key("late")))

@@ -376,6 +376,14 @@ def test_the_key_of_a_delete_that_has_only_its_previous_version():
 
 
 @pytest.mark.parametrize(
+    "key", [{"tenant": "a", "user/id": 7}, {"/tenant": "a", "/user/id": 7}, {"tenant": "a", "id": 7}]
+)
+def test_the_key_of_a_delete_may_name_a_path_in_several_ways(key):
+    change = {"metadata": {"operationType": "delete", "id": "1", "partitionKey": key}}
+    assert key_of(change, TWO) == {TWO.names[0]: "a", TWO.names[1]: 7, "id": "1"}
+
+
+@pytest.mark.parametrize(
     ("value", "kept"), [(-7.0, -7), (2.0**53 - 1, 2**53 - 1), (2.0**53, 2.0**53), (0.5, 0.5), (True, True)]
 )
 def test_only_a_whole_number_that_is_exact_becomes_an_integer(value, kept):
