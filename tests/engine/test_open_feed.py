@@ -312,6 +312,7 @@ class TestInUse:
     def test_time_of_the_service_goes_on_between_answers(self, bench, cache, clock):
         feed = self.acquire(bench, cache, "clock")
         first = cache.now(feed, Deadline.after(30))
+        assert first == bench.sim.now
         clock.now += 5
         assert cache.now(feed, Deadline.after(30)) - first == timedelta(seconds=5)
 
@@ -344,6 +345,12 @@ class TestInUse:
         told = self.times(bench, cache, clock, (0, 59, 2, 59, 2))
         assert [(time is not None, len(asked)) for time in told] == [(True, n) for n in (1, 1, 2, 2, 3)]
         assert all(0 < seconds <= 1 for seconds in asked)
+
+    def test_a_start_at_now_asks_for_the_time_each_time(self, bench, cache, clock, asked):
+        feed = self.acquire(bench, cache, "clock")
+        for count in (1, 2, 3):
+            assert cache.asked_now(feed, Deadline(math.inf)) == bench.sim.now
+            assert len(asked) == count
 
     def test_a_service_that_did_not_tell_rests_a_minute(self, bench, cache, clock, asked):
         bench.sim.fail_next(None, DeniedError("no"), operation="clock")
