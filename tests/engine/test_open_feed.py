@@ -392,6 +392,13 @@ class TestInUse:
         cache.release(self.acquire(bench, cache, "other"))
         assert forgotten == ["idle"]
 
+    def test_closing_forgets_those_that_are_not_in_use(self, bench, cache, forgotten):
+        feeds = [self.acquire(bench, cache, name) for name in ("idle", "used")]
+        cache.release(feeds[0])
+        cache.close()
+        cache.release(feeds[1])
+        assert sorted({*forgotten}) == ["idle", "used"]
+
     def test_one_that_was_being_opened_while_the_client_closed_is_not_kept(self, bench, cache, forgotten):
         spec = FeedSpec(bench.sim.address, api.LogicalPartition(bench.sim.key("late")))
 
