@@ -61,6 +61,14 @@ def slow(clock):
     return waits(4)(clock)
 
 
+def answers(clock):
+    """Answer often, as a read does that asks many partitions."""
+    for _ in range(20):
+        clock.time += 0.4
+        still_waiting(lambda: None)
+        answered()
+
+
 class TestFailedReads:
     def test_the_first_is_reported_at_once_and_the_end_too(self, caplog):
         caplog.set_level(logging.INFO, "multiclouddb.iterator")
@@ -115,6 +123,7 @@ class TestARunningRead:
             ([waits(0.3, "busy")], {}, 0),  # it fails for a moment
             ([waits(1.4)], {}, 0),  # it is slow for a moment
             ([None, slow], {"pages": [0], "wait_seconds": 5}, 0),  # it waits for news
+            ([answers], {}, 0),  # it asks many partitions
             ([waits(2)] * 20, {"pages": [0] * 20}, 2),  # a slow service does not fill the log
         ],
     )
@@ -123,9 +132,10 @@ class TestARunningRead:
         assert (len(told.outages), len(told.ends)) == (reports, reports)
 
     def test_outside_of_an_iterator_nobody_is_told(self):
-        outage = Outage(ADDRESS, told := Told(), FakeTimer().now)
+        outage = Outage(ADDRESS, told := Told(), (timer := FakeTimer()).now)
         with outage.watching(0.0):
             pass
+        timer.time += 60
         still_waiting(lambda: "no host")
         answered()
         assert told.outages == []
