@@ -238,6 +238,12 @@ class TestPagesAndEvents:
         service.partitions["P"] += [0, 1]
         assert ids([next(changes)]) == ["P3"]  # though somebody still holds the loop that ended
 
+    def test_the_next_event_within_a_loop_is_the_loops(self):
+        changes, seen = iterator(Service([4]), until_idle=True), []
+        for each in changes:
+            seen += ids([each, next(changes)])
+        assert seen == ["P0", "P1", "P2", "P3"]
+
     def test_a_feed_that_ended_ends_the_iteration_after_its_page(self):
         ended = api.ChangeFeedPage((), "", notices=(api.FeedEnded("dropped"),))
         pages = list(iterator(Service([1, ended, 1])).pages())

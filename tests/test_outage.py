@@ -75,6 +75,7 @@ class TestFailedReads:
         told = run(failure())
         assert told.outages == [(0.0, "refused")]
         assert len(told.ends) == 1
+        assert 0 < told.ends[0] < 30
         first, last = caplog.records
         assert (first.levelname, last.levelname) == ("WARNING", "INFO")
         assert "shop/orders" in first.getMessage()
