@@ -206,8 +206,9 @@ class ChangeFeedIterator:
         if self._stepping is None:
             # 2. Within a loop, next() goes on after the loop's event; after the loop, nobody holds it.
             loop = None if self._loop is None else self._loop()
-            is_over = loop is None or getgeneratorstate(loop) == GEN_CLOSED
-            self._stepping = self._checked_events() if loop is None or is_over else loop
+            if loop is None or getgeneratorstate(loop) == GEN_CLOSED:
+                loop = self._checked_events()
+            self._stepping = loop
         try:
             return next(self._stepping)
         except StopIteration:

@@ -9,10 +9,12 @@ import os
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from multiclouddb_api import ErrorCategory, FileCheckpointStore, MulticloudDbError, open_checkpoint_store
+from multiclouddb_api.checkpoint import CheckpointFile, checkpoint_at
 
 from .refusals import refused
 
@@ -58,16 +60,19 @@ class TestCrash:
         store.save("orders", "2", store.load("orders").version)
         assert steps == ["file", "replace", "directory"]
 
-    def test_a_full_disk_leaves_the_position_before(self, store, monkeypatch):
+    @pytest.mark.parametrize(
+        ("failure", "code"), [((28, "No space left on device"), "28"), (("No space left on device",), None)]
+    )
+    def test_a_full_disk_leaves_the_position_before(self, store, monkeypatch, failure, code):
         first = store.save("orders", "1", None)
 
         def full(handle):
-            raise OSError(28, "No space left on device")
+            raise OSError(*failure)
 
         monkeypatch.setattr("os.fsync", full)
         error = refusal(store.save, "orders", "2", first.version)
-        assert error.category == ErrorCategory.PERMANENT_FAILURE
-        assert "No space left" in error.message
+        assert (error.category, error.detail.native_code) == (ErrorCategory.PERMANENT_FAILURE, code)
+        assert "(No space left on device)" in error.message
         assert str(store.path("orders")) in error.message
         assert store.load("orders") == first
 
@@ -136,6 +141,45 @@ class TestDamage:
         assert "is the checkpoint of 'orders', not of 'invoices'" in refused(store.load, "invoices")
 
 
+@pytest.mark.parametrize("as_given", [str, Path])
+def test_a_path_names_the_file_of_one_checkpoint(tmp_path, as_given):
+    path = tmp_path / "new" / "where.txt"
+    store, name = checkpoint_at(as_given(path))
+    saved = store.save(name, TOKEN, None)
+    assert store.load(name) == checkpoint_at(path)[0].load(name) == saved
+    assert path.exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "store", "name"),
+    [
+        ("file:///a/orders", "file:///a", "orders"),
+        ("s3://bucket/a/orders.checkpoint.json", "s3://bucket/a", "orders"),
+        ("s3://bucket/orders?region=eu", "s3://bucket?region=eu", "orders"),
+    ],
+)
+def test_a_url_names_a_store_and_a_checkpoint(url, store, name, monkeypatch):
+    monkeypatch.setattr("multiclouddb_api.checkpoint.open_checkpoint_store", lambda url: url)
+    assert checkpoint_at(url) == (store, name)
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3://bucket/", "s3://bucket/a//b", "s3://bucket/.checkpoint.json"])
+def test_a_url_without_a_name_is_refused(url):
+    assert "names no checkpoint" in refused(checkpoint_at, url)
+
+
+def test_a_file_that_cannot_be_written_is_told_before(tmp_path, monkeypatch):
+    file = CheckpointFile(tmp_path / "new" / "orders")
+    file.check()
+    assert os.listdir(tmp_path / "new") == [".orders.lock"]
+    file.save("orders", TOKEN, None)
+    file.check()
+    monkeypatch.setattr("os.access", lambda path, mode: (path, mode) != (file.path("orders"), os.W_OK))
+    error = refusal(file.check)
+    assert (error.category, error.detail.native_code) == (ErrorCategory.PERMANENT_FAILURE, "13")
+    assert "orders: cannot be written (Permission denied)" in error.message
+
+
 def test_a_name_that_is_none_for_a_file_has_no_path(store):
     assert "letters, digits" in refused(store.path, "../x")
 
@@ -147,6 +191,12 @@ def test_a_name_that_is_none_for_a_file_has_no_path(store):
 def test_a_url_without_its_store_names_the_package_or_a_known_scheme(url, way_out, monkeypatch):
     monkeypatch.setattr("multiclouddb_api.checkpoint.entry_points", lambda group: [])
     assert way_out in refused(open_checkpoint_store, url)
+
+
+@pytest.mark.parametrize("rest", ["", "/", "host/a", "/a?b", "/a#b"])
+def test_a_url_of_a_folder_names_only_its_path(rest):
+    assert "must name a path on this machine" in refused(open_checkpoint_store, f"file://{rest}")
+    assert open_checkpoint_store("file:///a").path("b") == Path("/a/b.checkpoint.json")
 
 
 def test_a_url_opens_the_store_of_its_scheme(tmp_path):

@@ -233,7 +233,16 @@ class TestPagesAndEvents:
         assert ids([next(changes)]) == ["P0"]
         assert next(changes, None) is None
         service.partitions["P"] += [0, 2]
-        assert ids(changes) == ["P1", "P2"]
+        loop = iter(changes)
+        assert ids(loop) == ["P1", "P2"]
+        service.partitions["P"] += [0, 1]
+        assert ids([next(changes)]) == ["P3"]  # though somebody still holds the loop that ended
+
+    def test_the_next_event_within_a_loop_is_the_loops(self):
+        changes, seen = iterator(Service([4]), until_idle=True), []
+        for each in changes:
+            seen += ids([each, next(changes)])
+        assert seen == ["P0", "P1", "P2", "P3"]
 
     def test_a_feed_that_ended_ends_the_iteration_after_its_page(self):
         ended = api.ChangeFeedPage((), "", notices=(api.FeedEnded("dropped"),))
@@ -729,6 +738,11 @@ class TestLife:
         changes = iterator(Service([1]), idle_backoff_seconds=0.001, timeout_seconds=0.001, until_idle=True)
         assert ids(changes) == ["P0"]
 
+    @pytest.mark.parametrize("name", [name for name in IteratorSettings.__annotations__ if "seconds" in name])
+    def test_a_text_is_no_number_of_seconds(self, name):
+        with pytest.raises(api.MulticloudDbError, match=f"{name}.*int or float, not str"):
+            iterator(Service([]), **{name: "5"})
+
     def test_every_setting_is_given_by_name_and_is_one_of_the_client(self):
         with pytest.raises(api.MulticloudDbError, match=r"ChangeFeedIterator\.request"):
             api.ChangeFeedIterator(Service([]), "orders")
@@ -736,6 +750,16 @@ class TestLife:
         assert (client.name, request.name) == ("client", "request")
         assert {each.kind for each in others} == {inspect.Parameter.KEYWORD_ONLY}
         assert {each.name for each in others} == set(IteratorSettings.__annotations__)
+        assert {each.name: each.default for each in others if each.default is not None} == {
+            "timeout_seconds": 30,
+            "wait_seconds": 0,
+            "until_idle": False,
+            "idle_backoff_seconds": 0.005,
+            "max_idle_backoff_seconds": 5,
+            "max_outage_seconds": 300,
+            "checkpoint_interval_seconds": 0,
+            "on_poison": "raise",
+        }
 
 
 class CrashError(Exception):

@@ -3,16 +3,16 @@
 import logging
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 
 import multiclouddb_api as api
-from multiclouddb_api.pacing import Outage, answered, still_waiting
+from multiclouddb_api.pacing import Outage, Stopped, answered, still_waiting
 from multiclouddb_conformance.simulation import ServerError, Simulation, SimulationProvider
 from multiclouddb_conformance.waiting import SOON, wait_until
 from multiclouddb_embedded import EmbeddedStore
-from multiclouddb_spi import Engine
+from multiclouddb_spi import Engine, InlineExecutor
 from multiclouddb_spi.contract import Provider
 
 from .test_iterator import ADDRESS, FakeTimer, Service, iterator
@@ -61,12 +61,21 @@ def slow(clock):
     return waits(4)(clock)
 
 
+def answers(clock):
+    """Answer often, as a read does that asks many partitions."""
+    for _ in range(20):
+        clock.time += 0.4
+        still_waiting(lambda: None)
+        answered()
+
+
 class TestFailedReads:
     def test_the_first_is_reported_at_once_and_the_end_too(self, caplog):
         caplog.set_level(logging.INFO, "multiclouddb.iterator")
         told = run(failure())
         assert told.outages == [(0.0, "refused")]
         assert len(told.ends) == 1
+        assert 0 < told.ends[0] < 30
         first, last = caplog.records
         assert (first.levelname, last.levelname) == ("WARNING", "INFO")
         assert "shop/orders" in first.getMessage()
@@ -113,7 +122,9 @@ class TestARunningRead:
         ("faults", "settings", "reports"),
         [
             ([waits(0.3, "busy")], {}, 0),  # it fails for a moment
+            ([waits(1.4)], {}, 0),  # it is slow for a moment
             ([None, slow], {"pages": [0], "wait_seconds": 5}, 0),  # it waits for news
+            ([answers], {}, 0),  # it asks many partitions
             ([waits(2)] * 20, {"pages": [0] * 20}, 2),  # a slow service does not fill the log
         ],
     )
@@ -122,9 +133,10 @@ class TestARunningRead:
         assert (len(told.outages), len(told.ends)) == (reports, reports)
 
     def test_outside_of_an_iterator_nobody_is_told(self):
-        outage = Outage(ADDRESS, told := Told(), FakeTimer().now)
+        outage = Outage(ADDRESS, told := Told(), (timer := FakeTimer()).now)
         with outage.watching(0.0):
             pass
+        timer.time += 60
         still_waiting(lambda: "no host")
         answered()
         assert told.outages == []
@@ -193,3 +205,12 @@ class TestEngine:
             engine.close()
         assert told.outages[-1][1] == "no host"
         assert len(pages[0].events) == 1
+
+    def test_a_stop_ends_a_read_that_waits(self):
+        sim = Simulation()
+        provider = SimulationProvider(sim)
+        engine = Engine(provider, api.ClientConfig("simulation"), executor=InlineExecutor())
+        outage = Outage(sim.address, None, time.monotonic, lambda: bool(provider.calls.fetches))
+        request = api.ChangeFeedRequest(sim.address, api.Beginning())
+        with closing(engine), outage.watching(1.0), pytest.raises(Stopped):
+            engine.read_changes(request, api.OperationOptions(wait_seconds=1.0))

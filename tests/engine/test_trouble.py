@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -24,6 +25,7 @@ from multiclouddb_conformance.simulation import (
     ThrottledError,
     TrimmedError,
 )
+from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Survey
 from multiclouddb_spi.errors import fault_of, user_errors
 from multiclouddb_spi.open_feed import OpenFeed
@@ -504,6 +506,27 @@ class TestProviderBugs:
         monkeypatch.undo()
         assert bench.calls.open_readers == 0
         bench.engine.close()
+
+    def test_closing_waits_for_no_call_and_ends_each_thread(self, make_bench, monkeypatch):
+        bench, begun, over, ended = make_bench(), threading.Event(), threading.Event(), []
+        before = set(threading.enumerate())
+        bench.connect(threads=True)
+
+        def hang(*_):
+            begun.set()
+            over.wait(5)
+            ended.append(True)
+            raise DeniedError("no")
+
+        monkeypatch.setattr(bench.provider, "open_feed", hang)
+        refused = partial(bench.refused, api.ErrorCategory.TRANSIENT_FAILURE, match="the client was closed")
+        call = threading.Thread(target=refused)
+        call.start()
+        begun.wait(20)
+        bench.engine.close()
+        assert not ended
+        over.set()
+        wait_until(lambda: set(threading.enumerate()) <= before, 5)
 
 
 def test_only_an_expired_position_tells_where_reading_could_go_on(make_bench, monkeypatch):

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from multiclouddb_api import ResourceAddress
 from multiclouddb_api.arrow import events_to_arrow
 from multiclouddb_cosmos.mapping import CosmosMapper
-from multiclouddb_cosmos.position import KeyRange, Place, RangeMap, compare, cursor_of, place_of, range_of
+from multiclouddb_cosmos.position import (
+    LIVE,
+    KeyRange,
+    Place,
+    RangeMap,
+    compare,
+    cursor_of,
+    place_of,
+    range_of,
+)
 from multiclouddb_cosmos.records import (
     Records,
     View,
@@ -35,6 +44,7 @@ bounds = st.sampled_from(EDGES)
 VIEW = View(ResourceAddress("shop", "orders"), "p", (("pk",),))
 TWO = View(ResourceAddress("shop", "orders"), "p", (("tenant",), ("user", "id")))
 MOST = 2**62 - 1
+LAST = int(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp())
 
 
 def change(lsn, pk, kind="create", item_id="1", etag="e", previous=None):
@@ -57,6 +67,21 @@ class TestPlaces:
         begin, inside, end = Place(6), Place(7, None, "a" * 24), Place(7)
         assert compare(begin, inside) == compare(inside, end) == -1
         assert inside.etag == 6
+        assert [Place(lsn, None, "a" * 24).etag for lsn in (0, 1, 2)] == [0, 0, 1]
+
+    @pytest.mark.parametrize(
+        ("seconds", "past", "since"),
+        [(5, None, 5), (None, None, None), (None, LIVE, None), (None, 0, None), (None, 1, 1), (5, 9, 5)],
+    )
+    def test_later_changes_are_as_late_as_is_known(self, seconds, past, since):
+        place = Place(7, seconds, None, past)
+        assert place.since == since
+        assert place_of(cursor_of(place)) == place
+
+    @pytest.mark.parametrize("length", [1, 64])
+    def test_an_inner_place_has_up_to_64_characters(self, length):
+        place = Place(7, None, "a" * length)
+        assert place_of(cursor_of(place)) == place
 
     @given(
         st.builds(Scan, st.just("abc"), lsns, st.integers(0, 2**31), st.none() | st.integers(0, 9), places)
@@ -72,7 +97,7 @@ class TestPlaces:
             (place_of, [None, "x", -1, 2**62, {}, [], [[]], [True], [-1], [2**62], ["1"], [1, -1], [1, 2, 3],
                         [1, 2, ""], [1, None, "é"], [1, 2, "a" * 65], [1, 2, "a", 4, 5],
                         [1, 2, None, -2], [1, 2, None, True], [1, 2, "é", 0], [1, 2, None],
-                        [1, 1.5]]),
+                        [1, 1.5], [1, LAST + 1], [1, None, None, LAST + 1]]),
             (scan_of, [None, 1, [], ["a"], ["a", 1, 2, 3], ["", 1, 2, None, 3], ["a", -1, 2, None, 3],
                        ["a", 1, 2, None, []]]),
             (lambda cursor: cut_segments(cursor, 1),
@@ -116,6 +141,19 @@ class TestRanges:
         assert found.cut(KeyRange("20", "FF")) == [KeyRange("20", "FF")]
         assert found.cut(KeyRange("05", "20")) == [KeyRange("05", "20")]
 
+    @pytest.mark.parametrize(
+        ("low", "holder"),
+        [("", "10"), ("05", "10"), ("10", "10"), ("1F", "10"), ("20", "20"), ("3F", "30"), ("E0", "30")],
+    )
+    def test_a_range_is_held_by_the_partition_it_begins_in(self, low, holder):
+        found = RangeMap([KeyRange("20", "30"), KeyRange("30", "FF"), KeyRange("10", "20")])
+        assert found.holder(KeyRange(low, "FF")).low == holder
+
+    @pytest.mark.parametrize(("low", "high"), [("10", "18"), ("12", "18"), ("12", "20")])
+    def test_where_no_partition_is_known_there_is_none(self, low, high):
+        assert RangeMap([KeyRange("20", "FF"), KeyRange("", "10")]).cut(KeyRange(low, high)) == []
+        assert RangeMap([KeyRange("20", "40"), KeyRange("40", "FF")]).cut(KeyRange(low, "30"))[0].low == "20"
+
 
 class TestInsideOneLsn:
     def test_the_order_does_not_depend_on_how_they_came(self):
@@ -158,6 +196,7 @@ class TestInsideOneLsn:
         records = records_of(items, Place(6), VIEW)
         kinds = [item["metadata"]["operationType"] for item in records.items]
         assert kinds == ["replace", "delete", "create"]
+        assert [records.number(index) for index in range(3)] == [0, 1, 2]
         assert records.orders == sorted(set(records.orders))
         assert records.orders[-1] == records.order_key(2) == f"{7:020d}"
 
@@ -260,12 +299,36 @@ class TestDocuments:
         assert (caught.value.index, caught.value.skip_cursor) == (1, [8, None, None, 0])
         assert len(mapper.events(records, 0, 1)) == len(mapper.arrow(records, 2, 3)) == 1
 
+    def test_a_key_or_mark_may_be_the_service_s_own_property(self):
+        item = {**latest(7), "_attachments": True}
+        for paths, marker in [((("_etag",),), ()), (VIEW.paths, ("_attachments",))]:
+            view = attrs.evolve(BARE, paths=paths, marker=marker)
+            records = records_of([dict(item)], Place(6, None, None, 0), view)
+            (event,) = CosmosMapper(view).events(records, 0, 1)
+            key = {path[0]: item[path[0]] for path in paths}
+            assert event.key.components == {**key, "id": "x"}
+            assert (event.old_item_state if marker else event.new_item_state) == {"id": "x", "pk": "a"}
+
 
 def test_records_of_several_parts_keep_the_mode_of_their_position():
     """A part whose partition was just split has no page yet."""
     part = records_of([latest(7)], Place(6, None, None, 0), BARE, placed=True)
     found = picked([Records([], []), part], [(1, 0)])
-    assert place_after(found, 1).past == 0
+    assert place_after(found, 1) == Place(7, None, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"), [(5, 5), (0, 0), (-1, None), (LAST, LAST), (LAST + 1, None), ("5", None)]
+)
+def test_only_a_time_that_can_be_is_that_of_the_position(time, seconds):
+    """A position that is read live has the time of its last change."""
+    bare = records_of([{**latest(7), "_ts": time}], Place(6, None, None, LIVE), BARE)
+    item = change(7, "a")
+    item["metadata"]["crts"] = time
+    for records in (bare, records_of([item], Place(6), VIEW)):
+        place = place_after(records, 1)
+        assert place.seconds == records.seconds(0) == seconds
+        assert place_of(cursor_of(place)) == place
 
 
 class TestPlacesInTokens:
@@ -294,10 +357,12 @@ class TestAfter:
             assert is_after(7, f"{'a' * 20}{number}{digest}", place) is after
 
 
-@pytest.mark.parametrize(("lsn", "held"), [(MOST, MOST), (MOST + 1, 7)])
-def test_a_position_that_no_token_can_hold_counts_as_damaged(lsn, held):
-    records = records_of([change(lsn, "a")], Place(6), VIEW)
+@pytest.mark.parametrize("placed", [False, True])
+@pytest.mark.parametrize(("lsn", "held"), [(MOST, MOST), (MOST + 1, 7), (-1, 7), (True, 7)])
+def test_a_position_that_no_token_can_hold_counts_as_damaged(lsn, held, placed):
+    records = records_of([change(lsn, "a")], Place(6), VIEW, placed=placed)
     assert records.lsns == [held]
+    assert not placed or records.inner(0).startswith("~") is (lsn != held)
     place = place_after(records, 1)
     assert place_of(cursor_of(place)) == place
 
@@ -308,3 +373,20 @@ def test_the_key_of_a_delete_that_has_only_its_previous_version():
         "metadata": {"operationType": "delete"},
     }
     assert key_of(change, TWO) == {TWO.names[0]: "a", TWO.names[1]: 7, "id": "1"}
+
+
+@pytest.mark.parametrize(
+    "key", [{"tenant": "a", "user/id": 7}, {"/tenant": "a", "/user/id": 7}, {"tenant": "a", "id": 7}]
+)
+def test_the_key_of_a_delete_may_name_a_path_in_several_ways(key):
+    change = {"metadata": {"operationType": "delete", "id": "1", "partitionKey": key}}
+    assert key_of(change, TWO) == {TWO.names[0]: "a", TWO.names[1]: 7, "id": "1"}
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"), [(-7.0, -7), (2.0**53 - 1, 2**53 - 1), (2.0**53, 2.0**53), (0.5, 0.5), (True, True)]
+)
+def test_only_a_whole_number_that_is_exact_becomes_an_integer(value, kept):
+    for kind in ("create", "delete"):
+        found = key_of(change(7, value, kind), VIEW)["pk"]
+        assert (found, type(found)) == (kept, type(kept))

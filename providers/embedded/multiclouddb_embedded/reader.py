@@ -99,18 +99,15 @@ class EmbeddedReader(Reader):
             if self._interrupt.cancelled.wait(min(self._source.options.poll_seconds, left)):
                 return batch
 
-    def fetch_at_once(self, max_records: int, max_bytes: int) -> Batch | None:
-        """Fetch records in the caller's thread, unless the file is slow or locked."""
-        pool, until = self._source.store.pool, time.monotonic() + AT_ONCE_SECONDS
-        if pool.is_slow:
-            return None
+    def fetch_at_once(self, max_records: int, max_bytes: int) -> Batch:
+        """Fetch records in the caller's thread; raise an error if the file is slow or locked."""
+        until = time.monotonic() + AT_ONCE_SECONDS
         try:
-            batch = self._look(max_records, max_bytes, until, hurry=True)
+            return self._look(max_records, max_bytes, until, hurry=True)
         finally:
             # A file that is locked or on a slow disk would make every page of the caller wait.
             if time.monotonic() >= until:
-                pool.is_slow = True
-        return batch
+                self._source.store.pool.is_slow = True
 
     def _look(self, max_records: int, max_bytes: int, until: float, *, hurry: bool = False) -> Batch:
         version = self._source.store.monitor.version(until if hurry else None)

@@ -145,8 +145,9 @@ class TestDamage:
                 refused(store)
 
     @pytest.mark.parametrize("column", ["token", "version", "sha256"])
-    def test_an_edited_row_is_refused_until_it_is_deleted(self, store, whole, column):
-        sql(store, f"UPDATE checkpoints SET {column} = 'another' WHERE name = 'orders'")
+    @pytest.mark.parametrize("value", ["'another'", "X'61'"])
+    def test_an_edited_row_is_refused_until_it_is_deleted(self, store, whole, column, value):
+        sql(store, f"UPDATE checkpoints SET {column} = {value} WHERE name = 'orders'")
         refused(store, "'orders'", "checksum", "delete('orders')")
         assert store.load("other").token == TOKEN
         assert store.delete("orders")
@@ -155,6 +156,10 @@ class TestDamage:
     def test_a_row_under_another_name_is_refused(self, store, whole):
         sql(store, "UPDATE checkpoints SET name = 'invoices' WHERE name = 'orders'")
         refused(store, name="invoices")
+
+    def test_a_row_whose_name_is_no_text_is_refused(self, store, whole):
+        sql(store, "UPDATE checkpoints SET name = CAST(name AS BLOB) WHERE name = 'orders'")
+        refused(store, "checksum")
 
     def test_a_newer_format_names_the_way_out(self, store, whole):
         sql(store, "PRAGMA user_version = 2")
