@@ -209,6 +209,17 @@ def test_a_loss_of_which_nothing_is_proved_names_three_partitions():
     assert [name in message for name in ("<0>", "<1>", "<2>", "<3>")] == [True, True, True, False]
 
 
+@pytest.mark.parametrize("on_expired", [SKIPS, Fail()], ids=["skips", "fails"])
+def test_a_look_raises_without_a_proof(on_expired):
+    """A partition that may follow the lost one has been listed, but the service does not tell its parents."""
+    lineage = Lineage([Entry("0", Stage.END, ())], RULES, root="0")
+    survey = Survey((Partition("5", ("4",), OPEN, 7),), {"4": None})
+    with pytest.raises(ProviderFault, match="<0> no longer exists") as caught:
+        following(lineage, survey, on_expired).look(lineage.ends())
+    assert caught.value.fault.category == ErrorCategory.CHECKPOINT_EXPIRED
+    assert list(lineage) == [Entry("0", Stage.END, ())]
+
+
 def test_a_notice_of_a_loss_says_from_where_to_where():
     seeds = tuple(Seed(name, (), position) for name, position in zip("abcd", (6, 7, 8, 9), strict=True))
     told = following(Lineage([Entry.read("a", 6)], RULES)).told([Loss("0", 5, seeds), Loss("1", None)])
