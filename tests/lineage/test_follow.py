@@ -108,6 +108,41 @@ def test_a_feed_of_one_partition_finds_what_descends_from_what_it_has_read_after
     assert [seed.partition_id for seed in found.seeds] == ["3"]
 
 
+def listed(name, *parents, state=OPEN):
+    return Partition(name, parents, state, 7)
+
+
+@pytest.mark.parametrize(
+    ("present", "gone", "entries", "root", "found"),
+    [
+        pytest.param([listed("1")], {}, [], None, ["1"], id="without parents"),
+        pytest.param(
+            [listed("1", state=PartitionState.CLOSED), listed("2", "0", "1")],
+            {},
+            [Entry("2", Stage.WAIT, (5,), ("0", "1"))],
+            None,
+            ["1"],
+            id="a parent for which an entry waits",
+        ),
+        pytest.param(
+            [listed("2"), listed("1", "x", "y")], {"x": None}, [], None, ["2"], id="beside an undecided one"
+        ),
+        pytest.param(
+            [listed("1", "p", "q")],
+            {"p": ("x",), "q": ("v", "w"), "v": ("y",), "w": ("y",), "y": ()},
+            [],
+            "x",
+            ["1"],
+            id="below the root and others",
+        ),
+    ],
+)
+def test_each_that_no_entry_leads_to_is_found(present, gone, entries, root, found):
+    held = {entry.partition_id: entry for entry in (Entry.read("0", 5), *entries)}
+    tops = uncovered(Survey((listed("0"), *present), gone), held, {}, root)
+    assert [seed.partition_id for seed in tops.seeds] == found
+
+
 def test_a_search_finds_nothing_while_a_lost_partition_may_not_be_skipped(clock):
     lineage = Lineage([Entry.read("0", 5)], RULES, Audited())
     survey = Survey((Partition("1", (), OPEN, 7),), {"0": None})

@@ -76,6 +76,16 @@ def test_a_lost_partition_stays_when_what_follows_another_is_proved():
     assert lineage.ending("0") == lost
 
 
+def test_one_that_is_found_waits_for_all_above_it():
+    above = (Partition(name, parents, PartitionState.CLOSED, 7) for name, parents in (("1", ()), ("2", "1")))
+    merged = Partition("3", ("9", "2"), PartitionState.OPEN, 7)
+    lineage = Lineage([READ], RULES)
+    shown = Partition("0", (), PartitionState.OPEN, 5)
+    added, _ = lineage.found(Survey((shown, *above, merged), {"9": None}), skips=True)
+    assert {seed.partition_id for seed in added} == {"1", "3"}
+    assert lineage.at("3") == Entry("3", Stage.WAIT, (7,), ("2",))
+
+
 def test_one_lost_end_beside_others_leaves_a_doubt():
     ends = [Entry("0", Stage.END, (), children=("2",)), Entry("1", Stage.END, (5,))]
     assert Lineage([*ends, Entry.read("2", 5)], RULES, root="0").is_doubtful
