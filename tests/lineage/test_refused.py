@@ -174,3 +174,14 @@ def test_a_feed_of_one_partition_waits_for_the_listing_of_what_may_follow_a_lost
     assert list(lineage) == [READ]
     with pytest.raises(NotProvableError):
         lineage.lost(Survey((attrs.evolve(late, parents=()),), {"0": None}))
+
+
+def test_what_follows_is_found_below_a_waiting_child():
+    """Both are gone, and the service does not tell the child's parents any more."""
+    lineage = Lineage([READ, Entry("1", Stage.WAIT, (5,), ("0",))], RULES, root="0")
+    follows = Partition("2", ("1",), PartitionState.OPEN, 7)
+    losses = lineage.lost(Survey((follows,), dict.fromkeys("01")))
+    assert [(loss.partition_id, loss.left) for loss in losses] == [
+        (name, (Seed("2", ("1",), 7),)) for name in "01"
+    ]
+    assert all("2" in end.children for end in lineage.ends())
