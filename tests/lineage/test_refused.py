@@ -67,6 +67,19 @@ def test_an_end_that_is_final_is_not_lost():
     assert lineage.lost(Survey((), {"0": None})) == []
 
 
+@pytest.mark.parametrize(
+    ("others", "over", "leaves"),
+    [((), True, True), ((), False, False), ((Entry.read("1", 5),), True, False)],
+    ids=["compared", "not compared", "more was found"],
+)
+def test_a_final_end_leaves_with_its_feed(others, over, leaves):
+    """Before, the feed was compared with all that exists; without the end, it would look unread."""
+    lineage = Lineage([Entry("0", Stage.END, (5,)), *others], RULES)
+    assert lineage.close(["0"], over=over) == ["0"] * leaves
+    kept = () if leaves else (Entry("0", Stage.END, (5,), final=True),)
+    assert list(lineage) == [*kept, *others]
+
+
 def test_a_lost_partition_stays_when_what_follows_another_is_proved():
     """Its second child may be listed later; without the lost one, its loss would be told again."""
     lost = Entry("0", Stage.END, (), children=("2",))
