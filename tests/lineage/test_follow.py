@@ -89,8 +89,9 @@ def test_nothing_is_searched_for_where_nothing_is_named_late():
 @pytest.mark.parametrize(("name", "soon"), [("0", False), ("1", True)], ids=["shown", "lacking"])
 def test_a_search_is_due_soon_only_after_a_listing_without_an_entry(clock, name, soon):
     lineage = Lineage([Entry.read("0", 5)], RULES, Audited())
-    following(lineage, Survey((Partition(name, (), OPEN),))).search(Deadline.after(9.0))
+    found = following(lineage, Survey((Partition(name, (), OPEN, 7),))).search(Deadline.after(9.0))
     assert lineage.audited == Audited(None, int(NOW), retired=soon)
+    assert (found, list(lineage)) == (Found(), [Entry.read("0", 5)])
 
 
 def test_a_feed_of_one_partition_leaves_out_what_descends_from_its_parent():

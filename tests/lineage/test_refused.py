@@ -17,7 +17,7 @@ from multiclouddb_spi import (
     Survey,
 )
 from multiclouddb_spi.continuation.entry import Audited, Entry, Plan, Stage
-from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.lineage import Lineage, Loss
 from multiclouddb_spi.continuation.uncovered import NotProvableError
 
 READ, ENDED = Entry.read("0", 5), Entry("0", Stage.END, (5,), children=("1",))
@@ -80,6 +80,13 @@ def test_a_final_end_leaves_with_its_feed(others, over, leaves):
     assert list(lineage) == [*kept, *others]
 
 
+def test_only_a_final_end_with_a_child_leaves():
+    other = Entry("2", Stage.END, (5,), children=("1",))
+    lineage = Lineage([ENDED, other, Entry.read("1", 5)], RULES)
+    assert lineage.close(["0"], over=False) == ["0"]
+    assert list(lineage) == [other, Entry.read("1", 5)]
+
+
 def test_a_lost_partition_stays_when_what_follows_another_is_proved():
     """Its second child may be listed later; without the lost one, its loss would be told again."""
     lost = Entry("0", Stage.END, (), children=("2",))
@@ -102,6 +109,8 @@ def test_one_that_is_found_waits_for_all_above_it():
 def test_one_lost_end_beside_others_leaves_a_doubt():
     ends = [Entry("0", Stage.END, (), children=("2",)), Entry("1", Stage.END, (5,))]
     assert Lineage([*ends, Entry.read("2", 5)], RULES, root="0").is_doubtful
+    assert not Lineage([*ends, Entry.read("2", 5)], RULES).is_doubtful
+    assert not Lineage([ends[1]], RULES, root="0").is_doubtful
 
 
 @pytest.mark.parametrize("others", [(), (Entry.read("1", 5),)])
@@ -176,7 +185,8 @@ def test_a_partition_that_ended_before_the_start_is_asked_for_more_children():
 def test_an_end_leaves_with_the_last_of_its_looks(looks, leaves):
     end = Entry("0", Stage.END, (5,), children=("9",), looks=looks)
     lineage = Lineage([end, Entry.read("9", 5)], RULES)
-    lineage.looked(Survey(), ["0"], 14)
+    nowhere = Partition("2", ("0",), PartitionState.CLOSED, None)
+    assert lineage.looked(Survey((nowhere,)), ["0"], 14) == ([], [])
     assert ("0" not in lineage) is leaves
 
 
@@ -198,3 +208,41 @@ def test_what_follows_is_found_below_a_waiting_child():
         (name, (Seed("2", ("1",), 7),)) for name in "01"
     ]
     assert all("2" in end.children for end in lineage.ends())
+
+
+def test_only_what_was_removed_or_refused_moves():
+    moved, later, refused = (Entry(name, Stage.READ, (5,), failed_last=True) for name in "012")
+    segment = Entry.read("s", 5, listed=False)
+    lineage = Lineage([later, moved, refused, segment], RULES_OF[Kind.ALIVE])
+    oldest = {"0": 7, "1": 3, "2": 5, "s": 7, "9": 7}
+    present = tuple(Partition(name, (), PartitionState.OPEN, at) for name, at in oldest.items())
+    losses = lineage.lost(Survey(present), {"2"})
+    assert losses == [Loss("0", 5, (Seed("0", (), 7),)), Loss("2", 5, (Seed("2", (), 5),))]
+    assert list(lineage) == [later, Entry.read("0", 7), Entry.read("2", 5), segment]
+
+
+@pytest.mark.parametrize(("kind", "kept", "moved"), [(Kind.ALIVE, 8, ["2"]), (Kind.LATE, 6, [])])
+def test_heirs_begin_where_they_stand_or_later(kind, kept, moved):
+    """If the order of two positions is not known, the heir's own decides, because nothing lies before it."""
+    lineage = Lineage(map(Entry.read, "012", (5, 8, 3)), RULES_OF[kind])
+    heirs = tuple(Seed(name, (), 6) for name in "123")
+    losses = lineage.lost(Survey(gone={"0": None}, heirs=heirs))
+    assert losses[0] == Loss("0", 5, heirs, everything=True)
+    assert losses[1:] == [Loss(name, 3, (Seed(name, (), 6),)) for name in moved]
+    assert list(lineage) == list(map(Entry.read, "123", (kept, 6, 6)))
+
+
+@pytest.mark.parametrize(
+    ("above", "root", "told", "children"),
+    [("0", None, "", ("2",)), ("7", None, "7", None), ("7", "0", "7", ("2",))],
+    ids=["its child", "another", "another, in a feed of one partition"],
+)
+def test_a_lost_partition_stays_until_something_follows(above, root, told, children):
+    """What is found below a partition that was never listed may follow any of a whole feed."""
+    lineage = Lineage([Entry("0", Stage.END, ()), Entry.read("1", 5)], RULES, root=root)
+    present = (Partition("1", (), PartitionState.OPEN, 5), Partition("2", (above,), PartitionState.OPEN, 7))
+    added, losses = lineage.found(Survey(present, {"0": None, "7": ("0",)}), skips=True)
+    assert added == [Seed("2", (above,), 7)]
+    assert losses == [Loss(name, None, (added[0],)) for name in told]
+    end = lineage.ending("0")
+    assert (end and end.children) == children
