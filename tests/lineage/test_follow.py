@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from multiclouddb_api import Beginning, ErrorCategory, Fail, SkipToOldest
+from multiclouddb_api import Beginning, ErrorCategory, Fail, Gap, SkipToOldest
 from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_spi import (
     Awaiting,
@@ -264,6 +264,39 @@ def test_a_notice_of_a_loss_says_from_where_to_where():
     assert started == tuple("abcd")
     assert (unseen.partition_id, nothing) == ("<1>", ())
     assert unseen.resumed_at != following(Lineage((), RULES)).told([Loss("1", None)])[0][0].resumed_at
+
+
+def test_a_feed_that_begins_again_has_one_notice():
+    seed = Seed("a", (), 6)
+    losses = [Loss(name, 5, (seed,), everything=name != "2") for name in "012"]
+    told = following(Lineage([Entry.read("a", 6)], RULES)).told(losses)
+    assert told == tuple((Gap(name, "at 5", "at 6"), ("a",)) for name in ("<2>", "items"))
+
+
+def test_an_end_that_is_lost_raises_or_is_skipped():
+    survey = Survey((Partition("1", (), OPEN, 5), Partition("2", ("0",), OPEN, 7)), {"0": None})
+    lineage = Lineage([LOST, Entry.read("1", 5)], RULES)
+    with pytest.raises(
+        ProviderFault, match=r"<0> was lost .* before the service named its children"
+    ) as caught:
+        following(lineage, survey, Fail()).look([LOST])
+    assert caught.value.fault.category == ErrorCategory.CHECKPOINT_EXPIRED
+    assert list(lineage) == [LOST, Entry.read("1", 5)]
+    found = following(lineage, survey).look([LOST])
+    gap = (Gap("<0>", "at 5", "at 7"), ("2",))
+    assert found == Found(("2",), gaps=(gap,), left=(Seed("2", ("0",), 7),))
+
+
+def test_only_what_the_service_has_answered_was_asked(clock):
+    ends = [Entry(name, Stage.END, (5,), children=("9",)) for name in "01"]
+    lineage = Lineage([*ends, Entry("2", Stage.END, (5,), children=("9",), final=True)], RULES)
+    follow = following(lineage, Survey(answered=["1", "9"]))
+    assert follow.due() == ends
+    assert follow.look(ends) == Found()
+    assert follow.due() == ends[:1]
+    following(lineage, Survey()).look(ends)
+    clock.now += 1.0
+    assert [end.looks for end in lineage.ends()] == [0, 0, 0]
 
 
 def test_a_loss_that_no_listing_has_shown_ends_a_feed_that_does_not_skip():

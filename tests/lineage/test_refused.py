@@ -246,3 +246,28 @@ def test_a_lost_partition_stays_until_something_follows(above, root, told, child
     assert losses == [Loss(name, None, (added[0],)) for name in told]
     end = lineage.ending("0")
     assert (end and end.children) == children
+
+
+@pytest.mark.parametrize(
+    ("other", "alike"),
+    [
+        ([attrs.evolve(ENDED, looks=3), Entry.read("1", 5)], True),
+        ([Entry.read("1", 5), ENDED], True),
+        ([ENDED, Entry.read("1", 6)], False),
+        ([ENDED, Entry.read("2", 5)], False),
+        ([ENDED], False),
+        ([ENDED, Entry.read("1", 5), Entry.read("2", 5)], False),
+    ],
+)
+def test_a_lineage_stands_where_its_positions_are(other, alike):
+    """How often the service was asked, and who is read next, is no progress."""
+    lineage = Lineage([ENDED, Entry.read("1", 5)], RULES)
+    assert lineage.stands_like(Lineage(other, RULES)) is alike
+
+
+def test_only_what_is_read_is_marked_as_failed():
+    entries = [ENDED, Entry("1", Stage.WAIT, (5,), ("plan",)), Plan("plan", None, "0", 0), Entry.read("2", 5)]
+    lineage = Lineage(entries, RULES)
+    for entry in entries:
+        lineage.failed_last(entry.partition_id)
+    assert list(lineage) == [*entries[:3], attrs.evolve(entries[3], failed_last=True)]
