@@ -243,6 +243,7 @@ def test_a_lost_partition_stays_until_something_follows(above, root, told, child
     present = (Partition("1", (), PartitionState.OPEN, 5), Partition("2", (above,), PartitionState.OPEN, 7))
     added, losses = lineage.found(Survey(present, {"0": None, "7": ("0",)}), skips=True)
     assert added == [Seed("2", (above,), 7)]
+    assert lineage.at("2") == Entry.read("2", 7)
     assert losses == [Loss(name, None, (added[0],)) for name in told]
     end = lineage.ending("0")
     assert (end and end.children) == children
@@ -271,3 +272,48 @@ def test_only_what_is_read_is_marked_as_failed():
     for entry in entries:
         lineage.failed_last(entry.partition_id)
     assert list(lineage) == [*entries[:3], attrs.evolve(entries[3], failed_last=True)]
+
+
+def test_a_merged_child_starts_where_its_parents_say():
+    lineage = Lineage(map(Entry.read, "018", (5, 5, 5)), RULES_OF[Kind.ALIVE])
+    assert lineage.ended("0", [Child("2", ("0", "1"), 9)], complete=True) == []
+    assert lineage.at("2") == Entry("2", Stage.WAIT, (9,), ("1",))
+    assert lineage.ended("1", [Child("2", ("0", "1"), 7)], complete=True) == ["2"]
+    assert list(lineage) == [Entry.read("8", 5), Entry.read("2", 7)]
+
+
+def test_only_the_first_in_time_starts_without_its_parents():
+    waits = [Entry(name, Stage.WAIT, said, ("7",)) for name, said in zip("23", ((9, 6), (7,)), strict=True)]
+    lineage = Lineage([Entry.read("0", 8), *reversed(waits)], RULES_OF[Kind.ALIVE])
+    assert lineage.start_passed() == ["2"]
+    assert list(lineage) == [Entry.read("0", 8), waits[1], Entry.read("2", 6)]
+
+
+def test_a_scan_ends_with_its_last_segment():
+    ended = Seed("0", (), 5, ended=True)
+    lineage = Lineage.from_seeds([ended, Seed("1", ("0",), 5)], RULES)
+    before = list(lineage)
+    lineage.begin_scan(Plan("plan", [1], "f", 0, holds=True))
+    assert (lineage.ends(), lineage.active()) == (before[:1], [])
+    assert lineage.cut([Segment("a", 1), Segment("b", 1)], [2]) == ["a", "b"]
+    lineage.took("a", 2)
+    assert lineage.at("a") == Entry.read("a", 2, listed=False)
+    assert lineage.scanned("a", [Segment("c", 1)]) == ["c"]
+    assert lineage.scanned("b", ()) == lineage.scanned("c", ()) == []
+    assert (lineage.plan.cursor, lineage.plan.done, lineage.is_scanned()) == ([2], 2, False)
+    assert lineage.cut([Segment("d", 1)], None) == ["d"]
+    assert not lineage.is_scanned()
+    assert lineage.scanned("d", ()) == []
+    assert lineage.is_scanned()
+    assert lineage.end_scan() == ["1"]
+    assert (list(lineage), lineage.plan) == (before, None)
+
+
+def test_changes_are_read_after_the_scan_or_its_release():
+    for end, left in ((Lineage.release_stream, ["a"]), (Lineage.end_scan, [])):
+        lineage = Lineage([READ], RULES)
+        lineage.begin_scan(Plan("plan", None, "f", 0, holds=True))
+        lineage.cut([Segment("a", 1)], None)
+        assert (end(lineage), end(lineage)) == (["0"], [])
+        assert sorted(one.partition_id for one in lineage.active()) == ["0", *left]
+        assert (lineage.plan is not None, lineage.segment_count) == (bool(left), len(left))
