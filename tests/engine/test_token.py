@@ -31,7 +31,7 @@ from multiclouddb_spi.continuation.entry import (
     shown,
 )
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.state import state_from_json
+from multiclouddb_spi.continuation.state import end_from_json, state_from_json
 from multiclouddb_spi.continuation.token import (
     MAX_BYTES,
     MAX_LEVELS,
@@ -311,6 +311,8 @@ class TestFlags:
         assert shown(MOST + 1) is shown(-1) is None
         with pytest.raises(InvalidCursor):
             entry_from_json(["p", 5, 1, ["c"], MOST + 1])
+        with pytest.raises(InvalidCursor):
+            end_from_json({"retired": "p", "children": [], "watch": [5, MOST, []]})
 
 
 HEAD = b'{"v":1,"p":"s","r":["d","c",null],"s":"collection","o":"","t":0,"c":'

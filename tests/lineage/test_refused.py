@@ -317,3 +317,14 @@ def test_changes_are_read_after_the_scan_or_its_release():
         assert (end(lineage), end(lineage)) == (["0"], [])
         assert sorted(one.partition_id for one in lineage.active()) == ["0", *left]
         assert (lineage.plan is not None, lineage.segment_count) == (bool(left), len(left))
+
+
+@pytest.mark.parametrize(("above", "stays"), [("0", True), ("4", False)], ids=["its child", "another"])
+def test_a_lost_one_stays_only_with_its_own_children(above, stays):
+    """What follows one that was never listed may follow any: an end without a child would never rest."""
+    lineage = Lineage([READ, Entry.read("1", 5)], RULES)
+    present = (Partition("1", (), PartitionState.OPEN, 5), Partition("2", (above,), PartitionState.OPEN, 7))
+    losses = lineage.lost(Survey(present, dict.fromkeys("04")))
+    assert losses[-1] == Loss("0", 5, (Seed("2", (above,), 7),))
+    ends = [Entry("0", Stage.END, (), children=("2",))] if stays else []
+    assert list(lineage) == [Entry.read("1", 5), Entry.read("2", 7), *ends]
