@@ -142,7 +142,7 @@ def entry_from_json(item: Any) -> AnyEntry:
     match item:
         case [str() as name, cursor]:
             return Entry(name, Stage.READ, (cursor,))
-        case [str(), _, bool(), *_]:
+        case [str(), _, bool() | float(), *_]:
             raise InvalidCursor("a partition has an unknown form")
         case [str(), _, int() as flags, *_] if is_plan(flags):
             return plan_from_json(item)

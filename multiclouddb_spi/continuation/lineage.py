@@ -567,7 +567,6 @@ class Lineage:
             self._segments[name] = None
         if entry.stage is _END:
             self._ends[name] = None
-            self._segments.pop(name, None)
         for parent in entry.waits:
             self._waiting_for.setdefault(parent, set()).add(name)
 
@@ -643,6 +642,9 @@ class Lineage:
     def cut(self, segments: Iterable[Segment], rest: Cursor | None) -> list[str]:
         """Add segments that are to be read, and note the part that is not cut yet; return their ids."""
         self.change_plan(cursor=rest)
+        return self._add_segments(segments)
+
+    def _add_segments(self, segments: Iterable[Segment]) -> list[str]:
         started = []
         for segment in segments:
             self._put(Entry.read(segment.segment_id, segment.cursor, listed=False))
@@ -653,11 +655,9 @@ class Lineage:
         """Record that a segment was read to its end; return the ids of the pieces that replace its rest."""
         self._remove(segment_id)
         plan = self.plan
-        if plan is None:
-            return self.cut(pieces, None)
-        if not pieces:
+        if plan is not None and not pieces:
             self.change_plan(done=plan.done + 1)
-        return self.cut(pieces, plan.cursor)
+        return self._add_segments(pieces)
 
     def is_scanned(self) -> bool:
         """Return whether there is a scan and every row of it was read."""

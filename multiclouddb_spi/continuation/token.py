@@ -57,7 +57,7 @@ class ReadUntil:
     """
 
     micros: int
-    estimated: bool = False
+    estimated: bool
 
 
 def to_micros(moment: datetime) -> int:

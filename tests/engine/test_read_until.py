@@ -293,7 +293,7 @@ class TestMeasured:
         assert first.partitions == first.watermarks == {"A": at(10), "B": at(20)}
         return standings
 
-    @pytest.mark.parametrize("floor", [None, ReadUntil(10_000_000)])
+    @pytest.mark.parametrize("floor", [None, ReadUntil(10_000_000, estimated=False)])
     def test_an_answer_at_the_same_position_moves_it(self, lineage, standings, floor):
         answered = {"a": said(watermark=at(15))}
         told = standings.measure(Clock, lineage, answered, at(100), floor=floor)

@@ -20,9 +20,18 @@ from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import SimulationProvider
 from multiclouddb_spi import InvalidCursor
 from multiclouddb_spi.continuation import token as module
-from multiclouddb_spi.continuation.entry import Audited, Entry, Stage, audited_from_json
+from multiclouddb_spi.continuation.entry import (
+    Audited,
+    Entry,
+    Plan,
+    Stage,
+    audited_from_json,
+    entry_from_json,
+    entry_to_json,
+    shown,
+)
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.state import state_from_json
+from multiclouddb_spi.continuation.state import end_from_json, state_from_json
 from multiclouddb_spi.continuation.token import (
     MAX_BYTES,
     MAX_LEVELS,
@@ -37,6 +46,7 @@ from multiclouddb_spi.continuation.token import (
 
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 MEBIBYTE = 1024 * 1024
+MOST = 2**53
 FIRST, LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
 """The first and the last microsecond of the years 1 to 9999."""
 
@@ -132,7 +142,9 @@ class TestRoundTrip:
         assert decode_token(token) == envelope
         assert set(token) <= set(ALPHABET)
 
-    @pytest.mark.parametrize("found", [None, ReadUntil(7), ReadUntil(1767225600123457, estimated=True)])
+    @pytest.mark.parametrize(
+        "found", [None, ReadUntil(7, estimated=False), ReadUntil(1767225600123457, estimated=True)]
+    )
     def test_the_moment_until_which_it_was_read_comes_back(self, found):
         envelope = attrs.evolve(FULL, read_until=found)
         assert decode_token(encode_token(envelope)) == envelope
@@ -267,6 +279,42 @@ class TestFields:
             audited_from_json([since, 1, 0])
 
 
+class TestFlags:
+    PLAN = ("f", 5, None, None, 0, None, 0, None, 0)
+
+    @pytest.mark.parametrize("flags", [16 | 1, 16 | 256, 64, 128 | 1, 256, 2**60])
+    def test_those_of_a_newer_version_say_to_upgrade(self, flags):
+        with pytest.raises(api.MulticloudDbError, match=r"newer version .* upgrade multiclouddb") as caught:
+            entry_from_json(["p", None, flags, list(self.PLAN)])
+        assert caught.value.category == api.ErrorCategory.INVALID_REQUEST
+
+    @pytest.mark.parametrize("flags", [0, -1, True, 1.0, 2.0, 3, 6, 32, None])
+    def test_those_of_no_version_are_refused(self, flags):
+        for rest in ([], [["c"], 0], [["c"]], [list(self.PLAN)]):
+            with pytest.raises(InvalidCursor):
+                entry_from_json(["p", [5], flags, *rest])
+
+    def test_those_that_are_written_are_read(self):
+        for entry in (
+            Entry.read("p", 5),
+            Entry("p", Stage.READ, (5,), failed_last=True),
+            Entry("p", Stage.READ, (5,), failed_last=True, listed=False),
+            Entry("p", Stage.WAIT, (5, 6), ("q",), listed=False),
+            Entry("p", Stage.END, (), children=("c",), looks=MOST),
+            Entry("p", Stage.END, (5,), final=True),
+            Plan("p", None, *self.PLAN[:2], auto=True, rows=MOST, records=MOST),
+        ):
+            assert entry_from_json(json.loads(json.dumps(entry_to_json(entry)))) == entry
+
+    def test_a_count_that_is_too_high_is_refused(self):
+        assert shown(MOST) == MOST
+        assert shown(MOST + 1) is shown(-1) is None
+        with pytest.raises(InvalidCursor):
+            entry_from_json(["p", 5, 1, ["c"], MOST + 1])
+        with pytest.raises(InvalidCursor):
+            end_from_json({"retired": "p", "children": [], "watch": [5, MOST, []]})
+
+
 HEAD = b'{"v":1,"p":"s","r":["d","c",null],"s":"collection","o":"","t":0,"c":'
 EMPTY = Envelope("s", api.ResourceAddress("d", "c"), None, "collection", "", [], issued_at=0)
 # The texts that take the most memory relative to their length, each as a repeated part and a closing part.
@@ -302,7 +350,7 @@ token = sys.stdin.read()
 with open("/proc/self/statm") as file:
     used = int(file.read().split()[0]) * resource.getpagesize()
 _, hard = resource.getrlimit(resource.RLIMIT_AS)
-for more in (100, 1300):
+for more in (100, 1000, 1300):
     resource.setrlimit(resource.RLIMIT_AS, (used + more * 2**20, hard))
     try:
         decode_token(token)
@@ -391,6 +439,17 @@ class TestForged:
             found = error.category
         assert found in (None, api.ErrorCategory.INVALID_REQUEST)
 
+    def test_texts_with_commas_are_counted_in_little_memory(self, monkeypatch):
+        monkeypatch.setattr(module, "MAX_VALUES", 100)
+        text = b"[" + FORGERIES["texts with commas"][0] * 100_000 + b"0]"
+        tracemalloc.start()
+        try:
+            assert beyond_bounds(text) == "it has more than 100 values"
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak < 6 * len(text)
+
     def test_a_process_with_little_memory_survives_it(self):
         """The token has nearly the most values, and a text that fills the remaining bytes."""
         many = b'{"a":0},' * ((MAX_VALUES - 100) // 3)
@@ -398,7 +457,7 @@ class TestForged:
         token = sealed(HEAD + b"[" + many + b'"' + text + b'"]}')
         command = [sys.executable, "-c", LIMITED]
         ran = subprocess.run(command, input=token, capture_output=True, text=True, check=False)
-        assert (ran.stdout.split(), ran.stderr) == (["INVALID_REQUEST", "read"], "")
+        assert (ran.stdout.split(), ran.stderr) == (["INVALID_REQUEST", "INVALID_REQUEST", "read"], "")
 
 
 class Deep(WrappedProvider):

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from multiclouddb_api import Beginning, ErrorCategory, Fail, SkipToOldest
+from multiclouddb_api import Beginning, ErrorCategory, Fail, Gap, SkipToOldest
 from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_spi import (
     Awaiting,
@@ -89,8 +89,9 @@ def test_nothing_is_searched_for_where_nothing_is_named_late():
 @pytest.mark.parametrize(("name", "soon"), [("0", False), ("1", True)], ids=["shown", "lacking"])
 def test_a_search_is_due_soon_only_after_a_listing_without_an_entry(clock, name, soon):
     lineage = Lineage([Entry.read("0", 5)], RULES, Audited())
-    following(lineage, Survey((Partition(name, (), OPEN),))).search(Deadline.after(9.0))
+    found = following(lineage, Survey((Partition(name, (), OPEN, 7),))).search(Deadline.after(9.0))
     assert lineage.audited == Audited(None, int(NOW), retired=soon)
+    assert (found, list(lineage)) == (Found(), [Entry.read("0", 5)])
 
 
 def test_a_feed_of_one_partition_leaves_out_what_descends_from_its_parent():
@@ -106,6 +107,41 @@ def test_a_feed_of_one_partition_finds_what_descends_from_what_it_has_read_after
     held, late = (Partition(name, ("1",), OPEN, 7) for name in ("2", "3"))
     found = uncovered(Survey((middle, held, late), {"gone": None}), {"2": Entry.read("2", 5)}, {}, "0")
     assert [seed.partition_id for seed in found.seeds] == ["3"]
+
+
+def listed(name, *parents, state=OPEN):
+    return Partition(name, parents, state, 7)
+
+
+@pytest.mark.parametrize(
+    ("present", "gone", "entries", "root", "found"),
+    [
+        pytest.param([listed("1")], {}, [], None, ["1"], id="without parents"),
+        pytest.param(
+            [listed("1", state=PartitionState.CLOSED), listed("2", "0", "1")],
+            {},
+            [Entry("2", Stage.WAIT, (5,), ("0", "1"))],
+            None,
+            ["1"],
+            id="a parent for which an entry waits",
+        ),
+        pytest.param(
+            [listed("2"), listed("1", "x", "y")], {"x": None}, [], None, ["2"], id="beside an undecided one"
+        ),
+        pytest.param(
+            [listed("1", "p", "q")],
+            {"p": ("x",), "q": ("v", "w"), "v": ("y",), "w": ("y",), "y": ()},
+            [],
+            "x",
+            ["1"],
+            id="below the root and others",
+        ),
+    ],
+)
+def test_each_that_no_entry_leads_to_is_found(present, gone, entries, root, found):
+    held = {entry.partition_id: entry for entry in (Entry.read("0", 5), *entries)}
+    tops = uncovered(Survey((listed("0"), *present), gone), held, {}, root)
+    assert [seed.partition_id for seed in tops.seeds] == found
 
 
 def test_a_search_finds_nothing_while_a_lost_partition_may_not_be_skipped(clock):
@@ -217,6 +253,17 @@ def test_a_loss_of_which_nothing_is_proved_names_three_partitions():
     assert [name in message for name in ("<0>", "<1>", "<2>", "<3>")] == [True, True, True, False]
 
 
+@pytest.mark.parametrize("on_expired", [SKIPS, Fail()], ids=["skips", "fails"])
+def test_a_look_raises_without_a_proof(on_expired):
+    """A partition that may follow the lost one has been listed, but the service does not tell its parents."""
+    lineage = Lineage([Entry("0", Stage.END, ())], RULES, root="0")
+    survey = Survey((Partition("5", ("4",), OPEN, 7),), {"4": None})
+    with pytest.raises(ProviderFault, match="<0> no longer exists") as caught:
+        following(lineage, survey, on_expired).look(lineage.ends())
+    assert caught.value.fault.category == ErrorCategory.CHECKPOINT_EXPIRED
+    assert list(lineage) == [Entry("0", Stage.END, ())]
+
+
 def test_a_notice_of_a_loss_says_from_where_to_where():
     seeds = tuple(Seed(name, (), position) for name, position in zip("abcd", (6, 7, 8, 9), strict=True))
     told = following(Lineage([Entry.read("a", 6)], RULES)).told([Loss("0", 5, seeds), Loss("1", None)])
@@ -225,6 +272,39 @@ def test_a_notice_of_a_loss_says_from_where_to_where():
     assert started == tuple("abcd")
     assert (unseen.partition_id, nothing) == ("<1>", ())
     assert unseen.resumed_at != following(Lineage((), RULES)).told([Loss("1", None)])[0][0].resumed_at
+
+
+def test_a_feed_that_begins_again_has_one_notice():
+    seed = Seed("a", (), 6)
+    losses = [Loss(name, 5, (seed,), everything=name != "2") for name in "012"]
+    told = following(Lineage([Entry.read("a", 6)], RULES)).told(losses)
+    assert told == tuple((Gap(name, "at 5", "at 6"), ("a",)) for name in ("<2>", "items"))
+
+
+def test_an_end_that_is_lost_raises_or_is_skipped():
+    survey = Survey((Partition("1", (), OPEN, 5), Partition("2", ("0",), OPEN, 7)), {"0": None})
+    lineage = Lineage([LOST, Entry.read("1", 5)], RULES)
+    with pytest.raises(
+        ProviderFault, match=r"<0> was lost .* before the service named its children"
+    ) as caught:
+        following(lineage, survey, Fail()).look([LOST])
+    assert caught.value.fault.category == ErrorCategory.CHECKPOINT_EXPIRED
+    assert list(lineage) == [LOST, Entry.read("1", 5)]
+    found = following(lineage, survey).look([LOST])
+    gap = (Gap("<0>", "at 5", "at 7"), ("2",))
+    assert found == Found(("2",), gaps=(gap,), left=(Seed("2", ("0",), 7),))
+
+
+def test_only_what_the_service_has_answered_was_asked(clock):
+    ends = [Entry(name, Stage.END, (5,), children=("9",)) for name in "01"]
+    lineage = Lineage([*ends, Entry("2", Stage.END, (5,), children=("9",), final=True)], RULES)
+    follow = following(lineage, Survey(answered=["1", "9"]))
+    assert follow.due() == ends
+    assert follow.look(ends) == Found()
+    assert follow.due() == ends[:1]
+    following(lineage, Survey()).look(ends)
+    clock.now += 1.0
+    assert [end.looks for end in lineage.ends()] == [0, 0, 0]
 
 
 def test_a_loss_that_no_listing_has_shown_ends_a_feed_that_does_not_skip():
