@@ -69,6 +69,7 @@ def providers(monkeypatch):
         ({"oldItemState": "require"}, False),
         ({"failOnDataLoss": "false"}, False),
         ({"failOnDataLoss": "resnapshot"}, False),
+        ({"onPoison": "skip"}, False),
         ({"connection.colour": "red"}, False),
     ],
 )
