@@ -198,6 +198,12 @@ class TestCheck:
         check_lines(out, "resumes +yes", "changes +waiting", "covers +yes", r"kept for +1h \d+m")
         assert len(re.findall(r"^p\d +active +sequence", out, re.MULTILINE)) == 2
 
+    def test_lag_counts_what_waits(self, run, url, store):
+        last = token_of(url, max_page_size=9)
+        found = json.loads(run("token", "check", url, last, "--json").stdout)
+        assert found["changes_waiting"] is True
+        assert 1700 < found["lag_seconds"] < 1900
+
     def test_finds_one_expired_partition_behind_a_good_one(self, run, url, store, token):
         ahead = token_of(url, scope=api.PhysicalPartition(listed(run, url)["p0"]["partition_id"]))
         old, new = decode_token(token), decode_token(ahead)

@@ -23,11 +23,12 @@ from pyspark_multiclouddb.readers import PlainStreamReader
 from .micro_batches import Query, ids
 
 
-def test_sequence_counts_rows_in_partition_and_batch(source, monkeypatch):
+@pytest.mark.parametrize("tasks", ["1", "9"])
+def test_sequence_counts_rows_in_partition_and_batch(source, monkeypatch, tasks):
     monkeypatch.setattr(ranges, "_RECORDS", 7)
     source.write(100)
     found = {}
-    for row in sorted(Query(source).drain(), key=lambda row: row["order_key"]):
+    for row in sorted(Query(source, maxTasksPerBatch=tasks).drain(), key=lambda row: row["order_key"]):
         found.setdefault(row["partition_id"], []).append(row["sequence"])
     assert len(found) == 3
     assert all(numbers == list(range(len(numbers))) for numbers in found.values())
