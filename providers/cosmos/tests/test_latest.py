@@ -242,6 +242,9 @@ class TestSoftDeletes:
             assert (found[name].type, found[name].new_item_state) == (ChangeType.DELETE, None)
             assert found[name].old_item_state == held(world)[name]
         assert found["b"].old_item_state is None
+        keys = [event.key for event in rest]
+        rows = consumer.client.lookup(ADDRESS, keys, provider_options=MARKED)
+        assert {key.components["id"] for key in keys if rows[key] is not None} == {"b"}
         arrow = {name: value for batch in _arrow(world) for name, value in batch}
         assert arrow["a"] is not None
         assert arrow["b"] is None
