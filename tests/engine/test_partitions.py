@@ -229,3 +229,22 @@ def test_a_look_that_the_service_does_not_answer_ends_no_search(make_bench, monk
         page = bench.page(token)
         token = page.continuation_token
     assert page.diagnostics.open_watches == 0
+
+
+def test_another_process_reads_no_partition_beside_its_own(make_bench, looks_at_once, ids):
+    bench = make_bench(2, behaviour=ServiceBehaviour(late_listing=1))
+    scope = api.PhysicalPartition(bench.sim.public_id("p0"), with_descendants=True)
+    settings = {"scope": scope, "on_expired": api.SkipToOldest()}
+    token = bench.page(api.Now(), **settings).continuation_token
+    bench.fill_partition("p0")
+    children = bench.sim.split("p0")
+    bench.sim.trim("p0")
+    own = [event for name in children for event in bench.fill_partition(name)]
+    bench.fill_partition("p1", 5)
+    read = []
+    for _ in range(8):
+        bench.connect()
+        page = bench.page(token, **settings)
+        read += ids(page)
+        token = page.continuation_token
+    assert sorted(read) == own
