@@ -346,6 +346,8 @@ class TestPlacesInTokens:
         assert [inner[:24] for inner in inners] == [f"{name}0000", f"{name}0001"]
         versions = [blake2b(told, digest_size=4).hexdigest() for told in (b"1", b"12")]
         assert [inner[24:] for inner in inners] == versions
+        alone = records_of([change(7, "a")], Place(6), VIEW, placed=True)
+        assert alone.inners == [f"{name}0000"]
 
 
 class TestAfter:
