@@ -88,14 +88,15 @@ class OpenFeed:
             return feed
 
         feed, fresh = self._acquire()
-        try:
-            checked(feed)
-        except MulticloudDbError:
-            if fresh:
-                raise
-            self.renew()
-            feed, fresh = self._acquire()
-            checked(feed)
+        if check is not None or (made_by is not None and not feed.resumes(made_by[0])):
+            try:
+                checked(feed)
+            except MulticloudDbError:
+                if fresh:
+                    raise
+                self.renew()
+                feed, fresh = self._acquire()
+                checked(feed)
         try:
             return begin(feed)
         except Exception as error:

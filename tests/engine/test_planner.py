@@ -615,7 +615,7 @@ def test_who_is_gone_after_its_answer_is_not_read(form, monkeypatch):
     trimmed = {partition.id: partition.trimmed for partition in sim.partitions.values()}
     write(sim, 24)
     consumer.drain(24)
-    consumer.check_left(trimmed)
+    consumer.check_left(trimmed, form)
     assert len(consumer.delivered) == 24
 
 
