@@ -155,6 +155,6 @@ class SnapshotProgress:
     """The expected total number of segments; None while the total is unknown."""
     rows: int = attrs.field(validator=is_a(int))
     """The number of rows delivered so far, counted over all reads from the start of the snapshot to this
-    token."""
+    token; in a segment that was planned, since it was planned."""
     records: int | None = attrs.field(validator=is_a(int, type(None)))
     """The approximate number of rows at the start of the scan; None if the service does not report it."""

@@ -352,6 +352,7 @@ class Poll(Generic[T]):
         if entry is None or entry.said[0] != reader.cursor:
             # 6. A loss has moved or removed the partition: what was fetched of it is dropped.
             reader.discard()
+            self._has_had_turn(turn, answered=False)
             return
         try:
             batch = reader.batch

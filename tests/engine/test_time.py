@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now
+from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now, SkipToOldest
 from multiclouddb_api.pacing import Outage, Stopped
 from multiclouddb_conformance.simulation import (
     CorruptError,
@@ -148,6 +148,30 @@ class TestSlowPartitions:
             bench.refused(ErrorCategory.PERMANENT_FAILURE, place, size=5, match="p1 is broken")
         finally:
             release.join()
+
+    def test_a_head_that_another_loss_has_moved_is_not_waited_for(self, threaded, monkeypatch):
+        monkeypatch.setattr("multiclouddb_spi.reading.poll.HEAD_SECONDS", 60.0)
+        bench, moved = threaded(4), threading.Event()
+        survey = SimulationFeed.survey
+        place = bench.page(Now()).continuation_token
+        for name in ("p0", "p1"):
+            bench.fill_partition(name)
+            bench.sim.trim(name)
+        written = bench.fill_partition("p2", 3)
+        bench.sim.hold("p0")
+        bench.sim.hold("p3")
+
+        def surveyed(*args, **more):
+            found = survey(*args, **more)
+            bench.sim.release("p0")  # its answer comes after the loss of p1 has moved it
+            moved.set()
+            return found
+
+        monkeypatch.setattr(SimulationFeed, "survey", surveyed)
+        with within(SOON):
+            page = bench.page(place, on_expired=SkipToOldest())
+        assert moved.is_set()
+        assert [event.event_id for event in page.events] == written
 
     def test_slow_head_of_the_queue_goes_to_its_back(self, threaded):
         """Each page has a new engine without open readers, so only the token keeps the order."""
