@@ -4,6 +4,7 @@ import attrs
 import pytest
 
 import multiclouddb_api as api
+from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import (
     ServerError,
     ServiceBehaviour,
@@ -14,8 +15,11 @@ from multiclouddb_conformance.simulation import (
 )
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_spi import Deadline, FeedSpec, Planner, read_range
+from multiclouddb_spi.continuation import entry
+from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.planning.planner import check_kept
+from multiclouddb_spi.scan.step import stream_limit
 
 from .reading import Asked, events_of, write
 
@@ -286,3 +290,10 @@ def test_each_request_is_repeated_alone(monkeypatch):
     assert {item.event_id for item in sim.truth[12:] if item.partition_id != "p0"} == set(came)
     planner.target_at(sim.commit_time(sim.head), deadline)
     assert failing.sent == set(REQUESTS)
+
+
+@pytest.mark.parametrize(("most", "changes"), [(1, 1), (3, 1), (8, 2), (20, 10), (None, None)])
+def test_the_stream_has_a_share_of_each_step(most, changes):
+    plan = entry.Plan("p", None, "", 0, segments=4, records=40)
+    lineage = Lineage([plan, entry.Entry.read("s", 1, listed=False)], RULES)
+    assert stream_limit(lineage, most) == changes
