@@ -297,3 +297,13 @@ def test_the_stream_has_a_share_of_each_step(most, changes):
     plan = entry.Plan("p", None, "", 0, segments=4, records=40)
     lineage = Lineage([plan, entry.Entry.read("s", 1, listed=False)], RULES)
     assert stream_limit(lineage, most) == changes
+
+
+def test_the_scan_has_a_share_beside_a_busy_stream():
+    plan = Plan(4, segments=4, order=INTERLEAVED)
+    for number in range(12):
+        write(plan.sim, 4)
+        plan.step(1)
+        if plan.lineage.plan is None:
+            return
+    raise AssertionError(f"the scan has not ended after {number + 1} steps")
