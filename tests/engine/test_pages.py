@@ -130,7 +130,8 @@ class TestNotices:
 
 
 class TestDiagnostics:
-    def test_counts_calls_and_charge(self, bench):
+    def test_counts_calls_and_charge(self, make_bench):
+        bench = make_bench(partitions=3)
         bench.fill(3)
         told = bench.page().diagnostics
         assert told.requests == bench.calls.total_fetches
