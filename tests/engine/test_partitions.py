@@ -7,7 +7,9 @@ import multiclouddb_api as api
 from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import ServerError, ServiceBehaviour, SimulationFeed
 from multiclouddb_spi import Child
-from multiclouddb_spi.continuation.state import Retired, end_to_json, state_from_json
+from multiclouddb_spi.continuation.entry import Entry, Stage
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.state import Retired, end_to_json, retired, state_from_json
 
 BEGINNING = api.Beginning()
 
@@ -154,6 +156,13 @@ class TestPlan:
 def test_parents_come_back_in_their_order(parents):
     state = Retired("p", (Child("c", parents, [1]), Child("d", ("p",), 2)))
     assert state_from_json(end_to_json(state), RULES) == state
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_only_an_end_whose_children_may_be_unknown_is_looked_at_again(complete):
+    lineage, child = Lineage([Entry.read("p", [1, 0])], RULES), Child("c", ("p",), [1, 0])
+    end = None if complete else Entry("p", Stage.END, ([1, 0],), children=("c",))
+    assert retired(lineage, "p", [child], complete=complete) == Retired("p", (child,), end)
 
 
 @pytest.fixture
