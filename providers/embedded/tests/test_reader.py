@@ -393,6 +393,15 @@ def test_a_lookup_of_a_key_that_does_not_fit_the_collection_is_refused(world):
         world.feed().lookup([api.MulticloudDbKey({"user": 1})], world.deadline())
 
 
+class TestArrow:
+    def test_any_part_of_a_batch_has_its_changes(self, items):
+        feed = items.feed()
+        batch = items.fetch(feed.open("p0", items.start(feed)[0].cursor))
+        for start, stop in [(0, 3), (3, 4), (4, 10), (0, 10), (10, 10)]:
+            names = [event.event_id for event in batch.events(start, stop)]
+            assert batch.arrow(start, stop).column("event_id").to_pylist() == names
+
+
 class TestHeads:
     def test_counts_are_exact_in_spite_of_gaps(self, items):
         items.store.create_collection("others")
