@@ -266,6 +266,8 @@ class TestTrim:
         ("bounds", "age", "left"),
         [
             ({"max_count": 3}, None, 3),
+            ({"max_count": 8}, None, 8),
+            ({}, 7, 8),
             ({"max_age": timedelta(seconds=2)}, None, 3),
             ({}, 4, 5),
             ({"max_count": 6, "max_age": timedelta(seconds=100)}, 9, 6),
