@@ -11,6 +11,7 @@ from multiclouddb_conformance.simulation import (
     SimulationFeed,
     SimulationProvider,
 )
+from multiclouddb_spi.planning.planner import offsets_in
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.options import parse_options
 from pyspark_multiclouddb.readers import ChangeFeedReader
@@ -189,3 +190,8 @@ def test_start_that_was_trimmed_is_told(source):
     with pytest.raises(SourceError, match=r"\[MULTICLOUDDB:CHECKPOINT_EXPIRED\]"):
         planned(source, startingPosition=moment)
     assert count(source) == 3
+
+
+@pytest.mark.parametrize("line", ["v1", "7", "[]", "null", '{"a": [1, {"src": 2}]}'])
+def test_a_line_of_another_source_contains_no_offsets(line):
+    assert list(offsets_in(line)) == []

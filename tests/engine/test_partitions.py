@@ -201,6 +201,22 @@ def test_a_child_that_is_listed_late_after_a_loss_is_named(worker, looks_at_once
     assert not page.diagnostics.partition_errors
 
 
+def test_a_partition_that_is_found_late_is_told_to_the_observer(worker, looks_at_once):
+    bench, read, children = worker
+
+    class Noting(api.Observer):
+        def partition_found_late(self, address, found):
+            told.append((address, found))
+
+    told = []
+    bench.connect(observer=Noting())
+    bench.sim.hide(children[1], 4)
+    bench.sim.trim("p0")
+    notices = [notice for page in read(8) for notice in page.notices]
+    (late,) = [notice for notice in notices if isinstance(notice, api.PartitionFoundLate)]
+    assert told == [(bench.sim.address, late)]
+
+
 def test_every_child_is_named_if_the_partition_is_lost_before_that(worker, ids):
     bench, read, children = worker
     bench.sim.delay_children("p0", 1000)
