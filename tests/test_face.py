@@ -321,6 +321,7 @@ class TestFollow:
     ("url", "advice"),
     [
         ("https://x.documents.azure.com:443/", "cosmos://x.documents.azure.com"),
+        ("https://hunter2@x.documents.azure.com:443/", "write cosmos://x.documents.azure.com"),
         ("https://x.documents.azure.com", "cosmos://x.documents.azure.com"),
         ("http://localhost:8000", "dynamo://REGION?endpoint_url="),
     ],
