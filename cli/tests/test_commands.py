@@ -102,6 +102,7 @@ class TestTop:
             if re.search(r"lag \d\.\ds", summary):
                 break
         assert summary.startswith("2 partitions  11 events  ")
+        assert float(re.search(r"([\d.]+) events/s", summary)[1]) > 0
         assert re.search(r"lag \d\.\ds", summary)
         assert "kept for 2h 0m" in summary
         assert header.split()[:4] == ["partition", "state", "events", "events/s"]

@@ -74,6 +74,7 @@ class TestLast:
         words = ("tail", url, "orders", "--until-idle", "--json")
         assert ids(run(*words, "--last", 3).stdout) == ["o-7", "o-8", "o-9"]
         assert len(ids(run(*words, "--last", 50).stdout)) == 10
+        assert ids(run(*words, "--last", 5, "--max-events", 2).stdout) == ["o-8", "o-9"]
         store.delete("orders", "o-1")
         assert ids(run(*words, "--last", 2, "--type", "create").stdout) == ["o-8", "o-9"]
 
