@@ -1,5 +1,8 @@
 """Tests that a notice comes after all earlier events and before all later events of its partition."""
 
+from contextlib import suppress
+from itertools import chain, combinations
+
 import attrs
 import pytest
 
@@ -10,6 +13,14 @@ from multiclouddb_conformance.simulation.reader import SimulationReader
 FACT = api.Renamed("a", "b")
 FOREVER = 10**9
 SKIP = api.SkipToOldest()
+
+
+NAMES = ("p0", "p1", "p2")
+
+
+def subsets(names):
+    """Return every set of these names but the empty one."""
+    return chain.from_iterable(combinations(names, count + 1) for count in range(len(names)))
 
 
 def gaps(page):
@@ -113,21 +124,29 @@ class TestGap:
         assert [gap.lost_from for each in pages for gap in gaps(each)] == ["commit 0"]
         assert [name for each in pages for name in ids(each)] == left
 
-    @pytest.mark.parametrize("name", ["p0", "p2"])
-    def test_one_that_leads_nowhere_hides_no_other(self, make_bench, ids, name):
-        """The first refusal moves the other partitions too, and one of them leads nowhere afterwards."""
+    @pytest.mark.parametrize(
+        ("lost", "nowhere"), [(lost, some) for lost in subsets(NAMES) for some in subsets(lost)]
+    )
+    @pytest.mark.parametrize("width", [1, 2, 3])
+    def test_each_is_told_exactly_once(self, make_bench, ids, lost, nowhere, width):
+        """One refusal moves every lost partition, and some of them lead nowhere afterwards."""
         bench = make_bench(partitions=3)
+        bench.connect(max_concurrency=width)
         token = bench.page(api.Now()).continuation_token
-        for each in ("p0", "p1", "p2"):
-            bench.fill_partition(each, 3)
-            bench.sim.trim(each)
-        left = [event for each in ("p0", "p1", "p2") for event in bench.fill_partition(each, 2)]
-        bench.sim.fail_next(name, TrimmedError("gone already"), times=FOREVER)
-        page = bench.page(token, on_expired=SKIP)
-        assert len(gaps(page)) >= 2
+        for name in lost:
+            bench.fill_partition(name, 3)
+            bench.sim.trim(name)
+        left = [event for name in NAMES for event in bench.fill_partition(name, 2)]
+        for name in nowhere:
+            bench.sim.fail_next(name, TrimmedError("gone already"), times=FOREVER)
+        pages = []
+        with suppress(api.MulticloudDbError):
+            pages.append(bench.page(token, on_expired=SKIP))
+            token = pages[0].continuation_token
         bench.sim.forgive()
-        pages = [page, *bench.walk(page.continuation_token, on_expired=SKIP)]
-        told = [gap for each in pages for gap in gaps(each)]
-        assert sorted(gap.partition_id for gap in told) == sorted(bench.partitions())
+        pages += bench.walk(token, on_expired=SKIP)
+        # A refusal of the oldest position that the service has left tells a gap of nothing.
+        told = [gap for page in pages for gap in gaps(page) if gap.lost_from != gap.resumed_at]
         assert {gap.lost_from for gap in told} == {"commit 0"}
-        assert sorted(event for each in pages for event in ids(each)) == sorted(left)
+        assert sorted(gap.partition_id for gap in told) == sorted(map(bench.sim.public_id, lost))
+        assert sorted(event for page in pages for event in ids(page)) == sorted(left)

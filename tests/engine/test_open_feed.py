@@ -43,16 +43,18 @@ def opened(sim):
     return opened_by(SimulationProvider(sim), sim)
 
 
+def found_unless(old):
+    def begin(feed):
+        if feed is old:
+            raise MissingError("gone")
+        return "found"
+
+    return begin
+
+
 class TestUse:
     def test_not_found_on_a_feed_that_was_open_before_is_asked_again_on_a_new_one(self, opened):
-        old = opened.feed
-
-        def begin(feed):
-            if feed is old:
-                raise MissingError("gone")
-            return "found"
-
-        assert opened.use(begin) == "found"
+        assert opened.use(found_unless(opened.feed)) == "found"
 
     def test_a_token_of_what_was_not_found_does_not_go_on_in_the_resource_that_replaced_it(self, opened):
         old, open_feed = opened.feed, opened.provider.open_feed
@@ -179,14 +181,7 @@ class TestShared:
 
     def test_what_is_not_found_is_asked_again(self, pair):
         one, other = pair
-        first = one.feed
-
-        def begin(feed):
-            if feed is first:
-                raise MissingError("gone")
-            return "found"
-
-        assert other.use(begin) == "found"
+        assert other.use(found_unless(one.feed)) == "found"
 
 
 def test_a_host_without_address_is_a_wrong_name_only_until_a_feed_was_open(bench):
