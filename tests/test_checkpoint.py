@@ -168,7 +168,7 @@ def test_a_url_without_a_name_is_refused(url):
     assert "names no checkpoint" in refused(checkpoint_at, url)
 
 
-def test_a_file_that_cannot_be_written_is_told_before(tmp_path, monkeypatch):
+def test_an_unwritable_file_is_told_before(tmp_path, monkeypatch):
     file = CheckpointFile(tmp_path / "new" / "orders")
     file.check()
     assert os.listdir(tmp_path / "new") == [".orders.lock"]
@@ -194,7 +194,7 @@ def test_a_url_without_its_store_names_the_package_or_a_known_scheme(url, way_ou
 
 
 @pytest.mark.parametrize("rest", ["", "/", "host/a", "/a?b", "/a#b"])
-def test_a_url_of_a_folder_names_only_its_path(rest):
+def test_a_folders_url_names_only_its_path(rest):
     assert "must name a path on this machine" in refused(open_checkpoint_store, f"file://{rest}")
     assert open_checkpoint_store("file:///a").path("b") == Path("/a/b.checkpoint.json")
 

@@ -238,7 +238,7 @@ class TestPagesAndEvents:
         service.partitions["P"] += [0, 1]
         assert ids([next(changes)]) == ["P3"]  # though somebody still holds the loop that ended
 
-    def test_the_next_event_within_a_loop_is_the_loops(self):
+    def test_next_within_a_loop_continues_the_loop(self):
         changes, seen = iterator(Service([4]), until_idle=True), []
         for each in changes:
             seen += ids([each, next(changes)])

@@ -56,7 +56,7 @@ class TestTime:
         assert "o-new" in ids(run(*kept, "--until-idle").stdout)
 
     @pytest.mark.parametrize("seconds", [0, 1])
-    def test_the_end_is_over_after_its_own_changes(self, seconds):
+    def test_the_last_moment_counts_whole(self, seconds):
         end = datetime(2026, 1, 1, tzinfo=UTC)
         reached = OperationDiagnostics(watermark=end + timedelta(seconds=seconds))
         page = ChangeFeedPage((), "token", diagnostics=reached)

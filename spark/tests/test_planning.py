@@ -193,5 +193,5 @@ def test_start_that_was_trimmed_is_told(source):
 
 
 @pytest.mark.parametrize("line", ["v1", "7", "[]", "null", '{"a": [1, {"src": 2}]}'])
-def test_a_line_of_another_source_contains_no_offsets(line):
+def test_lines_of_other_sources_hold_no_offsets(line):
     assert list(offsets_in(line)) == []

@@ -101,7 +101,7 @@ class TestUse:
         assert opened.feed is feed
 
     @pytest.mark.parametrize("operation", ["open", "survey"])
-    def test_a_call_with_its_own_limit_raises_the_users_error(self, opened, sim, operation):
+    def test_a_limited_call_raises_the_users_error(self, opened, sim, operation):
         sim.fail_next(None, DeniedError("no"), operation="open_feed" if operation == "open" else operation)
         with pytest.raises(api.MulticloudDbError, match="no") as caught:
             opened.call("survey", lambda deadline: opened.feed.survey({}, deadline))
@@ -109,7 +109,7 @@ class TestUse:
         denied = api.ErrorCategory.AUTHORIZATION_FAILED
         assert (detail.category, detail.provider, detail.operation) == (denied, "simulation", operation)
 
-    def test_a_token_of_a_recreated_resource_opens_the_feed_again(self, opened, sim):
+    def test_a_recreated_resource_opens_the_feed_again(self, opened, sim):
         assert opened.feed.identity.incarnation == sim.incarnation
         sim.recreate()
         for _ in range(2):
@@ -118,7 +118,7 @@ class TestUse:
             assert opened.provider.calls.feeds == 2
 
     @pytest.mark.parametrize("refusals", [0, 1, 2])
-    def test_a_check_is_made_once_more_on_a_new_feed(self, opened, refusals):
+    def test_a_new_feed_is_checked_once_more(self, opened, refusals):
         assert opened.feed
         seen, begun = [], []
 
@@ -154,7 +154,7 @@ class TestShared:
         cache = open_feed.FeedCache(Tries(provider).call, lambda feed: None)
         return [opened_by(provider, sim, cache) for _ in range(2)]
 
-    def test_one_that_is_opened_again_is_new_for_all(self, pair):
+    def test_one_opened_again_is_new_for_all(self, pair):
         one, other = pair
         first = one.feed
         assert other.feed is first
@@ -164,7 +164,7 @@ class TestShared:
         assert one.feed is other.feed is not first
         assert one.provider.calls.feeds == 2
 
-    def test_whoever_still_has_the_old_one_leaves_the_new_one(self, pair):
+    def test_users_of_the_old_leave_the_new(self, pair):
         one, other = pair
         assert one.feed is other.feed
         one.renew()
@@ -341,13 +341,13 @@ class TestInUse:
         assert [(time is not None, len(asked)) for time in told] == [(True, n) for n in (1, 1, 2, 2, 3)]
         assert all(0 < seconds <= 1 for seconds in asked)
 
-    def test_a_start_at_now_asks_for_the_time_each_time(self, bench, cache, clock, asked):
+    def test_a_start_at_now_always_asks_the_time(self, bench, cache, clock, asked):
         feed = self.acquire(bench, cache, "clock")
         for count in (1, 2, 3):
             assert cache.asked_now(feed, Deadline(math.inf)) == bench.sim.now
             assert len(asked) == count
 
-    def test_a_service_that_did_not_tell_rests_a_minute(self, bench, cache, clock, asked):
+    def test_a_service_without_an_answer_rests_a_minute(self, bench, cache, clock, asked):
         bench.sim.fail_next(None, DeniedError("no"), operation="clock")
         told = self.times(bench, cache, clock, (0, 59, 2, 1))
         assert [(time is not None, len(asked)) for time in told] == [
@@ -379,7 +379,7 @@ class TestInUse:
         cache.release(feed)
         assert forgotten == ["both", "both"]
 
-    def test_one_that_is_not_in_use_is_forgotten_once(self, bench, cache, clock, forgotten):
+    def test_one_not_in_use_is_forgotten_once(self, bench, cache, clock, forgotten):
         feed = self.acquire(bench, cache, "idle")
         cache.release(feed)
         cache.forget(feed)

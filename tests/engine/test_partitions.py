@@ -159,7 +159,7 @@ def test_parents_come_back_in_their_order(parents):
 
 
 @pytest.mark.parametrize("complete", [True, False])
-def test_only_an_end_whose_children_may_be_unknown_is_looked_at_again(complete):
+def test_only_unfinished_ends_are_looked_at_again(complete):
     lineage, child = Lineage([Entry.read("p", [1, 0])], RULES), Child("c", ("p",), [1, 0])
     end = None if complete else Entry("p", Stage.END, ([1, 0],), children=("c",))
     assert retired(lineage, "p", [child], complete=complete) == Retired("p", (child,), end)
@@ -201,7 +201,7 @@ def test_a_child_that_is_listed_late_after_a_loss_is_named(worker, looks_at_once
     assert not page.diagnostics.partition_errors
 
 
-def test_a_partition_that_is_found_late_is_told_to_the_observer(worker, looks_at_once):
+def test_the_observer_hears_of_late_partitions(worker, looks_at_once):
     bench, read, children = worker
 
     class Noting(api.Observer):
@@ -256,7 +256,7 @@ def test_a_look_that_the_service_does_not_answer_ends_no_search(make_bench, monk
     assert page.diagnostics.open_watches == 0
 
 
-def test_another_process_reads_no_partition_beside_its_own(make_bench, looks_at_once, ids):
+def test_another_process_reads_only_its_partition(make_bench, looks_at_once, ids):
     bench = make_bench(2, behaviour=ServiceBehaviour(late_listing=1))
     scope = api.PhysicalPartition(bench.sim.public_id("p0"), with_descendants=True)
     settings = {"scope": scope, "on_expired": api.SkipToOldest()}

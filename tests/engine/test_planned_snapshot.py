@@ -293,13 +293,13 @@ def test_each_request_is_repeated_alone(monkeypatch):
 
 
 @pytest.mark.parametrize(("most", "changes"), [(1, 1), (3, 1), (8, 2), (20, 10), (None, None)])
-def test_the_stream_has_a_share_of_each_step(most, changes):
+def test_each_step_leaves_the_stream_a_share(most, changes):
     plan = entry.Plan("p", None, "", 0, segments=4, records=40)
     lineage = Lineage([plan, entry.Entry.read("s", 1, listed=False)], RULES)
     assert stream_limit(lineage, most) == changes
 
 
-def test_the_scan_has_a_share_beside_a_busy_stream():
+def test_a_busy_stream_leaves_the_scan_a_share():
     plan = Plan(4, segments=4, order=INTERLEAVED)
     for _ in range(12):
         write(plan.sim, 4)

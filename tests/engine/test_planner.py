@@ -599,27 +599,29 @@ def test_who_is_lost_after_its_answer_is_asked_again(monkeypatch):
 
 
 @pytest.mark.parametrize("form", list(Listing), ids=lambda form: form.value)
-def test_who_is_gone_after_its_answer_is_not_read(form, monkeypatch):
-    """A partition has fewer changes than its share; while others are asked for more, it is lost."""
+@pytest.mark.parametrize("splits", [(), ("p0",), ("p1",), ("p0", "p1")], ids=str)
+@pytest.mark.parametrize("when", [1, 2])
+def test_a_loss_during_planning_loses_no_more(form, splits, when, monkeypatch):
+    """A partition has fewer changes than its share; while others are asked for more, some are lost."""
     sim = Simulation(2, behaviour=ServiceBehaviour(listing=form))
     consumer, asked, heads = Consumer(sim, on_expired=SkipToOldest()), [], SimulationFeed.heads
     few_and_many(sim)
 
     def late(feed, cursors, most, deadline):
         asked.append(cursors)
-        if len(asked) == 2:
-            sim.split("p0")
+        if len(asked) == when:
+            for name in splits:
+                sim.split(name)
             sim.trim()
         return heads(feed, cursors, most, deadline)
 
     monkeypatch.setattr(SimulationFeed, "heads", late)
     consumer.step(24)
-    assert len(asked) > 1
+    assert len(asked) >= when
     trimmed = {partition.id: partition.trimmed for partition in sim.partitions.values()}
     write(sim, 24)
     consumer.drain(24)
     consumer.check_left(trimmed, form)
-    assert len(consumer.delivered) == 24
 
 
 def few_and_many(sim):

@@ -319,7 +319,7 @@ class TestMeasured:
         assert told.partitions == {"A": at(10), "B": at(20)}
 
     @pytest.mark.parametrize(("known", "moment"), [(1, at(12)), (0, None)])
-    def test_a_child_that_waits_counts_from_its_earliest_start(self, lineage, known, moment):
+    def test_waiting_children_count_from_their_earliest_start(self, lineage, known, moment):
         child = Entry("c", Stage.WAIT, ([14, 1], [12, known]), ("a", "b"))
         told = Standings().measure(Clock, Lineage([*lineage, child], RULES), {}, at(100))
         assert told.watermarks.get("C") == moment

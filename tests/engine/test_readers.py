@@ -132,7 +132,7 @@ class TestLive:
         assert (live.feed.calls.open_readers, len(cache)) == (0, 0)
 
     @pytest.mark.parametrize(("seconds", "too_long"), [(60, False), (71, True)])
-    def test_a_reader_that_does_not_open_is_given_up(self, live, seconds, too_long):
+    def test_a_reader_that_hangs_is_given_up(self, live, seconds, too_long):
         live.future, live.asked_at = Future(), time.monotonic() - seconds
         assert live.takes_too_long() is too_long
         live.future.set_result(None)

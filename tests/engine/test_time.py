@@ -149,7 +149,7 @@ class TestSlowPartitions:
         finally:
             release.join()
 
-    def test_a_head_that_another_loss_has_moved_is_not_waited_for(self, threaded, monkeypatch):
+    def test_a_moved_head_is_not_waited_for(self, threaded, monkeypatch):
         monkeypatch.setattr("multiclouddb_spi.reading.poll.HEAD_SECONDS", 60.0)
         bench, moved = threaded(4), threading.Event()
         survey = SimulationFeed.survey
@@ -487,7 +487,7 @@ class TestRounds:
         assert bench.page(token, wait=40, timeout=40).idle
         assert 38 < sum(moved_clock.pauses) < 39.1
 
-    def test_a_read_whose_page_nobody_wants_ends_in_its_pause(self, bench):
+    def test_an_unwanted_read_ends_in_its_pause(self, bench):
         token = bench.page(Now()).continuation_token
         outage = Outage(bench.sim.address, None, time.monotonic, stopped=lambda: True)
         with pytest.raises(Stopped), outage.watching(2.0):

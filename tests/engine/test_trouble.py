@@ -126,7 +126,7 @@ class TestRetry:
         bench.sim.fail_next("p1", ThrottledError("slow down"), times=FOREVER)
         bench.refused(api.ErrorCategory.THROTTLED, token)
 
-    def test_a_look_that_finds_children_is_not_lost_to_failures(self, make_bench):
+    def test_failures_lose_no_look_that_finds_children(self, make_bench):
         bench = make_bench(partitions=2)
         token = bench.page(api.Now()).continuation_token
         bench.sim.delay_children("p0", 1)

@@ -187,7 +187,7 @@ def test_a_late_child_begins_the_search_anew():
 
 
 @pytest.mark.parametrize("said", [(3, 8), (8, 3)])
-def test_a_merged_child_starts_where_its_parents_join(said):
+def test_a_merged_child_starts_where_parents_join(said):
     lineage, parents = Lineage([Entry.read(name, 5) for name in "01"], RULES), ("0", "1")
     for name, position in zip(parents, said, strict=True):
         lineage.ended(name, [Child("2", parents, position)], complete=True)

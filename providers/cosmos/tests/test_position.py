@@ -145,7 +145,7 @@ class TestRanges:
         ("low", "holder"),
         [("", "10"), ("05", "10"), ("10", "10"), ("1F", "10"), ("20", "20"), ("3F", "30"), ("E0", "30")],
     )
-    def test_a_range_is_held_by_the_partition_it_begins_in(self, low, holder):
+    def test_the_partition_where_a_range_begins_holds_it(self, low, holder):
         found = RangeMap([KeyRange("20", "30"), KeyRange("30", "FF"), KeyRange("10", "20")])
         assert found.holder(KeyRange(low, "FF")).low == holder
 
@@ -299,7 +299,7 @@ class TestDocuments:
         assert (caught.value.index, caught.value.skip_cursor) == (1, [8, None, None, 0])
         assert len(mapper.events(records, 0, 1)) == len(mapper.arrow(records, 2, 3)) == 1
 
-    def test_a_key_or_mark_may_be_the_service_s_own_property(self):
+    def test_a_key_may_be_the_services_own_property(self):
         item = {**latest(7), "_attachments": True}
         for paths, marker in [((("_etag",),), ()), (VIEW.paths, ("_attachments",))]:
             view = attrs.evolve(BARE, paths=paths, marker=marker)
@@ -320,7 +320,7 @@ def test_records_of_several_parts_keep_the_mode_of_their_position():
 @pytest.mark.parametrize(
     ("time", "seconds"), [(5, 5), (0, 0), (-1, None), (LAST, LAST), (LAST + 1, None), ("5", None)]
 )
-def test_only_a_time_that_can_be_is_that_of_the_position(time, seconds):
+def test_only_a_possible_time_is_the_positions(time, seconds):
     """A position that is read live has the time of its last change."""
     bare = records_of([{**latest(7), "_ts": time}], Place(6, None, None, LIVE), BARE)
     item = change(7, "a")
@@ -380,7 +380,7 @@ def test_the_key_of_a_delete_that_has_only_its_previous_version():
 @pytest.mark.parametrize(
     "key", [{"tenant": "a", "user/id": 7}, {"/tenant": "a", "/user/id": 7}, {"tenant": "a", "id": 7}]
 )
-def test_the_key_of_a_delete_may_name_a_path_in_several_ways(key):
+def test_a_deletes_key_names_paths_in_several_ways(key):
     change = {"metadata": {"operationType": "delete", "id": "1", "partitionKey": key}}
     assert key_of(change, TWO) == {TWO.names[0]: "a", TWO.names[1]: 7, "id": "1"}
 
@@ -388,7 +388,7 @@ def test_the_key_of_a_delete_may_name_a_path_in_several_ways(key):
 @pytest.mark.parametrize(
     ("value", "kept"), [(-7.0, -7), (2.0**53 - 1, 2**53 - 1), (2.0**53, 2.0**53), (0.5, 0.5), (True, True)]
 )
-def test_only_a_whole_number_that_is_exact_becomes_an_integer(value, kept):
+def test_only_an_exact_whole_number_becomes_an_integer(value, kept):
     for kind in ("create", "delete"):
         found = key_of(change(7, value, kind), VIEW)["pk"]
         assert (found, type(found)) == (kept, type(kept))

@@ -157,7 +157,7 @@ class TestDamage:
         sql(store, "UPDATE checkpoints SET name = 'invoices' WHERE name = 'orders'")
         refused(store, name="invoices")
 
-    def test_a_row_whose_name_is_no_text_is_refused(self, store, whole):
+    def test_a_row_without_text_name_is_refused(self, store, whole):
         sql(store, "UPDATE checkpoints SET name = CAST(name AS BLOB) WHERE name = 'orders'")
         refused(store, "checksum")
 

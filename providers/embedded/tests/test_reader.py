@@ -394,7 +394,7 @@ def test_a_lookup_of_a_key_that_does_not_fit_the_collection_is_refused(world):
 
 
 class TestArrow:
-    def test_any_part_of_a_batch_has_its_changes(self, items):
+    def test_parts_of_a_batch_have_their_changes(self, items):
         feed = items.feed()
         batch = items.fetch(feed.open("p0", items.start(feed)[0].cursor))
         for start, stop in [(0, 3), (3, 4), (4, 10), (0, 10), (10, 10)]:

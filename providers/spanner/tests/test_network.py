@@ -228,7 +228,7 @@ def test_a_call_that_shares_a_request_of_the_time_ends_at_its_own_deadline():
         assert [each.result(60) for each in found] == [1, 1]
 
 
-def test_a_call_for_the_time_that_never_ends_holds_up_no_later_one():
+def test_a_lost_call_holds_up_no_later_one():
     """gRPC loses a call whose connection ends just when it begins to receive."""
     over, asked = threading.Event(), []
 
