@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 import attrs
 from botocore.exceptions import ClientError, ParamValidationError
 
-from multiclouddb_api import ChangeEvent, ChangeType, ErrorCategory, MulticloudDbKey
+from multiclouddb_api import ChangeEvent, ChangeType, ErrorCategory, LookupAnswer, MulticloudDbKey
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_api.value import frozen
@@ -47,7 +47,7 @@ from multiclouddb_spi import (
     snapshot_event_ids,
     snapshot_id_of,
 )
-from multiclouddb_spi.abilities import LOOKUP_PLAN, check_components
+from multiclouddb_spi.abilities import LOOKUP_PLAN, answers_of, check_components
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -274,7 +274,7 @@ class SameTable:
 
 def look_up(
     source: Source, same: SameTable, view: View, keys: Sequence[MulticloudDbKey]
-) -> dict[MulticloudDbKey, ChangeEvent | None]:
+) -> dict[MulticloudDbKey, LookupAnswer]:
     """Return the items of some of the keys, with one `BatchGetItem` call."""
     names, asked = view.key_names, dict[tuple[Any, ...], list[MulticloudDbKey]]()
     wanted = list[dict[str, Any]]()
@@ -294,14 +294,9 @@ def look_up(
         )
     for encoded in left:
         del asked[_place(encoded, names)]
-    found: dict[MulticloudDbKey, ChangeEvent | None] = {}
-    for alike in asked.values():
-        found.update(dict.fromkeys(alike))
     part = Part(LOOKUP_PLAN, source.seconds() or 0, 1, 0)
-    for event in RowMapper(view, part).events(items, 0, len(items)):
-        if event.key in found:
-            found[event.key] = event
-    return found
+    rows = RowMapper(view, part).events(items, 0, len(items))
+    return answers_of([key for alike in asked.values() for key in alike], rows)
 
 
 def _place(item: Item, names: tuple[str, ...]) -> tuple[Any, ...]:

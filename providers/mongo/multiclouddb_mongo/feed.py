@@ -15,9 +15,9 @@ from pymongo.errors import PyMongoError
 from multiclouddb_api import (
     AtTime,
     Beginning,
-    ChangeEvent,
     EntireCluster,
     ErrorCategory,
+    LookupAnswer,
     MulticloudDbKey,
     Now,
     ResourceAddress,
@@ -189,7 +189,7 @@ class MongoFeed(Feed):
 
     def lookup(
         self, keys: Sequence[MulticloudDbKey], deadline: Deadline
-    ) -> dict[MulticloudDbKey, ChangeEvent | None]:
+    ) -> dict[MulticloudDbKey, LookupAnswer]:
         """Return the rows of at most 200 keys, at the current end of the log or later."""
         source = self._source
         source.reach(deadline)

@@ -18,11 +18,11 @@ from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
 from multiclouddb_api import (
-    ChangeEvent,
     Dropped,
     EntireCollection,
     ErrorCategory,
     LogicalPartition,
+    LookupAnswer,
     MulticloudDbKey,
     NewItemStateMode,
     Notice,
@@ -67,7 +67,7 @@ from multiclouddb_spi import (
     segment_id_of,
     unsupported,
 )
-from multiclouddb_spi.abilities import LOOKUP_PLAN, check_components
+from multiclouddb_spi.abilities import LOOKUP_PLAN, answers_of, check_components
 from multiclouddb_spi.faults import START_AGAIN
 
 _BY_ID: Final = {"_id": 1}
@@ -508,7 +508,7 @@ def _ends(source: ScanSource, rest: Rest, count: int) -> Iterator[str]:
 
 def look_up(
     source: ScanSource, view: View, time: str, keys: Sequence[MulticloudDbKey]
-) -> dict[MulticloudDbKey, ChangeEvent | None]:
+) -> dict[MulticloudDbKey, LookupAnswer]:
     """Return the rows of some of the keys, at this cluster time or later."""
     if source.client.options.auto_encryption_opts is not None:
         raise _encrypted("lookup")
@@ -518,9 +518,5 @@ def look_up(
         # If a document lacks a field of the shard key, its key lacks the component.
         if list(key.components) != [name for name in names if name in key.components or name == "_id"]:
             check_components(key, names)
-    found: dict[MulticloudDbKey, ChangeEvent | None] = dict.fromkeys(asked)
     rows = source.found(place, asked)
-    for event in RowMapper(view, LOOKUP_PLAN, place).events(rows, 0, len(rows)):
-        if event.key in found:
-            found[event.key] = event
-    return found
+    return answers_of(asked, RowMapper(view, LOOKUP_PLAN, place).events(rows, 0, len(rows)))
