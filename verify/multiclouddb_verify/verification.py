@@ -29,8 +29,6 @@ from multiclouddb_api import (
     MulticloudDbError,
     ProviderOptions,
     ResourceAddress,
-    ScanFloor,
-    encode_json,
     invalid_request,
 )
 from multiclouddb_api.validators import check_type, type_name, unknown_name
@@ -39,12 +37,13 @@ from multiclouddb_verify.comparison import (
     Kind,
     first_difference,
 )
+from multiclouddb_verify.repair import Repair
 from multiclouddb_verify.report import Cost, Counts, Difference, Progress, Report
 from multiclouddb_verify.rounds import Rounds
 from multiclouddb_verify.sides import Position, Sides, Transform, own_values
 from multiclouddb_verify.source import Source, floor_of
 from multiclouddb_verify.state import State, default_folder
-from multiclouddb_verify.target import Fix, SupportsRecord, Target
+from multiclouddb_verify.target import SupportsRecord, Target
 
 __all__ = ["Verification", "VerifySettings", "checked", "verify"]
 
@@ -55,9 +54,6 @@ _EXPECTED: Final = (
     "the feed contains no deletes (see Capability.CHANGE_FEED_DELETES), so the sink cannot remove the rows "
     "of deleted documents; repair removes them"
 )
-_REPAIRS: Final = 5
-_AT_ONCE: Final = 10_000
-"""The number of rows that one commit repairs: a commit may have to write every file again."""
 
 
 class VerifySettings(TypedDict, total=False):
@@ -306,49 +302,7 @@ class Verification:
                 "at them first, then pass max_repairs= or force=True"
             )
             return
-        for _ in range(_REPAIRS):
-            if not self._sides.state.kinds():
-                return
-            after = ""
-            while chunk := self._sides.state.differences(after, _AT_ONCE):
-                after = chunk[-1][0]
-                self._sides.tell("repair", left=sum(self._sides.state.kinds().values()))
-                self._fix(chunk)
-            self._rounds.run()
-
-    def _fix(self, chunk: Sequence[tuple[str, Kind, tuple[str, ...]]]) -> None:
-        """Write the rows of the source, and judge their keys again."""
-        # The floor is read before the rows, so that they contain every change below it.
-        match self._sides.facts.floor:
-            case ScanFloor.HIGH:
-                floor = self._sides.source.floor()
-            case ScanFloor.LOW:
-                floor = self._sides.state.fact("floor") or ""
-            case _:
-                floor = ""
-        events = self._sides.look_up([key for key, _, _ in chunk])
-        now, fixes = datetime.now(UTC), list[Fix]()
-        for key, kind, orders in chunk:
-            event = events[key]
-            document = None if event is None else event.new_item_state
-            own = floor if event is None or self._sides.facts.floor != ScanFloor.ROW else event.order_key
-            # Only a blocked row may get a lower `order_key`.
-            order = own if kind is Kind.BLOCKED else max(own, *orders) if orders else own
-            text = None if document is None else encode_json(document).decode()
-            columns = None
-            if document is not None and self._sides.transform is not None:
-                columns = self._sides.transform(document)
-            fixes.append(Fix(key, orders, order, text, columns, now))
-        if self._sides.facts.floor == ScanFloor.ROW:
-            self._rounds.know(
-                {key: floor if each is None else each.order_key for key, each in events.items()}
-            )
-        self._sides.target.fix(fixes)
-        documents = [None if event is None else event.new_item_state for event in events.values()]
-        pending = zip(events, self._sides.document_digests(documents).tolist(), strict=True)
-        with self._sides.state.transaction():
-            self._sides.state.repaired(key for key, _, _ in chunk)
-            self._sides.state.add_pending(pending)
+        Repair(self._sides, self._rounds).run()
 
     # -- The report
 
