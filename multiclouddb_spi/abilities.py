@@ -35,6 +35,7 @@ __all__ = [
     "SupportsCommands",
     "SupportsHeads",
     "SupportsLookup",
+    "SupportsRenewal",
     "answers_of",
     "check_components",
 ]
@@ -251,5 +252,29 @@ class SupportsCollections(Protocol):
 
         Raises:
             ProviderFault: `NOT_FOUND` if the service reports that the database does not exist.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsRenewal(Protocol):
+    """A provider that can replace credentials which have aged, for example an expired token.
+
+    The engine calls `renew` after a fault that is `renewable`, at most once in each of its calls, and then
+    makes the call once more. A refusal that no newer credentials can change costs one more request.
+    """
+
+    def renew(self, since: float) -> bool:
+        """Get new credentials for the requests that follow, unless this has happened since a call began.
+
+        Several threads whose calls fail together may call this method; only the first one renews.
+
+        Args:
+            since: The monotonic time at which the refused call began.
+
+        Returns:
+            True if the next request has other credentials than the refused one. False if there are none, for
+            example for a key, for a client of the application, or if the credential returns the same token
+            again; the caller then raises the refusal.
         """
         ...

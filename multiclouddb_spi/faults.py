@@ -50,6 +50,9 @@ class Fault:
             text.
         unknown_host: True if the host of the service has no address. As long as a client has not opened any
             feed, the engine regards this as a mistake in the connection, and does not retry.
+        renewable: True if the service refuses the credentials, and newer credentials of the same identity may
+            be accepted. If the provider can renew them (`SupportsRenewal`), the engine makes the call once
+            more.
     """
 
     category: ErrorCategory
@@ -60,6 +63,7 @@ class Fault:
     vendor_retried: bool = False
     confidential: bool = False
     unknown_host: bool = False
+    renewable: bool = False
 
 
 class ProviderFault(Exception):  # noqa: N818
@@ -229,6 +233,7 @@ class Row:
         confidential: True if the service's text may contain a secret; the text is then not shown in errors.
         retryable: True if the same call may succeed later; by default the category decides.
         unknown_host: True if the host of the service has no address; see `Fault`.
+        renewable: True if newer credentials of the same identity may be accepted; see `Fault`.
     """
 
     category: ErrorCategory
@@ -238,6 +243,7 @@ class Row:
         default=attrs.Factory(lambda row: row.category in _RETRYABLE, takes_self=True), kw_only=True
     )
     unknown_host: bool = attrs.field(default=False, kw_only=True)
+    renewable: bool = attrs.field(default=False, kw_only=True)
 
     def fault(
         self,
@@ -264,6 +270,7 @@ class Row:
             self.retryable and vendor_retried,
             self.confidential,
             self.unknown_host,
+            self.renewable,
         )
 
 

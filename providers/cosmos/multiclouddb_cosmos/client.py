@@ -22,6 +22,7 @@ from azure.cosmos.exceptions import CosmosHttpResponseError
 from multiclouddb_api import ErrorCategory, ResourceAddress
 from multiclouddb_api.value import frozen
 from multiclouddb_cosmos.config import names_in
+from multiclouddb_cosmos.credentials import RenewableCredential
 from multiclouddb_cosmos.errors import BAD_REQUEST, RECREATED, code_of, recreated
 from multiclouddb_cosmos.position import LEAST, MOST, KeyRange
 from multiclouddb_cosmos.transport import (
@@ -76,10 +77,13 @@ class Calls:
     """Makes the calls to one account."""
 
     def __init__(
-        self, make: Callable[[], tuple[CosmosClient, Transport]] | None, native: CosmosClient | None = None
+        self,
+        make: Callable[[], tuple[CosmosClient, Transport, RenewableCredential | None]] | None,
+        native: CosmosClient | None = None,
     ) -> None:
         self._make, self._client = make, native
         self._transport: Transport | None = None
+        self._credential: RenewableCredential | None = None
         self._lock, self._making = threading.Lock(), threading.Lock()
         self._closed = False
         self._date: str | None = None
@@ -96,11 +100,11 @@ class Calls:
             if found is not None:
                 return found
             assert self._make is not None
-            client, transport = self._make()
+            client, transport, credential = self._make()
             with self._lock:
                 closed = self._closed
                 if not closed:
-                    self._client, self._transport = client, transport
+                    self._client, self._transport, self._credential = client, transport, credential
         if closed:
             close_client(client)
             raise _closed()
@@ -120,6 +124,12 @@ class Calls:
             self._client = None
         if client is not None:
             close_client(client)
+
+    def renew(self, since: float) -> bool:
+        """Replace the token of the client's identity; see `SupportsRenewal`."""
+        with self._lock:
+            credential = self._credential
+        return credential is not None and credential.renew(since)
 
     def container(self, address: ResourceAddress) -> ContainerProxy:
         """Return the container object of azure-cosmos, without sending a request."""
