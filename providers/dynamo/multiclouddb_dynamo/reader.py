@@ -37,6 +37,7 @@ from multiclouddb_dynamo.position import (
     Trail,
     cursor_of,
     headroom,
+    known_at,
     looks_at,
     seconds_at,
     without_iterator,
@@ -92,7 +93,6 @@ class DynamoReader(Reader):
 
     def __init__(self, source: Source, view: View, place: Place, until: Place | None) -> None:
         self._source, self._view, self._place, self._until = source, view, place, until
-        self._mapper = DynamoMapper(view)
         self._iterator: str | None = None
         self._walks = self._fresh = self._closed = False
         self._outcome: Outcome = Continue()
@@ -281,7 +281,10 @@ class DynamoReader(Reader):
             most = int(self._until.seq)
             records = [record for record in records if int(seq_of(record)) <= most]
         cut = len(records) < count
-        self._place = place_after(records[-1]) if records else self._moved(begin)
+        if records:
+            self._place = place_after(records, len(records), known_at(begin))
+        else:
+            self._place = self._moved(begin)
         if cut or (self._until is not None and _reached(self._place, self._until)):
             self._outcome = Reached()
         elif self._iterator is None:
@@ -347,7 +350,7 @@ class DynamoReader(Reader):
             read_until = max(least, read_until or least)
         return Batch(
             records,
-            self._mapper,
+            DynamoMapper(self._view, known_at(begin)),
             cursor_of(begin),
             cursor_of(self._place),
             self._outcome,
