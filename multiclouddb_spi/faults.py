@@ -5,6 +5,7 @@ The module `errors` turns a fault into the error that the user sees.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -263,7 +264,7 @@ class Row:
         """
         return Fault(
             self.category,
-            f"{said}; {self.way_out}",
+            f"{without_data(said)}; {self.way_out}",
             code,
             self.retryable,
             retry_after,
@@ -329,5 +330,58 @@ def unexpected(error: BaseException) -> Fault:
 
 
 def one_line(text: str) -> str:
-    """Shorten a vendor's text for a message: one line, without control characters, and not too long."""
+    """Shorten a vendor's text for a message: one short line without data and control characters."""
+    text = without_data(text)
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:_MOST_TEXT]
+
+
+# The fields of vendors' texts that hold data. Each field ends its text, or stands in front of what only
+# repeats the fields, so the text is cut there.
+_DATA: Final = re.compile(
+    # PostgreSQL's libpq: the server's fields after the message.
+    r"\n\s*(?:DETAIL|CONTEXT|QUERY|STATEMENT|LINE \d+): "
+    # deltalake and DataFusion: the rows that a constraint refuses, and values that cannot be cast.
+    r"|Preview of invalid data|(?<=violated by value in row): "
+    r"|(?<=an't cast value) |(?<=annot cast string) |(?<=annot cast value) "
+    # Delta in Spark, and Spark's casts.
+    r"|(?<=violated by row with values):|(?<=CAST_INVALID_INPUT\]) "
+    # MongoDB: the keys of an index, the document that its validator refuses, and the first field of a
+    # document that is too large, which in a change stream is a resume token.
+    r"|(?<=dup key): |['\"]?(?:keyValue|errInfo)['\"]?: |(?<=First element): "
+)
+# PyMongo repeats the server's whole reply after its message.
+_REPLY: Final = re.compile(r", full error: ")
+
+
+def without_data(text: str) -> str:
+    """Return a vendor's text without the fields that hold data: keys, documents and values.
+
+    What is left of a text is the same for each row: what was refused, and by which rule. All texts of vendors
+    that get into a message or into `ErrorDetail.native_text` pass through this function.
+    """
+    for pattern in (_REPLY, _DATA):
+        if found := pattern.search(text):
+            text = text[: found.start()].rstrip()
+    return text
+
+
+def holds_data(error: BaseException) -> bool:
+    """Return whether the text of an error or of one of its causes has a field that holds data.
+
+    Such an error must not be the cause of ours, because tracebacks print the texts of causes.
+    """
+    return any(_DATA.search(text) for text in _texts(error))
+
+
+def key_digest(key: str) -> str:
+    """Return the name of a key in messages, which never contain the key itself.
+
+    Args:
+        key: The JSON text of the key, as a sink stores it.
+
+    Returns:
+        The beginning of its SHA-256, with which a user finds the row: `sha2(key, 256)` in Spark,
+        `encode(sha256(convert_to(key, 'UTF8')), 'hex')` in PostgreSQL.
+    """
+    # A text with half of a surrogate pair has no UTF-8, and must not hide what the message is about.
+    return f"sha256:{hashlib.sha256(key.encode(errors='surrogatepass')).hexdigest()[:16]}"

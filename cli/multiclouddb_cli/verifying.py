@@ -31,11 +31,14 @@ from multiclouddb_cli.screen import (
     scan_line,
 )
 from multiclouddb_cli.session import until_signal
+from multiclouddb_spi.faults import key_digest
 
 if TYPE_CHECKING:
     from multiclouddb_verify import Difference, Estimate, Position, Progress, Report, Target, VerifySettings
 
 _SHOWN: Final = 20
+_FIRST: Final = 60
+"""How many characters of a key are printed, and only with the values that differ."""
 
 
 def to_sample(text: str | None) -> int | None:
@@ -86,7 +89,7 @@ def verify(
     if as_json:
         typer.echo(json.dumps(report.to_dict()))
     else:
-        _print(report)
+        _print(report, show_values=settings["show_values"])
     if report.counts.differences:
         raise typer.Exit(DIFFERENT)
     if report.counts.unsettled:
@@ -130,7 +133,7 @@ def _position(
     return to_token(text, "--position")
 
 
-def _print(report: Report) -> None:
+def _print(report: Report, *, show_values: bool) -> None:
     counts, cost = report.counts, report.cost
     kinds = ", ".join(f"{count:,} {kind.value}" for kind, count in counts.differences.items())
     read = f"{cost.rows:,} rows of the source, {cost.looked_up:,} again by key, {cost.changes:,} changes, "
@@ -152,7 +155,7 @@ def _print(report: Report) -> None:
         rows = [
             (
                 each.kind.value,
-                each.key,
+                each.key[:_FIRST] if show_values else key_digest(each.key),
                 each.order_key or "-",
                 "" if each.path is None else f"{each.path}: {_sides(each)}",
             )

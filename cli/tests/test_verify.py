@@ -7,6 +7,7 @@ from deltalake import DeltaTable
 
 import multiclouddb_api as api
 from multiclouddb_embedded.feed import EmbeddedFeed
+from multiclouddb_spi.faults import key_digest
 from pyspark_multiclouddb import merge_into_delta
 
 
@@ -56,9 +57,12 @@ def test_difference_ends_with_11_and_names_key_path_and_types_but_no_value(verif
     damage(table)
     ran = verify()
     assert ran.exit_code == 11
-    assert '{"id":"o-3"}' in ran.stdout
+    assert key_digest('{"id":"o-3"}') in ran.stdout
+    assert "o-3" not in ran.stdout
     assert "$.total: int in the source, str in the table" in ran.stdout
-    assert "3 in the source, '3' in the table" in verify("--show-values").stdout
+    shown = verify("--show-values").stdout
+    assert "3 in the source, '3' in the table" in shown
+    assert '{"id":"o-3"}' in shown
 
 
 def test_repair_ends_with_0(verify, table):

@@ -24,6 +24,7 @@ from pyarrow.parquet import ParquetFile
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, encode_json, invalid_request
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_api.validators import check_type, local_path
+from multiclouddb_spi.faults import one_line, without_data
 from multiclouddb_spi.sink_rules import DELETED_AT, DOCUMENT, STALE_SINCE
 from multiclouddb_verify.target import Fix, Part, own_state
 
@@ -116,7 +117,7 @@ def committed(
                             category=ErrorCategory.CONFLICT,
                             retryable=True,
                             native_class=f"deltalake.exceptions.{type(error).__name__}",
-                            native_text=str(error),
+                            native_text=without_data(str(error)),
                         ),
                     ) from error
                 time.sleep(random.uniform(0, wait))
@@ -132,14 +133,14 @@ def _unconditional(where: str, error: Exception) -> MulticloudDbError:
     return MulticloudDbError(
         f"table_path: the storage of {where} has no conditional writes, so two processes could overwrite "
         "each other's commits; use one that has them (Azure, GCS, S3 with conditional put, a local disk), "
-        "or configure the locking provider that deltalake names: " + " ".join(str(error).split()),
+        "or configure the locking provider that deltalake names: " + one_line(str(error)),
         _detail(ErrorCategory.UNSUPPORTED_CAPABILITY, error),
     )
 
 
 def cannot_be_written(where: str, error: Exception) -> MulticloudDbError:
     """Make the error for a table that the operating system or the storage refuses to write."""
-    reason = " ".join(str(error).split())
+    reason = one_line(str(error))
     return MulticloudDbError(
         f"table_path: {where} cannot be written ({reason}); check the path, the permissions of its folder "
         "and the space on the disk, and merge the batch again",
@@ -149,7 +150,7 @@ def cannot_be_written(where: str, error: Exception) -> MulticloudDbError:
 
 def _detail(category: ErrorCategory, error: Exception) -> ErrorDetail:
     kind = f"{type(error).__module__}.{type(error).__name__}"
-    return ErrorDetail(category=category, native_class=kind, native_text=str(error))
+    return ErrorDetail(category=category, native_class=kind, native_text=without_data(str(error)))
 
 
 def quoted(text: str) -> str:
@@ -253,7 +254,7 @@ class DeltaTarget:
                 raise missing(self._where) from error
             # VACUUM of another job has removed files of this version.
             raise MulticloudDbError(
-                f"table_path: {self._where} cannot be read ({' '.join(str(error).split())}); a version that "
+                f"table_path: {self._where} cannot be read ({one_line(str(error))}); a version that "
                 "is read must not be removed by VACUUM; try again",
                 _transient(error),
             ) from error
@@ -443,7 +444,10 @@ def _transient(error: Exception) -> ErrorDetail:
     """Return the detail of an error after which a read works again."""
     kind = f"{type(error).__module__}.{type(error).__name__}"
     return ErrorDetail(
-        ErrorCategory.TRANSIENT_FAILURE, retryable=True, native_class=kind, native_text=str(error)
+        ErrorCategory.TRANSIENT_FAILURE,
+        retryable=True,
+        native_class=kind,
+        native_text=without_data(str(error)),
     )
 
 
