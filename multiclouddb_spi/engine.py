@@ -74,6 +74,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _MOST_READERS: Final = 16384
+_PAGES_IN_BUFFER: Final = 4
+"""A page has at most this part of the bytes that a client may buffer, unless the request says otherwise."""
 _ENDS: Final = (Dropped, Renamed, Invalidated, FeedEnded)
 
 
@@ -108,6 +110,7 @@ class Engine:
         self._executor = executor or ThreadPoolExecutor(2 * config.max_concurrency, "multiclouddb")
         self._observing = Observing(observer)
         budget = Budget(config.max_buffered_bytes)
+        self._page_bytes = max(1, config.max_buffered_bytes // _PAGES_IN_BUFFER)
         self._readers = ReaderCache(budget, _MOST_READERS, config.max_readers_per_partition)
         self._fetcher = Fetcher(provider, self._executor, self._observing, self._closed, attempts, pause)
         self._feeds = FeedCache(self._fetcher.call, self._readers.forget)
@@ -213,7 +216,8 @@ class Engine:
             wait = check.wait
         poll = Poll(
             self._context, session.feed, lineage, request.max_page_size or self._provider.page_records,
-            view, deadline, wait=wait, on_expired=request.on_expired,
+            request.max_page_bytes or self._page_bytes, view, deadline,
+            wait=wait, on_expired=request.on_expired,
             single=isinstance(scope, PhysicalPartition) and not scope.with_descendants,
             now=lambda: self._feeds.soon(session.feed, deadline), due=due,
         )  # fmt: skip
