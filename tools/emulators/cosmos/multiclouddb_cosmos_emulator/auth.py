@@ -88,6 +88,9 @@ def _resources(segments: list[str]) -> list[tuple[str, str]]:
         return [("", "")]
     if segments[-2:] == ["operations", "partitionkeydelete"]:
         return [("colls", "/".join(segments[:-2])), ("colls", segments[-3].lower())]
+    if segments[4:5] == ["docs"] and len(segments) > 6:
+        # The id of an item contains a slash, and a client signs the whole link.
+        return [("docs", "/".join(segments))]
     if len(segments) % 2 == 0:
         kind, owner = segments[-2], segments
     else:
