@@ -22,7 +22,7 @@ from multiclouddb_api.key import trusted_keys
 from multiclouddb_api.value import frozen
 from multiclouddb_dynamo.catalog import replaced
 from multiclouddb_dynamo.client import RECORD_BYTES, Calls, Table, memory_of
-from multiclouddb_dynamo.errors import GONE, REJECTED, code_of
+from multiclouddb_dynamo.errors import GONE, ITS_OPERATOR, REJECTED, code_of
 from multiclouddb_dynamo.mapping import DAMAGED, View, json_text, key_text, mapped, to_batch
 from multiclouddb_dynamo.position import MOST_SECONDS, moment_of
 from multiclouddb_dynamo.source import Source
@@ -362,6 +362,12 @@ class SegmentReader(Reader):
         # The service may examine many items and return none of them. In that case, the key belongs to none of
         # the returned items.
         self._part = begin.after(last, self._view.key_names) if last else attrs.evolve(begin, key=(_END,))
+        if self._part == begin:
+            raise ProviderFault.of(
+                ErrorCategory.PERMANENT_FAILURE,
+                f"Scan: a page of {begin.text} ends with the key after which it begins, so the scan never "
+                f"ends; {ITS_OPERATOR}",
+            )
         return self._batch(items, begin, answer, nbytes)
 
     def cancel(self) -> None:
