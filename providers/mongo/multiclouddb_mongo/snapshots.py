@@ -534,8 +534,8 @@ def look_up(
         events = [event for event in events if event.key in wanted]
     answers = answers_of(asked, events, normal.__getitem__)
     if unread:
-        keys = {mapper.key_of(row) for row in unread}
+        those = {mapper.key_of(row) for row in unread}
         for key, answer in answers.items():
-            if answer is None and (None in keys or normal[key] in keys):
+            if answer is None and (None in those or normal[key] in those):
                 answers[key] = NotKnown("the document cannot be read")
     return answers

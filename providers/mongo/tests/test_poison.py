@@ -143,7 +143,7 @@ class TestTheFirstChange:
         assert sorted(walk_over(reader, address, Snapshot()), key=str) == [None, "z"]
 
     def test_of_a_document_that_is_looked_up(self, reader, one, database):
-        """Of the other keys, the server says whether there is a document, unless the damaged one may be it."""
+        """Of the other keys, the server says whether there is a document."""
         address, collection = ResourceAddress(database, "c"), one.client()[database]["c"]
         collection.insert_many([damaged({"_id": 1, "text": "damaged"}), {"_id": 2}])
         keys = [MulticloudDbKey({"_id": value}) for value in (1.0, 2, 3)]
