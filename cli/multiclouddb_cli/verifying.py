@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Unpack
 
 import attrs
@@ -80,7 +83,7 @@ def verify(
             return
         line = ProgressLine("verify", _progress_line)
         try:
-            with interrupt.reading():
+            with interrupt.reading(), _warnings(line):
                 settings["position"] = _position(client, address, stored, options)
                 settings["on_progress"] = line.show
                 report = multiclouddb_verify.verify(client, address, target, **settings)
@@ -94,6 +97,23 @@ def verify(
         raise typer.Exit(DIFFERENT)
     if report.counts.unsettled:
         raise typer.Exit(UNSETTLED)
+
+
+@contextmanager
+def _warnings(line: ProgressLine) -> Iterator[None]:
+    """Print what `verify` warns of on stderr."""
+
+    class ToStderr(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            line.clear()
+            typer.echo(record.getMessage(), err=True)
+
+    logger, handler = logging.getLogger("multiclouddb.verify"), ToStderr(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def _target(table: str, patience: float) -> Target:
