@@ -100,7 +100,7 @@ def verify(
 
 
 @contextmanager
-def _warnings(line: ProgressLine) -> Iterator[None]:
+def _warnings(line: ProgressLine[Progress]) -> Iterator[None]:
     """Print what `verify` warns of on stderr."""
 
     class ToStderr(logging.Handler):

@@ -119,7 +119,8 @@ class State:
     def __init__(self, folder: Path, identity: Mapping[str, str], *, resume: bool = False) -> None:
         self._folder, self._identity = folder, dict(identity)
         self._codec = pa.Codec("zstd")
-        self.resumes, self.left_over = False, None
+        self.resumes = False
+        self.left_over: str | None = None
         self._database: sqlite3.Connection | None = None
         self._lock = _locked(folder)
         try:
@@ -152,8 +153,10 @@ class State:
     def _take_up(self) -> None:
         """Keep what was read of the source, and nothing else."""
         with self.transaction():
-            for table in ("pending", "difference"):
-                self._sql(f"DELETE FROM {table}")
+            names = self._sql("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+            for (name,) in names:
+                if name not in ("fact", "run", "change"):
+                    self._sql(f"DELETE FROM {name}")
             self._sql("DELETE FROM run WHERE side = 'target'")
             self._sql(
                 f"DELETE FROM fact WHERE name NOT IN ({', '.join('?' * len(_OF_THE_SOURCE))})", _OF_THE_SOURCE

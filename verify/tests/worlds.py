@@ -228,11 +228,11 @@ class World:
         )
         return Settling(self.client, self.sim.address, given=facts)
 
-    def compare(self, folder, *, made=Verification, **settings):
+    def compare(self, folder, **settings):
         """Run `verify` once."""
         settings = {"state": folder, "patience_seconds": 60.0, **settings}
         clock = {"pause": self.pause, "clock": self.clock}
-        return made(self.source(), self.target, self.stored, **clock, **settings).run()
+        return Verification(self.source(), self.target, self.stored, **clock, **settings).run()
 
     def verify(self, folder, **settings):
         """Run `verify`, and again after each kill; it resumes, or begins again."""
