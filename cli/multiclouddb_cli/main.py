@@ -35,13 +35,12 @@ class Commands(TyperGroup):
         found = super().get_command(ctx, cmd_name)
         if found is not None:
             return found
-        from multiclouddb_api.entry_points import entry_points
+        from multiclouddb_api.registry import sole_offer
 
-        for point in entry_points(group=_COMMANDS):
-            if point.name == cmd_name:
-                command = typer.main.get_command(point.load())
-                command.name = cmd_name
-                return command
+        if (point := sole_offer(cmd_name, _COMMANDS, "command")) is not None:
+            command = typer.main.get_command(point.load())
+            command.name = cmd_name
+            return command
         if cmd_name == "certify":
             raise typer.BadParameter('it is not installed; run: pip install "multiclouddb[certify]"')
         return None
