@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         SupportsCommands,
         SupportsHeads,
         SupportsLookup,
-        SupportsRenewal,
     )
     from multiclouddb_spi.batch import (
         Awaiting,
@@ -65,8 +64,7 @@ if TYPE_CHECKING:
     from multiclouddb_spi.time_limits import Deadline
 
 _HOMES: Final = {
-    "abilities": "Head SupportsChangeMark SupportsCollections SupportsCommands SupportsHeads SupportsLookup "
-    "SupportsRenewal",
+    "abilities": "Head SupportsChangeMark SupportsCollections SupportsCommands SupportsHeads SupportsLookup",
     "batch": (
         "Awaiting Batch Child Continue Drained Ended Mapper Outcome Reached Scanned Segment collector_paused"
     ),
@@ -136,7 +134,6 @@ __all__ = [
     "SupportsCommands",
     "SupportsHeads",
     "SupportsLookup",
-    "SupportsRenewal",
     "SupportsSnapshot",
     "Survey",
     "Target",

@@ -533,6 +533,17 @@ class Provider(ABC):
         """
         return options
 
+    def full_address(self, address: ResourceAddress) -> ResourceAddress:
+        """Return an address with the names that a caller may leave out; pure. By default, there are none.
+
+        Tokens, partition ids and the marks of tables contain this address, so that both spellings are one
+        resource.
+
+        Args:
+            address: The address, as the caller made it.
+        """
+        return address
+
     @abstractmethod
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> Feed:
         """Open a feed, and check by the `deadline` that the resource is set up for `spec`.

@@ -18,6 +18,7 @@ from multiclouddb_api import (
     Beginning,
     Capability,
     CapabilitySet,
+    ChangeEvent,
     ChangeFeedPage,
     ChangeFeedRequest,
     ClientConfig,
@@ -28,10 +29,8 @@ from multiclouddb_api import (
     FeedEnded,
     FromContinuationToken,
     Invalidated,
-    LookupAnswer,
     MulticloudDbError,
     MulticloudDbKey,
-    NotKnown,
     Now,
     Observer,
     OperationOptions,
@@ -74,8 +73,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _MOST_READERS: Final = 16384
-_PAGES_IN_BUFFER: Final = 4
-"""A page has at most this part of the bytes that a client may buffer, unless the request says otherwise."""
 _ENDS: Final = (Dropped, Renamed, Invalidated, FeedEnded)
 
 
@@ -110,7 +107,6 @@ class Engine:
         self._executor = executor or ThreadPoolExecutor(2 * config.max_concurrency, "multiclouddb")
         self._observing = Observing(observer)
         budget = Budget(config.max_buffered_bytes)
-        self._page_bytes = max(1, config.max_buffered_bytes // _PAGES_IN_BUFFER)
         self._readers = ReaderCache(budget, _MOST_READERS, config.max_readers_per_partition)
         self._fetcher = Fetcher(provider, self._executor, self._observing, self._closed, attempts, pause)
         self._feeds = FeedCache(self._fetcher.call, self._readers.forget)
@@ -216,8 +212,7 @@ class Engine:
             wait = check.wait
         poll = Poll(
             self._context, session.feed, lineage, request.max_page_size or self._provider.page_records,
-            request.max_page_bytes or self._page_bytes, view, deadline,
-            wait=wait, on_expired=request.on_expired,
+            view, deadline, wait=wait, on_expired=request.on_expired,
             single=isinstance(scope, PhysicalPartition) and not scope.with_descendants,
             now=lambda: self._feeds.soon(session.feed, deadline), due=due,
         )  # fmt: skip
@@ -322,7 +317,7 @@ class Engine:
         keys: Sequence[MulticloudDbKey],
         options: OperationOptions,
         provider_options: ProviderOptions | None,
-    ) -> dict[MulticloudDbKey, LookupAnswer]:
+    ) -> dict[MulticloudDbKey, ChangeEvent | None]:
         """Return the rows with these keys, as `MulticloudDbClient.lookup` does."""
         deadline = Deadline.after(options.timeout_seconds)
         with user_errors(self._provider, "lookup"):
@@ -334,20 +329,21 @@ class Engine:
 
     def _looked_up(
         self, feed: Feed, keys: Sequence[MulticloudDbKey], deadline: Deadline
-    ) -> dict[MulticloudDbKey, LookupAnswer]:
+    ) -> dict[MulticloudDbKey, ChangeEvent | None]:
         if not isinstance(feed, SupportsLookup):
             raise unwritten(type(feed), "lookup", "how to read single rows")
         facts = self._provider.capabilities().scan
         has_own = facts is not None and facts.floor is ScanFloor.ROW
-        found = dict[MulticloudDbKey, LookupAnswer]()
+        found = dict[MulticloudDbKey, ChangeEvent | None]()
         left = list(dict.fromkeys(keys))
         while left:
-            for key, row in self._fetcher.call(partial(_answers, feed, left, deadline), deadline).items():
-                if row is None or isinstance(row, NotKnown):
-                    found[key] = row
-                else:
-                    order_key = row.order_key if has_own else ""
-                    found[key] = attrs.evolve(row, order_key=order_key, partition_id="")
+            answer = self._fetcher.call(partial(feed.lookup, left, deadline), deadline)
+            for key in left:
+                if key in answer:
+                    found[key] = row = answer[key]
+                    if row is not None:
+                        order_key = row.order_key if has_own else ""
+                        found[key] = attrs.evolve(row, order_key=order_key, partition_id="")
             left = [key for key in left if key not in found]
             if left and deadline.passed():
                 raise ProviderFault(late_fault())
@@ -431,22 +427,3 @@ class Engine:
         require(self._provider, (Capability.RUN_COMMAND,), None, operation)
         assert isinstance(self._provider, SupportsCommands)
         return self._provider
-
-
-def _answers(
-    feed: SupportsLookup, keys: Sequence[MulticloudDbKey], deadline: Deadline
-) -> Mapping[MulticloudDbKey, LookupAnswer]:
-    """Return what the service says of at least one key, and of no key that was not asked."""
-    answers = feed.lookup(keys, deadline)
-    if not answers:
-        raise ProviderFault.of(
-            ErrorCategory.TRANSIENT_FAILURE,
-            "the service has answered for none of the keys; ask again, or for fewer keys",
-            retryable=True,
-        )
-    if not answers.keys() <= set(keys):
-        raise ProviderFault.of(
-            ErrorCategory.PROVIDER_ERROR,
-            "the provider answered for a key that was not asked; this is a defect of the provider",
-        )
-    return answers

@@ -36,8 +36,17 @@ def encode_partition_id(
         incarnation: The incarnation of the resource, or None.
         partition_id: The service's own id of the partition.
     """
-    where = _digest(address.database, address.collection)
-    return f"{provider_id}:{where}.{_digest(incarnation)}:{partition_id}"
+    return f"{provider_id}:{address_digest(address)}.{incarnation_digest(incarnation)}:{partition_id}"
+
+
+def address_digest(address: ResourceAddress) -> str:
+    """Return the digest of an address, as it stands in the ids of its partitions."""
+    return _digest(address.database, address.collection)
+
+
+def incarnation_digest(incarnation: str | None) -> str:
+    """Return the digest of an incarnation, as it stands in the ids of its partitions."""
+    return _digest(incarnation)
 
 
 @frozen
@@ -64,7 +73,7 @@ class PartitionId:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the resource was deleted and created again.
         """
-        if self.incarnation_digest != _digest(incarnation):
+        if self.incarnation_digest != incarnation_digest(incarnation):
             raise _foreign(f"belongs to an earlier {address}, which was recreated under the same name")
 
 
@@ -86,7 +95,7 @@ def decode_partition_id(public_id: str, provider_id: str, address: ResourceAddre
         raise invalid_request(_FIELD, f"{public_id!r} is not a partition id", _WAY_OUT)
     if provider != provider_id:
         raise _foreign(f"belongs to provider {provider!r}, not to {provider_id!r}")
-    if place != _digest(address.database, address.collection):
+    if place != address_digest(address):
         raise _foreign(f"belongs to another resource, not to {address}")
     return PartitionId(native, which)
 

@@ -155,7 +155,7 @@ def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> F
             ),
         )
     return FeedSpec(
-        request.address,
+        provider.full_address(request.address),
         EntireCollection() if isinstance(request.scope, PhysicalPartition) else request.scope,
         request.new_item_state_mode,
         request.old_item_state_mode,

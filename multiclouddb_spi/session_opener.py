@@ -13,6 +13,7 @@ from multiclouddb_api import (
     MulticloudDbError,
     Now,
     PhysicalPartition,
+    ResourceAddress,
     Snapshot,
     invalid_request,
 )
@@ -54,7 +55,7 @@ class SessionOpener:
         physical = None
         if isinstance(request.scope, PhysicalPartition):
             name = request.scope.partition_id
-            physical = decode_partition_id(name, self._provider.provider_id, request.address)
+            physical = decode_partition_id(name, self._provider.provider_id, spec.address)
         scope = scope_text(request.scope, physical.native if physical else None)
         digest = spec.options.position_digest() if spec.options is not None else ""
         position = request.start_position
@@ -64,9 +65,10 @@ class SessionOpener:
             written = self._written.take(position.token)
             envelope = decode_token(position.token) if written is None else written.envelope
             # As far as this is possible without a call to the service.
-            made_for = (envelope.provider_id, envelope.address, envelope.scope, envelope.options_digest)
+            where = self._provider.full_address(envelope.address)
+            made_for = (envelope.provider_id, where, envelope.scope, envelope.options_digest)
             if made_for != (self._provider.provider_id, spec.address, scope, digest):
-                raise _foreign_token(envelope, self._provider.provider_id, spec, scope)
+                raise _foreign_token(envelope, where, self._provider.provider_id, spec, scope)
         over = None if envelope is None or written is not None else end_from_json(envelope.state)
         if envelope is not None and isinstance(over, FeedOver):
             assert isinstance(position, FromContinuationToken)
@@ -151,12 +153,14 @@ class SessionOpener:
 _RECREATED: Final = f"the changes of the old resource are gone; {START_ANEW}"
 
 
-def _foreign_token(envelope: Envelope, ours: str, spec: FeedSpec, scope: str) -> MulticloudDbError:
+def _foreign_token(
+    envelope: Envelope, where: ResourceAddress, ours: str, spec: FeedSpec, scope: str
+) -> MulticloudDbError:
     theirs, way_out = envelope.scope, "pass it to the same kind of request that it came from, or start again"
     (kind, _, one), (_, _, other) = theirs.partition(":"), scope.partition(":")
     if envelope.provider_id != ours:
         problem = f"belongs to provider {envelope.provider_id!r}, not to {ours!r}"
-    elif envelope.address != spec.address:
+    elif where != spec.address:
         problem = f"belongs to {envelope.address}, not to {spec.address}"
     elif theirs == scope:
         made_with = asked = "other provider options"

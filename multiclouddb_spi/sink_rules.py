@@ -33,13 +33,15 @@ from multiclouddb_api import (
     ChangeType,
     MulticloudDbError,
     RecordSkipped,
+    ResourceAddress,
     SnapshotStarted,
     invalid_request,
 )
 from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_api.validators import check_type, type_name
-from multiclouddb_spi.faults import AFTER_AN_OUTAGE, key_digest
+from multiclouddb_spi.faults import AFTER_AN_OUTAGE
 from multiclouddb_spi.scan.contract import LATEST_MARK, plan_id_of
+from multiclouddb_spi.table_mark import FeedSource, TableMark
 
 DELETED_AT: Final = "_deleted_at"
 """The column that contains the time at which the sink merged a delete; null in the row of a document."""
@@ -80,9 +82,9 @@ def missing_state_error(key: str, count: int) -> MulticloudDbError:
     """Make the error for a batch with `count` changes without their documents, one of them of `key`."""
     return invalid_request(
         "batch",
-        f"contains {count} changes without their documents, for example of the key {key_digest(key)}: "
-        "images are switched off or have expired, the stream keeps only keys or old images, a document was "
-        "deleted before it was looked up, or the feed was read with new_item_state_mode=OMIT",
+        f"contains {count} changes without their documents, for example of the key {key}: images are "
+        "switched off or have expired, the stream keeps only keys or old images, a document was deleted "
+        "before it was looked up, or the feed was read with new_item_state_mode=OMIT",
         "switch full images on, and read with new_item_state_mode=REQUIRE (in Spark newItemState=require); "
         'or let MongoDB look documents up (full_document="updateLookup"); or keep the old documents with '
         f'missing_state="keep"; or leave the column {DOCUMENT} out if you need no documents',
@@ -104,6 +106,8 @@ _NEW_QUERY: Final = "with startingPosition=snapshot, this table, and a checkpoin
 _TOLD: Final = ("event_id", "type", "old_item_state", "by_expiry", "backfilled")
 OF_THE_EVENT: Final = frozenset((*_TOLD, "database", "collection", "partition_id", "sequence"))
 """The columns of a batch that describe the change, and are not stored."""
+PLACES: Final = ("partition_id", "database", "collection")
+"""The columns that say which feed a row comes from."""
 PAGE_SCHEMA: Final = pa.schema([field for field in EVENT_SCHEMA if field.name not in OF_THE_EVENT])
 """The columns that a table gets from a page."""
 
@@ -145,6 +149,7 @@ class Piece:
     plan: str | None
     is_incomplete: bool
     is_latest: bool  # the feed contains only latest versions
+    source: FeedSource | None  # the feed of the rows, if their columns say it
 
     @property
     def schema(self) -> pa.Schema:
@@ -181,6 +186,12 @@ class Batch:
     scan: Scan | None = None  # the snapshot to which the checkpoint of a query says that the batch belongs
     is_told: bool = False  # the checkpoint of a query was given
     is_page: bool = False
+    source: FeedSource | None = None  # the feed, if the caller or a page says it
+
+    @property
+    def begins_anew(self) -> bool:
+        """True if a snapshot of the whole collection begins, after which the table has no older rows."""
+        return any(each.whole and each.is_first for each in self.begun)
 
 
 class Storage(Protocol):
@@ -196,8 +207,18 @@ class Storage(Protocol):
         """True if the table exists."""
         ...
 
-    def prepare(self, schema: pa.Schema, *, may_be_stale: bool = False) -> None:
-        """Make the table, or check it and add what is missing, for rows with these columns."""
+    def prepare(
+        self, schema: pa.Schema, mark: TableMark | None = None, *, may_be_stale: bool = False
+    ) -> None:
+        """Make the table with a mark, or check it and add what is missing, for rows with these columns."""
+        ...
+
+    def feed_mark(self) -> TableMark | None:
+        """Return the mark that says whose changes the table contains, or None if it has none."""
+        ...
+
+    def set_feed_mark(self, mark: TableMark) -> None:
+        """Replace the mark that says whose changes the table contains."""
         ...
 
     def mark(self, name: str) -> int | None:
@@ -235,6 +256,56 @@ class SinkTable:
 
     def __init__(self, storage: Storage, sink: str) -> None:
         self._storage, self._repair = storage, repair(sink)
+
+    def claim(
+        self, batch: Batch, source: FeedSource | None, schema: Any, *, may_be_stale: bool = False
+    ) -> None:
+        """Make the table ready for columns of a feed, and refuse another feed than that of its mark.
+
+        Args:
+            batch: The batch.
+            source: The feed that the rows name.
+            schema: The columns of the rows.
+            may_be_stale: True if the table needs the column `STALE_SINCE`.
+        """
+        stored = self._storage.feed_mark() if self._storage.exists else None
+        wanted = self._marked(stored, batch, source, schema.names)
+        if wanted is not None and may_be_stale:
+            wanted = wanted.with_columns((STALE_SINCE,))
+        self._storage.prepare(schema, wanted, may_be_stale=may_be_stale)
+        if wanted is not None and self._storage.feed_mark() != wanted:
+            self._storage.set_feed_mark(wanted)
+
+    def claim_empty(self, batch: Batch) -> None:
+        """Make the table for a batch without rows, or check the mark of the table that there is."""
+        if not self._storage.exists:
+            self.claim(batch, None, PAGE_SCHEMA if batch.is_page else batch.empty_schema())
+            return
+        stored = self._storage.feed_mark()
+        wanted = self._marked(stored, batch, None, ())
+        if wanted is not None and wanted != stored:
+            self._storage.set_feed_mark(wanted)
+
+    def _marked(
+        self, stored: TableMark | None, batch: Batch, rows: FeedSource | None, names: Sequence[str]
+    ) -> TableMark | None:
+        where, source, columns = self._storage.where, rows or batch.source, (*names, DELETED_AT)
+        if rows is not None and batch.source is not None and not rows.may_be(batch.source):
+            problem = f"is {batch.source}, but the rows of the batch come from {rows}"
+            raise invalid_request("source", problem, "leave source= out, or pass the rows of that feed")
+        if source is None:
+            return stored  # a batch without rows
+        if stored is None or (batch.begins_anew and stored.source != source):
+            return TableMark(source, columns)
+        if not stored.source.may_be(source):
+            if (stored.provider, stored.address) == (source.provider, source.address):
+                problem = f"comes from {source}, which was dropped and created again after {where} was filled"
+                way_out = f"rows of the old collection would stay; {new_query('the sink')}"
+            else:
+                problem = f"comes from {source}, but {where} is filled from {stored.source}"
+                way_out = "use a table of its own for each collection"
+            raise invalid_request("batch", problem, way_out)
+        return stored.with_columns(columns)
 
     def has(self, batch: Numbered) -> bool:
         """Return True if the table already contains all changes of this batch or of a later batch."""
@@ -389,13 +460,14 @@ def merge_batch(storage: Storage, sink: str, batch: Batch) -> bool:
             table.check_unused(each, done)
     else:
         for each in batch.begun if batch.is_page else ():
-            if not storage.exists:
-                storage.prepare(PAGE_SCHEMA)
+            table.claim_empty(batch)
             table.begin(each)
         with closing(batch.pieces()) as pieces:
             for piece in pieces:
                 if not merged:
-                    storage.prepare(piece.schema, may_be_stale=piece.is_incomplete)
+                    if piece.source is None and batch.source is None:
+                        raise nameless()
+                    table.claim(batch, piece.source, piece.schema, may_be_stale=piece.is_incomplete)
                     table.check_mode(is_latest=piece.is_latest)
                     _begin(table, batch, piece.plan)
                     if batch.scan is None and done is not None:
@@ -405,14 +477,13 @@ def merge_batch(storage: Storage, sink: str, batch: Batch) -> bool:
                 merged = True
         if done is not None and done.notes and not table.has(done):
             # No row has changed, for example because no change could be decoded.
-            if not storage.exists:
-                storage.prepare(batch.empty_schema())
+            table.claim_empty(batch)
             _begin(table, batch, None)
             storage.store(table.marks(done, is_last=True), done.notes)
     # A batch without rows may also begin or end a snapshot.
     for scan in batch.ended:
-        if scan.is_first and not storage.exists:
-            storage.prepare(batch.empty_schema())
+        if scan.is_first and not merged:
+            table.claim_empty(batch)
         table.begin(scan)
         if scan.is_over:
             table.end(scan)
@@ -464,7 +535,13 @@ def _plan_of(partition_id: str) -> str | None:
 
 
 def check_options(
-    *, batch_id: object, app_id: object, create: object, new_columns: object, missing_state: object
+    *,
+    batch_id: object,
+    app_id: object,
+    create: object,
+    new_columns: object,
+    missing_state: object,
+    source: str | None,
 ) -> None:
     """Refuse options of a sink that are of the wrong type or do not fit together."""
     check_type("batch_id", batch_id, int, type(None))
@@ -473,6 +550,8 @@ def check_options(
     for name, value, first in (("new_columns", new_columns, "add"), ("missing_state", missing_state, "keep")):
         if value not in (first, "refuse"):
             raise invalid_request(name, f"is {value!r}, a {type_name(value)}", f'pass "{first}" or "refuse"')
+    if source is not None:
+        FeedSource.of_text(source)
     if (batch_id is None) != (app_id is None):
         raise invalid_request("batch_id", "must be given together with app_id", "give both, or None for both")
 
@@ -544,7 +623,57 @@ def piece_of(batch: pa.Table, missing_state: MissingState) -> Generator[Piece, N
     where = pc.index(batch["backfilled"], True).as_py()
     plan = None if where < 0 else plan_id_of(batch["event_id"][where].as_py() or "") or None
     is_latest = bool(pc.any(pc.starts_with(batch["event_id"].cast(pa.string()), LATEST_MARK)).as_py())
-    yield Piece(rows, True, plan, bool(lacking.num_rows), is_latest)
+    yield Piece(rows, True, plan, bool(lacking.num_rows), is_latest, source_in(batch))
+
+
+def source_in(batch: pa.Table) -> FeedSource | None:
+    """Return the feed that the columns of the rows name; None if they do not say it."""
+    if any(name not in batch.column_names for name in PLACES):
+        return None
+    ids = batch["partition_id"].cast(pa.string())
+    resources = pc.replace_substring_regex(ids, "^([^:]*:[^:]*):.*$", r"\1")
+    places = pa.table([resources, batch["database"], batch["collection"]], names=PLACES)
+    found = places.group_by(list(PLACES)).aggregate([]).to_pylist()
+    return source_of((row["partition_id"], row["database"], row["collection"]) for row in found)
+
+
+def source_of(places: Iterable[tuple[str | None, str | None, str | None]]) -> FeedSource | None:
+    """Return the feed of rows; None if one of them does not say it.
+
+    Args:
+        places: The values of `PLACES` in the rows; of the id, the beginning up to the second colon is enough.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` if the rows come from several feeds.
+    """
+    sources = {FeedSource.of_row(where, ResourceAddress(*names)) for where, *names in places}
+    if None in sources or not sources:
+        return None
+    if len(sources) > 1:
+        first, second, *_ = sorted(f"{each} ({each.incarnation})" for each in sources if each is not None)
+        raise invalid_request(
+            "batch",
+            f"has rows of several feeds: {first} and {second}",
+            "merge each of them into its own table",
+        )
+    return sources.pop()
+
+
+def feed_of(batch: object, source: str | None, told: FeedSource | None) -> FeedSource | None:
+    """Return the feed that the option `source` names, or that of a page, or what the checkpoint says."""
+    if source is not None:
+        return FeedSource.of_text(source)
+    return FeedSource.of_page(batch) if isinstance(batch, ChangeFeedPage) else told
+
+
+def nameless() -> MulticloudDbError:
+    """Make the error for a batch that does not say which feed it comes from."""
+    return invalid_request(
+        "batch",
+        f"does not say which feed its rows come from: it lacks a value of {', '.join(PLACES)}",
+        'keep these columns of the data source, or pass source="provider:database/collection"; the sink '
+        "stores the feed with the table, so that no other one is ever merged into it",
+    )
 
 
 def last_changes(events: pa.Table) -> pa.Table:

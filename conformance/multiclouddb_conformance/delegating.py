@@ -18,14 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from multiclouddb_api import (
-    CapabilitySet,
-    ChangeEvent,
-    ClientConfig,
-    LookupAnswer,
-    MulticloudDbKey,
-    ProviderOptions,
-)
+from multiclouddb_api import CapabilitySet, ChangeEvent, ClientConfig, MulticloudDbKey, ProviderOptions
 from multiclouddb_spi import (
     Batch,
     Cursor,
@@ -270,7 +263,7 @@ class WrappedProvider(Provider):
 
     def look_up(
         self, feed: WrappedFeed, keys: Sequence[MulticloudDbKey], deadline: Deadline
-    ) -> Mapping[MulticloudDbKey, LookupAnswer]:
+    ) -> Mapping[MulticloudDbKey, ChangeEvent | None]:
         """Return the answer of `SupportsLookup.lookup`, for a feed that has this method."""
         assert isinstance(feed.inner, SupportsLookup)
         return feed.inner.lookup(keys, deadline)

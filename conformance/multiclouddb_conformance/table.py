@@ -10,6 +10,7 @@ import attrs
 import pyarrow as pa
 
 from multiclouddb_api import ChangeEvent, ChangeType, decode_json, encode_json
+from multiclouddb_spi.table_mark import FeedSource, TableMark
 from multiclouddb_verify import Fix, Kind
 
 __all__ = ["MemoryTable", "Row"]
@@ -48,10 +49,14 @@ class MemoryTable:
     def __init__(self, tick: Callable[[], None] = _nothing) -> None:
         self.table: list[Row] = []
         self.tick, self.guards, self.written = tick, True, 0
+        self._mark: TableMark | None = None
 
     def merge(self, events: Sequence[ChangeEvent]) -> None:
         """Merge events as a sink does."""
         for event in events:
+            source = FeedSource.of_row(event.partition_id, event.address)
+            if self._mark is None and source is not None:
+                self._mark = TableMark(source, _NAMES)
             gone = event.type is ChangeType.DELETE
             text = None if gone else encode_json(event.new_item_state).decode()
             row = Row(encode_json(event.key.components).decode(), event.order_key, text, gone)
@@ -76,6 +81,10 @@ class MemoryTable:
 
     def position(self) -> None:
         """Return None: the table stores no position."""
+
+    def mark(self) -> TableMark | None:
+        """Return the feed of the merged events."""
+        return self._mark
 
     def fix(self, fixes: Sequence[Fix]) -> int:
         """Repair rows that are still as they were seen."""

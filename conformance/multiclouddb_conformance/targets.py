@@ -40,7 +40,11 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.arrow import events_to_arrow
 from multiclouddb_conformance.values import KEYS, VALUES
+from multiclouddb_spi import encode_partition_id
+from multiclouddb_spi.continuation.token import Envelope, encode_token
+from multiclouddb_spi.partition import incarnation_digest
 from multiclouddb_spi.sink_rules import TIME
+from multiclouddb_spi.table_mark import FeedSource
 from multiclouddb_verify import Fix, Target
 from multiclouddb_verify.target import own_state
 
@@ -49,6 +53,7 @@ __all__ = [
     "SinkHarness",
     "TestFixed",
     "TestLives",
+    "TestMarked",
     "TestMerged",
     "TestRead",
     "TestSnapshot",
@@ -59,7 +64,13 @@ Change: TypeAlias = tuple[str, int, Any]
 """The key, the order and the document of a change; None for a delete."""
 
 _ADDRESS: Final = ResourceAddress("main", "orders")
-_PLAN: Final = "provider:resource:snapshot:s"
+_PLAN: Final = encode_partition_id("provider", _ADDRESS, "first", "snapshot:s")
+_SOURCE: Final = FeedSource("provider", _ADDRESS, incarnation_digest("first"))
+_OTHERS: Final = (
+    FeedSource("provider", ResourceAddress("main", "customers"), "first"),
+    FeedSource("provider", ResourceAddress("test", "orders"), "first"),
+    FeedSource("vendor", _ADDRESS, "first"),
+)
 _NOW: Final = datetime(2026, 1, 2, tzinfo=UTC)
 _LIVES: Final = [
     pytest.param(0, 3, id="short"),
@@ -117,7 +128,11 @@ class SinkHarness(Protocol):
 
 
 def events(
-    *changes: Change, mark: str = "", backfilled: bool = False, floor: str | None = None
+    *changes: Change,
+    mark: str = "",
+    backfilled: bool = False,
+    floor: str | None = None,
+    incarnation: str | None = "first",
 ) -> list[ChangeEvent]:
     """Make changes of keys; with `floor`, rows of a snapshot."""
     return [
@@ -132,7 +147,7 @@ def events(
             None,
             backfilled,
             _ADDRESS,
-            "p0",
+            encode_partition_id("provider", _ADDRESS, incarnation, "p0"),
         )
         for key, order, document in changes
     ]
@@ -150,9 +165,32 @@ def bare(*changes: Change) -> pa.Table:
     return batch.set_column(at, batch.schema.field(at), pa.nulls(batch.num_rows, pa.string()))
 
 
-def page(found: Iterable[ChangeEvent], *notices: Notice, token: str = "token") -> ChangeFeedPage:
+def token_of(source: FeedSource, incarnation: str | None) -> str:
+    """Return a token of a feed."""
+    return encode_token(Envelope(source.provider, source.address, incarnation, "collection", "", {}))
+
+
+def page(found: Iterable[ChangeEvent], *notices: Notice, token: str | None = None) -> ChangeFeedPage:
     """Make a page."""
+    token = token_of(_SOURCE, "first") if token is None else token
     return ChangeFeedPage(tuple(found), token, notices=notices)
+
+
+def _from(source: FeedSource, batch: pa.Table, address: ResourceAddress | None = None) -> pa.Table:
+    """Return a batch as if it came from another feed."""
+    address = address or source.address
+    where = encode_partition_id(source.provider, source.address, source.incarnation, "p0")
+    values = {"partition_id": where, "database": address.database, "collection": address.collection}
+    for name, value in values.items():
+        at = batch.column_names.index(name)
+        batch = batch.set_column(at, name, pa.array([value] * batch.num_rows, pa.string()))
+    return batch
+
+
+def _without(batch: pa.Table, name: str) -> pa.Table:
+    """Return a batch whose column has no value."""
+    at = batch.column_names.index(name)
+    return batch.set_column(at, batch.schema.field(at), pa.nulls(batch.num_rows, pa.string()))
 
 
 def key_of(name: Any) -> str:
@@ -449,6 +487,98 @@ class TestSnapshot:
         assert tombstones(sink).keys() == {"a", "b"}
 
 
+class TestMarked:
+    """Tests that a table belongs to one feed, and that nothing of another one is merged into it."""
+
+    def test_the_mark_names_the_feed_and_the_columns_of_the_sink(self, sink: SinkHarness) -> None:
+        sink.merge(rows(("a", 1, {"n": 1})))
+        mark = sink.target.mark()
+        assert mark is not None
+        assert (mark.source, mark.incomplete_since) == (_SOURCE, None)
+        ours = {"key", "order_key", "timestamp", "new_item_state", "_deleted_at"}
+        assert set(mark.columns) == ours
+        sink.merge(rows(("b", 1, {"n": 1})).append_column("total", pa.array([1.5])), new_columns="add")
+        mark = sink.target.mark()
+        assert mark is not None
+        assert set(mark.columns) == {*ours, "total"}
+        sink.merge(bare(("c", 1, {})), missing_state="keep")
+        mark = sink.target.mark()
+        assert mark is not None
+        assert set(mark.columns) == {*ours, "total", "_stale_since"}
+
+    @pytest.mark.parametrize("other", _OTHERS)
+    def test_a_batch_of_another_feed_is_refused(self, sink: SinkHarness, other: FeedSource) -> None:
+        sink.merge(rows(("a", 1, {"n": 1})))
+        message = refused(sink.merge, _from(other, rows(("a", 2, {"n": 2})))).message
+        assert str(other) in message
+        assert "orders" in message
+        assert documents(sink) == {"a": {"n": 1}}
+        mark = sink.target.mark()
+        assert mark is not None
+        assert mark.source == _SOURCE
+        sink.merge(rows(("a", 3, {"n": 3})))
+        assert documents(sink) == {"a": {"n": 3}}
+
+    def test_a_batch_with_rows_of_two_feeds_is_refused(self, sink: SinkHarness) -> None:
+        both = pa.concat_tables([rows(("a", 1, {})), _from(_OTHERS[0], rows(("b", 1, {})))])
+        assert "several feeds" in refused(sink.merge, both).message
+
+    def test_a_batch_that_names_no_feed_needs_source(self, sink: SinkHarness) -> None:
+        batch = rows(("a", 1, {"n": 1}))
+        for name in ("partition_id", "database", "collection"):
+            less = batch.drop_columns([name]) if name != "database" else _without(batch, "partition_id")
+            assert "source=" in refused(sink.merge, less).message
+        assert sink.merge(batch.drop_columns(["partition_id"]), source="provider:main/orders")
+        mark = sink.target.mark()
+        assert mark is not None
+        assert mark.source == FeedSource("provider", _ADDRESS)
+        less = rows(("a", 2, {})).drop_columns(["database"])
+        assert "customers" in refused(sink.merge, less, source="provider:main/customers").message
+        assert "customers" in refused(sink.merge, batch, source="provider:main/customers").message
+        assert "names no feed" in refused(sink.merge, less, source="orders").message
+        sink.merge(rows(("a", 3, {"n": 3})))
+        assert documents(sink) == {"a": {"n": 3}}
+
+    def test_a_feed_of_a_database_fills_its_table_from_every_collection(self, sink: SinkHarness) -> None:
+        shop = FeedSource("provider", ResourceAddress("main", None))
+        first, second = (
+            _from(shop, rows((name, 1, {"n": 1})), ResourceAddress("main", name)) for name in ("a", "b")
+        )
+        sink.merge(pa.concat_tables([first, second]))
+        sink.merge(first)
+        mark = sink.target.mark()
+        assert mark is not None
+        assert mark.source == shop
+        refused(sink.merge, rows(("a", 2, {})))
+        assert documents(sink) == {"a": {"n": 1}, "b": {"n": 1}}
+
+    def test_a_snapshot_of_a_collection_that_was_made_again_takes_the_table_over(
+        self, sink: SinkHarness
+    ) -> None:
+        sink.merge(page(events(("a", 5, {"n": 1}), ("b", 6, {"n": 1}))))
+        later = page(events(("a", 1, {"n": 2}), incarnation="second"))
+        assert "created again" in refused(sink.merge, later).message
+        plan = encode_partition_id("provider", _ADDRESS, "second", "snapshot:t")
+        scanned = events(
+            ("c", 0, {"n": 3}), mark="snapshot:t:", backfilled=True, floor="000002~", incarnation="second"
+        )
+        token = token_of(FeedSource("provider", _ADDRESS), "second")
+        sink.merge(page([], SnapshotStarted("000002~", plan), token=token))
+        sink.merge(page(scanned, BackfillDone(plan, "000002~"), token=token))
+        mark = sink.target.mark()
+        assert mark is not None
+        assert mark.incarnation not in (None, _SOURCE.incarnation)
+        assert documents(sink) == {"c": {"n": 3}}
+        assert "created again" in refused(sink.merge, rows(("a", 9, {}))).message
+
+    def test_a_table_that_was_dropped_has_no_mark(self, sink: SinkHarness) -> None:
+        sink.merge(rows(("a", 1, {})))
+        sink.drop()
+        with pytest.raises(MulticloudDbError) as caught:
+            sink.target.mark()
+        assert caught.value.category == ErrorCategory.NOT_FOUND
+
+
 class TestRead:
     """Tests what `verify` reads."""
 
@@ -515,7 +645,7 @@ class Source:
         """Expire what was not read, and begin a snapshot, whose rows come mixed with later changes."""
         self.plans += 1
         name, floor = f"snapshot:s{self.plans}", f"{self.order:06d}~"
-        plan = f"provider:resource:{name}"
+        plan = encode_partition_id("provider", _ADDRESS, "first", name)
         scanned = events(
             *((key, 0, document) for key, document in self.live.items()),
             mark=f"{name}:", backfilled=True, floor=floor,

@@ -92,12 +92,14 @@ def merge_frame(
             if total.rows:
                 _check_values(kept)
                 changes = kept.select(*total.columns)
-                yield FramePiece(changes, True, total.plan, bool(total.lacking), total.is_latest)
+                yield FramePiece(
+                    changes, True, total.plan, bool(total.lacking), total.is_latest, total.source
+                )
 
     def schema() -> pa.Schema:
-        from pyspark_multiclouddb.delta import PLAN
+        from pyspark_multiclouddb.pieces import HELPERS
 
-        empty: pa.Schema = needed(batch).drop("type", PLAN).limit(0).toArrow().schema
+        empty: pa.Schema = needed(batch).drop("type", *HELPERS).limit(0).toArrow().schema
         return empty
 
     with errors(place), connected(dsn) as connection:

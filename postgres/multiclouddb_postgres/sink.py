@@ -20,6 +20,7 @@ from multiclouddb_spi.sink_rules import (
     Numbered,
     check_needed,
     check_options,
+    feed_of,
     in_utc,
     merge_batch,
     piece_of,
@@ -49,6 +50,7 @@ def merge_into_postgres(
     missing_state: MissingState = "refuse",
     documents: Documents = "json",
     connections: int = 4,
+    source: str | None = None,
 ) -> bool:
     """Merge changes into a table of PostgreSQL: one row per document, and a tombstone for a deleted one.
 
@@ -90,6 +92,7 @@ def merge_into_postgres(
         documents: The type of the column with the documents. `json` stores every document as it is. `jsonb`
             refuses some, for example one with the character NUL in a text.
         connections: The number of connections over which a batch of Spark is written.
+        source: The feed of the rows, as in `merge_into_delta`.
 
     Returns:
         True if the batch was merged; False if it was empty or the table already contained it.
@@ -111,8 +114,9 @@ def merge_into_postgres(
     check_dsn(dsn)
     identifier(table)
     check_options(
-        batch_id=batch_id, app_id=app_id, create=create, new_columns=new_columns, missing_state=missing_state
-    )
+        batch_id=batch_id, app_id=app_id, create=create, new_columns=new_columns,
+        missing_state=missing_state, source=source,
+    )  # fmt: skip
     if documents not in ("json", "jsonb"):
         kind = type_name(documents)
         raise invalid_request("documents", f"is {documents!r}, a {kind}", 'pass "json" or "jsonb"')
@@ -135,12 +139,14 @@ def merge_into_postgres(
         )
     place = where(dsn, table)
     location = checkpoint if isinstance(checkpoint, str | os.PathLike) else None
-    query, scan, notes = None, None, dict[str, str]()
+    query, scan, notes, feed = None, None, dict[str, str](), None
     if is_frame or location is not None:
         from pyspark_multiclouddb.checkpoint import told
 
-        query, scan, notes = told(batch, batch_id, app_id, location)
+        said = told(batch, batch_id, app_id, location)
+        query, scan, notes, feed = said.query, said.scan, dict(said.notes), said.feed
     begun, ended = scans_in(batch)
+    feed = feed_of(batch, source, feed)
     if scan is not None:
         begun, ended = [*begun, scan], [*ended, scan]
     done = None if batch_id is None or app_id is None else Numbered(app_id, batch_id, query, notes)
@@ -152,13 +158,15 @@ def merge_into_postgres(
         return merge_frame(
             cast("DataFrame", batch), dsn, table, place, missing_state, connections,
             {"create": create, "new_columns": new_columns, "documents": documents},
-            lambda pieces, schema: Batch(pieces, schema, done, begun, ended, scan, told_by_query, False),
+            lambda pieces, schema: Batch(
+                pieces, schema, done, begun, ended, scan, told_by_query, False, feed
+            ),
         )  # fmt: skip
     changes = table_of(cast("pa.Table | ChangeFeedPage", batch))
     work = Batch(
         lambda: piece_of(changes, missing_state),
         lambda: in_utc(changes.select(check_needed(changes.column_names)[:-1])).schema,
-        done, begun, ended, scan, told_by_query, is_page,
+        done, begun, ended, scan, told_by_query, is_page, feed,
     )  # fmt: skip
 
     def merge(connection: Connection) -> bool:

@@ -15,15 +15,17 @@ from pyarrow import csv
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.validators import check_type
-from multiclouddb_postgres.server import DATA, Connection, repeated, said_by, where
-from multiclouddb_spi.faults import key_digest
+from multiclouddb_postgres.server import DATA, Connection, repeated, where
 from multiclouddb_spi.sink_rules import DELETED_AT, DOCUMENT, STALE_SINCE, TIME, check_cases, check_stored
+from multiclouddb_spi.table_mark import TableMark
 
 Documents: TypeAlias = Literal["json", "jsonb"]
 """The type of the column with the documents."""
 
 MARKS: Final = "multiclouddb_marks"
 """The table with the batch numbers and the stages of snapshots, in the schema of the sink's table."""
+_FEED: Final = "multiclouddb-feed"
+"""The name of the mark that says whose changes the table contains."""
 MOST_KEY_BYTES: Final = 2_600
 """What fits into an index in any case."""
 _MOST_NAME_BYTES: Final = 63
@@ -180,7 +182,9 @@ class PostgresStorage:
     def _wrong(self, problem: str, way_out: str) -> MulticloudDbError:
         return invalid_request("table", f"{self._where} {problem}", way_out)
 
-    def prepare(self, schema: pa.Schema, *, may_be_stale: bool = False) -> None:
+    def prepare(
+        self, schema: pa.Schema, mark: TableMark | None = None, *, may_be_stale: bool = False
+    ) -> None:
         """Make the table, or check it and add the columns that it lacks."""
         check_stored(schema)
         check_cases(schema.names)
@@ -197,6 +201,8 @@ class PostgresStorage:
                     )
                 )
                 self._found = self._look()
+                if mark is not None and self.feed_mark() is None:
+                    self.set_feed_mark(mark)
             known = self.known().columns
             for name, kind in wanted.items():
                 if name in known and not known[name].fits(kind):
@@ -253,6 +259,20 @@ class PostgresStorage:
         )
         row = self.connection.execute(query).fetchone()
         return None if row is None else row[0]
+
+    def feed_mark(self) -> TableMark | None:
+        """Return the mark of the table; one that was dropped and made again has none."""
+        if not self._has_marks():
+            return None
+        query = sql.SQL("SELECT note FROM {} WHERE target = {} AND name = {}").format(
+            self._marks, self.known().oid, _FEED
+        )
+        row = self.connection.execute(query).fetchone()
+        return None if row is None else TableMark.from_json(row[0], self._where)
+
+    def set_feed_mark(self, mark: TableMark) -> None:
+        """Store the mark of the table."""
+        self.store({}, {_FEED: mark.to_json()})
 
     def names(self, prefix: str) -> list[str]:
         """Return the names of the marks that begin with a text, without it."""
@@ -339,8 +359,7 @@ class PostgresStorage:
         left = self.connection.execute(sql.SQL("SELECT s.key FROM {} LIMIT 1").format(rows)).fetchone()
         if left is not None:
             raise self._wrong(
-                "has a BEFORE trigger or a rule that keeps a row from being written, for example that of the "
-                f"key {key_digest(left[0])}",
+                f"has a BEFORE trigger or a rule that keeps the row of the key {left[0]} from being written",
                 "drop it, or let the trigger return NEW with key and order_key as they are",
             )
 
@@ -435,7 +454,7 @@ class Refused(Exception):  # noqa: N818 - no error of the caller
 
     def __init__(self, rows: pa.Table, staged: Sequence[sql.Composable], error: psycopg.Error) -> None:
         super().__init__()
-        self.rows, self.staged, self.text = rows, staged, said_by(error)
+        self.rows, self.staged, self.text = rows, staged, error.diag.message_primary or ""
         self.code = error.sqlstate
 
 
@@ -452,8 +471,8 @@ def named(connection: Connection, refused: Refused) -> MulticloudDbError:
         if name != "type" and _is_refused(connection, rows.select([name]), refused.staged)
     ]
     return MulticloudDbError(
-        f"column {', '.join(columns) or 'key'}: the server refuses the value of the key {key_digest(key)} "
-        f"({refused.text}); change the value, leave the column out, or, for a document, "
+        f"column {', '.join(columns) or 'key'}: the server refuses the value of the key {key} "
+        f"({' '.join(refused.text.split())}); change the value, leave the column out, or, for a document, "
         'use a table with documents="json", which accepts every one',
         ErrorDetail(
             ErrorCategory.INVALID_REQUEST, native_class="psycopg.DataError", native_code=refused.code,
@@ -542,8 +561,7 @@ def check_values(rows: pa.Table, known: Mapping[str, Column]) -> None:
                 key = rows["key"][pc.index(is_long, True).as_py()].as_py()
                 raise invalid_request(
                     f"column {name}",
-                    f"has a text that does not fit into {known[name].type} in the row of the "
-                    f"key {key_digest(key)}",
+                    f"has a text that does not fit into {known[name].type} in the row of the key {key!r}",
                     f"run ALTER TABLE … ALTER COLUMN {name} TYPE text",
                 )
 
@@ -553,7 +571,7 @@ def key_too_long(key: str) -> MulticloudDbError:
     return invalid_request(
         "column key",
         f"has a key of {len(key.encode())} bytes, and an index of PostgreSQL has room for {MOST_KEY_BYTES}: "
-        f"the key {key_digest(key)}",
+        f"{key[:200]}…",
         "use another sink for this collection, for example merge_into_delta",
     )
 
@@ -562,8 +580,7 @@ def nul(name: str, key: str) -> MulticloudDbError:
     """Make the error for a text with the character NUL."""
     return invalid_request(
         f"column {name}",
-        f"has the character NUL in the row of the key {key_digest(key)}, which a text of PostgreSQL "
-        "cannot contain",
+        f"has the character NUL in the row of the key {key!r}, which a text of PostgreSQL cannot contain",
         "remove it, or store the column as JSON text",
     )
 

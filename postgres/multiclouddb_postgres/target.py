@@ -15,6 +15,7 @@ from multiclouddb_postgres.server import Connection, check_dsn, repeated, transa
 from multiclouddb_postgres.sink import POSITION
 from multiclouddb_postgres.table import PostgresStorage, identifier
 from multiclouddb_spi.sink_rules import DELETED_AT, DOCUMENT, STALE_SINCE
+from multiclouddb_spi.table_mark import TableMark
 
 if TYPE_CHECKING:
     from multiclouddb_verify import Fix
@@ -118,6 +119,12 @@ class PostgresTarget:
             return None if found is None else found.token
 
         return repeated(self._dsn, self._where, read)
+
+    def mark(self) -> TableMark | None:
+        """Return the mark of the sink; see `Target.mark`."""
+        return repeated(
+            self._dsn, self._where, lambda connection: self._opened(connection, own=True).feed_mark()
+        )
 
     def fix(self, fixes: Sequence[Fix]) -> int:
         """Write rows in one transaction, each only if its key still has the row that was seen.

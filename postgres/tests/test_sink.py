@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import traceback
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
@@ -24,6 +23,7 @@ from multiclouddb_api import (
     Checkpoint,
     ErrorCategory,
     MulticloudDbError,
+    ResourceAddress,
     SnapshotStarted,
     connect,
 )
@@ -35,7 +35,7 @@ from multiclouddb_postgres import PostgresCheckpointStore, PostgresTarget, merge
 from multiclouddb_postgres.frames import FrameStorage
 from multiclouddb_postgres.server import repeated
 from multiclouddb_postgres.table import copied
-from multiclouddb_spi.faults import key_digest
+from multiclouddb_spi import encode_partition_id
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 6, UTC)
 PROGRAM = Path(__file__).with_name("program.py")
@@ -45,11 +45,6 @@ def run(part, *arguments):
     return subprocess.Popen(
         [sys.executable, str(PROGRAM), part, *arguments], stdout=subprocess.PIPE, text=True
     )
-
-
-def named(error, name):
-    """Return True if a message names a key, and does not show it."""
-    return key_digest(key_of(name)) in error.message and f'"{name}"' not in str(error)
 
 
 def refused(call, category=ErrorCategory.INVALID_REQUEST):
@@ -199,7 +194,7 @@ class Held:
     def check(self):
         """Nothing of the batch is there; merged again, all of it is."""
         assert keys(self.dsn) == {'{"id":"old"}'}
-        assert query(self.dsn, "SELECT to_regclass('multiclouddb_marks')") == [(None,)]
+        assert query(self.dsn, "SELECT name FROM multiclouddb_marks") == [("multiclouddb-feed",)]
         merge = run("merge", self.dsn, "50")
         merge.communicate(timeout=60)
         assert merge.returncode == 0
@@ -397,7 +392,7 @@ class TestRefused:
         batch = rows(("a", 1, {}), ("b", 2, {})).append_column("x", pa.array(["fine", "a\0b"]))
         error = refused(lambda: merge_into_postgres(batch, None, dsn, "orders", None))
         assert "column x" in error.message
-        assert named(error, "b")
+        assert '"b"' in error.message
         assert query(dsn, "SELECT to_regclass('orders')") == [(None,)]
 
     @pytest.mark.parametrize("text", ["\0", "\ud800"])
@@ -407,7 +402,7 @@ class TestRefused:
         bad = bad.set_column(at, "new_item_state", pa.array(["{}", json.dumps({"secret": text}), "{}"]))
         error = refused(lambda: merge_into_postgres(bad, None, dsn, "orders", None, documents="jsonb"))
         assert "new_item_state" in error.message
-        assert named(error, "bad")
+        assert '"bad"' in error.message
         assert "secret" not in f"{error} {error.__cause__}"
         merge_into_postgres(bad, None, dsn, "orders", None)
         assert len(keys(dsn)) == 3
@@ -423,7 +418,7 @@ class TestRefused:
         batch = batch.append_column("n", pa.array(["äöü"] * 7 + [long] + ["abc"] * 2))
         error = refused(lambda: merge_into_postgres(batch, None, dsn, "orders", None))
         assert "column n" in error.message
-        assert named(error, "k7")
+        assert '"k7"' in error.message
 
     def test_key_whose_spaces_the_server_would_cut(self, dsn):
         def merge(*keys_of):
@@ -434,7 +429,7 @@ class TestRefused:
         with psycopg.connect(dsn) as connection:
             connection.execute(TABLE.replace("key text", "key varchar(3)", 1))
         merge("abc", "ab ")
-        assert key_digest("abc ") in refused(lambda: merge("abd", "abc ")).message
+        assert "'abc '" in refused(lambda: merge("abd", "abc ")).message
         assert keys(dsn) == {"abc", "ab "}
 
     @pytest.mark.parametrize(
@@ -620,7 +615,7 @@ class TestRefused:
                 other.execute(change)
             batch = rows(("b", 2, {}))
             error = refused(lambda: merge_into_postgres(batch, None, connection, "orders", None))
-        assert "keeps a row from being written" in error.message
+        assert "keeps the row of the key" in error.message
         assert keys(dsn) == {key_of("a")}
 
     @pytest.mark.parametrize("step", ["outdate", "bury"])
@@ -635,30 +630,7 @@ class TestRefused:
             connection.execute(change)
             with pytest.raises(MulticloudDbError, match=text):
                 getattr(storage, step)("000010~", {"m": 1})
-        assert query(dsn, "SELECT to_regclass('multiclouddb_marks')") == [(None,)]
-
-    @pytest.mark.parametrize(
-        "statement",
-        [
-            "INSERT INTO orders (key, order_key, new_item_state) VALUES ('SECRET', NULL, '1')",
-            "INSERT INTO orders (key, order_key) VALUES ('SECRET', ''), ('SECRET', '')",
-            "SELECT 'SECRET'::integer",
-            "SELECT '{\"SECRET'::json",
-            "SELECT 'SECRET'::timestamptz",
-            "DO $$ BEGIN PERFORM 1 / 0, 'SECRET'; END $$",
-            "DO $$ BEGIN EXECUTE 'SELECT SECRET FROM'; END $$",
-        ],
-    )
-    def test_message_of_the_server_never_shows_data(self, dsn, statement):
-        merged(dsn, ("a", 1, {}))
-        with pytest.raises(MulticloudDbError) as caught:
-            repeated(dsn, "orders", lambda connection: connection.execute(statement))
-        error = caught.value
-        shown = [str(error), repr(error.detail), str(error.__cause__), str(error.detail.native_text)]
-        shown += traceback.format_exception_only(error)
-        assert "SECRET" not in " ".join(shown)
-        assert error.detail.native_code is not None
-        assert len(error.detail.native_text) > 10
+        assert query(dsn, "SELECT name FROM multiclouddb_marks WHERE name = 'm'") == []
 
     def test_missing_schema(self, dsn):
         refused(
@@ -673,7 +645,7 @@ def test_tombstone_has_the_time_of_its_merge(dsn):
     times = "SELECT _deleted_at, now() - _deleted_at < '1 hour' FROM orders ORDER BY key"
     [(first, is_new), _] = query(dsn, times)
     assert is_new
-    plan = "provider:resource:snapshot:s"
+    plan = encode_partition_id("provider", ResourceAddress("main", "orders"), "first", "snapshot:s")
     snapshot = page([], SnapshotStarted("000010~", plan), BackfillDone(plan, "000010~"))
     merge_into_postgres(snapshot, None, dsn, "orders", None)
     assert query(dsn, times)[0] == (first, True)
@@ -767,7 +739,7 @@ class TestColumns:
                 rows(("a", order, {"n": order})), order, dsn, "shop.orders", "app", create=False
             )
         assert query(dsn, "SELECT n FROM shop.orders") == [(2,)]
-        assert query(dsn, "SELECT value FROM shop.multiclouddb_marks") == [(2,)]
+        assert query(dsn, "SELECT value FROM shop.multiclouddb_marks WHERE name = 'app'") == [(2,)]
 
     def test_tombstones_of_a_snapshot_in_a_table_with_columns_that_cannot_be_null(self, dsn):
         with psycopg.connect(dsn) as connection:

@@ -20,6 +20,8 @@ new data. Offsets have two forms:
 - `poison`, with `onPoison=skip`: the changes that the step leaves out because they cannot be decoded: their
   number (`count`), and partition and position of the first ones (`first`). A repeated step leaves out the
   same changes, even if `onPoison` has been changed to `fail`.
+- `feed`, for the sink: the provider, the database and the collection of the feed, because a batch without
+  rows does not name them.
 - `warning`: a target may stay wrong, and how to repair it; in the first offset of a query that does not begin
   with a snapshot, and with `lost` in every offset after `failOnDataLoss=false` has skipped lost changes.
 - `s`, for the sink, after a snapshot has begun: the id of the plan (`plan`), the floor (`floor`), whether the
@@ -39,12 +41,13 @@ from urllib.request import url2pathname
 import attrs
 import pyarrow as pa
 
-from multiclouddb_api import ChangeFeedPage, MulticloudDbError, Snapshot, invalid_request
+from multiclouddb_api import ChangeFeedPage, MulticloudDbError, ResourceAddress, Snapshot, invalid_request
 from multiclouddb_spi import Cursor, FeedStart, InvalidCursor, Range, ranges_between
 from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, Rules
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.planning.planner import offsets_in
 from multiclouddb_spi.sink_rules import Scan
+from multiclouddb_spi.table_mark import FeedSource
 from pyspark_multiclouddb.errors import NEW_QUERY
 from pyspark_multiclouddb.options import Settings, position_from_text, position_text
 
@@ -77,6 +80,7 @@ class Pinned:
     poison: Mapping[str, Any] | None = None
     warning: str | None = None
     lost: bool = False
+    feed: FeedSource | None = None
     _built: list[Lineage] = attrs.field(factory=list, init=False, eq=False, repr=False)
 
     def lineage(self, rules: Rules = INSPECTED) -> Lineage:
@@ -100,10 +104,12 @@ def offset_to_json(settings: Settings, offset: Offset) -> dict[str, Any]:
     match offset:
         case Symbolic(position):
             value["from"] = position_text(position)
-        case Pinned(incarnation, cursors, ends, empty, origin, more, snapshot, poison, warning, lost):
+        case Pinned(incarnation, cursors, ends, empty, origin, more, snapshot, poison, warning, lost, feed):
             value |= {"inc": incarnation, "c": cursors}
             optional = {"e": dict(ends), "empty": empty, "o": origin, "more": more, "s": snapshot}
             optional |= {"modes": settings.modes, "poison": poison, "warning": warning, "lost": lost}
+            if feed is not None:
+                optional["feed"] = [feed.provider, feed.address.database, feed.address.collection]
             value |= {name: each for name, each in optional.items() if each}
     canonical: dict[str, Any] = json.loads(json.dumps(value, sort_keys=True))
     return canonical
@@ -139,6 +145,7 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
             and _is_snapshot(value.get("s"))
             and isinstance(value.get("poison"), dict | None)
             and isinstance(value.get("warning"), str | None)
+            and _is_feed(value.get("feed"))
         ):
             return Pinned(
                 incarnation,
@@ -151,6 +158,7 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
                 value.get("poison"),
                 value.get("warning"),
                 value.get("lost") is True,
+                _feed_of(value),
             )
         case _:
             raise _damaged("holds an offset that is not of this source")
@@ -184,6 +192,22 @@ def _is_snapshot(value: Any) -> bool:
             return True
         case _:
             return False
+
+
+def _is_feed(value: Any) -> bool:
+    match value:
+        case None | [str(), str() | None, str() | None]:
+            return True
+        case _:
+            return False
+
+
+def _feed_of(offset: Mapping[str, Any]) -> FeedSource | None:
+    """Return the feed that an offset names, if it does."""
+    if not isinstance(feed := offset.get("feed"), list) or not _is_feed(feed):
+        return None
+    provider, database, collection = feed
+    return FeedSource.made(provider, ResourceAddress(database, collection), offset.get("inc"))
 
 
 def _lineage(cursors: Cursor, rules: Rules) -> Lineage:
@@ -234,6 +258,11 @@ class Checkpoint:
         same = before is not None and before["plan"] == after["plan"]
         was_over = before is not None and same and bool(before["over"])
         return Scan(after["plan"], after["floor"], not same, was_over, bool(after["over"]))
+
+    def feed(self, batch_id: int) -> FeedSource | None:
+        """Return the feed that the query reads, if its offsets name one feed."""
+        found = {_feed_of(offset) for offset in self._offsets(batch_id)}
+        return found.pop() if len(found) == 1 else None
 
     def notes(self, batch_id: int) -> dict[str, str]:
         """Return what the end of a batch says about changes that it lacks, for the commit of the table."""
@@ -329,28 +358,44 @@ def query_of(batch: DataFrame | None) -> tuple[str | None, bool]:
     return query_id or None, True
 
 
+@attrs.frozen
+class Told:
+    """What a query and its checkpoint say about a batch.
+
+    Attributes:
+        query: The id of the query.
+        scan: The snapshot to which the batch belongs.
+        notes: What the table's commit says about changes that the batch lacks.
+        feed: The feed that the query reads.
+    """
+
+    query: str | None
+    scan: Scan | None = None
+    notes: Mapping[str, str] = attrs.field(factory=dict)
+    feed: FeedSource | None = None
+
+
 def told(
     batch: DataFrame | pa.Table | ChangeFeedPage,
     batch_id: int | None,
     app_id: str | None,
     checkpoint: str | os.PathLike[str] | None,
-) -> tuple[str | None, Scan | None, dict[str, str]]:
-    """Return the id of the query, the snapshot to which the batch belongs, and notes for the commit."""
+) -> Told:
+    """Return what the query and its checkpoint say about a batch."""
     frame = None if isinstance(batch, pa.Table | ChangeFeedPage) else batch
     query, is_reported = query_of(frame)
-    scan, notes = None, dict[str, str]()
+    found = Told(query)
     if checkpoint is not None:
         if batch_id is None:
             raise invalid_request(
                 "checkpoint", "must be given together with batch_id", "give both, or leave both out"
             )
         told = Checkpoint(os.fspath(checkpoint), None if frame is None else frame.sparkSession)
-        query, scan = told.query(query), told.scan(batch_id)
-        notes = told.notes(batch_id)
-    if app_id is not None and query is None and not is_reported:
+        found = Told(told.query(query), told.scan(batch_id), told.notes(batch_id), told.feed(batch_id))
+    if app_id is not None and found.query is None and not is_reported:
         raise invalid_request(
             "app_id",
             "is given, but over Spark Connect the sink cannot tell which query the batch number comes from",
             "also pass checkpoint=, the checkpointLocation of the query",
         )
-    return query, scan, notes
+    return found

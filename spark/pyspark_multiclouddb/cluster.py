@@ -13,6 +13,7 @@ No commit contains rows and marks together, so each step can be repeated after a
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import re
@@ -31,7 +32,6 @@ from pyspark.sql.types import ArrayType, StringType, TimestampType
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, encode_json, invalid_request
 from multiclouddb_api.validators import check_type, local_path
-from multiclouddb_spi.faults import without_data
 from multiclouddb_spi.sink_rules import (
     DELETED_AT,
     DOCUMENT,
@@ -41,14 +41,16 @@ from multiclouddb_spi.sink_rules import (
     Piece,
     check_cases,
     check_options,
+    feed_of,
     merge_batch,
 )
-from multiclouddb_verify.delta import in_backticks, quoted
+from multiclouddb_spi.table_mark import TableMark
+from multiclouddb_verify.delta import MARK, in_backticks, quoted
 from multiclouddb_verify.target import own_state
 from pyspark_multiclouddb.checkpoint import told
-from pyspark_multiclouddb.delta import PLAN, lacking_columns
+from pyspark_multiclouddb.delta import lacking_columns
 from pyspark_multiclouddb.errors import check_has
-from pyspark_multiclouddb.pieces import kept_rows, needed
+from pyspark_multiclouddb.pieces import HELPERS, kept_rows, needed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 
     from multiclouddb_verify import Fix
 
+_LOG: Final = logging.getLogger("multiclouddb.spark")
 _TEXT: Final = ("key", "order_key")
 _ROWS: Final = 8192
 _NO_ORDER: Final = "~null"
@@ -81,6 +84,7 @@ def merge_into_table(
     create_using: str | None = None,
     new_columns: Literal["add", "refuse"] = "refuse",
     missing_state: MissingState = "refuse",
+    source: str | None = None,
 ) -> bool:
     """Merge a batch into a table with Spark's own `MERGE INTO`, in `foreachBatch`.
 
@@ -102,6 +106,7 @@ def merge_into_table(
         new_columns: What to do if the batch contains a column that the table does not have: `"add"` adds the
             column, `"refuse"` refuses the batch.
         missing_state: What to do if the last change of a key has no document, as in `merge_into_delta`.
+        source: The feed of the rows, as in `merge_into_delta`.
 
     Returns:
         True if the batch was merged; False if it was empty.
@@ -115,18 +120,20 @@ def merge_into_table(
     check_table(table)
     check_type("create_using", create_using, str, type(None))
     check_options(
-        batch_id=None, app_id=None, create=True, new_columns=new_columns, missing_state=missing_state
-    )
+        batch_id=None, app_id=None, create=True, new_columns=new_columns, missing_state=missing_state,
+        source=source,
+    )  # fmt: skip
     if create_using is not None and not re.fullmatch(r"[\w.]+", create_using):
         raise invalid_request("create_using", f"is {create_using!r}", "give a format, such as iceberg")
     if checkpoint is not None:
         local_path("checkpoint", checkpoint)
-    _, scan, notes = told(batch, batch_id, None, checkpoint)
+    said = told(batch, batch_id, None, checkpoint)
+    scan, notes = said.scan, said.notes
     storage = TableStorage(batch.sparkSession, table, create_using, new_columns)
     scans = [] if scan is None else [scan]
     work = Batch(
-        lambda: _pieces(batch, missing_state), lambda: needed(batch).drop("type", PLAN).schema, None, scans,
-        scans, scan, is_told=checkpoint is not None,
+        lambda: _pieces(batch, missing_state), lambda: needed(batch).drop("type", *HELPERS).schema, None,
+        scans, scans, scan, is_told=checkpoint is not None, source=feed_of(batch, source, said.feed),
     )  # fmt: skip
     merged = merge_batch(storage, "merge_into_table", work)
     if notes and storage.exists:
@@ -177,6 +184,7 @@ class TableStorage:
     ) -> None:
         self._spark, self._table = spark, table
         self._create_using, self._new_columns = create_using, new_columns
+        self._keeps: bool | None = None
         self._schema = self._look()
         if self._schema is None and create_using is None:
             raise MulticloudDbError(
@@ -226,16 +234,12 @@ class TableStorage:
                     raise MulticloudDbError(
                         f"table: other writers changed {self._table} during each of {_TRIES} attempts; let "
                         "them commit less often, and try again",
-                        ErrorDetail(
-                            ErrorCategory.CONFLICT,
-                            retryable=True,
-                            native_text=without_data(str(error))[:1000],
-                        ),
+                        ErrorDetail(ErrorCategory.CONFLICT, retryable=True, native_text=str(error)[:1000]),
                     ) from error
             time.sleep(random.uniform(0, wait))
             wait = min(2 * wait, _LONGEST_WAIT)
 
-    def prepare(self, schema: Any, *, may_be_stale: bool = False) -> None:
+    def prepare(self, schema: Any, mark: TableMark | None = None, *, may_be_stale: bool = False) -> None:
         """Make the table, or check it and add the columns that it lacks."""
         for name in (DELETED_AT, STALE_SINCE):
             if name in schema.names:
@@ -250,9 +254,12 @@ class TableStorage:
         check_cases(wanted)
         wanted[DELETED_AT] = "timestamp"
         if self._schema is None:
-            self._spark.sql(
+            statement = (
                 f"CREATE TABLE IF NOT EXISTS {self._table} ({_declared(wanted)}) USING {self._create_using}"
             )
+            if mark is not None and self._keeps_properties():
+                statement += f" TBLPROPERTIES ({_literal(MARK)} = {_literal(mark.to_json())})"
+            self._spark.sql(statement)
             self._schema = self._look()
         known = {field.name: field.dataType.simpleString() for field in self.schema()}
         new = {name: wanted[name] for name in lacking_columns(self._table, wanted, known, self._new_columns)}
@@ -264,21 +271,69 @@ class TableStorage:
 
     def mark(self, name: str) -> int | None:
         """Return a number from the table's properties."""
-        try:
-            rows = self._spark.sql(f"SHOW TBLPROPERTIES {self._table}").collect()
-        except IllegalArgumentException as error:
-            if "found TBLPROPERTIES" not in str(error):
-                raise
-            return None  # Sail does not know the statement, and refuses what would set a mark
-        text = {row[0]: row[1] for row in rows}.get(_property(name))
+        text = self._property(_property(name))
         return None if text is None else int(text)
+
+    def _property(self, name: str) -> str | None:
+        return self._properties().get(name) if self._keeps_properties() else None
+
+    def _properties(self) -> dict[str, str]:
+        rows = self._spark.sql(f"SHOW TBLPROPERTIES {self._table}").collect()
+        return {row[0]: row[1] for row in rows}
+
+    def _keeps_properties(self) -> bool:
+        """Return False on Sail, which does not know the statement, and refuses what would set a property."""
+        if self._keeps is None:
+            try:
+                self._properties()
+                self._keeps = True
+            except AnalysisException:
+                self._keeps = True  # the table does not exist yet
+            except IllegalArgumentException as error:
+                if "found TBLPROPERTIES" not in str(error):
+                    raise
+                self._keeps = False
+                _LOG.warning(
+                    "%s: the catalog stores no table properties, so nothing keeps a batch of another "
+                    "collection from being merged into the table",
+                    self._table,
+                )
+        return self._keeps
+
+    def feed_mark(self) -> TableMark | None:
+        """Return the mark among the properties of the table."""
+        text = self._property(MARK)
+        return None if text is None else TableMark.from_json(text, self._table)
+
+    def set_feed_mark(self, mark: TableMark) -> None:
+        """Set the property; who may not alter the table is told which statement somebody else has to run."""
+        if not self._keeps_properties():
+            return
+        try:
+            self._alter({MARK: mark.to_json()})
+        except MulticloudDbError:
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split())[:300]
+            raise MulticloudDbError(
+                f"table: the mark of {self._table}, which says whose changes it contains, cannot be stored "
+                f"({reason}); let somebody who may alter the table run: {self._altering(mark)}",
+                ErrorDetail(ErrorCategory.AUTHORIZATION_FAILED, native_text=str(error)[:1000]),
+            ) from error
+
+    def _altering(self, mark: TableMark) -> str:
+        pair = f"{_literal(MARK)} = {_literal(mark.to_json())}"
+        return f"ALTER TABLE {self._table} SET TBLPROPERTIES ({pair})"
+
+    def _alter(self, properties: Mapping[str, str]) -> None:
+        pairs = ", ".join(f"{_literal(name)} = {_literal(value)}" for name, value in properties.items())
+        self.commit(f"ALTER TABLE {self._table} SET TBLPROPERTIES ({pairs})")
 
     def store(self, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
         """Set properties of the table."""
         values = {_property(name): str(value) for name, value in [*marks.items(), *notes.items()]}
         if values:
-            pairs = ", ".join(f"{_literal(name)} = {_literal(value)}" for name, value in values.items())
-            self.commit(f"ALTER TABLE {self._table} SET TBLPROPERTIES ({pairs})")
+            self._alter(values)
 
     def is_empty(self) -> bool:
         """Return True if the table has no row."""
@@ -434,6 +489,11 @@ class TableTarget:
     def position(self) -> None:
         """Return None: Spark stores the position in its checkpoint."""
 
+    def mark(self) -> TableMark | None:
+        """Return the mark of the sink; see `Target.mark`."""
+        storage, _ = self._opened(own=True)
+        return storage.feed_mark()
+
     def fix(self, fixes: Sequence[Fix]) -> int:
         """Write rows in one `MERGE`, each only if its key still has the row that was seen.
 
@@ -514,4 +574,4 @@ def _pieces(batch: DataFrame, missing_state: MissingState) -> Generator[Piece, N
     with kept_rows(needed(batch), missing_state, once=True) as (kept, total):
         if total.rows:
             rows = kept.select(*total.columns)
-            yield TablePiece(rows, True, total.plan, bool(total.lacking), total.is_latest)
+            yield TablePiece(rows, True, total.plan, bool(total.lacking), total.is_latest, total.source)

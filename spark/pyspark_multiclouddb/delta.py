@@ -23,8 +23,18 @@ from multiclouddb_spi.sink_rules import (
     check_stored,
     lacks_state,
 )
-from multiclouddb_verify.delta import committed, in_backticks, quoted, schema_of, writable, written
-from multiclouddb_verify.delta_refusals import missing, unwritable
+from multiclouddb_spi.table_mark import TableMark
+from multiclouddb_verify.delta import (
+    MARK,
+    cannot_be_written,
+    committed,
+    feed_mark,
+    in_backticks,
+    missing,
+    opened,
+    quoted,
+    written,
+)
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, Field
@@ -63,7 +73,7 @@ class DeltaStorage:
 
     def __init__(self, where: str, *, create: bool, new_columns: Literal["add", "refuse"]) -> None:
         self._where, self._new_columns = where, new_columns
-        self._table = writable(where)
+        self._table = opened(where)
         if self._table is None and not create:
             raise missing(where)
 
@@ -72,14 +82,16 @@ class DeltaStorage:
         """The path or URL of the table."""
         return self._where
 
-    def prepare(self, schema: pa.Schema, *, may_be_stale: bool = False) -> None:
+    def prepare(
+        self, schema: pa.Schema, mark: TableMark | None = None, *, may_be_stale: bool = False
+    ) -> None:
         """Prepare the table for rows with the given schema."""
         check_stored(schema)
         stored = _stored(schema)
         wanted = _stored_fields(stored.append(pa.field(STALE_SINCE, TIME)) if may_be_stale else stored)
         check_cases(wanted)
         if self._table is None:
-            self._table = _created(self._where, schema)
+            self._table = _created(self._where, schema, mark)
         known = {field.name: _kind(field.type) for field in self._known().schema().fields}
         kinds = {name: _kind(field.type) for name, field in wanted.items()}
         if new := lacking_columns(self._where, kinds, known, self._new_columns):
@@ -133,6 +145,15 @@ class DeltaStorage:
                 raise invalid_request("table_path", problem, "give a table that this sink created")
         return self._table
 
+    def feed_mark(self) -> TableMark | None:
+        """Return the mark among the properties of the table."""
+        return feed_mark(self._known(), self._where)
+
+    def set_feed_mark(self, mark: TableMark) -> None:
+        """Set the property, in a commit of its own."""
+        table, properties = self._known(), {MARK: mark.to_json()}
+        committed(table, lambda: table.alter.set_table_properties(properties, raise_if_not_exists=False))
+
     def mark(self, name: str) -> int | None:
         """Return the number of a transaction that a commit has stored."""
         return self._known().transaction_version(name)
@@ -145,7 +166,7 @@ class DeltaStorage:
         """Make a commit without rows."""
         from deltalake import write_deltalake
 
-        nothing = schema_of(table := self._known()).empty_table()
+        nothing = (table := self._known()).to_pyarrow_dataset().schema.empty_table()
         properties = _properties(marks, notes)
         committed(table, lambda: write_deltalake(table, nothing, mode="append", commit_properties=properties))
         table.update_incremental()
@@ -202,21 +223,23 @@ def _properties(marks: Mapping[str, int], notes: Mapping[str, str] | None = None
     return CommitProperties(dict(notes or {}) or None, app_transactions=transactions)
 
 
-def _created(where: str, schema: pa.Schema) -> DeltaTable:
+def _created(where: str, schema: pa.Schema, mark: TableMark | None) -> DeltaTable:
     """Return a new table, or the table that another thread has just created there."""
     from deltalake import DeltaTable
     from deltalake.exceptions import CommitFailedError, DeltaError
 
-    stored = _stored(schema)
+    stored, properties = _stored(schema), None if mark is None else {MARK: mark.to_json()}
     try:
-        return DeltaTable.create(where, schema=stored, mode="ignore")
+        return DeltaTable.create(
+            where, schema=stored, mode="ignore", configuration=properties, raise_if_key_not_exists=False
+        )
     except CommitFailedError as error:
         try:
             return DeltaTable(where)
         except DeltaError:
-            raise unwritable(where, error) from error
+            raise cannot_be_written(where, error) from error
     except (DeltaError, OSError) as error:
-        raise unwritable(where, error) from error
+        raise cannot_be_written(where, error) from error
 
 
 def _stored(schema: pa.Schema) -> pa.Schema:
@@ -234,21 +257,11 @@ def _stored_fields(schema: pa.Schema) -> dict[str, Field]:
             [fields[each.name]] = Schema.from_arrow(pa.schema([each])).fields
         except Exception as error:  # noqa: BLE001 - deltalake raises no narrower class
             cause = error
-        # 1. deltalake creates a table with nanoseconds, but cannot read it.
-        # 2. It takes an unsigned column for a signed one, and panics at the first number that does not fit.
-        is_lossy = cause is None and "timestamp_nanos" in _json(fields[each.name].type)
-        if cause is not None or is_lossy or _has_unsigned(each.type):
+        # deltalake creates a table with nanoseconds, but cannot read it.
+        if cause is not None or "timestamp_nanos" in _json(fields[each.name].type):
             problem = f"is {each.type}, which a Delta table cannot store"
             raise invalid_request(f"column {each.name}", problem, "cast it, or leave it out") from cause
     return fields
-
-
-def _has_unsigned(kind: pa.DataType) -> bool:
-    """Return whether a type is unsigned, or has an unsigned part."""
-    if pa.types.is_dictionary(kind):
-        return _has_unsigned(kind.value_type)
-    parts = [kind.field(number).type for number in range(kind.num_fields)]
-    return pa.types.is_unsigned_integer(kind) or any(map(_has_unsigned, parts))
 
 
 def _kind(of: object) -> str:

@@ -25,6 +25,7 @@ from multiclouddb_spi import FeedStart, Step, SupportsChangeMark, Target
 from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Plan
 from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, Rules
 from multiclouddb_spi.planning.planner import check_kept
+from multiclouddb_spi.table_mark import FeedSource
 from pyspark_multiclouddb.checkpoint import (
     Offset,
     Pinned,
@@ -101,7 +102,9 @@ class MicroBatches:
                 state = snapshot_state(state, start, step.after)
             self._search(connection, step)
             said = _start_warning(self.settings)
-            offset = Pinned(connection.incarnation, start.to_json(), snapshot=state, warning=said)
+            offset = Pinned(
+                connection.incarnation, start.to_json(), snapshot=state, warning=said, feed=_feed(connection)
+            )
             if step.moved and not step.empty:
                 more = _may_have_more(start, step.after, max_records)
                 origin, after = offset.cursors, step.after.to_json()
@@ -183,7 +186,13 @@ class MicroBatches:
             self.report = self._reports.report(connection, lineage, None, idle=False, snapshot=state)
             self._saved = time.monotonic()
             said = _start_warning(self.settings)
-            pinned = Pinned(connection.incarnation, lineage.to_json(), snapshot=state, warning=said)
+            pinned = Pinned(
+                connection.incarnation,
+                lineage.to_json(),
+                snapshot=state,
+                warning=said,
+                feed=_feed(connection),
+            )
             return offset_to_json(self.settings, pinned)
         offset.check_incarnation(connection.opened)
         self._rules = connection.feed
@@ -232,7 +241,7 @@ class MicroBatches:
         more = tell_more and not nothing and _may_have_more(before, step.after, max_records)
         pinned = Pinned(
             offset.incarnation, stands.to_json(), step.ends, nothing, more=more, snapshot=state,
-            warning=warning, lost=warning is not None,
+            warning=warning, lost=warning is not None, feed=_feed(connection),
         )  # fmt: skip
         end = self._named(pinned)
         self._ahead = end, step.after
@@ -291,7 +300,9 @@ class MicroBatches:
         self.report = self._reports.report(connection, lineage, None, idle=False, snapshot=state)
         self._saved, self.caught_up = time.monotonic(), False
         self._ahead = self._still = self._target = None
-        pinned = Pinned(offset.incarnation, lineage.to_json(), empty=True, snapshot=state)
+        pinned = Pinned(
+            offset.incarnation, lineage.to_json(), empty=True, snapshot=state, feed=_feed(connection)
+        )
         return offset_to_json(self.settings, pinned)
 
     def _wait_for_hint(self, start: dict[str, Any]) -> bool:
@@ -331,6 +342,11 @@ class MicroBatches:
                 before, max_records, deadline, self._target, allow_empty=True
             ),
         )
+
+
+def _feed(connection: Connection) -> FeedSource:
+    identity = connection.feed.identity
+    return FeedSource.made(identity.provider_id, identity.address, identity.incarnation)
 
 
 def _entries(lineage: Lineage) -> dict[str, AnyEntry]:

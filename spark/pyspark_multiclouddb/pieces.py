@@ -7,6 +7,7 @@ part of the source again.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -23,13 +24,16 @@ from multiclouddb_spi.sink_rules import (
     CHANGE_TYPES,
     DOCUMENT,
     LACKS_STATE,
+    PLACES,
     MissingState,
     Piece,
     check_cases,
     check_needed,
     incomplete_rows,
     missing_state_error,
+    source_of,
 )
+from multiclouddb_spi.table_mark import FeedSource
 from multiclouddb_verify.delta import in_backticks
 from pyspark_multiclouddb.delta import PLAN
 
@@ -39,6 +43,10 @@ _TASKS: Final = 32
 """The number of tasks. Spark's default of 200 tasks is too high for a small batch."""
 _BUCKET: Final = "_multiclouddb_bucket"
 _SIZE: Final = "_multiclouddb_size"
+SOURCE: Final = "_multiclouddb_source"
+"""The column of a frame with the feed of a row, as JSON."""
+HELPERS: Final = (PLAN, SOURCE)
+"""The columns that `needed` adds to those of the table."""
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
 
 
@@ -57,7 +65,11 @@ def needed(batch: DataFrame) -> DataFrame:
         "CASE WHEN backfilled AND event_id LIKE 'snapshot:%' THEN split(event_id, ':')[1] "
         f"WHEN event_id LIKE '{LATEST_MARK}%' THEN '{LATEST_MARK}' END"
     )
-    return batch.selectExpr(*columns, f"{plan} AS {PLAN}")
+    source = "''"
+    if all(name in batch.columns for name in PLACES):
+        source = "to_json(named_struct('p', substring_index(partition_id, ':', 2), "
+        source += "'d', database, 'c', collection))"
+    return batch.selectExpr(*columns, f"{plan} AS {PLAN}", f"{source} AS {SOURCE}")
 
 
 @contextmanager
@@ -68,10 +80,10 @@ def kept_rows(
 
     With `once`, rows that are lost with an executor are an error; otherwise, Spark reads them again.
     """
-    columns = [_column(name) for name in frame.columns if name != PLAN]
+    columns = [_column(name) for name in frame.columns if name not in HELPERS]
     bucket = F.pmod(F.xxhash64("key"), F.lit(_BUCKETS)).cast("int")
     size = sum((_bytes_of(_column(field.name), field.dataType) for field in frame.schema), F.lit(0))
-    kept = latest_rows(frame).select(*columns, PLAN, bucket.alias(_BUCKET), size.alias(_SIZE))
+    kept = latest_rows(frame).select(*columns, *HELPERS, bucket.alias(_BUCKET), size.alias(_SIZE))
     if once:
         kept = kept.localCheckpoint(eager=True)
     else:
@@ -85,7 +97,7 @@ def kept_rows(
         total.is_latest = total.plan == LATEST_MARK
         if total.is_latest:
             total.plan = None
-        total.columns = columns
+        total.columns, total.source = columns, _source(total.first, total.last)
         yield kept, total
     finally:
         if once:
@@ -110,7 +122,9 @@ def collected_in_pieces(
         cuts = _cuts(kept, total, _bound(frame, max_bytes))
         for number, (first, last) in enumerate(cuts, 1):
             rows = kept.where(F.col(_BUCKET).between(first, last)).select(*total.columns).toArrow()
-            yield Piece(rows, number == len(cuts), total.plan, bool(total.lacking), total.is_latest)
+            yield Piece(
+                rows, number == len(cuts), total.plan, bool(total.lacking), total.is_latest, total.source
+            )
 
 
 def _column(name: str) -> Column:
@@ -129,9 +143,20 @@ def _total(kept: DataFrame) -> SimpleNamespace:
         F.coalesce(F.sum(lacks.cast("long")), F.lit(0)).alias("lacking"),
         F.min(F.when(lacks, F.col("key"))).alias("example"),
         F.max(PLAN).alias("plan"),
+        # The id comes first in the text, so all rows have the same one if the first and the last have.
+        F.min(SOURCE).alias("first"),
+        F.max(SOURCE).alias("last"),
     )
     [row] = found.toArrow().to_pylist()
     return SimpleNamespace(**row)
+
+
+def _source(*texts: str | None) -> FeedSource | None:
+    """Return the feed that the first and the last row name."""
+    found = [json.loads(text) for text in texts if text]
+    if len(found) < len(texts):
+        return None
+    return source_of((each.get("p"), each.get("d"), each.get("c")) for each in found)
 
 
 def _cuts(kept: DataFrame, total: SimpleNamespace, bound: int) -> list[tuple[int, int]]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast
 import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from multiclouddb_api import ChangeFeedPage, invalid_request
 from multiclouddb_api.validators import check_type, local_path
@@ -29,6 +30,7 @@ from multiclouddb_spi.sink_rules import (
     Numbered,
     Piece,
     check_options,
+    feed_of,
     in_utc,
     last_changes,
     merge_batch,
@@ -36,8 +38,7 @@ from multiclouddb_spi.sink_rules import (
     scans_in,
     table_of,
 )
-from multiclouddb_verify.delta import committed, dataset_of, in_backticks, opened, writable
-from multiclouddb_verify.delta_refusals import missing
+from multiclouddb_verify.delta import committed, in_backticks, missing, opened
 from pyspark_multiclouddb.checkpoint import Checkpoint, told
 from pyspark_multiclouddb.delta import DeltaStorage
 from pyspark_multiclouddb.errors import check_has
@@ -79,6 +80,7 @@ def merge_into_delta(
     new_columns: Literal["add", "refuse"] = "refuse",
     missing_state: MissingState = "refuse",
     max_bytes: int = 64 << 20,
+    source: str | None = None,
 ) -> bool:
     """Merge changes into a Delta table: one row per document, and a tombstone for a deleted one.
 
@@ -142,6 +144,8 @@ def merge_into_delta(
             document is written. The next change with a document empties `_stale_since`.
         max_bytes: The maximum size of a piece in bytes, as the sink estimates it in Arrow. Pieces are smaller
             if Spark's setting `spark.driver.maxResultSize` requires it. A single row is never split.
+        source: The feed of the rows, as `provider:database/collection`, if the batch lacks the columns
+            `partition_id`, `database` and `collection`, from which the sink otherwise knows it.
 
     Returns:
         True if the batch was merged; False if it was empty or the table already contained it.
@@ -163,11 +167,16 @@ def merge_into_delta(
         local_path("checkpoint", checkpoint)
     check_type("max_bytes", max_bytes, int)
     check_options(
-        batch_id=batch_id, app_id=app_id, create=create, new_columns=new_columns, missing_state=missing_state
-    )
+        batch_id=batch_id, app_id=app_id, create=create, new_columns=new_columns,
+        missing_state=missing_state, source=source,
+    )  # fmt: skip
     if max_bytes < 1:
         raise invalid_request("max_bytes", "is less than 1", "give the maximum number of bytes of a piece")
-    query, scan, notes = told(batch, batch_id, app_id, checkpoint)
+    said = told(batch, batch_id, app_id, checkpoint)
+    scan = said.scan
+    done = None
+    if batch_id is not None and app_id is not None:
+        done = Numbered(app_id, batch_id, said.query, said.notes)
     is_page = isinstance(batch, ChangeFeedPage)
     begun, ended = scans_in(batch)
     if scan is not None:
@@ -178,12 +187,13 @@ def merge_into_delta(
         Batch(
             lambda: _pieces(batch, max_bytes, missing_state),
             lambda: _stored_schema(batch),
-            None if batch_id is None or app_id is None else Numbered(app_id, batch_id, query, notes),
+            done,
             begun,
             ended,
             scan,
             is_told=checkpoint is not None and not is_page,
             is_page=is_page,
+            source=feed_of(batch, source, said.feed),
         ),
     )
 
@@ -211,7 +221,9 @@ def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = No
     table = opened(path)
     if table is None:
         raise missing(path)
-    dataset = dataset_of(table, path)
+    # Arrow's threads may still read when the interpreter ends. With deltalake's own file system, which is
+    # written in Python, they would then abort the process.
+    dataset = table.to_pyarrow_dataset(filesystem=SubTreeFileSystem(str(path), LocalFileSystem()))
     if unknown := [name for name in columns or () if name not in dataset.schema.names]:
         raise invalid_request(
             "columns", f"{path} has no column {unknown[0]}", f"choose among {', '.join(dataset.schema.names)}"
@@ -266,7 +278,7 @@ def drop_tombstones(
         if checkpoint is not None and not Checkpoint(os.fspath(checkpoint), spark).is_scanned():
             return 0
         return drop_table_tombstones(spark, path, older_than)
-    table = writable(path)
+    table = opened(path)
     if table is None:
         raise missing(path)
     if DELETED_AT not in {field.name for field in table.schema().fields}:

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from multiclouddb_api import ResourceAddress
+from multiclouddb_spi import encode_partition_id
 from pyspark_multiclouddb import live_rows, merge_into_delta
 from pyspark_multiclouddb.columns import ROW_SCHEMA
 from pyspark_multiclouddb.connection import close_connections
@@ -22,6 +24,7 @@ with suppress(ImportError):  # before Spark 4.2
 
 # In place of a module's `os`: this module alone is in another process. PyMongo would drop its connections.
 CHILD = SimpleNamespace(getpid=lambda: -1)
+PARTITION = encode_partition_id("provider", ResourceAddress("main", "orders"), "first", "p0")
 LOST = "lost"
 """The document of a change that the service sends without its document."""
 
@@ -41,6 +44,9 @@ def rows(*changes):
                 "new_item_state": None if document in (None, LOST) else json.dumps(document),
                 "order_key": f"{order:06d}",
                 "sequence": number,
+                "database": "main",
+                "collection": "orders",
+                "partition_id": PARTITION,
             }
             for number, (key, order, document) in enumerate(changes)
         ],

@@ -22,6 +22,7 @@ from pyspark_multiclouddb import DefaultSource, drop_tombstones, merge_into_delt
 
 PORT, FOLDER, KIND = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 COLUMNS = ["event_id", "key", "type", "order_key", "timestamp", "new_item_state", "backfilled"]
+COLUMNS += ["partition_id", "database", "collection"]
 BATCHES = 6
 
 

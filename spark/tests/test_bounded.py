@@ -10,7 +10,6 @@ from deltalake.table import TableMerger
 
 from multiclouddb_api import MulticloudDbError
 from pyspark_multiclouddb import latest_by_key, merge_into_delta, pieces
-from pyspark_multiclouddb.delta import PLAN
 
 from .micro_batches import apply, documents, random_changes, read_counted, rows, scanned, with_columns
 
@@ -30,7 +29,8 @@ OFTEN = ("text", "array of sparse structs", "maps and times")
 
 def collected_in_pieces(frame, max_bytes):
     """Collect changes that belong to no snapshot."""
-    return pieces.collected_in_pieces(frame.selectExpr("*", f"CAST(NULL AS STRING) AS {PLAN}"), max_bytes)
+    added = [f"CAST(NULL AS STRING) AS {name}" for name in pieces.HELPERS]
+    return pieces.collected_in_pieces(frame.selectExpr("*", *added), max_bytes)
 
 
 def is_nothing_kept(spark):

@@ -22,7 +22,7 @@ from multiclouddb_api import (
     ErrorCategory,
     MulticloudDbError,
 )
-from multiclouddb_spi.sink_rules import Scan, SinkTable
+from multiclouddb_spi.sink_rules import PLACES, Scan, SinkTable
 from pyspark_multiclouddb import drop_tombstones, latest_by_key, live_rows, merge_into_delta
 from pyspark_multiclouddb.columns import ROW_SCHEMA
 from pyspark_multiclouddb.delta import DeltaStorage
@@ -89,9 +89,8 @@ class TestMergeIntoDelta:
 
         batch = rows(("a", 1, {"n": 1}))
         assert columns(batch, "a") == ["key", "timestamp", "new_item_state", "order_key", "_deleted_at"]
-        batch = batch.select(["type", "key", "order_key", "event_id", "backfilled"]).append_column(
-            "n", pa.array([1])
-        )
+        names = ["type", "key", "order_key", "event_id", "backfilled", *PLACES]
+        batch = batch.select(names).append_column("n", pa.array([1]))
         assert columns(batch, "b") == ["key", "order_key", "n", "_deleted_at"]
         with pytest.raises(MulticloudDbError, match="batch: has no column order_key"):
             columns(batch.drop_columns("order_key"), "c")

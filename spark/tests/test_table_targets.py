@@ -12,6 +12,7 @@ from multiclouddb_api import BackfillDone, ChangeFeedPage, SnapshotStarted
 from multiclouddb_api.arrow import events_to_arrow
 from multiclouddb_conformance.targets import *  # noqa: F403
 from multiclouddb_conformance.targets import Death, bare, documents, key_of, page, rows, tombstones
+from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_verify import Fix
 from pyspark_multiclouddb import TableTarget, drop_tombstones, merge_into_table
 from pyspark_multiclouddb.cluster import TableStorage
@@ -36,9 +37,13 @@ class TableSink:
         write_offset(self.checkpoint, 0)
 
     def merge(self, batch, batch_id=None, app_id=None, *, create=True, **options):
-        notices = ()
+        notices, feed = (), {}
         if isinstance(batch, ChangeFeedPage):
-            notices = batch.notices
+            notices, made = batch.notices, decode_token(batch.continuation_token)
+            feed = {
+                "inc": made.incarnation,
+                "feed": [made.provider_id, made.address.database, made.address.collection],
+            }
             batch = pa.Table.from_batches([events_to_arrow(batch.events)])
         snapshot = self.snapshot
         for notice in notices:
@@ -49,7 +54,7 @@ class TableSink:
                 snapshot = {**snapshot, "over": True}
         # A batch that is repeated after a death has the same number.
         number = self.batch + 1
-        write_offset(self.checkpoint, number, **({"s": snapshot} if snapshot else {}))
+        write_offset(self.checkpoint, number, **({"s": snapshot} if snapshot else {}), **feed)
         # Over Connect, a frame without rows needs its columns.
         rows = batch if batch.num_rows else []
         frame = self.spark.createDataFrame(rows, from_arrow_schema(batch.schema, prefer_timestamp_ntz=True))

@@ -25,7 +25,6 @@ from multiclouddb_api import (
     MulticloudDbClient,
     MulticloudDbError,
     MulticloudDbKey,
-    NotKnown,
     OperationOptions,
     ProviderOptions,
     ResourceAddress,
@@ -145,14 +144,7 @@ class Source:
             for key in keys if len(keys) > 1 else ():
                 self._look_up([key], parts, found)
             return
-        for text, each in zip(keys, asked, strict=True):
-            answer = answers[each]
-            if isinstance(answer, NotKnown):
-                raise MulticloudDbError(
-                    f"verify: nobody knows whether the source has a row of the table: {answer.reason}",
-                    ErrorDetail(ErrorCategory.PROVIDER_ERROR),
-                )
-            found[text] = answer
+        found |= {text: answers[key] for text, key in zip(keys, asked, strict=True)}
 
 
 def floor_of(page: ChangeFeedPage) -> str:

@@ -9,6 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 import attrs
 import pyarrow as pa
 
+from multiclouddb_spi.table_mark import TableMark
+
 __all__ = ["Fix", "Part", "SupportsParts", "SupportsRecord", "Target", "own_state"]
 
 
@@ -63,6 +65,15 @@ class Target(Protocol):
 
     def position(self) -> str | None:
         """Return the token that the sink has stored in the table itself, or None if it stores none there."""
+        ...
+
+    def mark(self) -> TableMark | None:
+        """Return the mark that says whose changes the table contains, or None if no sink has left one.
+
+        Raises:
+            MulticloudDbError: `NOT_FOUND` if there is no such table; `INVALID_REQUEST` if the mark is
+                damaged.
+        """
         ...
 
     def fix(self, fixes: Sequence[Fix]) -> int:

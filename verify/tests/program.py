@@ -57,7 +57,7 @@ def merge(folder, commits):
                 "new_item_state": [json.dumps({"n": number})] * 2,
             }
         )
-        merge_into_delta(batch, None, folder / "table", None)
+        merge_into_delta(batch, None, folder / "table", None, source="embedded:main/orders")
 
 
 def fix(folder, commits):
@@ -126,6 +126,9 @@ def many(folder, count, damage="0"):
                 yield batch
 
         def position(self):
+            return None
+
+        def mark(self):
             return None
 
         def fix(self, fixes):

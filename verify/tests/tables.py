@@ -20,6 +20,7 @@ from multiclouddb_api import (
 from multiclouddb_conformance.waiting import Beside
 from multiclouddb_embedded import Delete, EmbeddedStore, Put
 from multiclouddb_embedded.feed import EmbeddedFeed
+from multiclouddb_spi.sink_rules import PLACES
 from multiclouddb_verify import DeltaTarget, Kind, stored_position, verify
 from multiclouddb_verify.delta import committed
 from pyspark_multiclouddb import live_rows, merge_into_delta
@@ -94,7 +95,8 @@ class Shop:
             rows = pa.Table.from_batches([page.to_arrow()])
             states = [event.new_item_state for event in page.events]
             made = [{} if state is None else self.transform(state) for state in states]
-            batch = rows.select(["event_id", "key", "type", "order_key", "timestamp", "backfilled"])
+            names = ["event_id", "key", "type", "order_key", "timestamp", "backfilled", *PLACES]
+            batch = rows.select(names)
             for name, kind in (("n", pa.int64()), ("kind", pa.string())):
                 batch = batch.append_column(name, pa.array([each.get(name) for each in made], kind))
         merge_into_delta(batch, None, self.table, None)

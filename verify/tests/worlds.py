@@ -228,20 +228,17 @@ class World:
         )
         return Settling(self.client, self.sim.address, given=facts)
 
-    def compare(self, folder, **settings):
-        """Run `verify` once."""
+    def verify(self, folder, *, made=Verification, **settings):
+        """Run `verify`, and again after each kill."""
         settings = {"state": folder, "patience_seconds": 60.0, **settings}
-        clock = {"pause": self.pause, "clock": self.clock}
-        return Verification(self.source(), self.target, self.stored, **clock, **settings).run()
-
-    def verify(self, folder, **settings):
-        """Run `verify`, and again after each kill; it resumes, or begins again."""
         while True:
+            clock = {"pause": self.pause, "clock": self.clock}
+            run = made(self.source(), self.target, self.stored, **clock, **settings)
             try:
-                return self.compare(folder, **settings)
+                return run.run()
             except Killed:
                 # It may have been killed before it had a state; otherwise the state is closed.
-                settings["resume"] = self.dice.random() < 0.7
+                continue
             except MulticloudDbError as error:
                 if not error.retryable:
                     raise

@@ -32,7 +32,6 @@ from urllib3.util.retry import Retry
 
 from multiclouddb_api.value import define
 from multiclouddb_cosmos.config import CosmosConfig
-from multiclouddb_cosmos.credentials import RenewableCredential
 from multiclouddb_cosmos.errors import BAD_REQUEST, GONE, RECREATED, TOO_MANY, retry_after
 from multiclouddb_cosmos.position import KeyRange
 from multiclouddb_spi import Deadline
@@ -330,9 +329,7 @@ def _substatus(answer: Any) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def make_client(
-    config: CosmosConfig, concurrency: int
-) -> tuple[CosmosClient, Transport, RenewableCredential | None]:
+def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, Transport]:
     """Make a client; azure-cosmos asks the service for the account's regions during this call."""
     # The client retries only in another region of the account.
     transport = Transport(concurrency + _SPARE_CONNECTIONS)
@@ -343,11 +340,9 @@ def make_client(
         policy.RetryOptions = retries
     else:
         settings["retry_throttle_total"] = 1
-    credential = config.find_credential()
-    renewable = None if isinstance(credential, str) else RenewableCredential(credential)
     client = CosmosClient(
         config.endpoint,
-        renewable or credential,
+        config.find_credential(),
         # The client sends no session tokens. With many partitions, each request would contain many session
         # tokens.
         consistency_level="Eventual",
@@ -363,7 +358,7 @@ def make_client(
         **settings,
     )
     separate_locks(client)
-    return client, transport, renewable
+    return client, transport
 
 
 def _no_retries() -> Any:

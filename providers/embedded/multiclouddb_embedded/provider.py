@@ -44,14 +44,17 @@ class EmbeddedProvider(Provider):
     def capabilities(self) -> CapabilitySet:
         return self._store.profile.capabilities
 
+    def full_address(self, address: ResourceAddress) -> ResourceAddress:
+        return ResourceAddress(address.database or MAIN, address.collection)
+
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> EmbeddedFeed:
         """Find the collection, and check that its log contains what the spec requires."""
         store = self._store
-        if spec.address.collection is None:
+        address = self.full_address(spec.address)
+        if address.collection is None or address.database is None:
             raise invalid_request("address.collection", "is None", "name the collection")
-        database = spec.address.database or MAIN
         with store.reading(deadline) as connection:
-            collection = find_collection(connection, database, spec.address.collection)
+            collection = find_collection(connection, address.database, address.collection)
         check_images(collection, spec)
         return EmbeddedFeed(Source(store, spec, scope_of(collection, spec, store.profile)))
 

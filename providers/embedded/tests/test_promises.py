@@ -7,9 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from multiclouddb_api import ErrorCategory, FileCheckpointStore, ResourceAddress, connect
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ErrorCategory,
+    FileCheckpointStore,
+    FromContinuationToken,
+    PhysicalPartition,
+    ResourceAddress,
+    connect,
+)
 from multiclouddb_conformance.refusals import refused
-from multiclouddb_embedded import EmbeddedStore, SqliteCheckpointStore
+from multiclouddb_embedded import EmbeddedStore, Put, SqliteCheckpointStore
 from multiclouddb_embedded.store.connection import ConnectionPool, check_store
 
 LONE = "\ud800"
@@ -126,3 +135,20 @@ def test_text_that_a_file_cannot_contain_is_refused_and_named(store, tmp_path):
         with refused(ErrorCategory.INVALID_REQUEST) as caught:
             call()
         caught.value.message.encode()
+
+
+def test_both_spellings_of_a_collection_are_one_for_tokens_partitions_and_events(tmp_path):
+    with EmbeddedStore(tmp_path / "s.db", durable=False) as store:
+        full, short = store.create_collection("items", partitions=2), ResourceAddress(collection="items")
+        store.batch("items", [Put(f"k{number}", {"n": number}) for number in range(20)])
+        with connect(f"embedded://{store.path}") as client:
+            ids = client.list_physical_partitions(short)
+            assert ids == client.list_physical_partitions(full)
+            for ours, theirs in ((short, full), (full, short)):
+                page = client.read_changes(ChangeFeedRequest(ours, Beginning(), max_page_size=5))
+                assert {event.address for event in page.events} == {full}
+                token = FromContinuationToken(page.continuation_token)
+                rest = client.read_changes(ChangeFeedRequest(theirs, token))
+                assert len(page.events) + len(rest.events) == 20
+                one = ChangeFeedRequest(theirs, Beginning(), PhysicalPartition(ids[0]))
+                assert client.read_changes(one).events

@@ -63,9 +63,8 @@ class CosmosEmulator(Commands):
         self.key = key
         self.clock, self.faults, self.journal = Clock(start), Faults(), Journal()
         account = Account(self.clock, all_versions)
-        guard = Guard(key)
-        service = Service(account, guard)
-        super().__init__(account, service.lock, self.faults, self.journal, guard)
+        service = Service(account, Guard(key))
+        super().__init__(account, service.lock, self.faults, self.journal)
         self._front = Front(service, self.faults, self.journal, Control(self.by_name()))
         self.certificate: Path | None = None
         self._closing = contextlib.ExitStack()

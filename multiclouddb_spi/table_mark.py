@@ -1,0 +1,207 @@
+"""Defines the mark that a sink leaves with its table: whose changes the table contains.
+
+A table is filled from one feed. The mark names it, so that neither a batch of another feed nor a repair
+against another collection is ever written into the table:
+
+    {"v": 1, "provider": "mongo", "address": ["shop", "orders"], "incarnation": "77e01d5c",
+     "columns": ["key", …], "incomplete_since": null}
+
+Each kind of table stores it so that it goes with the table:
+
+- Delta: the table property `multiclouddb.mark`. It is in every checkpoint of the log, so it outlives the
+  clean-up of the log, and `RESTORE` brings back the mark of its version together with its rows.
+- PostgreSQL: a row of `multiclouddb_marks` by the table's object id, in the transaction of the rows. A table
+  that was dropped and made again has another id, and so no mark.
+- Spark's catalog: the table property `multiclouddb.mark`. A user who may not alter the table gets the
+  statement that somebody else has to run once.
+
+An *incarnation* is stored as the digest that partition ids contain, because rows contain nothing else. It is
+None if the service has none (a database, a cluster, Spanner) or if it is not known; then it does not tell two
+feeds apart.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import attrs
+
+from multiclouddb_api import ChangeFeedPage, MulticloudDbError, ResourceAddress, invalid_request
+from multiclouddb_api.validators import check_type
+from multiclouddb_spi.continuation.token import Envelope, decode_token
+from multiclouddb_spi.partition import address_digest, incarnation_digest
+
+_VERSION: Final = 1
+_NO_INCARNATION: Final = incarnation_digest(None)
+
+
+@attrs.frozen
+class FeedSource:
+    """The feed from which the rows of a table come.
+
+    Attributes:
+        provider: The provider's id.
+        address: The resource; without a collection for the feed of a database or of a cluster.
+        incarnation: The digest of the incarnation, or None if there is none, or if it is not known.
+    """
+
+    provider: str
+    address: ResourceAddress
+    incarnation: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.provider} {self.address}" if self.address != ResourceAddress() else self.provider
+
+    def may_be(self, other: FeedSource) -> bool:
+        """Return whether the other feed may be this one: it is, unless something that is known differs."""
+        if (self.provider, self.address) != (other.provider, other.address):
+            return False
+        return None in (self.incarnation, other.incarnation) or self.incarnation == other.incarnation
+
+    @classmethod
+    def made(cls, provider: str, address: ResourceAddress, incarnation: str | None) -> FeedSource:
+        """Return a feed from the incarnation itself, or None, instead of its digest."""
+        return cls(provider, address, None if incarnation is None else incarnation_digest(incarnation))
+
+    @classmethod
+    def of_envelope(cls, envelope: Envelope) -> FeedSource:
+        """Return the feed of a decoded token."""
+        return cls.made(envelope.provider_id, envelope.address, envelope.incarnation)
+
+    @classmethod
+    def of_token(cls, token: str) -> FeedSource:
+        """Return the feed that made a token.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if the text is no token.
+        """
+        return cls.of_envelope(decode_token(token))
+
+    @classmethod
+    def of_page(cls, page: ChangeFeedPage) -> FeedSource | None:
+        """Return the feed of a page, or None if neither its events nor its token say it."""
+        for event in page.events[:1]:
+            if (found := cls.of_row(event.partition_id, event.address)) is not None:
+                return found
+        try:
+            return cls.of_token(page.continuation_token)
+        except MulticloudDbError:
+            return None
+
+    @classmethod
+    def of_row(cls, partition_id: str | None, address: ResourceAddress) -> FeedSource | None:
+        """Return the feed of a row, or None if its columns do not say it.
+
+        Args:
+            partition_id: The public id of the row's partition, or its beginning up to the second colon.
+            address: The address of the row's document.
+        """
+        # The id has only a digest of the feed's address. The feed is that of the row's collection, of its
+        # database, or of the cluster; each has another digest.
+        provider, _, rest = (partition_id or "").partition(":")
+        place, _, which = rest.partition(":")[0].partition(".")
+        wider = (address, ResourceAddress(address.database, None), ResourceAddress())
+        for each in wider:
+            if provider and which and address_digest(each) == place:
+                return cls(provider, each, None if which == _NO_INCARNATION else which)
+        return None
+
+    @classmethod
+    def of_text(cls, text: str) -> FeedSource:
+        """Return the feed that the option `source` of a sink names, such as `mongo:shop/orders`."""
+        check_type("source", text, str)
+        provider, _, address = text.partition(":")
+        if not provider or not address:
+            raise invalid_request(
+                "source", f"is {text[:200]!r}, which names no feed", 'pass "provider:database/collection"'
+            )
+        return cls(provider, ResourceAddress.parse(address))
+
+
+@attrs.frozen
+class TableMark:
+    """What a sink has stored with its table; see the module.
+
+    Attributes:
+        source: The feed that fills the table.
+        columns: The columns that the sink has written, in the table's spelling; the others belong to somebody
+            else.
+        incomplete_since: The time, as RFC 3339, since when the table lacks changes that a gap has lost and
+            that its user has chosen to skip; None if no such gap is known. Only a whole snapshot, or a proof
+            that the table equals the collection, removes it.
+    """
+
+    source: FeedSource
+    columns: tuple[str, ...] = ()
+    incomplete_since: str | None = None
+
+    @property
+    def provider(self) -> str:
+        """The provider's id."""
+        return self.source.provider
+
+    @property
+    def address(self) -> ResourceAddress:
+        """The resource; without a collection for the feed of a database or of a cluster."""
+        return self.source.address
+
+    @property
+    def incarnation(self) -> str | None:
+        """The digest of the incarnation, or None if there is none, or if it is not known."""
+        return self.source.incarnation
+
+    def with_columns(self, names: tuple[str, ...]) -> TableMark:
+        """Return the mark of a table into which the sink also writes these columns."""
+        return attrs.evolve(self, columns=tuple(dict.fromkeys((*self.columns, *names))))
+
+    def to_json(self) -> str:
+        """Return the mark as a table stores it."""
+        value = {
+            "v": _VERSION,
+            "provider": self.provider,
+            "address": [self.address.database, self.address.collection],
+            "incarnation": self.incarnation,
+            "columns": self.columns,
+            "incomplete_since": self.incomplete_since,
+        }
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> TableMark:
+        """Return the mark that a table stores.
+
+        Args:
+            text: What `to_json` has returned.
+            where: The name of the table, for the message.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if the text is no mark, or that of a later version.
+        """
+        try:
+            value: Any = json.loads(text)
+        except ValueError:
+            value = None
+        match value:
+            case {"v": int(version)} if version > _VERSION:
+                raise invalid_request(
+                    "table",
+                    f"{where} has a mark of a later version of this sink (form {version})",
+                    "update multiclouddb",
+                )
+            case {
+                "v": 1,
+                "provider": str(provider),
+                "address": [str() | None as database, str() | None as collection],
+                "incarnation": str() | None as incarnation,
+                "columns": [*columns],
+                "incomplete_since": str() | None as since,
+            } if all(isinstance(each, str) for each in columns):
+                source = FeedSource(provider, ResourceAddress(database, collection), incarnation)
+                return cls(source, tuple(columns), since)
+            case _:
+                raise invalid_request(
+                    "table",
+                    f"{where} has a damaged mark, so nobody knows which feed fills it",
+                    "fill a new table with a query that begins with a snapshot",
+                )
