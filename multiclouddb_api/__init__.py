@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from multiclouddb_api.event_json import event_from_json, event_to_json, page_from_json, page_to_json
     from multiclouddb_api.iterator import ChangeFeedIterator, IteratorSettings
     from multiclouddb_api.key import MulticloudDbKey
+    from multiclouddb_api.lookup import LookupAnswer, NotKnown
     from multiclouddb_api.observer import Observer
     from multiclouddb_api.page import (
         BackfillDone,
@@ -84,6 +85,7 @@ _HOMES: Final = {
     "event_json": "event_from_json event_to_json page_from_json page_to_json",
     "iterator": "ChangeFeedIterator IteratorSettings",
     "key": "MulticloudDbKey",
+    "lookup": "LookupAnswer NotKnown",
     "observer": "Observer",
     "page": (
         "BackfillDone ChangeFeedPage ChildPartition Dropped FeedEnded Gap Invalidated Notice "
@@ -136,10 +138,12 @@ __all__ = [
     "Invalidated",
     "IteratorSettings",
     "LogicalPartition",
+    "LookupAnswer",
     "MulticloudDbClient",
     "MulticloudDbError",
     "MulticloudDbKey",
     "NewItemStateMode",
+    "NotKnown",
     "Notice",
     "Now",
     "Observer",

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from multiclouddb_api.capability import CapabilitySet
-from multiclouddb_api.event import ChangeEvent
 from multiclouddb_api.key import MulticloudDbKey
+from multiclouddb_api.lookup import LookupAnswer
 from multiclouddb_api.observer import Observer
 from multiclouddb_api.page import ChangeFeedPage
 from multiclouddb_api.plan import PlannedPartition
@@ -47,7 +47,7 @@ class Backend(Protocol):
         keys: Sequence[MulticloudDbKey],
         options: OperationOptions,
         provider_options: ProviderOptions | None,
-    ) -> Mapping[MulticloudDbKey, ChangeEvent | None]:
+    ) -> Mapping[MulticloudDbKey, LookupAnswer]:
         """Return the rows with these keys; see `MulticloudDbClient.lookup`."""
         ...
 

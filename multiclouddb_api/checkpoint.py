@@ -16,9 +16,9 @@ from urllib.parse import unquote, urlsplit
 import attrs
 import orjson
 
-from multiclouddb_api.entry_points import entry_points
 from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.redaction import shorten
+from multiclouddb_api.registry import sole_offer
 from multiclouddb_api.steps import Call, Steps
 from multiclouddb_api.validators import check_type, is_a, local_path, not_blank, suggestion, type_name
 from multiclouddb_api.value import frozen
@@ -27,6 +27,10 @@ _FORMAT: Final = "multiclouddb.checkpoint"
 _VERSION: Final = 1
 _SUFFIX: Final = ".checkpoint.json"
 _FIELDS: Final = {"format": str, "v": int, "name": str, "version": str, "token": str, "sha256": str}
+MOST_BYTES: Final = 128 << 20
+"""The largest content of a checkpoint; the largest token takes 85 MiB."""
+_MOST_VALUES: Final = 100_000
+_COUNT_DIGITS: Final = 19
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 
@@ -255,7 +259,9 @@ def sync_folder(folder: Path) -> None:
 def next_version(found: Checkpoint | None) -> str:
     """Return the next version: a readable count, and a nonce that differs if the file is recreated."""
     count, _, _ = ("0" if found is None else found.version).partition("-")
-    return f"{int(count) + 1 if count.isdecimal() else 1}-{os.urandom(4).hex()}"
+    # Python makes no number of more than some thousand digits.
+    is_count = count.isdecimal() and len(count) < _COUNT_DIGITS
+    return f"{int(count) + 1 if is_count else 1}-{os.urandom(4).hex()}"
 
 
 def _checksum(fields: dict[str, Any]) -> str:
@@ -278,6 +284,12 @@ def encode_checkpoint(name: str, checkpoint: Checkpoint) -> bytes:
 
 def decode_checkpoint(path: Path | str, name: str, text: bytes) -> Checkpoint:
     """Return the checkpoint that a content keeps; refuse a damaged one and that of another name."""
+    if len(text) > MOST_BYTES:
+        raise unusable(path, f"has more than {MOST_BYTES >> 20} MiB")
+    # A checkpoint has six values. Millions of lists, which a compressed item of 58 kB can contain, would take
+    # gigabytes of memory.
+    if sum(map(text.count, (b",", b"[", b"{"))) > _MOST_VALUES:
+        raise unusable(path, "is not a checkpoint of multiclouddb")
     try:
         fields = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -458,15 +470,15 @@ def open_checkpoint_store(url: str) -> CheckpointStore:
         raise invalid_request("checkpoint_store", "is text without a scheme", _FORM)
     if scheme == "file":
         return FileCheckpointStore(local_path_of(url))
-    points = [point for point in entry_points(group=GROUP) if point.name == scheme]
-    if not points and scheme not in _EXTRAS:
+    point = sole_offer(scheme, GROUP, "checkpoint_store")
+    if point is None and scheme not in _EXTRAS:
         known = suggestion(scheme, {"file", *_EXTRAS})
         raise invalid_request("checkpoint_store", f"has the unknown scheme {scheme!r}", known)
     advice = f'run: pip install "multiclouddb[{_EXTRAS.get(scheme, scheme)}]"'
-    if not points:
+    if point is None:
         raise invalid_request("checkpoint_store", f"the store for {scheme}:// is not installed", advice)
     try:
-        return cast("Callable[[str], CheckpointStore]", points[0].load())(url)
+        return cast("Callable[[str], CheckpointStore]", point.load())(url)
     except ImportError as error:
         raise MulticloudDbError(
             f"checkpoint_store: the store for {scheme}:// cannot be imported ({error}); {advice}",

@@ -22,8 +22,8 @@ from multiclouddb_api.errors import (
     invalid_request,
     type_name,
 )
-from multiclouddb_api.event import ChangeEvent
 from multiclouddb_api.key import MulticloudDbKey
+from multiclouddb_api.lookup import LookupAnswer
 from multiclouddb_api.observer import Observer
 from multiclouddb_api.page import ChangeFeedPage
 from multiclouddb_api.registry import load_plugin
@@ -232,7 +232,7 @@ class MulticloudDbClient:
         options: OperationOptions | None = None,
         *,
         provider_options: ProviderOptions | None = None,
-    ) -> Mapping[MulticloudDbKey, ChangeEvent | None]:
+    ) -> Mapping[MulticloudDbKey, LookupAnswer]:
         """Read the current rows with these keys.
 
         A row is returned as an event, as a scan returns it (`Snapshot`): it has the same key, document and
@@ -247,7 +247,9 @@ class MulticloudDbClient:
             provider_options: The provider's options, if it has any.
 
         Returns:
-            Maps each key to its row, or to None if there is no row with exactly this key.
+            Maps each key to its row; to None if the service said that there is no row with exactly this key;
+            or to `NotKnown` if the service could not be asked for this key, or its answer does not say to
+            which key it belongs. Do not take `NotKnown` for None.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if a key has other components than the keys of the

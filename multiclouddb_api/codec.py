@@ -20,6 +20,7 @@ A `$` name that no loaded provider has registered is decoded as `Tagged`, and wr
 from __future__ import annotations
 
 import base64
+import json
 import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -70,6 +71,89 @@ def register_type(tag: str, cls: type, encode: _Encoder, decode: _Decoder) -> No
     """
     _encoders[cls] = (tag, encode)
     _decoders[tag] = decode
+
+
+# -- Texts of exact numbers
+
+# Up to so many digits, and with an exponent of at most two digits, a float has the value of its text: a float
+# keeps fifteen digits (DBL_DIG of C), and a point is counted here as a digit.
+_EXACT_DIGITS: Final = 16
+_LONG: Final = b"0" * (_EXACT_DIGITS + 1)
+_LONG_EXPONENTS: Final = (b"0e000", b"0e+000", b"0e-000")
+_AS_ZEROS: Final = bytes.maketrans(b"123456789.E", b"0000000000e")
+# Python refuses to write an int of more digits as text (`sys.set_int_max_str_digits`).
+_MOST_INT_DIGITS: Final = 4300
+
+
+def has_long_number(text: bytes | str) -> bool:
+    """Return whether a JSON text may contain a number that JSON parsers round.
+
+    Args:
+        text: The JSON text.
+
+    Returns:
+        False if every number in it is exact as an int of 64 bits or as a float. True also for some texts that
+        have such digits only inside of strings.
+    """
+    data = (text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text).translate(_AS_ZEROS)
+    return _LONG in data or (b"0e" in data and any(each in data for each in _LONG_EXPONENTS))
+
+
+def parse_json(text: bytes | str) -> Any:
+    """Parse a JSON text that a database wrote, without rounding its numbers.
+
+    The types of numbers are:
+
+    - int, of any size, for a number without a fraction and an exponent. Only an int of more than 4,300
+      digits is a Decimal, because Python cannot write it as text;
+    - float, for a number with a fraction or an exponent if the float's shortest text is the same number;
+    - Decimal, for every other number.
+
+    `decode_json` reads what `encode_json` has written, where these types are named.
+
+    Args:
+        text: The JSON text. `{"$...": ...}` has no special meaning in it.
+
+    Raises:
+        ValueError: The text is not JSON.
+        ArithmeticError: A number has an exponent that `decimal` does not support.
+        RecursionError: The text is nested too deeply.
+    """
+    if not has_long_number(text):
+        return orjson.loads(text)
+    found = json.loads(text, parse_int=_int, parse_float=_float_or_decimal, parse_constant=_refuse)
+    if (b"\\u" if isinstance(text, bytes) else "\\u") in text:  # type: ignore[operator]
+        _check_unicode(found)
+    return found
+
+
+def _int(text: str) -> int | Decimal:
+    return int(text) if len(text) <= _MOST_INT_DIGITS else Decimal(text)
+
+
+def _float_or_decimal(text: str) -> float | Decimal:
+    number, exact = float(text), Decimal(text)
+    return number if math.isfinite(number) and Decimal(repr(number)) == exact else exact
+
+
+def _refuse(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _check_unicode(value: Any) -> None:
+    """Refuse half a surrogate pair, as orjson does."""
+    if isinstance(value, str):
+        value.encode()
+    elif isinstance(value, list):
+        for each in value:
+            _check_unicode(each)
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            name.encode()
+            _check_unicode(each)
+
+
+# -- The canonical text
 
 
 def _encode_int(value: int) -> JsonValue:

@@ -49,7 +49,9 @@ class ChangeEvent(Slotted):
 
     Portability:
         `timestamp` is precise to a second on DynamoDB and Cosmos DB, and to a millisecond on MongoDB. On
-        MongoDB, it may be earlier than the `timestamp` of a previous event. Order the changes of one key by
+        MongoDB, it may be earlier than the `timestamp` of a previous event. DynamoDB does not promise a time
+        for each record: without one, `timestamp` is the last known time of the shard, and 1970-01-01 if none
+        is known. Order the changes of one key by
         `order_key`. Only DynamoDB, Spanner and Cosmos DB report `by_expiry`. `backfilled` is True only with
         `Snapshot()`, or on Cosmos DB if you opt into its backfill. See warnings 8, 16, 17 and 23 in
         docs/configuration.md.

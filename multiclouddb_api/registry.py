@@ -48,18 +48,27 @@ def _offers(name: str, group: str) -> list[EntryPoint]:
     return list({point.value: point for point in entry_points(group=group) if point.name == name}.values())
 
 
-def load_plugin(provider_id: str) -> Plugin:
-    """Load one provider together with the vendor's SDK."""
-    points = _offers(provider_id, GROUP)
-    if not points:
-        raise _missing(provider_id)
+def sole_offer(name: str, group: str, field: str) -> EntryPoint | None:
+    """Return the entry point with this name; None if no distribution offers it.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` if several distributions offer it, because the first one on the
+            path would otherwise get what was meant for another.
+    """
+    points = _offers(name, group)
     if len(points) > 1:
         owners = ", ".join(sorted(point.distribution for point in points))
-        raise invalid_request(
-            "provider", f"{provider_id!r} is offered by {owners}", "uninstall all but one of them"
-        )
+        raise invalid_request(field, f"{name!r} is offered by {owners}", "uninstall all but one of them")
+    return points[0] if points else None
+
+
+def load_plugin(provider_id: str) -> Plugin:
+    """Load one provider together with the vendor's SDK."""
+    point = sole_offer(provider_id, GROUP, "provider")
+    if point is None:
+        raise _missing(provider_id)
     try:
-        return cast("Plugin", points[0].load())
+        return cast("Plugin", point.load())
     except ImportError as error:
         raise MulticloudDbError(
             f"provider: {provider_id!r} is installed but cannot be imported ({error}); "

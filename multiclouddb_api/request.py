@@ -482,6 +482,15 @@ class ChangeFeedRequest:
         default=0, validator=[is_a(int), at_least(0, "use 0 for the provider's own page size")]
     )
     """The upper limit of `len(page.events)`; 0 means the provider's own page size."""
+    max_page_bytes: int = attrs.field(
+        default=0, validator=[is_a(int), at_least(0, "use 0 for a quarter of max_buffered_bytes")]
+    )
+    """About how many bytes of records a page may have; 0 means a quarter of
+    `ClientConfig.max_buffered_bytes`.
+
+    A page has at least one event, however large it is. The bytes are those of the records as the service has
+    sent them; of records that came in one answer, each counts as the average. Python needs more for an event.
+    A token can be resumed with another limit."""
     on_expired: OnExpired = attrs.field(factory=Fail, validator=_is_case(OnExpired, _expiry_advice))
     """What to do if the position is older than the retention."""
     include_native: bool = attrs.field(default=False, validator=is_a(bool))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         SupportsCommands,
         SupportsHeads,
         SupportsLookup,
+        SupportsRenewal,
     )
     from multiclouddb_spi.batch import (
         Awaiting,
@@ -64,7 +65,8 @@ if TYPE_CHECKING:
     from multiclouddb_spi.time_limits import Deadline
 
 _HOMES: Final = {
-    "abilities": "Head SupportsChangeMark SupportsCollections SupportsCommands SupportsHeads SupportsLookup",
+    "abilities": "Head SupportsChangeMark SupportsCollections SupportsCommands SupportsHeads SupportsLookup "
+    "SupportsRenewal",
     "batch": (
         "Awaiting Batch Child Continue Drained Ended Mapper Outcome Reached Scanned Segment collector_paused"
     ),
@@ -134,6 +136,7 @@ __all__ = [
     "SupportsCommands",
     "SupportsHeads",
     "SupportsLookup",
+    "SupportsRenewal",
     "SupportsSnapshot",
     "Survey",
     "Target",

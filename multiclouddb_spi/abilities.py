@@ -7,14 +7,23 @@ collection is a larger ability, so its protocols are in a separate module, `scan
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Protocol, runtime_checkable
 
-from multiclouddb_api import ChangeEvent, MulticloudDbKey, ResourceAddress, invalid_request
+from multiclouddb_api import (
+    ChangeEvent,
+    ErrorCategory,
+    LookupAnswer,
+    MulticloudDbKey,
+    NotKnown,
+    ResourceAddress,
+    invalid_request,
+)
 from multiclouddb_api.value import frozen
 from multiclouddb_spi.batch import Outcome
 from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.faults import ProviderFault
 from multiclouddb_spi.time_limits import Deadline
 
 __all__ = [
@@ -26,11 +35,17 @@ __all__ = [
     "SupportsCommands",
     "SupportsHeads",
     "SupportsLookup",
+    "SupportsRenewal",
+    "answers_of",
     "check_components",
 ]
 
 LOOKUP_PLAN: Final = "lookup"
 """The plan id in the event ids of rows that were looked up; see `snapshot_event_id`."""
+_UNMATCHED: Final = (
+    "the service answered a look-up with a row whose key is none of those that were asked; give each key "
+    "in the form that event.key has"
+)
 
 
 @frozen
@@ -126,7 +141,7 @@ class SupportsLookup(Protocol):
 
     def lookup(
         self, keys: Sequence[MulticloudDbKey], deadline: Deadline
-    ) -> Mapping[MulticloudDbKey, ChangeEvent | None]:
+    ) -> Mapping[MulticloudDbKey, LookupAnswer]:
         """Read the current rows of some of these keys.
 
         A row is mapped as a scan maps it (`multiclouddb_spi.scan`), with `LOOKUP_PLAN` as the plan's id, and
@@ -138,10 +153,13 @@ class SupportsLookup(Protocol):
             deadline: The time by which the call must end.
 
         Returns:
-            Maps keys of `keys` to their rows, or to None if there is no row with exactly this key, whose
-            components have the same types. The provider answers as many keys as one request of its service
-            takes, but at least one. It leaves out each key that the service did not process. The engine asks
-            for the rest again.
+            Maps keys of `keys` to their rows, or to None if the service said that there is no row with
+            exactly this key. A key for which the service cannot be asked, and one that an answer may belong
+            to without saying so, is `NotKnown`: None is never made from a refusal, and no row is dropped.
+            `answers_of` matches rows with keys. The provider answers as many keys as one request of its
+            service takes, but at least one. It leaves out each key that the service did not process. The
+            engine asks for the rest again; it waits before it does so if there is no answer at all, and
+            refuses an answer for a key that it has not asked for.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a key that no row can have; see `check_components`.
@@ -149,6 +167,42 @@ class SupportsLookup(Protocol):
                 those of another collection, which was created again with the same name.
         """
         ...
+
+
+def answers_of(
+    keys: Sequence[MulticloudDbKey],
+    rows: Iterable[ChangeEvent],
+    normal: Callable[[MulticloudDbKey], MulticloudDbKey] | None = None,
+) -> dict[MulticloudDbKey, LookupAnswer]:
+    """Match the rows that a service has answered with the keys that it was asked for.
+
+    Args:
+        keys: The keys that the service has processed.
+        rows: The rows that it has answered.
+        normal: Returns the normal form of a key, which the keys of `rows` have; None if there is no other
+            form.
+
+    Returns:
+        The row of each key. A key without a row is None, because the service has processed it. But a row that
+        belongs to none of the keys may be that of any key without a row, so then none of these is known.
+
+    Raises:
+        ProviderFault: `PROVIDER_ERROR` if a row belongs to none of the keys although each key has a row.
+    """
+    asked = dict[MulticloudDbKey, list[MulticloudDbKey]]()
+    for key in keys:
+        asked.setdefault(key if normal is None else normal(key), []).append(key)
+    found, is_matched = dict[MulticloudDbKey, ChangeEvent](), True
+    for row in rows:
+        is_matched = is_matched and row.key in asked
+        found[row.key] = row
+    absent = None if is_matched else NotKnown(_UNMATCHED)
+    answers: dict[MulticloudDbKey, LookupAnswer] = {
+        key: found.get(each, absent) for each, alike in asked.items() for key in alike
+    }
+    if not is_matched and absent not in answers.values():
+        raise ProviderFault.of(ErrorCategory.PROVIDER_ERROR, _UNMATCHED)
+    return answers
 
 
 def check_components(key: MulticloudDbKey, names: Sequence[str]) -> None:
@@ -198,5 +252,29 @@ class SupportsCollections(Protocol):
 
         Raises:
             ProviderFault: `NOT_FOUND` if the service reports that the database does not exist.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsRenewal(Protocol):
+    """A provider that can replace credentials which have aged, for example an expired token.
+
+    The engine calls `renew` after a fault that is `renewable`, at most once in each of its calls, and then
+    makes the call once more. A refusal that no newer credentials can change costs one more request.
+    """
+
+    def renew(self, since: float) -> bool:
+        """Get new credentials for the requests that follow, unless this has happened since a call began.
+
+        Several threads whose calls fail together may call this method; only the first one renews.
+
+        Args:
+            since: The monotonic time at which the refused call began.
+
+        Returns:
+            True if the next request has other credentials than the refused one. False if there are none, for
+            example for a key, for a client of the application, or if the credential returns the same token
+            again; the caller then raises the refusal.
         """
         ...

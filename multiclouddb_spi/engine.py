@@ -18,7 +18,6 @@ from multiclouddb_api import (
     Beginning,
     Capability,
     CapabilitySet,
-    ChangeEvent,
     ChangeFeedPage,
     ChangeFeedRequest,
     ClientConfig,
@@ -29,8 +28,10 @@ from multiclouddb_api import (
     FeedEnded,
     FromContinuationToken,
     Invalidated,
+    LookupAnswer,
     MulticloudDbError,
     MulticloudDbKey,
+    NotKnown,
     Now,
     Observer,
     OperationOptions,
@@ -73,6 +74,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _MOST_READERS: Final = 16384
+_PAGES_IN_BUFFER: Final = 4
+"""A page has at most this part of the bytes that a client may buffer, unless the request says otherwise."""
 _ENDS: Final = (Dropped, Renamed, Invalidated, FeedEnded)
 
 
@@ -107,6 +110,7 @@ class Engine:
         self._executor = executor or ThreadPoolExecutor(2 * config.max_concurrency, "multiclouddb")
         self._observing = Observing(observer)
         budget = Budget(config.max_buffered_bytes)
+        self._page_bytes = max(1, config.max_buffered_bytes // _PAGES_IN_BUFFER)
         self._readers = ReaderCache(budget, _MOST_READERS, config.max_readers_per_partition)
         self._fetcher = Fetcher(provider, self._executor, self._observing, self._closed, attempts, pause)
         self._feeds = FeedCache(self._fetcher.call, self._readers.forget)
@@ -212,7 +216,8 @@ class Engine:
             wait = check.wait
         poll = Poll(
             self._context, session.feed, lineage, request.max_page_size or self._provider.page_records,
-            view, deadline, wait=wait, on_expired=request.on_expired,
+            request.max_page_bytes or self._page_bytes, view, deadline,
+            wait=wait, on_expired=request.on_expired,
             single=isinstance(scope, PhysicalPartition) and not scope.with_descendants,
             now=lambda: self._feeds.soon(session.feed, deadline), due=due,
         )  # fmt: skip
@@ -317,7 +322,7 @@ class Engine:
         keys: Sequence[MulticloudDbKey],
         options: OperationOptions,
         provider_options: ProviderOptions | None,
-    ) -> dict[MulticloudDbKey, ChangeEvent | None]:
+    ) -> dict[MulticloudDbKey, LookupAnswer]:
         """Return the rows with these keys, as `MulticloudDbClient.lookup` does."""
         deadline = Deadline.after(options.timeout_seconds)
         with user_errors(self._provider, "lookup"):
@@ -329,21 +334,20 @@ class Engine:
 
     def _looked_up(
         self, feed: Feed, keys: Sequence[MulticloudDbKey], deadline: Deadline
-    ) -> dict[MulticloudDbKey, ChangeEvent | None]:
+    ) -> dict[MulticloudDbKey, LookupAnswer]:
         if not isinstance(feed, SupportsLookup):
             raise unwritten(type(feed), "lookup", "how to read single rows")
         facts = self._provider.capabilities().scan
         has_own = facts is not None and facts.floor is ScanFloor.ROW
-        found = dict[MulticloudDbKey, ChangeEvent | None]()
+        found = dict[MulticloudDbKey, LookupAnswer]()
         left = list(dict.fromkeys(keys))
         while left:
-            answer = self._fetcher.call(partial(feed.lookup, left, deadline), deadline)
-            for key in left:
-                if key in answer:
-                    found[key] = row = answer[key]
-                    if row is not None:
-                        order_key = row.order_key if has_own else ""
-                        found[key] = attrs.evolve(row, order_key=order_key, partition_id="")
+            for key, row in self._fetcher.call(partial(_answers, feed, left, deadline), deadline).items():
+                if row is None or isinstance(row, NotKnown):
+                    found[key] = row
+                else:
+                    order_key = row.order_key if has_own else ""
+                    found[key] = attrs.evolve(row, order_key=order_key, partition_id="")
             left = [key for key in left if key not in found]
             if left and deadline.passed():
                 raise ProviderFault(late_fault())
@@ -427,3 +431,22 @@ class Engine:
         require(self._provider, (Capability.RUN_COMMAND,), None, operation)
         assert isinstance(self._provider, SupportsCommands)
         return self._provider
+
+
+def _answers(
+    feed: SupportsLookup, keys: Sequence[MulticloudDbKey], deadline: Deadline
+) -> Mapping[MulticloudDbKey, LookupAnswer]:
+    """Return what the service says of at least one key, and of no key that was not asked."""
+    answers = feed.lookup(keys, deadline)
+    if not answers:
+        raise ProviderFault.of(
+            ErrorCategory.TRANSIENT_FAILURE,
+            "the service has answered for none of the keys; ask again, or for fewer keys",
+            retryable=True,
+        )
+    if not answers.keys() <= set(keys):
+        raise ProviderFault.of(
+            ErrorCategory.PROVIDER_ERROR,
+            "the provider answered for a key that was not asked; this is a defect of the provider",
+        )
+    return answers

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_spi.cursor import InvalidCursor
-from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault, unexpected
+from multiclouddb_spi.faults import (
+    Fault,
+    ProviderFault,
+    RecordFault,
+    holds_data,
+    unexpected,
+    without_data,
+)
 
 if TYPE_CHECKING:
     from multiclouddb_spi.contract import Provider
@@ -57,9 +64,9 @@ def classified(classify: Callable[[Exception], Fault], error: Exception) -> Faul
 def cause_of(fault: Fault, error: Exception) -> Exception | None:
     """Return the exception to use as the cause of an error.
 
-    It is never one that may quote a secret, because logs also contain causes.
+    It is never one that may quote a secret or data, because logs also contain causes.
     """
-    return None if fault.confidential else error
+    return None if fault.confidential or holds_data(error) else error
 
 
 def to_error(
@@ -85,7 +92,7 @@ def to_error(
         retryable=fault.retryable,
         native_class=None if native is None else f"{type(native).__module__}.{type(native).__qualname__}",
         native_code=fault.code,
-        native_text=None if native is None or fault.confidential else str(native),
+        native_text=None if native is None or fault.confidential else without_data(str(native)),
         oldest_position=oldest_position,
         retry_after_seconds=fault.retry_after,
     )

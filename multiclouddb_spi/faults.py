@@ -5,6 +5,7 @@ The module `errors` turns a fault into the error that the user sees.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -50,6 +51,9 @@ class Fault:
             text.
         unknown_host: True if the host of the service has no address. As long as a client has not opened any
             feed, the engine regards this as a mistake in the connection, and does not retry.
+        renewable: True if the service refuses the credentials, and newer credentials of the same identity may
+            be accepted. If the provider can renew them (`SupportsRenewal`), the engine makes the call once
+            more.
     """
 
     category: ErrorCategory
@@ -60,6 +64,7 @@ class Fault:
     vendor_retried: bool = False
     confidential: bool = False
     unknown_host: bool = False
+    renewable: bool = False
 
 
 class ProviderFault(Exception):  # noqa: N818
@@ -229,6 +234,7 @@ class Row:
         confidential: True if the service's text may contain a secret; the text is then not shown in errors.
         retryable: True if the same call may succeed later; by default the category decides.
         unknown_host: True if the host of the service has no address; see `Fault`.
+        renewable: True if newer credentials of the same identity may be accepted; see `Fault`.
     """
 
     category: ErrorCategory
@@ -238,6 +244,7 @@ class Row:
         default=attrs.Factory(lambda row: row.category in _RETRYABLE, takes_self=True), kw_only=True
     )
     unknown_host: bool = attrs.field(default=False, kw_only=True)
+    renewable: bool = attrs.field(default=False, kw_only=True)
 
     def fault(
         self,
@@ -257,13 +264,14 @@ class Row:
         """
         return Fault(
             self.category,
-            f"{said}; {self.way_out}",
+            f"{without_data(said)}; {self.way_out}",
             code,
             self.retryable,
             retry_after,
             self.retryable and vendor_retried,
             self.confidential,
             self.unknown_host,
+            self.renewable,
         )
 
 
@@ -322,5 +330,58 @@ def unexpected(error: BaseException) -> Fault:
 
 
 def one_line(text: str) -> str:
-    """Shorten a vendor's text for a message: one line, without control characters, and not too long."""
+    """Shorten a vendor's text for a message: one short line without data and control characters."""
+    text = without_data(text)
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:_MOST_TEXT]
+
+
+# The fields of vendors' texts that hold data. Each field ends its text, or stands in front of what only
+# repeats the fields, so the text is cut there.
+_DATA: Final = re.compile(
+    # PostgreSQL's libpq: the server's fields after the message.
+    r"\n\s*(?:DETAIL|CONTEXT|QUERY|STATEMENT|LINE \d+): "
+    # deltalake and DataFusion: the rows that a constraint refuses, and values that cannot be cast.
+    r"|Preview of invalid data|(?<=violated by value in row): "
+    r"|(?<=an't cast value) |(?<=annot cast string) |(?<=annot cast value) "
+    # Delta in Spark, and Spark's casts.
+    r"|(?<=violated by row with values):|(?<=CAST_INVALID_INPUT\]) "
+    # MongoDB: the keys of an index, the document that its validator refuses, and the first field of a
+    # document that is too large, which in a change stream is a resume token.
+    r"|(?<=dup key): |['\"]?(?:keyValue|errInfo)['\"]?: |(?<=First element): "
+)
+# PyMongo repeats the server's whole reply after its message.
+_REPLY: Final = re.compile(r", full error: ")
+
+
+def without_data(text: str) -> str:
+    """Return a vendor's text without the fields that hold data: keys, documents and values.
+
+    What is left of a text is the same for each row: what was refused, and by which rule. All texts of vendors
+    that get into a message or into `ErrorDetail.native_text` pass through this function.
+    """
+    for pattern in (_REPLY, _DATA):
+        if found := pattern.search(text):
+            text = text[: found.start()].rstrip()
+    return text
+
+
+def holds_data(error: BaseException) -> bool:
+    """Return whether the text of an error or of one of its causes has a field that holds data.
+
+    Such an error must not be the cause of ours, because tracebacks print the texts of causes.
+    """
+    return any(_DATA.search(text) for text in _texts(error))
+
+
+def key_digest(key: str) -> str:
+    """Return the name of a key in messages, which never contain the key itself.
+
+    Args:
+        key: The JSON text of the key, as a sink stores it.
+
+    Returns:
+        The beginning of its SHA-256, with which a user finds the row: `sha2(key, 256)` in Spark,
+        `encode(sha256(convert_to(key, 'UTF8')), 'hex')` in PostgreSQL.
+    """
+    # A text with half of a surrogate pair has no UTF-8, and must not hide what the message is about.
+    return f"sha256:{hashlib.sha256(key.encode(errors='surrogatepass')).hexdigest()[:16]}"

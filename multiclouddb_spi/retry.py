@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from multiclouddb_api.value import frozen
+from multiclouddb_spi.abilities import SupportsRenewal
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.time_limits import CALL_SILENT_SECONDS, Arrival, Deadline, current
 
@@ -55,7 +57,8 @@ class Tries:
     """Repeats a failed call in the caller's own thread, with random waits, and raises the last failure.
 
     If the service returns `retry_after`, a random time is added to it. A failure is not retried if it is not
-    retryable, or if the vendor's client has already retried it.
+    retryable, or if the vendor's client has already retried it. If the service refuses the credentials and
+    the provider can renew them, the call is made once more with new credentials, without a wait.
     """
 
     provider: Provider
@@ -70,7 +73,7 @@ class Tries:
         if self.limits and current() is None:
             with Arrival():
                 return self.call(ask, deadline)
-        once = partial(_limited, ask) if self.limits else ask
+        once = self._renewing(partial(_limited, ask) if self.limits else ask, deadline)
         try:
             return once()
         except Exception as error:
@@ -98,6 +101,29 @@ class Tries:
         except (ImportError, OSError):  # the package cannot be loaded if the system has no free file handles
             raise failed.pop() from None
         return policy(again)
+
+    def _renewing(self, ask: Callable[[], T], deadline: Deadline) -> Callable[[], T]:
+        """Return a function that renews the credentials once if the service refuses them."""
+        has_renewed = False
+
+        def once() -> T:
+            nonlocal has_renewed
+            began = monotonic()
+            try:
+                return ask()
+            except Exception as error:
+                provider = self.provider
+                if has_renewed or not fault_of(provider, error).renewable:
+                    raise
+                has_renewed = True
+                if not isinstance(provider, SupportsRenewal) or not provider.renew(began):
+                    raise
+                if deadline.passed():
+                    raise
+                self.on_retry(1, 0.0, error)
+            return ask()
+
+        return once
 
     def _policy(self, deadline: Deadline) -> Retrying:
         from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_before_delay

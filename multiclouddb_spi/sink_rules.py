@@ -39,7 +39,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_api.validators import check_type, type_name
-from multiclouddb_spi.faults import AFTER_AN_OUTAGE
+from multiclouddb_spi.faults import AFTER_AN_OUTAGE, key_digest
 from multiclouddb_spi.scan.contract import LATEST_MARK, plan_id_of
 from multiclouddb_spi.table_mark import FeedSource, TableMark
 
@@ -82,9 +82,9 @@ def missing_state_error(key: str, count: int) -> MulticloudDbError:
     """Make the error for a batch with `count` changes without their documents, one of them of `key`."""
     return invalid_request(
         "batch",
-        f"contains {count} changes without their documents, for example of the key {key}: images are "
-        "switched off or have expired, the stream keeps only keys or old images, a document was deleted "
-        "before it was looked up, or the feed was read with new_item_state_mode=OMIT",
+        f"contains {count} changes without their documents, for example of the key {key_digest(key)}: "
+        "images are switched off or have expired, the stream keeps only keys or old images, a document was "
+        "deleted before it was looked up, or the feed was read with new_item_state_mode=OMIT",
         "switch full images on, and read with new_item_state_mode=REQUIRE (in Spark newItemState=require); "
         'or let MongoDB look documents up (full_document="updateLookup"); or keep the old documents with '
         f'missing_state="keep"; or leave the column {DOCUMENT} out if you need no documents',

@@ -189,7 +189,7 @@ def test_a_name_that_is_none_for_a_file_has_no_path(store):
     [("s3://bucket/orders", 'pip install "multiclouddb[checkpoints-s3]"'), ("s4://x", "s3, sqlite")],
 )
 def test_a_url_without_its_store_names_the_package_or_a_known_scheme(url, way_out, monkeypatch):
-    monkeypatch.setattr("multiclouddb_api.checkpoint.entry_points", lambda group: [])
+    monkeypatch.setattr("multiclouddb_api.registry.entry_points", lambda group: [])
     assert way_out in refused(open_checkpoint_store, url)
 
 

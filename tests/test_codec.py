@@ -213,3 +213,72 @@ class TestRefusal:
             api.decode_json(text)
         except api.MulticloudDbError as error:
             assert error.category == api.ErrorCategory.INVALID_REQUEST  # noqa: PT017
+
+
+digits = st.from_regex(r"-?(0|[1-9][0-9]{0,40})(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,4})?", fullmatch=True)
+
+
+class TestTextsOfExactNumbers:
+    """`parse_json` reads what a database wrote: int, or the float that is the number, or else Decimal."""
+
+    @pytest.mark.parametrize(
+        ("text", "value"),
+        [
+            ("0", 0),
+            ("-0", 0),
+            ("-0.0", -0.0),
+            ("9007199254740993", 2**53 + 1),
+            ("9223372036854775808", 2**63),
+            ("18446744073709551616", 2**64),
+            ("123456789012345678901234567890", 123456789012345678901234567890),
+            ("1" + "0" * 309, 10**309),
+            ("9" * 4300, 10**4300 - 1),
+            ("-" + "9" * 5000, Decimal("-" + "9" * 5000)),
+            ("0.1", 0.1),
+            ("1.10", 1.1),
+            ("1e2", 100.0),
+            ("1E20", 1e20),
+            ("123456789.123456", 123456789.123456),
+            ("3.141592653589793", 3.141592653589793),
+            ("3.141592653589793238", Decimal("3.141592653589793238")),
+            ("12345678901234567890.5", Decimal("12345678901234567890.5")),
+            ("1.0000000000000000000000", 1.0),
+            ("1e308", 1e308),
+            ("1e309", Decimal("1e309")),
+            ("-1.5E+400", Decimal("-1.5e400")),
+            ("5e-324", 5e-324),
+            ("4e-324", Decimal("4e-324")),
+            ("1e-400", Decimal("1e-400")),
+            ("0e-400", 0.0),
+        ],
+    )
+    def test_a_number_is_what_its_text_says(self, text, value):
+        for form in (text, text.encode()):
+            assert same(api.codec.parse_json(form), value)
+            assert same(api.codec.parse_json(b'{"a":[%b]}' % text.encode()), {"a": [value]})
+
+    @given(st.lists(digits, min_size=1, max_size=3))
+    def test_the_type_depends_on_the_number_only(self, texts):
+        found = api.codec.parse_json(f"[{','.join(texts)}]")
+        for text, number in zip(texts, found, strict=True):
+            is_int = not set(text) & set(".eE")
+            rounded = float(text)
+            is_float = math.isfinite(rounded) and Decimal(repr(rounded)) == Decimal(text)
+            assert type(number) is (int if is_int else float if is_float else Decimal)
+            assert (Decimal(repr(number)) if type(number) is float else number) == Decimal(text)
+
+    def test_texts_stay_texts_beside_long_numbers(self):
+        text = '{"$date":"2026-01-31T12:00:00.123456789Z","a":"1e309 \\u00e9 \\ud83c\\udf0d","n":1e309}'
+        found = {"$date": "2026-01-31T12:00:00.123456789Z", "a": "1e309 é 🌍", "n": Decimal("1e309")}
+        assert api.codec.parse_json(text) == api.codec.parse_json(text.encode()) == found
+        # The types have names in our own JSON.
+        assert same(api.decode_json(api.encode_json(found)), found)
+
+    @pytest.mark.parametrize("beside", ["1", "1e309"], ids=["short", "long"])
+    @pytest.mark.parametrize(
+        "text", ["NaN", "-Infinity", '"\\ud800"', '{"\\udc00":1}', "01", "1.", "[1,]", ""]
+    )
+    def test_what_is_not_json_is_refused(self, beside, text):
+        for form in (f"[{beside},{text}]" if text else text, text and f"[{beside},[[{text}]]]".encode()):
+            with pytest.raises(ValueError, match=r"\w"):
+                api.codec.parse_json(form)

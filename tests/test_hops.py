@@ -14,7 +14,7 @@ def test_a_call_is_seen_through_all_rooms(tmp_path):
     assert found.modules > 1
 
 
-@pytest.mark.parametrize(("at_once", "most"), [(False, (92, 62, 10)), (True, (95, 60, 12))])
+@pytest.mark.parametrize(("at_once", "most"), [(False, (92, 62, 10)), (True, (95, 62, 12))])
 def test_a_call_takes_few_steps(tmp_path, monkeypatch, at_once, most):
     """What is read in the thread of the caller counts too, and with the pool only the request for it.
 

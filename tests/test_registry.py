@@ -9,8 +9,11 @@ from importlib import metadata
 
 import pytest
 
+import multiclouddb_api as api
 from multiclouddb_api import installed_providers, registry
 from multiclouddb_api.entry_points import EntryPoint, entry_points
+from multiclouddb_certify.certification import load_certification
+from multiclouddb_cli.main import Commands
 
 from .refusals import refusal
 
@@ -73,6 +76,24 @@ def test_a_provider_offered_twice_names_both_owners(offer):
     message = refused("embedded").message
     assert "is offered by imitation, multiclouddb-embedded" in message
     assert "uninstall all but one" in message
+
+
+@pytest.mark.parametrize(
+    ("group", "call"),
+    [
+        ("multiclouddb.checkpoint_stores", lambda: api.open_checkpoint_store("s3://bucket/p")),
+        ("multiclouddb.harnesses", lambda: load_certification("s3://bucket/p")),
+        ("multiclouddb.commands", lambda: Commands(name="multiclouddb").get_command(None, "s3")),
+    ],
+)
+def test_what_two_distributions_offer_is_given_to_neither(monkeypatch, group, call):
+    """The one that is earlier on the path would get a URL or a command line that is not for it."""
+    offers = [point("s3", "sys:path", "ours"), point("s3", "os:path", "imitation")]
+    monkeypatch.setattr(registry, "entry_points", lambda **asked: offers if asked == {"group": group} else [])
+    with pytest.raises(
+        api.MulticloudDbError, match="'s3' is offered by imitation, ours; uninstall all but one"
+    ):
+        call()
 
 
 def test_the_same_entry_point_found_twice_is_one(offer):

@@ -29,6 +29,7 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_api.entry_points import entry_points
+from multiclouddb_api.registry import sole_offer
 from multiclouddb_certify.recordings.rules import Codec
 from multiclouddb_certify.wire import Answer, Call, Price, WireObserver
 from multiclouddb_conformance.harness import Harness
@@ -393,17 +394,17 @@ def load_certification(url: str) -> Certification:
         MulticloudDbError: `INVALID_REQUEST` if no installed distribution has a harness for it.
     """
     scheme = urlsplit(url).scheme
-    points = {point.name: point for point in entry_points(group=GROUP)}
     provider_id = {"mongodb": "mongo", "mongodb+srv": "mongo"}.get(scheme, scheme)
-    if provider_id not in points:
-        known = ", ".join(sorted(points)) or "none"
+    point = sole_offer(provider_id, GROUP, "harness")
+    if point is None:
+        known = ", ".join(sorted({point.name for point in entry_points(group=GROUP)})) or "none"
         raise invalid_request(
             "URL",
             f"begins with {scheme!r}, and nothing is installed that certifies it",
             f"write it as connect(url) takes it, such as dynamo://REGION; installed are: {known}",
         )
     try:
-        found = points[provider_id].load()
+        found = point.load()
     except ImportError as error:
         raise MulticloudDbError(
             f'certify: cannot import {error.name}; run: pip install "multiclouddb[certify,{provider_id}]"',

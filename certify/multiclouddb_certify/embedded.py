@@ -27,7 +27,7 @@ class EmbeddedHarness(Harness):
     profile: ClassVar[str | None] = None
     capabilities = CAPABILITIES
     plugin = PLUGIN
-    can_expire = can_other_options = can_secrets = can_notices = False
+    can_expire = can_other_options = can_secrets = can_notices = can_named_keys = False
 
     def open(self) -> None:
         """Make the store."""

@@ -68,7 +68,7 @@ class AwsCheckpointStore(SharedCheckpointStore):
 
     options = ("endpoint_url", "region")
 
-    def _service(self, service: str, location: Location) -> Any:
+    def _service(self, service: str, location: Location, **settings: Any) -> Any:
         import boto3
         from botocore.config import Config
 
@@ -76,6 +76,7 @@ class AwsCheckpointStore(SharedCheckpointStore):
             connect_timeout=CONNECT_SECONDS,
             read_timeout=READ_SECONDS,
             retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+            **settings,
         )
         # A session of its own, because boto3's default session cannot make clients in two threads at once.
         return boto3.Session().client(

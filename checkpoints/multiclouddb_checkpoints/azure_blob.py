@@ -23,6 +23,10 @@ _KEY: Final = "AZURE_STORAGE_KEY"
 _WHO: Final = f"check {_KEY}, or what azure-identity finds (az login, managed identity)"
 _NOT_ACCEPTED: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True)
 _REFUSED: Final = ("BlobAlreadyExists", "ConditionNotMet", "BlobNotFound")
+_LEASED: Final = Row(
+    ErrorCategory.CONFLICT,
+    "another process holds a lease on the blob; end it there, or run: az storage blob lease break",
+)
 
 
 class AzureBlobCheckpointStore(SharedCheckpointStore):
@@ -49,6 +53,10 @@ class AzureBlobCheckpointStore(SharedCheckpointStore):
     meanings: ClassVar = {
         "AuthenticationFailed": _NOT_ACCEPTED,
         "InvalidAuthenticationInfo": _NOT_ACCEPTED,
+        **dict.fromkeys(
+            ("LeaseAlreadyPresent", "LeaseIdMismatchWithBlobOperation", "LeaseIdMissing", "LeaseLost"),
+            _LEASED,
+        ),
         "ServerBusy": Row(ErrorCategory.THROTTLED, "save less often, or use more names"),
     }
 
@@ -117,7 +125,13 @@ class AzureBlobCheckpointStore(SharedCheckpointStore):
         return str(done["etag"])
 
     def _delete(self, key: str) -> None:
-        self._blob(key).delete_blob()
+        from azure.core.exceptions import ResourceNotFoundError
+
+        try:
+            self._blob(key).delete_blob()
+        except ResourceNotFoundError as error:
+            if _code(error) != "BlobNotFound":
+                raise
 
     def _answer(self, error: Exception) -> Answer | Row | None:
         from azure.core.exceptions import (

@@ -7,6 +7,7 @@ import zlib
 from typing import Any, ClassVar, Final
 
 from multiclouddb_api import ErrorCategory, invalid_request
+from multiclouddb_api.checkpoint import MOST_BYTES
 from multiclouddb_checkpoints.aws import CODES, WHO, AwsCheckpointStore, code_of
 from multiclouddb_checkpoints.store import Advice, RefusedError
 from multiclouddb_spi.connection import Location
@@ -31,6 +32,7 @@ class DynamoCheckpointStore(AwsCheckpointStore):
     form = "write dynamodb://TABLE/PREFIX or dynamodb://TABLE/PREFIX?region=REGION"
     extra = "multiclouddb[checkpoints-dynamo]"
     other_tag = "-"
+    promises_conditions = True
     advice = Advice(WHO, "grant dynamodb:GetItem and dynamodb:PutItem on the table", _TABLE)
     meanings: ClassVar = {
         **CODES,
@@ -53,7 +55,7 @@ class DynamoCheckpointStore(AwsCheckpointStore):
         if found is None:
             return None
         try:
-            body = zlib.decompress(found["checkpoint"]["B"])
+            body = zlib.decompressobj().decompress(found["checkpoint"]["B"], MOST_BYTES + 1)
         except (KeyError, zlib.error):
             body = b""
         return body, found.get("version", {}).get("S", "")

@@ -37,6 +37,7 @@ class GcsCheckpointStore(SharedCheckpointStore):
     form = "write gs://BUCKET/PREFIX"
     extra = "multiclouddb[checkpoints-gcs]"
     other_tag = "1"
+    promises_conditions = True
     advice = Advice(
         _WHO,
         "grant storage.objects.get, storage.objects.create and storage.objects.delete on the bucket",
@@ -83,7 +84,13 @@ class GcsCheckpointStore(SharedCheckpointStore):
         return str(blob.generation)
 
     def _delete(self, key: str) -> None:
-        self._blob(key).delete(**self._times())
+        from google.api_core.exceptions import NotFound
+
+        try:
+            self._blob(key).delete(**self._times())
+        except NotFound as error:
+            if "bucket does not exist" in str(error):
+                raise
 
     def _answer(self, error: Exception) -> Answer | Row | None:
         from google.api_core.exceptions import GoogleAPICallError, RetryError

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
+from multiclouddb_api import ErrorCategory
 from multiclouddb_checkpoints.aws import CODES, WHO, AwsCheckpointStore, code_of
 from multiclouddb_checkpoints.store import Advice, RefusedError
+from multiclouddb_spi.faults import Row
 
-_REFUSED: Final = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
+# 304 is what MinIO answered to a condition that does not hold until 2024 (minio/minio#19442); OVH says
+# OperationAborted if two writes meet (apache/arrow-rs-object-store#138).
+_REFUSED: Final = (
+    "PreconditionFailed",
+    "ConditionalRequestConflict",
+    "OperationAborted",
+    "412",
+    "409",
+    "304",
+)
+_CHECKSUM: Final = Row(
+    ErrorCategory.INVALID_REQUEST,
+    "boto3 sends a checksum that this server does not take; set "
+    "AWS_REQUEST_CHECKSUM_CALCULATION=when_required",
+)
 
 
 class S3CheckpointStore(AwsCheckpointStore):
@@ -30,10 +46,12 @@ class S3CheckpointStore(AwsCheckpointStore):
         "object does not exist",
         "check the name of the bucket, and its region",
     )
-    meanings = CODES
+    meanings: ClassVar = {**CODES, "XAmzContentSHA256Mismatch": _CHECKSUM}
 
     def _connect(self) -> Any:
-        return self._service("s3", self._location)
+        # From 1.36 on, boto3 sends a checksum as a trailer over TLS, which many servers with the API of S3
+        # refuse (boto/boto3#4392). TLS protects the body, and the ETag names it.
+        return self._service("s3", self._location, request_checksum_calculation="when_required")
 
     def _read(self, key: str) -> tuple[bytes, str] | None:
         client = self._client

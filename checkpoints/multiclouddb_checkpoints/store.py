@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,9 +24,10 @@ from multiclouddb_api.checkpoint import (
 from multiclouddb_api.validators import check_type
 from multiclouddb_spi.connection import Location, parse_location
 from multiclouddb_spi.errors import cause_of, to_error
-from multiclouddb_spi.faults import REPORT, UNAVAILABLE, Fault, Row, one_line, row_of_connection, unexpected
+from multiclouddb_spi.faults import UNAVAILABLE, Fault, Row, one_line, row_of_connection, unexpected
 
 T = TypeVar("T")
+_LOG: Final = logging.getLogger("multiclouddb.checkpoints")
 
 CONNECT_SECONDS: Final = 5
 READ_SECONDS: Final = 10
@@ -37,6 +40,16 @@ _NETWORK: Final = Row(ErrorCategory.TRANSIENT_FAILURE, "check the network and th
 _OVERLOADED: Final = Row(
     ErrorCategory.THROTTLED, "save less often (checkpoint_interval_seconds), or use more names"
 )
+_REFUSES: Final = Row(
+    ErrorCategory.INVALID_REQUEST,
+    "the service does not take such a request; look its code up in the service's documentation",
+)
+_MET: Final = Row(ErrorCategory.TRANSIENT_FAILURE, "others write at the same time; try again")
+UNCONDITIONAL: Final = Row(
+    ErrorCategory.UNSUPPORTED_CAPABILITY,
+    "use a service that takes conditional writes, or FileCheckpointStore on one machine",
+)
+"""The row for a service that does not take the condition of a write."""
 
 
 class RefusedError(Exception):
@@ -75,12 +88,14 @@ class Advice:
     def rows(self) -> dict[int, Row]:
         """Return the meaning of each HTTP status."""
         return {
-            400: Row(ErrorCategory.INVALID_REQUEST, REPORT),
             # The messages of a 401 may quote the signed request.
             401: Row(ErrorCategory.AUTHENTICATION_FAILED, self.who, confidential=True),
             403: Row(ErrorCategory.AUTHORIZATION_FAILED, self.grant),
             404: Row(ErrorCategory.NOT_FOUND, self.missing),
+            408: _NETWORK,
+            409: _MET,
             429: _OVERLOADED,
+            501: UNCONDITIONAL,
         }
 
 
@@ -111,6 +126,8 @@ class SharedCheckpointStore(ABC):
     """A tag that no content has."""
     meanings: ClassVar[Mapping[str, Row]] = {}
     """The error codes of the service whose meaning differs from that of their status."""
+    promises_conditions: ClassVar[bool] = False
+    """Whether every service with this scheme keeps the condition of a write, so that nobody has to try."""
 
     def __init__(self, url: str, client: Any = None) -> None:
         location = parse_location(
@@ -129,7 +146,8 @@ class SharedCheckpointStore(ABC):
         self._url, self._location, self._path = url, location, path
         self._given = client
         self._made: dict[int, Any] = {}
-        self._is_proved = False
+        self._proved_in = 0
+        """The process in which the service was seen to keep conditions."""
         self._check(location)
 
     @property
@@ -164,15 +182,25 @@ class SharedCheckpointStore(ABC):
                 this name may exist yet.
 
         Raises:
-            MulticloudDbError: `CONFLICT` if another worker has changed the checkpoint;
-                `UNSUPPORTED_CAPABILITY` if the service ignores the condition of a write; the errors of
-                `load`. After any other error than `CONFLICT`, `load` says whether the checkpoint was saved.
+            MulticloudDbError: `CONFLICT` if another worker has changed the checkpoint, or holds a lease on
+                it; `UNSUPPORTED_CAPABILITY` if the service ignores the condition of a write, or takes none;
+                the errors of `load`. After any other error than these two, `load` says whether the
+                checkpoint was saved.
+
+        Portability:
+            Amazon S3, Azure Blob Storage, Google Cloud Storage and DynamoDB keep conditions. Some servers
+            with the API of S3 ignore them. So on `s3://` and `azblob://`, the first save in each process
+            writes and deletes an object `NAME.probe-….checkpoint.json` to try it. If the identity may not
+            write that name, whether the service keeps conditions is not known, and a warning is logged.
         """
         check_name(name)
         check_type("expected", expected, str, type(None))
         before, _, tag = (expected or "0").partition("@")
         draft = Checkpoint(token, next_version(Checkpoint("-", before)))
         body = encode_checkpoint(name, draft)
+        # In each process, because another one may reach the name through another service or proxy.
+        if not self.promises_conditions and self._proved_in != os.getpid():
+            self._prove(name)
         for _ in range(_WRITES):
             try:
                 # A version of another store has no tag, and an empty condition would be none at all.
@@ -180,8 +208,6 @@ class SharedCheckpointStore(ABC):
                     raise RefusedError
                 condition = None if expected is None else tag
                 written = self._called(name, partial(self._write, self._key(name), body, condition))
-                if expected is None and not self._is_proved:
-                    self._prove(name, body)
                 return _tagged(draft, written)
             except RefusedError:
                 found = self.load(name)
@@ -213,7 +239,7 @@ class SharedCheckpointStore(ABC):
         return f"{type(self).__name__}({self.place!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_made": {}}
+        return {**vars(self), "_made": {}, "_proved_in": 0}
 
     @abstractmethod
     def _connect(self) -> Any:
@@ -279,7 +305,7 @@ class SharedCheckpointStore(ABC):
         if isinstance(answer, Answer):
             statuses = self.advice.rows()
             row = self.meanings.get(answer.code) or statuses.get(answer.status)
-            row = row or (UNAVAILABLE if answer.status >= 500 else statuses[400])
+            row = row or (UNAVAILABLE if answer.status >= 500 else _REFUSES)
             said = f"{answer.status} {answer.code}"
             text = "" if row.confidential else one_line(answer.text)
             return row.fault(f"{said} ({text})" if text else said, answer.code, vendor_retried=True)
@@ -293,23 +319,56 @@ class SharedCheckpointStore(ABC):
         )
         return row_found.fault(said, type(error).__name__, vendor_retried=True)
 
-    def _prove(self, name: str, body: bytes) -> None:
-        """Refuse a service that ignores conditions: two workers would overwrite each other's positions."""
-        for tag in (None, self.other_tag):
-            try:
-                self._called(name, partial(self._write, self._key(name), body, tag))
-            except RefusedError:
-                continue
-            break
-        else:
-            self._is_proved = True
+    def _prove(self, name: str) -> None:
+        """Refuse a service that ignores conditions: two workers would overwrite each other's positions.
+
+        An object of its own is written, because a proof on the name itself could overwrite the position of
+        another worker.
+        """
+        probe = f"{name}.probe-{secrets.token_hex(8)}"
+        key, ignored = self._key(probe), False
+
+        def write(tag: str | None) -> None:
+            self._write(key, b"{}", tag)
+
+        try:
+            self._called(name, partial(write, None))
+        except RefusedError:
+            return  # the service knows conditions, and has met another write; the next save tries again
+        except MulticloudDbError as error:
+            if error.category != ErrorCategory.AUTHORIZATION_FAILED:
+                raise
+            _LOG.warning(
+                "checkpoint %s: it is not known whether the service keeps the condition of a write, because "
+                "the identity may not write %s beside it; if it does not, two workers can overwrite each "
+                "other's position",
+                self._named(name), self._key(f"{name}.probe-…"),
+            )  # fmt: skip
+            self._proved_in = os.getpid()
             return
-        raise MulticloudDbError(
-            f"checkpoint {self._named(name)}: this service ignores the condition of a write, so that a "
-            "position could go back; use a service that keeps conditions, or FileCheckpointStore on one "
-            "machine",
-            ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, self.scheme, "checkpoint"),
-        )
+        try:
+            for tag in (None, self.other_tag):
+                try:
+                    self._called(name, partial(write, tag))
+                except RefusedError:
+                    continue
+                ignored = True
+        finally:
+            self._forget(probe)
+        if ignored:
+            raise MulticloudDbError(
+                f"checkpoint {self._named(name)}: this service ignores the condition of a write, so that a "
+                f"position could go back; {UNCONDITIONAL.way_out}",
+                ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, self.scheme, "checkpoint"),
+            )
+        self._proved_in = os.getpid()
+
+    def _forget(self, probe: str) -> None:
+        """Delete the object of a proof; one that is left does no harm."""
+        try:
+            self._called(probe, partial(self._delete, self._key(probe)))
+        except MulticloudDbError as error:
+            _LOG.warning("%s was left behind and may be deleted: %s", self._named(probe), error.message)
 
 
 def _tagged(checkpoint: Checkpoint, tag: str) -> Checkpoint:

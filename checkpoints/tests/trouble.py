@@ -2,6 +2,7 @@
 
 import gc
 import json
+import pickle
 import re
 import socket
 import threading
@@ -80,6 +81,19 @@ ANSWERS = {
     },
 }
 RETRYABLE = ("THROTTLED", "TRANSIENT_FAILURE")
+# Answers without a code that a store knows, by their status, on all services alike.
+UNKNOWN = {
+    402: "INVALID_REQUEST",
+    408: "TRANSIENT_FAILURE",
+    415: "INVALID_REQUEST",
+    501: "UNSUPPORTED_CAPABILITY",
+    507: "TRANSIENT_FAILURE",
+}
+
+
+def unknown(scheme, status):
+    make = {"gs": google, "dynamodb": dynamo}.get(scheme, xml)
+    return make(status, "SomethingNew")
 
 
 class Between:
@@ -91,11 +105,14 @@ class Between:
         lost: How many answers to writes are still lost after the service has given them.
         weak: Whether it marks each ETag as weak, as a proxy does that compresses.
         unconditional: Which conditions are taken out of the requests: "every" one, or those on the "version".
+        forbidden: A text; a write whose path contains it is answered with 403.
+        asked: The method and path of every request.
     """
 
     def __init__(self, target):
         self.peers = set()
         self.answer, self.lost, self.weak, self.unconditional = None, 0, False, ""
+        self.forbidden, self.asked = None, []
         target = urlsplit(target)
         between = self
 
@@ -109,8 +126,12 @@ class Between:
                 between.peers.add(self.client_address)
                 # Some clients send chunks, which this server does not read: they name a length here.
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                between.asked.append((self.command, self.path))
                 if between.answer is not None:
                     self.give(*between.answer)
+                    return
+                if between.forbidden and between.forbidden in self.path and self.command != "GET":
+                    self.give(*xml(403, "AccessDenied"))
                     return
                 path, headers = self.path, dict(self.headers.items())
                 if between.unconditional:
@@ -219,7 +240,11 @@ class TestTrouble(Troubled):
     def test_each_refusal_has_its_category_and_a_way_out(self, served, store, between, category):
         first = store.save("orders", "1", None)
         between.answer = ANSWERS[served.scheme][category]
-        for call in (lambda: store.load("orders"), lambda: store.save("orders", "2", first.version)):
+        for call in (
+            lambda: store.load("orders"),
+            lambda: store.save("orders", "2", first.version),
+            lambda: store.delete("orders"),
+        ):
             error = refusal(call)
             self.check(error, category)
             assert f"{store.place}/orders" in error.message
@@ -227,6 +252,26 @@ class TestTrouble(Troubled):
         between.answer = None
         assert store.load("orders") == first
         assert store.save("orders", "2", first.version).token == "2"
+
+    @pytest.mark.parametrize("status", sorted(UNKNOWN))
+    def test_an_unknown_answer_is_the_services_own(self, served, store, between, status):
+        """It has the category of its status, and its text, and nobody calls it a defect of this project."""
+        first = store.save("orders", "1", None)
+        between.answer = unknown(served.scheme, status)
+        for call in (lambda: store.load("orders"), lambda: store.save("orders", "2", first.version)):
+            error = refusal(call)
+            self.check(error, UNKNOWN[status])
+            assert str(status) in error.message
+            assert "defect" not in error.message
+        between.answer = None
+        assert store.load("orders") == first
+
+    def test_delete_of_what_is_gone_is_done(self, store):
+        store.delete("orders")
+        store.save("orders", "1", None)
+        store.delete("orders")
+        store.delete("orders")
+        assert store.load("orders") is None
 
     def test_an_outage_can_be_retried(self, served, store, monkeypatch):
         first = store.save("orders", "1", None)
@@ -293,12 +338,54 @@ class TestTrouble(Troubled):
 
 
 class TestIgnoredConditions(Troubled):
-    """Tests a service that takes every write; the requests of Azure are signed with their conditions."""
+    """Tests a service that takes every write. S3's servers differ; DynamoDB and GCS promise conditions."""
 
     @pytest.mark.parametrize("unconditional", ["every", "version"])
-    def test_a_service_that_ignores_conditions_is_refused(self, store, between, unconditional):
+    def test_a_service_that_ignores_conditions_is_refused_before_a_name_is_written(
+        self, store, between, unconditional
+    ):
         between.unconditional = unconditional
         self.check(refusal(store.save, "orders", "1", None), "UNSUPPORTED_CAPABILITY")
+        assert store.load("orders") is None
+        assert between.asked[-2][0] == "DELETE", "the object of the proof is deleted"
+
+    @pytest.mark.parametrize("unconditional", ["every", "version"])
+    def test_a_process_that_finds_a_checkpoint_finds_it_out_too(
+        self, served, store, between, unconditional, tmp_path
+    ):
+        first = store.save("orders", "1", None)
+        between.unconditional = unconditional
+        other = pickle.loads(pickle.dumps(store))
+        found = other.load("orders")
+        self.check(refusal(other.save, "orders", "2", found.version), "UNSUPPORTED_CAPABILITY")
+        assert other.load("orders") == first, "the proof never touches the name itself"
+
+    def test_the_proof_is_made_once_and_leaves_nothing(self, store, between):
+        first = store.save("orders", "1", None)
+        asked = [path for _, path in between.asked if "probe" in path]
+        assert len(asked) == 4
+        assert len({path.partition("?")[0] for path in asked}) == 1
+        store.save("orders", "2", first.version)
+        store.save("others", "1", None)
+        assert len([path for _, path in between.asked if "probe" in path]) == 4
+        probe = asked[0].partition("?")[0].rpartition("/")[2].removesuffix(".checkpoint.json")
+        assert store.load(probe) is None
+
+    def test_a_role_that_may_write_the_name_alone_is_warned(self, store, between, caplog):
+        between.forbidden = ".probe-"
+        first = store.save("orders", "1", None)
+        assert store.save("orders", "2", first.version).token == "2"
+        (record,) = [each for each in caplog.records if each.name == "multiclouddb.checkpoints"]
+        assert "not known whether" in record.getMessage()
+        assert "orders.probe-" in record.getMessage()
+
+
+class TestPromisedConditions(Troubled):
+    """Tests that nobody pays for a proof where the service's conditions are documented."""
+
+    def test_a_save_is_one_write(self, store, between):
+        store.save("orders", "1", None)
+        assert [method for method, _ in between.asked if method != "GET"] == ["POST"]
 
 
 class TestExceptionClasses:

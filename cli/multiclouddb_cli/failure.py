@@ -18,6 +18,7 @@ from multiclouddb_api import ErrorCategory, MulticloudDbError
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_cli.exits import FAILURE, USAGE, exit_code
 from multiclouddb_cli.screen import printable
+from multiclouddb_spi.faults import without_data
 
 # Maps words in a message of the library to the command-line options with the same effect.
 _ADVICE: Final = (
@@ -108,7 +109,8 @@ def _line(error: Exception) -> tuple[int, str]:
         return USAGE, f"[USAGE] {said}; see {command} --help"
     if isinstance(error, OSError):  # the library wraps its errors, so this error comes from our output
         return FAILURE, f"[OUTPUT] cannot be written: {error.strerror or error}"
-    return FAILURE, f"[UNEXPECTED] {type(error).__name__}: {error}; run it again with --debug and report it"
+    said = f"{type(error).__name__}: {without_data(str(error))}"
+    return FAILURE, f"[UNEXPECTED] {said}; run it again with --debug and report it"
 
 
 def scrub(text: str) -> str:

@@ -35,13 +35,12 @@ class Commands(TyperGroup):
         found = super().get_command(ctx, cmd_name)
         if found is not None:
             return found
-        from multiclouddb_api.entry_points import entry_points
+        from multiclouddb_api.registry import sole_offer
 
-        for point in entry_points(group=_COMMANDS):
-            if point.name == cmd_name:
-                command = typer.main.get_command(point.load())
-                command.name = cmd_name
-                return command
+        if (point := sole_offer(cmd_name, _COMMANDS, "command")) is not None:
+            command = typer.main.get_command(point.load())
+            command.name = cmd_name
+            return command
         if cmd_name == "certify":
             raise typer.BadParameter('it is not installed; run: pip install "multiclouddb[certify]"')
         return None
@@ -220,6 +219,7 @@ def verify(
     sample: cli.Sample = None,
     max_scan_rate: cli.MaxScanRate = None,
     state: cli.StateFolder = None,
+    resume: cli.Resume = False,
     patience: cli.Patience = 600.0,
     show_values: cli.ShowValues = False,
     record: cli.Record = False,
@@ -230,8 +230,9 @@ def verify(
     """Prove that a table equals its collection while both change, and repair it.
 
     The sink keeps running. Nothing is written to the collection, and the table only with --repair or
-    --record. A run that was killed goes on where it was. The exit code is 0 if the table is equal, 11 if
-    differences are left, and 12 if some keys could not be compared.
+    --record. With --resume, the rows of the collection that a killed run has read are not read again. The
+    exit code is 0 if the table is equal, 11 if differences are left, and 12 if some keys could not be
+    compared.
     """
     from multiclouddb_cli import verifying as command
     from multiclouddb_cli.arguments import to_address, to_config, to_options
@@ -240,7 +241,7 @@ def verify(
     command.verify(
         config, to_address(collection), target, position, as_json=as_json, estimate=estimate, repair=repair,
         max_repairs=max_repairs, force=force, sample=command.to_sample(sample), max_scan_rate=max_scan_rate,
-        state=state, patience_seconds=patience, show_values=show_values, record=record,
+        state=state, resume=resume, patience_seconds=patience, show_values=show_values, record=record,
         provider_options=to_options(config, options or ()),
     )  # fmt: skip
 

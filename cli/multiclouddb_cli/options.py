@@ -258,7 +258,11 @@ Sample: TypeAlias = Annotated[
 ]
 StateFolder: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--state", metavar="DIR", help="The folder of what was read, to go on after a kill."),
+    typer.Option("--state", metavar="DIR", help="The folder for what is read; removed at the end."),
+]
+Resume: TypeAlias = Annotated[
+    bool,
+    typer.Option("--resume", help="Go on with the source where a killed run was; the table is read again."),
 ]
 Estimate: TypeAlias = Annotated[
     bool, typer.Option("--estimate", help="Print rows, segments, units and time, and read nothing else.")

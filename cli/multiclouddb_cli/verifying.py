@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Unpack
 
 import attrs
@@ -31,11 +34,14 @@ from multiclouddb_cli.screen import (
     scan_line,
 )
 from multiclouddb_cli.session import until_signal
+from multiclouddb_spi.faults import key_digest
 
 if TYPE_CHECKING:
     from multiclouddb_verify import Difference, Estimate, Position, Progress, Report, Target, VerifySettings
 
 _SHOWN: Final = 20
+_FIRST: Final = 60
+"""How many characters of a key are printed, and only with the values that differ."""
 
 
 def to_sample(text: str | None) -> int | None:
@@ -77,7 +83,7 @@ def verify(
             return
         line = ProgressLine("verify", _progress_line)
         try:
-            with interrupt.reading():
+            with interrupt.reading(), _warnings(line):
                 settings["position"] = _position(client, address, stored, options)
                 settings["on_progress"] = line.show
                 report = multiclouddb_verify.verify(client, address, target, **settings)
@@ -86,11 +92,28 @@ def verify(
     if as_json:
         typer.echo(json.dumps(report.to_dict()))
     else:
-        _print(report)
+        _print(report, show_values=settings["show_values"])
     if report.counts.differences:
         raise typer.Exit(DIFFERENT)
     if report.counts.unsettled:
         raise typer.Exit(UNSETTLED)
+
+
+@contextmanager
+def _warnings(line: ProgressLine[Progress]) -> Iterator[None]:
+    """Print what `verify` warns of on stderr."""
+
+    class ToStderr(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            line.clear()
+            typer.echo(record.getMessage(), err=True)
+
+    logger, handler = logging.getLogger("multiclouddb.verify"), ToStderr(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def _target(table: str, patience: float) -> Target:
@@ -130,7 +153,7 @@ def _position(
     return to_token(text, "--position")
 
 
-def _print(report: Report) -> None:
+def _print(report: Report, *, show_values: bool) -> None:
     counts, cost = report.counts, report.cost
     kinds = ", ".join(f"{count:,} {kind.value}" for kind, count in counts.differences.items())
     read = f"{cost.rows:,} rows of the source, {cost.looked_up:,} again by key, {cost.changes:,} changes, "
@@ -152,7 +175,7 @@ def _print(report: Report) -> None:
         rows = [
             (
                 each.kind.value,
-                each.key,
+                each.key[:_FIRST] if show_values else key_digest(each.key),
                 each.order_key or "-",
                 "" if each.path is None else f"{each.path}: {_sides(each)}",
             )

@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from multiclouddb_api import CapabilitySet, ChangeEvent, ClientConfig, MulticloudDbKey, ProviderOptions
+from multiclouddb_api import (
+    CapabilitySet,
+    ChangeEvent,
+    ClientConfig,
+    LookupAnswer,
+    MulticloudDbKey,
+    ProviderOptions,
+)
 from multiclouddb_spi import (
     Batch,
     Cursor,
@@ -263,7 +270,7 @@ class WrappedProvider(Provider):
 
     def look_up(
         self, feed: WrappedFeed, keys: Sequence[MulticloudDbKey], deadline: Deadline
-    ) -> Mapping[MulticloudDbKey, ChangeEvent | None]:
+    ) -> Mapping[MulticloudDbKey, LookupAnswer]:
         """Return the answer of `SupportsLookup.lookup`, for a feed that has this method."""
         assert isinstance(feed.inner, SupportsLookup)
         return feed.inner.lookup(keys, deadline)

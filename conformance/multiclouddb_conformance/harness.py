@@ -101,6 +101,7 @@ ABILITIES: Final[Mapping[str, str]] = {
     "high_floor": "the floor of a snapshot is below older changes",
     "interleaved": "no interleaved scan",
     "clock_moves": "the service's clock stands still",
+    "named_keys": "a key may have any components",
 }
 """Maps each ability that a harness may lack to the text that the summary shows if the ability is missing.
 
@@ -173,6 +174,7 @@ class Harness(ABC):
     can_high_floor: ClassVar[bool] = True
     can_interleaved: ClassVar[bool] = True
     can_clock_moves: ClassVar[bool] = True
+    can_named_keys: ClassVar[bool] = True
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

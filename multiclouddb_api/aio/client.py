@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from multiclouddb_api.capability import CapabilitySet
-    from multiclouddb_api.event import ChangeEvent
     from multiclouddb_api.iterator import IteratorSettings
     from multiclouddb_api.key import MulticloudDbKey
+    from multiclouddb_api.lookup import LookupAnswer
     from multiclouddb_api.observer import Observer
     from multiclouddb_api.page import ChangeFeedPage
     from multiclouddb_api.plan import PartitionList, PartitionPlan
@@ -187,7 +187,7 @@ class AsyncMulticloudDbClient:
         options: OperationOptions | None = None,
         *,
         provider_options: ProviderOptions | None = None,
-    ) -> Mapping[MulticloudDbKey, ChangeEvent | None]:
+    ) -> Mapping[MulticloudDbKey, LookupAnswer]:
         """Read the current rows with these keys; see `MulticloudDbClient.lookup`.
 
         Args:
@@ -195,6 +195,9 @@ class AsyncMulticloudDbClient:
             keys: At most 1,000 keys, in the form in which events have them.
             options: Time limits; 30 seconds by default.
             provider_options: The provider's options, if it has any.
+
+        Returns:
+            Maps each key to its row, to None if there is no such row, or to `NotKnown`.
         """
         return await self._call(  # type: ignore[no-any-return]
             "lookup", address, keys, options, provider_options=provider_options

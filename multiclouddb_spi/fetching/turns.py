@@ -191,8 +191,10 @@ class PollResult(Generic[T]):
 
     turns: Turns
     limit: int
+    most_bytes: int
     values: list[T] = attrs.field(factory=list)  # what the view made of the returned records, in order
     count: int = 0
+    nbytes: float = 0.0  # of the returned records
     notices: list[Notice] = attrs.field(factory=list)
     moved: bool = False  # a partition answered, or a position moved
     idle: bool = False  # every active partition reported that it has no more records
@@ -210,7 +212,7 @@ class PollResult(Generic[T]):
     @classmethod
     def nothing(cls, lineage: Lineage) -> PollResult[T]:
         """Return the result of a call that reads nothing."""
-        return cls(Turns(lineage), 0)
+        return cls(Turns(lineage), 0, 0)
 
     def stopped(self) -> bool:
         """True if no more records may be read in this call."""

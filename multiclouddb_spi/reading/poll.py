@@ -21,6 +21,8 @@ partitions from stage to stage; the numbers in the code mark where this happens:
     partitions that were left out.
  7. With `due`, the poll leaves out the partitions that are not worth asking yet. The page is then not idle.
     Without it, the poll waits for them.
+ 8. The page ends before its records have more bytes than it may have. While the first partition in the queue
+    has its turn, others that do not fit wait for it, as they do for its place (4).
 """
 
 from __future__ import annotations
@@ -78,6 +80,7 @@ class Poll(Generic[T]):
         feed: Feed,
         lineage: Lineage,
         limit: int,
+        most_bytes: int,
         view: Callable[[Batch, int, int], T],
         deadline: Deadline,
         *,
@@ -97,7 +100,7 @@ class Poll(Generic[T]):
             self._leaves_out = bool(rests)
             active = [entry for entry in active if entry.partition_id not in rests]
         self._turns = turns = Turns(lineage)
-        self._result: PollResult[T] = PollResult(turns, limit)
+        self._result: PollResult[T] = PollResult(turns, limit, most_bytes)
         self._make_answers = partial(
             Answers, context, feed, lineage, self._result, deadline, on_expired=on_expired, single=single
         )
@@ -117,7 +120,7 @@ class Poll(Generic[T]):
             self._rest = []
         self._head = turns.of(active[0].partition_id) if active else None
         self._waiting, self._longest_wait = Waiting(deadline, wait), feed.longest_wait
-        self._fetches = Fetches(context, feed, turns, len(active), limit, deadline)
+        self._fetches = Fetches(context, feed, turns, len(active), limit, most_bytes, deadline)
 
     @cached_property
     def _answers(self) -> Answers:
@@ -398,9 +401,15 @@ class Poll(Generic[T]):
         places = self._result.limit - self._result.count - kept
         if scanning is not None:
             places = scanning.places(turn, places)
+        # 8. A page has at least one record, and the first partition can put one on it in any case.
+        left, each = self._result.most_bytes - self._result.nbytes, batch.nbytes / (count or 1)
+        fits = int(max(left, 0.0) // each) if each else places
+        if turn is self._head or not self._result.count:
+            fits = max(1, fits)
+        is_cut = min(places, count - reader.taken) > fits
+        places = min(places, fits)
         if reader.taken < count and not places and not turn.noticed:
-            self._context.cache.put(reader)
-            turn.stage, self._turns.held[turn.partition_id] = Stage.HELD, turn
+            self._hold(turn, reader, is_cut=is_cut)
             return
         self._has_had_turn(turn)
         if turn.noticed:  # 6.
@@ -417,8 +426,14 @@ class Poll(Generic[T]):
         elif reader.taken == count:
             self._used_up(turn, reader, batch)
         else:
-            self._context.cache.put(reader)
-            turn.stage, self._turns.held[turn.partition_id] = Stage.HELD, turn
+            self._hold(turn, reader, is_cut=is_cut)
+
+    def _hold(self, turn: Turn, reader: PartitionReader, *, is_cut: bool) -> None:
+        """Leave the rest of an answer for the first partition's turn, or for a later page."""
+        self._context.cache.put(reader)
+        turn.stage, self._turns.held[turn.partition_id] = Stage.HELD, turn
+        if is_cut and self._head is None:  # 8.
+            self._result.ended = True
 
     def _put_on_page(self, turn: Turn, reader: PartitionReader, batch: Batch, stop: int) -> bool:
         """Put the records up to `stop` on the page; False if the provider cannot map its own records."""
@@ -438,6 +453,7 @@ class Poll(Generic[T]):
             self._lineage.took(turn.partition_id, reader.cursor)
         result.values += value
         result.count += stop - first
+        result.nbytes += batch.nbytes * (stop - first) / len(batch) if stop > first else 0
         return True
 
     def _used_up(self, turn: Turn, reader: PartitionReader, batch: Batch) -> None:
@@ -548,12 +564,20 @@ class Fetches:
     """
 
     def __init__(
-        self, context: ReadContext, feed: Feed, turns: Turns, active: int, limit: int, deadline: Deadline
+        self,
+        context: ReadContext,
+        feed: Feed,
+        turns: Turns,
+        active: int,
+        limit: int,
+        most_bytes: int,
+        deadline: Deadline,
     ) -> None:
         self._context, self._feed, self._turns = context, feed, turns
         self._limit, self._deadline = limit, deadline
         self._cache, self._budget = context.cache, context.budget
-        self._share = min(_MAX_ASK, max(_MIN_ASK, context.budget.limit // (active + 1)))
+        share = min(context.budget.limit // (active + 1), most_bytes)
+        self._share = min(_MAX_ASK, max(_MIN_ASK, share))
         self._most = max(limit, context.page_records)
         self._no_room = self._sorted = self._at_once = False
         self._landed: deque[Turn] = deque()

@@ -16,6 +16,7 @@ from psycopg.pq import TransactionStatus
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.validators import type_name
+from multiclouddb_spi.faults import holds_data, one_line
 
 Connection: TypeAlias = psycopg.Connection[Any]
 
@@ -65,6 +66,7 @@ _KINDS: Final[Mapping[str, _Row]] = {
 }
 _LOST: Final[_Row] = (ErrorCategory.TRANSIENT_FAILURE, True, "the server cannot be reached; try again")
 _OTHER: Final[_Row] = (ErrorCategory.PERMANENT_FAILURE, False, "look into the server's log")
+_QUOTED: Final = re.compile(r'".*"|".*$')
 # libpq gives no code for a refused connection; the server's text is English unless its lc_messages differ.
 _REFUSED: Final[Mapping[str, re.Pattern[str]]] = {
     "28": re.compile(
@@ -163,14 +165,24 @@ def errors(place: str) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        # The server's detail quotes the row.
-        raise _told(place, error) from (None if (error.sqlstate or "")[:2] in (*DATA, "23") else error)
+        raise _told(place, error) from (None if _quotes(error) else error)
+
+
+def _quotes(error: psycopg.Error) -> bool:
+    """Return whether the whole text of an error may quote a row or a value."""
+    return (error.sqlstate or "").startswith("22") or holds_data(error)
+
+
+def said_by(error: psycopg.Error) -> str:
+    """Return what the server or libpq says, on one line and without data."""
+    # 1. The detail and the context of a server's error may quote a row; its primary message does not.
+    # 2. A message about a value quotes the value; other messages only quote names.
+    text = one_line(error.diag.message_primary or ("" if error.sqlstate else str(error)))
+    return _QUOTED.sub('"…"', text) if (error.sqlstate or "").startswith("22") else text
 
 
 def _told(place: str, error: psycopg.Error) -> MulticloudDbError:
-    # The detail and the context of a server's error may quote a document; its primary message does not.
-    code = error.sqlstate
-    text = " ".join((error.diag.message_primary or ("" if code else str(error))).split())
+    code, text = error.sqlstate, said_by(error)
     if code is None:
         code = next((code for code, pattern in _REFUSED.items() if pattern.search(str(error))), None)
     if code is None:

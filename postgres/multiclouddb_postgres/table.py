@@ -15,7 +15,8 @@ from pyarrow import csv
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.validators import check_type
-from multiclouddb_postgres.server import DATA, Connection, repeated, where
+from multiclouddb_postgres.server import DATA, Connection, repeated, said_by, where
+from multiclouddb_spi.faults import key_digest
 from multiclouddb_spi.sink_rules import DELETED_AT, DOCUMENT, STALE_SINCE, TIME, check_cases, check_stored
 from multiclouddb_spi.table_mark import TableMark
 
@@ -359,7 +360,8 @@ class PostgresStorage:
         left = self.connection.execute(sql.SQL("SELECT s.key FROM {} LIMIT 1").format(rows)).fetchone()
         if left is not None:
             raise self._wrong(
-                f"has a BEFORE trigger or a rule that keeps the row of the key {left[0]} from being written",
+                "has a BEFORE trigger or a rule that keeps a row from being written, for example that of the "
+                f"key {key_digest(left[0])}",
                 "drop it, or let the trigger return NEW with key and order_key as they are",
             )
 
@@ -454,7 +456,7 @@ class Refused(Exception):  # noqa: N818 - no error of the caller
 
     def __init__(self, rows: pa.Table, staged: Sequence[sql.Composable], error: psycopg.Error) -> None:
         super().__init__()
-        self.rows, self.staged, self.text = rows, staged, error.diag.message_primary or ""
+        self.rows, self.staged, self.text = rows, staged, said_by(error)
         self.code = error.sqlstate
 
 
@@ -471,8 +473,8 @@ def named(connection: Connection, refused: Refused) -> MulticloudDbError:
         if name != "type" and _is_refused(connection, rows.select([name]), refused.staged)
     ]
     return MulticloudDbError(
-        f"column {', '.join(columns) or 'key'}: the server refuses the value of the key {key} "
-        f"({' '.join(refused.text.split())}); change the value, leave the column out, or, for a document, "
+        f"column {', '.join(columns) or 'key'}: the server refuses the value of the key {key_digest(key)} "
+        f"({refused.text}); change the value, leave the column out, or, for a document, "
         'use a table with documents="json", which accepts every one',
         ErrorDetail(
             ErrorCategory.INVALID_REQUEST, native_class="psycopg.DataError", native_code=refused.code,
@@ -561,7 +563,8 @@ def check_values(rows: pa.Table, known: Mapping[str, Column]) -> None:
                 key = rows["key"][pc.index(is_long, True).as_py()].as_py()
                 raise invalid_request(
                     f"column {name}",
-                    f"has a text that does not fit into {known[name].type} in the row of the key {key!r}",
+                    f"has a text that does not fit into {known[name].type} in the row of the "
+                    f"key {key_digest(key)}",
                     f"run ALTER TABLE … ALTER COLUMN {name} TYPE text",
                 )
 
@@ -571,7 +574,7 @@ def key_too_long(key: str) -> MulticloudDbError:
     return invalid_request(
         "column key",
         f"has a key of {len(key.encode())} bytes, and an index of PostgreSQL has room for {MOST_KEY_BYTES}: "
-        f"{key[:200]}…",
+        f"the key {key_digest(key)}",
         "use another sink for this collection, for example merge_into_delta",
     )
 
@@ -580,7 +583,8 @@ def nul(name: str, key: str) -> MulticloudDbError:
     """Make the error for a text with the character NUL."""
     return invalid_request(
         f"column {name}",
-        f"has the character NUL in the row of the key {key!r}, which a text of PostgreSQL cannot contain",
+        f"has the character NUL in the row of the key {key_digest(key)}, which a text of PostgreSQL "
+        "cannot contain",
         "remove it, or store the column as JSON text",
     )
 

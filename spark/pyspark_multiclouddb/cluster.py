@@ -32,6 +32,7 @@ from pyspark.sql.types import ArrayType, StringType, TimestampType
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, encode_json, invalid_request
 from multiclouddb_api.validators import check_type, local_path
+from multiclouddb_spi.faults import without_data
 from multiclouddb_spi.sink_rules import (
     DELETED_AT,
     DOCUMENT,
@@ -234,7 +235,11 @@ class TableStorage:
                     raise MulticloudDbError(
                         f"table: other writers changed {self._table} during each of {_TRIES} attempts; let "
                         "them commit less often, and try again",
-                        ErrorDetail(ErrorCategory.CONFLICT, retryable=True, native_text=str(error)[:1000]),
+                        ErrorDetail(
+                            ErrorCategory.CONFLICT,
+                            retryable=True,
+                            native_text=without_data(str(error))[:1000],
+                        ),
                     ) from error
             time.sleep(random.uniform(0, wait))
             wait = min(2 * wait, _LONGEST_WAIT)

@@ -40,6 +40,7 @@ from pyspark.sql.types import (
 
 from multiclouddb_api import MulticloudDbError, NewItemStateMode, invalid_request
 from multiclouddb_api.arrow import EVENT_SCHEMA
+from multiclouddb_spi.faults import key_digest
 from multiclouddb_spi.sink_rules import DOCUMENT, check_cases
 
 ROW_SCHEMA: Final = EVENT_SCHEMA.append(pa.field("sequence", pa.int64()))
@@ -270,7 +271,8 @@ def _unfit(key: str, path: list[str], value: object, schema: StructType) -> Mult
         kind += f", and {''.join(path)}"
     return invalid_request(
         f"column {column.name}",
-        f"is {kind}, but the document of the key {key} has {_kind(value)} there, which does not fit",
+        f"is {kind}, but the document of the key {key_digest(key)} has {_kind(value)} there, which "
+        "does not fit",
         "give the column another type, such as STRING; or set mode=PERMISSIVE, so that the value is null; "
         f"then a column {_CORRUPT} STRING contains the document",
     )

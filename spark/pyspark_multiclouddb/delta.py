@@ -26,15 +26,15 @@ from multiclouddb_spi.sink_rules import (
 from multiclouddb_spi.table_mark import TableMark
 from multiclouddb_verify.delta import (
     MARK,
-    cannot_be_written,
     committed,
     feed_mark,
     in_backticks,
-    missing,
-    opened,
     quoted,
+    schema_of,
+    writable,
     written,
 )
+from multiclouddb_verify.delta_refusals import missing, unwritable
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, Field
@@ -73,7 +73,7 @@ class DeltaStorage:
 
     def __init__(self, where: str, *, create: bool, new_columns: Literal["add", "refuse"]) -> None:
         self._where, self._new_columns = where, new_columns
-        self._table = opened(where)
+        self._table = writable(where)
         if self._table is None and not create:
             raise missing(where)
 
@@ -166,7 +166,7 @@ class DeltaStorage:
         """Make a commit without rows."""
         from deltalake import write_deltalake
 
-        nothing = (table := self._known()).to_pyarrow_dataset().schema.empty_table()
+        nothing = schema_of(table := self._known()).empty_table()
         properties = _properties(marks, notes)
         committed(table, lambda: write_deltalake(table, nothing, mode="append", commit_properties=properties))
         table.update_incremental()
@@ -237,9 +237,9 @@ def _created(where: str, schema: pa.Schema, mark: TableMark | None) -> DeltaTabl
         try:
             return DeltaTable(where)
         except DeltaError:
-            raise cannot_be_written(where, error) from error
+            raise unwritable(where, error) from error
     except (DeltaError, OSError) as error:
-        raise cannot_be_written(where, error) from error
+        raise unwritable(where, error) from error
 
 
 def _stored(schema: pa.Schema) -> pa.Schema:
@@ -257,11 +257,21 @@ def _stored_fields(schema: pa.Schema) -> dict[str, Field]:
             [fields[each.name]] = Schema.from_arrow(pa.schema([each])).fields
         except Exception as error:  # noqa: BLE001 - deltalake raises no narrower class
             cause = error
-        # deltalake creates a table with nanoseconds, but cannot read it.
-        if cause is not None or "timestamp_nanos" in _json(fields[each.name].type):
+        # 1. deltalake creates a table with nanoseconds, but cannot read it.
+        # 2. It takes an unsigned column for a signed one, and panics at the first number that does not fit.
+        is_lossy = cause is None and "timestamp_nanos" in _json(fields[each.name].type)
+        if cause is not None or is_lossy or _has_unsigned(each.type):
             problem = f"is {each.type}, which a Delta table cannot store"
             raise invalid_request(f"column {each.name}", problem, "cast it, or leave it out") from cause
     return fields
+
+
+def _has_unsigned(kind: pa.DataType) -> bool:
+    """Return whether a type is unsigned, or has an unsigned part."""
+    if pa.types.is_dictionary(kind):
+        return _has_unsigned(kind.value_type)
+    parts = [kind.field(number).type for number in range(kind.num_fields)]
+    return pa.types.is_unsigned_integer(kind) or any(map(_has_unsigned, parts))
 
 
 def _kind(of: object) -> str:

@@ -18,7 +18,7 @@ from typing import Final
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.validators import check_type, type_name
 from multiclouddb_spi import ProviderFault, RecordFault
-from multiclouddb_spi.faults import AFTER_AN_OUTAGE, START_AGAIN
+from multiclouddb_spi.faults import AFTER_AN_OUTAGE, START_AGAIN, holds_data
 from multiclouddb_spi.sink_rules import new_query, repair
 
 NEW_QUERY: Final = new_query("merge_into_delta")
@@ -84,7 +84,11 @@ def source_errors() -> Iterator[None]:
     try:
         yield
     except MulticloudDbError as error:
-        raise _marked(error.category, error.message) from error.__cause__
+        # Spark prints the texts of causes too.
+        cause = error.__cause__
+        raise _marked(error.category, error.message) from (
+            None if cause is None or holds_data(cause) else cause
+        )
     except ProviderFault as error:
         raise _marked(error.fault.category, error.fault.message) from None
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast
 import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from multiclouddb_api import ChangeFeedPage, invalid_request
 from multiclouddb_api.validators import check_type, local_path
@@ -38,7 +37,8 @@ from multiclouddb_spi.sink_rules import (
     scans_in,
     table_of,
 )
-from multiclouddb_verify.delta import committed, in_backticks, missing, opened
+from multiclouddb_verify.delta import committed, dataset_of, in_backticks, opened, writable
+from multiclouddb_verify.delta_refusals import missing
 from pyspark_multiclouddb.checkpoint import Checkpoint, told
 from pyspark_multiclouddb.delta import DeltaStorage
 from pyspark_multiclouddb.errors import check_has
@@ -221,9 +221,7 @@ def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = No
     table = opened(path)
     if table is None:
         raise missing(path)
-    # Arrow's threads may still read when the interpreter ends. With deltalake's own file system, which is
-    # written in Python, they would then abort the process.
-    dataset = table.to_pyarrow_dataset(filesystem=SubTreeFileSystem(str(path), LocalFileSystem()))
+    dataset = dataset_of(table, path)
     if unknown := [name for name in columns or () if name not in dataset.schema.names]:
         raise invalid_request(
             "columns", f"{path} has no column {unknown[0]}", f"choose among {', '.join(dataset.schema.names)}"
@@ -278,7 +276,7 @@ def drop_tombstones(
         if checkpoint is not None and not Checkpoint(os.fspath(checkpoint), spark).is_scanned():
             return 0
         return drop_table_tombstones(spark, path, older_than)
-    table = opened(path)
+    table = writable(path)
     if table is None:
         raise missing(path)
     if DELETED_AT not in {field.name for field in table.schema().fields}:

@@ -92,8 +92,8 @@ def verify_with_spark(
     follows the stream, judges the keys that differ or have changed, and repairs.
 
     What differs: whether the table is that of another collection is decided by all keys, after both sides
-    have been read. If the process is killed before both sides have been compared, the same call reads them
-    again.
+    have been read. If the process is killed, the next call reads both sides from the beginning, also with
+    `resume=True`, because what the executors have read is gone with the session.
 
     Args:
         spark: The session. The executors need this package, deltalake, and the provider of the client.
@@ -122,6 +122,8 @@ def verify_with_spark(
 class _OnExecutors(Verification):
     """A comparison whose digests are computed and compared by Spark."""
 
+    _reader = "executors"
+
     def __init__(
         self,
         spark: SparkSession,
@@ -133,11 +135,14 @@ class _OnExecutors(Verification):
         super().__init__(source, _Table(spark, target), **settings)
         self._spark, self._segments, self._parts = spark, segments, target.parts
 
+    def _not_resumable(self, first: str) -> str:
+        """Return why a left-over reading cannot be taken up."""
+        del first
+        return "on executors both sides are always read from the beginning"
+
     def _compare_sides(self) -> None:
-        """Read both sides at once, and again after a kill."""
+        """Read both sides at once."""
         state = self._sides.state
-        if self._sides.done("joined"):
-            return
         self._sides.tell("scan")
         joined = list[DataFrame]()
 
@@ -263,8 +268,6 @@ class _OnExecutors(Verification):
                 if read.charge is not None:
                     state.put("charge", float(state.fact("charge") or 0) + read.charge)
             state.put("equal", equal)
-            for name in ("scanned", "table", "joined"):
-                state.put(name, 1)
         self._sides.tell("compare", rows=state.number("rows"), target_rows=state.number("target_rows"))
 
     def _keep(self, chunk: Sequence[Row]) -> int:

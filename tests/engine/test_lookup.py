@@ -1,4 +1,4 @@
-"""Tests `lookup` in the engine: partial answers, failures, the time limit, and a provider without it."""
+"""Tests `lookup` in the engine: partial and strange answers, failures, the time limit, no lookup at all."""
 
 import pytest
 
@@ -8,6 +8,7 @@ from multiclouddb_api import (
     ErrorCategory,
     MulticloudDbError,
     MulticloudDbKey,
+    NotKnown,
     OperationOptions,
     ScanFacts,
     ScanFloor,
@@ -19,6 +20,8 @@ from multiclouddb_conformance.simulation import (
     SimulationProvider,
     capabilities_without,
 )
+from multiclouddb_spi import ProviderFault
+from multiclouddb_spi.abilities import answers_of
 
 
 def key(number):
@@ -73,6 +76,74 @@ def test_the_time_limit_holds_while_keys_are_left(bench):
         look_up(bench, timeout=0.05)
     assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
     assert caught.value.retryable
+
+
+def answering(bench, answers):
+    """Connect to a provider that answers each lookup with the result of a function."""
+
+    class Answering(WrappedProvider):
+        def look_up(self, feed, keys, deadline):
+            return answers(keys, lambda keys: dict(super(Answering, self).look_up(feed, keys, deadline)))
+
+    bench.connect(provider=Answering(SimulationProvider(bench.sim)))
+
+
+def test_a_key_that_is_never_answered_is_an_error_and_never_no_row(bench):
+    asked = []
+
+    def dropping(keys, inner):
+        asked.append(len(keys))
+        return inner([each for each in keys if each != KEYS[3]]) if keys != [KEYS[3]] else {}
+
+    answering(bench, dropping)
+    with pytest.raises(MulticloudDbError) as caught:
+        look_up(bench)
+    assert (caught.value.category, caught.value.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
+    assert "answered for none of the keys" in caught.value.message
+    # It is asked again after a pause, and not as often as time allows.
+    assert asked.count(1) < 10
+
+
+def test_an_answer_for_a_key_that_was_not_asked_is_an_error(bench):
+    answering(bench, lambda keys, inner: inner(keys) | {key(99): None})
+    with pytest.raises(MulticloudDbError, match="a key that was not asked") as caught:
+        look_up(bench)
+    assert (caught.value.category, caught.value.retryable) == (ErrorCategory.PROVIDER_ERROR, False)
+
+
+def test_what_is_not_known_is_told_as_it_is(bench):
+    unknown = NotKnown("its id cannot be asked for")
+    answering(bench, lambda keys, inner: inner(keys) | {each: unknown for each in keys if each == KEYS[1]})
+    rows = look_up(bench)
+    assert list(rows) == KEYS
+    assert rows[KEYS[1]] is unknown
+    assert rows[KEYS[3]] is None
+
+
+class TestAnswersOf:
+    """Rows are matched with the keys that were asked."""
+
+    @pytest.fixture
+    def rows(self, bench):
+        return list(look_up(bench, [KEYS[0], KEYS[2]]).values())
+
+    def test_a_key_without_a_row_is_none(self, rows):
+        assert answers_of(KEYS[:3], rows) == {KEYS[0]: rows[0], KEYS[1]: None, KEYS[2]: rows[1]}
+
+    def test_a_row_that_matches_no_key_may_be_that_of_any(self, rows):
+        answers = answers_of([KEYS[0], KEYS[1], KEYS[3]], rows)
+        assert answers[KEYS[0]] == rows[0]
+        assert isinstance(answers[KEYS[1]], NotKnown)
+        assert isinstance(answers[KEYS[3]], NotKnown)
+
+    def test_a_row_too_many_is_an_error(self, rows):
+        with pytest.raises(ProviderFault, match="none of those that were asked"):
+            answers_of([KEYS[0]], rows)
+
+    def test_equal_keys_in_several_forms_have_the_same_row(self, rows):
+        forms = [MulticloudDbKey({"id": f"k0{blanks}"}) for blanks in ("", " ", "  ")]
+        answers = answers_of(forms, rows[:1], lambda each: MulticloudDbKey({"id": each["id"].strip()}))
+        assert answers == dict.fromkeys(forms, rows[0])
 
 
 def test_a_failure_is_retried_and_then_told(bench):

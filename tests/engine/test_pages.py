@@ -40,6 +40,72 @@ class TestSize:
         assert bench.calls.fetches["p0"] == 2, "nothing is read ahead of a first page"
 
 
+class TestBytes:
+    """`max_page_bytes`: a page ends by bytes too, with at least one event, and nothing is lost or starved."""
+
+    @staticmethod
+    def _filled(bench, sizes):
+        for number, size in enumerate(sizes):
+            bench.sim.write(f"k{number}", {"n": bench.sim.head + 1, "text": "x" * size})
+
+    @staticmethod
+    def _bytes(page):
+        return sum(len(event.new_item_state["text"]) for event in page.events)
+
+    def test_equal_records_fill_a_page_up_to_the_limit(self, bench):
+        self._filled(bench, [10_000] * 12)
+        pages = list(bench.walk(max_page_bytes=35_000))
+        assert [len(page.events) for page in pages][:4] == [3, 3, 3, 3]
+
+    def test_record_that_is_larger_than_the_limit_has_a_page_of_its_own(self, bench):
+        self._filled(bench, [50_000] * 4)
+        pages = list(bench.walk(max_page_bytes=1))
+        assert [len(page.events) for page in pages if page.events] == [1, 1, 1, 1]
+
+    def test_by_default_a_page_has_a_quarter_of_the_buffer(self, make_bench):
+        bench = make_bench()
+        bench.connect(max_buffered_bytes=400_000)
+        self._filled(bench, [30_000] * 10)
+        pages = [page for page in bench.walk() if page.events]
+        assert [len(page.events) for page in pages] == [3, 3, 3, 1]
+
+    @pytest.mark.parametrize("threads", [False, True])
+    @pytest.mark.parametrize("partitions", [1, 3, 16])
+    @pytest.mark.parametrize("limit", [1, 900, 5_000, 70_000])
+    def test_any_sizes_in_any_partitions(self, make_bench, limit, partitions, threads):
+        """Each page has at most the limit and two records more: the average may hide one, and the first
+        partition in the queue can put one on the page in any case."""
+        bench = make_bench(partitions)
+        bench.connect(threads=threads)
+        sizes = [(37 * number) % 11 * 400 for number in range(90)]
+        self._filled(bench, sizes)
+        pages = list(bench.walk(max_page_bytes=limit))
+        assert sorted(event.event_id for page in pages for event in page.events) == sorted(bench.written())
+        assert max(map(self._bytes, pages)) <= 2 * limit + 2 * max(sizes)
+
+    def test_large_records_of_others_starve_no_partition(self, make_bench):
+        """One partition has records that fill a page, and both are read in turn."""
+        bench = make_bench(2)
+        large, small = bench.key_in("p0"), bench.key_in("p1")
+        for number in range(8):
+            bench.sim.write(large, {"n": number, "text": "x" * 90_000})
+            bench.sim.write(small, {"n": number, "text": "x"})
+        pages = [page for page in bench.walk(size=2, max_page_bytes=100_000) if page.events]
+        first = [{event.partition_id for event in page.events} for page in pages[:4]]
+        assert set().union(*first[:2]) == set(bench.partitions())
+        assert sum(len(page.events) for page in pages) == 16
+
+    def test_token_goes_on_with_another_limit(self, bench):
+        self._filled(bench, [10_000] * 6)
+        page = bench.page(max_page_bytes=20_000)
+        rest, _ = bench.drain(page.continuation_token, max_page_bytes=10_000)
+        assert [event.event_id for event in [*page.events, *rest]] == bench.written()
+
+    def test_negative_limit_is_refused(self):
+        with pytest.raises(api.MulticloudDbError, match=r"max_page_bytes.*use 0 for a quarter"):
+            api.ChangeFeedRequest("sim/items", api.Beginning(), max_page_bytes=-1)
+
+
 class TestIdle:
     def test_filter_that_still_scans_is_not_idle(self, make_bench, ids):
         """The first answers are empty because of the filter, and the engine continues to read."""

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence, Set
 from functools import lru_cache
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import attrs
 import pyarrow as pa
@@ -21,11 +21,22 @@ import pyarrow.compute as pc
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from pyarrow.parquet import ParquetFile
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, encode_json, invalid_request
+from multiclouddb_api import MulticloudDbError, encode_json, invalid_request
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_api.validators import check_type, local_path
 from multiclouddb_spi.sink_rules import DELETED_AT, DOCUMENT, STALE_SINCE
 from multiclouddb_spi.table_mark import TableMark
+from multiclouddb_verify.delta_refusals import (
+    check_readable,
+    check_writable,
+    contended,
+    is_gone,
+    is_panic,
+    missing,
+    refusal,
+    safe_cause,
+    unreadable,
+)
 from multiclouddb_verify.target import Fix, Part, own_state
 
 if TYPE_CHECKING:
@@ -35,13 +46,14 @@ if TYPE_CHECKING:
 __all__ = [
     "MARK",
     "DeltaTarget",
-    "cannot_be_written",
     "committed",
+    "dataset_of",
     "feed_mark",
     "in_backticks",
-    "missing",
     "opened",
     "quoted",
+    "schema_of",
+    "writable",
     "written",
 ]
 
@@ -60,10 +72,6 @@ _BUFFER: Final = 1 << 20
 _PART_BYTES: Final = 128 << 20
 _NO_ORDER: Final = "~null"
 """Stands for an `order_key` that is null: no change is higher, so the row refuses all of them."""
-# What the operating system says through deltalake, which has no error class for it.
-_REFUSALS: Final = ("PermissionDenied", "ReadOnlyFilesystem", "StorageFull", "Permission denied")
-# A storage without conditional writes, as deltalake names it.
-_UNCONDITIONAL: Final = ("S3 locking", "AWS_S3_ALLOW_UNSAFE_RENAME", "Atomic rename requires")
 
 
 def opened(where: str) -> DeltaTable | None:
@@ -73,20 +81,28 @@ def opened(where: str) -> DeltaTable | None:
     return DeltaTable(where) if DeltaTable.is_deltatable(where) else None
 
 
+def writable(where: str) -> DeltaTable | None:
+    """Return the table for a sink, or None if there is none; refuse one in which rows cannot be replaced."""
+    if (table := opened(where)) is not None:
+        check_writable(table, where)
+    return table
+
+
+def dataset_of(table: DeltaTable, where: str) -> FileSystemDataset:
+    """Return the rows of the version that the table object has loaded."""
+    check_readable(table, where)
+    # Arrow's threads may still read when the interpreter ends. With deltalake's own file system, which is
+    # written in Python, they would then abort the process.
+    filesystem = None if "://" in where else SubTreeFileSystem(where, LocalFileSystem())
+    return cast("FileSystemDataset", table.to_pyarrow_dataset(filesystem=filesystem))
+
+
 def feed_mark(table: DeltaTable, where: str) -> TableMark | None:
     """Return the mark that a sink has left among the table's properties, or None."""
     # The table's metadata is in every checkpoint of the log, so it outlives the texts of commits. RESTORE
     # brings back that of its version, but not the numbers of transactions.
     text = table.metadata().configuration.get(MARK)
     return None if text is None else TableMark.from_json(text, where)
-
-
-def missing(where: str) -> MulticloudDbError:
-    """Make the error for a table that does not exist."""
-    return MulticloudDbError(
-        f"table_path: there is no Delta table at {where}; correct the path, or let a merge create it",
-        ErrorDetail(category=ErrorCategory.NOT_FOUND),
-    )
 
 
 def committed(
@@ -106,8 +122,6 @@ def committed(
         patience_seconds: For how long the commit is tried; five minutes by default.
         yields: True to wait longer between the tries, so that the sink goes first.
     """
-    from deltalake.exceptions import CommitFailedError
-
     patience = _PATIENCE_SECONDS if patience_seconds is None else patience_seconds
     wait = _FIRST_WAIT * (_YIELDING if yields else 1.0)
     with _ONE_AT_A_TIME[table.table_uri.rstrip("/")]:
@@ -115,54 +129,24 @@ def committed(
         while True:
             try:
                 return commit()
-            except CommitFailedError as error:
+            except MulticloudDbError:
+                raise
+            except BaseException as error:
+                if not (isinstance(error, Exception) or is_panic(error)):
+                    raise
+                if (refused := refusal(table, error)) is not None:
+                    raise refused from safe_cause(error)
                 tried += 1
-                if any(words in str(error) for words in _UNCONDITIONAL):
-                    raise _unconditional(table.table_uri, error) from error
-                if any(words in str(error) for words in _REFUSALS):
-                    raise cannot_be_written(table.table_uri, error) from error
                 if time.monotonic() > until:
-                    raise MulticloudDbError(
-                        f"table_path: other processes changed {table.table_uri} during each of {tried} "
-                        f"attempts in {patience:.0f} seconds; let them commit less often, and try again",
-                        ErrorDetail(
-                            category=ErrorCategory.CONFLICT,
-                            retryable=True,
-                            native_class=f"deltalake.exceptions.{type(error).__name__}",
-                            native_text=str(error),
-                        ),
-                    ) from error
-                time.sleep(random.uniform(0, wait))
-                wait = min(2 * wait, _LONGEST_WAIT)
-                table.update_incremental()
-            except OSError as error:
-                if any(words in str(error) for words in _UNCONDITIONAL):
-                    raise _unconditional(table.table_uri, error) from error
-                raise cannot_be_written(table.table_uri, error) from error
-
-
-def _unconditional(where: str, error: Exception) -> MulticloudDbError:
-    return MulticloudDbError(
-        f"table_path: the storage of {where} has no conditional writes, so two processes could overwrite "
-        "each other's commits; use one that has them (Azure, GCS, S3 with conditional put, a local disk), "
-        "or configure the locking provider that deltalake names: " + " ".join(str(error).split()),
-        _detail(ErrorCategory.UNSUPPORTED_CAPABILITY, error),
-    )
-
-
-def cannot_be_written(where: str, error: Exception) -> MulticloudDbError:
-    """Make the error for a table that the operating system or the storage refuses to write."""
-    reason = " ".join(str(error).split())
-    return MulticloudDbError(
-        f"table_path: {where} cannot be written ({reason}); check the path, the permissions of its folder "
-        "and the space on the disk, and merge the batch again",
-        _detail(ErrorCategory.PERMANENT_FAILURE, error),
-    )
-
-
-def _detail(category: ErrorCategory, error: Exception) -> ErrorDetail:
-    kind = f"{type(error).__module__}.{type(error).__name__}"
-    return ErrorDetail(category=category, native_class=kind, native_text=str(error))
+                    raise contended(table.table_uri, tried, patience, error) from safe_cause(error)
+                caught = error
+            time.sleep(random.uniform(0, wait))
+            wait = min(2 * wait, _LONGEST_WAIT)
+            before = table.version()
+            table.update_incremental()
+            check_writable(table, table.table_uri)
+            if is_gone(caught) and table.version() == before:
+                raise unreadable(table.table_uri, caught) from safe_cause(caught)
 
 
 def quoted(text: str) -> str:
@@ -173,6 +157,11 @@ def quoted(text: str) -> str:
 def in_backticks(name: str) -> str:
     """Return the name of a column for a SQL expression."""
     return "`" + name.replace("`", "``") + "`"
+
+
+def schema_of(table: DeltaTable) -> pa.Schema:
+    """Return the columns of the table in Arrow's types."""
+    return pa.schema(table.schema().to_arrow())
 
 
 def written(names: Sequence[str]) -> WriterProperties:
@@ -229,13 +218,14 @@ class DeltaTarget:
         actions = pa.table(table.get_add_actions(flatten=True)).select(["path", "size_bytes"])
         sizes = dict(zip(*(column.to_pylist() for column in actions.columns), strict=True))
         groups, size = list[list[str]](), _PART_BYTES
-        for path in table.to_pyarrow_dataset().files:
+        for path in dataset_of(table, self._where).files:
             if size >= _PART_BYTES:
                 groups.append([])
                 size = 0
             groups[-1].append(path)
             size += sizes.get(path, _PART_BYTES)
-        return [DeltaPart(self._where, table.version(), own, frozenset(group)) for group in groups]
+        made = str(table.metadata().id)
+        return [DeltaPart(self._where, made, table.version(), own, frozenset(group)) for group in groups]
 
     def _read(
         self, table: DeltaTable, keys: Sequence[str] | None, *, own: bool, paths: Set[str] | None = None
@@ -243,12 +233,9 @@ class DeltaTarget:
         """Read rows of a version, from all files or from some."""
         names = [field.name for field in table.schema().fields]
         extra = _own(names) if own else [DOCUMENT]
-        filesystem = None
-        if "://" not in self._where:
-            filesystem = SubTreeFileSystem(self._where, LocalFileSystem())
         wanted = None if keys is None else pa.array(keys, pa.string())
         try:
-            dataset = table.to_pyarrow_dataset(filesystem=filesystem)
+            dataset = dataset_of(table, self._where)
             is_plain = not own and not table.metadata().partition_columns
             for batch in _batches(dataset, [*_OURS, *extra], paths, is_plain=is_plain):
                 if wanted is not None:
@@ -264,15 +251,10 @@ class DeltaTarget:
         except OSError as error:
             if opened(self._where) is None:
                 raise missing(self._where) from error
-            # VACUUM of another job has removed files of this version.
-            raise MulticloudDbError(
-                f"table_path: {self._where} cannot be read ({' '.join(str(error).split())}); a version that "
-                "is read must not be removed by VACUUM; try again",
-                _transient(error),
-            ) from error
+            raise unreadable(self._where, error) from error
 
-    def _open(self, *, own: bool) -> DeltaTable:
-        table = opened(self._where)
+    def _open(self, *, own: bool, writes: bool = False) -> DeltaTable:
+        table = writable(self._where) if writes else opened(self._where)
         if table is None:
             raise missing(self._where)
         names = [field.name for field in table.schema().fields]
@@ -309,7 +291,7 @@ class DeltaTarget:
                 columns of its own and no `transform` was given.
         """
         own = any(fix.columns is not None for fix in fixes)
-        table = self._open(own=own)
+        table = self._open(own=own, writes=True)
         names = [field.name for field in table.schema().fields]
         if not own and (extra := [name for name in _own(names) if name != DOCUMENT]):
             raise invalid_request(
@@ -339,7 +321,9 @@ class DeltaTarget:
         found: dict[str, list[str]] = {}
         wanted = pa.array(keys, pa.string())
         for batch in (
-            table.to_pyarrow_dataset().scanner(columns=["key", "order_key"], use_threads=False).to_batches()
+            dataset_of(table, self._where)
+            .scanner(columns=["key", "order_key"], use_threads=False)
+            .to_batches()
         ):
             batch = batch.filter(pc.is_in(batch["key"].cast(pa.string()), value_set=wanted))
             orders = batch["order_key"].fill_null(_NO_ORDER)
@@ -363,7 +347,7 @@ class DeltaTarget:
             rows.append(row | {"_match": fix.key, "_seen": seen, "_drop": is_several})
             if is_several:
                 rows.append(row | {"_match": None, "_seen": None, "_drop": False})
-        schema = table.to_pyarrow_dataset().schema
+        schema = schema_of(table)
         fields = [field for field in schema if field.name in names]
         source = pa.Table.from_pylist(
             rows,
@@ -394,8 +378,8 @@ class DeltaTarget:
         """
         from deltalake import CommitProperties, write_deltalake
 
-        table = self._open(own=True)
-        nothing = table.to_pyarrow_dataset().schema.empty_table()
+        table = self._open(own=True, writes=True)
+        nothing = schema_of(table).empty_table()
         properties: CommitProperties = CommitProperties(dict(facts))
         committed(
             table,
@@ -438,30 +422,33 @@ class DeltaPart:
     """Some files of one version of a Delta table; see `Part`."""
 
     where: str = attrs.field(repr=redact_url)
+    table_id: str
     version: int
     own: bool
     paths: frozenset[str]
 
     def rows(self, keys: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Read the rows of the files."""
-        table = _at_version(self.where, self.version)
+        table = _at_version(self.where, self.table_id, self.version)
         return DeltaTarget(self.where)._read(table, keys, own=self.own, paths=self.paths)
 
 
 @lru_cache(4)
-def _at_version(where: str, version: int) -> DeltaTable:
-    """Return a version of a table; the log of a large table is not read again for each part."""
+def _at_version(where: str, table_id: str, version: int) -> DeltaTable:
+    """Return a version of a table; the log of a large table is not read again for each part.
+
+    A process lives on when a table is made again at its path, so a table is known by its id.
+    """
     from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
 
-    return DeltaTable(where, version=version)
-
-
-def _transient(error: Exception) -> ErrorDetail:
-    """Return the detail of an error after which a read works again."""
-    kind = f"{type(error).__module__}.{type(error).__name__}"
-    return ErrorDetail(
-        ErrorCategory.TRANSIENT_FAILURE, retryable=True, native_class=kind, native_text=str(error)
-    )
+    try:
+        table = DeltaTable(where, version=version)
+    except (DeltaError, OSError) as error:
+        raise unreadable(where, error) from error
+    if str(table.metadata().id) != table_id:
+        raise unreadable(where, RuntimeError("the table was made again"))
+    return table
 
 
 def _own(names: Sequence[str]) -> list[str]:

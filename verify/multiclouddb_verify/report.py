@@ -124,6 +124,8 @@ class Report:
     """Why the ghosts that are left are expected, or None if none is."""
     sample: str | None = None
     """With `sample`, what the result says about all rows; otherwise None."""
+    left_over: str | None = None
+    """What has become of an earlier comparison that was interrupted, or None if there was none."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as a dictionary of JSON's own types."""

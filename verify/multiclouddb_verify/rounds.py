@@ -99,7 +99,6 @@ class Rounds:
         self._name(np.sort(np.concatenate([np.empty(0, dtype=np.int64), *unnamed])))
         with state.transaction():
             state.put("equal", equal)
-            state.put("joined", 1)
 
     def _check(self, result: Join) -> None:
         """Stop if the table is the copy of another collection, as the first keys show."""

@@ -163,7 +163,7 @@ class Sides:
             if seen is not None:
                 seen.update(change[1] for change in kept)
             with self.state.transaction():
-                self.state.add_changes(kept)
+                self.state.add_changes(kept, self.clock())
                 self.state.put("follow", page.continuation_token)
                 self.state.add("changes", len(changes))
                 self._charge(page)
@@ -302,7 +302,6 @@ class Sides:
             with state.transaction():
                 if waiting:
                     state.add_run("target", np.concatenate(waiting))
-                state.put("table", 1)
                 state.put("target_rows", read)
 
         self.retried(read)

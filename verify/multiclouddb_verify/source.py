@@ -25,6 +25,7 @@ from multiclouddb_api import (
     MulticloudDbClient,
     MulticloudDbError,
     MulticloudDbKey,
+    NotKnown,
     OperationOptions,
     ProviderOptions,
     ResourceAddress,
@@ -144,7 +145,14 @@ class Source:
             for key in keys if len(keys) > 1 else ():
                 self._look_up([key], parts, found)
             return
-        found |= {text: answers[key] for text, key in zip(keys, asked, strict=True)}
+        for text, each in zip(keys, asked, strict=True):
+            answer = answers[each]
+            if isinstance(answer, NotKnown):
+                raise MulticloudDbError(
+                    f"verify: nobody knows whether the source has a row of the table: {answer.reason}",
+                    ErrorDetail(ErrorCategory.PROVIDER_ERROR),
+                )
+            found[text] = answer
 
 
 def floor_of(page: ChangeFeedPage) -> str:

@@ -6,19 +6,28 @@ the token of the scan. So after a kill the folder contains a whole number of run
 go on; a file that no transaction names is removed.
 
 The changes, and the keys that are judged one by one, are in tables of one SQLite database.
+
+What an interrupted comparison leaves says nothing about the table of today. So only its reading of the source
+can be taken up, which the stream brings up to date; everything that it has read of the table, and every
+judgement, is removed.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
-import shutil
+import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import stat
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from types import TracebackType
+from typing import IO, Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -47,15 +56,37 @@ round found, and when."""
 
 SUSPECTED: Final = "suspected"
 """The kind of a difference that only the digests have shown."""
+FORMAT: Final = 2
+"""The format of the folder. Change the number by hand with what the files mean, also if the schema stays."""
 _SCHEMA: Final = """
 CREATE TABLE fact (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
-CREATE TABLE run (number INTEGER PRIMARY KEY, side TEXT, rows INTEGER, starts BLOB, blocks BLOB);
+CREATE TABLE run (
+    number INTEGER PRIMARY KEY, side TEXT, rows INTEGER, starts BLOB, blocks BLOB, bytes INTEGER, sum INTEGER
+);
 CREATE TABLE change (
-    hash INTEGER, key TEXT, order_key TEXT, digest INTEGER, PRIMARY KEY (hash, key, order_key)
+    hash INTEGER, key TEXT, order_key TEXT, digest INTEGER, first_read REAL,
+    PRIMARY KEY (hash, key, order_key)
 ) WITHOUT ROWID;
 CREATE TABLE pending (key TEXT PRIMARY KEY, scanned INTEGER, kind TEXT, since REAL) WITHOUT ROWID;
 CREATE TABLE difference (key TEXT PRIMARY KEY, kind TEXT, orders TEXT, repaired INTEGER) WITHOUT ROWID;
 """
+_OF_THE_SOURCE: Final = (
+    "identity",
+    "k",
+    "at",
+    "follow",
+    "floor",
+    "scan",
+    "scanned",
+    "parts",
+    "rows",
+    "charge",
+    "changes",
+)
+"""The facts that a later comparison may take up. All others say something about the table as it was."""
+_FILES: Final = re.compile(r"state\.db(-wal|-shm|-journal)?|lock|\d{6,}\.run")
+_OLD: Final = -1.0
+"""Stands for the time at which a change was first read, where a left-over comparison has read it."""
 
 
 def rows_of(
@@ -68,97 +99,170 @@ def rows_of(
 
 
 class State:
-    """The folder of one comparison; a context manager.
+    """The folder of one comparison.
 
     Args:
         folder: The folder, which is created.
-        identity: What is compared with what. A folder with the state of anything else is refused.
+        identity: What is compared with what, and everything on which the reading of the source depends.
+        resume: True to take up the reading of the source by a left-over comparison with the same identity.
+            Otherwise what is left over is removed.
+
+    Attributes:
+        resumes: Whether the folder contains a reading of the source that can be taken up.
+        left_over: What has become of a left-over comparison; None if there was none.
+
+    Raises:
+        MulticloudDbError: `CONFLICT` if another process uses the folder; `INVALID_REQUEST` if it cannot be
+            used as a folder of `verify`, or if what has to be taken up is broken.
     """
 
-    def __init__(self, folder: Path, identity: Mapping[str, str]) -> None:
-        self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        self._lock = (folder / "lock").open("a")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock.close()
-            raise MulticloudDbError(
-                f"state: {folder} is in use by another verify; wait for its end, or give another folder",
-                ErrorDetail(ErrorCategory.CONFLICT, retryable=True),
-            ) from error
+    def __init__(self, folder: Path, identity: Mapping[str, str], *, resume: bool = False) -> None:
+        self._folder, self._identity = folder, dict(identity)
         self._codec = pa.Codec("zstd")
-        self._open()
-        found = self.fact("identity")
-        if found is None:
-            self._begin(identity)
-        elif json.loads(found) != dict(identity):
+        self.resumes = False
+        self.left_over: str | None = None
+        self._database: sqlite3.Connection | None = None
+        self._lock = _locked(folder)
+        try:
+            self._begin_or_resume(resume=resume)
+        except BaseException:
             self.close()
-            theirs, ours = (
-                ", ".join(f"{name} {value}" for name, value in each.items())
-                for each in (json.loads(found), identity)
+            raise
+
+    def _begin_or_resume(self, *, resume: bool) -> None:
+        if not (self._folder / "state.db").exists():
+            self._begin()
+        elif not resume:
+            self.begin_again("pass resume=True (--resume) to take up its reading of the source instead")
+        else:
+            self._open()
+            # It may have been killed before the schema was complete.
+            has_facts = self._sql("SELECT count(*) FROM sqlite_master").fetchone()[0] > 0
+            if not has_facts or self.fact("k") is None:
+                self.begin_again("it had read nothing")
+                return
+            found: dict[str, str] = json.loads(self.fact("identity") or "{}")
+            names = sorted(
+                name for name in {*found, *self._identity} if found.get(name) != self._identity.get(name)
             )
-            raise invalid_request(
-                "state",
-                f"{folder} belongs to the comparison of {theirs}, but this one is of {ours}",
-                "give another folder, or remove this one",
+            if names:
+                self.begin_again(f"it was of another comparison: {', '.join(names)} differ")
+            else:
+                self._take_up()
+
+    def _take_up(self) -> None:
+        """Keep what was read of the source, and nothing else."""
+        with self.transaction():
+            names = self._sql("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+            for (name,) in names:
+                if name not in ("fact", "run", "change"):
+                    self._sql(f"DELETE FROM {name}")
+            self._sql("DELETE FROM run WHERE side = 'target'")
+            self._sql(
+                f"DELETE FROM fact WHERE name NOT IN ({', '.join('?' * len(_OF_THE_SOURCE))})", _OF_THE_SOURCE
             )
         self._remove_unnamed()
+        for number, size, total in self._sql("SELECT number, bytes, sum FROM run").fetchall():
+            with _translated(self._folder):
+                found = self._run(number).read_bytes()
+            if len(found) != size or zlib.crc32(found) != total:
+                raise _broken(self._folder, f"{self._run(number).name} is damaged")
+        self.resumes = True
+        self.left_over = (
+            f"a left-over comparison in {self._folder} is taken up: {self.number('rows'):,} rows of the "
+            "source are not read again; the table is"
+        )
+
+    def begin_again(self, reason: str) -> None:
+        """Remove what is left over, and begin.
+
+        Args:
+            reason: Why it is not taken up, for the report.
+        """
+        self._erase()
+        self.resumes = False
+        self.left_over = f"a left-over comparison in {self._folder} was removed; {reason}"
+        self._begin()
+
+    def _begin(self) -> None:
+        self._open()
+        with self.transaction():
+            for statement in _SCHEMA.split(";\n"):
+                self._sql(statement)
+            self.put("identity", json.dumps(self._identity))
 
     def _open(self) -> None:
-        self._database = sqlite3.connect(self._folder / "state.db", isolation_level=None)
-        # The file survives the death of the process without waiting for the disk, and that is enough here.
+        path = self._folder / "state.db"
+        with _translated(self._folder):
+            # SQLite gives its other files the mode of this one.
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, _FILE_MODE))
+            self._database = sqlite3.connect(path, isolation_level=None)
+        # The file survives the death of the process without waiting for the disk. What a crash of the machine
+        # has damaged is found when it is taken up.
         for each in ("journal_mode=WAL", "synchronous=OFF", "cache_size=-16384", "wal_autocheckpoint=500"):
-            self._database.execute(f"PRAGMA {each}")
-        if not self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            with self.transaction():
-                for statement in _SCHEMA.split(";\n"):
-                    self._database.execute(statement)
+            self._sql(f"PRAGMA {each}")
 
-    def _begin(self, identity: Mapping[str, str]) -> None:
-        self.put("identity", json.dumps(dict(identity)))
+    def _sql(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
+        assert self._database is not None
+        try:
+            return self._database.execute(statement, values)
+        except sqlite3.Error as error:
+            raise _unusable(self._folder, error) from error
 
-    def begin_again(self) -> None:
-        """Forget everything except what is compared."""
-        identity = json.loads(self.fact("identity") or "{}")
-        self._database.close()
-        for path in self._folder.glob("state.db*"):
-            path.unlink()
-        self._open()
-        self._begin(identity)
-        self._remove_unnamed()
+    def _sql_many(self, statement: str, values: Iterable[Sequence[object]]) -> None:
+        assert self._database is not None
+        try:
+            self._database.executemany(statement, values)
+        except sqlite3.Error as error:
+            raise _unusable(self._folder, error) from error
 
     def remove(self) -> None:
-        """Remove the folder, because the comparison has ended."""
+        """Remove the files, because the comparison has ended, and the folder if nothing else is in it."""
+        self._erase()
+        # The lock is held until the file has gone: a process that has opened it meanwhile looks again.
+        with suppress(OSError):
+            (self._folder / "lock").unlink()
+            self._folder.rmdir()
         self.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _erase(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+        with _translated(self._folder):
+            for path in self._folder.iterdir():
+                if path.name != "lock" and _FILES.fullmatch(path.name):
+                    path.unlink()
 
     def close(self) -> None:
-        """Close the files; another process may go on."""
-        self._database.close()
+        """Close the files; another process may use the folder."""
+        if self._database is not None:
+            self._database.close()
+            self._database = None
         self._lock.close()
 
     def transaction(self) -> _Transaction:
         """Make all writes inside a `with` block at once, or none of them."""
-        return _Transaction(self._database)
+        return _Transaction(self._sql)
 
     def size(self) -> int:
         """Return the bytes of all files."""
-        return sum(path.stat().st_size for path in self._folder.iterdir())
+        with _translated(self._folder):
+            return sum(path.stat().st_size for path in self._folder.iterdir())
 
     # -- Facts
 
     def fact(self, name: str) -> str | None:
         """Return a fact, or None."""
-        found = self._database.execute("SELECT value FROM fact WHERE name = ?", (name,)).fetchone()
+        found = self._sql("SELECT value FROM fact WHERE name = ?", (name,)).fetchone()
         return None if found is None else str(found[0])
 
     def put(self, name: str, value: object) -> None:
         """Store a fact as text; None removes it."""
         if value is None:
-            self._database.execute("DELETE FROM fact WHERE name = ?", (name,))
+            self._sql("DELETE FROM fact WHERE name = ?", (name,))
         else:
-            self._database.execute("INSERT OR REPLACE INTO fact VALUES (?, ?)", (name, str(value)))
+            self._sql("INSERT OR REPLACE INTO fact VALUES (?, ?)", (name, str(value)))
 
     def number(self, name: str) -> int:
         """Return a fact that is a number; 0 if there is none."""
@@ -182,20 +286,26 @@ class State:
         rows = rows[order]
         starts = np.searchsorted(rows["hash"], _BOUNDS).astype(np.int64)
         blocks = list[tuple[int, int]]()
-        number = self._database.execute("SELECT coalesce(max(number), 0) + 1 FROM run").fetchone()[0]
-        with self._run(number).open("wb") as file:
-            file.write(rows.tobytes())
+        number = self._sql("SELECT coalesce(max(number), 0) + 1 FROM run").fetchone()[0]
+        size = total = 0
+        with _translated(self._folder), open(self._run(number), "wb", opener=_private) as file:
+
+            def write(piece: Any) -> None:
+                nonlocal size, total
+                size, total = size + file.write(piece), zlib.crc32(piece, total)
+
+            write(rows.tobytes())
             if keys is not None:
                 for start in range(0, len(order), _BLOCK):
                     block = keys.take(order[start : start + _BLOCK]).data
                     packed = self._codec.compress(block)
-                    file.write(packed)
+                    write(packed)
                     blocks.append((packed.size, len(block)))
-        self._database.execute(
-            "INSERT INTO run VALUES (?, ?, ?, ?, ?)",
+        self._sql(
+            "INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?)",
             (
                 number, side, len(rows), self._pack(starts),
-                self._pack(np.array(blocks, dtype=np.int64).reshape(-1, 2)),
+                self._pack(np.array(blocks, dtype=np.int64).reshape(-1, 2)), size, total,
             ),
         )  # fmt: skip
 
@@ -204,26 +314,27 @@ class State:
 
     def remove_runs(self, side: str) -> None:
         """Remove all rows of one side."""
-        self._database.execute("DELETE FROM run WHERE side = ?", (side,))
+        self._sql("DELETE FROM run WHERE side = ?", (side,))
         self._remove_unnamed()
 
     def count(self, side: str) -> int:
         """Return the number of rows of one side."""
-        found = self._database.execute("SELECT coalesce(sum(rows), 0) FROM run WHERE side = ?", (side,))
+        found = self._sql("SELECT coalesce(sum(rows), 0) FROM run WHERE side = ?", (side,))
         return int(found.fetchone()[0])
 
     def _run(self, number: int) -> Path:
         return self._folder / f"{number:06d}.run"
 
     def _remove_unnamed(self) -> None:
-        named = {self._run(number) for (number,) in self._database.execute("SELECT number FROM run")}
-        for path in self._folder.glob("*.run"):
-            if path not in named:
-                path.unlink()
+        named = {self._run(number) for (number,) in self._sql("SELECT number FROM run")}
+        with _translated(self._folder):
+            for path in self._folder.glob("*.run"):
+                if path not in named:
+                    path.unlink()
 
     def ranges(self) -> Iterator[Range]:
         """Divide all hashes into ranges, each of which fits into memory."""
-        runs = list(self._database.execute("SELECT number, side, rows, starts, blocks FROM run"))
+        runs = list(self._sql("SELECT number, side, rows, starts, blocks FROM run"))
         starts = {
             number: np.append(np.frombuffer(packed, dtype="<i4"), rows) for number, _, rows, packed, _ in runs
         }
@@ -241,7 +352,7 @@ class State:
         sizes = np.frombuffer(blocks, dtype="<i4").reshape(-1, 2).astype(np.int64)
         ends = np.cumsum(sizes[:, 0])
         found, at, block = list[str](), -1, list[bytes]()
-        with self._run(number).open("rb") as file:
+        with _translated(self._folder), self._run(number).open("rb") as file:
             for place in places:
                 if place // _BLOCK != at:
                     at = place // _BLOCK
@@ -254,28 +365,47 @@ class State:
 
     # -- Changes
 
-    def add_changes(self, changes: Iterable[tuple[int, str, str, int]]) -> None:
-        """Store versions of keys: hash and text of the key, `order_key` and digest."""
-        self._database.executemany("INSERT OR REPLACE INTO change VALUES (?, ?, ?, ?)", changes)
+    def add_changes(self, changes: Iterable[tuple[int, str, str, int]], at: float) -> None:
+        """Store versions of keys: hash and text of the key, `order_key` and digest.
+
+        Args:
+            changes: The versions. One that is delivered again keeps the time at which it was first read.
+            at: The time.
+        """
+        self._sql_many(
+            "INSERT INTO change VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET digest = excluded.digest, "
+            f"first_read = CASE first_read WHEN {_OLD} THEN excluded.first_read ELSE first_read END",
+            ((*change, at) for change in changes),
+        )
+
+    def age_changes(self) -> None:
+        """Mark all changes as read by a left-over comparison; those that are read again are today's."""
+        self._sql(f"UPDATE change SET first_read = {_OLD}")
+
+    def fold_changes(self) -> None:
+        """Keep of the aged changes of a key the last one alone: it is the key's state at today's position."""
+        self._sql(
+            f"DELETE FROM change WHERE first_read = {_OLD} AND order_key < (SELECT max(other.order_key) "
+            f"FROM change AS other WHERE other.hash = change.hash AND other.key = change.key "
+            f"AND other.first_read = {_OLD})"
+        )
 
     def changes_between(self, low: int, high: int) -> list[tuple[int, str, str, int]]:
         """Return the changes of keys with these hashes, both ends included."""
-        return self._database.execute(
+        return self._sql(
             "SELECT hash, key, order_key, digest FROM change WHERE hash BETWEEN ? AND ?", (low, high)
         ).fetchall()
 
     def changes(self, most: int) -> Iterator[list[tuple[int, str, int]]]:
         """Return hash, `order_key` and digest of all changes, at most so many at once."""
-        found = self._database.execute("SELECT hash, order_key, digest FROM change")
+        found = self._sql("SELECT hash, order_key, digest FROM change")
         while chunk := found.fetchmany(most):
             yield chunk
 
     def versions(self, hashed: int, key: str) -> dict[str, int]:
         """Return the digests of the versions of a key by their `order_key`."""
         return dict(
-            self._database.execute(
-                "SELECT order_key, digest FROM change WHERE hash = ? AND key = ?", (hashed, key)
-            )
+            self._sql("SELECT order_key, digest FROM change WHERE hash = ? AND key = ?", (hashed, key))
         )
 
     # -- Keys that are judged one by one
@@ -284,56 +414,56 @@ class State:
         """Store keys to judge: text, and digest of the scan; and when they were judged, if they were."""
         kind, since = (None, 0.0) if suspected_at is None else (SUSPECTED, suspected_at)
         rows = ((key, scanned, kind, since) for key, scanned in keys)
-        self._database.executemany("INSERT OR REPLACE INTO pending VALUES (?, ?, ?, ?)", rows)
+        self._sql_many("INSERT OR REPLACE INTO pending VALUES (?, ?, ?, ?)", rows)
 
     def add_changed(self, sample: int) -> None:
         """Store all keys that have changed, as keys to judge; with a sample, one of so many."""
-        self._database.execute(
+        self._sql(
             "INSERT OR IGNORE INTO pending SELECT DISTINCT key, 0, NULL, 0.0 FROM change WHERE hash % ? = 0",
             (sample,),
         )
 
     def judged(self) -> Iterator[str]:
         """Return the keys to judge, and those that differ."""
-        for (key,) in self._database.execute("SELECT key FROM pending UNION ALL SELECT key FROM difference"):
+        for (key,) in self._sql("SELECT key FROM pending UNION ALL SELECT key FROM difference"):
             yield key
 
     def clear_pending(self) -> None:
         """Remove all keys to judge."""
-        self._database.execute("DELETE FROM pending")
+        self._sql("DELETE FROM pending")
 
     def pending(self, after: str, most: int) -> list[Pending]:
         """Return some of the keys to judge, in the order of their texts."""
-        return self._database.execute(
+        return self._sql(
             "SELECT key, scanned, kind, since FROM pending WHERE key > ? ORDER BY key LIMIT ?",
             (after, most),
         ).fetchall()
 
     def pending_count(self) -> int:
         """Return the number of keys to judge."""
-        return int(self._database.execute("SELECT count(*) FROM pending").fetchone()[0])
+        return int(self._sql("SELECT count(*) FROM pending").fetchone()[0])
 
     def settle(self, keys: Iterable[str]) -> None:
         """Remove keys that are equal."""
-        self._database.executemany("DELETE FROM pending WHERE key = ?", [(key,) for key in keys])
+        self._sql_many("DELETE FROM pending WHERE key = ?", [(key,) for key in keys])
 
     def suspect(self, found: Iterable[tuple[str | None, float, str]]) -> None:
         """Store which difference a round found, and when: kind, time, key."""
-        self._database.executemany("UPDATE pending SET kind = ?, since = ? WHERE key = ?", found)
+        self._sql_many("UPDATE pending SET kind = ?, since = ? WHERE key = ?", found)
 
     # -- Differences
 
     def confirm(self, found: Iterable[tuple[str, Kind, Sequence[str]]]) -> None:
         """Store confirmed differences: key, kind, and the `order_key` of each row."""
         rows = [(key, kind.value, json.dumps(list(orders))) for key, kind, orders in found]
-        self._database.executemany("INSERT OR REPLACE INTO difference VALUES (?, ?, ?, 0)", rows)
+        self._sql_many("INSERT OR REPLACE INTO difference VALUES (?, ?, ?, 0)", rows)
         self.settle(key for key, _, _ in rows)
 
     def differences(
         self, after: str = "", most: int = 1000, *, repaired: bool = False
     ) -> list[tuple[str, Kind, tuple[str, ...]]]:
         """Return some of the differences, in the order of their keys."""
-        found = self._database.execute(
+        found = self._sql(
             "SELECT key, kind, orders FROM difference WHERE repaired = ? AND key > ? ORDER BY key LIMIT ?",
             (int(repaired), after, most),
         )
@@ -341,7 +471,7 @@ class State:
 
     def kinds(self, *, repaired: bool = False) -> dict[Kind, int]:
         """Return the number of differences of each kind."""
-        found = self._database.execute(
+        found = self._sql(
             "SELECT kind, count(*) FROM difference WHERE repaired = ? GROUP BY kind ORDER BY kind",
             (int(repaired),),
         )
@@ -349,7 +479,7 @@ class State:
 
     def repaired(self, keys: Iterable[str]) -> None:
         """Mark differences as repaired; a key that differs again is confirmed again."""
-        self._database.executemany("UPDATE difference SET repaired = 1 WHERE key = ?", [(k,) for k in keys])
+        self._sql_many("UPDATE difference SET repaired = 1 WHERE key = ?", [(k,) for k in keys])
 
 
 class Range:
@@ -372,9 +502,12 @@ class Range:
         read = 0
         for number, side, count, _, blocks in runs:
             start, end = int(starts[number][first]), int(starts[number][last])
-            with (folder / f"{number:06d}.run").open("rb") as file:
+            with _translated(folder), (folder / f"{number:06d}.run").open("rb") as file:
                 file.seek(start * _ROW.itemsize)
-                sides[side].append(np.fromfile(file, dtype=_ROW, count=end - start))
+                rows = np.fromfile(file, dtype=_ROW, count=end - start)
+            if len(rows) != end - start:
+                raise _broken(folder, f"{number:06d}.run is too short")
+            sides[side].append(rows)
             if side == "source":
                 self._keys.append((number, count, blocks, start, read, read + end - start))
                 read += end - start
@@ -395,14 +528,113 @@ class Range:
 class _Transaction:
     """All writes inside the block are made at once, or none of them."""
 
-    def __init__(self, database: sqlite3.Connection) -> None:
-        self._database = database
+    def __init__(self, sql: Callable[[str], object]) -> None:
+        self._sql = sql
 
     def __enter__(self) -> None:
-        self._database.execute("BEGIN")
+        self._sql("BEGIN")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._database.execute("COMMIT" if kind is None else "ROLLBACK")
+        if kind is None:
+            self._sql("COMMIT")
+            return
+        # SQLite has rolled back already if the disk is full; the error of the block is the one to tell.
+        with suppress(MulticloudDbError):
+            self._sql("ROLLBACK")
+
+
+_FILE_MODE: Final = 0o600
+"""The files contain keys and digests of documents, so only their owner may read them."""
+_FOLDER_MODE: Final = 0o700
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, _FILE_MODE)
+
+
+def _locked(folder: Path) -> IO[str]:
+    """Create the folder, and return the file that no other process can lock meanwhile."""
+    with _translated(folder):
+        while True:
+            folder.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
+            foreign = sorted(each.name for each in folder.iterdir() if not _FILES.fullmatch(each.name))
+            if foreign:
+                raise invalid_request(
+                    "state",
+                    f"{folder} contains other files, such as {foreign[0]}",
+                    "give a folder for this comparison alone; it is removed at the end",
+                )
+            with suppress(FileNotFoundError):
+                # Another process may have removed the folder, or the file, when it had ended.
+                lock = os.fdopen(os.open(folder / "lock", os.O_CREAT | os.O_RDWR, _FILE_MODE), "a")
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if os.path.samestat(os.fstat(lock.fileno()), (folder / "lock").stat()):
+                        if stat.S_IMODE(folder.stat().st_mode) != _FOLDER_MODE:
+                            folder.chmod(_FOLDER_MODE)
+                        return lock
+                except BlockingIOError as error:
+                    lock.close()
+                    raise MulticloudDbError(
+                        f"state: {folder} is in use by another verify; wait for its end, or give another "
+                        "folder",
+                        ErrorDetail(ErrorCategory.CONFLICT, retryable=True),
+                    ) from error
+                except BaseException:
+                    lock.close()
+                    raise
+                lock.close()
+
+
+class _translated:  # noqa: N801 - used as a function
+    """Say what a person can do about an error of the file system."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, OSError | sqlite3.Error):
+            raise _unusable(self._folder, error) from error
+
+
+def _unusable(folder: Path, error: OSError | sqlite3.Error) -> MulticloudDbError:
+    """Make the error for a folder that cannot be read or written."""
+    code = error.errno if isinstance(error, OSError) else getattr(error, "sqlite_errorcode", None)
+    if isinstance(error, sqlite3.Error):
+        if code == sqlite3.SQLITE_FULL:
+            return _refused(folder, "has no space left on its disk", "make space, or give another folder")
+        if code is not None and code & 0xFF in (
+            sqlite3.SQLITE_READONLY,
+            sqlite3.SQLITE_CANTOPEN,
+            sqlite3.SQLITE_PERM,
+        ):
+            return _refused(folder, f"cannot be written ({error})", "give another folder")
+        return _broken(folder, str(error))
+    match code:
+        case errno.ENOSPC | errno.EDQUOT:
+            return _refused(folder, "has no space left on its disk", "make space, or give another folder")
+        case errno.EEXIST | errno.ENOTDIR:
+            return _refused(folder, "is a file", "give a folder, or remove it")
+        case errno.ENOENT | errno.EISDIR:
+            return _broken(folder, str(error.strerror or error))
+        case _:
+            problem = f"cannot be read or written ({error.strerror or error})"
+            return _refused(folder, problem, "give another folder")
+
+
+def _refused(folder: Path, problem: str, advice: str) -> MulticloudDbError:
+    return invalid_request("state", f"{folder} {problem}", advice)
+
+
+def _broken(folder: Path, problem: str) -> MulticloudDbError:
+    return _refused(
+        folder, f"is broken ({problem})", "remove it, or run without resume (--resume), which removes it"
+    )
 
 
 def default_folder(identity: Mapping[str, str]) -> Path:

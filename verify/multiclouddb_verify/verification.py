@@ -14,37 +14,43 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from types import NoneType
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any, ClassVar, Final, TypedDict, Unpack
+
+import attrs
 
 from multiclouddb_api import (
+    ChangeFeedPage,
     ErrorCategory,
     MulticloudDbClient,
     MulticloudDbError,
     ProviderOptions,
     ResourceAddress,
-    ScanFloor,
-    encode_json,
     invalid_request,
 )
+from multiclouddb_api.entry_points import entry_points
+from multiclouddb_api.registry import GROUP
 from multiclouddb_api.validators import check_type, type_name, unknown_name
 from multiclouddb_spi.continuation.token import decode_token, to_moment
 from multiclouddb_verify.comparison import (
     Kind,
     first_difference,
 )
+from multiclouddb_verify.repair import Repair
 from multiclouddb_verify.report import Cost, Counts, Difference, Progress, Report
 from multiclouddb_verify.rounds import Rounds
 from multiclouddb_verify.sides import Position, Sides, Transform, own_values
 from multiclouddb_verify.source import Source, floor_of
-from multiclouddb_verify.state import State, default_folder
-from multiclouddb_verify.target import Fix, SupportsRecord, Target
+from multiclouddb_verify.state import FORMAT, State, default_folder
+from multiclouddb_verify.target import SupportsRecord, Target
 
 __all__ = ["Verification", "VerifySettings", "checked", "verify"]
 
@@ -55,9 +61,13 @@ _EXPECTED: Final = (
     "the feed contains no deletes (see Capability.CHANGE_FEED_DELETES), so the sink cannot remove the rows "
     "of deleted documents; repair removes them"
 )
-_REPAIRS: Final = 5
-_AT_ONCE: Final = 10_000
-"""The number of rows that one commit repairs: a commit may have to write every file again."""
+_NOT_RESUMABLE: Final = (
+    ErrorCategory.CHECKPOINT_EXPIRED,
+    ErrorCategory.INVALID_REQUEST,
+    ErrorCategory.NOT_FOUND,
+)
+"""What a service says about the position of a left-over comparison that it does not know, or no longer."""
+_LOG: Final = logging.getLogger("multiclouddb.verify")
 
 
 class VerifySettings(TypedDict, total=False):
@@ -76,8 +86,11 @@ class VerifySettings(TypedDict, total=False):
     max_scan_rate: float | None
     """The maximum rate of the scan, as in `Snapshot`."""
     state: str | os.PathLike[str] | None
-    """The folder for what was read; by default a folder in the user's cache, named after database, collection
-    and table."""
+    """The folder for what was read, used by this comparison alone; by default a folder in the user's cache,
+    named after database, collection and table. It is removed at the end."""
+    resume: bool
+    """True to take up the reading of the source by an earlier call that was interrupted, if there is one; the
+    table is always read again. Without it, what an earlier call has left in the folder is removed."""
     patience_seconds: float
     """For how long no key may be settled before the rest counts as unsettled, and for how long a commit is
     tried again."""
@@ -89,6 +102,9 @@ class VerifySettings(TypedDict, total=False):
     transform: Transform | None
     """For a table with columns of its own: a function that returns the values of these columns for a
     document. Then these columns are compared, and not `new_item_state`."""
+    transform_name: str | None
+    """A name of yours for what `transform` does; give another one when you change the function. A comparison
+    with `transform` is resumed only with it, because nobody can see whether two functions do the same."""
     show_values: bool
     """True to name the values that differ; by default only their types."""
     record: bool
@@ -99,21 +115,40 @@ class VerifySettings(TypedDict, total=False):
     """Called from time to time with the progress."""
 
 
-_TYPES: Final[dict[str, tuple[Any, ...]]] = {
-    "position": (str, Callable, NoneType),
-    "repair": (bool,),
-    "sample": (int, NoneType),
-    "max_scan_rate": (int, float, NoneType),
-    "state": (str, os.PathLike, NoneType),
-    "patience_seconds": (int, float),
-    "max_repairs": (int, NoneType),
-    "force": (bool,),
-    "transform": (Callable, NoneType),
-    "show_values": (bool,),
-    "record": (bool,),
-    "provider_options": (ProviderOptions, NoneType),
-    "on_progress": (Callable, NoneType),
+@attrs.frozen
+class _Setting:
+    """What is known about a setting.
+
+    Attributes:
+        types: The types of its values.
+        verdict: Whether another value may change the verdict, because it changes what is read of the source.
+            A comparison with another value does not resume. Settings that only change the reading of the
+            table, or what is written, do not count: that is always done again.
+    """
+
+    types: tuple[Any, ...]
+    verdict: bool
+
+
+SETTINGS: Final = {
+    # A comparison that is resumed is brought up to today's position.
+    "position": _Setting((str, Callable, NoneType), verdict=False),
+    "repair": _Setting((bool,), verdict=False),
+    "sample": _Setting((int, NoneType), verdict=True),
+    "max_scan_rate": _Setting((int, float, NoneType), verdict=False),
+    "state": _Setting((str, os.PathLike, NoneType), verdict=False),
+    "resume": _Setting((bool,), verdict=False),
+    "patience_seconds": _Setting((int, float), verdict=False),
+    "max_repairs": _Setting((int, NoneType), verdict=False),
+    "force": _Setting((bool,), verdict=False),
+    "transform": _Setting((Callable, NoneType), verdict=True),
+    "transform_name": _Setting((str, NoneType), verdict=True),
+    "show_values": _Setting((bool,), verdict=False),
+    "record": _Setting((bool,), verdict=False),
+    "provider_options": _Setting((ProviderOptions, NoneType), verdict=True),
+    "on_progress": _Setting((Callable, NoneType), verdict=False),
 }
+"""Each setting of `VerifySettings`."""
 
 
 def checked(
@@ -127,9 +162,13 @@ def checked(
     if isinstance(target, type) or not isinstance(target, kind):
         raise invalid_request("target", f"must be a table, not {type_name(target)}", "pass DeltaTarget(path)")
     for name, value in settings.items():
-        if name not in _TYPES:
-            raise unknown_name("verify", name, _TYPES)
-        check_type(name, value, *_TYPES[name])
+        if name not in SETTINGS:
+            raise unknown_name("verify", name, SETTINGS)
+        check_type(name, value, *SETTINGS[name].types)
+    if settings.get("transform_name") is not None and settings.get("transform") is None:
+        raise invalid_request(
+            "transform_name", "is given without transform", "leave it out, or give transform"
+        )
     return Source(client, address, settings.get("provider_options"), settings.get("max_scan_rate"))
 
 
@@ -147,7 +186,9 @@ def verify(
     exists at the start in a key that does not change meanwhile. The sink and the application keep running.
     Nothing is written to the source, and each of its rows is read once.
 
-    What was read is kept in a folder. If the process is killed, the same call goes on there.
+    What was read is kept in a folder. If the process is killed, the same call with `resume=True` need not
+    read the source from the beginning. It reads the table again, and judges each difference again, so the
+    answer is that of today.
 
     Args:
         client: The client of the source.
@@ -160,7 +201,7 @@ def verify(
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if there is no position, if the table was not written by a sink,
-            if more than half of the first 10,000 keys differ, or if the folder belongs to another comparison;
+            if more than half of the first 10,000 keys differ, or if the folder cannot be used;
             `CHECKPOINT_EXPIRED` if the service does not keep the changes after the position any more;
             `NOT_FOUND` if there is no table; `CONFLICT` if another process uses the folder.
     """
@@ -179,6 +220,9 @@ class Verification:
         settings: The other arguments of `verify`.
     """
 
+    _reader: ClassVar = "one process"
+    """What reads both sides; the folders of two readers contain other things."""
+
     def __init__(
         self,
         source: Source,
@@ -191,7 +235,7 @@ class Verification:
     ) -> None:
         self._sides = Sides(source, target, position, pause=pause, clock=clock, settings=settings)
         self._rounds = Rounds(self._sides)
-        self._folder = settings.get("state")
+        self._settings = settings
         self._repair: bool = settings.get("repair", False)
         self._max_repairs: int | None = settings.get("max_repairs")
         self._show_values: bool = settings.get("show_values", False)
@@ -202,36 +246,82 @@ class Verification:
         """Compare, and repair if wanted."""
         began = self._sides.clock()
         first = self._sides.first_position()
-        identity = {
-            "database": repr(self._sides.source.client.config),
-            "collection": str(self._sides.source.address),
-            "table": self._sides.target.name,
-            "sample": str(self._sides.sample or 1),
-            "form": "own columns" if self._sides.transform else "documents",
-        }
-        folder = default_folder(identity) if self._folder is None else Path(os.fspath(self._folder))
-        self._sides.state = State(folder, identity)
+        page = self._checked(first)
+        identity = self._identity(page)
+        folder = self._settings.get("state")
+        if folder is None:
+            folder = default_folder({name: identity[name] for name in ("database", "collection", "table")})
+        self._sides.state = state = State(
+            Path(os.fspath(folder)), identity, resume=self._settings.get("resume", False)
+        )
         try:
-            report = self._resumed(first, began)
+            if state.resumes and (reason := self._not_resumable(first)) is not None:
+                state.begin_again(reason)
+            if state.left_over is not None:
+                _LOG.warning("verify: %s", state.left_over)
+            if not state.resumes:
+                self._begin(first)
+            report = self._compare(began)
         except BaseException:
-            self._sides.state.close()
+            state.close()
             raise
-        self._sides.state.remove()
+        state.remove()
         return report
 
-    def _resumed(self, first: str, began: float) -> Report:
-        resumes = self._sides.state.fact("k") is not None
-        try:
-            return self._compare(first, began)
-        except MulticloudDbError as error:
-            # The stored position is the one at which this comparison was killed. The sink's own may be newer.
-            if error.category != ErrorCategory.CHECKPOINT_EXPIRED or not resumes:
-                raise
-        self._sides.state.begin_again()
-        return self._compare(first, began)
+    def _identity(self, page: ChangeFeedPage) -> dict[str, str]:
+        """Return on what the reading of the source depends.
 
-    def _compare(self, first: str, began: float) -> Report:
-        self._begin(first)
+        Args:
+            page: A page of the source's stream. Its token names the collection in full, however the caller
+                names it.
+        """
+        feed, config = decode_token(page.continuation_token), self._sides.source.client.config
+        identity = {
+            "format": str(FORMAT),
+            "verify": version("multiclouddb-verify"),
+            "provider": _version_of(config.provider),
+            "database": repr(config),
+            "collection": str(feed.address),
+            "incarnation": str(feed.incarnation),
+            "table": self._sides.target.name,
+            "reader": self._reader,
+        }
+        for name, setting in SETTINGS.items():
+            value = self._settings.get(name)
+            if setting.verdict and name != "transform":
+                identity[name] = repr(value)
+        identity["transform"] = str(self._sides.transform is not None)
+        return identity
+
+    def _not_resumable(self, first: str) -> str | None:
+        """Bring a left-over reading of the source up to today's position, and to its end; return why not."""
+        if self._sides.transform is not None and self._settings.get("transform_name") is None:
+            return "nobody knows whether transform is the same function: pass transform_name to resume"
+        if not self._sides.source.has_deletes:
+            return (
+                "the feed contains no deletes, so an old reading of the source cannot be brought up to date"
+            )
+        state = self._sides.state
+        try:
+            self._sides.follower(state.fact("follow") or "").catch_up()
+            state.age_changes()
+            self._sides.follower(first).catch_up()
+            with state.transaction():
+                state.fold_changes()
+                self._put_position(first)
+            self._read_source()
+        except MulticloudDbError as error:
+            if error.category not in _NOT_RESUMABLE:
+                raise
+            return f"the source does not go on from there ({error.category})"
+        return None
+
+    def _read_source(self) -> None:
+        """Read each row of the source that has not been read."""
+        if not self._sides.done("scanned"):
+            self._sides.scan()
+
+    def _compare(self, began: float) -> Report:
         self._compare_sides()
         self._rounds.run()
         if self._repair:
@@ -247,19 +337,14 @@ class Verification:
 
     def _compare_sides(self) -> None:
         """Read both sides, and store the keys that have to be judged one by one."""
-        if not self._sides.done("scanned"):
-            self._sides.scan()
-        if not self._sides.done("table"):
-            self._sides.read_table()
-        if not self._sides.done("joined"):
-            self._rounds.join()
+        self._read_source()
+        self._sides.read_table()
+        self._rounds.join()
 
-    def _begin(self, first: str) -> None:
-        """Store K and begin the scan; the position is tried before anything is read."""
-        if self._sides.state.fact("k") is not None:
-            return
+    def _checked(self, first: str) -> ChangeFeedPage:
+        """Try the position and the table before anything is read; return a page of the stream."""
         try:
-            self._sides.source.changes(first)
+            page = self._sides.source.changes(first)
         except MulticloudDbError as error:
             if error.category != ErrorCategory.CHECKPOINT_EXPIRED:
                 raise
@@ -279,17 +364,25 @@ class Verification:
             break
         if self._repair and self._sides.transform is None:
             self._sides.target.fix(())
+        return page
+
+    def _begin(self, first: str) -> None:
+        """Store K and begin the scan."""
         begun = self._sides.source.first_page()
-        until = decode_token(first).read_until
         with self._sides.state.transaction():
+            self._put_position(first)
             for name, value in {
-                "k": first,
-                "at": None if until is None else to_moment(until.micros).isoformat(),
                 "follow": first,
                 "floor": floor_of(begun),
                 "scan": begun.continuation_token,
             }.items():
                 self._sides.state.put(name, value)
+
+    def _put_position(self, first: str) -> None:
+        """Store K: everything up to it is in the table that is read from now on, or the table is wrong."""
+        until = decode_token(first).read_until
+        self._sides.state.put("k", first)
+        self._sides.state.put("at", None if until is None else to_moment(until.micros).isoformat())
 
     # -- Step 6: the repair
 
@@ -306,49 +399,7 @@ class Verification:
                 "at them first, then pass max_repairs= or force=True"
             )
             return
-        for _ in range(_REPAIRS):
-            if not self._sides.state.kinds():
-                return
-            after = ""
-            while chunk := self._sides.state.differences(after, _AT_ONCE):
-                after = chunk[-1][0]
-                self._sides.tell("repair", left=sum(self._sides.state.kinds().values()))
-                self._fix(chunk)
-            self._rounds.run()
-
-    def _fix(self, chunk: Sequence[tuple[str, Kind, tuple[str, ...]]]) -> None:
-        """Write the rows of the source, and judge their keys again."""
-        # The floor is read before the rows, so that they contain every change below it.
-        match self._sides.facts.floor:
-            case ScanFloor.HIGH:
-                floor = self._sides.source.floor()
-            case ScanFloor.LOW:
-                floor = self._sides.state.fact("floor") or ""
-            case _:
-                floor = ""
-        events = self._sides.look_up([key for key, _, _ in chunk])
-        now, fixes = datetime.now(UTC), list[Fix]()
-        for key, kind, orders in chunk:
-            event = events[key]
-            document = None if event is None else event.new_item_state
-            own = floor if event is None or self._sides.facts.floor != ScanFloor.ROW else event.order_key
-            # Only a blocked row may get a lower `order_key`.
-            order = own if kind is Kind.BLOCKED else max(own, *orders) if orders else own
-            text = None if document is None else encode_json(document).decode()
-            columns = None
-            if document is not None and self._sides.transform is not None:
-                columns = self._sides.transform(document)
-            fixes.append(Fix(key, orders, order, text, columns, now))
-        if self._sides.facts.floor == ScanFloor.ROW:
-            self._rounds.know(
-                {key: floor if each is None else each.order_key for key, each in events.items()}
-            )
-        self._sides.target.fix(fixes)
-        documents = [None if event is None else event.new_item_state for event in events.values()]
-        pending = zip(events, self._sides.document_digests(documents).tolist(), strict=True)
-        with self._sides.state.transaction():
-            self._sides.state.repaired(key for key, _, _ in chunk)
-            self._sides.state.add_pending(pending)
+        Repair(self._sides, self._rounds).run()
 
     # -- The report
 
@@ -399,6 +450,7 @@ class Verification:
             refused=self._refused,
             expected=_EXPECTED if expected_ghosts else None,
             sample=sample,
+            left_over=state.left_over,
         )
 
     def _described(self) -> tuple[Difference, ...]:
@@ -433,3 +485,9 @@ def _decoded(text: str) -> Any:
     from multiclouddb_api import decode_json
 
     return decode_json(text)
+
+
+def _version_of(provider: str) -> str:
+    """Return the version of a provider's distribution: it decides how a key and a document are written."""
+    found = (point for point in entry_points(group=GROUP) if point.name == provider)
+    return next((f"{point.distribution} {point.version}" for point in found), "not installed")

@@ -16,7 +16,6 @@ from deltalake import DeltaTable
 from multiclouddb_api import ErrorCategory, MulticloudDbError
 from multiclouddb_embedded import Delete, Put
 from multiclouddb_verify import DeltaTarget, Kind, verify
-from multiclouddb_verify.state import State
 
 from .tables import NAME, Busy, Shop, documents, key_of, plant
 
@@ -99,20 +98,6 @@ class TestFound:
         report = shop.verify(record=True)
         [commit] = DeltaTable(shop.table).history(1)
         assert commit["multiclouddb.verified_through"] == report.verified_through
-
-    def test_what_is_recorded_is_where_the_comparison_began_before_it_was_killed(self, shop):
-        began = shop.checkpoints.load(NAME).token
-
-        def die(progress):
-            if progress.phase == "compare":
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            shop.verify(on_progress=die)
-        shop.store.put("orders", shop.names[5], {"n": -1})
-        shop.follow()
-        assert shop.verify(record=True).verified_through == began
-        assert DeltaTable(shop.table).history(1)[0]["multiclouddb.verified_through"] == began
 
     def test_a_sample_proves_nothing_of_all_rows(self, shop):
         version = DeltaTable(shop.table).version()
@@ -291,18 +276,6 @@ class TestTable:
 
 
 class TestState:
-    def test_of_another_comparison_is_refused(self, shop):
-        State(shop.folder / "state", {"collection": "main/invoices"}).close()
-        with pytest.raises(MulticloudDbError, match=r"main/invoices.*main/orders"):
-            shop.verify()
-
-    def test_in_use_is_a_conflict(self, shop):
-        state = State(shop.folder / "state", {})
-        with pytest.raises(MulticloudDbError, match="another verify") as caught:
-            shop.verify()
-        assert caught.value.category == ErrorCategory.CONFLICT
-        state.close()
-
     @pytest.mark.parametrize("phase", ["scan", "table", "compare", "rounds", "repair"])
     def test_killed_in_any_phase_it_goes_on_with_the_same_report(self, shop, phase):
         faults = shop.plant(*shop.names[40:])
@@ -310,7 +283,7 @@ class TestState:
         ran = run("verify", shop, phase, str(int(repairs)))
         assert ran.returncode == -signal.SIGKILL, ran.stderr
         assert (shop.folder / "state" / "state.db").exists()
-        report = shop.verify(repair=repairs)
+        report = shop.verify(repair=repairs, resume=True)
         assert kinds(report.repaired if repairs else report.differences) == faults
         assert report.cost.rows == 60, "rows were read again"
         assert not (shop.folder / "state").exists()

@@ -124,7 +124,7 @@ def test_an_empty_collection(make):
 
 
 @pytest.mark.parametrize("phase", ["scan", "compare", "rounds"])
-def test_killed_it_goes_on_with_the_same_report_in_either_way(shop, phase):
+def test_killed_the_next_one_has_the_answer_of_today_in_either_way(shop, phase):
     faults = shop.plant(*shop.names[40:])
 
     def die(progress):
@@ -134,8 +134,10 @@ def test_killed_it_goes_on_with_the_same_report_in_either_way(shop, phase):
     for goes_on in (shop.verify_with_spark, shop.verify):
         with pytest.raises(KeyboardInterrupt):
             shop.verify_with_spark(on_progress=die)
-        report = goes_on(state=shop.folder / "spark")
+        faults |= shop.plant(shop.names[30 + len(faults)], kinds=[Kind.STALE])
+        report = goes_on(state=shop.folder / "spark", resume=True)
         assert (kinds(report.differences), report.cost.rows) == (faults, 60)
+        assert report.left_over is not None
 
 
 def test_table_of_another_collection_is_refused_unless_it_is_forced(shop, monkeypatch):

@@ -228,17 +228,20 @@ class World:
         )
         return Settling(self.client, self.sim.address, given=facts)
 
-    def verify(self, folder, *, made=Verification, **settings):
-        """Run `verify`, and again after each kill."""
+    def compare(self, folder, **settings):
+        """Run `verify` once."""
         settings = {"state": folder, "patience_seconds": 60.0, **settings}
+        clock = {"pause": self.pause, "clock": self.clock}
+        return Verification(self.source(), self.target, self.stored, **clock, **settings).run()
+
+    def verify(self, folder, **settings):
+        """Run `verify`, and again after each kill; it resumes, or begins again."""
         while True:
-            clock = {"pause": self.pause, "clock": self.clock}
-            run = made(self.source(), self.target, self.stored, **clock, **settings)
             try:
-                return run.run()
+                return self.compare(folder, **settings)
             except Killed:
                 # It may have been killed before it had a state; otherwise the state is closed.
-                continue
+                settings["resume"] = self.dice.random() < 0.7
             except MulticloudDbError as error:
                 if not error.retryable:
                     raise

@@ -270,7 +270,7 @@ class Polls(Answers):
             limit = 1 if name == "poll of one" else _ALL
             try:
                 result = Poll(
-                    context, feed, lineage, limit, Batch.events, _deadline(), wait=0.0,
+                    context, feed, lineage, limit, _ALL << 20, Batch.events, _deadline(), wait=0.0,
                     on_expired=_policy(at), single=False, now=lambda: None, due=due,
                 ).run()  # fmt: skip
             finally:

@@ -13,6 +13,8 @@ from multiclouddb_api import (
     ChangeFeedPage,
     ChangeFeedRequest,
     FromContinuationToken,
+    LookupAnswer,
+    MulticloudDbError,
     MulticloudDbKey,
     OperationOptions,
     Snapshot,
@@ -78,9 +80,9 @@ class LooksUpWhatWasOnceThere(Mutant):
 
     def look_up(
         self, feed: WrappedFeed, keys: Sequence[MulticloudDbKey], deadline: Deadline
-    ) -> Mapping[MulticloudDbKey, ChangeEvent | None]:
+    ) -> Mapping[MulticloudDbKey, LookupAnswer]:
         found = dict(super().look_up(feed, keys, deadline))
-        there = next((row for row in found.values() if row is not None), None)
+        there = next((row for row in found.values() if isinstance(row, ChangeEvent)), None)
         return {key: row or (there and attrs.evolve(there, key=key)) for key, row in found.items()}
 
 
@@ -94,9 +96,12 @@ class LooksUpOtherTexts(Mutant):
 
     def look_up(
         self, feed: WrappedFeed, keys: Sequence[MulticloudDbKey], deadline: Deadline
-    ) -> Mapping[MulticloudDbKey, ChangeEvent | None]:
+    ) -> Mapping[MulticloudDbKey, LookupAnswer]:
         found = super().look_up(feed, keys, deadline)
-        return {key: row and attrs.evolve(row, new_item_state=_as_text(row)) for key, row in found.items()}
+        return {
+            key: attrs.evolve(row, new_item_state=_as_text(row)) if isinstance(row, ChangeEvent) else row
+            for key, row in found.items()
+        }
 
 
 def _as_text(row: ChangeEvent) -> dict[str, str]:
@@ -110,8 +115,37 @@ class ForgetsKeysOfALookup(Mutant):
 
     def look_up(
         self, feed: WrappedFeed, keys: Sequence[MulticloudDbKey], deadline: Deadline
-    ) -> Mapping[MulticloudDbKey, ChangeEvent | None]:
+    ) -> Mapping[MulticloudDbKey, LookupAnswer]:
         return dict.fromkeys(keys) | dict(super().look_up(feed, keys, deadline))
+
+
+class TakesARefusalForAbsence(Mutant):
+    """A lookup that is refused says that the rows do not exist."""
+
+    caught_by = ("TestLookup::test_a_key_that_no_row_can_have_is_refused_or_not_known",)
+
+    def look_up(
+        self, feed: WrappedFeed, keys: Sequence[MulticloudDbKey], deadline: Deadline
+    ) -> Mapping[MulticloudDbKey, LookupAnswer]:
+        try:
+            return super().look_up(feed, keys, deadline)
+        except MulticloudDbError:
+            return dict.fromkeys(keys)
+
+
+class AnswersUnderAnotherKey(Mutant):
+    """A lookup answers under a key that was not asked, so the key that was asked seems to have no row."""
+
+    caught_by = ("TestLookup::test_it_returns_the_current_row_or_none",)
+
+    def look_up(
+        self, feed: WrappedFeed, keys: Sequence[MulticloudDbKey], deadline: Deadline
+    ) -> Mapping[MulticloudDbKey, LookupAnswer]:
+        found = super().look_up(feed, keys, deadline)
+        return {
+            attrs.evolve(key, components={f"{name} ": each for name, each in key.components.items()}): row
+            for key, row in found.items()
+        } | dict.fromkeys(keys)
 
 
 class HasALowFloor(Mutant):

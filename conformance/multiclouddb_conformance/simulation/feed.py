@@ -8,7 +8,7 @@ from typing import TypeVar, assert_never
 
 import attrs
 
-from multiclouddb_api import AtTime, Beginning, ChangeEvent, ErrorCategory, MulticloudDbKey, Now
+from multiclouddb_api import AtTime, Beginning, ErrorCategory, LookupAnswer, MulticloudDbKey, Now
 from multiclouddb_conformance.simulation.calls import Calls
 from multiclouddb_conformance.simulation.errors import MissingError, TrimmedError
 from multiclouddb_conformance.simulation.listing import (
@@ -191,7 +191,7 @@ class SimulationFeed(Feed):
 
     def lookup(
         self, keys: Sequence[MulticloudDbKey], deadline: Deadline
-    ) -> dict[MulticloudDbKey, ChangeEvent | None]:
+    ) -> dict[MulticloudDbKey, LookupAnswer]:
         self.calls.count("lookups")
         self.sim.control("lookup")
         with self.sim.changed:

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
-from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbKey
+from multiclouddb_api import ChangeEvent, ChangeType, LookupAnswer, MulticloudDbKey
 from multiclouddb_conformance.simulation.calls import Calls
 from multiclouddb_conformance.simulation.errors import CancelledError, MissingError, ServerError
 from multiclouddb_conformance.simulation.log import PLACES, Document, place_in_scan
@@ -40,7 +40,7 @@ from multiclouddb_spi import (
     segment_id_of,
     snapshot_event_id,
 )
-from multiclouddb_spi.abilities import LOOKUP_PLAN, check_components
+from multiclouddb_spi.abilities import LOOKUP_PLAN, answers_of, check_components
 
 __all__ = ["SegmentReader", "cut_segments", "floor_of", "is_segment_cursor", "look_up", "plan_scan"]
 
@@ -226,7 +226,7 @@ class SegmentReader(Reader):
         return self._sim.rows(low, self._high, self._commit if self._sim.behaviour.point_in_time else None)
 
 
-def look_up(view: View, keys: Sequence[MulticloudDbKey]) -> dict[MulticloudDbKey, ChangeEvent | None]:
+def look_up(view: View, keys: Sequence[MulticloudDbKey]) -> dict[MulticloudDbKey, LookupAnswer]:
     """Return the rows of at most four keys, so that every larger lookup takes several calls."""
     sim, asked, documents = view.sim, keys[:_LOOKED_UP], view.sim.documents()
     for key in asked:
@@ -234,6 +234,4 @@ def look_up(view: View, keys: Sequence[MulticloudDbKey]) -> dict[MulticloudDbKey
     micros = (sim.now - _EPOCH) // timedelta(microseconds=1)
     mapper = _Mapper(view.spec, "", LOOKUP_PLAN, sim.head, micros, 0, PLACES, view.calls)
     rows = [(key, documents[key]) for key in asked if key in documents]
-    found: dict[MulticloudDbKey, ChangeEvent | None] = dict.fromkeys(asked)
-    found.update((event.key, event) for event in mapper.events(rows, 0, len(rows)))
-    return found
+    return answers_of(asked, mapper.events(rows, 0, len(rows)))

@@ -6,6 +6,8 @@ from __future__ import annotations
 import pytest
 
 from multiclouddb_api import (
+    AtTime,
+    Beginning,
     Capability,
     ErrorCategory,
     Gap,
@@ -13,10 +15,24 @@ from multiclouddb_api import (
     PhysicalPartition,
     RecordSkipped,
     SkipToOldest,
+    StartPosition,
+    Support,
 )
 from multiclouddb_conformance.collection import Collection, ids
 
 __all__ = ["TestExpiry", "TestPoison"]
+
+_CAPABILITIES = {
+    "beginning": Capability.CHANGE_FEED_BEGINNING,
+    "time": Capability.CHANGE_FEED_POINT_IN_TIME,
+}
+_STARTS = (
+    "now",
+    *(
+        pytest.param(name, marks=pytest.mark.requires(capability))
+        for name, capability in _CAPABILITIES.items()
+    ),
+)
 
 
 @pytest.mark.shows("Plan 15", "Promise 7")
@@ -115,9 +131,11 @@ class TestExpiry:
 class TestPoison:
     """A record that no client can decode is never dropped."""
 
-    def _until_poison(self, collection: Collection, size: int) -> tuple[list[str], MulticloudDbError]:
+    def _until_poison(
+        self, collection: Collection, size: int, start: StartPosition | str | None = None
+    ) -> tuple[list[str], MulticloudDbError]:
         seen: list[str] = []
-        token = collection.begin
+        token = collection.begin if start is None else start
         for _ in range(100):
             try:
                 page = collection.page(token, size)
@@ -160,3 +178,21 @@ class TestPoison:
             _, error = self._until_poison(collection, 0)
             assert error.category == ErrorCategory.PROVIDER_ERROR
             collection.restart()
+
+    @pytest.mark.requires(Capability.CHANGE_FEED_ALL_VERSIONS)
+    @pytest.mark.parametrize("start", _STARTS)
+    def test_it_may_be_the_first_change_after_a_start(self, collection: Collection, start: str) -> None:
+        began = collection.harness.now()
+        collection.harness.poison(collection.address, "a")
+        collection.put("b", n=1)
+        place: StartPosition | str = collection.begin
+        # An emulated start reads the items themselves, and they are not damaged.
+        notes = collection.client.capabilities()
+        if start != "now" and notes[_CAPABILITIES[start]].support is Support.NATIVE:
+            place = AtTime(began) if start == "time" else Beginning()
+        seen, error = self._until_poison(collection, 0, place)
+        assert error.category == ErrorCategory.PROVIDER_ERROR
+        assert error.detail.skip_token is not None
+        collection.restart()
+        after = collection.drain(error.detail.skip_token)
+        assert len(seen) + len(after) == 1

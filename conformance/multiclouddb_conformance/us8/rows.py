@@ -18,8 +18,10 @@ from multiclouddb_api import (
     ErrorCategory,
     FeedEnded,
     LogicalPartition,
+    LookupAnswer,
     MulticloudDbError,
     MulticloudDbKey,
+    NotKnown,
     Now,
     PhysicalPartition,
     ScanFloor,
@@ -146,9 +148,17 @@ class TestNoRowsAlone:
         assert "; " in caught.value.message
 
 
-def _look_up(collection: Collection, *keys: MulticloudDbKey) -> dict[MulticloudDbKey, ChangeEvent | None]:
+def _answers(collection: Collection, *keys: MulticloudDbKey) -> Mapping[MulticloudDbKey, LookupAnswer]:
     options = collection.request(Now()).provider_options
-    return dict(collection.client.lookup(collection.address, keys, provider_options=options))
+    return collection.client.lookup(collection.address, keys, provider_options=options)
+
+
+def _look_up(collection: Collection, *keys: MulticloudDbKey) -> dict[MulticloudDbKey, ChangeEvent | None]:
+    found = dict[MulticloudDbKey, ChangeEvent | None]()
+    for key, row in _answers(collection, *keys).items():
+        assert not isinstance(row, NotKnown), row.reason
+        found[key] = row
+    return found
 
 
 @pytest.mark.shows("Further 14")
@@ -194,19 +204,22 @@ class TestLookup:
         assert len(seen) == 1
         assert not seen & {row.event_id for row in other.values() if row}
 
-    def test_bad_keys_are_refused_or_have_no_row(self, collection: Collection) -> None:
-        collection.fill(1)
-        good = collection.harness.key("k0")
+    def test_too_many_keys_are_refused(self, collection: Collection) -> None:
         with pytest.raises(MulticloudDbError) as caught:
-            _look_up(collection, *[good] * 1001)
+            _look_up(collection, *[collection.harness.key("k0")] * 1001)
         assert caught.value.category == ErrorCategory.INVALID_REQUEST
-        strange = MulticloudDbKey({"no such component": "k0"})
+
+    @pytest.mark.needs("named_keys")
+    def test_a_key_that_no_row_can_have_is_refused_or_not_known(self, collection: Collection) -> None:
+        """The service was not asked for such a key, so it has not said that there is no row."""
+        collection.fill(1)
+        good, strange = collection.harness.key("k0"), MulticloudDbKey({"no such component": "k0"})
         try:
-            rows = _look_up(collection, good, strange)
+            rows = _answers(collection, good, strange)
         except MulticloudDbError as error:
             refusal = error
         else:
-            assert rows[strange] is None
+            assert isinstance(rows[strange], NotKnown)
             return
         assert refusal.category == ErrorCategory.INVALID_REQUEST
         assert "no such component" in refusal.message

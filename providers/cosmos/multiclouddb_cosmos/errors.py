@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from azure.core.exceptions import (
@@ -33,6 +34,8 @@ BAD_REQUEST: Final = 400
 GONE: Final = 410
 TOO_MANY: Final = 429
 _IDENTITY: Final = (401, 403)
+_OF_TOKENS: Final = range(5300, 5400)
+"""The substatuses with which the service refuses a request because of its Entra ID token."""
 RECREATED: Final = 1024
 """The substatus of a 400 answer to a request that names an earlier container with the same name."""
 
@@ -46,12 +49,21 @@ _WHO: Final = "check AZURE_COSMOS_KEY, or what azure-identity finds (az login, m
 _DENIED: Final = (
     f"grant the roles in {DOCS_URL}how-to/cosmos/ to the identity, and check the account's firewall"
 )
+_RENEW: Final = (
+    "a new token did not help, or there is none: compare the clock of this machine with the service's clock, "
+    "and check what azure-identity finds; azure-core keeps an expired token, so if the CosmosClient is the "
+    "application's own, make a new one"
+)
 _MERGED: Final = "more than two children"
+_EXPIRED: Final = re.compile(r"token has (?:been )?expired")
 _UNTIMELY: Final = "not valid at the current time"
 _UNPROVEN: Final = "407 Proxy Authentication Required"
 
 _NOT_FOUND: Final = Row(ErrorCategory.NOT_FOUND, "check the account, the database and the container")
 _DENIED_ROW: Final = Row(ErrorCategory.AUTHORIZATION_FAILED, _DENIED)
+# The service refuses an expired token, and an identity without the role, with the same substatuses.
+_DENIED_TOKEN: Final = Row(ErrorCategory.AUTHORIZATION_FAILED, _DENIED, renewable=True)
+_EXPIRED_TOKEN: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _RENEW, renewable=True)
 _MOVED: Final = Row(ErrorCategory.TRANSIENT_FAILURE, "a partition is being split or moved; try again")
 _REFUSED: Final = Row(ErrorCategory.INVALID_REQUEST, "pass a token or partition id unchanged")
 _NETWORK: Final = Row(
@@ -77,7 +89,7 @@ _MERGE_ROW: Final = Row(
 _STATUSES: Final[dict[tuple[int, int | None], Row]] = {
     (400, None): _REFUSED,
     # The text of this error may quote the signed request.
-    (401, None): Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True),
+    (401, None): Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True, renewable=True),
     (403, None): _DENIED_ROW,
     (403, 3): UNAVAILABLE,
     (403, 1008): UNAVAILABLE,
@@ -164,6 +176,10 @@ def _answered(error: CosmosHttpResponseError, vendor_retried: bool) -> Fault:
         row = _MERGE_ROW
     if status in _IDENTITY and _UNTIMELY in text:
         row = _CLOCK
+    if status in _IDENTITY and _EXPIRED.search(text):
+        row = _EXPIRED_TOKEN
+    elif row is _DENIED_ROW and substatus in _OF_TOKENS:
+        row = _DENIED_TOKEN
     said = "" if row.confidential else one_line(text)
     code = f"{status}/{substatus}" if substatus else str(status)
     return row.fault(

@@ -11,8 +11,8 @@ import attrs
 from multiclouddb_api import (
     AtTime,
     Beginning,
-    ChangeEvent,
     ErrorCategory,
+    LookupAnswer,
     MulticloudDbKey,
     Now,
     invalid_request,
@@ -177,7 +177,7 @@ class CosmosFeed(Feed):
 
     def lookup(
         self, keys: Sequence[MulticloudDbKey], deadline: Deadline
-    ) -> dict[MulticloudDbKey, ChangeEvent | None]:
+    ) -> dict[MulticloudDbKey, LookupAnswer]:
         """Return the items of at most 100 keys, with one point read for each."""
         return look_up(self._source, keys, deadline)
 

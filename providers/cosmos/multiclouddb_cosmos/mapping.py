@@ -33,6 +33,7 @@ from multiclouddb_cosmos.records import (
     value_at,
 )
 from multiclouddb_spi import Cursor, Mapper, RecordFault
+from multiclouddb_spi.faults import key_digest
 from multiclouddb_spi.scan.contract import LATEST_MARK
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ def _fault(records: Records, index: int, view: View, reason: str) -> RecordFault
         kind = type(value_at(item, view.marker)).__name__
         path = "".join(f"/{name}" for name in view.marker)
         text = (
-            f"the property {path} of the item {_key_text(item, view)} is {_JSON_NAMES.get(kind, kind)}, and "
+            f"the property {path} of the item {_named(item, view)} is {_JSON_NAMES.get(kind, kind)}, and "
             "not true or false; write the item with true or false, or without the property"
         )
     return RecordFault(
@@ -260,9 +261,9 @@ def _fault(records: Records, index: int, view: View, reason: str) -> RecordFault
     )
 
 
-def _key_text(item: Item, view: View) -> str:
+def _named(item: Item, view: View) -> str:
     try:
-        return orjson.dumps(key_of(item, view)).decode()
+        return key_digest(orjson.dumps(key_of(item, view)).decode())
     except DAMAGED_ERRORS:
         return "whose key cannot be decoded"
 

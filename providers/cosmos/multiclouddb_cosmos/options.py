@@ -49,8 +49,9 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(_NATIVE, _ONE_KEY),
         Capability.LOOKUP: CapabilityNote(
             _NATIVE,
-            "one point read for each key, which costs one request unit for each KiB; needs the data action "
-            "items/read; the consistency is that of the account",
+            "one point read for each key, which costs one request unit for each KiB, or a query, which costs "
+            "more, if the id has signs that a point read cannot ask for; needs the data actions items/read "
+            "and executeQuery; the consistency is that of the account",
         ),
         Capability.CHANGE_FEED_ROWS: CapabilityNote(_NATIVE, "costs what the scan of a snapshot costs"),
         Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(_NATIVE),

@@ -51,6 +51,10 @@ class CosmosProvider(Provider):
         """Classify an exception of azure-cosmos."""
         return classify(error, vendor_retried=self._vendor_retried)
 
+    def renew(self, since: float) -> bool:
+        """Ask for a new token, if the client is the library's own and its identity has tokens."""
+        return self._calls.renew(since)
+
     def close(self) -> None:
         """Close the connections of the client, if the library made this client."""
         self._calls.close()

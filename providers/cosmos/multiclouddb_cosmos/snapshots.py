@@ -23,7 +23,7 @@ import attrs
 from azure.cosmos.exceptions import CosmosHttpResponseError
 from azure.cosmos.partition_key import NonePartitionKeyValue
 
-from multiclouddb_api import ChangeEvent, MulticloudDbKey, invalid_request
+from multiclouddb_api import ChangeEvent, LookupAnswer, MulticloudDbKey, invalid_request
 from multiclouddb_api.value import frozen
 from multiclouddb_cosmos.client import Answer
 from multiclouddb_cosmos.mapping import CosmosMapper
@@ -59,7 +59,7 @@ from multiclouddb_spi import (
     segment_id_of,
     snapshot_event_id,
 )
-from multiclouddb_spi.abilities import LOOKUP_PLAN, check_components
+from multiclouddb_spi.abilities import LOOKUP_PLAN, answers_of, check_components
 
 _FLOOR: Final = order_key(0)
 _PAUSE: Final = 0.1
@@ -282,7 +282,7 @@ class ScanReader(Reader):
 
 def look_up(
     source: Source, keys: Sequence[MulticloudDbKey], deadline: Deadline
-) -> dict[MulticloudDbKey, ChangeEvent | None]:
+) -> dict[MulticloudDbKey, LookupAnswer]:
     """Return the items of some of the keys, with one point read for each key."""
     asked, view = keys[:_MOST_KEYS], attrs.evolve(source.view(""), usual=ROW)
     places = [_place_of(key, view, hierarchical=source.definition.hierarchical) for key in asked]
@@ -294,7 +294,7 @@ def look_up(
         answers = list(pool.map(read, places))
     # Another container may have the same name since the feed was opened.
     source.check_same(deadline)
-    found: dict[MulticloudDbKey, ChangeEvent | None] = dict.fromkeys(asked)
+    rows = list[ChangeEvent]()
     for answer in answers:
         if answer is None:
             continue
@@ -304,9 +304,8 @@ def look_up(
         mapper = _RowMapper(view, Scan(LOOKUP_PLAN, 0, item["_ts"], None, Place(0)))
         records = bared(Records([item], [lsn or 0]), view)
         (event,) = mapper.events(records, 0, 1)
-        if event.key in found:
-            found[event.key] = event if lsn is not None else attrs.evolve(event, order_key="")
-    return found
+        rows.append(event if lsn is not None else attrs.evolve(event, order_key=""))
+    return answers_of(asked, rows)
 
 
 def _place_of(key: MulticloudDbKey, view: View, *, hierarchical: bool) -> tuple[str, Any]:

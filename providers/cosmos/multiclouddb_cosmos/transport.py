@@ -32,6 +32,7 @@ from urllib3.util.retry import Retry
 
 from multiclouddb_api.value import define
 from multiclouddb_cosmos.config import CosmosConfig
+from multiclouddb_cosmos.credentials import RenewableCredential
 from multiclouddb_cosmos.errors import BAD_REQUEST, GONE, RECREATED, TOO_MANY, retry_after
 from multiclouddb_cosmos.position import KeyRange
 from multiclouddb_spi import Deadline
@@ -329,7 +330,9 @@ def _substatus(answer: Any) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, Transport]:
+def make_client(
+    config: CosmosConfig, concurrency: int
+) -> tuple[CosmosClient, Transport, RenewableCredential | None]:
     """Make a client; azure-cosmos asks the service for the account's regions during this call."""
     # The client retries only in another region of the account.
     transport = Transport(concurrency + _SPARE_CONNECTIONS)
@@ -340,9 +343,11 @@ def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, T
         policy.RetryOptions = retries
     else:
         settings["retry_throttle_total"] = 1
+    credential = config.find_credential()
+    renewable = None if isinstance(credential, str) else RenewableCredential(credential)
     client = CosmosClient(
         config.endpoint,
-        config.find_credential(),
+        renewable or credential,
         # The client sends no session tokens. With many partitions, each request would contain many session
         # tokens.
         consistency_level="Eventual",
@@ -358,7 +363,7 @@ def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, T
         **settings,
     )
     separate_locks(client)
-    return client, transport
+    return client, transport, renewable
 
 
 def _no_retries() -> Any:

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from azure.cosmos.exceptions import CosmosHttpResponseError
+from azure.cosmos.partition_key import NonePartitionKeyValue
 
 from multiclouddb_api import ErrorCategory, LogicalPartition, MulticloudDbError, MulticloudDbKey, Now
 from multiclouddb_conformance.refusals import refused
@@ -87,6 +88,55 @@ def test_a_lookup_refuses_a_recreated_container(world):
     world.put("a")
     with pytest.raises(ProviderFault, match="recreated"):
         feed.lookup([MulticloudDbKey({"pk": "a", "id": "a"}, 1)], soon())
+
+
+ODD_IDS = [
+    "a/b",
+    "a/",
+    "/a",
+    "a//",
+    "a#",
+    "a?b",
+    "a%20",
+    "a%2Fb",
+    " a",
+    "a ",
+    "a\tb",
+    "a\rb",
+    "a\nb",
+    "..",
+    "é",
+    "a",
+]
+
+
+@pytest.mark.parametrize("key", [None, "p"])
+def test_an_item_whose_id_a_gateway_refuses_is_looked_up(world, key):
+    """The service accepts these ids in a write, and answers a point read with 400, 401 or 404."""
+    named = {} if key is None else {"pk": key}
+    partition = NonePartitionKeyValue if key is None else key
+    for item_id in ODD_IDS:  # azure-cosmos checks the ids of items, but not those in a batch
+        world.container.execute_item_batch(
+            [("upsert", ({"id": item_id, "who": item_id, **named},))], partition
+        )
+    keys = [MulticloudDbKey({**named, "id": item_id}) for item_id in ODD_IDS]
+    with world.client() as client:
+        rows = client.lookup(ADDRESS, keys)
+        assert {each["id"]: row.new_item_state["who"] for each, row in rows.items()} == {
+            item_id: item_id for item_id in ODD_IDS
+        }
+        world.container.execute_item_batch([("delete", (item_id,)) for item_id in ODD_IDS], partition)
+        assert set(client.lookup(ADDRESS, keys).values()) == {None}
+
+
+@pytest.mark.parametrize("item_id", ["plain", "a/b"])
+def test_a_refused_lookup_is_an_error(world, item_id):
+    world.put("a")
+    asked = MulticloudDbKey({"pk": "a", "id": item_id}, 1)
+    for operation in ("ReadItem", "QueryItems"):
+        world.server.faults.add(Fail(403), operation, times=None)
+    with refused(ErrorCategory.AUTHORIZATION_FAILED), world.client() as client:
+        client.lookup(ADDRESS, [asked])
 
 
 class TestEndlessRetries:

@@ -92,9 +92,9 @@ class Calls:
 
     def describe_table(self, name: str) -> Table:
         answer = self.hear(self._clients.dynamodb.describe_table(TableName=name))
-        answer = _whole(answer, "Table")
+        answer = whole(answer, "Table")
         specification = answer.get("StreamSpecification") or {}
-        kinds = {entry["KeyType"]: entry["AttributeName"] for entry in answer["KeySchema"]}
+        kinds = {entry["KeyType"]: entry["AttributeName"] for entry in whole(answer, "KeySchema")}
         return Table(
             arn=answer.get("LatestStreamArn"),
             enabled=bool(specification.get("StreamEnabled")),
@@ -107,7 +107,7 @@ class Calls:
     def table_names(self, deadline: Deadline) -> list[str]:
         names: list[str] = []
         for page in self._clients.dynamodb.get_paginator("list_tables").paginate():
-            names += _whole(self.hear(page), "TableNames")
+            names += whole(self.hear(page), "TableNames")
             if deadline.passed():
                 raise ProviderFault.of(
                     ErrorCategory.TRANSIENT_FAILURE,
@@ -128,7 +128,7 @@ class Calls:
         if parent is not None:
             asked["ShardFilter"] = {"Type": "CHILD_SHARDS", "ShardId": parent}
         answer = self.hear(self._clients.streams.describe_stream(**asked))
-        found: dict[str, Any] = _whole(answer, "StreamDescription")
+        found: dict[str, Any] = whole(answer, "StreamDescription")
         return found
 
     def iterator(self, arn: str, shard_id: str, kind: str, seq: str | None = None) -> str:
@@ -136,13 +136,17 @@ class Calls:
         if seq is not None:
             asked["SequenceNumber"] = seq
         answer = self.hear(self._clients.streams.get_shard_iterator(**asked))
-        return str(_whole(answer, "ShardIterator"))
+        return str(whole(answer, "ShardIterator"))
 
     def records(self, iterator: str, limit: int, *, native: bool) -> Mapping[str, Any]:
         """Return `Records`, and `NextShardIterator` unless the shard has ended."""
         self._plain.wanted = native
         answer: dict[str, Any] = self._clients.streams.get_records(ShardIterator=iterator, Limit=limit)
-        _whole(answer, "Records")
+        # Both members are optional. An answer with neither of them, or with an empty iterator, does not say
+        # that the shard has ended.
+        following = answer.get("NextShardIterator")
+        if following == "" or (following is None and answer.get("Records") is None):
+            whole({}, "Records or NextShardIterator")
         return self.hear(answer)
 
     def scan(
@@ -163,7 +167,7 @@ class Calls:
             ReturnConsumedCapacity="TOTAL",
             **asked,
         )
-        _whole(answer, "Items")
+        whole(answer, "Items")
         return self.hear(answer)
 
     def items(self, name: str, keys: Sequence[Mapping[str, Any]]) -> tuple[list[Any], list[Any]]:
@@ -174,7 +178,7 @@ class Calls:
         asked: dict[str, Any] = {name: {"Keys": keys, "ConsistentRead": True}}
         answer = self.hear(self._clients.dynamodb.batch_get_item(RequestItems=asked))
         # The name of a table may be an ARN, and the answer then contains it as the key.
-        items = [item for found in _whole(answer, "Responses").values() for item in found]
+        items = [item for found in whole(answer, "Responses").values() for item in found]
         left = [key for more in (answer.get("UnprocessedKeys") or {}).values() for key in more["Keys"]]
         return items, left
 
@@ -223,7 +227,7 @@ class Calls:
             with collector_paused():
                 customized_response_dict.update(orjson.loads(response_dict["body"]))
         except (orjson.JSONDecodeError, TypeError, ValueError):
-            # botocore parses this text into an empty object; see _whole.
+            # botocore parses this text into an empty object; see `whole`.
             return
         response_dict["body"] = b"{}"
 
@@ -246,7 +250,7 @@ def _bound(client: Any) -> None:
         session._pool_classes_by_scheme = bounded  # for the pools of a proxy
 
 
-def _whole(answer: Mapping[str, Any], name: str) -> Any:
+def whole(answer: Mapping[str, Any], name: str) -> Any:
     """Return a member that every complete answer contains."""
     # botocore accepts a truncated answer as a success: it does not check the length, and it reads an
     # incomplete JSON text as an empty object, which after `GetRecords` would mean the end of the shard.

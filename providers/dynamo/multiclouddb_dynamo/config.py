@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Final
 
 import attrs
@@ -27,7 +28,8 @@ class DynamoClients:
     """The application's own boto3 clients, for `connect(…, native_client=…)`.
 
     The library never reconfigures or closes these clients. The library makes each call only once, so only the
-    clients' own retries happen. Both clients must belong to the same account and region.
+    clients' own retries happen. Both clients must belong to the same account and region. The `meta.client` of
+    a boto3 resource is refused, because it converts keys and items.
     """
 
     dynamodb: Any = attrs.field(repr=False)
@@ -44,6 +46,26 @@ class DynamoClients:
                     f"is a {type(getattr(self, name)).__name__}",
                     f'pass boto3.client("{service}")',
                 )
+        if _converts(self.dynamodb):
+            raise invalid_request(
+                "DynamoClients.dynamodb",
+                "is the client of a boto3 resource, which converts keys and items to Python values and back",
+                'pass boto3.client("dynamodb"), or session.client("dynamodb") of the same session',
+            )
+
+
+def _converts(client: Any) -> bool:
+    """Return True for the `meta.client` of a boto3 resource, which looks like any other client.
+
+    The handlers that such a client has for its requests are asked to convert a key; nothing is sent.
+    """
+    asked: dict[str, Any] = {"TableName": "table", "Key": {"id": "text"}}
+    with contextlib.suppress(Exception):  # a handler of the application may need a real request
+        model = client.meta.service_model.operation_model("GetItem")
+        client.meta.events.emit(
+            "before-parameter-build.dynamodb.GetItem", params=asked, model=model, context={}
+        )
+    return asked.get("Key") == {"id": {"S": "text"}}
 
 
 @frozen

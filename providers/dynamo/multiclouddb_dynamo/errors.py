@@ -30,6 +30,8 @@ MISSING: Final = "ResourceNotFoundException"
 GONE: Final = frozenset({"TrimmedDataAccessException", MISSING})
 """The error codes for a shard, or a record in a shard, that no longer exists."""
 
+ITS_OPERATOR: Final = "report it to whoever runs the service at this endpoint"
+"""The advice for an answer that contradicts itself."""
 _DENIED: Final = f"grant the permissions in {DOCS_URL}how-to/dynamodb/ to the identity that boto3 found"
 _WHO: Final = (
     "check what boto3's credential chain finds (aws sts get-caller-identity): environment, profile, role"
@@ -122,6 +124,8 @@ def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
         case boto.ConnectionError() | boto.HTTPClientError():
             way_out = "check the region, the endpoint_url and the network (proxy, VPC endpoint)"
             row = row_of_connection(error) or Row(ErrorCategory.TRANSIENT_FAILURE, way_out)
+        case boto.PaginationError():
+            row = Row(ErrorCategory.PERMANENT_FAILURE, ITS_OPERATOR)
         case BotoCoreError():
             row = _BROKEN
         case OSError():

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import attrs
 
-from multiclouddb_api import ChangeEvent, ErrorCategory, MulticloudDbKey, Now
+from multiclouddb_api import ErrorCategory, LookupAnswer, MulticloudDbKey, Now
 from multiclouddb_api.value import define
 from multiclouddb_dynamo.catalog import find_table
 from multiclouddb_dynamo.errors import PROVIDER_ID
@@ -152,7 +152,7 @@ class DynamoFeed(Feed):
 
     def lookup(
         self, keys: Sequence[MulticloudDbKey], deadline: Deadline
-    ) -> dict[MulticloudDbKey, ChangeEvent | None]:
+    ) -> dict[MulticloudDbKey, LookupAnswer]:
         """Return the items of at most 100 keys with one call."""
         return look_up(self._source, self._same, self._view("", ""), keys)
 

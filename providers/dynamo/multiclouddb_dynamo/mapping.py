@@ -14,7 +14,7 @@ from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_api.value import frozen
 from multiclouddb_dynamo.position import MOST_SECONDS, After, cursor_of, is_seq
-from multiclouddb_dynamo.values import decode, decode_map, json_map
+from multiclouddb_dynamo.values import decode_map, json_key, json_map, key_value
 from multiclouddb_spi import Cursor, Mapper, RecordFault
 
 if TYPE_CHECKING:
@@ -60,13 +60,22 @@ def seconds_of(record: Record) -> float | None:
     return moment if isinstance(moment, int | float) and 0 <= moment <= MOST_SECONDS else None
 
 
+def time_at(records: Sequence[Record], count: int, known: int | None) -> int | None:
+    """Return the time of the last of `count` records that has one, else the time that was known before."""
+    for index in range(count - 1, -1, -1):
+        seconds = seconds_of(records[index])
+        if seconds is not None:
+            return int(seconds)
+    return known
+
+
 def order_key(seq: str) -> str:
     """Return a text that sorts like the number: the number of its digits, followed by the digits."""
     digits = seq.lstrip("0")
     return _LENGTHS[len(digits)] + digits
 
 
-def _events(records: Sequence[Record], view: View) -> list[ChangeEvent]:
+def _events(records: Sequence[Record], view: View, known: int | None) -> list[ChangeEvent]:
     # The events are built from columns. Each event takes one call, and data that was not requested takes
     # none.
     datas = [record["dynamodb"] for record in records]
@@ -75,7 +84,7 @@ def _events(records: Sequence[Record], view: View) -> list[ChangeEvent]:
         _event_ids(records, datas, view),
         trusted_keys(_keys(datas, view.key_names)),
         types,
-        _times(datas),
+        _times(datas, known),
         _items(datas, "NewImage", decode_map) if view.with_new else repeat(None),
         _items(datas, "OldImage", decode_map) if view.with_old else repeat(None),
         [order_key(data["SequenceNumber"]) for data in datas],
@@ -100,16 +109,21 @@ def _event_ids(records: Sequence[Record], datas: Sequence[Record], view: View) -
 def _keys(datas: Sequence[Record], names: tuple[str, ...]) -> list[dict[str, Any]]:
     if len(names) == 1:
         (name,) = names
-        return [{name: decode(data["Keys"][name])} for data in datas]
-    return [{name: decode(data["Keys"][name]) for name in names} for data in datas]
+        return [{name: key_value(data["Keys"][name])} for data in datas]
+    return [{name: key_value(data["Keys"][name]) for name in names} for data in datas]
 
 
-def _times(datas: Sequence[Record]) -> list[datetime]:
-    """Return the times of the records; successive records with the same time share one datetime object."""
-    previous, moment, moments = None, _EPOCH, []
+def _times(datas: Sequence[Record], known: int | None) -> list[datetime]:
+    """Return the times of the records; successive records with the same time share one datetime object.
+
+    A record without a time gets the time of the record before it in the shard.
+    """
+    previous, moment, moments = None, _EPOCH + timedelta(seconds=known or 0), []
     for data in datas:
-        value = data["ApproximateCreationDateTime"]
-        if value != previous:
+        value = data.get("ApproximateCreationDateTime")
+        if value is None:  # whole seconds, as a token keeps them
+            previous, moment = None, moment.replace(microsecond=0)
+        elif value != previous:
             previous = value
             moment = (
                 value.astimezone(UTC) if isinstance(value, datetime) else _EPOCH + timedelta(seconds=value)
@@ -119,7 +133,8 @@ def _times(datas: Sequence[Record]) -> list[datetime]:
 
 
 def _items(datas: Sequence[Record], name: str, decoded: Callable[[Any], Any]) -> list[Any]:
-    return [decoded(data[name]) if data.get(name) is not None else None for data in datas]
+    # An empty image is none, because every item has at least its key; some servers send one for no image.
+    return [decoded(data[name]) if data.get(name) else None for data in datas]
 
 
 def _expiries(records: Sequence[Record], types: Sequence[ChangeType]) -> list[bool]:
@@ -136,14 +151,14 @@ def _by_service(identity: Any) -> bool:
     return fields.get("principalid") == "dynamodb.amazonaws.com" and fields.get("type") == "Service"
 
 
-def _arrow(records: Sequence[Record], view: View) -> pa.RecordBatch:
+def _arrow(records: Sequence[Record], view: View, known: int | None) -> pa.RecordBatch:
     datas = [record["dynamodb"] for record in records]
     types = [_TYPES[record["eventName"]] for record in records]
     columns: list[Iterable[Any]] = [
         _event_ids(records, datas, view),
         [_TYPE_TEXTS[record["eventName"]] for record in records],
-        [json_text({name: data["Keys"][name] for name in view.key_names}) for data in datas],
-        _times(datas),
+        [key_text(data["Keys"], view.key_names) for data in datas],
+        _times(datas, known),
         _items(datas, "NewImage", json_text) if view.with_new else repeat(None),
         _items(datas, "OldImage", json_text) if view.with_old else repeat(None),
         [order_key(data["SequenceNumber"]) for data in datas],
@@ -154,8 +169,13 @@ def _arrow(records: Sequence[Record], view: View) -> pa.RecordBatch:
 
 
 def json_text(attributes: Mapping[str, Any]) -> bytes:
-    """Return the JSON of a document or a key."""
+    """Return the JSON of a document."""
     return orjson.dumps(json_map(attributes))
+
+
+def key_text(attributes: Mapping[str, Any], names: tuple[str, ...]) -> bytes:
+    """Return the JSON of the key in a document or in a record's `Keys`."""
+    return orjson.dumps(json_key({name: attributes[name] for name in names}))
 
 
 def to_batch(count: int, columns: list[Iterable[Any]], view: View) -> pa.RecordBatch:
@@ -195,20 +215,25 @@ def mapped(
     raise fault(start, "it is not clear which one is damaged")
 
 
-def place_after(record: Record) -> After:
-    """Return the position after a record."""
-    seconds = seconds_of(record)
-    return After(seq_of(record), None if seconds is None else int(seconds))
+def place_after(records: Sequence[Record], count: int, known: int | None) -> After:
+    """Return the position after `count` records; `known` is the shard's last known time before them."""
+    return After(seq_of(records[count - 1]), time_at(records, count, known))
 
 
 @frozen
 class DynamoMapper(Mapper):
-    """Maps the records of one shard to events and to Arrow."""
+    """Maps the records of one answer to events and to Arrow.
+
+    Attributes:
+        view: What all events of the shard share.
+        known: The shard's last known time before these records, in seconds since 1970; None if none is known.
+    """
 
     view: View
+    known: int | None = None
 
     def cursor_after(self, records: Sequence[Record], count: int) -> Cursor:
-        return cursor_of(place_after(records[count - 1]))
+        return cursor_of(place_after(records, count, self.known))
 
     def events(self, records: Sequence[Record], start: int, stop: int) -> list[ChangeEvent]:
         return self._mapped(records, start, stop, _events)
@@ -217,11 +242,16 @@ class DynamoMapper(Mapper):
         return self._mapped(records, start, stop, _arrow)
 
     def _mapped(
-        self, records: Sequence[Record], start: int, stop: int, make: Callable[[Any, View], _Mapped]
+        self,
+        records: Sequence[Record],
+        start: int,
+        stop: int,
+        make: Callable[[Any, View, int | None], _Mapped],
     ) -> _Mapped:
         def fault(index: int, reason: str) -> RecordFault:
-            place = place_after(records[index])
+            place = place_after(records, index + 1, self.known)
             why = f"it cannot be decoded as a stream record ({reason})"
             return RecordFault(index, f"sequence {place.seq}", why, cursor_of(place))
 
-        return mapped(records, start, stop, lambda part: make(part, self.view), fault)
+        known = time_at(records, start, self.known)
+        return mapped(records, start, stop, lambda part: make(part, self.view, known), fault)

@@ -235,6 +235,13 @@ def seconds_at(place: Place) -> int | None:
             return None
 
 
+def known_at(place: Place) -> int | None:
+    """Return the last known time at a position: no record after it is older, as far as is known."""
+    if isinstance(place, Horizon):
+        return None if place.since is None else max(0, place.since - RETENTION_SECONDS)
+    return seconds_at(place)
+
+
 def headroom(place: Place, now: datetime) -> float | None:
     """Return the seconds until a position expires; None if the position has no time."""
     seconds = seconds_at(place)

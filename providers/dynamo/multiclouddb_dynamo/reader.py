@@ -12,7 +12,7 @@ from typing import Any, Final
 import attrs
 from botocore.exceptions import ClientError, ParamValidationError
 
-from multiclouddb_api import ErrorCategory
+from multiclouddb_api import ErrorCategory, NewItemStateMode, OldItemStateMode
 from multiclouddb_dynamo.capabilities import DELAY_SECONDS, EMPTY_ANSWERS
 from multiclouddb_dynamo.catalog import replaced
 from multiclouddb_dynamo.client import RECORD_BYTES, memory_of
@@ -37,6 +37,7 @@ from multiclouddb_dynamo.position import (
     Trail,
     cursor_of,
     headroom,
+    known_at,
     looks_at,
     seconds_at,
     without_iterator,
@@ -57,6 +58,7 @@ from multiclouddb_spi import (
     Reached,
     Reader,
     cancelled,
+    unsupported,
 )
 
 _MOST_RECORDS: Final = 1000  # the service's maximum for Limit
@@ -92,7 +94,6 @@ class DynamoReader(Reader):
 
     def __init__(self, source: Source, view: View, place: Place, until: Place | None) -> None:
         self._source, self._view, self._place, self._until = source, view, place, until
-        self._mapper = DynamoMapper(view)
         self._iterator: str | None = None
         self._walks = self._fresh = self._closed = False
         self._outcome: Outcome = Continue()
@@ -254,10 +255,10 @@ class DynamoReader(Reader):
             # A number below the shard's first number is refused like an invalid number. DynamoDB Local fails
             # if a number is far above the shard's last number.
             shard, seq = self._source.shard(shard_id, deadline), int(self._place.seq)
-            if shard is not None and code in REJECTED and seq < int(shard.first):
-                return expired_records(f"records after sequence {seq} in {shard_id} were trimmed")
-            if shard is None:
+            if shard is None or shard.first is None:
                 return None
+            if code in REJECTED and seq < int(shard.first):
+                return expired_records(f"records after sequence {seq} in {shard_id} were trimmed")
             most = int(shard.last) if shard.last else _GROWTH * max(int(shard.first), _LEAST_NUMBER)
             if seq > most:
                 return ProviderFault.of(
@@ -281,7 +282,15 @@ class DynamoReader(Reader):
             most = int(self._until.seq)
             records = [record for record in records if int(seq_of(record)) <= most]
         cut = len(records) < count
-        self._place = place_after(records[-1]) if records else self._moved(begin)
+        whole = self._with_images(records, begin)
+        if len(whole) < len(records):
+            # The next answer begins with the record that lacks an image, and is refused.
+            self._iterator, self._place = None, place_after(whole, len(whole), known_at(begin))
+            return self._batch(whole, begin, nbytes)
+        if records:
+            self._place = place_after(records, len(records), known_at(begin))
+        else:
+            self._place = self._moved(begin)
         if cut or (self._until is not None and _reached(self._place, self._until)):
             self._outcome = Reached()
         elif self._iterator is None:
@@ -311,6 +320,29 @@ class DynamoReader(Reader):
         if not count:
             return records, begin
         return records[count:], attrs.evolve(begin, seq=seq_of(records[count - 1]), trail=None)
+
+    def _with_images(self, records: list[Record], begin: Place) -> list[Record]:
+        """Return the records before the first that lacks a required image; if there are none, refuse it."""
+        spec = self._source.spec
+        new = spec.new_item_state_mode is NewItemStateMode.REQUIRE
+        old = spec.old_item_state_mode is OldItemStateMode.REQUIRE
+        for index, record in enumerate(records if new or old else ()):
+            kind, data = record.get("eventName"), record["dynamodb"]
+            if new and kind != "REMOVE" and not data.get("NewImage"):
+                lacking = "new"
+            elif old and kind != "INSERT" and not data.get("OldImage"):
+                lacking = "old"
+            else:
+                continue
+            if index:
+                return records[:index]
+            self._iterator, self._place = None, begin
+            raise unsupported(
+                f"{lacking}_item_state_mode=REQUIRE: the record at sequence {seq_of(record)} has no "
+                f"{lacking} item (its StreamViewType is {data.get('StreamViewType', 'not known')})",
+                "read with INCLUDE_IF_AVAILABLE from the same token",
+            )
+        return records
 
     def _moved(self, begin: Place) -> Place:
         """Return the position after an answer without records."""
@@ -347,7 +379,7 @@ class DynamoReader(Reader):
             read_until = max(least, read_until or least)
         return Batch(
             records,
-            self._mapper,
+            DynamoMapper(self._view, known_at(begin)),
             cursor_of(begin),
             cursor_of(self._place),
             self._outcome,

@@ -16,8 +16,8 @@ from botocore.exceptions import ClientError, ParamValidationError
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.value import define, frozen
-from multiclouddb_dynamo.client import Calls, Series
-from multiclouddb_dynamo.errors import GONE, REJECTED, code_of
+from multiclouddb_dynamo.client import Calls, Series, whole
+from multiclouddb_dynamo.errors import GONE, ITS_OPERATOR, REJECTED, code_of
 from multiclouddb_spi import Deadline, ProviderFault
 
 _LISTINGS: Final = 3
@@ -43,7 +43,7 @@ class Shard:
     shard_id: str
     parent: str | None
     last: str | None
-    first: str
+    first: str | None
     seen: int | None
 
     @property
@@ -62,6 +62,7 @@ class Listing:
     number: int = 0
     began: float = 0.0
     enabled: bool = True
+    ends: set[str] = attrs.field(factory=set)
 
     @property
     def is_old(self) -> bool:
@@ -171,6 +172,11 @@ class ShardMap:
                         retryable=True,
                     ) from error
         if listing.is_whole:
+            try:
+                _check_parents(listing.shards)
+            except ProviderFault:
+                listing.pages = 0  # read again, and never used as it is
+                raise
             self._remember(listing)
 
     def _read_pages(self, listing: Listing, deadline: Deadline, until: float | None) -> None:
@@ -178,14 +184,19 @@ class ShardMap:
             with self._lock:
                 self._begun += 1
                 listing.shards, listing.after, listing.number = {}, None, self._begun
-                listing.began = time.monotonic()
+                listing.began, listing.ends = time.monotonic(), set()
         series = Series(self._calls)
         while not listing.is_whole and (until is None or time.monotonic() < until):
             page = series.make(partial(self._page, deadline, after=listing.after))
             if listing.pages == 0:
-                listing.enabled = page["StreamStatus"] != "DISABLED"
+                listing.enabled = page.get("StreamStatus") != "DISABLED"
             listing.shards |= {shard.shard_id: shard for shard in self._shards_on(page)}
-            listing.after, listing.pages = page.get("LastEvaluatedShardId"), listing.pages + 1
+            try:
+                listing.after = _next_page(page, listing.ends)
+            except ProviderFault:
+                listing.pages = 0
+                raise
+            listing.pages += 1
 
     def _remember(self, listing: Listing) -> None:
         with self._lock:
@@ -208,16 +219,19 @@ class ShardMap:
     def _shards_on(self, page: Mapping[str, Any]) -> list[Shard]:
         now = self._calls.now()
         seen = None if now is None else int(now.timestamp())
-        return [
-            Shard(
-                shard_id=listed["ShardId"],
-                parent=listed.get("ParentShardId"),
-                last=listed["SequenceNumberRange"].get("EndingSequenceNumber"),
-                first=listed["SequenceNumberRange"]["StartingSequenceNumber"],
-                seen=seen,
+        found = []
+        for listed in whole(page, "Shards"):
+            numbers = listed.get("SequenceNumberRange") or {}
+            found.append(
+                Shard(
+                    shard_id=whole(listed, "ShardId"),
+                    parent=listed.get("ParentShardId") or None,
+                    last=numbers.get("EndingSequenceNumber") or None,
+                    first=numbers.get("StartingSequenceNumber") or None,
+                    seen=seen,
+                )
             )
-            for listed in page["Shards"]
-        ]
+        return found
 
     def age(self) -> float:
         return time.monotonic() - self._read_at
@@ -255,14 +269,17 @@ class ShardMap:
         return names & self.lost
 
     def trimmed(self, shards: Iterable[Shard], deadline: Deadline) -> set[str]:
-        """Return those of the shards whose oldest records no longer exist."""
+        """Return those of the shards whose oldest records no longer exist.
+
+        A shard that is listed without its first number is one of them, because nothing else can show it.
+        """
         first = {shard.shard_id: shard.first for shard in shards}
-        found = set[str]()
+        found = {name for name, number in first.items() if number is None}
 
         def ask(name: str) -> None:
             self._calls.iterator(self._arn, name, "AT_SEQUENCE_NUMBER", first[name])
 
-        self._ask_each(list(first), ask, found, deadline)
+        self._ask_each(sorted(first.keys() - found), ask, found, deadline)
         return found
 
     def _ask_each(
@@ -328,7 +345,7 @@ class ShardMap:
         """Request the children of each shard. Return False if a listing is needed instead."""
         series = Series(self._calls)
         for name in shard_ids:
-            after, first = None, True
+            after, first, ends = None, True, set[str]()
             while first or after is not None:
                 self._looks.credit -= 1
                 self._filtered += 1
@@ -341,7 +358,7 @@ class ShardMap:
                     # The service does not know the filter or the shard.
                     self._filters = self._filters and code in GONE
                     return False
-                if page["StreamStatus"] == "DISABLED":
+                if page.get("StreamStatus") == "DISABLED":
                     # Two complete listings show whether all children are known.
                     return False
                 shards = self._shards_on(page)
@@ -350,17 +367,50 @@ class ShardMap:
                     self._filters = False
                     return False
                 self._add(shards)
-                after, first = page.get("LastEvaluatedShardId"), False
+                after, first = _next_page(page, ends), False
         return True
 
     def _add(self, shards: Iterable[Shard]) -> None:
         added = {shard.shard_id: shard for shard in shards}
         with self._lock:
+            _check_parents(self._shards | added)
             self._shards |= added
             for parent in {shard.parent for shard in added.values() if shard.parent is not None}:
                 known = {shard.shard_id: shard for shard in self._children.get(parent, ())}
                 known |= {name: shard for name, shard in added.items() if shard.parent == parent}
                 self._children[parent] = tuple(known.values())
+
+
+def _next_page(page: Mapping[str, Any], ends: set[str]) -> str | None:
+    """Return the last shard of a page if more pages follow; `ends` has those of the pages before it."""
+    last = page.get("LastEvaluatedShardId") or None
+    if last in ends:
+        raise ProviderFault.of(
+            ErrorCategory.PERMANENT_FAILURE,
+            f"DescribeStream: two pages of one listing end with the shard {last}, so the listing never ends; "
+            f"{ITS_OPERATOR}",
+        )
+    if last is not None:
+        ends.add(last)
+    return last
+
+
+def _check_parents(shards: Mapping[str, Shard]) -> None:
+    """Refuse shards that descend from themselves, because none of them can be read before its parent."""
+    checked = set[str]()
+    for shard in shards.values():
+        way, name = list[str](), shard.shard_id
+        while name in shards and name not in checked:
+            checked.add(name)
+            way.append(name)
+            name = shards[name].parent or ""
+        if name in way:
+            cycle = way[way.index(name) :]
+            raise ProviderFault.of(
+                ErrorCategory.PERMANENT_FAILURE,
+                f"DescribeStream: the shard {name} descends from itself, over {len(cycle)} shards, so they "
+                f"have no order; {ITS_OPERATOR}",
+            )
 
 
 def by_parent(shards: Iterable[Shard]) -> dict[str, tuple[Shard, ...]]:

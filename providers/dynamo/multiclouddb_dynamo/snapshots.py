@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 import attrs
 from botocore.exceptions import ClientError, ParamValidationError
 
-from multiclouddb_api import ChangeEvent, ChangeType, ErrorCategory, MulticloudDbKey
+from multiclouddb_api import ChangeEvent, ChangeType, ErrorCategory, LookupAnswer, MulticloudDbKey
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_api.value import frozen
 from multiclouddb_dynamo.catalog import replaced
 from multiclouddb_dynamo.client import RECORD_BYTES, Calls, Table, memory_of
-from multiclouddb_dynamo.errors import GONE, REJECTED, code_of
-from multiclouddb_dynamo.mapping import DAMAGED, View, json_text, mapped, to_batch
+from multiclouddb_dynamo.errors import GONE, ITS_OPERATOR, REJECTED, code_of
+from multiclouddb_dynamo.mapping import DAMAGED, View, json_text, key_text, mapped, to_batch
 from multiclouddb_dynamo.position import MOST_SECONDS, moment_of
 from multiclouddb_dynamo.source import Source
-from multiclouddb_dynamo.values import decode, decode_map, encode_key
+from multiclouddb_dynamo.values import decode_map, encode_key, key_value
 from multiclouddb_spi import (
     Batch,
     Continue,
@@ -47,7 +47,7 @@ from multiclouddb_spi import (
     snapshot_event_ids,
     snapshot_id_of,
 )
-from multiclouddb_spi.abilities import LOOKUP_PLAN, check_components
+from multiclouddb_spi.abilities import LOOKUP_PLAN, answers_of, check_components
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -185,13 +185,9 @@ class RowMapper(Mapper):
         )
 
     def _events(self, items: Sequence[Item]) -> list[ChangeEvent]:
-        view, names = self.view, self.view.key_names
-        documents: Iterable[Any] = repeat(None)
-        if view.with_new:
-            documents = found = list(map(decode_map, items))
-            components = [{name: document[name] for name in names} for document in found]
-        else:
-            components = [{name: decode(item[name]) for name in names} for item in items]
+        view = self.view
+        documents: Iterable[Any] = list(map(decode_map, items)) if view.with_new else repeat(None)
+        components = self._keys(items)
         columns: list[Iterable[Any]] = [
             self._event_ids(components),
             trusted_keys(components),
@@ -208,17 +204,19 @@ class RowMapper(Mapper):
         ]
         return trusted_events(len(items), columns)
 
+    def _keys(self, items: Sequence[Item]) -> list[dict[str, Any]]:
+        return [{name: key_value(item[name]) for name in self.view.key_names} for item in items]
+
     def _event_ids(self, components: Sequence[dict[str, Any]]) -> list[str]:
         names = self.view.key_names
         columns = [[each[name] for each in components] for name in names]
         return snapshot_event_ids(self.part.plan_id, names, columns)
 
     def _arrow(self, items: Sequence[Item]) -> pa.RecordBatch:
-        names = self.view.key_names
         columns: list[Iterable[Any]] = [
-            self._event_ids([{name: decode(item[name]) for name in names} for item in items]),
+            self._event_ids(self._keys(items)),
             repeat(ChangeType.CREATE.value),
-            [json_text({name: item[name] for name in names}) for item in items],
+            [key_text(item, self.view.key_names) for item in items],
             repeat(moment_of(self.part.seconds)),
             map(json_text, items) if self.view.with_new else repeat(None),
             repeat(None),
@@ -274,39 +272,31 @@ class SameTable:
 
 def look_up(
     source: Source, same: SameTable, view: View, keys: Sequence[MulticloudDbKey]
-) -> dict[MulticloudDbKey, ChangeEvent | None]:
+) -> dict[MulticloudDbKey, LookupAnswer]:
     """Return the items of some of the keys, with one `BatchGetItem` call."""
-    names, asked = view.key_names, dict[tuple[Any, ...], list[MulticloudDbKey]]()
-    wanted = list[dict[str, Any]]()
+    normal, wanted = dict[MulticloudDbKey, MulticloudDbKey](), dict[MulticloudDbKey, Item]()
     for key in keys[:_MOST_KEYS]:
-        check_components(key, names)
-        encoded = {name: encode_key(name, key[name]) for name in names}
-        alike = asked.setdefault(_place(encoded, names), [])
-        if not alike:  # the service refuses a call with equal keys
-            wanted.append(encoded)
-        alike.append(key)
-    items, left = same.checked(lambda: source.calls.items(str(source.spec.address.collection), wanted))
-    if len(left) == len(wanted):
+        check_components(key, view.key_names)
+        encoded = {name: encode_key(name, key[name]) for name in view.key_names}
+        normal[key] = _key_of(encoded, view)
+        wanted[normal[key]] = encoded  # the service refuses a call with equal keys
+    name = str(source.spec.address.collection)
+    items, unprocessed = same.checked(lambda: source.calls.items(name, list(wanted.values())))
+    left = {_key_of(each, view) for each in unprocessed}
+    if wanted.keys() == left:
         raise ProviderFault.of(
             ErrorCategory.THROTTLED,
             "the table's read capacity does not suffice for the keys; raise it, or look up fewer keys",
             retryable=True,
         )
-    for encoded in left:
-        del asked[_place(encoded, names)]
-    found: dict[MulticloudDbKey, ChangeEvent | None] = {}
-    for alike in asked.values():
-        found.update(dict.fromkeys(alike))
     part = Part(LOOKUP_PLAN, source.seconds() or 0, 1, 0)
-    for event in RowMapper(view, part).events(items, 0, len(items)):
-        if event.key in found:
-            found[event.key] = event
-    return found
+    rows = RowMapper(view, part).events(items, 0, len(items))
+    return answers_of([key for key, each in normal.items() if each not in left], rows, normal.__getitem__)
 
 
-def _place(item: Item, names: tuple[str, ...]) -> tuple[Any, ...]:
-    """Return the values of an item's key, which are equal for equal keys."""
-    return tuple(decode(item[name]) for name in names)
+def _key_of(item: Item, view: View) -> MulticloudDbKey:
+    """Return the key of an item in its normal form."""
+    return MulticloudDbKey({name: key_value(item[name]) for name in view.key_names})
 
 
 def segments_of(wanted: int | None, table: Table) -> int:
@@ -372,6 +362,12 @@ class SegmentReader(Reader):
         # The service may examine many items and return none of them. In that case, the key belongs to none of
         # the returned items.
         self._part = begin.after(last, self._view.key_names) if last else attrs.evolve(begin, key=(_END,))
+        if self._part == begin:
+            raise ProviderFault.of(
+                ErrorCategory.PERMANENT_FAILURE,
+                f"Scan: a page of {begin.text} ends with the key after which it begins, so the scan never "
+                f"ends; {ITS_OPERATOR}",
+            )
         return self._batch(items, begin, answer, nbytes)
 
     def cancel(self) -> None:

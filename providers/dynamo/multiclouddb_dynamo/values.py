@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any, Final
 
 import orjson
@@ -17,6 +17,8 @@ _INT64: Final = 2**63
 # is damaged, and converting it to an int may take almost forever.
 _MOST_NUMBER: Final = 400
 _MOST_POWER: Final = 400
+_MOST_DIGITS, _LEAST_POWER, _GREATEST_POWER = 38, -130, 125
+_EXACT: Final = Context(prec=_MOST_NUMBER)  # no number that is accepted has more digits
 
 
 def decode(value: Mapping[str, Any]) -> Any:
@@ -88,22 +90,67 @@ _DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
 }
 
 
+# -- Keys. The service compares numbers by value: `5`, `5.0` and `5E0` are one key.
+
+
+def key_value(value: Mapping[str, Any]) -> Any:
+    """Decode the value of a key attribute to its normal form: equal keys have the same value and text."""
+    (tag,) = value
+    raw = value[tag]
+    if tag == "N":
+        return _normal(_number(raw))
+    return raw if tag == "S" and type(raw) is str else _DECODERS[tag](raw)
+
+
+def _normal(number: int | Decimal) -> int | Decimal:
+    """Return an int for a whole number, and else a Decimal without zeros at its end."""
+    return number if type(number) is int else _EXACT.normalize(number)
+
+
+def json_key(attributes: Mapping[str, Any]) -> dict[str, JsonValue]:
+    """Return the same value as `json_map`, with each number of a key in its normal form."""
+    return json_map({name: _normal_text(value) for name, value in attributes.items()})
+
+
+def _normal_text(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"N": str(key_value(value))} if "N" in value else value
+
+
 def encode_key(name: str, value: Any) -> dict[str, Any]:
-    """Return the value of a key attribute in typed JSON, with binary values as bytes."""
+    """Return the value of a key attribute in typed JSON and in its normal form, with binary values as bytes.
+
+    A float stands for the number that its shortest text names.
+    """
     match value:
-        case str():
-            return {"S": value}
-        case bytes():
-            return {"B": value}
-        case int() | Decimal() if type(value) is not bool:
-            return {"N": str(value)}
+        case str(text):
+            return {"S": text}
+        case bytes() | bytearray() | memoryview() as raw:
+            return {"B": bytes(raw)}
+        case int() | Decimal() | float() as number if type(number) is not bool:
+            exact = Decimal(repr(number)) if isinstance(number, float) else Decimal(number)
+            if not _is_storable(exact):
+                raise invalid_request(
+                    "keys",
+                    f"has a key whose attribute {name!r} is a number that DynamoDB cannot store",
+                    "give a number of at most 38 digits, between 1E-130 and 9.9…E+125 in size",
+                )
+            return {"N": str(key_value({"N": str(exact)}))}
         case _:
             pass
     raise invalid_request(
         "keys",
         f"has a key whose attribute {name!r} is of type {type(value).__name__}",
-        "give text, a number (int or Decimal) or bytes, as event.key has it",
+        "give text, a number (int, Decimal or float) or bytes, as event.key has it",
     )
+
+
+def _is_storable(number: Decimal) -> bool:
+    if not number.is_finite():
+        return False
+    if not number:
+        return True
+    digits = "".join(map(str, number.as_tuple().digits)).strip("0")
+    return len(digits) <= _MOST_DIGITS and _LEAST_POWER <= number.adjusted() <= _GREATEST_POWER
 
 
 # -- Attribute values to JSON, without Python values in between

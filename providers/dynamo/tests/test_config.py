@@ -167,6 +167,26 @@ class TestBotoClients:
         connect(f"dynamo://eu-west-1?endpoint_url={LOCAL}").close()
 
 
+@pytest.mark.parametrize("of_table", [False, True])
+def test_the_client_of_a_resource_is_refused(of_table):
+    """It looks like any other client, but it converts keys and items: a look-up would ask for a map."""
+    resource = SESSION.resource("dynamodb", region_name="eu-west-1")
+    streams = SESSION.client("dynamodbstreams", region_name="eu-west-1")
+    with refused("DynamoClients.dynamodb", "boto3 resource", 'pass boto3.client("dynamodb")'):
+        DynamoClients((resource.Table("orders") if of_table else resource).meta.client, streams)
+
+
+def test_handlers_of_the_application_are_no_reason_to_refuse_its_client():
+    def fail(**_):
+        raise KeyError("a request of the application")
+
+    dynamodb, streams = (
+        SESSION.client(name, region_name="eu-west-1") for name in ("dynamodb", "dynamodbstreams")
+    )
+    dynamodb.meta.events.register("before-parameter-build.dynamodb", fail)
+    assert DynamoClients(dynamodb, streams).dynamodb is dynamodb
+
+
 def test_native_clients_are_two_each_of_its_service():
     dynamodb, streams = (
         SESSION.client(name, region_name="eu-west-1") for name in ("dynamodb", "dynamodbstreams")

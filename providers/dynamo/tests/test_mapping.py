@@ -150,6 +150,44 @@ def test_a_time_is_the_same_in_every_form_or_none():
     assert seconds_of(record) is None
 
 
+@pytest.mark.parametrize("absent", [True, False], ids=["absent", "null"])
+@pytest.mark.parametrize(("known", "first"), [(None, 0), (7, 7)], ids=["nothing known", "known"])
+def test_a_record_without_a_time_has_the_last_known_time_of_its_shard(absent, known, first):
+    page = [copy.deepcopy(one()) for _ in range(5)]
+    given = [None, SECONDS + 0.75, None, SECONDS + 3, None]
+    for number, (record, seconds) in enumerate(zip(page, given, strict=True)):
+        data = record["dynamodb"]
+        data |= {"SequenceNumber": f"{100 + number:021}", "ApproximateCreationDateTime": seconds}
+        if absent and seconds is None:
+            del data["ApproximateCreationDateTime"]
+    mapper = DynamoMapper(View(ADDRESS, "p", SHARD, ("pk",)), known)
+    times = [EPOCH + timedelta(seconds=at) for at in (first, SECONDS + 0.75, SECONDS, *[SECONDS + 3] * 2)]
+    assert [event.timestamp for event in mapper.events(page, 0, 5)] == times
+    assert mapper.arrow(page, 0, 5).equals(events_to_arrow(mapper.events(page, 0, 5)))
+    for start in range(5):  # a page that begins anywhere tells the same, also in another process
+        place = place_of(mapper.cursor_after(page, start)) if start else None
+        assert place is None or (place.seq, place.time) == (
+            f"{99 + start:021}",
+            [known, SECONDS, SECONDS, SECONDS + 3][start - 1],
+        )
+        other = DynamoMapper(mapper.view, known if place is None else place.time)
+        for found in (mapper.events(page, start, 5), other.events(page[start:], 0, 5 - start)):
+            assert [event.timestamp for event in found] == times[start:]
+
+
+@pytest.mark.parametrize("event", TYPES)
+@pytest.mark.parametrize("name", ["NewImage", "OldImage"])
+@pytest.mark.parametrize("empty", [{}, None])
+def test_an_empty_image_is_none(event, name, empty):
+    """Every item has at least its key, so an empty image is no item; some servers send one."""
+    record = one(event, images=())
+    record["dynamodb"][name] = empty
+    found = event_of(record, with_old=True)
+    assert (found.new_item_state, found.old_item_state) == (None, None)
+    batch = DynamoMapper(View(ADDRESS, "p", SHARD, ("pk",), with_old=True)).arrow([record], 0, 1)
+    assert batch.equals(events_to_arrow([found]))
+
+
 @patiently
 @given(*[st.integers(0, 10**39) | st.integers(0, 1000)] * 2, st.integers(0, 40))
 def test_order_keys_sort_as_the_numbers_do(a, b, width):
@@ -178,7 +216,6 @@ DAMAGES = [
     ("Keys", {"id": {"S": "a"}}),
     ("Keys", {"pk": "a"}),
     ("Keys", [{"pk": {"S": "a"}}]),
-    ("ApproximateCreationDateTime", ...),
     ("ApproximateCreationDateTime", "now"),
     ("ApproximateCreationDateTime", 1e300),
     ("eventName", "TRUNCATE"),

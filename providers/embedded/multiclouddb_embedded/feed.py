@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from datetime import datetime
 
-from multiclouddb_api import AtTime, Beginning, ChangeEvent, LogicalPartition, MulticloudDbKey, Now
+from multiclouddb_api import AtTime, Beginning, LogicalPartition, LookupAnswer, MulticloudDbKey, Now
 from multiclouddb_embedded.errors import PROVIDER_ID
 from multiclouddb_embedded.mapping import View, describe, from_micros, is_scan, position_of, to_micros
 from multiclouddb_embedded.partitions import Family, find_head, read_family, read_head, read_shape
@@ -155,7 +155,7 @@ class EmbeddedFeed(Feed):
 
     def lookup(
         self, keys: Sequence[MulticloudDbKey], deadline: Deadline
-    ) -> dict[MulticloudDbKey, ChangeEvent | None]:
+    ) -> dict[MulticloudDbKey, LookupAnswer]:
         """Return rows as of one read transaction."""
         from multiclouddb_embedded.snapshots import look_up
 

@@ -43,6 +43,8 @@ SELECT count(*), max(ts), group_concat(seq), group_concat(ts), group_concat(type
 FROM {wanted}
 """
 _TEXTS: Final = "CAST(group_concat(coalesce({column}, 'null'), char(30)) AS BLOB)"
+_COPIES: Final = 3
+"""SQLite joins the texts of an answer in one text, and has it several times in memory while it does so."""
 _ALL: Final = "WHERE TRUE"
 _ONE_HASH: Final = "INDEXED BY log_hash WHERE hash = :hash"
 # Under `profile="mongo"`, `:partition` is the id of the collection.
@@ -147,7 +149,7 @@ class EmbeddedReader(Reader):
             "first": max(self._position[0], state.before),
             "last": min(last, state.row.last_seq),
             "most": max_records,
-            "bytes": max_bytes,
+            "bytes": max(1, max_bytes // _COPIES),
         }
         records, cut = self._select(connection, part)
         outcome: Outcome = Continue()

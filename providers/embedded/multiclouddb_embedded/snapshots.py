@@ -21,7 +21,14 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 
-from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, MulticloudDbKey, decode_json
+from multiclouddb_api import (
+    ChangeEvent,
+    ChangeType,
+    LookupAnswer,
+    MulticloudDbError,
+    MulticloudDbKey,
+    decode_json,
+)
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_api.value import frozen
@@ -241,13 +248,13 @@ class SegmentReader(Reader):
 
 def look_up(
     connection: sqlite3.Connection, scope: Scope, view: View, now: int, keys: Sequence[MulticloudDbKey]
-) -> dict[MulticloudDbKey, ChangeEvent | None]:
+) -> dict[MulticloudDbKey, LookupAnswer]:
     """Return the rows of some of the keys."""
     check_there(connection, scope.collection)
     asked = {key.canonical(): key for key in keys[:_MOST_KEYS]}
     places = ", ".join("?" * len(asked))
     rows = connection.execute(f"{_BY_KEY} ({places})", (scope.collection.id, *asked)).fetchall()
     events = _Mapper(view, LOOKUP_PLAN, 0, now, "").events(rows, 0, len(rows))
-    found: dict[MulticloudDbKey, ChangeEvent | None] = dict.fromkeys(asked.values())
+    found: dict[MulticloudDbKey, LookupAnswer] = dict.fromkeys(asked.values())
     found.update((asked[bytes(row[0])], event) for row, event in zip(rows, events, strict=True))
     return found

@@ -187,7 +187,7 @@ class TestOnePartition:
             store.put("items", n, {"n": n, "text": "x" * 10_000})
             store.put("others", n, {"n": -n})
         reader = items.feed().open("0", [0, 0])
-        assert [len(items.fetch(reader, nbytes=most)) for most in (1, 25_000, 1 << 20)] == [1, 3, 6]
+        assert [len(items.fetch(reader, nbytes=most)) for most in (1, 75_000, 3 << 20)] == [1, 3, 6]
 
     def test_heads_count_exactly(self, items, store):
         self.write(store, range(50))

@@ -58,7 +58,7 @@ class TestFetch:
         world.store.create_collection("items", partitions=1, images="new_and_old")
         for text in ("x" * 4000, "", ""):
             world.store.put("items", "a", {"t": text})
-        assert len(world.fetch(world.feed().open("p0", [0, 0]), nbytes=6000)) == 2
+        assert len(world.fetch(world.feed().open("p0", [0, 0]), nbytes=18_000)) == 2
 
     def test_headroom_is_what_the_retention_leaves(self, world):
         world.store.create_collection("items", partitions=1, retention=timedelta(seconds=60))

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any, Final
 from uuid import UUID
 
+from bson import Binary
+from bson.binary import UUID_SUBTYPE
+from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
 from multiclouddb_api import (
     EntireCluster,
     EntireDatabase,
     ErrorCategory,
+    LogicalPartition,
     NewItemStateMode,
     OldItemStateMode,
     ResourceAddress,
@@ -18,7 +22,8 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.value import frozen
 from multiclouddb_mongo.options import MongoOptions
-from multiclouddb_mongo.values import CODEC
+from multiclouddb_mongo.pymongo_internals import retried
+from multiclouddb_mongo.values import LENIENT_RAW
 from multiclouddb_spi import FeedSpec, ProviderFault, unsupported
 
 _IMAGES: Final = (
@@ -43,6 +48,7 @@ class Found:
         images: True if the collection keeps pre- and post-images.
         kind: The kind of the resource: `collection`, `view` or `timeseries`.
         clustered: True if the collection stores its documents in the order of their `_id`, without an index.
+        collated: True if the collection compares texts with a collation.
     """
 
     there: bool
@@ -50,6 +56,7 @@ class Found:
     images: bool = False
     kind: str = "collection"
     clustered: bool = False
+    collated: bool = False
 
 
 def resolve(spec: FeedSpec, default_database: str | None) -> ResourceAddress:
@@ -71,10 +78,9 @@ def find(client: MongoClient[Any], spec: FeedSpec, address: ResourceAddress) -> 
     if isinstance(spec.scope, EntireCluster):
         return Found(there=True)
     assert address.database is not None
-    database = client.get_database(address.database, codec_options=CODEC)
     if isinstance(spec.scope, EntireDatabase):
-        return Found(there=bool(database.list_collection_names()))
-    listed = list(database.list_collections(filter={"name": address.collection}))
+        return Found(there=bool(_listed(client, address.database, nameOnly=True)))
+    listed = _listed(client, address.database, filter={"name": address.collection})
     if not listed:
         return Found(there=False)
     (entry,) = listed
@@ -82,7 +88,29 @@ def find(client: MongoClient[Any], spec: FeedSpec, address: ResourceAddress) -> 
     images = options.get("changeStreamPreAndPostImages", {}).get("enabled") is True
     uuid = entry.get("info", {}).get("uuid")
     text = None if uuid is None else uuid.hex if isinstance(uuid, UUID) else bytes(uuid).hex()
-    return Found(True, text, images, entry.get("type", "collection"), bool(options.get("clusteredIndex")))
+    return Found(
+        True,
+        text,
+        images,
+        entry.get("type", "collection"),
+        bool(options.get("clusteredIndex")),
+        "collation" in options,
+    )
+
+
+def name_of(client: MongoClient[Any], database: str, uuid: str) -> str | None:
+    """Return the name that the collection with this UUID has now; None if it no longer exists."""
+    wanted = {"info.uuid": Binary(bytes.fromhex(uuid), UUID_SUBTYPE)}
+    return next((str(each["name"]) for each in _listed(client, database, filter=wanted)), None)
+
+
+def _listed(client: MongoClient[Any], database: str, **settings: Any) -> list[RawBSONDocument]:
+    """Return what `listCollections` says."""
+    # `Database.list_collections` would decode all values in the collections' options, such as those in a
+    # validator, and the names of all collections.
+    listing = client.get_database(database, codec_options=LENIENT_RAW)
+    command = {"listCollections": 1, "cursor": {}, **settings}
+    return retried(client, lambda: list(listing.cursor_command(command, codec_options=LENIENT_RAW)))
 
 
 def list_collections(client: MongoClient[Any], database: str | None) -> list[ResourceAddress]:
@@ -92,15 +120,23 @@ def list_collections(client: MongoClient[Any], database: str | None) -> list[Res
         ResourceAddress(name, each)
         for name in names
         if name not in _SERVERS_OWN
-        for each in client[name].list_collection_names(
-            filter={"type": "collection"}, authorizedCollections=True
+        for entry in _listed(
+            client, name, nameOnly=True, authorizedCollections=True, filter={"type": "collection"}
         )
-        if not each.startswith("system.")
+        if not (each := str(entry["name"])).startswith("system.")
     ]
 
 
 def check_provisioned(spec: FeedSpec, address: ResourceAddress, found: Found) -> None:
     """Refuse a request that this collection cannot serve."""
+    options = spec.options
+    assert isinstance(options, MongoOptions)
+    if isinstance(spec.scope, LogicalPartition) and options.collation is not None:
+        raise invalid_request(
+            "MongoOptions.collation",
+            "is given together with LogicalPartition(), whose key would be compared with it too",
+            "leave it out, or read the whole collection and filter its events",
+        )
     if not found.there or isinstance(spec.scope, EntireDatabase | EntireCluster):
         return
     name = address.collection
@@ -110,8 +146,6 @@ def check_provisioned(spec: FeedSpec, address: ResourceAddress, found: Found) ->
             f"{name!r} is a {found.kind}, which has no change stream; "
             f"{_OTHERWISE.get(found.kind, 'name an ordinary collection')}",
         )
-    options = spec.options
-    assert isinstance(options, MongoOptions)
     if found.images:
         return
     new = spec.new_item_state_mode is NewItemStateMode.REQUIRE and options.full_document is None

@@ -191,11 +191,12 @@ CODES: Final[Mapping[int, Row]] = {
     **dict.fromkeys((13388, 13435, 13436, 46841), UNAVAILABLE),
     # Location codes of the server's parser for resume tokens.
     **dict.fromkeys((40647, 40648, 40649), BAD_TOKEN),
-    # BadValue, FailedToParse, TypeMismatch, Overflow, InvalidLength, IllegalOperation, CommandNotFound,
-    # InvalidOptions, CommandNotSupported, InvalidPipelineOperator, OperationNotSupportedInTransaction,
-    # APIVersionError, APIStrictError, an unknown stage, an unknown field, $changeStream in the wrong place
+    # BadValue, FailedToParse, TypeMismatch, Overflow, InvalidLength, IllegalOperation, InvalidBSON,
+    # CommandNotFound, InvalidOptions, CommandNotSupported, InvalidPipelineOperator,
+    # OperationNotSupportedInTransaction, APIVersionError, APIStrictError, an unknown stage, an unknown field,
+    # $changeStream in the wrong place
     **dict.fromkeys(
-        (2, 9, 14, 15, 16, 20, 59, 72, 115, 168, 263, 322, 323, 40324, 40415, 40602), BAD_COMMAND
+        (2, 9, 14, 15, 16, 20, 22, 59, 72, 115, 168, 263, 322, 323, 40324, 40415, 40602), BAD_COMMAND
     ),
     121: Row(
         _INVALID,

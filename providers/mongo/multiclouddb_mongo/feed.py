@@ -15,9 +15,9 @@ from pymongo.errors import PyMongoError
 from multiclouddb_api import (
     AtTime,
     Beginning,
-    ChangeEvent,
     EntireCluster,
     ErrorCategory,
+    LookupAnswer,
     MulticloudDbKey,
     Now,
     ResourceAddress,
@@ -189,13 +189,15 @@ class MongoFeed(Feed):
 
     def lookup(
         self, keys: Sequence[MulticloudDbKey], deadline: Deadline
-    ) -> dict[MulticloudDbKey, ChangeEvent | None]:
+    ) -> dict[MulticloudDbKey, LookupAnswer]:
         """Return the rows of at most 200 keys, at the current end of the log or later."""
         source = self._source
         source.reach(deadline)
-        if not (find(source.client, self.spec, source.address).there or self._options.allow_missing):
+        found = find(source.client, self.spec, source.address)
+        if not (found.there or self._options.allow_missing):
             raise _missing(source.address)
-        return look_up(self._scan, self._view(_PARTITION_ID), time_in(source.now()), keys)
+        time, view = time_in(source.now()), self._view(_PARTITION_ID)
+        return look_up(self._scan, view, time, keys, collated=found.collated)
 
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline

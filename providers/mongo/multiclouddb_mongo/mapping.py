@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import bson
 from bson.codec_options import CodecOptions
 from bson.errors import BSONError
 
@@ -18,7 +17,16 @@ from multiclouddb_api.key import MulticloudDbKey, trusted_keys
 from multiclouddb_api.value import frozen
 from multiclouddb_mongo.position import After, change_text, cursor_of, seconds_at, time_text, token_text
 from multiclouddb_mongo.raw_change import Raw, place_of_change, with_decimals
-from multiclouddb_mongo.values import CODEC, TEXT_CODEC, json_text, portable
+from multiclouddb_mongo.values import (
+    CODEC,
+    NORMAL_AS_DECODED,
+    TEXT_CODEC,
+    IndistinctKeyError,
+    decode_all,
+    json_text,
+    normal_key,
+    portable,
+)
 from multiclouddb_spi import Cursor, Mapper, RecordFault
 
 if TYPE_CHECKING:
@@ -37,7 +45,7 @@ CHANGES: Final = {
 Other operation types do not change documents: they concern whole collections, or are unknown.
 """
 
-_DOCUMENTS: Final = ("documentKey", "fullDocument", "fullDocumentBeforeChange")
+_DOCUMENTS: Final = ("fullDocument", "fullDocumentBeforeChange")
 _TEXTS_AT_ONCE: Final = 64
 # Sets, to check all values of a column without running Python code for each of them.
 _TEXT: Final = frozenset({str})
@@ -77,7 +85,7 @@ class View:
 
 def _decoded(changes: Sequence[Raw], codec: CodecOptions[dict[str, Any]] = CODEC) -> list[dict[str, Any]]:
     # One call converts all changes, so no Python code runs for the individual changes.
-    return bson.decode_all(b"".join(changes), codec)
+    return decode_all(b"".join(changes), codec)
 
 
 def time_of(change: Change) -> datetime:
@@ -104,7 +112,7 @@ def _events(changes: Sequence[Change], view: View, raws: Sequence[Raw]) -> list[
                 portable(document)
     columns: list[Iterable[Any]] = [
         ids,
-        _keys([change["documentKey"] for change in changes]),
+        _keys(_components(changes, raws)),
         [CHANGES[change["operationType"]] for change in changes],
         _times(changes),
         _documents(changes, "fullDocument") if view.with_new else repeat(None),
@@ -124,14 +132,23 @@ def _ids(changes: Sequence[Change]) -> list[str]:
     return ids if _TEXT.issuperset(map(type, ids)) else [change_text(change["_id"]) for change in changes]
 
 
+def _components(changes: Sequence[Change], raws: Sequence[Raw]) -> list[dict[str, Any]]:
+    """Return the components of the keys in their normal form."""
+    keys = [change["documentKey"] for change in changes]
+    plain = _DICT.issuperset(map(type, keys)) and _ONE.issuperset(map(len, keys))
+    if plain and NORMAL_AS_DECODED.issuperset(type(value) for key in keys for value in key.values()):
+        return keys
+    if not all(keys):
+        raise ValueError("a change without a key")
+    documents = [key if type(key) is dict else dict(key.as_doc()) for key in keys]
+    return list(map(normal_key, documents, raws))
+
+
 def _keys(keys: Sequence[dict[str, Any]]) -> list[MulticloudDbKey]:
     """Return the keys. `_id` comes after the fields of the shard key, and is not part of the shard key."""
-    if _DICT.issuperset(map(type, keys)) and _ONE.issuperset(map(len, keys)):
+    if _ONE.issuperset(map(len, keys)):
         return trusted_keys(keys)
-    settled = [key if type(key) is dict else portable(key) for key in keys]
-    if not all(settled):
-        raise ValueError("a change without a key")
-    return [trusted_keys([key], max(1, len(key) - 1))[0] for key in settled]
+    return [trusted_keys([key], max(1, len(key) - 1))[0] for key in keys]
 
 
 def _times(changes: Sequence[Change]) -> list[datetime]:
@@ -175,16 +192,13 @@ def _addresses(changes: Sequence[Change], view: View) -> Iterable[ResourceAddres
     return found
 
 
-def _arrow(changes: Sequence[Change], view: View) -> pa.RecordBatch:
+def _arrow(changes: Sequence[Change], view: View, raws: Sequence[Raw]) -> pa.RecordBatch:
     import pyarrow as pa
 
     from multiclouddb_api.arrow import EVENT_SCHEMA
 
     count, text = len(changes), pa.string()
     ids = pa.array(_ids(changes), text)
-    keys = [change["documentKey"] for change in changes]
-    if not all(keys):
-        raise ValueError("a change without a key")
 
     def documents(name: str) -> pa.Array:
         return _texts([change.get(name) for change in changes])
@@ -192,7 +206,7 @@ def _arrow(changes: Sequence[Change], view: View) -> pa.RecordBatch:
     columns = [
         ids,
         pa.array([_TEXTS[change["operationType"]] for change in changes], text),
-        _texts(keys),
+        _texts(_components(changes, raws)),
         pa.array(_moments(changes), pa.timestamp("us", tz="UTC")),
         documents("fullDocument") if view.with_new else pa.nulls(count, text),
         documents("fullDocumentBeforeChange") if view.with_old else pa.nulls(count, text),
@@ -239,6 +253,12 @@ def first_fault(
             mapped(index)
         except BSONError:
             return fault(index, "it is not valid BSON, or holds text that is not UTF-8")
+        except IndistinctKeyError:
+            return fault(
+                index,
+                "PyMongo cannot tell its _id from another one, because the _id contains undefined, a "
+                "DBPointer, two fields of one name or another form that PyMongo changes; give it another _id",
+            )
         except (*DAMAGED, MulticloudDbError) as error:
             return fault(index, f"it cannot be mapped ({type(error).__name__})")
     return fault(start, "it is not clear which one is damaged")
@@ -261,7 +281,8 @@ class MongoMapper(Mapper):
 
     def arrow(self, records: Sequence[Raw], start: int, stop: int) -> pa.RecordBatch:
         try:
-            return _arrow(_decoded(records[start:stop], TEXT_CODEC), self.view)
+            found = records[start:stop]
+            return _arrow(_decoded(found, TEXT_CODEC), self.view, found)
         except (*DAMAGED, MulticloudDbError):
             pass  # a failure, or a time without a zone in a value that rarely has times: check each change
         try:
@@ -273,7 +294,7 @@ class MongoMapper(Mapper):
         return _events(_decoded(raws), self.view, raws)
 
     def _arrow(self, raws: Sequence[Raw]) -> pa.RecordBatch:
-        return _arrow(_decoded(raws), self.view)
+        return _arrow(_decoded(raws), self.view, raws)
 
     def _first_fault(
         self, records: Sequence[Raw], start: int, stop: int, mapped: Callable[[Sequence[Raw]], object]

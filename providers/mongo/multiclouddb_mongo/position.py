@@ -38,13 +38,12 @@ from typing import Any, Final, Literal, TypeAlias
 
 import attrs
 import bson
-from bson.errors import BSONError
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from multiclouddb_api.codec import JsonValue
 from multiclouddb_api.value import frozen
-from multiclouddb_mongo.values import CODEC
+from multiclouddb_mongo.values import CODEC, LENIENT, LENIENT_RAW
 from multiclouddb_spi import Cursor, InvalidCursor, Position
 
 Kind: TypeAlias = Literal["e", "h", "i", "r"]
@@ -264,14 +263,12 @@ _FIXED: Final = {
     0x13: 16,
 }
 _BESIDE_LENGTH: Final = {0x02: 4, 0x03: 0, 0x04: 0, 0x05: 5, 0x0C: 16, 0x0D: 4, 0x0E: 4, 0x0F: 0}
-_LENIENT: Final = CODEC.with_options(unicode_decode_error_handler="replace")
-_LENIENT_RAW: Final = _LENIENT.with_options(document_class=RawBSONDocument)
 
 
 def id_of(row: bytes) -> str:
     """Return the `_id` of a row in the form of a position. The content of the `_id` is not decoded."""
     if row[5:_VALUE] != _ID_HEAD:
-        row = bson.encode({"_id": bson.decode(row, _LENIENT)["_id"]}, codec_options=CODEC)
+        row = bson.encode({"_id": bson.decode(row, LENIENT)["_id"]}, codec_options=CODEC)
     kind = row[4]
     size = _FIXED.get(kind)
     if size is None and kind in _BESIDE_LENGTH:
@@ -285,7 +282,7 @@ def as_field(name: str, wanted: str) -> RawBSONDocument:
     """Return the document with which a command names an `_id`; it has no other field."""
     element = bytes.fromhex(wanted)
     body = b"%c%s\x00%s\x00" % (element[0], name.encode(), element[1:])
-    return RawBSONDocument((len(body) + 4).to_bytes(4, "little") + body, _LENIENT_RAW)
+    return RawBSONDocument((len(body) + 4).to_bytes(4, "little") + body, LENIENT_RAW)
 
 
 @frozen
@@ -445,8 +442,9 @@ def _texts(values: Any) -> tuple[str, ...]:
 def _is_id(text: str) -> bool:
     if len(text) < 2 or _HEX.fullmatch(text) is None:
         return False
+    # The value itself is not decoded, because PyMongo cannot read every `_id` that the server stores. The
+    # server checks the inside of a document or a list.
     try:
-        document = as_field("_id", text).raw
-        return bson.decode(document, _LENIENT).keys() == {"_id"} and id_of(bytes(document)) == text
-    except (BSONError, ValueError):
+        return id_of(bytes(as_field("_id", text).raw)) == text
+    except ValueError:
         return False

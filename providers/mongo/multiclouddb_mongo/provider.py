@@ -84,7 +84,7 @@ class MongoProvider(Provider):
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
         """Return the collections of the given database, by default of the connection string's database."""
         self._reach(deadline)
-        return retried(self._client, lambda: list_collections(self._client, database or self._database))
+        return list_collections(self._client, database or self._database)
 
     def classify(self, error: Exception) -> Fault:
         return login_lost(error) if is_logged_out(error) and log_in_again(self._client) else classify(error)

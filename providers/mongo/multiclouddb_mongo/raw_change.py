@@ -11,7 +11,7 @@ from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 
 from multiclouddb_mongo.position import After, At, Place, token_text
-from multiclouddb_mongo.values import CODEC
+from multiclouddb_mongo.values import CODEC, decode
 
 Raw: TypeAlias = bytes | memoryview
 """The type of received bytes. PyMongo passes large changes as views of the answer."""
@@ -101,7 +101,7 @@ RAW_CODEC: Final[CodecOptions[RawChange]] = CODEC.with_options(document_class=Ra
 
 def decoded(change: Raw) -> dict[str, Any]:
     """Return a change as a dict."""
-    return bson.decode(change, CODEC)
+    return decode(change)
 
 
 def item_changes(changes: Sequence[Raw]) -> int:

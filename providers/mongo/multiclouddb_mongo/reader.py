@@ -26,7 +26,7 @@ from multiclouddb_mongo.position import (
 )
 from multiclouddb_mongo.pymongo_internals import GivenUp, Stream, buffered, inner_cursor
 from multiclouddb_mongo.raw_change import decoded, namespace_of, place_of_change
-from multiclouddb_mongo.source import LogEnd, Source
+from multiclouddb_mongo.source import CLOSED, LogEnd, Source
 from multiclouddb_mongo.taker import Taken, Taker
 from multiclouddb_spi import (
     Batch,
@@ -65,7 +65,6 @@ _SHARDS_SECONDS: Final = 15.0
 _MEMBERS_SECONDS: Final = 2.0
 _LAG_SECONDS: Final = 0.2  # a member that lags for longer is asked less often
 _SPARE_SECONDS: Final = 0.5
-_CLOSED: Final = "connection closed"  # PyMongo's words
 
 
 class MongoReader(Reader):
@@ -262,7 +261,7 @@ class MongoReader(Reader):
                     raise
             else:
                 # The server also closes the connection if its answer would be larger than 16 MB.
-                if not (isinstance(error, AutoReconnect) and _CLOSED in str(error)):
+                if not (isinstance(error, AutoReconnect) and CLOSED in str(error)):
                     raise
                 before, self._source.closed_at = self._source.closed_at, taken.place
                 if before != taken.place:

@@ -9,20 +9,19 @@ from itertools import repeat
 from typing import Any, Final
 
 import attrs
-import bson
 from bson import Int64, ObjectId
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from orjson import dumps
 
-from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError
+from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, encode_json
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import MulticloudDbKey, trusted_keys
 from multiclouddb_api.value import frozen
 from multiclouddb_mongo.mapping import DAMAGED, View, first_fault
-from multiclouddb_mongo.position import Range, floor_of, id_of, moment_of
+from multiclouddb_mongo.position import Range, as_field, floor_of, id_of, moment_of
 from multiclouddb_mongo.raw_change import RawDocument, bytes_of
-from multiclouddb_mongo.values import CODEC, portable
+from multiclouddb_mongo.values import CODEC, NORMAL_AS_DECODED, decode, decode_all, normal_key, portable
 from multiclouddb_spi import Cursor, Mapper, RecordFault, snapshot_event_id, snapshot_id_of
 
 
@@ -121,11 +120,45 @@ class RowMapper(Mapper):
         last = start.begin[1:]
         return [row for row in rows if id_of(row) != last or self.digest(row) not in start.seen]
 
+    def readable(self, rows: Sequence[bytes]) -> tuple[list[ChangeEvent], list[bytes]]:
+        """Return the events of the rows that can be read, and the other rows."""
+        try:
+            return self.events(rows, 0, len(rows)), []
+        except RecordFault:
+            pass
+        events: list[ChangeEvent] = []
+        unread: list[bytes] = []
+        for row in rows:
+            try:
+                events += self.events([row], 0, 1)
+            except RecordFault:
+                unread.append(row)
+        return events, unread
+
+    def key_of(self, row: bytes) -> MulticloudDbKey | None:
+        """Return the key of a row that cannot be read, if its `_id` alone is the key and can be read."""
+        if self.start.names:
+            return None
+        try:
+            element = bytes(as_field("_id", id_of(row)).raw)
+            return self._keys([decode(element)], [element])[0]
+        except DAMAGED:
+            return None
+
+    def has(self, row: bytes, wanted: Mapping[str, Any]) -> bool:
+        """Return True if a row's key has these components, or if it cannot be decoded."""
+        try:
+            (key,) = self._keys([decode(row)], [row])
+        except DAMAGED:
+            return True
+        found = [key.components.get(name) for name in wanted]
+        return encode_json(found) == encode_json(list(wanted.values()))
+
     def digest(self, row: bytes) -> str:
         """Return a digest of a document."""
         # The digests of documents that have the same `_id` on different shards are different.
         try:
-            text = self._keys([bson.decode(row, CODEC)])[0].canonical()
+            text = self._keys([decode(row)], [row])[0].canonical()
         except (*DAMAGED, MulticloudDbError):
             text = row
         return blake2b(text, digest_size=_DIGEST_BYTES).hexdigest()
@@ -137,10 +170,10 @@ class RowMapper(Mapper):
             raise self._first_fault(records, start, stop) from None
 
     def _events(self, records: Sequence[bytes]) -> list[ChangeEvent]:
-        rows = bson.decode_all(b"".join(records), CODEC)
+        rows = decode_all(b"".join(records))
         view = self.view
         natives: Iterable[Any] = deepcopy(rows) if view.native else repeat(None)
-        keys = self._keys(rows)
+        keys = self._keys(rows, records)
         columns: list[Iterable[Any]] = [
             self._event_ids(keys),
             keys,
@@ -157,15 +190,16 @@ class RowMapper(Mapper):
         ]
         return trusted_events(len(rows), columns)
 
-    def _keys(self, rows: Sequence[dict[str, Any]]) -> list[MulticloudDbKey]:
+    def _keys(self, rows: Sequence[dict[str, Any]], records: Sequence[bytes]) -> list[MulticloudDbKey]:
         """Return the keys in the form of the stream: the fields of the shard key, then `_id`."""
         names = self.start.names
         if names:
-            return [_shard_key(row, names) for row in rows]
+            return [_shard_key(row, names, record) for row, record in zip(rows, records, strict=True)]
         ids = [row["_id"] for row in rows]
-        if _SIMPLE.keys() >= set(map(type, ids)):
-            return trusted_keys([{"_id": each} for each in ids])
-        return trusted_keys([portable({"_id": _own(each)}) for each in ids])
+        keys = [{"_id": each} for each in ids]
+        return trusted_keys(
+            keys if NORMAL_AS_DECODED.issuperset(map(type, ids)) else list(map(normal_key, keys, records))
+        )
 
     def _event_ids(self, keys: Sequence[MulticloudDbKey]) -> list[str]:
         """Return the same ids as `snapshot_event_id`, but ten times faster for the usual keys."""
@@ -201,15 +235,10 @@ def _documents(rows: Sequence[dict[str, Any]], raw: Sequence[bytes]) -> list[dic
     return [portable(row) if _DECIMAL in each else row for row, each in zip(rows, raw, strict=True)]
 
 
-def _own(value: Any) -> Any:
-    """Return a copy of a mutable `_id`, so that the key and the document do not share an object."""
-    return deepcopy(value) if type(value) in (dict, list) else value
-
-
-def _shard_key(row: Mapping[str, Any], names: Sequence[str]) -> MulticloudDbKey:
-    components = {name: _own(value) for name in names if (value := _at(row, name)) is not _NOTHING}
-    components.setdefault("_id", _own(row["_id"]))
-    return trusted_keys([portable(components)], max(1, len(components) - 1))[0]
+def _shard_key(row: Mapping[str, Any], names: Sequence[str], record: bytes) -> MulticloudDbKey:
+    components = {name: value for name in names if (value := _at(row, name)) is not _NOTHING}
+    components.setdefault("_id", row["_id"])
+    return trusted_keys([normal_key(components, record)], max(1, len(components) - 1))[0]
 
 
 _NOTHING: Final = object()

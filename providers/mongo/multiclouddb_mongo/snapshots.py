@@ -10,27 +10,26 @@ from contextlib import closing, suppress
 from itertools import accumulate
 from typing import Any, Final
 
-from bson import Binary
-from bson.binary import UUID_SUBTYPE
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
 from multiclouddb_api import (
-    ChangeEvent,
     Dropped,
     EntireCollection,
     ErrorCategory,
     LogicalPartition,
+    LookupAnswer,
     MulticloudDbKey,
     NewItemStateMode,
     Notice,
+    NotKnown,
     Renamed,
     ResourceAddress,
     invalid_request,
 )
-from multiclouddb_mongo.catalog import Found, check_provisioned, find
+from multiclouddb_mongo.catalog import Found, check_provisioned, find, name_of
 from multiclouddb_mongo.mapping import View
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.position import (
@@ -48,7 +47,7 @@ from multiclouddb_mongo.position import (
 from multiclouddb_mongo.pymongo_internals import GivenUp, Rows, next_answer
 from multiclouddb_mongo.rows import ROW_CODEC, RowMapper, copied, rows_of
 from multiclouddb_mongo.source import Source
-from multiclouddb_mongo.values import CODEC, to_bson
+from multiclouddb_mongo.values import CODEC, asked_key, to_bson
 from multiclouddb_spi import (
     Batch,
     Continue,
@@ -67,7 +66,7 @@ from multiclouddb_spi import (
     segment_id_of,
     unsupported,
 )
-from multiclouddb_spi.abilities import LOOKUP_PLAN, check_components
+from multiclouddb_spi.abilities import LOOKUP_PLAN, answers_of, check_components
 from multiclouddb_spi.faults import START_AGAIN
 
 _BY_ID: Final = {"_id": 1}
@@ -148,10 +147,18 @@ class ScanSource:
         wanted = place.filter()
         if self._key is None:
             return wanted
+        # The server compares with the collation of the collection, and can use its index; see `in_scope`.
         components = self._key.partition_key
         if not components.keys() <= {"_id", *place.names}:
             return {"_id": {"$in": []}}  # keys in the stream do not contain this field either
         return {**wanted, **{name: {"$eq": to_bson(value)} for name, value in components.items()}}
+
+    def in_scope(self, rows: list[bytes], mapper: RowMapper) -> list[bytes]:
+        """Return the rows whose keys have the texts that the scope names, whatever the collation is."""
+        if self._key is None:
+            return rows
+        wanted = asked_key(MulticloudDbKey(self._key.partition_key))
+        return [row for row in rows if mapper.has(row, wanted)]
 
     def _collection(self) -> Collection[dict[str, Any]]:
         address = self._source.address
@@ -175,11 +182,8 @@ class ScanSource:
                 f"{name} was resharded or created again since the snapshot began; {START_AGAIN}",
             )
         assert address.database is not None
-        database = self.client.get_database(address.database, codec_options=CODEC)
-        uuid = Binary(bytes.fromhex(place.uuid), UUID_SUBTYPE)
-        for each in database.list_collections(filter={"info.uuid": uuid}):
-            return Renamed(name, f"{address.database}/{each['name']}")
-        return Dropped(name)
+        now = name_of(self.client, address.database, place.uuid)
+        return Dropped(name) if now is None else Renamed(name, f"{address.database}/{now}")
 
     # -- Planning
 
@@ -189,7 +193,8 @@ class ScanSource:
             return ()
         address = self._source.address
         config = self.client.get_database("config", codec_options=CODEC, read_concern=_MAJORITY)
-        entry = config.collections.find_one({"_id": f"{address.database}.{address.collection}"}) or {}
+        wanted = {"_id": f"{address.database}.{address.collection}"}
+        entry = config.collections.find_one(wanted, {"key": 1, "dropped": 1}) or {}
         return () if entry.get("dropped") else tuple(entry.get("key", ()))
 
     def count(self) -> int:
@@ -354,7 +359,8 @@ class SegmentReader(Reader):
             self._close_cursor()
             raise cancelled()
         rows = copied(answer)
-        self._rows = RowMapper(self._view, self._plan_id, self._place).unread(self._place, rows)
+        mapper = RowMapper(self._view, self._plan_id, self._place)
+        self._rows = self._source.in_scope(mapper.unread(self._place, rows), mapper)
         if not alive:
             self._exhausted = True
             self._close_cursor()
@@ -507,9 +513,9 @@ def _ends(source: ScanSource, rest: Rest, count: int) -> Iterator[str]:
 
 
 def look_up(
-    source: ScanSource, view: View, time: str, keys: Sequence[MulticloudDbKey]
-) -> dict[MulticloudDbKey, ChangeEvent | None]:
-    """Return the rows of some of the keys, at this cluster time or later."""
+    source: ScanSource, view: View, time: str, keys: Sequence[MulticloudDbKey], *, collated: bool = False
+) -> dict[MulticloudDbKey, LookupAnswer]:
+    """Return the rows of some of the keys, at this cluster time or later; see `Found.collated`."""
     if source.client.options.auto_encryption_opts is not None:
         raise _encrypted("lookup")
     asked, place = keys[:_MOST_KEYS], Range(time, "", names=source.shard_key())
@@ -518,9 +524,18 @@ def look_up(
         # If a document lacks a field of the shard key, its key lacks the component.
         if list(key.components) != [name for name in names if name in key.components or name == "_id"]:
             check_components(key, names)
-    found: dict[MulticloudDbKey, ChangeEvent | None] = dict.fromkeys(asked)
-    rows = source.found(place, asked)
-    for event in RowMapper(view, LOOKUP_PLAN, place).events(rows, 0, len(rows)):
-        if event.key in found:
-            found[event.key] = event
-    return found
+    normal = {key: MulticloudDbKey(asked_key(key), key.partition_components) for key in asked}
+    rows = source.found(place, list(dict.fromkeys(normal.values())))
+    mapper = RowMapper(view, LOOKUP_PLAN, place)
+    events, unread = mapper.readable(rows)
+    if collated:
+        # With its collation, the server uses the index, but it may also find other texts that compare equal.
+        wanted = set(normal.values())
+        events = [event for event in events if event.key in wanted]
+    answers = answers_of(asked, events, normal.__getitem__)
+    if unread:
+        those = {mapper.key_of(row) for row in unread}
+        for key, answer in answers.items():
+            if answer is None and (None in those or normal[key] in those):
+                answers[key] = NotKnown("the document cannot be read")
+    return answers

@@ -12,7 +12,7 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 from pymongo.cursor import Cursor
 from pymongo.database import Database
-from pymongo.errors import NetworkTimeout, OperationFailure
+from pymongo.errors import AutoReconnect, NetworkTimeout, OperationFailure
 from pymongo.read_concern import ReadConcern
 from pymongo.read_preferences import ReadPreference
 from pymongo.server_description import ServerDescription
@@ -25,7 +25,13 @@ from multiclouddb_api import (
     ResourceAddress,
 )
 from multiclouddb_api.value import frozen
-from multiclouddb_mongo.errors import CONVERSION_FAILURE, HISTORY_LOST, TIME_LIMIT, classify
+from multiclouddb_mongo.errors import (
+    CONVERSION_FAILURE,
+    EVENT_TOO_LARGE,
+    HISTORY_LOST,
+    TIME_LIMIT,
+    classify,
+)
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.position import After, At, Place, compare, ticks_at, token_text
 from multiclouddb_mongo.pymongo_internals import (
@@ -40,7 +46,7 @@ from multiclouddb_mongo.pymongo_internals import (
     watch_otherwise,
 )
 from multiclouddb_mongo.raw_change import RAW_CODEC, RawChange
-from multiclouddb_mongo.values import CODEC, to_bson
+from multiclouddb_mongo.values import CODEC, LENIENT_RAW, to_bson
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault
 from multiclouddb_spi.time_limits import ANSWER_SECONDS, SILENT_SECONDS, current
 
@@ -63,6 +69,7 @@ _LARGE_KEY: Final = 2 * 1024 * 1024
 _QUOTE: Final = "cluster time "
 _QUOTED: Final = re.compile(_QUOTE + "([0-9A-F]{16})")
 _MOST_PATIENCE: Final = 3600.0
+CLOSED: Final = "connection closed"  # PyMongo's words
 
 
 class Source:
@@ -194,7 +201,8 @@ class Source:
         name = self.address.collection
         command = {
             "aggregate": 1 if name is None else name,
-            "pipeline": [{"$changeStream": stage}],
+            # Of the first change, only its token is needed.
+            "pipeline": [{"$changeStream": stage}, {"$project": {"_id": 1}}],
             "cursor": {"batchSize": 1},
             "readConcern": {"level": "majority"},
             "maxTimeMS": _SHARDED_PROBE_MS if self.sharded else _PROBE_MS,
@@ -204,13 +212,19 @@ class Source:
             # Ask the member from which the streams are read, because the members' logs differ in length.
             preference = self.client.read_preference
             with self.opening():
-                database.cursor_command(command, read_preference=preference, codec_options=CODEC).close()
+                database.cursor_command(
+                    command, read_preference=preference, codec_options=LENIENT_RAW
+                ).close()
         except NetworkTimeout:
             return True  # a `timeoutMS` in the connection string replaces these 50 ms
         except OperationFailure as error:
             if error.code == HISTORY_LOST:
                 return False
-            if error.code != TIME_LIMIT:
+            if error.code not in (TIME_LIMIT, EVENT_TOO_LARGE):
+                raise
+        except AutoReconnect as error:
+            # The server closes the connection if the first change is larger than an answer may be.
+            if CLOSED not in str(error) or self.oversized(place) is None:
                 raise
         return True
 
@@ -421,9 +435,18 @@ def _if_there(image: str | None, slim: bool) -> str | None:
     return "whenAvailable" if slim and image == "required" else image
 
 
+OPLOG: Final = "oplog.rs"
 _TRIES: Final = 5
 _LOOK_MS: Final = 1000
-_INITIATING: Final = "initiating set"
+# A replica set writes this entry before its first election, so it has no term. In an entry that is not a
+# note, `o.msg` is a field of a user's document.
+_IS_FIRST_OF_ALL: Final = {
+    "$and": [
+        {"$eq": ["$op", "n"]},
+        {"$eq": ["$o.msg", "initiating set"]},
+        {"$lt": [{"$ifNull": ["$t", -1]}, 0]},
+    ]
+}
 
 
 @frozen
@@ -462,9 +485,11 @@ class Log:
     def first_entry(self) -> Entry | None:
         if not self._readable:
             return None
-        log = self._source.client.get_database("local", codec_options=CODEC)["oplog.rs"]
+        # The entry may be the change of any document of the deployment, so the answer contains nothing of it.
+        log = self._source.client.get_database("local", codec_options=LENIENT_RAW)[OPLOG]
+        fields = {"_id": 0, "ts": 1, "whole": _IS_FIRST_OF_ALL}
         try:
-            entry = log.find_one({}, {"ts": 1, "o.msg": 1}, sort=[("$natural", 1)], max_time_ms=_LOOK_MS)
+            entry = log.find_one({}, fields, sort=[("$natural", 1)], max_time_ms=_LOOK_MS)
         except OperationFailure as error:
             self._readable = classify(error).retryable  # an election is temporary, a missing role is not
             return None
@@ -472,7 +497,7 @@ class Log:
         if entry is None or not isinstance(stamp, Timestamp):
             self._readable = False
             return None
-        return Entry(At(stamp.time, stamp.inc), entry.get("o", {}).get("msg") == _INITIATING)
+        return Entry(At(stamp.time, stamp.inc), entry.get("whole") is True)
 
     def _searched(self) -> At:
         low, high = 0, ticks_at(self._source.now()) or 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import attrs
 import bson
-from bson.errors import BSONError
+from bson.raw_bson import RawBSONDocument
 
 from multiclouddb_api import Dropped, ErrorCategory, Notice, Renamed
 from multiclouddb_api.value import define
@@ -17,7 +17,6 @@ from multiclouddb_mongo.pymongo_internals import Stream, buffered, inner_cursor,
 from multiclouddb_mongo.raw_change import (
     Raw,
     RawChange,
-    decoded,
     is_before,
     item_changes,
     namespace_of,
@@ -26,7 +25,7 @@ from multiclouddb_mongo.raw_change import (
     untouched_changes,
 )
 from multiclouddb_mongo.source import Source
-from multiclouddb_mongo.values import CODEC
+from multiclouddb_mongo.values import LENIENT_RAW
 from multiclouddb_spi import ProviderFault
 
 # The server ends an answer at 16 MB. Any other short answer contains all available changes.
@@ -88,14 +87,14 @@ class Taker:
     def __init__(self, source: Source, until: Place | None) -> None:
         self._source, self._until = source, until
         self._bound = None if until is None else text_before(until)
-        self._parts: dict[str, Any] = {}
+        self._parts: list[RawBSONDocument] = []
         # Most changes are taken unchanged. The server and the caller decide which changes need a closer
         # check.
         self._takes = untouched_changes if source.splits or source.options.pipeline else item_changes
 
     def begin(self) -> None:
         """Begin a stream from which no part of a split change has been read yet."""
-        self._parts = {}
+        self._parts = []
 
     def take(self, stream: Stream, taken: Taken, room: int, batch_size: int) -> bool:
         """Take the remaining changes of an answer, or the next answer."""
@@ -193,18 +192,14 @@ class Taker:
 
     def _look_into(self, change: RawChange, place: After, taken: Taken) -> bool:
         """Handle a change that needs a closer check, for example a drop or a split change."""
-        try:
-            fields = decoded(change.raw)
-        except BSONError:
-            # The mapper reports the damage.
-            taken.changes.append(change.raw)
-            return True
+        # Only the change's own fields are decoded. If a document in it is damaged, the mapper reports it.
+        fields = RawBSONDocument(bytes(change.raw), LENIENT_RAW)
         kind = fields.get("operationType")
         if "splitEvent" in fields:
             self._join(fields, taken)
         elif kind in CHANGES:
             for name in ("documentKey", "ns"):
-                if not isinstance(fields.get(name), dict):
+                if not isinstance(fields.get(name), Mapping):
                     raise _altered(name)
             taken.changes.append(change.raw)
         elif kind == "invalidate":
@@ -220,13 +215,25 @@ class Taker:
             raise _altered("operationType")
         return True
 
-    def _join(self, part: dict[str, Any], taken: Taken) -> None:
+    def _join(self, part: RawBSONDocument, taken: Taken) -> None:
         """Join the parts of a large change. The position does not move before the last part has arrived."""
-        split = part.pop("splitEvent")
-        self._parts.update(part)
-        if split["fragment"] == split["of"]:
-            whole, self._parts = self._parts, {}
-            taken.changes.append(bson.encode(whole, codec_options=CODEC))
+        match part["splitEvent"]:
+            case {"fragment": int() as number, "of": int() as count}:
+                pass
+            case _:
+                raise _altered("splitEvent")
+        if number == 1:
+            self._parts = []
+        self._parts.append(part)
+        if number != count:
+            return
+        parts, self._parts = self._parts, []
+        whole = {"_id": part["_id"]}
+        if len(parts) == count:  # else the mapper reports a change of which parts are missing
+            for each in parts:
+                whole.update(each)
+            del whole["splitEvent"]
+        taken.changes.append(bson.encode(whole))
 
 
 def _altered(name: str) -> Exception:

@@ -7,7 +7,8 @@ values are instances of PyMongo's classes, which have these names in the library
     ObjectId         {"$mongo.objectid": "65f0…"}             24 hex digits
     Timestamp        {"$mongo.timestamp": [1700000000, 1]}    seconds, increment
     Regex            {"$mongo.regex": ["^a", "im"]}           BSON's letters
-    Binary           {"$mongo.binary": [3, "aGk="]}           the other subtypes, including old UUIDs; base64
+    Binary           {"$mongo.binary": [3, "aGk="]}           the other subtypes, including old UUIDs, and
+                                                              subtype 4 if it is no UUID; base64
     Code             {"$mongo.code": ["f()", null]}           its scope or null
     DBRef            {"$mongo.dbref": {"$map": {"$ref": …}}}  as it is stored
     DatetimeMS       {"$mongo.datetime": 253402300800000}     a date outside the years 1 to 9999
@@ -28,15 +29,17 @@ flags.
 
 from __future__ import annotations
 
+import math
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from datetime import datetime
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any, Final
 from uuid import UUID
 
+import bson
 import orjson
 from bson import (
     Binary,
@@ -51,11 +54,13 @@ from bson import (
     Regex,
     Timestamp,
 )
-from bson.binary import UuidRepresentation
+from bson.binary import UUID_SUBTYPE, UuidRepresentation
 from bson.codec_options import CodecOptions, DatetimeConversion
+from bson.errors import BSONError
+from bson.raw_bson import RawBSONDocument
 from bson.tz_util import utc
 
-from multiclouddb_api import encode_json, invalid_request
+from multiclouddb_api import MulticloudDbKey, encode_json, invalid_request
 from multiclouddb_api.codec import JsonValue, Tagged, decode_json, register_type
 
 _OBJECT_ID: Final = re.compile(r"[0-9a-f]{24}")
@@ -201,7 +206,61 @@ For PyMongo, adding the zone takes longer than decoding the time, and `json_text
 and without a zone.
 """
 
+LENIENT: Final = CODEC.with_options(
+    unicode_decode_error_handler="replace", uuid_representation=UuidRepresentation.UNSPECIFIED
+)
+"""The codec to which no value is wrong, as long as the document's structure is right."""
+
+LENIENT_RAW: Final[CodecOptions[RawBSONDocument]] = LENIENT.with_options(document_class=RawBSONDocument)
+"""The codec for the answers to the library's own questions.
+
+It decodes only the fields that are read, and no text can make it fail. An answer may contain values of users,
+which the server does not check: a text that is not UTF-8, or a UUID of another length.
+"""
+
+
+def decode(document: bytes | memoryview) -> dict[str, Any]:
+    """Decode one document; see `decode_all`."""
+    return decode_all(document)[0]
+
+
+def decode_all(
+    documents: bytes | memoryview, codec: CodecOptions[dict[str, Any]] = CODEC
+) -> list[dict[str, Any]]:
+    """Decode documents that follow one another.
+
+    Whatever PyMongo reads with its default codec can be decoded.
+
+    Raises:
+        BSONError: A document cannot be decoded.
+    """
+    try:
+        return bson.decode_all(documents, codec)
+    except BSONError:
+        # A binary of subtype 4 need not have the length of a UUID. PyMongo then refuses the whole document,
+        # unless it leaves all binaries of this subtype as they are.
+        stored = codec.with_options(uuid_representation=UuidRepresentation.UNSPECIFIED)
+        return [_with_uuids(document) for document in bson.decode_all(documents, stored)]
+
+
+def _with_uuids(value: Any) -> Any:
+    """Replace each binary that is a UUID, in place if it is in a document or a list."""
+    kind = type(value)
+    if kind is dict or kind is list:
+        for place, item in value.items() if kind is dict else enumerate(value):
+            value[place] = _with_uuids(item)
+        return value
+    if kind is Binary:
+        return value.as_uuid() if value.subtype == UUID_SUBTYPE and len(value) == _UUID_BYTES else value
+    if kind is DBRef:
+        return dbref(_with_uuids(dict(value.as_doc())))
+    if kind is Code and value.scope is not None:
+        return Code(str.__str__(value), _with_uuids(dict(value.scope)))
+    return value
+
+
 _INT64: Final = 2**63
+_UUID_BYTES: Final = 16
 _EXPONENT_BIAS: Final = 6176
 _MOST_COEFFICIENT: Final = 10**34 - 1
 _MOST_DEPTH: Final = 200
@@ -248,6 +307,94 @@ def _make_portable(container: Any, items: Iterable[tuple[Any, Any]]) -> None:
                 container[place] = portable_decimal(value)
 
 
+# -- Keys
+
+
+class IndistinctKeyError(ValueError):
+    """Raised for a key that PyMongo decodes to the same value as another document's key."""
+
+
+def normal_key(components: Mapping[str, Any], document: bytes | memoryview) -> dict[str, Any]:
+    """Return the key of a stored document in its normal form; equal keys of one collection have one form.
+
+    Args:
+        components: The key as PyMongo decodes it.
+        document: The document or the change from which the key was decoded.
+
+    Raises:
+        IndistinctKeyError: Another document may have the same key.
+    """
+    for name, value in components.items():
+        if type(value) in _NESTED:
+            # PyMongo decodes undefined as None, and of two fields of one name it keeps the last. What it
+            # encodes again is then not what is stored.
+            own = name.rpartition(".")[2]
+            if bson.encode({own: value}, codec_options=CODEC)[4:-1] not in bytes(document):
+                raise IndistinctKeyError
+    return {name: normal(value) for name, value in components.items()}
+
+
+def normal(value: Any) -> Any:
+    """Return a decoded value in the form that it has in a key.
+
+    The server takes two numbers for the same `_id` if their values are equal, whatever their types are, also
+    inside a document or a list. An integer of 64 bits becomes an `int`. Another number becomes a `float` if a
+    double represents it exactly, and so do each infinity and NaN. Any other number becomes a `Decimal`
+    without zeros at its end, whose exponent is not written out. Values of other types are equal only if they
+    are the same.
+    """
+    convert = _NORMAL.get(type(value))
+    return value if convert is None else convert(value)
+
+
+def _normal_float(value: float) -> int | float:
+    return int(value) if value.is_integer() and -_INT64 <= value < _INT64 else value
+
+
+def _normal_decimal(value: Decimal | Decimal128) -> int | float | Decimal:
+    number = portable_decimal(value) if type(value) is Decimal128 else value
+    if type(number) is Decimal128:
+        number = number.to_decimal()
+        if number.is_finite():  # its significand has too many digits, and is therefore read as 0
+            return 0
+    assert isinstance(number, Decimal)
+    if not number.is_finite():
+        return float("nan") if number.is_nan() else float(number)
+    if not number:
+        return 0
+    if number.adjusted() < _INT64_DIGITS and number == number.to_integral_value():
+        whole = int(number)
+        if -_INT64 <= whole < _INT64:
+            return whole
+    double = float(number)
+    if math.isfinite(double) and Decimal(double) == number:
+        return double
+    return number.normalize(_EXACT)
+
+
+def _normal_code(value: Code) -> Code:
+    return value if value.scope is None else Code(str.__str__(value), normal(dict(value.scope)))
+
+
+_NORMAL: Final[Mapping[type, Callable[[Any], Any]]] = {
+    float: _normal_float,
+    Decimal: _normal_decimal,
+    Decimal128: _normal_decimal,
+    dict: lambda value: {name: normal(item) for name, item in value.items()},
+    list: lambda value: [normal(item) for item in value],
+    DBRef: lambda value: dbref(normal(dict(value.as_doc()))),
+    Code: _normal_code,
+}
+NORMAL_AS_DECODED: Final = frozenset(
+    {str, bool, type(None), int, Int64, bytes, UUID, datetime, ObjectId}
+    | {Timestamp, Binary, DatetimeMS, MinKey, MaxKey}
+)
+"""The types of values that are in their normal form as PyMongo decodes them."""
+_NESTED: Final = frozenset({dict, list, DBRef, Code})
+_INT64_DIGITS: Final = 19
+_EXACT: Final = Context(prec=34, Emin=-6176, Emax=6144)
+
+
 # -- BSON
 
 
@@ -255,6 +402,19 @@ _AS_IS: Final = frozenset(
     {bool, float, type(None), bytes, UUID, Int64, ObjectId, Timestamp, Binary, DatetimeMS}
     | {MinKey, MaxKey, Decimal128}
 )
+
+
+def asked_key(key: MulticloudDbKey) -> dict[str, Any]:
+    """Return the components of a key that the caller gives in their normal form.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` if a component has no BSON form.
+    """
+    return {name: normal(_as_stored(value)) for name, value in key.components.items()}
+
+
+def _as_stored(value: Any) -> Any:
+    return decode(bson.encode({"v": to_bson(value)}, codec_options=CODEC))["v"]
 
 
 def to_bson(value: Any) -> Any:

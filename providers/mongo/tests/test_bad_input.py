@@ -3,18 +3,13 @@
 import functools
 from urllib.parse import quote
 
-import bson
 import pytest
-from bson import DatetimeMS
-from bson.raw_bson import RawBSONDocument
 
 from multiclouddb_api import (
     EntireCluster,
     EntireDatabase,
     ErrorCategory,
     FeedEnded,
-    MulticloudDbError,
-    MulticloudDbKey,
     NewItemStateMode,
     Now,
     OldItemStateMode,
@@ -25,7 +20,7 @@ from multiclouddb_conformance.refusals import refusal
 from multiclouddb_mongo import MongoOptions
 
 from .harness import SMALL
-from .monitor import IMAGES, ids, in_scope, read, told, walk
+from .monitor import ids, in_scope, read, told, walk
 from .servers.mongod import PASSWORD, shared
 
 READER, READER_PASSWORD = "reader", "an0ther/secret:x@y"
@@ -235,67 +230,3 @@ def test_documents_may_come_or_not_from_page_to_page(reader, here, written):
         for old in (OldItemStateMode.OMIT, OldItemStateMode.INCLUDE_IF_AVAILABLE):
             asked = {"new_item_state_mode": mode, "old_item_state_mode": old, "include_native": True}
             assert ids(read(reader, here, token, **asked)) == [1]
-
-
-class TestPoison:
-    """Tests documents that the server accepts but no driver can read."""
-
-    def damaged(self, collection, document):
-        raw = bson.encode(document)
-        assert b"damaged" in raw
-        collection.insert_one(RawBSONDocument(raw.replace(b"damaged", b"damage\xff")))
-
-    def walk(self, reader, address, token, **asked):
-        """Return the ids of all changes, with None for each skipped change."""
-        seen = []
-        for _ in range(400):
-            try:
-                page = read(reader, address, token, **asked)
-            except MulticloudDbError as error:
-                refused(ErrorCategory.PROVIDER_ERROR, reading(reader, address, token, **asked), "skip_token")
-                seen.append(None)
-                token = error.detail.skip_token
-                continue
-            seen += ids(page)
-            token = page.continuation_token
-            if page.idle:
-                return seen
-        return pytest.fail("not idle")
-
-    @pytest.mark.parametrize(
-        "document",
-        [
-            {"_id": "damaged"},
-            {"_id": 1, "damaged": 1},
-            {"_id": 1, "a": {"b": [{"c": "damaged"}]}},
-            {"_id": {"a": "damaged"}, "n": 1},
-        ],
-        ids=str,
-    )
-    def test_wherever_the_damage_is(self, reader, here, written, document):
-        token = read(reader, here, Now()).continuation_token
-        written.insert_one({"_id": "before"})
-        self.damaged(written, document)
-        written.insert_one({"_id": "after"})
-        assert self.walk(reader, here, token) == ["before", None, "after"]
-
-    def test_dates_beyond_all_calendars_are_no_damage(self, reader, here, written):
-        token = read(reader, here, Now()).continuation_token
-        written.insert_one({"_id": DatetimeMS(2**62), "at": DatetimeMS(-(2**62))})
-        (event,) = read(reader, here, token).events
-        assert event.key == MulticloudDbKey({"_id": DatetimeMS(2**62)})
-        assert event.new_item_state["at"] == DatetimeMS(-(2**62))
-
-    def test_the_one_that_is_named_is_the_one_that_a_filter_lets_through(self, reader, one, database):
-        collection = one.client()[database].create_collection("c", **IMAGES)
-        address = ResourceAddress(database, "c")
-        asked = {
-            "old_item_state_mode": OldItemStateMode.INCLUDE_IF_AVAILABLE,
-            "provider_options": MongoOptions(pipeline=[{"$match": {"fullDocument.n": 1}}]),
-        }
-        large = "x" * 9_000_000
-        collection.insert_one({"_id": "large", "text": large, "n": 1})
-        token = read(reader, address, Now(), **asked).continuation_token
-        collection.update_one({"_id": "large"}, {"$set": {"text": large[:-1]}})
-        collection.insert_one({"_id": "good", "n": 1})
-        assert self.walk(reader, address, token, **asked) == [None, "good"]

@@ -18,7 +18,7 @@ from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_mongo.mapping import MongoMapper, View, time_of
 from multiclouddb_mongo.position import After, cursor_of, place_of, start_of, time_text
 from multiclouddb_mongo.raw_change import place_of_change, untouched_changes
-from multiclouddb_mongo.values import CODEC, portable
+from multiclouddb_mongo.values import CODEC, decode, normal_key, portable
 from multiclouddb_spi import RecordFault
 
 from .fuzz import fuzzed
@@ -125,7 +125,8 @@ class TestEvents:
     def test_they_have_what_the_changes_have(self, page):
         found, view = page
         for event, change in zip(to_events(list(map(raw, found)), 0, len(found), view), found, strict=True):
-            name, key = change["_id"]["_data"], plain(change["documentKey"])
+            name, stored = change["_id"]["_data"], raw({"key": change["documentKey"]})
+            key = normal_key(decode(stored)["key"], stored)
             key = MulticloudDbKey(key, max(1, len(key) - 1))
             kind = OPERATIONS[change["operationType"]]
             time = change.get("wallTime", EPOCH + timedelta(seconds=change["clusterTime"].time))

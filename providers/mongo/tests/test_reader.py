@@ -478,6 +478,37 @@ class TestParts:
         assert keys_of(batch) == [second]
         assert [event.old_item_state for event in batch.events(0, 1)] == [None]
 
+    @pytest.mark.parametrize("part", [0, 1, 2], ids=["first", "middle", "last"])
+    def test_a_part_that_cannot_be_read_damages_only_its_own_change(self, log, part):
+        """The three parts are one poison record, and the next change has nothing of it."""
+        log.add(parts=3, fullDocumentBeforeChange={"_id": 1, "n": "old"}, more={"n": "x"})
+        damaged = log.entries[part].change
+        name = next(name for name in damaged if name not in ("_id", "operationType", "splitEvent"))
+        log.entries[part] = attrs.evolve(log.entries[part], change=damaged | {name: {"text": "damaged"}})
+        following = [log.add(parts=2), log.add()]
+        reader = reader_of(Server(log, splits=True))
+        found = fetch(reader)
+        with pytest.raises(RecordFault) as caught:
+            found.events(0, 1)
+        assert place_of(caught.value.skip_cursor) == place_after(1, 2)
+        seen = found.events(1, len(found))
+        while len(batch := fetch(reader)):
+            seen += batch.events(0, len(batch))
+        assert [event.key["_id"] for event in seen] == following
+        assert [event.old_item_state for event in seen] == [None, None]
+
+    @pytest.mark.parametrize("missing", [1, 2])
+    def test_a_change_of_which_parts_are_missing_is_not_delivered(self, log, missing):
+        """The application has given the token of a part."""
+        log.add(parts=3)
+        second = log.add()
+        reader = reader_of(Server(log, splits=True), After("r", change_text(1, missing - 1)))
+        batch = fetch(reader)
+        with pytest.raises(RecordFault) as caught:
+            batch.events(0, 1)
+        assert place_of(caught.value.skip_cursor) == place_after(1, 2)
+        assert [event.key["_id"] for event in batch.events(1, 2)] == [second]
+
 
 # -- Notices in a stream
 

@@ -30,7 +30,7 @@ class World:
             self.items.insert_one({"_id": number})
 
     def ends(self):
-        entries = [self.log.find_one(sort=[("$natural", way)]) for way in (1, -1)]
+        entries = [self.log.find_one({}, ["ts"], sort=[("$natural", way)]) for way in (1, -1)]
         return [entry["ts"] for entry in entries]
 
     def roll_over(self, fill=None, *, wholly=True):

@@ -9,8 +9,8 @@ from typing import Final
 from multiclouddb_api import (
     AtTime,
     Beginning,
-    ChangeEvent,
     ErrorCategory,
+    LookupAnswer,
     MulticloudDbKey,
     NewItemStateMode,
     Now,
@@ -141,7 +141,7 @@ class SpannerFeed(Feed):
 
     def lookup(
         self, keys: Sequence[MulticloudDbKey], deadline: Deadline
-    ) -> dict[MulticloudDbKey, ChangeEvent | None]:
+    ) -> dict[MulticloudDbKey, LookupAnswer]:
         """Return the rows of at most 500 keys with one read."""
         return look_up(self._scans, self._view(""), keys, deadline)
 

@@ -2,13 +2,18 @@
 
     [at]                    at a commit timestamp, before its changes
     [at, {name: mark}]      the same, after some of its changes (`multiclouddb_spi.cursor`)
-    [at, since]             at the time `at`; changes committed before `since` are not wanted
+    [at, since]             at the time `at`; changes committed before the later time `since` are not wanted
+    [at, sure]              at the time `at`; the service confirmed only what is before the earlier `sure`
 
 `at` and `since` are whole microseconds since 1970, the precision of Spanner's commit timestamps.
 The changes at one commit timestamp are identified by their transaction. The mark consists of the
 sequence of a record and the number of its modifications that were delivered. If a reader starts at
 `Now` or `AtTime`, its first positions contain the time `since`. The reader then reads the partitions
 that existed just before this time.
+
+A query can end at the end of its partition without naming the children, and looks then like one that has
+reached the end of its window. `sure` is the time from which the partition is read again if the service says
+later that the partition had ended before `at`.
 """
 
 from __future__ import annotations
@@ -35,16 +40,17 @@ class Place:
 
     cut: Cut
     since: int = 0  # changes committed before this time are not wanted; 0 if it is not later than the cut
+    sure: int = 0  # the service confirmed only what lies before this time; 0 if it confirmed the cut
 
     @classmethod
-    def at(cls, at: int, since: int = 0) -> Place:
+    def at(cls, at: int, since: int = 0, sure: int = 0) -> Place:
         """Return the position at a given time, without the changes committed before `since`."""
-        return cls(Cut(at), since if since > at else 0)
+        return cls(Cut(at), since) if since > at else cls(Cut(at), 0, sure if sure < at else 0)
 
     @property
     def first(self) -> int:
         """Return a lower limit for the commit times of the changes after this position."""
-        return max(self.cut.at, self.since)
+        return self.sure or max(self.cut.at, self.since)
 
     @property
     def edge(self) -> Cut:
@@ -54,14 +60,15 @@ class Place:
 
 def cursor_of(place: Place) -> Cursor:
     """Return the position in the form that a token stores."""
-    return [*place.cut.to_json(), place.since] if place.since > place.cut.at else place.cut.to_json()
+    other = place.since or place.sure
+    return [*place.cut.to_json(), other] if other else place.cut.to_json()
 
 
 def place_of(cursor: Cursor) -> Place:
     """Convert a stored position to a `Place`; the inverse of `cursor_of`."""
     match cursor:
-        case [int() as at, int() as since] if _is_moment(at) and _is_moment(since) and since > at:
-            return Place(Cut(at), since)
+        case [int() as at, int() as other] if _is_moment(at) and _is_moment(other) and 0 < other != at:
+            return Place.at(at, other, other)
         case _:
             cut = Cut.from_json(cursor)
             if not _is_moment(cut.at) or not all(map(_is_mark, cut.delivered.values())):

@@ -9,10 +9,10 @@ from typing import Final
 import attrs
 
 from multiclouddb_spanner.client import CancelScope
-from multiclouddb_spanner.errors import is_broken
+from multiclouddb_spanner.errors import interval_of, is_broken, is_outside_partition
 from multiclouddb_spanner.forks import Interrupted
 from multiclouddb_spanner.mapping import Change, Changes, SpannerMapper, View, has_new, has_old, place_after
-from multiclouddb_spanner.position import Place, cursor_of, moment_of, ordered
+from multiclouddb_spanner.position import Place, cursor_of, micros_of, moment_of, ordered
 from multiclouddb_spanner.records import Children, DataRecord, Heartbeat, Item
 from multiclouddb_spanner.source import Source, Window
 from multiclouddb_spi import Batch, Child, Continue, Deadline, Drained, Outcome, Reached, Reader, unsupported
@@ -64,6 +64,7 @@ class SpannerReader(Reader):
         self._used = 0
         self._count = 0
         self._children: dict[str, Child] = {}
+        self._heard = self._seen = 0  # the times of the window's last heartbeat and of its last record
         self._span = _SPAN
         self._outcome: Outcome = Continue()
         self._requests = 0
@@ -74,7 +75,7 @@ class SpannerReader(Reader):
         deadline = answer_deadline(deadline)
         begin, began = self._place, time.monotonic()
         self._requests = 0
-        if self._until is not None and begin.edge.compare(self._until) in (0, 1):
+        if self._until is not None and begin.edge.compare(self._until) == 0:
             self._outcome = Reached()
         if not isinstance(self._outcome, Continue):
             self._end_window()
@@ -97,6 +98,9 @@ class SpannerReader(Reader):
             if self._place != begin:
                 # The next fetch raises the error if it persists.
                 return self._batch(begin, taken, 0, caught_up=False)
+            if (earlier := self._before_end(error)) is not None:
+                self._place = earlier
+                return self._batch(begin, [], 0, caught_up=False)
             ours = self._source.translated(error, begin.cut.at, self._scope.at(deadline), self._token)
             if ours is None:
                 raise
@@ -157,6 +161,7 @@ class SpannerReader(Reader):
             end = min(last, now)
         self._requests += 1
         self._from, self._count = self._place, 0
+        self._heard = self._seen = 0
         self._window = self._source.window(
             self._token, start, max(start, end), self._scope.at(deadline), waits=waits, current=current
         )
@@ -182,7 +187,7 @@ class SpannerReader(Reader):
                 self._end_window()
                 continue
             if items is None:
-                return nbytes, self._finish(window, taken)
+                return nbytes, self._finish(window, taken, begin, deadline)
             self._items.extend(items)
 
     def _take(
@@ -194,6 +199,7 @@ class SpannerReader(Reader):
             item = self._items[0]
             match item:
                 case DataRecord():
+                    self._seen = max(self._seen, item.at)
                     start, stop = self._wanted(item)
                     start = max(start, self._used)
                     if start < stop:
@@ -211,6 +217,7 @@ class SpannerReader(Reader):
                             break
                 case Heartbeat(at):
                     # All changes before this time were sent.
+                    self._heard = max(self._heard, at)
                     if not self._children and self._place.cut.at < at:
                         self._place = Place.at(at, self._since)
                 case Children(at, parents):
@@ -267,12 +274,18 @@ class SpannerReader(Reader):
             return record
         return attrs.evolve(record, shape=attrs.evolve(shape, whole=False))
 
-    def _finish(self, window: Window, taken: list[Change]) -> bool | None:
+    def _finish(self, window: Window, taken: list[Change], begin: Place, deadline: Deadline) -> bool | None:
         """Handle the end of a window. Return True if no change is left."""
         children = tuple(self._children.values())
         few, took = self._count < _FEW, time.monotonic() - window.began
         self._source.spans.arrived(self._token, small=self._count <= 1)
         self._end_window()
+        if children:
+            self._source.ended.pop(self._token, None)
+        elif self._is_early(window, deadline):
+            if self._place != begin:
+                return False
+            raise self._source.unnamed(self._token)
         if self._bound is not None and (children or window.end >= _last_of(self._bound.edge)):
             self._place, self._outcome = self._bound, Reached()
             return None
@@ -281,12 +294,52 @@ class SpannerReader(Reader):
             self._outcome = Drained(children)
             return None
         if self._place.cut.at <= window.end:
-            self._place = Place.at(window.end + 1, self._since)
+            # Without a heartbeat at the end, only the next query shows that the partition had not ended.
+            sure = 0 if self._heard >= window.end else max(self._seen, self._from.cut.at)
+            self._place = Place.at(window.end + 1, self._since, sure)
         self._span = min(_MOST_SPAN, 2 * self._span) if few else self._span
         if not taken and took < window.waits / 2:
             self._source.client.forget_clock()  # the time had passed, so this machine may have slept
             return False
+        if window.current and not taken and self._place.sure:
+            self._check_alive(deadline)
         return window.current
+
+    def _is_early(self, window: Window, deadline: Deadline) -> bool:
+        """Return True if an answer without children has ended before the end of its window."""
+        client, ended = self._source.client, self._source.ended.get(self._token)
+        if ended is not None:
+            return ended <= window.end
+        if self._heard >= window.end or window.end <= client.passed():
+            return False
+        self._requests += 1
+        return window.end > client.now(self._scope.at(deadline))
+
+    def _check_alive(self, deadline: Deadline) -> None:
+        """Ask for the end of a window, which the service refuses if the partition had ended before it."""
+        # Without this check, a feed could look idle whose partition has ended without naming its children.
+        at = self._place.cut.at
+        self._requests += 1
+        self._source.has(self._token, at, at, lambda item: False, self._scope.at(deadline))
+        self._place = Place.at(at, self._since)
+
+    def _before_end(self, error: Exception) -> Place | None:
+        """Return from where to read again if the partition had ended before this position, else None."""
+        if not is_outside_partition(error):
+            return None
+        place, life = self._place, interval_of(error)
+        if life is not None:
+            begin, end = micros_of(life[0], up=True), micros_of(life[1])
+            if end >= place.cut.at:
+                return None
+            # The longest window that may have ended before this position.
+            back = place.sure or max(begin, place.cut.at - 1 - _MOST_SPAN)
+        elif place.sure:
+            end, back = place.cut.at - 1, place.sure
+        else:
+            return None
+        self._source.ended[self._token] = end
+        return Place.at(min(back, end), self._since)
 
     def _batch(
         self, begin: Place, taken: list[Change], nbytes: int, *, caught_up: bool | None, pause: float = 0.0

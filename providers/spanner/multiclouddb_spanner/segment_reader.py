@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 import attrs
 from google.cloud.spanner_v1 import PartialResultSet, TypeCode
 
-from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbKey
+from multiclouddb_api import ChangeEvent, ChangeType, LookupAnswer, MulticloudDbKey
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_api.value import frozen
@@ -35,7 +35,7 @@ from multiclouddb_spi import (
     Scanned,
     snapshot_event_ids,
 )
-from multiclouddb_spi.abilities import LOOKUP_PLAN, check_components
+from multiclouddb_spi.abilities import LOOKUP_PLAN, answers_of, check_components
 from multiclouddb_spi.time_limits import answer_deadline
 
 Row: TypeAlias = Sequence[Any]
@@ -334,7 +334,7 @@ class SegmentReader(Reader):
 
 def look_up(
     scans: Scans, view: View, keys: Sequence[MulticloudDbKey], deadline: Deadline
-) -> dict[MulticloudDbKey, ChangeEvent | None]:
+) -> dict[MulticloudDbKey, LookupAnswer]:
     """Return the rows of some of the keys, as of one moment after the call began."""
     asked, scope, client = keys[:_MOST_KEYS], CancelScope(answer_deadline(deadline)), scans.source.client
     for key in asked:
@@ -363,6 +363,4 @@ def look_up(
             answer.cancel()
         return events
 
-    found: dict[MulticloudDbKey, ChangeEvent | None] = dict.fromkeys(asked)
-    found.update((event.key, event) for event in again(read) if event.key in found)
-    return found
+    return answers_of(asked, again(read))

@@ -123,6 +123,8 @@ class Source:
         self._watched = WatchedColumns(lambda at, scope: is_whole(client, self.info, scope, at) is True)
         self._checking = threading.Lock()
         self._watched_at = time.monotonic()
+        # When a partition ended whose children the service has not named yet.
+        self.ended: dict[str, int] = {}
         self._times: WatchedTimes | None = None
         self._looked_at = 0.0
         self.resume_at = 0
@@ -320,6 +322,15 @@ class Source:
                 "started later or had already ended; pass a token as it was returned, or start again",
             )
         return None
+
+    def unnamed(self, token: str) -> ProviderFault:
+        """Return the fault for a partition that has ended, but whose children the service has not named."""
+        return ProviderFault.of(
+            ErrorCategory.TRANSIENT_FAILURE,
+            f"the query of partition {_short(token)} of change stream {self.info.stream!r} ended without "
+            "naming the partitions that follow; nothing is lost, its position has not moved; try again",
+            retryable=True,
+        )
 
     def _past(self, error: Exception, at: int, scope: CancelScope, *, resumes: bool) -> ProviderFault:
         name = self.info.stream

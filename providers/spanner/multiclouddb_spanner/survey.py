@@ -10,6 +10,12 @@ from multiclouddb_spanner.source import Source
 from multiclouddb_spi import Cursor, Partition, PartitionState, Seed, Survey
 
 
+def _needed(cursor: Cursor) -> int:
+    """Return the earliest time that a read from a position may need."""
+    place = place_of(cursor)
+    return place.sure or place.cut.at
+
+
 def survey_of(
     source: Source, asked: Mapping[str, Cursor], expired: Set[str], now: int, since: int, scope: CancelScope
 ) -> Survey:
@@ -28,7 +34,7 @@ def survey_of(
             present[name] = cut
         elif cursor is None and name in present:
             continue
-        elif cursor is not None and place_of(cursor).cut.at >= oldest:
+        elif cursor is not None and _needed(cursor) >= oldest:
             present[name] = cursor
         elif cursor is not None and name not in present:
             gone.append(name)

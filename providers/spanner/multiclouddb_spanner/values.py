@@ -1,9 +1,9 @@
 """Converts Spanner's values to Python values and to the library's JSON. The functions are pure.
 
 In a change record, a value is JSON in the service's own format: INT64 and NUMERIC values are texts, BYTES
-values are base64, and JSON values are texts that must be parsed again. In Python these values are `int`,
-`Decimal`, `bytes` and so on. TIMESTAMP, DATE and INTERVAL stay texts, because a timestamp has nine decimal
-digits and a datetime has only six.
+values are base64, and JSON values are texts that must be parsed again, without rounding their numbers. In
+Python these values are `int`, `Decimal`, `bytes` and so on. TIMESTAMP, DATE and INTERVAL stay texts, because
+a timestamp has nine decimal digits and a datetime has only six.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from uuid import UUID
 import orjson
 
 from multiclouddb_api import encode_json, invalid_request
-from multiclouddb_api.codec import JsonValue
+from multiclouddb_api.codec import JsonValue, has_long_number, parse_json
 
 Converter: TypeAlias = Callable[[Any], Any]
 
@@ -88,7 +88,7 @@ def _bytes(raw: Any) -> bytes:
 def _parsed(raw: Any) -> Any:
     if type(raw) is not str:
         raise TypeError("not JSON's text")
-    return orjson.loads(raw)
+    return parse_json(raw)
 
 
 _PYTHON: Final[Mapping[str, Converter | None]] = {
@@ -148,7 +148,8 @@ def _json_decimal(raw: Any) -> JsonValue:
 
 def _json_parsed(raw: Any) -> JsonValue:
     value: JsonValue = _parsed(raw)
-    return orjson.loads(encode_json(value)) if '"$' in raw else value
+    is_plain = '"$' not in raw and not has_long_number(raw)
+    return value if is_plain else orjson.loads(encode_json(value))
 
 
 def _json_uuid(raw: Any) -> JsonValue:

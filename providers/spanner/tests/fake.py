@@ -89,7 +89,7 @@ class FakeStream:
         self.slots = threading.Semaphore(slots)
         self.spans = RequestSizes(3600 * 1_000_000)
         self.windows, self.open, self.breaks = [], 0, 0
-        self.whole = True
+        self.whole, self.ended = True, {}
         self.info = ChangeStreamInfo("s", "items", ("id",), False, True, "NEW_ROW", 86400)
 
     def sent(self):
@@ -124,6 +124,12 @@ class FakeStream:
 
     def translated(self, error, at, scope, token=None):
         return None
+
+    def has(self, token, start, end, wanted, scope):
+        return False
+
+    def unnamed(self, token):
+        return ConnectionError("no children")
 
     def reader(self, cursor, until=None, **settings):
         bound = None if until is None else place_of(until)

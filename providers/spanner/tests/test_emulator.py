@@ -1,5 +1,7 @@
 """Tests feeds on Google's emulator: both dialects, and the streams of a table."""
 
+from decimal import Decimal
+
 import pytest
 from google.cloud.spanner_admin_database_v1 import DatabaseDialect
 
@@ -13,6 +15,8 @@ from multiclouddb_api import (
     Now,
     OldItemStateMode,
     ResourceAddress,
+    Snapshot,
+    canonical_json,
     connect,
 )
 
@@ -69,6 +73,44 @@ def test_in_both_dialects_rows_come_as_they_were_written(either, ours):
         assert event.native["column_types"][0]["name"] == "id"
         (mod,) = event.native["mods"]
         assert mod["keys"] == dict(event.key.components)
+
+
+NUMBERS = """{"int64": 9223372036854775807, "uint64": 18446744073709551615, "int": 18446744073709551616,
+    "long": [123456789012345678901234567890, 1e309, -1e309], "float": [0.1, 1.10, 0.0, 2.50e-3],
+    "decimal": [12345678901234567890.125, 3.141592653589793238, 1e-400]}"""
+EXACT = {
+    "int64": 2**63 - 1,
+    "uint64": 2**64 - 1,
+    "int": 2**64,
+    "long": [123456789012345678901234567890, 10**309, -(10**309)],
+    "float": [0.1, 1.1, 0.0, 0.0025],
+    "decimal": [Decimal("12345678901234567890.125"), Decimal("3.141592653589793238"), Decimal("1e-400")],
+}
+ROUNDED = """{"floats": [1.8446744073709552e+19, 0.1, 1e-5],
+    "ints": [18446744073709551615, -9223372036854775808]}"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "text", "value"),
+    [
+        ({"columns": "id varchar, j jsonb", "dialect": DatabaseDialect.POSTGRESQL}, NUMBERS, EXACT),
+        (
+            {"columns": "id STRING(9), j JSON"},
+            ROUNDED,
+            {"floats": [2.0**64, 0.1, 1e-5], "ints": [2**64 - 1, -(2**63)]},
+        ),
+    ],
+    ids=["jsonb", "json"],
+)
+def test_numbers_in_json_are_what_the_database_stores(made, ours, settings, text, value):
+    """JSONB stores a number as it is written; GoogleSQL's JSON stores int64, uint64 and float64."""
+    table, here = made(**settings)
+    token = page(ours, here, Now()).continuation_token
+    table.put(["a", text], names=("id", "j"))
+    rows = [event for event in drained(ours, here, Snapshot()) if event.backfilled]
+    (changed,), (key,) = drained(ours, here, token), [row.key for row in rows]
+    for event in (changed, *rows, ours.lookup(here, [key])[key]):
+        assert canonical_json(event.new_item_state) == canonical_json({"id": "a", "j": value})
 
 
 class TestStreamOfATable:

@@ -90,6 +90,28 @@ class TestValues:
         event = changed({"a": raw}, types=types)
         assert canonical_json(event.new_item_state["a"]) == canonical_json(values)
 
+    @pytest.mark.parametrize(
+        ("text", "value"),
+        [
+            ("18446744073709551615", 2**64 - 1),
+            ("18446744073709551616", 2**64),
+            ("1" + "0" * 309, 10**309),
+            ("12345678901234567890.125", Decimal("12345678901234567890.125")),
+            ("0.1", 0.1),
+            ("1.8446744073709552e+19", 2.0**64),
+            ("1e309", Decimal("1e309")),
+        ],
+    )
+    def test_numbers_in_json_are_exact(self, text, value):
+        raw = f'{{"$decimal":"1","n":[{text}]}}'
+        found = changed({"j": raw}).new_item_state["j"]
+        assert canonical_json(found) == canonical_json({"$decimal": "1", "n": [value]})
+        assert type(found["n"][0]) is type(value)
+        types = {"id": "STRING", "a": {"code": "ARRAY", "array_element_type": {"code": "JSON"}}}
+        assert canonical_json(changed({"a": [text]}, types=types).new_item_state["a"]) == canonical_json(
+            [value]
+        )
+
     def test_a_record_in_the_form_of_postgresql_gives_the_same(self):
         made = record(5, "t", 0, 1, shape=shape_of(TYPES))
         mod = Mod({"id": "a"}, dict(ROW), {})

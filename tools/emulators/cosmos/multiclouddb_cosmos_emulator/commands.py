@@ -11,6 +11,7 @@ from copy import deepcopy
 from typing import Any
 
 from multiclouddb_cosmos_emulator.account import Account
+from multiclouddb_cosmos_emulator.auth import Guard
 from multiclouddb_cosmos_emulator.container import Container
 from multiclouddb_cosmos_emulator.faults import Action, Drop, Fail, Fault, Faults, Lag, Slow
 from multiclouddb_cosmos_emulator.journal import Journal
@@ -27,10 +28,13 @@ class Commands:
         lock: The lock that a thread must hold while it reads or changes the state.
         faults: The faults that were requested.
         journal: The received requests.
+        guard: The object that checks the authorization.
     """
 
-    def __init__(self, account: Account, lock: threading.RLock, faults: Faults, journal: Journal) -> None:
-        self._account, self._lock = account, lock
+    def __init__(
+        self, account: Account, lock: threading.RLock, faults: Faults, journal: Journal, guard: Guard
+    ) -> None:
+        self._account, self._lock, self._guard = account, lock, guard
         self.faults, self.journal = faults, journal
 
     def by_name(self) -> Mapping[str, Callable[..., Any]]:
@@ -41,6 +45,7 @@ class Commands:
             "clear_faults": self.faults.clear,
             "damage": self.damage,
             "expire": self.expire,
+            "expire_tokens": self.expire_tokens,
             "fault": self._fault,
             "lose": self.lose,
             "merge": self.merge,
@@ -180,6 +185,11 @@ class Commands:
         """Enable or disable the change feed with all versions and deletes."""
         with self._lock:
             self._account.all_versions = enabled
+
+    def expire_tokens(self) -> int:
+        """Refuse every bearer token that was used until now; return the number of expired tokens."""
+        with self._lock:
+            return self._guard.expire_tokens(self._account.clock.now())
 
     # -- For the control API
 

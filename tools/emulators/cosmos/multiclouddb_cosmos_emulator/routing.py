@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 from urllib.parse import unquote
 
 import attrs
 
-from multiclouddb_cosmos_emulator.errors import ServiceError, not_offered
+from multiclouddb_cosmos_emulator.errors import ServiceError, bad_request, not_found, not_offered
 from multiclouddb_cosmos_emulator.message import Request
 
 __all__ = ["CONTROL", "OPERATIONS", "Route", "segments_of"]
 
+_ESCAPED: Final = re.compile("%[0-9A-Fa-f]{2}")
 CONTROL: Final = "_emulator"
 """The prefix of the control API's paths."""
 
@@ -86,6 +88,8 @@ class Route:
         If the service offers the operation but this server does not, a 501 error is raised.
         """
         shape = "/".join(part if place % 2 == 0 else "*" for place, part in enumerate(segments))
+        if segments[4:5] == ["docs"] and len(segments) > 5:
+            _check_item_id("/".join(segments[5:]))
         if segments[-2:] == ["operations", "partitionkeydelete"]:
             shape = "dbs/*/colls/*/operations/partitionkeydelete"
         simple = _SIMPLE.get((request.method, shape))
@@ -111,6 +115,23 @@ class Route:
     def last(self) -> str:
         """Return the last part of the path, which is the id of an item or an offer."""
         return self.segments[-1]
+
+
+def _check_item_id(item_id: str) -> None:
+    """Refuse an id in a path as a gateway does, although there may be an item with this id.
+
+    CosmosItemIdEncodingTestsBase.cs in azure-cosmos-dotnet-v3 lists the answers.
+    """
+    if any(sign in item_id for sign in "/\\"):
+        raise not_found("The value specified for query '$resolveFor' is invalid.")
+    if any(sign in item_id for sign in "\r\n\t"):
+        raise bad_request("Bad Request - Invalid URL")
+    if "#" in item_id or item_id.endswith(" ") or _ESCAPED.search(item_id):
+        raise ServiceError(
+            401,
+            "The input authorization token can't serve the request. The wrong key is being used or the "
+            "expected payload is not built as per the protocol.",
+        )
 
 
 def _refuse_triggers(request: Request) -> None:

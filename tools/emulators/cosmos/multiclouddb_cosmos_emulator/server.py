@@ -63,8 +63,9 @@ class CosmosEmulator(Commands):
         self.key = key
         self.clock, self.faults, self.journal = Clock(start), Faults(), Journal()
         account = Account(self.clock, all_versions)
-        service = Service(account, Guard(key))
-        super().__init__(account, service.lock, self.faults, self.journal)
+        guard = Guard(key)
+        service = Service(account, guard)
+        super().__init__(account, service.lock, self.faults, self.journal, guard)
         self._front = Front(service, self.faults, self.journal, Control(self.by_name()))
         self.certificate: Path | None = None
         self._closing = contextlib.ExitStack()

@@ -149,11 +149,11 @@ class Transaction:
             raise bad_request(
                 "The input content is invalid because the required properties - 'id; ' - are missing"
             )
-        if len(item_id) > _LONGEST_ID or any(sign in item_id for sign in "/\\?#"):
+        if len(item_id) > _LONGEST_ID or "\\" in item_id:
             raise bad_request(
                 "The input name is invalid. "
                 "Ensure to provide a unique non-empty string less than '1024' characters. "
-                "It must not contain / \\ ? #."
+                "It must not contain \\."
             )
         key = self._container.definition.of_document(document)
         if self._key is None:

@@ -48,6 +48,18 @@ def test_the_sdk_connects_to_localhost_without_more(secure, connected):
         assert [each["id"] for each in container.query_items_change_feed(start_time="Beginning")] == ["1"]
 
 
+def test_a_token_expires_on_command(secure, connected):
+    """The service answers 403/5300, and not 401: Azure/azure-sdk-for-python issue 45886."""
+    with unverified(), connected(secure.endpoint, Credential()) as client:
+        assert not list(client.list_databases())
+        assert secure.expire_tokens() == 1
+        with pytest.raises(CosmosHttpResponseError, match="Provided AAD token has been expired") as caught:
+            list(client.list_databases())
+        assert (caught.value.status_code, caught.value.sub_status) == (403, 5300)
+    with unverified(), connected(secure.endpoint, secure.key) as client:
+        assert not list(client.list_databases())
+
+
 def test_the_asynchronous_one_does_as_well(secure):
     async def work():
         async with aio.CosmosClient(secure.endpoint, secure.key) as client:

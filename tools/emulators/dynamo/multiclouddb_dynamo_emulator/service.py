@@ -27,6 +27,7 @@ from multiclouddb_dynamo_emulator.troubles import (
     Empty,
     Fail,
     Hang,
+    Rewrite,
     Trouble,
     Troubles,
 )
@@ -137,6 +138,11 @@ class Service:
             match trouble.action:
                 case Act(act):
                     act()
+                case Rewrite(change):
+                    answer = orjson.loads(body)
+                    change(answer)
+                    body = orjson.dumps(answer)
+                    reply = attrs.evolve(reply, body=body)
                 case Drop(reset=reset):
                     reply = attrs.evolve(reply, cut_after=len(body) // 2, reset=reset)
                     running.code = "dropped"
@@ -157,7 +163,7 @@ class Service:
                 trouble.over.wait()
             case Empty():
                 return True
-            case Act():
+            case Act() | Rewrite():
                 raise AssertionError(trouble)
             case _:
                 assert_never(trouble.action)

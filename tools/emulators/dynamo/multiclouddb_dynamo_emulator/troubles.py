@@ -5,13 +5,25 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import attrs
 
 from multiclouddb_dynamo_emulator.errors import ServiceError
 
-__all__ = ["AFTER", "BEFORE", "Act", "Delay", "Drop", "Empty", "Fail", "Hang", "Trouble", "Troubles"]
+__all__ = [
+    "AFTER",
+    "BEFORE",
+    "Act",
+    "Delay",
+    "Drop",
+    "Empty",
+    "Fail",
+    "Hang",
+    "Rewrite",
+    "Trouble",
+    "Troubles",
+]
 
 
 @attrs.frozen
@@ -53,9 +65,16 @@ class Act:
     act: Callable[[], object]
 
 
-Action: TypeAlias = Fail | Drop | Delay | Hang | Empty | Act
+@attrs.frozen
+class Rewrite:
+    """The answer is changed by a function before it is sent."""
+
+    change: Callable[[dict[str, Any]], object]
+
+
+Action: TypeAlias = Fail | Drop | Delay | Hang | Empty | Act | Rewrite
 BEFORE: Final = (Fail, Drop, Delay, Hang, Empty)
-AFTER: Final = (Drop, Act)
+AFTER: Final = (Drop, Act, Rewrite)
 
 
 @attrs.define(eq=False)
@@ -208,6 +227,21 @@ class Troubles:
         """
         with_records = operation == "GetRecords"
         return self._add(Trouble(Act(act), operation, shard, times, with_records=with_records))
+
+    def rewrite(
+        self,
+        change: Callable[[dict[str, Any]], object],
+        times: int | None = None,
+        *,
+        operation: str,
+        shard: str | None = None,
+    ) -> Trouble:
+        """Let a function change an answer in place before it is sent.
+
+        The function gets the answer in the form that the protocol uses. With it, the server answers as other
+        servers of the same protocol do, for example without a field that the API calls optional.
+        """
+        return self._add(Trouble(Rewrite(change), operation, shard, times))
 
     def end(self) -> None:
         """End all faults."""

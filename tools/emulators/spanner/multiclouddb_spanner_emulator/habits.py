@@ -21,6 +21,8 @@ class Habits:
         sequence_step: The amount by which the record sequence of a transaction grows with each record.
         children_per_record: The maximum number of children in a child partitions record; None for no limit.
         repeat_children: The number of times that each child partitions record is sent.
+        silent_ends: The number of queries that end at the end of their partition without what they have not
+            sent yet: changes, and the names of the children; None for all.
         children_first: True if partitions and children are named in reverse order.
         mixes_equal_timestamps: True if transactions with the same commit timestamp are interleaved, and sent
             in a different order each time. The records of each transaction stay in order.
@@ -40,6 +42,7 @@ class Habits:
     sequence_step: int = 1
     children_per_record: int | None = None
     repeat_children: int = 0
+    silent_ends: int | None = 0
     children_first: bool = False
     mixes_equal_timestamps: bool = False
     rows_per_message: int = 100

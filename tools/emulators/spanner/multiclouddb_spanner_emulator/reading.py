@@ -163,6 +163,8 @@ class Reading:
         told = partition.log[at:stop]
         found: list[Record] = list(told if self._mix is None else _mixed(told, self._mix))
         ended = partition.end is not None and partition.end <= bound
+        if ended and not partition.hidden and self._stream.ends_silently():
+            return [], stop, True
         if found:
             self._told = bound
         else:

@@ -119,17 +119,33 @@ def _scalar(value: Json, of: ColumnType) -> Json:
         case "TIMESTAMP", str():
             return to_text(from_text(value))
         case "JSON", str():
-            return json_value(json.loads(value), spaced=bool(of.annotation))
+            # JSONB stores a number as it is written, and GoogleSQL's JSON rounds it to 64 bits.
+            if of.annotation:
+                return json_value(json.loads(value, parse_float=Decimal), spaced=True)
+            return json_value(json.loads(value, parse_int=_rounded))
         case "STRING" | "DATE" | "UUID", str():
             return value
         case _:
             raise ValueError(value)
 
 
+def _rounded(text: str) -> int | float:
+    return int(text) if -(2**63) <= int(text) < 2**64 else float(text)
+
+
 def json_value(value: Any, *, spaced: bool = False) -> str:
     """Return a JSON text with sorted names, as the service does."""
-    separators = (", ", ": ") if spaced else (",", ":")
-    return json.dumps(value, sort_keys=True, separators=separators, ensure_ascii=False)
+    comma, colon = (", ", ": ") if spaced else (",", ":")
+    if isinstance(value, dict):
+        pairs = [
+            f"{json_value(name)}{colon}{json_value(value[name], spaced=spaced)}" for name in sorted(value)
+        ]
+        return f"{{{comma.join(pairs)}}}"
+    if isinstance(value, list):
+        return f"[{comma.join(json_value(each, spaced=spaced) for each in value)}]"
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _not(value: Json, of: ColumnType) -> ServiceError:

@@ -416,6 +416,24 @@ class TestPostgres:
         assert len(data) == 3
         assert data == _expected("postgres", data)
 
+    @pytest.mark.parametrize("postgres", [True, False], ids=["jsonb", "json"])
+    def test_numbers_in_json(self, host, postgres):
+        text = (
+            "[18446744073709551615, 18446744073709551616, -9223372036854775809, "
+            "123456789012345678901234567890, 0.1, 1.10, 2.50e-3, "
+            "12345678901234567890.125, 3.141592653589793238]"
+        )
+        table, stream = ("CREATE TABLE t (id varchar, j jsonb, PRIMARY KEY (id))", STREAM)
+        if not postgres:
+            table = "CREATE TABLE t (id STRING(9), j JSON) PRIMARY KEY (id)"
+        native = Native(host, table, stream, postgres=postgres)
+        with native.batch() as batch:
+            batch.insert("t", ["id", "j"], [["x", text]])
+        with native.database.snapshot() as snapshot:
+            [[found]] = snapshot.read("t", ["j"], spanner.KeySet(all_=True), lazy_decode=False)
+        told = found.serialize() if isinstance(found, JsonObject) else found
+        assert told == _expected(f"numbers {postgres}", told)
+
     def test_a_stream_that_is_missing_has_another_status(self, host):
         native = Native(host, postgres=True)
         status, message = refused(lambda: native.read("missing", native.now()))

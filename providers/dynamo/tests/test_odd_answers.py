@@ -1,0 +1,317 @@
+"""Tests answers that the API allows or that other servers give: optional fields, endless listings, cycles."""
+
+import threading
+import time
+
+import pytest
+from botocore.exceptions import PaginationError
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ErrorCategory,
+    FromContinuationToken,
+    MulticloudDbError,
+    NewItemStateMode,
+    Now,
+    OldItemStateMode,
+    Snapshot,
+)
+from multiclouddb_conformance.refusals import refused
+from multiclouddb_dynamo.shards import Shard, ShardMap
+
+from .world import ADDRESS, HOUR, TABLE, World, seconds, soon
+
+PERMANENT = ErrorCategory.PERMANENT_FAILURE
+STARTS = pytest.mark.parametrize("start", [Beginning(), Now()], ids=["beginning", "now"])
+REQUIRE = NewItemStateMode.REQUIRE
+
+
+def shards_of(answer):
+    return answer["StreamDescription"]["Shards"]
+
+
+def described(world, change):
+    return world.troubles.rewrite(change, operation="DescribeStream")
+
+
+def without_time(record):
+    del record["dynamodb"]["ApproximateCreationDateTime"]
+
+
+class TestOptionalFields:
+    """In the API reference of DynamoDB Streams, no field of a record, a shard or a stream is required."""
+
+    @pytest.mark.parametrize("size", [1, 0], ids=["pages of one", "one page"])
+    def test_records_without_a_time_have_the_time_of_the_record_before(self, world, size):
+        world.put("a")
+        world.script.advance(HOUR)
+        for name in ("b", "c"):
+            world.script.write_record(
+                TABLE,
+                {"id": {"S": name}},
+                lambda record: record["dynamodb"].pop("ApproximateCreationDateTime"),
+            )
+        world.script.advance(HOUR)
+        world.put("d")
+        consumer = world.consumer(max_page_size=size)
+        while not consumer.read().idle:
+            consumer.restart()
+        first, *later, last = consumer.events
+        assert [event.key["id"] for event in consumer.events] == ["a", "b", "c", "d"]
+        assert {event.timestamp for event in later} == {first.timestamp}
+        assert (last.timestamp - first.timestamp).total_seconds() >= 2 * HOUR
+
+    def test_a_first_record_without_a_time_is_at_most_as_old_as_the_oldest_record_can_be(self, world):
+        world.script.write_record(TABLE, {"id": {"S": "a"}}, without_time)
+        consumer = world.consumer()
+        now = consumer.client.read_changes(ChangeFeedRequest(ADDRESS, Now())).diagnostics.watermark
+        consumer.read()
+        (event,) = consumer.events
+        assert 0 < (now - event.timestamp).total_seconds() <= 24 * HOUR
+
+    @pytest.mark.parametrize(
+        "field", ["StreamStatus", "StreamViewType", "KeySchema", "CreationRequestDateTime"]
+    )
+    def test_a_stream_may_be_described_without(self, world, field):
+        described(world, lambda answer: answer["StreamDescription"].pop(field))
+        before = world.put("a")
+        world.roll_over()
+        assert world.consumer().until_idle() == before
+
+    @pytest.mark.parametrize("empty", [{}, None], ids=["empty", "absent"])
+    def test_an_open_shard_may_be_listed_without_its_numbers(self, world, empty):
+        def change(answer):
+            for shard in shards_of(answer):
+                if "EndingSequenceNumber" not in shard["SequenceNumberRange"]:
+                    shard["SequenceNumberRange"] = empty
+
+        described(world, change)
+        before = world.put("a")
+        world.roll_over()
+        after = world.put("b")
+        consumer = world.consumer(max_page_size=1)
+        consumer.read()
+        consumer.restart().until_idle()
+        assert consumer.markers == before + after
+
+    def test_a_shard_without_its_first_number_may_have_lost_its_oldest_records(self):
+        shards = [Shard("known", None, "9", "1", 0), Shard("unknown", None, "9", None, 0)]
+
+        class Calls:
+            def iterator(self, arn, shard_id, kind, seq):
+                assert (shard_id, seq) == ("known", "1")
+
+        assert ShardMap(Calls(), "arn").trimmed(shards, None) == {"unknown"}
+
+    @pytest.mark.parametrize("parent", ["", None])
+    def test_a_parent_without_a_name_is_none(self, world, parent):
+        before = world.put("a")
+        described(world, lambda answer: [shard.update(ParentShardId=parent) for shard in shards_of(answer)])
+        assert world.consumer().until_idle() == before
+
+    @pytest.mark.parametrize("member", ["Shards", "ShardId"])
+    def test_a_listing_without_shards_is_never_a_stream_without_shards(self, world, member):
+        def change(answer):
+            found = answer["StreamDescription"] if member == "Shards" else shards_of(answer)[0]
+            del found[member]
+
+        trouble = described(world, change)
+        world.put("a")
+        consumer = world.consumer()
+        with refused(ErrorCategory.TRANSIENT_FAILURE, member):
+            consumer.read(seconds(1))
+        trouble.end()
+        assert consumer.until_idle() == [1]
+
+    def test_an_answer_may_have_an_iterator_and_no_records(self, world):
+        def change(answer):
+            if not answer["Records"]:
+                del answer["Records"]
+
+        world.troubles.rewrite(change, operation="GetRecords")
+        world.put("a")
+        consumer = world.consumer()
+        consumer.until_idle()
+        world.put("b")
+        consumer.until_idle()
+        assert consumer.markers == [1, 2]
+
+    @pytest.mark.parametrize(
+        "left", [{}, {"Records": [], "NextShardIterator": ""}], ids=["nothing", "an empty iterator"]
+    )
+    def test_an_answer_that_says_nothing_does_not_end_a_shard(self, world, left):
+        def change(answer):
+            answer.clear()
+            answer.update(left)
+
+        world.put("a")
+        consumer = world.consumer()
+        consumer.until_idle()
+        trouble = world.troubles.rewrite(change, operation="GetRecords")
+        with pytest.raises(MulticloudDbError) as caught:
+            consumer.read(seconds(1))
+        assert (caught.value.category, caught.value.detail.retryable) == (
+            ErrorCategory.TRANSIENT_FAILURE,
+            True,
+        )
+        trouble.end()
+        world.put("b")
+        consumer.until_idle()
+        assert consumer.markers == [1, 2]
+
+
+class TestListingsThatNeverEnd:
+    """scylladb/scylladb#8012: a listing whose pages repeat, or whose last page names an empty text."""
+
+    @STARTS
+    @pytest.mark.parametrize("open_shards", [1, 2])
+    def test_repeated_pages_are_told_at_once(self, start, open_shards):
+        with World(shards=open_shards, start_after_last=True) as world:
+
+            def change(answer):
+                last = shards_of(answer)[-1:] or [{"ShardId": world.open()[-1]}]
+                answer["StreamDescription"]["LastEvaluatedShardId"] = last[0]["ShardId"]
+
+            trouble = described(world, change)
+            world.put("a")
+            consumer = world.consumer(start)
+            began = time.monotonic()
+            with refused(PERMANENT, "the listing never ends"):
+                consumer.read(seconds(30))
+            assert time.monotonic() - began < 10
+            assert world.journal.count("DescribeStream") <= 4
+            trouble.end()
+            consumer.until_idle()
+            assert world.put("b") == consumer.until_idle()[-1:]
+
+    @STARTS
+    def test_an_empty_text_is_no_page(self, world, start):
+        described(world, lambda answer: answer["StreamDescription"].update(LastEvaluatedShardId=""))
+        consumer = world.consumer(start)
+        consumer.until_idle()
+        assert world.put("b") == consumer.until_idle()
+
+    def test_a_scan_that_ends_where_it_begins_is_told(self, world):
+        world.put("a", "b")
+        world.troubles.rewrite(
+            lambda answer: answer.update(LastEvaluatedKey={"id": {"S": "b"}}), operation="Scan"
+        )
+        with refused(PERMANENT, "the scan never ends"):
+            world.consumer(Snapshot(segments=1)).until_idle()
+
+    def test_repeated_pages_of_tables_are_told(self, world):
+        world.troubles.rewrite(
+            lambda answer: answer.update(LastEvaluatedTableName=TABLE), operation="ListTables"
+        )
+        provider, _ = world.feed()
+        with pytest.raises(PaginationError, match="The same next token was received twice") as caught:
+            provider.collections(None, soon())
+        fault = provider.classify(caught.value)
+        assert fault.category == PERMANENT
+        assert "whoever runs the service" in fault.message
+
+
+class TestCycles:
+    """No server was seen with these; in scylladb/scylladb#28382 shards had wrong parents."""
+
+    @STARTS
+    @pytest.mark.parametrize("kind", ["its own parent", "each other's parents"])
+    def test_shards_that_descend_from_themselves_are_told_and_nothing_spins(self, start, kind):
+        def change(answer):
+            found = shards_of(answer)
+            for index, shard in enumerate(found):
+                other = found[(index + 1) % len(found)] if kind == "each other's parents" else shard
+                shard["ParentShardId"] = other["ShardId"]
+
+        with World(shards=2) as world:
+            world.roll_over()
+            trouble = described(world, change)
+            consumer = world.consumer(start)
+            began = time.monotonic()
+            for _ in range(2):  # what was read before the failure is not used
+                with refused(PERMANENT, "descends from itself"):
+                    consumer.read(seconds(20))
+            assert time.monotonic() - began < 10
+            trouble.end()
+            consumer.until_idle()
+            assert world.put("b") == consumer.until_idle()[-1:]
+            consumer.client.close()
+            assert not [each for each in threading.enumerate() if each.name.startswith("multiclouddb-shards")]
+
+    def test_a_child_that_is_listed_as_an_ancestor_is_not_read_again(self, world):
+        """Shards that are read are not listed again, so only the answer about children shows the cycle."""
+        world.put("a")
+        consumer = world.consumer()
+        consumer.until_idle()
+        oldest = world.chain()
+
+        def change(answer):
+            for shard in shards_of(answer):
+                shard["ParentShardId"] = oldest if shard["ShardId"] != oldest else world.chain()
+
+        world.roll_over()
+        described(world, change)
+        with refused(PERMANENT, "descends from itself"):
+            for _ in range(20):
+                consumer.read(seconds(5))
+        assert consumer.markers == [1]
+
+
+class TestRequiredImages:
+    """`REQUIRE` holds for each record: its document is whole, or the read is refused."""
+
+    def write(self, world, name, *lacking):
+        def change(record):
+            for image in lacking:
+                del record["dynamodb"][image]
+            record["dynamodb"]["StreamViewType"] = "KEYS_ONLY"
+
+        return world.script.write_record(TABLE, {"id": {"S": name}}, change)
+
+    @pytest.mark.parametrize("size", [1, 0], ids=["pages of one", "one page"])
+    def test_what_precedes_a_record_without_its_image_is_delivered_first(self, world, size):
+        world.put("a", "b")
+        number = self.write(world, "c", "NewImage")
+        world.put("d")
+        consumer = world.consumer(max_page_size=size, new_item_state_mode=REQUIRE)
+        with refused(ErrorCategory.UNSUPPORTED_CAPABILITY, str(number), "KEYS_ONLY", "INCLUDE_IF_AVAILABLE"):
+            consumer.until_idle()
+        assert consumer.markers == [1, 2]
+        with refused(ErrorCategory.UNSUPPORTED_CAPABILITY):
+            consumer.restart().read()
+        other = world.consumer(FromContinuationToken(consumer.pages[-1].continuation_token))
+        other.until_idle()
+        assert [(event.key["id"], event.new_item_state is None) for event in other.events] == [
+            ("c", True),
+            ("d", False),
+        ]
+
+    @pytest.mark.parametrize("view", ["KEYS_ONLY", "NEW_IMAGE", "OLD_IMAGE"])
+    def test_a_stream_that_was_disabled_keeps_the_promise(self, view):
+        """The table no longer tells the type of its stream."""
+        with World(view=view) as world:
+            token = world.consumer().read().continuation_token
+            world.put("a", "a")
+            world.server.client().delete_item(TableName=TABLE, Key={"id": {"S": "a"}})
+            world.enable(enabled=False)
+            for modes, whole in (
+                ({"new_item_state_mode": REQUIRE}, "NEW" in view),
+                ({"old_item_state_mode": OldItemStateMode.REQUIRE}, "OLD" in view),
+            ):
+                consumer = world.consumer(FromContinuationToken(token), **modes)
+                if whole:
+                    consumer.until_idle()
+                    assert len(consumer.events) == 3
+                else:
+                    with refused(ErrorCategory.UNSUPPORTED_CAPABILITY, "REQUIRE"):
+                        consumer.until_idle()
+
+    def test_records_that_have_no_such_item_need_none(self, world):
+        world.put("a", "a")
+        world.server.client().delete_item(TableName=TABLE, Key={"id": {"S": "a"}})
+        modes = {"new_item_state_mode": REQUIRE, "old_item_state_mode": OldItemStateMode.REQUIRE}
+        consumer = world.consumer(**modes)
+        consumer.until_idle()
+        found = [(event.new_item_state is None, event.old_item_state is None) for event in consumer.events]
+        assert found == [(False, True), (False, False), (True, False)]

@@ -1,0 +1,196 @@
+"""Says what of a Delta table cannot be read or written, and translates what deltalake refuses.
+
+What the log of a table says is refused when the table is opened. deltalake refuses the rest at a commit or
+while files are read; it has hardly any error classes, so its texts decide.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Set
+from typing import TYPE_CHECKING, Final
+
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_spi.faults import holds_data, one_line, without_data
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+__all__ = [
+    "check_readable",
+    "check_writable",
+    "contended",
+    "is_gone",
+    "is_panic",
+    "missing",
+    "refusal",
+    "safe_cause",
+    "unreadable",
+    "unwritable",
+]
+
+_READABLE: Final = frozenset({"timestampNtz", "variantType", "variantType-preview"})
+"""The reader features that deltalake's Arrow data set knows; deltalake also merges where it cannot read."""
+_MAPPING: Final = "delta.columnMapping.mode"
+_CONSTRAINT: Final = "delta.constraints."
+# What the operating system says through deltalake.
+_NO_ACCESS: Final = ("PermissionDenied", "ReadOnlyFilesystem", "StorageFull", "Permission denied")
+# A storage without conditional writes, as deltalake names it.
+_UNCONDITIONAL: Final = ("S3 locking", "AWS_S3_ALLOW_UNSAFE_RENAME", "Atomic rename requires")
+_FEATURES: Final = re.compile(r"nsupported table features required: \[([^]]*)\]")
+_REFUSED_ROW: Final = ("failed validation check", "Check or Invariant", "violated by value in row")
+_APPEND_ONLY: Final = "table is append-only"
+_GONE: Final = re.compile(r"Object at location .* not found|No such file or directory")
+
+
+def check_readable(table: DeltaTable, where: str) -> None:
+    """Refuse a table whose rows deltalake would read wrong, or not at all."""
+    _check_mapping(table, where)
+    protocol = table.protocol()
+    if unknown := {*(protocol.reader_features or ())} - _READABLE:
+        raise _unsupported(where, unknown, "read")
+
+
+def check_writable(table: DeltaTable, where: str) -> None:
+    """Refuse a table in which a sink cannot replace rows."""
+    _check_mapping(table, where)
+    if table.metadata().configuration.get("delta.appendOnly", "").lower() == "true":
+        raise _append_only(where)
+
+
+def _check_mapping(table: DeltaTable, where: str) -> None:
+    # deltalake takes such a table, and reads null in each column.
+    if table.metadata().configuration.get(_MAPPING, "none").lower() != "none":
+        raise _unsupported(where, {"columnMapping"}, "read or write")
+
+
+def _unsupported(where: str, features: Set[str], verb: str) -> MulticloudDbError:
+    names = ", ".join(sorted(features))
+    return MulticloudDbError(
+        f"table_path: {where} has the table feature {names}, and deltalake cannot {verb} such a table; drop "
+        "the feature in Spark with ALTER TABLE … DROP FEATURE, or write and verify the table in Spark, with "
+        "merge_into_table and TableTarget",
+        ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY),
+    )
+
+
+def _append_only(where: str) -> MulticloudDbError:
+    return invalid_request(
+        "table_path",
+        f"{where} has the property delta.appendOnly, but a sink replaces rows",
+        "remove the property, or give another table",
+    )
+
+
+def missing(where: str) -> MulticloudDbError:
+    """Make the error for a table that does not exist."""
+    return MulticloudDbError(
+        f"table_path: there is no Delta table at {where}; correct the path, or let a merge create it",
+        ErrorDetail(category=ErrorCategory.NOT_FOUND),
+    )
+
+
+def is_panic(error: BaseException) -> bool:
+    """Return whether an error is a defect of deltalake's Rust code, which is no `Exception` in Python."""
+    return type(error).__name__ == "PanicException"
+
+
+def is_gone(error: BaseException) -> bool:
+    """Return whether a file of the version was removed, as VACUUM does."""
+    return _GONE.search(str(error)) is not None
+
+
+def safe_cause(error: BaseException) -> BaseException | None:
+    """Return the error as the cause of ours, or None if its text shows data."""
+    return None if holds_data(error) else error
+
+
+def refusal(table: DeltaTable, error: BaseException) -> MulticloudDbError | None:
+    """Translate an error of a commit; return None if the commit of another process may have prevented it.
+
+    Args:
+        table: The table, in the version on which the commit was based.
+        error: An error of deltalake or of the operating system, or a panic.
+    """
+    from deltalake.exceptions import CommitFailedError
+
+    where, text = table.table_uri, str(error)
+    if any(words in text for words in _UNCONDITIONAL):
+        return MulticloudDbError(
+            f"table_path: the storage of {where} has no conditional writes, so two processes could overwrite "
+            "each other's commits; use one that has them (Azure, GCS, S3 with conditional put, a local "
+            f"disk), or configure the locking provider that deltalake names: {one_line(text)}",
+            _detail(ErrorCategory.UNSUPPORTED_CAPABILITY, error),
+        )
+    if found := _FEATURES.search(text):
+        return _unsupported(where, {name.strip() for name in found[1].split(",")}, "write")
+    if _APPEND_ONLY in text:
+        return _append_only(where)
+    if any(words in text for words in _REFUSED_ROW):
+        return MulticloudDbError(
+            f"table_path: {where} refuses a row, because of {_constraints(table)}; the row of a deleted "
+            "document has null in all columns of your own; change the documents or the constraint",
+            _detail(ErrorCategory.INVALID_REQUEST, error),
+        )
+    if is_gone(error):
+        return None
+    if isinstance(error, OSError) or any(words in text for words in _NO_ACCESS):
+        return unwritable(where, error)
+    if isinstance(error, CommitFailedError):
+        return None
+    return MulticloudDbError(
+        f"table_path: deltalake cannot write {where} ({one_line(text)}); check that the types of the columns "
+        "fit, and merge the batch again",
+        _detail(ErrorCategory.PERMANENT_FAILURE, error),
+    )
+
+
+def _constraints(table: DeltaTable) -> str:
+    """Name the rules that may refuse a row; which one it was, deltalake only says with the row."""
+    rules = [
+        f"the CHECK constraint {name.removeprefix(_CONSTRAINT)} ({rule})"
+        for name, rule in sorted(table.metadata().configuration.items())
+        if name.startswith(_CONSTRAINT)
+    ]
+    rules += [
+        f"the column {field.name}, which is NOT NULL" for field in table.schema().fields if not field.nullable
+    ]
+    return " or ".join(rules) or "a constraint"
+
+
+def unwritable(where: str, error: BaseException) -> MulticloudDbError:
+    """Make the error for a table that the operating system or the storage refuses to write."""
+    return MulticloudDbError(
+        f"table_path: {where} cannot be written ({one_line(str(error))}); check the path, the permissions "
+        "of its folder and the space on the disk, and merge the batch again",
+        _detail(ErrorCategory.PERMANENT_FAILURE, error),
+    )
+
+
+def unreadable(where: str, error: BaseException) -> MulticloudDbError:
+    """Make the error for a version whose files were removed, by VACUUM or with the whole table."""
+    return MulticloudDbError(
+        f"table_path: {where} cannot be read ({one_line(str(error))}); a version that is read must not be "
+        "removed by VACUUM, and the table must not be replaced; try again",
+        _detail(ErrorCategory.TRANSIENT_FAILURE, error, retryable=True),
+    )
+
+
+def contended(where: str, tried: int, patience: float, error: BaseException) -> MulticloudDbError:
+    """Make the error for commits of others that have prevented ours again and again."""
+    return MulticloudDbError(
+        f"table_path: other processes changed {where} during each of {tried} attempts in {patience:.0f} "
+        "seconds; let them commit less often, and try again",
+        _detail(ErrorCategory.CONFLICT, error, retryable=True),
+    )
+
+
+def _detail(category: ErrorCategory, error: BaseException, *, retryable: bool = False) -> ErrorDetail:
+    kind = type(error)
+    name = f"deltalake.exceptions.{kind.__name__}" if kind.__module__ == "_internal" else None
+    return ErrorDetail(
+        category,
+        retryable=retryable,
+        native_class=name or f"{kind.__module__}.{kind.__name__}",
+        native_text=without_data(str(error)),
+    )

@@ -1,0 +1,227 @@
+"""What a table or deltalake refuses is named when the table is opened, or translated; never a raw error."""
+
+import shutil
+import traceback
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, Field, TableFeatures
+from deltalake.schema import PrimitiveType
+
+from multiclouddb_api import ErrorCategory, MulticloudDbError, SnapshotStarted
+from multiclouddb_conformance.targets import key_of, page, rows
+from multiclouddb_spi.sink_rules import TIME
+from multiclouddb_verify import DeltaTarget
+from multiclouddb_verify.delta import committed
+from multiclouddb_verify.target import Fix
+from pyspark_multiclouddb import drop_tombstones, live_rows, merge_into_delta
+
+SECRET = "SECRET-7"
+FIX = Fix(key_of("a"), ("000001",), "000001", None, {"n": 1}, datetime.now(UTC))
+UNSUPPORTED = ErrorCategory.UNSUPPORTED_CAPABILITY
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Provide a table of the sink with one row and a column of its own."""
+    path = str(tmp_path / "table")
+    merged(path, ("a", 1, {}), n=1)
+    return path
+
+
+def columns(n):
+    texts = [pa.field(name, pa.string()) for name in ("key", "order_key", "new_item_state")]
+    return pa.schema([*texts, pa.field("timestamp", TIME), n, pa.field("_deleted_at", TIME)])
+
+
+def merged(path, *changes, n=None, **more):
+    batch = rows(*changes)
+    if n is not None:
+        batch = batch.append_column("n", pa.array([n] * batch.num_rows, pa.int64()))
+    return merge_into_delta(batch, None, path, None, **more)
+
+
+def refused(call):
+    with pytest.raises(MulticloudDbError) as caught:
+        call()
+    shown = str(caught.value) + repr(caught.value.detail) + "".join(traceback.format_exception(caught.value))
+    assert SECRET not in shown
+    return caught.value
+
+
+def read(path):
+    return [batch.num_rows for batch in DeltaTarget(path).rows()]
+
+
+def parts(path):
+    return [batch.num_rows for part in DeltaTarget(path).parts() for batch in part.rows()]
+
+
+def live(path):
+    return live_rows(path).read_all()
+
+
+def merge(path):
+    return merged(path, ("a", 2, {"v": SECRET}), n=2)
+
+
+def drop(path):
+    return drop_tombstones(path, timedelta(0))
+
+
+def fix(path):
+    return DeltaTarget(path).fix([FIX])
+
+
+def record(path):
+    return DeltaTarget(path).record({"a": "b"})
+
+
+READS, WRITES = [read, parts, live], [merge, drop, fix, record]
+
+
+@pytest.mark.parametrize("use", READS + WRITES)
+@pytest.mark.parametrize("mode", ["name", "id"])
+def test_a_table_with_mapped_columns_is_refused_by_name(tmp_path, mode, use):
+    """deltalake takes it, and reads null everywhere."""
+    schema = columns(n=pa.field("n", pa.int64()))
+    path = str(tmp_path / "table")
+    DeltaTable.create(path, schema=schema, configuration={"delta.columnMapping.mode": mode})
+    error = refused(lambda: use(path))
+    assert (error.category, "columnMapping" in error.message) == (UNSUPPORTED, True)
+    assert DeltaTable(path).version() == 0
+
+
+@pytest.mark.parametrize("use", READS)
+@pytest.mark.parametrize("feature", ["DeletionVectors", "V2Checkpoint", "ColumnMapping"])
+def test_a_feature_that_deltalake_cannot_read_is_refused_by_name_and_merged_all_the_same(table, feature, use):
+    DeltaTable(table).alter.add_feature(
+        getattr(TableFeatures, feature), allow_protocol_versions_increase=True
+    )
+    assert merged(table, ("a", 2, {}), n=2)
+    error = refused(lambda: use(table))
+    assert (error.category, feature.lower() in error.message.lower()) == (UNSUPPORTED, True)
+
+
+@pytest.mark.parametrize("use", [merge, fix, record])
+@pytest.mark.parametrize("feature", ["IdentityColumns", "RowTracking"])
+def test_a_feature_that_deltalake_cannot_write_is_no_race(table, feature, use):
+    before = DeltaTable(table).version()
+    DeltaTable(table).alter.add_feature(
+        getattr(TableFeatures, feature), allow_protocol_versions_increase=True
+    )
+    error = refused(lambda: use(table))
+    assert (error.category, error.retryable, feature in error.message) == (UNSUPPORTED, False, True)
+    assert DeltaTable(table).version() == before + 1
+
+
+@pytest.mark.parametrize("use", WRITES)
+def test_a_table_that_only_grows_is_refused_when_it_is_opened(table, use):
+    DeltaTable(table).alter.set_table_properties({"delta.appendOnly": "true"})
+    error = refused(lambda: use(table))
+    assert (error.category, error.retryable) == (ErrorCategory.INVALID_REQUEST, False)
+    assert "appendOnly" in error.message
+    assert sum(read(table)) == 1
+
+
+def test_a_table_that_only_grows_from_the_middle_of_a_merge_on(table):
+    opened = DeltaTable(table)
+    DeltaTable(table).alter.set_table_properties({"delta.appendOnly": "true"})
+    error = refused(lambda: committed(opened, lambda: opened.update(updates={"n": "5"}), patience_seconds=30))
+    assert (error.category, "appendOnly" in error.message) == (ErrorCategory.INVALID_REQUEST, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "order"), [(SECRET, 1), ("a", 2)], ids=["a row to insert", "a row to update"]
+)
+def test_a_row_that_a_check_refuses_shows_the_rule_and_not_the_row(table, name, order):
+    DeltaTable(table).alter.add_constraint({"positive": "n > 0"})
+    wrong = Fix(key_of(SECRET), (), "1", SECRET, {"n": -5}, FIX.timestamp)
+    for call in (
+        lambda: merged(table, (name, order, {"v": SECRET}), n=-5),
+        lambda: DeltaTarget(table).fix([wrong]),
+    ):
+        error = refused(call)
+        assert (error.category, error.retryable) == (ErrorCategory.INVALID_REQUEST, False)
+        assert "positive (n > 0)" in error.message
+        assert sum(read(table)) == 1
+
+
+def test_a_delete_in_a_table_whose_own_column_is_not_null(tmp_path):
+    path = str(tmp_path / "table")
+    schema = columns(n=pa.field("n", pa.int64(), nullable=False))
+    DeltaTable.create(path, schema=schema)
+    merged(path, ("a", 1, {}), n=1)
+    batch = rows(("a", 2, None)).append_column("n", pa.nulls(1, pa.int64()))
+    error = refused(lambda: merge_into_delta(batch, None, path, None))
+    assert (error.category, "column n, which is NOT NULL" in error.message) == (
+        ErrorCategory.INVALID_REQUEST,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(), pa.list_(pa.uint32()), pa.struct([("a", pa.uint8())]),
+     pa.dictionary(pa.int8(), pa.uint32())],
+    ids=str,
+)  # fmt: skip
+def test_an_unsigned_column_is_refused_before_anything_is_written(tmp_path, kind):
+    batch = rows(("a", 1, {})).append_column("u", pa.nulls(1, kind))
+    error = refused(lambda: merge_into_delta(batch, None, str(tmp_path / "table"), None))
+    assert (error.category, "column u" in error.message) == (ErrorCategory.INVALID_REQUEST, True)
+    assert not (tmp_path / "table").exists()
+
+
+def test_a_panic_of_deltalake_is_an_error_of_ours(table):
+    """It is no `Exception` in Python, and its text shows the value."""
+    opened = DeltaTable(table)
+    batch = pa.table({"key": [key_of("a")], "u": pa.array([3_000_000_000], pa.uint32())})
+
+    def commit():
+        opened.alter.add_columns([Field("u", PrimitiveType("integer"))])
+        opened.merge(batch, "s.key = t.key", source_alias="s", target_alias="t").when_matched_update(
+            {"u": "s.u"}
+        ).execute()
+
+    error = refused(lambda: committed(opened, commit))
+    assert error.category == ErrorCategory.PERMANENT_FAILURE
+    assert "3000000000" not in f"{error} {error.__cause__} {error.detail}"
+
+
+@pytest.mark.parametrize("is_vacuumed", [True, False])
+def test_a_file_that_vanishes_under_a_commit_is_read_again_if_the_table_has_moved_on(table, is_vacuumed):
+    opened = DeltaTable(table)
+    if is_vacuumed:
+        merged(table, ("a", 2, {}), n=2)
+    for uri in opened.file_uris():
+        Path(uri).unlink()
+    update = lambda: committed(opened, lambda: opened.update(updates={"n": "5"}))  # noqa: E731
+    if is_vacuumed:
+        assert update()["num_updated_rows"] == 1
+    else:
+        error = refused(update)
+        assert (error.category, error.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
+
+
+def test_parts_of_a_table_that_is_made_again_at_its_path(tmp_path):
+    """A process of Spark lives on, and both tables have the same versions."""
+    path = tmp_path / "table"
+    for life in range(2):
+        shutil.rmtree(path, ignore_errors=True)
+        merged(str(path), *((name, 1, {"life": life}) for name in "abc"))
+        found = DeltaTarget(str(path)).parts()
+        assert sum(batch.num_rows for part in found for batch in part.rows()) == 3
+    shutil.rmtree(path)
+    merged(str(path), ("a", 1, {}))
+    for part in found:
+        assert refused(lambda part=part: list(part.rows())).category == ErrorCategory.TRANSIENT_FAILURE
+
+
+def test_a_mark_is_stored_in_a_table_that_deltalake_cannot_read(table):
+    DeltaTable(table).alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
+    begins = SnapshotStarted("000010~", "p:r:snapshot:s")
+    merge_into_delta(page([], begins), None, table, None)
+    assert DeltaTable(table).transaction_version("multiclouddb-snapshot:s") == 0
