@@ -32,6 +32,7 @@ MOST_KEY_BYTES: Final = 2_600
 _MOST_NAME_BYTES: Final = 63
 _CHUNK: Final = 8_192
 _BATCH: Final = "multiclouddb_batch"
+_WRITTEN: Final = "multiclouddb_written"
 _TEXT: Final = ("key", "order_key")
 _INSTANT: Final = "timestamp with time zone"
 _BINARY_ORDER: Final = ("C", "POSIX")
@@ -61,12 +62,20 @@ SELECT c.oid, CASE
         WHEN EXISTS (SELECT FROM pg_rewrite w WHERE w.ev_class = c.oid) THEN 'has rules, which may drop rows'
         WHEN c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits h WHERE h.inhparent = c.oid)
         THEN 'has tables that inherit from it, whose keys its index does not contain'
+        WHEN EXISTS (
+            SELECT FROM pg_trigger g WHERE g.tgtype & 20 <> 0 AND g.tgenabled <> 'D' AND g.tginitdeferred
+            AND NOT g.tgisinternal
+            AND (g.tgrelid = c.oid OR g.tgrelid IN (SELECT relid FROM pg_partition_tree(c.oid)))
+        ) THEN 'has a deferred trigger, which may change rows after the sink has compared them'
     END, a.attname, format_type(a.atttypid, a.atttypmod), l.collname, a.attnotnull,
-    a.attgenerated, EXISTS (
+    a.attgenerated <> '' OR a.attidentity = 'a', EXISTS (
         SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indimmediate
         AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum
     ), current_setting('transaction_isolation') <> 'read committed' OR EXISTS (
         SELECT FROM pg_trigger g WHERE g.tgtype & 3 = 3 AND g.tgtype & 20 <> 0 AND g.tgenabled <> 'D'
+        AND (g.tgrelid = c.oid OR g.tgrelid IN (SELECT relid FROM pg_partition_tree(c.oid)))
+    ), current_setting('transaction_isolation') <> 'read committed' OR EXISTS (
+        SELECT FROM pg_trigger g WHERE NOT g.tgisinternal AND g.tgtype & 20 <> 0 AND g.tgenabled <> 'D'
         AND (g.tgrelid = c.oid OR g.tgrelid IN (SELECT relid FROM pg_partition_tree(c.oid)))
     )
 FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
@@ -84,7 +93,7 @@ class Column:
     type: str
     collation: str | None
     not_null: bool
-    is_generated: bool
+    is_generated: bool  # the server refuses a value for it
     is_unique: bool
 
     def fits(self, wanted: str) -> bool:
@@ -100,6 +109,7 @@ class Found:
     problem: str | None
     columns: Mapping[str, Column]
     may_drop_rows: bool  # a trigger can prevent rows, or may have been made after the version that is read
+    may_rewrite_rows: bool  # the same of a trigger that can change or delete them
 
 
 class PostgresStorage:
@@ -149,10 +159,10 @@ class PostgresStorage:
         if not rows:
             return None
         columns = {
-            name: Column(name, kind, collation, not_null, bool(generated), is_unique)
-            for _, _, name, kind, collation, not_null, generated, is_unique, _ in rows
+            name: Column(name, kind, collation, not_null, is_generated, is_unique)
+            for _, _, name, kind, collation, not_null, is_generated, is_unique, _, _ in rows
         }
-        return Found(rows[0][0], rows[0][1], columns, rows[0][-1])
+        return Found(rows[0][0], rows[0][1], columns, *rows[0][-2:])
 
     def known(self) -> Found:
         """Return what the server says about the table, which must be one of the sink."""
@@ -206,6 +216,12 @@ class PostgresStorage:
                     self.set_feed_mark(mark)
             known = self.known().columns
             for name, kind in wanted.items():
+                if name in known and known[name].is_generated:
+                    raise invalid_request(
+                        f"column {name}",
+                        f"is in the batch, but {self._where} makes its values itself (GENERATED ALWAYS)",
+                        "leave the column out, or give it another name",
+                    )
                 if name in known and not known[name].fits(kind):
                     is_other = name == DOCUMENT and known[name].type in ("json", "jsonb")
                     way_out = f'pass documents="{known[name].type}"' if is_other else "cast it"
@@ -244,10 +260,13 @@ class PostgresStorage:
         for is_kind, name in _TYPES:
             if is_kind(kind):
                 return name
-        if pa.types.is_timestamp(kind):
+        if pa.types.is_timestamp(kind) and kind.unit != "ns":
             return _INSTANT if kind.tz else "timestamp without time zone"
         if pa.types.is_decimal(kind):
             return f"numeric({kind.precision},{kind.scale})"
+        if pa.types.is_timestamp(kind):
+            problem = f"is {field.type}, and PostgreSQL keeps microseconds"
+            raise invalid_request(f"column {field.name}", problem, "cast it to microseconds")
         problem = f"is {field.type}, for which the sink has no type of PostgreSQL"
         raise invalid_request(f"column {field.name}", problem, "convert it to JSON text, or leave it out")
 
@@ -408,10 +427,48 @@ class PostgresStorage:
                 raise
             # The server names the line of the file, but in the language of its settings.
             raise Refused(rows, staged, error) from None
-        self.connection.execute(self._upsert(names, known))
+        if self.known().may_rewrite_rows:
+            self._upsert_compared(names, known)
+        else:
+            self.connection.execute(self._upsert(names, known))
         older = "{} AS s LEFT JOIN {} AS t ON t.key = s.key WHERE t.key IS NULL OR t.order_key < s.order_key"
         self._check_none_left(sql.SQL(older).format(sql.Identifier("pg_temp", _BATCH), self._table))
         self.connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier("pg_temp", _BATCH)))
+
+    def _upsert_compared(self, names: Sequence[str], known: Mapping[str, Column]) -> None:
+        """Take over the newer rows, and refuse a trigger that has changed or deleted one of them."""
+        written, batch = (sql.Identifier("pg_temp", name) for name in (_WRITTEN, _BATCH))
+        self.connection.execute(
+            sql.SQL('CREATE TEMPORARY TABLE {} (key text COLLATE "C") ON COMMIT DROP').format(written)
+        )
+        self.connection.execute(
+            sql.SQL("WITH w AS ({} RETURNING t.key) INSERT INTO {} SELECT key FROM w").format(
+                self._upsert(names, known), written
+            )
+        )
+        # 1. A type such as json has no equality, but the same value has the same text.
+        # 2. A row whose document is not known keeps the values that it had.
+        same = [
+            sql.SQL("t.{0}::text IS NOT DISTINCT FROM s.{0}::text").format(sql.Identifier(name))
+            for name in names
+            if name not in _TEXT
+        ]
+        kept = sql.SQL("FALSE")
+        if STALE_SINCE in known and DOCUMENT in names:
+            kept = sql.SQL("s.type <> 'DELETE' AND s.new_item_state IS NULL")
+        query = sql.SQL(
+            "SELECT s.key FROM {} AS w JOIN {} AS s ON s.key = w.key LEFT JOIN {} AS t ON t.key = w.key "
+            "WHERE t.key IS NULL OR t.order_key > s.order_key OR (t.order_key = s.order_key AND NOT ("
+            "(t._deleted_at IS NOT NULL) = (s.type = 'DELETE') AND ({} OR ({})))) LIMIT 1"
+        ).format(written, batch, self._table, kept, sql.SQL(" AND ").join(same) if same else sql.SQL("TRUE"))
+        changed = self.connection.execute(query).fetchone()
+        if changed is not None:
+            raise self._wrong(
+                "has a trigger that changes or deletes rows which the sink has written, for example that of "
+                f"the key {key_digest(changed[0])}",
+                "drop it, or let it write other tables and other columns only",
+            )
+        self.connection.execute(sql.SQL("DROP TABLE {}").format(written))
 
     def _upsert(self, names: Sequence[str], known: Mapping[str, Column]) -> sql.Composed:
         values: dict[str, sql.Composable] = {

@@ -362,10 +362,10 @@ TABLE = (
 )
 
 
-def add_trigger(connection, table, name, event, body):
+def add_trigger(connection, table, name, event, body, when="BEFORE"):
     connection.execute(
         f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body}; END $$; "
-        f"CREATE TRIGGER {name} BEFORE {event} ON {table} FOR EACH ROW EXECUTE FUNCTION {name}()"
+        f"CREATE TRIGGER {name} {when} {event} ON {table} FOR EACH ROW EXECUTE FUNCTION {name}()"
     )
 
 
@@ -470,6 +470,80 @@ class TestRefused:
             connection.execute("ALTER TABLE orders ENABLE ALWAYS TRIGGER drops")
         assert "BEFORE trigger" in refused(lambda: merged(dsn, ("b", 2, {}))).message
 
+    @pytest.mark.parametrize(
+        ("when", "body"),
+        [
+            ("BEFORE", "NEW.new_item_state := '{}'; RETURN NEW"),
+            ("BEFORE", "NEW._deleted_at := now(); RETURN NEW"),
+            ("BEFORE", "NEW.n := NEW.n + 1; RETURN NEW"),
+            ("BEFORE", "NEW.timestamp := NULL; RETURN NEW"),
+            ("AFTER", "DELETE FROM orders WHERE key = NEW.key; RETURN NULL"),
+            (
+                "AFTER",
+                "UPDATE orders SET n = 0 WHERE key = NEW.key AND n <> 0; RETURN NULL",
+            ),
+        ],
+    )
+    @pytest.mark.parametrize("event", ["INSERT", "UPDATE"])
+    def test_trigger_that_changes_what_was_written(self, dsn, event, when, body):
+        """It may belong to a partition. Nothing of the batch is written."""
+
+        def merge(*changes, n):
+            batch = rows(*changes).append_column("n", pa.array([n] * len(changes), pa.int64()))
+            merge_into_postgres(batch, None, dsn, "orders", None, new_columns="add")
+
+        merge(("a", 1, {"v": 1}), n=1)
+        with psycopg.connect(dsn) as connection:
+            add_trigger(connection, "orders", "passes", "INSERT OR UPDATE", "RETURN NEW")
+            audit = "INSERT INTO audit VALUES (NEW.key); RETURN NULL"
+            connection.execute("CREATE TABLE audit (key text)")
+            add_trigger(connection, "orders", "audits", "INSERT OR UPDATE", audit, "AFTER")
+        merge(("a", 2, {"v": 2}), ("c", 1, {"v": 1}), n=2)
+        with psycopg.connect(dsn) as connection:
+            add_trigger(connection, "orders", "changes", event, body, when)
+        name = "b" if event == "INSERT" else "a"
+        error = refused(lambda: merge((name, 3, {"v": "SECRET"}), n=3))
+        assert "trigger" in error.message
+        assert "SECRET" not in str(error)
+        found = query(dsn, "SELECT key, order_key, n, new_item_state->>'v' FROM orders ORDER BY key")
+        assert found == [(key_of("a"), "000002", 2, "2"), (key_of("c"), "000001", 2, "1")]
+
+    def test_older_and_repeated_changes_are_not_compared(self, dsn):
+        """The sink has not written them now, and nobody knows with which values it did."""
+        merged(dsn, ("a", 5, {"v": 1}))
+        with psycopg.connect(dsn) as connection:
+            add_trigger(connection, "orders", "passes", "INSERT OR UPDATE", "RETURN NEW")
+            connection.execute("UPDATE orders SET new_item_state = '{}'")
+        merged(dsn, ("a", 5, {"v": 1}), ("b", 1, {}))
+        merged(dsn, ("a", 4, {"v": 7}))
+        assert keys(dsn) == {key_of("a"), key_of("b")}
+
+    def test_change_without_its_document_keeps_values_beside_a_trigger(self, dsn):
+        merged(dsn, ("a", 1, {"v": 1}))
+        with psycopg.connect(dsn) as connection:
+            add_trigger(connection, "orders", "passes", "INSERT OR UPDATE", "RETURN NEW")
+        merge_into_postgres(bare(("a", 2, {})), None, dsn, "orders", None, missing_state="keep")
+        assert query(dsn, "SELECT order_key, new_item_state->>'v' FROM orders") == [("000002", "1")]
+
+    @pytest.mark.parametrize("kind", ["AS IDENTITY", "AS (length(key)) STORED"])
+    def test_column_that_the_server_makes(self, dsn, kind):
+        merged(dsn, ("a", 1, {}))
+        with psycopg.connect(dsn) as connection:
+            connection.execute(f"ALTER TABLE orders ADD nr bigint GENERATED ALWAYS {kind}")
+        merged(dsn, ("b", 1, {}))
+        batch = rows(("c", 1, {})).append_column("nr", pa.array([5], pa.int64()))
+        error = refused(lambda: merge_into_postgres(batch, None, dsn, "orders", None))
+        assert "column nr" in error.message
+        assert "GENERATED" in error.message
+        assert keys(dsn) == {key_of("a"), key_of("b")}
+
+    @pytest.mark.parametrize("zone", [None, "UTC"])
+    def test_nanoseconds(self, dsn, zone):
+        batch = rows(("a", 1, {})).append_column("at", pa.array([1001], pa.timestamp("ns", zone)))
+        error = refused(lambda: merge_into_postgres(batch, None, dsn, "orders", None))
+        assert "microseconds" in error.message
+        assert query(dsn, "SELECT to_regclass('orders')") == [(None,)]
+
     @pytest.mark.parametrize("ends", [False, True])
     def test_trigger_that_keeps_rows_from_a_snapshot(self, dsn, ends):
         plan, floor = "p:r:snapshot:s", "000010~"
@@ -502,6 +576,12 @@ class TestRefused:
             ("CREATE TABLE child () INHERITS (orders)", "inherit"),
             ("ALTER TABLE orders ALTER _deleted_at TYPE timestamp", "_deleted_at of type timestamp"),
             ("ALTER TABLE orders ADD CHECK (key NOT LIKE '%b%')", "constraint"),
+            (
+                "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; CREATE "
+                "CONSTRAINT TRIGGER t AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED FOR EACH ROW "
+                "EXECUTE FUNCTION f()",
+                "deferred trigger",
+            ),
         ],
     )
     def test_table_of_another_form(self, dsn, change, text):
