@@ -31,7 +31,11 @@ class Dropped:
 
 @frozen
 class Renamed:
-    """The collection has been renamed."""
+    """The collection has been renamed.
+
+    If `new_name` is the collection that the feed reads, another collection has taken its place. The documents
+    that it already contained have no changes, so read them with a `Snapshot()`.
+    """
 
     name: str = attrs.field(validator=is_a(str))
     """The old name."""

@@ -154,8 +154,8 @@ class MongoHarness(DrillHarness):
         return ResourceAddress(self.database, "missing")
 
     def key(self, value: Any) -> MulticloudDbKey:
-        """Return the key, which is the `_id`."""
-        return MulticloudDbKey({"_id": value})
+        """Return the key, which is the `_id`; the decimals among the suite's keys are those of a double."""
+        return MulticloudDbKey({"_id": float(value) if isinstance(value, Decimal) else value})
 
     def document(self, key: Any, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the document, which contains its `_id`."""

@@ -99,7 +99,8 @@ class MongoFeed(Feed):
         self.spec = source.spec
         self._source, self._found, self._readers = source, found, readers
         self._options = source.options
-        follows = self._options.after_invalidate == "follow"
+        # Another collection may be renamed over one that is followed. Only reading shows that.
+        follows = self._options.after_invalidate == "follow" and source.address.collection is None
         self._endless = follows or isinstance(self.spec.scope, EntireCluster)
         self._bound = self._options.after_invalidate == "end" and not self._options.allow_missing
         self.identity = FeedIdentity(PROVIDER_ID, self.spec.address, found.uuid if self._bound else None)

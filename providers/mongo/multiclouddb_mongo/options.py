@@ -108,7 +108,8 @@ class MongoOptions(ProviderOptions):
     after_invalidate: Literal["end", "follow"] = attrs.field(default="end", validator=one_of("end", "follow"))
     """What happens if the collection is dropped or renamed, or the database is dropped. `"end"`, the default:
     the feed reports notices and ends. `"follow"`: the feed reports the same notices, and continues with the
-    next resource that has the same name."""
+    next resource that has the same name. If another collection was renamed over it, for example by `$out`,
+    the feed raises `CHECKPOINT_EXPIRED`, because the documents in it have no changes; see `on_expired`."""
     allow_missing: bool = attrs.field(default=False, validator=is_a(bool))
     """True to allow a start on a collection or database that does not exist yet. With False, the default, it
     raises `NOT_FOUND`.

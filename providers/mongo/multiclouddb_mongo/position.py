@@ -3,6 +3,7 @@
     ["e", data]    after the change with this resume token
     ["h", data]    after everything up to a given time: a high-water mark, which is not the token of a change
     ["i", data]    after an invalidate: the next changes belong to another resource with the same name
+    ["o", data]    after a rename of another collection over the watched one: its documents have no changes
     ["r", data]    a resume token that the application has given, for `resumeAfter`
     ["t", s, n]    at the cluster time `Timestamp(s, n)`, including its changes
 
@@ -46,7 +47,7 @@ from multiclouddb_api.value import frozen
 from multiclouddb_mongo.values import CODEC, LENIENT, LENIENT_RAW
 from multiclouddb_spi import Cursor, InvalidCursor, Position
 
-Kind: TypeAlias = Literal["e", "h", "i", "r"]
+Kind: TypeAlias = Literal["e", "h", "i", "o", "r"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST: Final = 2**32 - 1
@@ -134,7 +135,7 @@ def start_of(cursor: Cursor) -> int | None:
 
 def _parsed(cursor: Cursor) -> tuple[Place, int | None]:
     match cursor:
-        case [("e" | "h" | "i" | "r") as kind, str() as data, *rest] if _is_data(data):
+        case [("e" | "h" | "i" | "o" | "r") as kind, str() as data, *rest] if _is_data(data):
             return After(kind, data), _start(rest)
         case ["t", int() as seconds, int() as ordinal, *rest] if _is_time(seconds) and _is_time(ordinal):
             return At(seconds, ordinal), _start(rest)
@@ -222,6 +223,8 @@ def describe(place: Place) -> Position:
             text = f"operation {ordinal} at {when}"
         case After("i", _):
             text = f"after an invalidate at {when}"
+        case After("o", _):
+            text = f"after another collection was renamed over this one at {when}"
         case After("h", _):
             text = f"high-water mark at {when}"
         case After():

@@ -15,6 +15,7 @@ from multiclouddb_api import ErrorCategory, Invalidated
 from multiclouddb_mongo.errors import EVENT_TOO_LARGE, IMAGE_MISSING, OVERTAKEN, code_of
 from multiclouddb_mongo.mapping import MongoMapper, View
 from multiclouddb_mongo.position import (
+    After,
     At,
     Place,
     cursor_of,
@@ -40,6 +41,7 @@ from multiclouddb_spi import (
     RecordFault,
     cancelled,
 )
+from multiclouddb_spi.faults import START_AGAIN
 
 # Larger answers are slower, because they are no longer in the processor's cache when they are decoded.
 _LEAST_BATCH: Final = 100
@@ -113,6 +115,7 @@ class MongoReader(Reader):
         self._deadline, self._end = deadline, LogEnd(self._source)
         self._is_brief = max_bytes < _BRIEF_BYTES
         if isinstance(self._outcome, Continue):
+            self._refuse_another()
             self._hurry(wait)
             self._source.begin(_LONG_AWAIT_MS)
             self._read(taken, max_records, min(wait, max(0.0, deadline.remaining())))
@@ -300,6 +303,23 @@ class MongoReader(Reader):
             elif not self._taker.consider(change, taken) or taken.notices:
                 return
 
+    def _refuse_another(self) -> None:
+        """If the feed would follow a collection that was renamed over the watched one, refuse to."""
+        # The documents that it had before have no changes, so only a scan delivers them.
+        place = self._place
+        is_over = isinstance(place, After) and place.kind == "o" and not self._is_former(place)
+        if is_over and self._source.options.after_invalidate == "follow":
+            raise ProviderFault.of(
+                ErrorCategory.CHECKPOINT_EXPIRED,
+                f"{describe(place).text}, for example by $out; the documents that it already contained have "
+                f"no changes, so the feed cannot go on without them; {START_AGAIN}",
+            )
+
+    def _is_former(self, place: Place) -> bool:
+        """Return True if what happened at a position happened to an earlier collection of the same name."""
+        start = self._view.start
+        return start is not None and (ticks_at(place) or start) < start
+
     def _refuse(self, place: Place, error: PyMongoError) -> NoReturn:
         """Raise the error for the change after `place`; the server cannot send that change."""
         if code_of(error) == IMAGE_MISSING:
@@ -353,9 +373,7 @@ class MongoReader(Reader):
         self._look()
         self.close()
         invalidated = Invalidated(reason)
-        start = self._view.start
-        former = start is not None and (ticks_at(taken.place) or start) < start  # of the same name
-        if former or self._goes_on():
+        if self._is_former(taken.place) or self._goes_on():
             taken.note(invalidated)
         else:
             self._outcome = Ended(invalidated)

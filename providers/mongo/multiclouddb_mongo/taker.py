@@ -41,6 +41,7 @@ class Taken:
         changes: Changes of documents.
         notices: Notices about collections and databases; they come after the last change.
         gone: The reason why the stream has ended, or None.
+        replaced: True if the last notice says that another collection was renamed over the watched one.
         reached: True if the bound of the read was reached.
         caught_up: True if the server had no more changes to send.
         at_end: True if the last answer was empty, which means that the server scanned the whole log.
@@ -51,6 +52,7 @@ class Taken:
     changes: list[Raw] = attrs.field(factory=list)
     notices: list[Notice] = attrs.field(factory=list)
     gone: str | None = None
+    replaced: bool = False
     reached: bool = False
     caught_up: bool | None = None
     at_end: bool = False
@@ -160,7 +162,7 @@ class Taker:
         elif not self._look_into(change, place, taken):
             return False
         if not self._parts:
-            taken.place = place
+            taken.place = attrs.evolve(place, kind="o") if taken.replaced else place
             taken.reached = isinstance(self._until, After) and self._until.data == place.data
         return not taken.reached
 
@@ -210,7 +212,10 @@ class Taker:
         elif kind == "dropDatabase":
             taken.note(Dropped(namespace_of(fields).partition("/")[0]))
         elif kind == "rename":
-            taken.note(Renamed(namespace_of(fields), namespace_of(fields, "to")))
+            new_name = namespace_of(fields, "to")
+            taken.note(Renamed(namespace_of(fields), new_name))
+            address = self._source.address
+            taken.replaced = new_name == f"{address.database}/{address.collection}"
         elif kind is None:
             raise _altered("operationType")
         return True

@@ -18,6 +18,7 @@ from multiclouddb_api import (
     MulticloudDbError,
     Now,
     ResourceAddress,
+    SkipToOldest,
 )
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_mongo import MongoOptions
@@ -25,7 +26,17 @@ from multiclouddb_mongo.position import After, cursor_of, place_of, start_of, ti
 from multiclouddb_mongo.provider import PLUGIN
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.source import Source
-from multiclouddb_spi import Continue, Deadline, Ended, FeedSpec, Head, Planner, Range, read_range
+from multiclouddb_spi import (
+    Continue,
+    Deadline,
+    Ended,
+    FeedSpec,
+    Head,
+    Planner,
+    ProviderFault,
+    Range,
+    read_range,
+)
 from multiclouddb_spi.planning import ranges
 
 from .monitor import deaf, in_scope, keys, listening
@@ -268,17 +279,37 @@ class TestEnds:
         assert world.read(step.ranges()) == list(range(20))
         assert list(world.plan().ends) == ["0"]
 
-    @pytest.mark.parametrize("end", [again, replace_by_another])
-    def test_one_that_is_followed_is_none(self, make, end):
+    def test_one_that_is_followed_is_none(self, make):
         world = make(options=FOLLOW)
         world.start()
         world.write(*range(20))
-        end(world.native)
+        again(world.native)
         world.write(*range(100, 120))
         step = world.plan()
-        assert (step.ends, world.changes_sent()) == ({}, 1)
-        there = ["of the next"] if end is again else []
-        assert world.read(step.ranges()) == [*range(20), *there, *range(100, 120)]
+        assert step.ends == {}
+        assert world.read(step.ranges()) == [*range(20), "of the next", *range(100, 120)]
+
+    @pytest.mark.parametrize("on_expired", [None, SkipToOldest()], ids=["fails", "skips"])
+    def test_a_step_ends_where_another_collection_was_renamed_over_the_one_that_is_followed(
+        self, make, on_expired
+    ):
+        world = make(options=FOLLOW, on_expired=on_expired)
+        world.start()
+        world.write(*range(20))
+        replace_by_another(world.native)
+        world.write(*range(100, 120))
+        step = world.plan()
+        assert world.read(step.ranges()) == list(range(20))
+        world.at = step.after
+        if on_expired is None:
+            with pytest.raises(ProviderFault, match="renamed over"):
+                world.plan()
+            return
+        found = []
+        for _ in range(5):
+            world.at = (step := world.plan()).after
+            found += world.read(step.ranges())
+        assert found[-20:] == list(range(100, 120))
 
     def test_one_of_a_former_collection_is_none(self, make):
         old = make()

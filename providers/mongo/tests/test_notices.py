@@ -1,22 +1,29 @@
 """Tests on a real server that a notice keeps its place, and that many consumers share one client."""
 
+import functools
 from contextlib import ExitStack
 
 import pytest
 
 from multiclouddb_api import (
+    BackfillDone,
     Dropped,
     EntireCluster,
     EntireDatabase,
+    ErrorCategory,
+    Gap,
     Invalidated,
     Now,
     Renamed,
+    Resnapshot,
     ResourceAddress,
+    SkipToOldest,
     connect,
 )
+from multiclouddb_conformance.refusals import refusal
 from multiclouddb_mongo import MongoOptions
 
-from .monitor import in_scope, keys, read
+from .monitor import in_scope, keys, read, walk
 
 FOLLOW = MongoOptions(after_invalidate="follow")
 
@@ -86,3 +93,80 @@ def test_a_process_a_page_has_every_notice_in_its_place(one, reader, database, s
     gone = [Dropped(f"{database}/c"), Invalidated("the server invalidated the stream")]
     assert in_order(pages) == ["0.0", "0.1", *gone, "1.0", "1.1", *gone, "2.0", "2.1"]
     check_every_token(one.uri(), pages, **asked)
+
+
+def by_out(native, name):
+    native["other"].aggregate([{"$out": name}])
+
+
+def by_rename(native, name):
+    native["other"].rename(name, dropTarget=True)
+
+
+def by_rename_of_another_database(native, name):
+    elsewhere = native.client[f"{native.name}-2"]["other"]
+    elsewhere.insert_many(native["other"].find())
+    native.client.admin.command(
+        {"renameCollection": f"{native.name}-2.other", "to": f"{native.name}.{name}", "dropTarget": True}
+    )
+    native.client.drop_database(f"{native.name}-2")
+
+
+def by_convert_to_capped(native, name):
+    native.command({"convertToCapped": name, "size": 100_000})
+
+
+class TestAnotherCollectionTakesTheName:
+    """The documents of a collection that is renamed over the watched one have no changes."""
+
+    HOWS = (by_out, by_rename, by_rename_of_another_database, by_convert_to_capped)
+
+    @pytest.fixture(params=HOWS, ids=lambda how: how.__name__)
+    def replaced(self, one, database, request):
+        """Return the address, and a token before the collection was replaced."""
+        native = one.client()[database]
+        native["c"].insert_many({"_id": number} for number in range(3))
+        native["other"].insert_many({"_id": number, "n": 1} for number in range(2, 5))
+        address = ResourceAddress(database, "c")
+        with connect(one.uri()) as client:
+            token = read(client, address, Now(), provider_options=FOLLOW).continuation_token
+        native["c"].insert_one({"_id": "before"})
+        request.param(native, "c")
+        native["c"].insert_one({"_id": "after"})
+        return address, token, {document["_id"] for document in native["c"].find()}
+
+    def test_it_is_told_and_the_feed_does_not_go_on_as_if_it_had_everything(self, one, replaced):
+        address, token, _ = replaced
+        with connect(one.uri()) as client:
+            page = read(client, address, token, provider_options=FOLLOW)
+            assert keys(page.events) == ["before"]
+            while not page.notices:
+                page = read(client, address, page.continuation_token, provider_options=FOLLOW)
+        (notice,) = page.notices
+        assert isinstance(notice, Renamed)
+        assert notice.new_name == f"{address.database}/{address.collection}"
+        for _ in range(2):
+            with connect(one.uri()) as client:
+                act = functools.partial(
+                    read, client, address, page.continuation_token, provider_options=FOLLOW
+                )
+                refusal(ErrorCategory.CHECKPOINT_EXPIRED, act, "renamed", "Resnapshot")
+
+    def test_a_new_snapshot_has_its_documents(self, one, replaced):
+        address, token, there = replaced
+        with connect(one.uri()) as client:
+            pages = list(walk(client, address, token, provider_options=FOLLOW, on_expired=Resnapshot()))
+        seen = {}
+        for event in (event for page in pages for event in page.events):
+            seen[event.key["_id"]] = max(seen.get(event.key["_id"], ""), event.order_key)
+        assert there <= seen.keys()
+        assert any(isinstance(notice, BackfillDone) for page in pages for notice in page.notices)
+
+    def test_who_wants_to_skip_is_told_of_the_gap_once(self, one, replaced):
+        address, token, _ = replaced
+        asked = {"provider_options": FOLLOW, "on_expired": SkipToOldest()}
+        with connect(one.uri()) as client:
+            pages = list(walk(client, address, token, **asked))
+        assert keys(pages[-1].events) in ([], ["after"])
+        assert "after" in [key for page in pages for key in keys(page.events)]
+        assert sum(isinstance(notice, Gap) for page in pages for notice in page.notices) == 1

@@ -231,6 +231,7 @@ class Server:
     ):
         self.log, self.splits, self.sharded, self.stream = log, splits, sharded, stream
         self.closed_at, self.oversized = None, lambda _: None
+        self.address = ResourceAddress("shop", "orders")
         self.options = MongoOptions(**options)
         self.sizes, self.eager, self.failures = iter(sizes), eager, deque(failures)
         self.opened, self.places, self.asked, self.slim, self.hides = [], [], 0, False, None
