@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from collections.abc import Iterator
+from traceback import walk_tb
 from typing import Final
 
 import attrs
@@ -323,10 +325,65 @@ def row_of_status(status: int) -> Row | None:
     return UNAVAILABLE if status >= 500 else None
 
 
+# The words with which AWS refuses a signature because of its time: the time of the signature, the limit, and
+# in brackets the service's own time.
+_STALE: Final = re.compile(
+    r"Signature (?:expired|not yet current): (\d{8}T\d{6}Z) is (?:now earlier|still later) than "
+    r"(\d{8}T\d{6}Z)(?: \((\d{8}T\d{6}Z) [-+])?"
+)
+
+
+def row_of_clock(text: str) -> Row | None:
+    """Return the row for a signature that is too old or too new by the service's clock, or None."""
+    found = _STALE.search(text)
+    return None if found is None else clock_row(found[1], found[3] or found[2])
+
+
+def clock_row(signed: str | None = None, told: str | None = None) -> Row:
+    """Make the row for a service that refuses a request because of this machine's clock.
+
+    Each request is signed anew, so it succeeds as soon as the clock is right. It is also refused if the
+    machine was suspended between the signature and the arrival.
+
+    Args:
+        signed: The time of the signature, as the service repeats it; None if it does not.
+        told: The service's own time; None if it does not tell it.
+    """
+    times = [f"the request was signed at {_readable(signed)}"] if signed else []
+    times += [f"the service's clock says {_readable(told)}"] if told else []
+    which = f" ({', and '.join(times)})" if times else ""
+    return Row(
+        ErrorCategory.AUTHENTICATION_FAILED,
+        f"the clock of this machine differs from the service's{which}; set the clock, for example with NTP",
+        confidential=True,
+        retryable=True,
+    )
+
+
+def _readable(time: str) -> str:
+    return re.sub(r"^(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z$", r"\1-\2-\3T\4:\5:\6Z", one_line(time))
+
+
 def unexpected(error: BaseException) -> Fault:
-    """Make the fault for an exception that is not in the provider's table."""
-    said = one_line(f"{type(error).__name__}: {error}")
-    return Fault(ErrorCategory.PERMANENT_FAILURE, f"{said}; {REPORT}")
+    """Make the fault for an exception that is not in the provider's table.
+
+    It is our defect unless another package has raised it.
+    """
+    said, package = one_line(f"{type(error).__name__}: {error}"), package_of(error)
+    advice = REPORT if package is None else f"the package {package} has raised this; see its documentation"
+    return Fault(ErrorCategory.PERMANENT_FAILURE, f"{said}; {advice}")
+
+
+def package_of(error: BaseException) -> str | None:
+    """Return the package of another author whose code has raised an error, or None if it may be ours.
+
+    Code of the standard library counts as that of its caller.
+    """
+    for frame in reversed(list(walk_tb(error.__traceback__))):
+        name = str(frame[0].f_globals.get("__name__", "")).partition(".")[0]
+        if name and name not in sys.stdlib_module_names:
+            return None if "multiclouddb" in name else name
+    return None
 
 
 def one_line(text: str) -> str:

@@ -71,14 +71,19 @@ class Calls:
     """Makes the calls to the tables and streams of one region."""
 
     def __init__(self, clients: DynamoClients, *, ours: bool, vendor_retried: bool = False) -> None:
-        self._clients, self._ours, self._vendor_retried = clients, ours, vendor_retried
+        self._ours, self._vendor_retried = ours, vendor_retried
         self._limiters: dict[str, RateLimiter] = {}
         self._lock = threading.Lock()
         self._told_at: tuple[datetime, float] | None = None
         self._date: str | None = None
         self._plain = threading.local()
         self._closed = False
-        if ours:
+        self.use(clients)
+
+    def use(self, clients: DynamoClients) -> None:
+        """Make all further calls with these clients."""
+        self._clients = clients
+        if self._ours:
             for client in (clients.dynamodb, clients.streams):
                 _bound(client)
                 for event in ("after-call", "after-call-error"):
@@ -89,6 +94,8 @@ class Calls:
                 (clients.dynamodb, "dynamodb.Scan"),
             ):
                 client.meta.events.register(f"before-parse.{call}", self._parse, unique_id="multiclouddb")
+        if self._closed:
+            self.close()
 
     def describe_table(self, name: str) -> Table:
         answer = self.hear(self._clients.dynamodb.describe_table(TableName=name))

@@ -86,8 +86,8 @@ class DynamoConfig:
         """Return True if the application's `Config` tells botocore to retry; then the library does not."""
         return getattr(self.config, "retries", None) is not None
 
-    def clients(self, concurrency: int) -> DynamoClients:
-        """Make boto3's clients. boto3 reads its own configuration files; there is no other I/O."""
+    def clients(self, concurrency: int, session: Any) -> DynamoClients:
+        """Make boto3's clients from a session. boto3 reads its own files; there is no other I/O."""
         ours = Config(
             retries={"mode": "standard", "total_max_attempts": 1},
             connect_timeout=_CONNECT_SECONDS,
@@ -95,7 +95,6 @@ class DynamoConfig:
             max_pool_connections=concurrency + _SPARE_CONNECTIONS,
             user_agent_extra="multiclouddb",
         )
-        session = self.session if self.session is not None else boto3.Session()
         settings = {
             "region_name": self.region,
             "endpoint_url": self.endpoint_url,

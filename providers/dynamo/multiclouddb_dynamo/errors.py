@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from traceback import walk_tb
 from typing import Final
 
 from botocore import exceptions as boto
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
+from botocore.parsers import ResponseParserError
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
@@ -15,7 +17,9 @@ from multiclouddb_spi.faults import (
     START_AGAIN,
     UNAVAILABLE,
     Row,
+    clock_row,
     one_line,
+    row_of_clock,
     row_of_connection,
     row_of_status,
     unexpected,
@@ -55,6 +59,20 @@ _SCANNED_SLOWER: Final = Row(
     "scan slower, with Snapshot(max_scan_rate=…), or give the table more read capacity",
 )
 _BROKEN: Final = Row(ErrorCategory.PERMANENT_FAILURE, REPORT)
+_UNKNOWN: Final = Row(
+    ErrorCategory.PERMANENT_FAILURE,
+    "look this code up in DynamoDB's API reference; if it is not there, another program answers at this "
+    "endpoint_url",
+)
+_EXPIRED: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, f"get new credentials; {_WHO}", renewable=True)
+_SETTINGS: Final = Row(
+    ErrorCategory.INVALID_REQUEST,
+    "check boto3's settings that this text names: variables (AWS_…), the profile, the connection's options",
+)
+_DAMAGED: Final = Row(ErrorCategory.TRANSIENT_FAILURE, "the answer arrived damaged; try again")
+_LOOKED_UP: Final = Row(
+    ErrorCategory.INVALID_REQUEST, "look up keys of the table's own types, as event.key has"
+)
 
 _TRIMMED: Final = Row(ErrorCategory.CHECKPOINT_EXPIRED, f"{_KEPT}; {START_AGAIN}")
 _MEANINGS: Final[list[tuple[Row, str]]] = [
@@ -68,9 +86,11 @@ _MEANINGS: Final[list[tuple[Row, str]]] = [
     (Row(ErrorCategory.INVALID_REQUEST, REPORT), "SerializationException"),
     (Row(ErrorCategory.CONFLICT, REPORT), "ConditionalCheckFailedException"),
     (_AUTHORIZATION, "AccessDeniedException AccessDenied OptInRequired"),
-    (_AUTHENTICATION, "UnrecognizedClientException InvalidClientTokenId ExpiredToken ExpiredTokenException"),
+    (_AUTHENTICATION, "UnrecognizedClientException InvalidClientTokenId InvalidAccessKeyId"),
+    (_EXPIRED, "ExpiredToken ExpiredTokenException"),
     (_AUTHENTICATION, "MissingAuthenticationToken MissingAuthenticationTokenException"),
-    (_SIGNED, "InvalidSignatureException IncompleteSignature IncompleteSignatureException"),
+    (_SIGNED, "InvalidSignatureException SignatureDoesNotMatch"),
+    (_SIGNED, "IncompleteSignature IncompleteSignatureException"),
     (_THROTTLED, "LimitExceededException ThrottlingException Throttling RequestLimitExceeded"),
     (_THROTTLED, "ProvisionedThroughputExceededException TooManyRequestsException"),
     (UNAVAILABLE, "InternalServerError InternalFailure ServiceUnavailable ServiceUnavailableException"),
@@ -78,6 +98,62 @@ _MEANINGS: Final[list[tuple[Row, str]]] = [
 ]
 _CODES: Final = {code: row for row, codes in _MEANINGS for code in codes.split()}
 """Maps each error code of the service to its meaning."""
+
+_OPERATIONS: Final = frozenset(
+    {
+        "ListTables",
+        "DescribeTable",
+        "Scan",
+        "BatchGetItem",
+        "DescribeStream",
+        "GetShardIterator",
+        "GetRecords",
+    }
+)
+"""The calls of this provider; the other calls are made by boto3 to get credentials, for example of STS."""
+_ASSUMED: Final = Row(
+    ErrorCategory.AUTHORIZATION_FAILED,
+    "let this identity assume the role: in the role's trust policy and with sts:AssumeRole",
+)
+_ASKED_OFTEN: Final = Row(
+    ErrorCategory.THROTTLED, "too many processes ask for credentials at the same time; try again"
+)
+_CREDENTIAL_CODES: Final = {
+    "AccessDenied": _ASSUMED,
+    "AccessDeniedException": _ASSUMED,
+    "ForbiddenException": _ASSUMED,
+    "IDPCommunicationError": _CREDENTIALS_LATE,
+    **{code: _ASKED_OFTEN for code, row in _CODES.items() if row is _THROTTLED},
+    **{code: row for code, row in _CODES.items() if row in (_EXPIRED, _SIGNED, UNAVAILABLE)},
+}
+_CLOCK_CODES: Final = frozenset({"RequestExpired", "RequestTimeTooSkewed", "RequestInTheFuture"})
+
+# The families of botocore's own exceptions. All others say that a setting is wrong.
+_OURS: Final = (
+    boto.OperationNotPageableError,
+    boto.StubResponseError,
+    boto.UnknownClientMethodError,
+    boto.WaiterError,
+    boto.WaiterConfigError,
+    boto.InvalidExpressionError,
+    boto.MissingParametersError,
+    boto.UnseekableStreamError,
+)
+_CREDENTIALS: Final = (
+    boto.NoCredentialsError,
+    boto.NoAuthTokenError,
+    boto.PartialCredentialsError,
+    boto.UnknownCredentialError,
+    boto.UnknownTokenProviderError,
+    boto.TokenRetrievalError,
+    boto.RefreshWithMFAUnsupportedError,
+    boto.InvalidConfigError,
+    boto.ProfileNotFound,
+    boto.SSOError,
+    *((boto.LoginError,) if hasattr(boto, "LoginError") else ()),  # not in older versions
+)
+_CHECKED: Final = (boto.ChecksumError, boto.FlexibleChecksumError, boto.IncompleteReadError)
+_CREDENTIAL_MODULES: Final = frozenset({"botocore.credentials", "botocore.tokens"})
 
 
 def expired_records(what: str) -> ProviderFault:
@@ -98,25 +174,13 @@ def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
     """Classify a failure. This function never raises an exception, even if the failure is unknown."""
     match error:
         case ClientError():
-            code = code_of(error)
-            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            row = _CODES.get(code) or row_of_status(status) or _BROKEN
-            if row is _THROTTLED and error.operation_name == "Scan":
-                row = _SCANNED_SLOWER
-            text = "" if row.confidential else str(error.response.get("Error", {}).get("Message", "")).strip()
-            text = one_line(text.splitlines()[0]) if text else ""
+            code, found = code_of(error), error.response.get("Error", {})
+            row, text = _row_of(error, code), str(found.get("Message", "")).strip()
+            text = "" if row.confidential or not text else one_line(text.splitlines()[0])
             said = f"{error.operation_name}: {code}" + (f" ({text})" if text else "")
             return row.fault(said, code, retry_after=_retry_after(error), vendor_retried=vendor_retried)
-        case boto.CredentialRetrievalError():  # for example, the metadata service did not answer in time
-            row = _CREDENTIALS_LATE
-        case (
-            boto.NoCredentialsError()
-            | boto.PartialCredentialsError()
-            | boto.SSOError()
-            | boto.TokenRetrievalError()
-            | boto.ProfileNotFound()
-        ):
-            row = _AUTHENTICATION
+        case boto.CredentialRetrievalError() | boto.MetadataRetrievalError():
+            row = _CREDENTIALS_LATE  # for example, the metadata service did not answer in time
         case boto.NoRegionError() | boto.InvalidRegionError():
             row = Row(ErrorCategory.INVALID_REQUEST, "name the region: dynamo://eu-west-1")
         case ParamValidationError():
@@ -126,14 +190,60 @@ def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
             row = row_of_connection(error) or Row(ErrorCategory.TRANSIENT_FAILURE, way_out)
         case boto.PaginationError():
             row = Row(ErrorCategory.PERMANENT_FAILURE, ITS_OPERATOR)
+        case boto.CapacityNotAvailableError():
+            row = _THROTTLED
         case BotoCoreError():
-            row = _BROKEN
-        case OSError():
-            said = one_line(f"{type(error).__name__}: {error}")
-            return UNAVAILABLE.fault(said, vendor_retried=vendor_retried)
+            row = _row_of_kind(error)
+        case ResponseParserError():
+            row = _UNKNOWN
         case _:
-            return unexpected(error)
+            return _other(error, vendor_retried)
     return row.fault(one_line(str(error)), type(error).__name__, vendor_retried=vendor_retried)
+
+
+def _row_of(error: ClientError, code: str) -> Row:
+    """Return the meaning of an answer of the service, or of the one from which boto3 gets credentials."""
+    found = error.response.get("Error", {})
+    metadata = error.response.get("ResponseMetadata", {})
+    late = row_of_clock(str(found.get("Message", "")))
+    if late is not None:
+        return late
+    if code in _CLOCK_CODES:
+        date = metadata.get("HTTPHeaders", {}).get("date")
+        return clock_row(found.get("RequestTime"), found.get("ServerTime") or date)
+    status = metadata.get("HTTPStatusCode", 0)
+    if error.operation_name not in _OPERATIONS:
+        return _CREDENTIAL_CODES.get(code) or row_of_status(status) or _AUTHENTICATION
+    row = _CODES.get(code) or row_of_status(status) or {401: _AUTHENTICATION, 403: _AUTHORIZATION}.get(status)
+    match row, error.operation_name:
+        case None, _:
+            return _UNKNOWN
+        case _, "Scan" if row is _THROTTLED:
+            return _SCANNED_SLOWER
+        case _, "BatchGetItem" if row is _REFUSED:
+            return _LOOKED_UP
+        case _:
+            return row
+
+
+def _row_of_kind(error: BotoCoreError) -> Row:
+    if isinstance(error, _OURS):
+        return _BROKEN
+    if isinstance(error, _CREDENTIALS):
+        return _AUTHENTICATION
+    return _DAMAGED if isinstance(error, _CHECKED) else _SETTINGS
+
+
+def _other(error: Exception, vendor_retried: bool) -> Fault:
+    """Classify an exception that is none of botocore's, but may come out of it."""
+    said = one_line(f"{type(error).__name__}: {error}")
+    is_file = isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError)
+    if isinstance(error, OSError) and not is_file:
+        return UNAVAILABLE.fault(said, vendor_retried=vendor_retried)
+    if any(f.f_globals.get("__name__") in _CREDENTIAL_MODULES for f, _ in walk_tb(error.__traceback__)):
+        # For example, a credential_process answers no JSON, or the file of a token does not exist.
+        return _AUTHENTICATION.fault(f"boto3 could not get credentials: {said}")
+    return _SETTINGS.fault(said) if is_file else unexpected(error)
 
 
 def _retry_after(error: ClientError) -> float | None:

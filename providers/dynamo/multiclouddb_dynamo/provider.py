@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar, Final
 
-from botocore.exceptions import BotoCoreError
+import boto3
 
 from multiclouddb_api import (
     CapabilitySet,
@@ -29,9 +35,17 @@ class DynamoProvider(Provider):
 
     provider_id: ClassVar[str] = PROVIDER_ID
 
-    def __init__(self, clients: DynamoClients, *, ours: bool, vendor_retried: bool) -> None:
+    def __init__(
+        self,
+        clients: DynamoClients,
+        *,
+        ours: bool,
+        vendor_retried: bool,
+        credentials: Credentials | None = None,
+    ) -> None:
         self._calls = Calls(clients, ours=ours, vendor_retried=vendor_retried)
         self._vendor_retried = vendor_retried
+        self._credentials = credentials
 
     def capabilities(self) -> CapabilitySet:
         return CAPABILITIES
@@ -52,8 +66,47 @@ class DynamoProvider(Provider):
     def classify(self, error: Exception) -> Fault:
         return classify(error, vendor_retried=self._vendor_retried)
 
+    def renew(self, since: float) -> bool:
+        """Look for other credentials in a new session, if the application has not given one."""
+        return self._credentials is not None and self._credentials.renew(since, self._calls)
+
     def close(self) -> None:
         self._calls.close()
+
+
+class Credentials:
+    """Makes sessions, which look for credentials in the environment, the profile and the machine's role.
+
+    boto3 renews credentials itself if it knows when they end. It reads a file of credentials only once, and
+    does not know when those in it end, so a program that has renewed the file is not noticed.
+    """
+
+    def __init__(self, make: Callable[[boto3.Session], DynamoClients]) -> None:
+        self._make, self._session = make, boto3.Session()
+        self._lock, self._renewed_at = threading.Lock(), -math.inf
+
+    def clients(self) -> DynamoClients:
+        """Return clients with the credentials of the last session."""
+        return self._make(self._session)
+
+    def renew(self, since: float, calls: Calls) -> bool:
+        """Give clients of a new session to `calls`. Return False if it has the credentials of the old one."""
+        with self._lock:
+            if self._renewed_at > since:
+                return True
+            session = boto3.Session()
+            if _frozen(session) in (None, _frozen(self._session)):
+                return False
+            self._session, self._renewed_at = session, time.monotonic()
+            calls.use(self.clients())
+            return True
+
+
+def _frozen(session: boto3.Session) -> Any:
+    with contextlib.suppress(Exception):  # the refusal that asked for a renewal says more
+        found = session.get_credentials()
+        return None if found is None else found.get_frozen_credentials()
+    return None
 
 
 class DynamoPlugin(ProviderPlugin):
@@ -67,11 +120,15 @@ class DynamoPlugin(ProviderPlugin):
         """Make boto3's clients, without calling the service. A `DynamoClients` is used unchanged."""
         checked = DynamoConfig.from_client(config)
         if native_client is None:
+            make, session = partial(checked.clients, config.max_concurrency), checked.session
             try:
-                clients = checked.clients(config.max_concurrency)
-            except (BotoCoreError, ValueError) as error:
+                credentials = Credentials(make) if session is None else None
+                clients = make(session) if credentials is None else credentials.clients()
+            except Exception as error:  # boto3 also raises what its files and programs make it raise
                 raise ProviderFault(classify(error)) from error
-            return DynamoProvider(clients, ours=True, vendor_retried=checked.own_retries)
+            return DynamoProvider(
+                clients, ours=True, vendor_retried=checked.own_retries, credentials=credentials
+            )
         own = checked_native(
             native_client, DynamoClients, "pass DynamoClients(dynamodb=…, streams=…) from multiclouddb_dynamo"
         )

@@ -34,7 +34,8 @@ def checked(**connection):
 
 def made(concurrency=4, **connection):
     """Return the settings of the clients of a connection."""
-    clients = checked(**connection).clients(concurrency)
+    config = checked(**connection)
+    clients = config.clients(concurrency, config.session or boto3.Session())
     clients.dynamodb.close()
     clients.streams.close()
     return clients.dynamodb.meta, clients.streams.meta

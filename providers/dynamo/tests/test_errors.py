@@ -1,6 +1,7 @@
 """Tests the category of each failure of boto3 and of the service, and that no secret is shown."""
 
 import pickle
+from string import Formatter
 
 import pytest
 from botocore import exceptions as boto
@@ -34,14 +35,36 @@ MEANINGS = [
     ("SerializationException", 400, INVALID, False, "report"),
     ("AccessDeniedException AccessDenied OptInRequired", 403, AUTHORIZATION, False, "/how-to/dynamodb/"),
     ("UnrecognizedClientException InvalidSignatureException", 400, AUTHENTICATION, False, "credential chain"),
+    ("SignatureDoesNotMatch InvalidAccessKeyId", 403, AUTHENTICATION, False, "credential chain"),
+    ("RequestExpired RequestTimeTooSkewed RequestInTheFuture", 400, AUTHENTICATION, True, "set the clock"),
     ("IncompleteSignature IncompleteSignatureException", 400, AUTHENTICATION, False, "credential chain"),
     ("MissingAuthenticationToken InvalidClientTokenId", 403, AUTHENTICATION, False, "credential chain"),
     ("ExpiredToken ExpiredTokenException", 400, AUTHENTICATION, False, "credential chain"),
-    ("NewTroubleException", 400, PERMANENT, False, "report"),
-    ("404", 404, PERMANENT, False, "report"),  # the page of a proxy, whose code is the status
+    ("NewTroubleException", 400, PERMANENT, False, "API reference"),
+    ("NewTroubleException", 401, AUTHENTICATION, False, "credential chain"),
+    ("NewTroubleException", 403, AUTHORIZATION, False, "/how-to/dynamodb/"),
+    ("404", 404, PERMANENT, False, "another program"),  # the page of a proxy, whose code is the status
+]
+# What boto3 gets when it asks for credentials. The advice is about credentials, and never about a token.
+OF_CREDENTIALS = [
+    ("IDPCommunicationError", 400, TRANSIENT, True, "try again"),
+    ("InvalidIdentityToken RegionDisabledException ValidationError", 400, AUTHENTICATION, False, "profile"),
+    ("ResourceNotFoundException UnauthorizedException", 401, AUTHENTICATION, False, "profile"),
+    ("SignatureDoesNotMatch InvalidClientTokenId", 403, AUTHENTICATION, False, "profile"),
+    ("ExpiredToken ExpiredTokenException", 400, AUTHENTICATION, False, "new credentials"),
+    ("AccessDenied AccessDeniedException ForbiddenException", 403, AUTHORIZATION, False, "sts:AssumeRole"),
+    ("Throttling TooManyRequestsException", 429, THROTTLED, True, "ask for credentials"),
+    ("ServiceUnavailable NewTroubleException", 503, TRANSIENT, True, "try again"),
 ]
 CODES = [(code, *rest) for codes, *rest in MEANINGS for code in codes.split()]
-CODES.append(("", 0, PERMANENT, False, "report"))
+CODES.append(("", 0, PERMANENT, False, "API reference"))
+OPERATIONS = [
+    "AssumeRole",
+    "AssumeRoleWithWebIdentity",
+    "AssumeRoleWithSAML",
+    "GetRoleCredentials",
+    "CreateToken",
+]
 # Each row: an exception of botocore → the category, whether to retry, and a part of the advice.
 EXCEPTIONS = [
     (boto.ParamValidationError(report="Invalid length for ShardId"), INVALID, False, "unchanged"),
@@ -62,19 +85,27 @@ EXCEPTIONS = [
     (boto.SSLError(endpoint_url=URL, error="x"), TRANSIENT, True, "endpoint_url"),
     (boto.ResponseStreamingError(error="x"), TRANSIENT, True, "endpoint_url"),
     (boto.HTTPClientError(error="x"), TRANSIENT, True, "endpoint_url"),
-    (boto.DataNotFoundError(data_path="x"), PERMANENT, False, "report"),
+    (boto.ConfigParseError(path="x"), INVALID, False, "settings"),
+    (boto.RefreshWithMFAUnsupportedError(), AUTHENTICATION, False, "credential chain"),
+    (boto.InfiniteLoopConfigError(source_profile="x", visited_profiles=[]), AUTHENTICATION, False, "profile"),
+    (boto.MetadataRetrievalError(error_msg="x"), TRANSIENT, True, "credential chain"),
+    (boto.IncompleteReadError(actual_bytes=1, expected_bytes=2), TRANSIENT, True, "damaged"),
+    (boto.PaginationError(message="x"), PERMANENT, False, "whoever runs the service"),
+    (boto.CapacityNotAvailableError(), THROTTLED, True, "fewer processes"),
+    (boto.UnknownClientMethodError(method_name="x"), PERMANENT, False, "report"),
+    (FileNotFoundError(2, "no such file"), INVALID, False, "settings"),
     (ConnectionResetError(104, "reset"), TRANSIENT, True, "try again"),
     (TimeoutError("late"), TRANSIENT, True, "try again"),
-    (ResponseParserError("no JSON"), PERMANENT, False, "report"),
+    (ResponseParserError("no JSON"), PERMANENT, False, "another program"),
     (KeyError("Table"), PERMANENT, False, "report"),
     (RuntimeError(), PERMANENT, False, "report"),
 ]
 
 
-def answered(code, message="it is so", status=400):
+def answered(code, message="it is so", status=400, operation="GetRecords", **more):
     return boto.ClientError(
-        {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}},
-        "GetRecords",
+        {"Error": {"Code": code, "Message": message, **more}, "ResponseMetadata": {"HTTPStatusCode": status}},
+        operation,
     )
 
 
@@ -95,6 +126,76 @@ class TestTable:
         assert found.vendor_retried is (retryable and vendor_retried)
         assert way_out in found.message
         assert found.message.isprintable()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(
+    ("code", "status", "category", "retryable", "way_out"),
+    [(code, *rest) for codes, *rest in OF_CREDENTIALS for code in codes.split()],
+)
+def test_an_answer_to_a_question_for_credentials(operation, code, status, category, retryable, way_out):
+    found = classify(answered(code, status=status, operation=operation))
+    assert (found.category, found.retryable) == (category, retryable)
+    assert way_out in found.message
+    assert "defect" not in found.message
+    assert "token or partition id" not in found.message
+
+
+def made(kind):
+    """Return an exception of botocore with some value in each field of its text."""
+    names = {name for _, name, _, _ in Formatter().parse(getattr(kind, "fmt", "")) if name}
+    if kind is boto.WaiterError:
+        names.add("last_response")
+    return kind(**dict.fromkeys(names, "x"))
+
+
+KINDS = [
+    kind
+    for kind in vars(boto).values()
+    if isinstance(kind, type) and issubclass(kind, boto.BotoCoreError) and kind.__module__ == boto.__name__
+]
+# The calls of the library, not a user's settings, are wrong if boto3 raises one of these.
+MISTAKES_OF_OURS = {
+    "OperationNotPageableError", "StubResponseError", "StubAssertionError", "UnStubbedResponseError",
+    "UnknownClientMethodError", "WaiterError", "WaiterConfigError", "InvalidExpressionError",
+    "MissingParametersError", "UnseekableStreamError",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_only_what_is_ours_is_called_a_defect_among_all_exceptions_of_botocore(kind):
+    found = classify(made(kind))
+    assert ("defect" in found.message) is (kind.__name__ in MISTAKES_OF_OURS)
+    assert (found.category == PERMANENT) is (kind.__name__ in {*MISTAKES_OF_OURS, "PaginationError"})
+
+
+SIGNED_AT, TOLD, LIMIT = "20260101T000000Z", "20260101T001500Z", "20260101T001000Z"
+INVALID_SIGNATURE, MISMATCH = "InvalidSignatureException", "SignatureDoesNotMatch"
+CLOCKS = [
+    (INVALID_SIGNATURE, f"expired: {SIGNED_AT} is now earlier than {LIMIT} ({TOLD} - 5 min.)"),
+    (MISMATCH, f"not yet current: {SIGNED_AT} is still later than {LIMIT} ({TOLD} + 5 min.)"),
+    (INVALID_SIGNATURE, f"expired: {SIGNED_AT} is now earlier than {TOLD}"),
+]
+
+
+@pytest.mark.parametrize("operation", ["GetRecords", "Scan", "AssumeRole"])
+@pytest.mark.parametrize(("code", "message"), CLOCKS, ids=range(len(CLOCKS)))
+def test_a_wrong_clock_is_named_with_both_times(operation, code, message):
+    found = classify(answered(code, f"Signature {message} {QUOTED}", operation=operation))
+    assert (found.category, found.retryable, found.confidential) == (AUTHENTICATION, True, True)
+    assert "signed at 2026-01-01T00:00:00Z" in found.message
+    assert "the service's clock says 2026-01-01T00:15:00Z" in found.message
+    assert "credential chain" not in found.message
+    assert TOKEN not in found.message
+
+
+def test_the_time_of_the_service_comes_from_its_answer():
+    error = answered("RequestExpired", "Request has expired.")
+    error.response["ResponseMetadata"]["HTTPHeaders"] = {"date": "Thu, 01 Jan 2026 00:15:00 GMT"}
+    assert "the service's clock says Thu, 01 Jan 2026 00:15:00 GMT" in classify(error).message
+    times = {"RequestTime": SIGNED_AT, "ServerTime": "2026-01-01T00:15:00Z"}
+    found = classify(answered("RequestTimeTooSkewed", status=403, **times)).message
+    assert "signed at 2026-01-01T00:00:00Z, and the service's clock says 2026-01-01T00:15:00Z" in found
 
 
 @pytest.mark.parametrize(

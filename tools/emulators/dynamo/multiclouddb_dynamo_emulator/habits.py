@@ -76,6 +76,8 @@ class Habits:
         enforce_limits: True if a call gets `LimitExceededException` when it exceeds
             `readers_per_shard` or `describes_per_second`. The journal records such a call even if
             this setting is False.
+        expired_keys: The access keys whose requests are refused with `ExpiredTokenException`. The server
+            checks nothing else of a signature.
     """
 
     initial_shards: int = 1
@@ -98,3 +100,4 @@ class Habits:
     readers_per_shard: int = 2
     describes_per_second: int = 10
     enforce_limits: bool = False
+    expired_keys: set[str] = attrs.field(factory=set)

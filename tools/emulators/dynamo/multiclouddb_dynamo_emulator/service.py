@@ -113,6 +113,7 @@ class Service:
         began = time.monotonic()
         within = self._journal.enter(running.operation, running.shard, running.stream)
         try:
+            self._check_key(request.headers["authorization"])
             return self._serve(running, within)
         except _DroppedError:
             running.code = "dropped"
@@ -122,6 +123,13 @@ class Service:
             return self._refusal(error)
         finally:
             self._note(running, began)
+
+    def _check_key(self, authorization: str) -> None:
+        key = authorization.partition("Credential=")[2].partition("/")[0]
+        if key in self._store.habits.expired_keys:
+            raise ServiceError(
+                "ExpiredTokenException", "The security token included in the request is expired"
+            )
 
     def _serve(self, running: _Running, within: bool) -> Reply:
         if not within and self._store.habits.enforce_limits:

@@ -1761,3 +1761,24 @@ class TestHabits:
         with wired() as first, wired() as second:
             first.create()
             assert second.tables.list_tables()["TableNames"] == []
+
+
+class TestAnswersOfOthers:
+    def test_a_function_changes_an_answer_before_it_is_sent(self):
+        with wired() as wire:
+            arn = wire.create()
+            trouble = wire.server.troubles.rewrite(
+                lambda answer: answer["StreamDescription"].pop("StreamLabel"), 2, operation="DescribeStream"
+            )
+            found = [wire.streams.describe_stream(StreamArn=arn)["StreamDescription"] for _ in range(3)]
+            assert ["StreamLabel" in each for each in found] == [False, False, True]
+            assert trouble.happened == 2
+
+    def test_requests_with_an_expired_key_are_refused(self):
+        with wired() as wire:
+            arn = wire.create()
+            wire.server.habits.expired_keys.update({"scripted", "another"})
+            with pytest.raises(wire.streams.exceptions.ClientError, match="ExpiredTokenException"):
+                wire.streams.describe_stream(StreamArn=arn)
+            wire.server.habits.expired_keys.remove("scripted")
+            assert wire.ids(arn)
