@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final
+
+import attrs
 
 from multiclouddb_api import ErrorCategory, NewItemStateMode, OldItemStateMode, ResourceAddress
 from multiclouddb_api.value import frozen
 from multiclouddb_spanner.client import CancelScope, DatabaseClient
 from multiclouddb_spanner.config import STREAM_NAME
 from multiclouddb_spi import FeedSpec, ProviderFault, unsupported
+from multiclouddb_spi.faults import START_ANEW
 
 _WHOLE_ROWS: Final = "(value_capture_type = 'NEW_ROW_AND_OLD_VALUES')"
 _UNQUOTED: Final = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
@@ -52,6 +56,12 @@ class ChangeStreamInfo:
     whole: bool  # True if the stream watches all columns
     capture: str
     retention: int  # in seconds
+    key_types: tuple[str, ...] = ()  # the code of each key column's type, or "" for one that is not known
+
+    def key_digest(self) -> str:
+        """Return a short text that differs for tables whose key columns or their types differ."""
+        parts = [part for pair in zip(self.key_names, self.key_types, strict=True) for part in pair]
+        return hashlib.blake2b("\0".join(parts).encode(), digest_size=6).hexdigest()
 
     def how_to_alter(self) -> str:
         """Return the statement that makes the stream record whole rows."""
@@ -75,14 +85,13 @@ def find(
     postgres = ["POSTGRESQL"] in dialects
     if postgres and table.startswith(f"{_PUBLIC}.") and table.count(".") == 1:
         table = table.partition(".")[2]  # records name a table in the default schema without its schema
-    keys = _select(
-        client,
-        scope,
-        "table_schema, table_name, column_name",
-        "index_columns WHERE index_type = 'PRIMARY_KEY' ORDER BY ordinal_position",
-    )
-    key_names = tuple(column for *where, column in keys if where == _place(table, postgres=postgres))
-    if not key_names:
+    key = _key_of(client, table, scope, postgres=postgres)
+    if not key and _is_there(client, table, scope):
+        raise unsupported(
+            f"table {table!r} has no key column (PRIMARY KEY ()), so events cannot name its only row",
+            "create a table with a key column, and read that one",
+        )
+    if not key:
         raise ProviderFault.of(
             ErrorCategory.NOT_FOUND,
             f"there is no table {address.collection!r} in database {address.database!r}; check its name, "
@@ -99,7 +108,9 @@ def find(
         )
     capture = settings.get("value_capture_type", "OLD_AND_NEW_VALUES").upper()
     retention = _retention(settings.get("retention_period", ""))
-    return ChangeStreamInfo(stream, table, key_names, postgres, watching[stream], capture, retention)
+    return ChangeStreamInfo(
+        stream, table, tuple(key), postgres, watching[stream], capture, retention, tuple(key.values())
+    )
 
 
 def table_names(client: DatabaseClient, scope: CancelScope) -> list[str]:
@@ -117,6 +128,27 @@ def is_whole(
 ) -> bool | None:
     """Return whether a stream watches all columns of a table; None if it does not watch the table."""
     return _watching(client, info.table, scope, postgres=info.postgres, at=at).get(info.stream)
+
+
+def check_table(client: DatabaseClient, info: ChangeStreamInfo, scope: CancelScope) -> None:
+    """Check that the table exists, and that its key columns and their types are still the same."""
+    key = _key_of(client, info.table, scope, postgres=info.postgres)
+    if not key and not _is_there(client, info.table, scope):
+        raise ProviderFault.of(
+            ErrorCategory.NOT_FOUND,
+            f"table {info.table!r} was dropped or renamed, so there are no more changes of it; read it under "
+            f"its new name, or create it again; {START_ANEW}",
+        )
+    check_same_key(info, attrs.evolve(info, key_names=tuple(key), key_types=tuple(key.values())))
+
+
+def check_same_key(known: ChangeStreamInfo, found: ChangeStreamInfo) -> None:
+    """Check that the key columns of a table and their types are those that are known."""
+    if (known.key_names, known.key_types) != (found.key_names, found.key_types):
+        raise ProviderFault.of(
+            ErrorCategory.NOT_FOUND,
+            f"table {known.table!r} was dropped and created again with another primary key; {START_ANEW}",
+        )
 
 
 def retention_of(client: DatabaseClient, info: ChangeStreamInfo, scope: CancelScope) -> int:
@@ -168,6 +200,43 @@ def _place(table: str, *, postgres: bool) -> list[str]:
     """Return the schema and the name of a table."""
     schema, _, name = table.rpartition(".")
     return [schema or (_PUBLIC if postgres else ""), name]
+
+
+_GOOGLE_TYPE: Final = re.compile(
+    r"(BOOL|BYTES|DATE|FLOAT32|FLOAT64|INT64|NUMERIC|STRING|TIMESTAMP|UUID)(?:\([0-9A-Z]+\))?", re.IGNORECASE
+)
+_POSTGRES_TYPES: Final[Mapping[str, str]] = {
+    "bigint": "INT64", "boolean": "BOOL", "bytea": "BYTES", "character varying": "STRING", "date": "DATE",
+    "double precision": "FLOAT64", "real": "FLOAT32", "text": "STRING",
+    "timestamp with time zone": "TIMESTAMP", "uuid": "UUID",
+}  # fmt: skip
+
+
+def _code_of(spanner_type: str, *, postgres: bool) -> str:
+    """Return the code of a type, without its length, which may grow; "" for a type that is not known."""
+    if postgres:
+        return _POSTGRES_TYPES.get(spanner_type.partition("(")[0].strip().lower(), "")
+    found = _GOOGLE_TYPE.fullmatch(spanner_type.strip())
+    return "" if found is None else found[1].upper()
+
+
+def _key_of(client: DatabaseClient, table: str, scope: CancelScope, *, postgres: bool) -> dict[str, str]:
+    """Return the key columns of a table and the codes of their types; empty if there is none."""
+    rows = _select(
+        client,
+        scope,
+        "table_schema, table_name, column_name, spanner_type",
+        "index_columns WHERE index_type = 'PRIMARY_KEY' ORDER BY ordinal_position",
+    )
+    return {
+        column: _code_of(str(kind), postgres=postgres)
+        for *where, column, kind in rows
+        if where == _place(table, postgres=postgres)
+    }
+
+
+def _is_there(client: DatabaseClient, table: str, scope: CancelScope) -> bool:
+    return table in table_names(client, scope)
 
 
 def _watching(

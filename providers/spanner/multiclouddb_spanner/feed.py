@@ -60,7 +60,9 @@ class SpannerFeed(Feed):
         self.spec = spec
         self._source = source
         self._scans = Scans(source, spec)
-        name = f"{source.client.name}/changeStreams/{source.info.stream}"
+        # The service names no incarnation of a table. One that was created again can be told from the earlier
+        # one only by another key.
+        name = f"{source.client.name}/changeStreams/{source.info.stream}#{source.info.key_digest()}"
         self.identity = FeedIdentity(PROVIDER_ID, spec.address, name)
 
     def clock(self, deadline: Deadline) -> datetime | None:

@@ -18,7 +18,7 @@ from multiclouddb_api.key import trusted_keys
 from multiclouddb_api.value import define, frozen
 from multiclouddb_spanner.position import Place, cursor_of, fixed_text, moment_of, ordered
 from multiclouddb_spanner.records import DataRecord, Mod, Shape
-from multiclouddb_spanner.values import Converter
+from multiclouddb_spanner.values import Converter, normal
 from multiclouddb_spi import Cursor, Mapper, RecordFault
 from multiclouddb_spi.cursor import Cut
 
@@ -139,14 +139,16 @@ def _parts(
             raise ValueError(shape.problem)
         converters = converters_of(shape)
         keys = _converted(_loaded(mod.keys), converters)
-        key = {name: keys[name] for name in view.key_names}
+        key = stored = {name: keys[name] for name in view.key_names}
+        if shape.keys:
+            key = {name: normal(value, shape.keys.get(name)) for name, value in stored.items()}
         new = old = None
         if view.with_new and view.whole and shape.whole and kind != "DELETE" and has_new(record):
-            new = {**key, **_converted(_loaded(mod.new), converters)}
+            new = {**stored, **_converted(_loaded(mod.new), converters)}
         if view.with_old and view.whole and shape.whole and kind != "INSERT" and has_old(record):
             # If a column has not changed, only the new row contains its value.
             rest = {} if kind == "DELETE" else _converted(_loaded(mod.new), converters)
-            old = {**key, **rest, **_converted(_loaded(mod.old), converters)}
+            old = {**stored, **rest, **_converted(_loaded(mod.old), converters)}
         found.mods.append((record, mod))
         found.keys.append(key)
         found.news.append(new)

@@ -13,7 +13,7 @@ from multiclouddb_spanner.errors import interval_of, is_broken, is_outside_parti
 from multiclouddb_spanner.forks import Interrupted
 from multiclouddb_spanner.mapping import Change, Changes, SpannerMapper, View, has_new, has_old, place_after
 from multiclouddb_spanner.position import Place, cursor_of, micros_of, moment_of, ordered
-from multiclouddb_spanner.records import Children, DataRecord, Heartbeat, Item
+from multiclouddb_spanner.records import Children, DataRecord, Heartbeat, Item, Shape
 from multiclouddb_spanner.source import Source, Window
 from multiclouddb_spi import Batch, Child, Continue, Deadline, Drained, Outcome, Reached, Reader, unsupported
 from multiclouddb_spi.cursor import Cut
@@ -65,6 +65,7 @@ class SpannerReader(Reader):
         self._count = 0
         self._children: dict[str, Child] = {}
         self._heard = self._seen = 0  # the times of the window's last heartbeat and of its last record
+        self._fitting: Shape | None = None
         self._span = _SPAN
         self._outcome: Outcome = Continue()
         self._requests = 0
@@ -269,6 +270,12 @@ class SpannerReader(Reader):
     def _checked(self, record: DataRecord, deadline: Deadline) -> DataRecord:
         """If rows are wanted, store in the record whether the stream watched all columns."""
         view, shape = self._view, record.shape
+        if shape is not self._fitting and not self._source.fits(shape):
+            # Either the table is another one by now, which is raised here, or the record is older than it.
+            self._source.check_key(self._scope.at(deadline))
+            problem = f"it is a change of an earlier table {record.table!r}, which had another primary key"
+            return attrs.evolve(record, shape=attrs.evolve(shape, problem=problem))
+        self._fitting = shape
         wanted = view.whole and (view.with_new or view.with_old) and (has_new(record) or has_old(record))
         if not (wanted and shape.whole) or self._source.watched_whole(record, self._scope.at(deadline)):
             return record

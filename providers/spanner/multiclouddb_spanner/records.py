@@ -16,7 +16,7 @@ from google.cloud.spanner_v1 import PartialResultSet
 
 from multiclouddb_api.value import frozen
 from multiclouddb_spanner.position import micros_of
-from multiclouddb_spanner.values import Converter, converter, json_converter
+from multiclouddb_spanner.values import KEY_FORMS, Converter, converter, json_converter
 from multiclouddb_spi import collector_paused
 
 _MOST_SHAPES: Final = 4096
@@ -36,8 +36,10 @@ class Shape:
     """The columns of a record, with their converters."""
 
     names: tuple[str, ...]
+    kinds: Mapping[str, str] = attrs.field(factory=dict)  # the code of each column's type
     python: Mapping[str, Converter] = attrs.field(factory=dict)  # for columns whose values are converted
     json: Mapping[str, Converter] = attrs.field(factory=dict)  # the same, for the library's JSON
+    keys: Mapping[str, Converter] = attrs.field(factory=dict)  # from a converted value to its form in a key
     problem: str | None = None  # why the columns cannot be read
     whole: bool = True  # False if the stream did not watch all columns of the table
 
@@ -111,10 +113,13 @@ def shape_of(columns: Iterable[tuple[str, Any]]) -> Shape:
         json = {name: json_converter(kind) for name, kind in columns}
     except (ValueError, LookupError, AttributeError, TypeError) as error:
         return Shape(names, problem=str(error)[:200])
+    kinds = {name: str(kind["code"]) for name, kind in columns}
     return Shape(
         names,
+        kinds,
         {name: made for name, made in python.items() if made is not None},
         {name: made for name, made in json.items() if made is not None},
+        {name: KEY_FORMS[code] for name, code in kinds.items() if code in KEY_FORMS},
     )
 
 

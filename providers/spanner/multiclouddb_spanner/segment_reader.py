@@ -22,7 +22,7 @@ from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.position import moment_of
 from multiclouddb_spanner.records import Shape, plain_value, shape_of, values_of
 from multiclouddb_spanner.snapshots import Scans, Span, floor_of, key_text, keys_read, range_read
-from multiclouddb_spanner.values import integers, key_part
+from multiclouddb_spanner.values import integers, key_part, key_value, normal
 from multiclouddb_spi import (
     Batch,
     Continue,
@@ -140,13 +140,17 @@ class _Mapper(Mapper):
         if self.columns.shape.problem is not None:
             raise ValueError(self.columns.shape.problem)
         values = self.columns.values(rows)
-        key_count = len(view.key_names)
-        found = [dict(zip(view.key_names, key, strict=True)) for key in zip(*values[:key_count], strict=True)]
+        forms = [self.columns.shape.keys.get(name) for name in view.key_names]
+        keys = [
+            column if form is None else [normal(value, form) for value in column]
+            for column, form in zip(values, forms, strict=False)
+        ]
+        found = [dict(zip(view.key_names, key, strict=True)) for key in zip(*keys, strict=True)]
         documents: Iterable[Any] = repeat(None)
         if view.with_new and view.whole:
             documents = [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
         columns: list[Iterable[Any]] = [
-            snapshot_event_ids(self.span.plan_id, view.key_names, values[:key_count]),
+            snapshot_event_ids(self.span.plan_id, view.key_names, keys),
             trusted_keys(found),
             repeat(ChangeType.CREATE),
             repeat(moment_of(self.span.began)),
@@ -339,7 +343,15 @@ def look_up(
     asked, scope, client = keys[:_MOST_KEYS], CancelScope(answer_deadline(deadline)), scans.source.client
     for key in asked:
         check_components(key, view.key_names)
-    wanted = [[key_part(name, value) for name, value in key.components.items()] for key in asked]
+    kinds = scans.source.info.key_types
+
+    def normal_key(key: MulticloudDbKey) -> MulticloudDbKey:
+        parts = zip(key.components.items(), kinds, strict=True)
+        return MulticloudDbKey({name: key_value(name, kind, value) for (name, value), kind in parts})
+
+    alike = {key: normal_key(key) for key in asked}
+    distinct = dict.fromkeys(alike.values())
+    wanted = [[key_part(name, value) for name, value in key.components.items()] for key in distinct]
     at = client.now(scope)
     view = attrs.evolve(view, whole=scans.check(at, scope, lately=True).whole)
     names = scans.columns(at, whole=view.whole and (view.with_new or view.native), scope=scope)
@@ -363,4 +375,4 @@ def look_up(
             answer.cancel()
         return events
 
-    return answers_of(asked, again(read))
+    return answers_of(asked, again(read), alike.__getitem__)

@@ -31,7 +31,7 @@ from google.cloud.spanner_v1 import PartitionReadRequest, ReadRequest
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.value import frozen
-from multiclouddb_spanner.catalog import ChangeStreamInfo, check_provisioned, columns_at, find
+from multiclouddb_spanner.catalog import ChangeStreamInfo, check_provisioned, check_same_key, columns_at, find
 from multiclouddb_spanner.client import CancelScope, DatabaseClient
 from multiclouddb_spanner.errors import status_of
 from multiclouddb_spanner.forks import again
@@ -130,11 +130,7 @@ class Scans:
             info = find(source.client, self.spec.address, source.info.stream, scope)
             self._info = (when, info)
         check_provisioned(info, self.spec)
-        if info.key_names != source.info.key_names:
-            raise ProviderFault.of(
-                ErrorCategory.NOT_FOUND,
-                f"table {info.table!r} was dropped and created again with another primary key; start again",
-            )
+        check_same_key(source.info, info)
         now = source.client.now(scope)
         at = max(began, now - source.info.retention * _SECOND + _MARGIN)
         try:

@@ -12,6 +12,7 @@ import attrs
 from multiclouddb_api import ErrorCategory
 from multiclouddb_spanner.catalog import (
     ChangeStreamInfo,
+    check_table,
     columns_at,
     how_to_create,
     is_whole,
@@ -28,7 +29,7 @@ from multiclouddb_spanner.errors import (
 )
 from multiclouddb_spanner.forks import again
 from multiclouddb_spanner.position import micros_of, text_at
-from multiclouddb_spanner.records import Children, DataRecord, Item, Shapes, parse_rows, rows_of
+from multiclouddb_spanner.records import Children, DataRecord, Item, Shape, Shapes, parse_rows, rows_of
 from multiclouddb_spanner.watched import WatchedColumns, WatchedTimes, first_at
 from multiclouddb_spi import ProviderFault, collector_paused
 from multiclouddb_spi.faults import START_AGAIN, START_ANEW, expired
@@ -290,9 +291,21 @@ class Source:
                     f"changes since then are not recorded; run {self.info.how_to_watch()} to record later "
                     "changes",
                 )
+            check_table(self.client, self.info, scope)
             self._watched_at = now
         finally:
             self._checking.release()
+
+    def check_key(self, scope: CancelScope) -> None:
+        """Check that the table has still the same key."""
+        check_table(self.client, self.info, scope)
+
+    def fits(self, shape: Shape) -> bool:
+        """Return True if a record has the key columns of the table, with their types."""
+        kinds = zip(self.info.key_names, self.info.key_types, strict=False)
+        return all(name in shape.kinds for name in self.info.key_names) and all(
+            shape.kinds[name] == kind for name, kind in kinds if kind
+        )
 
     # -- Errors whose meaning depends on the call
 

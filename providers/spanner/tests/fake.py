@@ -128,6 +128,9 @@ class FakeStream:
     def has(self, token, start, end, wanted, scope):
         return False
 
+    def fits(self, shape):
+        return True
+
     def unnamed(self, token):
         return ConnectionError("no children")
 

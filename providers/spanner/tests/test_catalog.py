@@ -15,11 +15,20 @@ WATCHED = ["s", "", "orders", True]
 class FakeClient:
     """Answers queries on the catalogue with the given rows."""
 
-    def __init__(self, tables=(WATCHED,), options=(), streams=(), dialect="", keys=(("", "orders", "id"),)):
+    def __init__(
+        self,
+        tables=(WATCHED,),
+        options=(),
+        streams=(),
+        dialect="",
+        keys=(("", "orders", "id", "INT64"),),
+        without_key=(),
+    ):
         names = dict.fromkeys([each[0] for each in tables], False) | dict(streams)
         self.answers = {
             "database_options": [[dialect]] if dialect else [],
             "index_columns": [list(key) for key in keys],
+            "tables": [list(name) for name in {key[:2]: None for key in keys} | dict.fromkeys(without_key)],
             "change_streams": [[name, everything] for name, everything in names.items()],
             "change_stream_tables": [list(each) for each in tables],
             "change_stream_options": [list(each) for each in options],
@@ -55,11 +64,12 @@ class TestFound:
 
     def test_a_stream_of_everything_watches_it_too(self):
         assert found(tables=(), streams=[("all_stream", True)]).stream == "all_stream"
-        keys = (("public", "orders", "id"),)
+        keys = (("public", "orders", "id", "bigint"),)
         assert found(tables=(), streams=[("all_stream", "YES")], dialect="POSTGRESQL", keys=keys).postgres
 
     def test_a_table_of_another_schema_is_another(self):
-        keys = (("", "orders", "id"), ("sales", "orders", "b"), ("sales", "orders", "a"))
+        columns = (("", "orders", "id"), ("sales", "orders", "b"), ("sales", "orders", "a"))
+        keys = tuple((*each, "INT64") for each in columns)
         tables = (WATCHED, ["t", "sales", "orders", True])
         assert found(tables=tables, keys=keys).stream == "s"
         there = found(ResourceAddress("shop", "sales.orders"), tables=tables, keys=keys)
@@ -72,13 +82,13 @@ class TestFound:
     def test_of_two_names_that_differ_in_case_the_exact_one_is_meant(self, name):
         """In the PostgreSQL dialect, quoted names keep their case."""
         tables = (["Items", "public", "orders", True], ["items", "public", "orders", True])
-        there = {"tables": tables, "dialect": "POSTGRESQL", "keys": (("public", "orders", "id"),)}
+        there = {"tables": tables, "dialect": "POSTGRESQL", "keys": (("public", "orders", "id", "bigint"),)}
         assert found(configured=name, **there).stream == name
         assert "several" in refused(ErrorCategory.INVALID_REQUEST, configured="ITEMS", **there)
 
     def test_the_default_schema_of_postgresql_may_be_written(self):
         there = {"tables": (["s", "public", "orders", True],), "dialect": "POSTGRESQL"}
-        there["keys"] = (("public", "orders", "id"), ("sales", "orders", "n"))
+        there["keys"] = (("public", "orders", "id", "bigint"), ("sales", "orders", "n", "bigint"))
         for table in ("orders", "public.orders"):
             stream = found(ResourceAddress("shop", table), **there)
             assert (stream.table, stream.key_names) == ("orders", ("id",))
@@ -111,16 +121,21 @@ class TestRefused:
 
     def test_statements_are_in_the_database_s_dialect(self):
         assert "OPTIONS (" in refused(ErrorCategory.NOT_FOUND, tables=())
-        there = {"dialect": "POSTGRESQL", "keys": (("public", "orders", "id"),)}
+        there = {"dialect": "POSTGRESQL", "keys": (("public", "orders", "id", "bigint"),)}
         assert "WITH (" in refused(ErrorCategory.NOT_FOUND, tables=(), **there)
 
     def test_statements_quote_names_that_postgresql_would_change(self):
-        there = {"tables": (), "dialect": "POSTGRESQL", "keys": (("sales", "Orders", "id"),)}
+        there = {"tables": (), "dialect": "POSTGRESQL", "keys": (("sales", "Orders", "id", "bigint"),)}
         message = refused(ErrorCategory.NOT_FOUND, ResourceAddress("shop", "sales.Orders"), **there)
         assert 'CREATE CHANGE STREAM "Orders_stream" FOR sales."Orders" WITH (' in message
 
     def test_a_table_that_is_not_there(self):
         assert "no table 'orders'" in refused(ErrorCategory.NOT_FOUND, keys=())
+
+    def test_a_table_without_a_key_column(self):
+        """GoogleSQL allows PRIMARY KEY (), a table with one row."""
+        message = refused(ErrorCategory.UNSUPPORTED_CAPABILITY, keys=(), without_key=[("", "orders")])
+        assert "PRIMARY KEY ()" in message
 
     @pytest.mark.parametrize(
         ("capture", "new", "old"),

@@ -21,7 +21,7 @@ def to_text(moment: int, zone: str = "Z") -> str:
     """Return a time in RFC 3339 without trailing zeros."""
     seconds, rest = divmod(moment, SECOND)
     fraction = f".{rest:09d}".rstrip("0").rstrip(".")
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S") + fraction + zone
+    return datetime.fromtimestamp(seconds, UTC).isoformat()[:19] + fraction + zone
 
 
 def from_text(text: str) -> int:

@@ -7,6 +7,7 @@ import binascii
 import json
 import re
 import struct
+from datetime import date
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final, TypeAlias
 
@@ -123,7 +124,9 @@ def _scalar(value: Json, of: ColumnType) -> Json:
             if of.annotation:
                 return json_value(json.loads(value, parse_float=Decimal), spaced=True)
             return json_value(json.loads(value, parse_int=_rounded))
-        case "STRING" | "DATE" | "UUID", str():
+        case "DATE", str():
+            return date(*map(int, value.split("-"))).isoformat()
+        case "STRING" | "UUID", str():
             return value
         case _:
             raise ValueError(value)
