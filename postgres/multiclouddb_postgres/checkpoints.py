@@ -13,7 +13,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.checkpoint import check_name, conflict, next_version
 from multiclouddb_api.validators import check_type
-from multiclouddb_postgres.server import Connection, check_dsn, parts_of, repeated, where
+from multiclouddb_postgres.server import Connection, check_dsn, has_password, repeated, secret_dsn, where
 
 CHECKPOINTS: Final = "multiclouddb_checkpoints"
 """The table with the checkpoints, in the first schema of the user's `search_path`."""
@@ -37,6 +37,7 @@ class PostgresCheckpointStore:
     """
 
     def __init__(self, dsn: str) -> None:
+        dsn = secret_dsn(dsn)
         check_type("dsn", dsn, str)
         check_dsn(dsn)
         self._dsn, self._where = dsn, where(dsn, CHECKPOINTS)
@@ -99,7 +100,8 @@ class PostgresCheckpointStore:
 
 def store_at(url: str) -> PostgresCheckpointStore:
     """Open the store that a URL names, for `open_checkpoint_store`."""
-    if parts_of(url).get("password") is not None:
+    url = secret_dsn(url)
+    if has_password(url):
         raise invalid_request(
             "checkpoint_store", "has a password", "leave it to PGPASSWORD or ~/.pgpass: URLs end up in logs"
         )

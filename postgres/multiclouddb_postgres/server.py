@@ -6,8 +6,8 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Final, TypeAlias, TypeVar
+from contextlib import contextmanager, suppress
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import psycopg
 from psycopg import IsolationLevel
@@ -15,12 +15,18 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api.config import SecretText, settled
 from multiclouddb_api.validators import type_name
 from multiclouddb_spi.faults import holds_data, one_line
 
 Connection: TypeAlias = psycopg.Connection[Any]
 
 _T = TypeVar("_T")
+_Dsn = TypeVar("_Dsn")
+_URL: Final = re.compile(r"postgres(?:ql)?://(?:[^/?@]*@)?[^/?@]*")
+_HOST: Final = re.compile(r"/[\w./-]*|[\w.-]*|[0-9A-Fa-f:.]*(?:%[\w.-]+)?")
+_PORTS: Final = re.compile(r"[0-9,]*")
+_DATABASE: Final = re.compile(r"[\w .-]*")
 _TRIES: Final = 10
 _FIRST_WAIT: Final = 0.02
 _LONGEST_WAIT: Final = 2.0
@@ -78,10 +84,9 @@ _REFUSED: Final[Mapping[str, re.Pattern[str]]] = {
 
 
 def where(dsn: str | Connection, table: str) -> str:
-    """Return the name of a table in messages: host, port and database without secrets."""
+    """Return the name of a table in messages: host, port and database, never another part of the string."""
     if isinstance(dsn, str):
-        parts = {**parts_of(dsn)}
-        host, port, database = (str(parts.get(name) or "") for name in ("host", "port", "dbname"))
+        host, port, database = settled(_shown, dsn)
     elif dsn.closed:
         raise invalid_request("dsn", "is a closed connection", "pass an open one, or a connection string")
     else:
@@ -90,10 +95,18 @@ def where(dsn: str | Connection, table: str) -> str:
     return f"postgres:{place}/{database}#{table}"
 
 
+def secret_dsn(dsn: _Dsn) -> _Dsn:
+    """Return a connection string as a text that nothing shows; anything else stays as it is.
+
+    What takes a connection string calls this first, so that no frame of ours has the bare text.
+    """
+    return cast("_Dsn", SecretText(dsn)) if isinstance(dsn, str) else dsn
+
+
 def check_dsn(dsn: object) -> None:
     """Refuse a value that is neither a connection string nor a connection."""
     if isinstance(dsn, str):
-        parts_of(dsn)
+        settled(_shown, dsn)
     elif not isinstance(dsn, psycopg.Connection):
         raise invalid_request(
             "dsn",
@@ -102,29 +115,70 @@ def check_dsn(dsn: object) -> None:
         )
 
 
-def parts_of(dsn: str) -> Mapping[str, Any]:
-    """Return the parts of a connection string."""
-    try:
-        if "\0" in dsn:
-            raise psycopg.ProgrammingError
-        return conninfo_to_dict(dsn)
-    except (psycopg.ProgrammingError, UnicodeEncodeError):
-        # libpq quotes a part of the text, which may be the password.
-        raise invalid_request(
-            "dsn",
-            "is not a connection string of PostgreSQL",
-            "pass for example postgresql://user@host/database, and percent-encode special characters in a "
-            "password",
-        ) from None
+def has_password(dsn: str) -> bool:
+    """Return whether a connection string has a password in it."""
+    return settled(_parsed, dsn).get("password") is not None
+
+
+def _parsed(dsn: str) -> Mapping[str, Any]:
+    """Return the parts of a connection string; call it through `settled`, because its frame shows them."""
+    parts: Mapping[str, Any] | None = None
+    with suppress(psycopg.ProgrammingError, UnicodeEncodeError):
+        parts = None if "\0" in dsn else conninfo_to_dict(dsn)
+    if parts is None:
+        # libpq quotes a part of the text, which may be the password: its error is not even a context of ours.
+        raise _no_dsn("is not a connection string of PostgreSQL")
+    # In a URL, libpq takes what follows a / or ? in a password for a port, a database or options, and what
+    # follows an @ for a host.
+    url = _URL.match(dsn)
+    hosts = [*str(parts.get("host") or "").split(","), *str(parts.get("hostaddr") or "").split(",")]
+    if not all(map(_HOST.fullmatch, hosts)):
+        raise _no_dsn("has a host with unusual characters")
+    if not _PORTS.fullmatch(str(parts.get("port") or "")):
+        raise _no_dsn("has a port that is no number")
+    if url is not None and "@" in dsn[url.end() :]:
+        raise _no_dsn("has an @ after the host")
+    return parts
+
+
+def _no_dsn(problem: str) -> MulticloudDbError:
+    return invalid_request(
+        "dsn",
+        problem,
+        "percent-encode the password if it has special characters (%40 for @, %2F for /), or leave it to "
+        "PGPASSWORD or ~/.pgpass; pass for example postgresql://user@host/database",
+    )
+
+
+def _shown(dsn: str) -> tuple[str, str, str]:
+    """Return host, port and database of a connection string."""
+    parts = _parsed(dsn)
+    host, port, database = (str(parts.get(name) or "") for name in ("host", "port", "dbname"))
+    # A database may be given as another connection string.
+    return host, port, database if _DATABASE.fullmatch(database) else "…"
 
 
 def connected(dsn: str) -> Connection:
     """Open a connection; each transaction is one of its own, unless the caller begins one."""
     # 1. No prepared statements, no settings of the session: pgbouncer may give each transaction another one.
     # 2. What a merge has locked, it must see as the last transaction has left it, whatever the default is.
-    connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
+    connection = _connection(dsn)
+    if isinstance(connection, psycopg.Error):
+        raise connection
     connection.isolation_level = IsolationLevel.READ_COMMITTED
     return connection
+
+
+def _connection(dsn: str) -> Connection | psycopg.Error:
+    """Open a connection, or return the error without its frames, which have the password."""
+    try:
+        return psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
+    except psycopg.Error as error:
+        linked: BaseException | None = error
+        while linked is not None:
+            linked.__traceback__ = None
+            linked = linked.__cause__ or linked.__context__
+        return error
 
 
 @contextmanager

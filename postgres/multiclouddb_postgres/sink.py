@@ -12,7 +12,7 @@ from multiclouddb_api import ChangeFeedPage, Checkpoint, invalid_request
 from multiclouddb_api.checkpoint import check_name
 from multiclouddb_api.validators import check_type, local_path, type_name
 from multiclouddb_postgres.checkpoints import CHECKPOINTS, saved
-from multiclouddb_postgres.server import Connection, check_dsn, repeated, where
+from multiclouddb_postgres.server import Connection, check_dsn, repeated, secret_dsn, where
 from multiclouddb_postgres.table import Documents, PostgresStorage, identifier, naming
 from multiclouddb_spi.sink_rules import (
     Batch,
@@ -107,6 +107,7 @@ def merge_into_postgres(
             the checkpoint again, because the transaction may have been committed.
         ImportError: Raised for a batch of Spark if `multiclouddb-spark` is not installed.
     """
+    dsn = secret_dsn(dsn)
     is_page, is_frame = isinstance(batch, ChangeFeedPage), not isinstance(batch, pa.Table | ChangeFeedPage)
     if is_frame and (isinstance(batch, type) or not hasattr(batch, "sparkSession")):
         wanted = "a DataFrame, a pyarrow table or a page"

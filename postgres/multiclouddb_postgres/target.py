@@ -11,7 +11,7 @@ from psycopg import sql
 from multiclouddb_api import encode_json, invalid_request
 from multiclouddb_api.validators import check_type
 from multiclouddb_postgres.checkpoints import CHECKPOINTS, loaded
-from multiclouddb_postgres.server import Connection, check_dsn, repeated, transaction, where
+from multiclouddb_postgres.server import Connection, check_dsn, repeated, secret_dsn, transaction, where
 from multiclouddb_postgres.sink import POSITION
 from multiclouddb_postgres.table import PostgresStorage, identifier
 from multiclouddb_spi.sink_rules import DELETED_AT, DOCUMENT, STALE_SINCE
@@ -40,6 +40,7 @@ class PostgresTarget:
     """
 
     def __init__(self, dsn: str, table: str, *, checkpoint_name: str | None = None) -> None:
+        dsn = secret_dsn(dsn)
         check_type("dsn", dsn, str)
         check_dsn(dsn)
         identifier(table)
