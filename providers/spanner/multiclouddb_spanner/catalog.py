@@ -94,8 +94,8 @@ def find(
     if not key:
         raise ProviderFault.of(
             ErrorCategory.NOT_FOUND,
-            f"there is no table {address.collection!r} in database {address.database!r}; check its name, "
-            "also upper and lower case",
+            f"there is no table {address.collection!r} in database {address.database!r}{_hidden(client)}; "
+            "check its name, also upper and lower case",
         )
     watching = _watching(client, table, scope, postgres=postgres)
     options = _options(client, scope)
@@ -111,6 +111,11 @@ def find(
     return ChangeStreamInfo(
         stream, table, tuple(key), postgres, watching[stream], capture, retention, tuple(key.values())
     )
+
+
+def _hidden(client: DatabaseClient) -> str:
+    """Return the other reason for which a table or stream is not listed."""
+    return "" if client.role is None else f", or the database role {client.role!r} has no SELECT on it"
 
 
 def table_names(client: DatabaseClient, scope: CancelScope) -> list[str]:

@@ -225,8 +225,9 @@ class Answer:
 class DatabaseClient:
     """One database."""
 
-    def __init__(self, name: str, transport: Any, *, ours: bool) -> None:
+    def __init__(self, name: str, transport: Any, *, ours: bool, role: str | None = None) -> None:
         self.name, self._ours = name, ours  # the full name of the database
+        self.role = role  # the database role of the sessions
         self._transport = transport
         self._lock = threading.RLock()  # a signal handler may fork
         self._session: tuple[str, bool, float] | None = None
@@ -372,6 +373,7 @@ class DatabaseClient:
             if self._session is session:
                 request = CreateSessionRequest.pb()(database=self.name)
                 request.session.multiplexed = True
+                request.session.creator_role = self.role or ""
                 metadata = self._metadata("database", self.name)
                 told = self._waited(self._transport.create_session, request, metadata, scope)
                 made = told.name, bool(told.multiplexed), time.monotonic()

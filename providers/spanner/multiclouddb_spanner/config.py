@@ -20,8 +20,8 @@ from multiclouddb_api.validators import unknown_name
 from multiclouddb_api.value import frozen
 from multiclouddb_spi.connection import merged, parse_location
 
-_OPTIONS: Final = ("change_stream", "emulator_host", "instance", "project", "url")
-_IN_URL: Final = ("change_stream", "emulator_host")
+_OPTIONS: Final = ("change_stream", "database_role", "emulator_host", "instance", "project", "url")
+_IN_URL: Final = ("change_stream", "database_role", "emulator_host")
 _URL: Final = (
     "write spanner://PROJECT/INSTANCE, and add ?change_stream=NAME if several change streams watch the table"
 )
@@ -63,6 +63,7 @@ _PATTERNS: Final = {
     "project": (re.compile(r"[a-z][a-z0-9.:-]*", re.ASCII), "my-project"),
     "instance": (re.compile(r"[a-z][a-z0-9_-]*", re.ASCII), "my-instance"),
     "change_stream": (STREAM_NAME, "orders_stream"),
+    "database_role": (re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII), "orders_reader"),
     "emulator_host": (re.compile(r"[A-Za-z0-9_.\[\]:-]+:[0-9]+", re.ASCII), "localhost:9010"),
 }
 
@@ -75,6 +76,7 @@ class SpannerConfig:
     instance: str
     change_stream: str | None = None
     emulator_host: str | None = None
+    database_role: str | None = None  # for fine-grained access control; every session has this role
 
     @classmethod
     def from_client(cls, config: ClientConfig) -> SpannerConfig:

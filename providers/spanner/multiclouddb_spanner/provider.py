@@ -92,7 +92,9 @@ class SpannerProvider(Provider):
             if database is None:
                 found = self._client.instance(self._config.instance).database(name)
                 own = self._config.transport(self._client) if self._ours else found.spanner_api.transport
-                database = self._databases[name] = DatabaseClient(str(found.name), own, ours=self._ours)
+                database = self._databases[name] = DatabaseClient(
+                    str(found.name), own, ours=self._ours, role=self._config.database_role
+                )
             return database
 
 

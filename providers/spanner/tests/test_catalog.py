@@ -15,6 +15,8 @@ WATCHED = ["s", "", "orders", True]
 class FakeClient:
     """Answers queries on the catalogue with the given rows."""
 
+    role = None
+
     def __init__(
         self,
         tables=(WATCHED,),

@@ -27,6 +27,11 @@ class TestTaken:
     def test_urls(self, url, expected):
         assert checked(url=url) == expected
 
+    def test_a_database_role(self):
+        expected = SpannerConfig("p", "i", database_role="orders_reader")
+        assert checked(url="spanner://p/i?database_role=orders_reader") == expected
+        assert checked(project="p", instance="i", database_role="orders_reader") == expected
+
     def test_options(self):
         assert checked(project="p", instance="i", change_stream="s") == SpannerConfig("p", "i", "s")
         assert checked(url="spanner://p/i", change_stream="s") == SpannerConfig("p", "i", "s")
@@ -46,6 +51,7 @@ class TestRefused:
             ({"url": "spanner://p/i?stream=s"}, "unknown option 'stream'"),
             ({"url": "spanner://p/i?change_stream=a&change_stream=b"}, "a second time"),
             ({"url": "spanner://p/i?change_stream=a;b"}, "connection.change_stream: is 'a;b'"),
+            ({"url": "spanner://p/i?database_role=a%20b"}, "connection.database_role: is 'a b'"),
             ({"url": "spanner://p/i", "project": "q"}, "the url names it too"),
             ({"url": "spanner://p/i", "emulator_host": "localhost"}, "connection.emulator_host"),
             ({"url": "spanner://p/i", "credentials": "x"}, "Google's own chain"),

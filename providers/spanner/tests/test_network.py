@@ -13,7 +13,17 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 from google.cloud.spanner_v1 import Session
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError, Now, Snapshot, connect
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ErrorCategory,
+    MulticloudDbError,
+    MulticloudDbKey,
+    Now,
+    ResourceAddress,
+    Snapshot,
+    connect,
+)
 from multiclouddb_conformance.proxy import Proxy
 from multiclouddb_conformance.slow_link import SlowConsumer
 from multiclouddb_conformance.waiting import assert_prompt, wait_until
@@ -23,7 +33,7 @@ from multiclouddb_spanner.config import ALIVE, SpannerConfig
 from multiclouddb_spanner.reader import SpannerReader
 from multiclouddb_spi import Deadline, ProviderFault
 
-from .feeds import Opened, feed
+from .feeds import Opened, feed, once
 from .test_slow_link import SOON
 
 
@@ -253,3 +263,20 @@ def test_a_call_that_begins_while_its_read_is_cancelled_ends_too():
     scope.cancel()
     scope.take(call)
     call.cancel.assert_called_once()
+
+
+@pytest.mark.parametrize("role", [None, "orders_reader"])
+def test_every_session_has_the_database_role(role):
+    with feed() as items:
+        url = items.scripted.url + ("" if role is None else f"&database_role={role}")
+        with connect(url) as client:
+            once(items.drain(items.page(Beginning(), client=client).continuation_token, client=client), 0)
+            client.lookup(items.address, [MulticloudDbKey({"id": "a"})])
+            items.server.lose_sessions()
+            items.page(Beginning(), client=client)
+            sessions = items.server._world.sessions.values()
+            assert {session.creator_role for session in sessions} == {role or ""}
+            missing = ResourceAddress(items.scripted.name, "missing")
+            with pytest.raises(MulticloudDbError) as caught:
+                client.read_changes(ChangeFeedRequest(missing, Beginning()))
+            assert ("the database role 'orders_reader'" in caught.value.message) == (role is not None)

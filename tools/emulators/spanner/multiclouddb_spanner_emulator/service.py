@@ -49,7 +49,8 @@ class _Service:
 
     def create_session(self, request: Any, call: Call) -> Any:
         multiplexed = request.session.multiplexed and self.world.habits.multiplexed
-        return self.world.add_session(request.database, multiplexed=multiplexed)
+        role = request.session.creator_role
+        return self.world.add_session(request.database, multiplexed=multiplexed, role=role)
 
     def batch_create_sessions(self, request: Any, call: Call) -> Any:
         made = [

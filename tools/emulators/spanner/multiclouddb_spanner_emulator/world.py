@@ -85,11 +85,11 @@ class World:
         self.databases[full] = made
         return made
 
-    def add_session(self, database: str, *, multiplexed: bool) -> Any:
+    def add_session(self, database: str, *, multiplexed: bool, role: str = "") -> Any:
         """Add a session, and return the message that describes it."""
         self.database(database)
         name = f"{database}/sessions/s{next(self._numbers)}"
-        made = self.sessions[name] = Session.pb()(name=name, multiplexed=multiplexed)
+        made = self.sessions[name] = Session.pb()(name=name, multiplexed=multiplexed, creator_role=role)
         for moment in (made.create_time, made.approximate_last_use_time):
             moment.FromNanoseconds(self.clock.nanoseconds())
         return made
