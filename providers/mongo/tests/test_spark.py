@@ -18,6 +18,7 @@ from multiclouddb_api import (
 )
 from pyspark_multiclouddb import error_from_query
 
+from .test_poison import damaged, later_time
 from .test_rollover import NOTE, World
 
 pytestmark = pytest.mark.xdist_group("jvm")
@@ -89,6 +90,23 @@ def test_last_changes_of_a_dropped_collection_come_and_then_its_end(spark, one, 
         assert error_from_query(caught.value) == ErrorCategory.NOT_FOUND
         expected = [('{"_id":0}', "CREATE"), ('{"_id":1}', "CREATE"), ('{"_id":0}', "DELETE")]
         assert [(row.key, row.type) for row in rows] == expected
+
+
+def test_the_first_change_after_the_start_cannot_be_read(spark, one, here, written, tmp_path):
+    """With `onPoison=skip`, each run starts, and the other changes arrive once."""
+    since = later_time().isoformat()
+    rows, options = [], {"startingPosition": since, "onPoison": "skip"}
+    written.insert_one(damaged({"_id": 1, "msg": "damaged"}))
+    written.insert_one({"_id": "a"})
+    for number in range(2):
+        run(spark, one, here, tmp_path / "checkpoint", rows, **options)
+        assert [row.key for row in rows] == ['{"_id":"a"}', '{"_id":"b"}'][: number + 1]
+        if not number:
+            written.insert_one({"_id": "b"})
+    run(
+        spark, one, here, tmp_path / "from the beginning", rows, startingPosition="beginning", onPoison="skip"
+    )
+    assert len(rows) == 2 + 3
 
 
 def batches(checkpoint):
