@@ -134,10 +134,11 @@ class MongoFeed(Feed):
         self._source.reach(deadline)
         if not self._options.allow_missing:
             # A feed may have been open for a long time. If its resource was recreated, the engine opens
-            # another feed.
+            # another feed, unless the feed follows its name.
             found = find(self._source.client, self.spec, self._source.address)
-            if not found.there or found.uuid != self._found.uuid:
+            if not found.there or (self._bound and found.uuid != self._found.uuid):
                 raise _missing(self._source.address)
+            self._source.images = found.images
         return [Seed(_PARTITION_ID, (), self._resolved(position))]
 
     def survey(

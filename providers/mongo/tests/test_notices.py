@@ -152,15 +152,37 @@ class TestAnotherCollectionTakesTheName:
                 )
                 refusal(ErrorCategory.CHECKPOINT_EXPIRED, act, "renamed", "Resnapshot")
 
-    def test_a_new_snapshot_has_its_documents(self, one, replaced):
-        address, token, there = replaced
+    @pytest.mark.parametrize("how", HOWS, ids=lambda how: how.__name__)
+    def test_a_new_snapshot_has_its_documents(self, one, database, how):
+        """The client that has read the earlier collection reads the other one."""
+        native, address = one.client()[database], ResourceAddress(database, "c")
+        native["c"].insert_many({"_id": number} for number in range(3))
+        native["other"].insert_many({"_id": number, "n": 1} for number in range(2, 5))
+        asked = {"provider_options": FOLLOW, "on_expired": Resnapshot()}
         with connect(one.uri()) as client:
-            pages = list(walk(client, address, token, provider_options=FOLLOW, on_expired=Resnapshot()))
-        seen = {}
-        for event in (event for page in pages for event in page.events):
-            seen[event.key["_id"]] = max(seen.get(event.key["_id"], ""), event.order_key)
-        assert there <= seen.keys()
+            token = read(client, address, Now(), **asked).continuation_token
+            how(native, "c")
+            native["c"].insert_one({"_id": "after"})
+            pages = list(walk(client, address, token, **asked))
+        seen = {event.key["_id"] for page in pages for event in page.events}
+        assert {document["_id"] for document in native["c"].find()} <= seen
         assert any(isinstance(notice, BackfillDone) for page in pages for notice in page.notices)
+
+    def test_it_may_have_been_renamed_away_before(self, one, database):
+        native, address = one.client()[database], ResourceAddress(database, "c")
+        native["c"].insert_one({"_id": 1})
+        native["other"].insert_one({"_id": 2})
+        asked = {"provider_options": FOLLOW, "on_expired": Resnapshot()}
+        with connect(one.uri()) as client:
+            token = read(client, address, Now(), **asked).continuation_token
+            native["c"].rename("old")
+            native["other"].rename("c")
+            pages = list(walk(client, address, token, **asked))
+        assert 2 in keys(event for page in pages for event in page.events)
+        renamed = [
+            notice.new_name for page in pages for notice in page.notices if isinstance(notice, Renamed)
+        ]
+        assert renamed == [f"{database}/old", f"{database}/c"]
 
     def test_who_wants_to_skip_is_told_of_the_gap_once(self, one, replaced):
         address, token, _ = replaced
