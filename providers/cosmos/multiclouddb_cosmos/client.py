@@ -10,7 +10,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
@@ -25,9 +25,11 @@ from multiclouddb_api.value import frozen
 from multiclouddb_cosmos.config import names_in
 from multiclouddb_cosmos.credentials import RenewableCredential
 from multiclouddb_cosmos.errors import BAD_REQUEST, RECREATED, code_of, recreated
-from multiclouddb_cosmos.position import LEAST, MOST, KeyRange
+from multiclouddb_cosmos.position import KeyRange
+from multiclouddb_cosmos.records import LSN, Doubled, told_apart
 from multiclouddb_cosmos.transport import (
     ALL_VERSIONS,
+    LATEST,
     MovedError,
     Transport,
     Watch,
@@ -37,7 +39,7 @@ from multiclouddb_cosmos.transport import (
     ranges_in,
     unwrapped,
 )
-from multiclouddb_spi import Deadline, ProviderFault, collector_paused
+from multiclouddb_spi import Deadline, ProviderFault, collector_paused, unsupported
 from multiclouddb_spi.time_limits import ANSWER_SECONDS
 
 _LARGEST_PAGE: Final = 1000
@@ -70,6 +72,7 @@ class Definition:
     rid: str  # its resource id
     paths: tuple[tuple[str, ...], ...]  # the paths in the container's partition key, each as property names
     hierarchical: bool  # true if the partition key has several levels
+    version: int = 2  # the version of the hash by which items are placed in partitions
 
 
 @frozen
@@ -184,14 +187,14 @@ class Calls:
                 ) from error
             raise
 
-    def _limits(self, deadline: Deadline) -> dict[str, Any]:
+    def _limits(self, deadline: Deadline, seen: dict[str, Any] | None = None) -> dict[str, Any]:
         # azure-cosmos discards a complete answer that has taken longer than `timeout`.
         limits: dict[str, Any] = {
             "timeout": deadline.remaining() + ANSWER_SECONDS,
             "read_timeout": _READ_SECONDS,
         }
         if self._make is None:
-            limits["raw_response_hook"] = end_if_throttled(deadline)
+            limits["raw_response_hook"] = end_if_throttled(deadline, seen)
         return limits
 
     # -- Containers
@@ -205,10 +208,22 @@ class Calls:
                 response_hook=lambda headers, _: self._hear(headers), **self._limits(deadline)
             )
         key = found.get("partitionKey") or {}
+        paths = tuple(names_in(path) for path in key.get("paths", ()))
+        if not all(paths) or len({"/".join(path) for path in paths}) < len(paths):
+            raise unsupported(
+                f"the partition key of the container has the paths {list(key['paths'])}, which are not all "
+                "understood, so that the keys of its items are not known",
+                "copy the items into a container whose partition key has plain names, and report the paths",
+            )
+        if any(path[0] == LSN for path in paths):
+            raise unsupported(
+                f"the partition key of the container begins with {LSN}, which the service adds to the items "
+                "of the feed of latest versions",
+                "copy the items into a container whose partition key has another name",
+            )
+        # A container that tells no version has the first one.
         return Definition(
-            str(found["_rid"]),
-            tuple(names_in(path) for path in key.get("paths", ())),
-            key.get("kind") == "MultiHash",
+            str(found["_rid"]), paths, key.get("kind") == "MultiHash", int(key.get("version") or 1)
         )
 
     def addresses(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
@@ -236,15 +251,6 @@ class Calls:
         with self._guarded(Deadline.after(_LISTING_SECONDS)):
             listed = list(container.read_feed_ranges(force_refresh=True))
         return [KeyRange(each["Range"]["min"], each["Range"]["max"]) for each in listed]
-
-    def range_of_key(
-        self, address: ResourceAddress, values: Sequence[Any], *, hierarchical: bool
-    ) -> KeyRange:
-        """Return the range of one partition key, or of all keys that begin with `values`."""
-        value = list(values) if hierarchical else values[0]
-        span = self.container(address).feed_range_from_partition_key(value)["Range"]
-        low, high = str(span["min"]), str(span["max"])
-        return KeyRange(low, _after(high) if span["isMaxInclusive"] else high)
 
     def item(
         self, address: ResourceAddress, item_id: str, partition_key: Any, deadline: Deadline
@@ -307,12 +313,12 @@ class Calls:
                 continuation=token,
                 max_item_count=min(limit, _LARGEST_PAGE),
                 response_hook=hook,
-                **self._limits(deadline),
+                **self._limits(deadline, seen),
             )
             .by_page()
         )
         try:
-            items, body, requests = self._page(pages, seen, deadline)
+            items, body, requests = self._page(pages, seen, deadline, mode)
         except CosmosHttpResponseError as error:
             self._hear(error.headers or {})
             if code_of(error) == (BAD_REQUEST, RECREATED):
@@ -339,22 +345,50 @@ class Calls:
                 ErrorCategory.PROVIDER_ERROR,
                 f"the service's position {str(seen['etag'])[:40]!r} is not an LSN; please report this",
             )
+        if mode == LATEST and Doubled in set(map(type, items)):
+            items = told_apart(items, etag or 0, position)
         return Answer(items, position, newest, _SWELLING * nbytes, _charge(headers), requests)
 
     def _page(
-        self, pages: Any, seen: dict[str, Any], deadline: Deadline
+        self, pages: Any, seen: dict[str, Any], deadline: Deadline, mode: str
     ) -> tuple[list[Any], Mapping[str, Any], int]:
         """Return the items of one page, the body of the answer, and the number of requests."""
         with self._guarded(deadline) as watch:
             page = next(pages, None)
+        if watch is None:
+            # The text tells what azure-cosmos does not: that a document has `_lsn` twice.
+            body = seen["body"] or {}
+            text = seen.get("text") if mode == LATEST else None
+            if text is not None and _is_doubled(text, len(body.get("Documents", ()))):
+                body = _parsed(text)
+                return body["Documents"], body, 1
+            return ([] if page is None else list(page)), body, 1
         # Without requests, azure-cosmos has sent the request from another thread.
-        if watch is None or not watch.requests:
+        if not watch.requests:
             return ([] if page is None else list(page)), seen["body"] or {}, 1
         if watch.body is None:
             return [], {}, watch.requests
         seen["nbytes"] = len(watch.body)
         body = _parsed(watch.body)
         return body["Documents"], body, watch.requests
+
+
+def _is_doubled(text: bytes, count: int) -> bool:
+    """Return True if some of the documents may have `_lsn` twice."""
+    return text.count(b'"_lsn"') > count
+
+
+def _whole_number(text: str) -> Any:
+    return orjson.loads(text)  # a float if it has more than 64 bits, as in the other pages
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = [value for name, value in pairs if name == LSN]
+    if len(values) < 2:
+        return dict(pairs)
+    found = Doubled(pairs)
+    found.own = values
+    return found
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
@@ -372,20 +406,14 @@ def _parsed(text: bytes) -> dict[str, Any]:
             raise DecodeError("the page is not JSON", error=error) from None
     if not isinstance(found, dict) or not isinstance(found.get("Documents"), list):
         raise DecodeError("the page has no Documents")
-    return found
+    if _is_doubled(text, len(found["Documents"])):
+        found = json.loads(text, object_pairs_hook=_object, parse_int=_whole_number)
+    body: dict[str, Any] = found
+    return body
 
 
 def _closed() -> ProviderFault:
     return ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, "the client is closed")
-
-
-def _after(key: str) -> str:
-    """Return the effective partition key that directly follows the given key."""
-    if key == LEAST:
-        return "00"
-    if key >= MOST:
-        return MOST
-    return f"{int(key, 16) + 1:0{len(key)}X}"
 
 
 def _number(text: Any) -> int | None:

@@ -22,7 +22,14 @@ Mode: TypeAlias = Literal["all_versions", "latest"]
 MODES: Final[tuple[Mode, ...]] = ("all_versions", "latest")
 """The feeds of a container: the one with all versions and deletes, and the one of latest versions."""
 
-_NAME: Final = re.compile(r'/(?:"([^"]*)"|([^/]*))')
+# The grammar of the vendor's SDKs: `PathParser` of Azure/azure-cosmos-dotnet-v3, and its test.
+_NAME: Final = re.compile(
+    r"""/(?:"(?P<double>(?:[^"]|(?<=\\)")*)(?<!\\)"|'(?P<single>(?:[^']|(?<=\\)')*)(?<!\\)'"""
+    r"""|(?P<plain>[^/"'][^/]*))(?=/|$)""",
+    re.DOTALL,
+)
+_NO_NAMES: Final = ("*", "?", "[]")
+"""The parts of an indexing policy's paths that are no names."""
 _IN_URL: Final = ("delete_marker", "mode", "tls")
 _OPTIONS: Final = ("credential", *_IN_URL, "url")
 _URL: Final = "write cosmos://ACCOUNT.documents.azure.com or cosmos://localhost:8081?tls=false"
@@ -139,12 +146,26 @@ def check_marker(field: str, value: object, mode: object) -> None:
         problem = f"has no effect with mode={mode or MODES[0]!r}"
         raise invalid_request(field, problem, "add mode=latest, or omit it")
     text = value if isinstance(value, str) else ""
-    names = names_in(text)
-    whole = "".join(found[0] for found in _NAME.finditer(text))
-    if not names or not all(names) or whole != text:
+    if names_in(text)[:1] in ((), ("_lsn",)) or text.endswith("/"):
         raise invalid_request(field, f"is {value!r}", "write the path of a property, such as /deleted")
 
 
 def names_in(path: str) -> tuple[str, ...]:
-    """Return the property names in a path such as `/a/b` or `/"a b"`. A quoted name may contain a slash."""
-    return tuple(quoted or plain for quoted, plain in _NAME.findall(path))
+    """Return the property names in a path; empty if the text is no path to a property.
+
+    Examples are `/a/b`, `/"a b"` and `/'a/b'`. A name in quotes may contain a slash, the other quotes, and
+    its own quotes after a backslash. As in the vendor's SDKs, this backslash belongs to the name.
+    """
+    names, end = [], 0
+    while end < len(path.removesuffix("/")):
+        found = _NAME.match(path, end)
+        if found is None:
+            return ()
+        name = found[found.lastgroup or 0]
+        if found.lastgroup == "plain":
+            name = name.strip()
+            if name in _NO_NAMES:
+                return ()
+        names.append(name)
+        end = found.end()
+    return tuple(names) if all(names) else ()

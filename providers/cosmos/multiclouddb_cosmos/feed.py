@@ -84,7 +84,7 @@ class CosmosFeed(Feed):
     def _wanted(self, partition_id: str | None, deadline: Deadline) -> list[KeyRange]:
         source = self._source
         source.check_same(deadline)
-        wanted = source.current().cut(source.scope)
+        wanted = source.current_pieces()
         if partition_id is None:
             return wanted
         one = range_of(partition_id)
@@ -104,7 +104,7 @@ class CosmosFeed(Feed):
         source = self._source
         if not asked:
             source.check_same(deadline)
-            spans_now = source.current().cut(source.scope)  # ranges that were split are not listed
+            spans_now = source.current_pieces()  # ranges that were split are not listed
             return Survey(tuple(Partition(each.partition_id, (), PartitionState.OPEN) for each in spans_now))
         current = source.current()
         spans = {name: span for name in asked if (span := range_of(name)) is not None}

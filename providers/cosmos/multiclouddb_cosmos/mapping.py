@@ -21,6 +21,7 @@ from multiclouddb_cosmos.records import (
     MARKED,
     MOST_SECONDS,
     REFUSED,
+    Doubled,
     Item,
     Records,
     View,
@@ -89,7 +90,9 @@ def _states(documents: list[Any], kinds: Sequence[str], view: View) -> tuple[lis
     states = documents
     if view.usual is None or view.is_whole:
         states = [None if each is None else each.copy() for each in documents]
-        take_out_system(each for each in states if each is not None)
+        take_out_system((each for each in states if each is not None), with_lsn=view.with_lsn)
+    if Doubled in set(map(type, states)):
+        states = [dict(each) if type(each) is Doubled else each for each in states]
     if not view.marker:
         return states, [None] * len(states)
     marked = [kind == MARKED for kind in kinds]

@@ -7,6 +7,7 @@ delete, only the metadata contains the key. An item of the feed of latest versio
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from hashlib import blake2b
 from operator import itemgetter, lt
 from typing import Any, Final, TypeAlias
@@ -14,7 +15,7 @@ from typing import Any, Final, TypeAlias
 import attrs
 import orjson
 
-from multiclouddb_api import ResourceAddress
+from multiclouddb_api import MulticloudDbKey, ResourceAddress
 from multiclouddb_api.value import frozen
 from multiclouddb_cosmos.position import LIVE, Place
 
@@ -37,8 +38,14 @@ _COMPARED: Final = 24
 previous version.
 """
 ABSENT: Final = object()
-SYSTEM: Final = frozenset({"_rid", "_self", "_etag", "_attachments", "_ts", "_lsn"})
-"""The properties that the service adds to a document."""
+SYSTEM: Final = frozenset({"_rid", "_self", "_etag", "_attachments", "_ts"})
+"""The properties of a document that the service writes, also over those of a user, and that are taken out."""
+LSN: Final = "_lsn"
+"""The property that the service adds to a document in the feed of latest versions, and nowhere else.
+
+It is taken out of a document that comes from this feed. A document can have a property of this name of its
+own (microsoft/kafka-connect-cosmosdb issue 46); then the feed contains the name twice.
+"""
 _TOLD: Final = itemgetter("_rid", "_etag", "_ts")
 _NO_KEY: Final = (dict, list)
 """The types of values that are never part of a partition key."""
@@ -54,6 +61,18 @@ DAMAGED_ERRORS: Final = (
 """The exceptions that a damaged item can cause."""
 
 
+class Doubled(dict[str, Any]):
+    """A document in which the feed of latest versions has `_lsn` twice; it contains the service's."""
+
+    own: Any = None  # the value of the document's own property
+
+    def copy(self) -> Doubled:
+        """Return a copy with the same value of the document's own property."""
+        made = Doubled(self)
+        made.own = self.own
+        return made
+
+
 @frozen
 class View:
     """The properties that all events of one range share."""
@@ -65,6 +84,7 @@ class View:
     native: bool = False  # true if events include the service's item
     usual: str | None = None  # the type of each change if the items are documents alone
     marker: tuple[str, ...] = ()  # the path of the property that marks an item as deleted
+    single: bool = False  # true if the items were read one by one, and not from a feed
     names: tuple[str, ...] = attrs.field(init=False)
     """The name of each component of the partition key."""
 
@@ -76,6 +96,11 @@ class View:
     def is_whole(self) -> bool:
         """Return True if the service's own properties of a document are needed."""
         return self.native or any(path[:1] and path[0] in SYSTEM for path in (*self.paths, self.marker))
+
+    @property
+    def with_lsn(self) -> bool:
+        """Return True if the service has added `_lsn` to the documents."""
+        return self.usual is not None and not self.single
 
 
 @frozen(eq=False)
@@ -190,12 +215,12 @@ def bared(records: Records, view: View) -> Records:
         told = [_TOLD(item) if is_whole else None for item, is_whole in zip(whole, are_whole, strict=True)]
         whole = [item for item, is_whole in zip(whole, are_whole, strict=True) if is_whole]
     if not view.is_whole:
-        take_out_system(whole)
+        take_out_system(whole, with_lsn=view.with_lsn)
     return attrs.evolve(records, told=told)
 
 
-def take_out_system(documents: Iterable[dict[str, Any]]) -> None:
-    """Take the service's own properties out of documents."""
+def take_out_system(documents: Iterable[dict[str, Any]], *, with_lsn: bool) -> None:
+    """Take the service's own properties out of documents, and with `with_lsn` also its `_lsn`."""
     for document in documents:
         try:
             del document["_rid"], document["_self"], document["_etag"]
@@ -203,7 +228,41 @@ def take_out_system(documents: Iterable[dict[str, Any]]) -> None:
         except KeyError:
             for name in SYSTEM:
                 document.pop(name, None)
-        document.pop("_lsn", None)
+        if with_lsn:
+            document.pop(LSN, None)
+            if type(document) is Doubled:
+                document[LSN] = document.own
+
+
+def told_apart(documents: list[Any], after: int, reached: int) -> list[Any]:
+    """Return the documents of a page of latest versions, with the service's LSNs as `_lsn`.
+
+    Args:
+        documents: The documents. One with several properties `_lsn` is a `Doubled`, whose `own` is the list
+            of all their values.
+        after: The LSN after which the page begins.
+        reached: The LSN up to which the page goes.
+    """
+    # The LSNs of a page ascend. The service writes its own after all other properties.
+    found, last = [], after
+    for document in documents:
+        if type(document) is not Doubled:
+            found.append(document)
+            last = max(last, lsn_of(document, bare=True) or 0)
+            continue
+        values = document.own
+        fitting = [
+            index
+            for index, value in enumerate(values)
+            if type(value) is int and max(last, after + 1) <= value <= reached
+        ]
+        index = fitting[-1] if fitting else len(values) - 1
+        document[LSN] = values[index]
+        left = values[:index] + values[index + 1 :]
+        document.own = left[-1]
+        last = max(last, lsn_of(document, bare=True) or 0)
+        found.append(document)
+    return found
 
 
 def kind_of(item: Item, view: View) -> str:
@@ -317,7 +376,9 @@ def _is_first(item: Item, lsn: int) -> bool:
 
 
 def _version_of(item: Item) -> str:
-    current = item if "_etag" in item else item.get("current")
+    if "metadata" not in item or "_etag" in item:  # a document alone
+        return str(item.get("_etag", ""))
+    current = item.get("current")
     if isinstance(current, Mapping) and "_etag" in current:
         return str(current["_etag"])
     return str(item["metadata"].get("previousImageLSN", ""))
@@ -338,6 +399,17 @@ def is_of(item: Item, view: View, wanted: Sequence[Any]) -> bool:
     )
 
 
+def spellings(value: Any) -> tuple[Any, ...]:
+    """Return the doubles that have this normal form; they lie in different places."""
+    return (0.0, -0.0) if type(value) is int and value == 0 else (value,)
+
+
+def normal_key(key: MulticloudDbKey) -> MulticloudDbKey:
+    """Return the form that the key of an event has."""
+    components = {name: normal(value) for name, value in key.components.items()}
+    return MulticloudDbKey(components, len(key.partition_key))
+
+
 def key_of(item: Item, view: View) -> dict[str, Any]:
     """Return the components of an item's key: its partition key, then `id`."""
     current = item
@@ -352,7 +424,7 @@ def key_of(item: Item, view: View) -> dict[str, Any]:
         if type(at) is str:
             found[full] = at
         elif at is not ABSENT and not isinstance(at, _NO_KEY):
-            found[full] = _exact(at)
+            found[full] = normal(at)
     found["id"] = _text(current["id"])
     return found
 
@@ -368,23 +440,29 @@ def _deleted(item: Item, metadata: Mapping[str, Any], view: View) -> dict[str, A
             for name in path:
                 value = value[name]
             if not isinstance(value, _NO_KEY):
-                found[full] = _exact(value)
+                found[full] = normal(value)
             continue
         # The service's documentation does not say how a nested path is named here.
         for name in (full, "/" + full, path[-1]):
             if name in key:
                 if not isinstance(key[name], _NO_KEY):
-                    found[full] = _exact(key[name])
+                    found[full] = normal(key[name])
                 break
     found["id"] = _text(item_id)
     return found
 
 
-def _exact(value: Any) -> Any:
-    """Write equal numbers in the same form, because the service treats 1 and 1.0 as the same key."""
-    if type(value) is float and value.is_integer() and abs(value) < _MOST_EXACT:
-        return int(value)
-    return value
+def normal(value: Any) -> Any:
+    """Return the one form of a component of a key.
+
+    The service keeps a number in a partition key as a double (Azure/azure-cosmos-dotnet-v3 issue 3116), and
+    each answer may spell it in another way. So 1, 1.0 and 1e0 become 1; 0 and -0.0 become 0; and from 2^53
+    on, a number becomes the float that is next to it.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        return value
+    number = float(value)
+    return int(number) if number.is_integer() and abs(number) < _MOST_EXACT else number
 
 
 def _text(value: Any) -> str:

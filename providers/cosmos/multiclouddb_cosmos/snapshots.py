@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from itertools import product
 from typing import Any, Final
 
 import attrs
 from azure.cosmos.exceptions import CosmosHttpResponseError
 from azure.cosmos.partition_key import NonePartitionKeyValue
 
-from multiclouddb_api import ChangeEvent, LookupAnswer, MulticloudDbKey, invalid_request
+from multiclouddb_api import ChangeEvent, LookupAnswer, MulticloudDbKey, NotKnown, invalid_request
 from multiclouddb_api.value import frozen
 from multiclouddb_cosmos.client import Answer
 from multiclouddb_cosmos.mapping import CosmosMapper
@@ -37,9 +39,12 @@ from multiclouddb_cosmos.records import (
     bared,
     is_of,
     kind_of,
+    normal,
+    normal_key,
     order_key,
     place_after,
     records_of,
+    spellings,
 )
 from multiclouddb_cosmos.source import Source
 from multiclouddb_cosmos.transport import MovedError
@@ -62,6 +67,7 @@ from multiclouddb_spi import (
 from multiclouddb_spi.abilities import LOOKUP_PLAN, answers_of, check_components
 
 _FLOOR: Final = order_key(0)
+_AMBIGUOUS: Final = NotKnown("two items have this key, one with 0 and one with -0.0 in its partition key")
 _PAUSE: Final = 0.1
 _AT_A_TIME: Final = 16
 _MOST_KEYS: Final = 100
@@ -284,13 +290,15 @@ def look_up(
     source: Source, keys: Sequence[MulticloudDbKey], deadline: Deadline
 ) -> dict[MulticloudDbKey, LookupAnswer]:
     """Return the items of some of the keys, with one point read for each key."""
-    asked, view = keys[:_MOST_KEYS], attrs.evolve(source.view(""), usual=ROW)
-    places = [_place_of(key, view, hierarchical=source.definition.hierarchical) for key in asked]
+    asked, view = keys[:_MOST_KEYS], attrs.evolve(source.view(""), usual=ROW, single=True)
+    places = [
+        place for key in asked for place in _places_of(key, view, hierarchical=source.definition.hierarchical)
+    ]
 
     def read(place: tuple[str, Any]) -> tuple[dict[str, Any], int | None] | None:
         return source.calls.item(source.spec.address, *place, deadline)
 
-    with ThreadPoolExecutor(min(_AT_A_TIME, len(asked))) as pool:
+    with ThreadPoolExecutor(min(_AT_A_TIME, len(places))) as pool:
         answers = list(pool.map(read, places))
     # Another container may have the same name since the feed was opened.
     source.check_same(deadline)
@@ -305,11 +313,13 @@ def look_up(
         records = bared(Records([item], [lsn or 0]), view)
         (event,) = mapper.events(records, 0, 1)
         rows.append(event if lsn is not None else attrs.evolve(event, order_key=""))
-    return answers_of(asked, rows)
+    found = answers_of(asked, rows, normal_key)
+    seen = Counter(row.key for row in rows)
+    return {key: _AMBIGUOUS if seen[normal_key(key)] > 1 else answer for key, answer in found.items()}
 
 
-def _place_of(key: MulticloudDbKey, view: View, *, hierarchical: bool) -> tuple[str, Any]:
-    """Return the `id` and the partition key of an item."""
+def _places_of(key: MulticloudDbKey, view: View, *, hierarchical: bool) -> list[tuple[str, Any]]:
+    """Return the `id` and the partition key of an item, with each spelling of the latter."""
     names = list(dict.fromkeys((*view.names, "id")))
     given = list(key.components)
     # If an item lacks its partition key, its key lacks the component.
@@ -317,5 +327,7 @@ def _place_of(key: MulticloudDbKey, view: View, *, hierarchical: bool) -> tuple[
         check_components(key, names)
     if not isinstance(key["id"], str):
         raise invalid_request("keys", "has a key whose 'id' is no text", "give the id as event.key has it")
-    values = [key[name] if name in given else NonePartitionKeyValue for name in view.names]
-    return key["id"], values if hierarchical else values[0]
+    values = [
+        spellings(normal(key[name])) if name in given else (NonePartitionKeyValue,) for name in view.names
+    ]
+    return [(key["id"], list(each) if hierarchical else each[0]) for each in product(*values)]

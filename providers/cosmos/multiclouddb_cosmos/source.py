@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from datetime import UTC, datetime
+from itertools import product
 from typing import Any
 from weakref import WeakSet
 
@@ -18,9 +19,10 @@ from multiclouddb_api.value import define
 from multiclouddb_cosmos.client import LATE_SECONDS, Answer, Calls, Definition
 from multiclouddb_cosmos.config import names_in
 from multiclouddb_cosmos.errors import BAD_REQUEST, classify, is_disabled
+from multiclouddb_cosmos.hashing import effective_key
 from multiclouddb_cosmos.options import CosmosOptions
 from multiclouddb_cosmos.position import LEAST, MOST, KeyRange, RangeMap
-from multiclouddb_cosmos.records import UPSERT, View, is_of, lsn_of, seconds_of
+from multiclouddb_cosmos.records import UPSERT, View, is_of, lsn_of, normal, seconds_of, spellings
 from multiclouddb_cosmos.transport import LATEST, start_of
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader, expired, unsupported
 
@@ -38,7 +40,7 @@ class Source:
     calls: Calls  # the object that makes the calls
     spec: FeedSpec  # the specification of the feed
     definition: Definition  # the properties of the container
-    scope: KeyRange = _WHOLE  # the range of keys that the feed reads
+    scope: tuple[KeyRange, ...] = (_WHOLE,)  # the ranges of keys that the feed reads
     wanted: tuple[object, ...] = ()  # the partition key of the feed, or its first components
     readers: WeakSet[Reader] = attrs.field(factory=WeakSet)  # the readers that are currently in use
     behind: dict[KeyRange, int] = attrs.field(factory=dict)
@@ -63,9 +65,7 @@ class Source:
             )
         if isinstance(spec.scope, LogicalPartition):
             source.wanted = _wanted(spec.scope.key, definition)
-            source.scope = calls.range_of_key(
-                spec.address, source.wanted, hierarchical=definition.hierarchical
-            )
+            source.scope = _ranges_of(source.wanted, definition)
         return source
 
     @property
@@ -133,6 +133,11 @@ class Source:
     def current(self) -> RangeMap:
         """List the ranges again, and return them."""
         return self.refreshed(self._map)
+
+    def current_pieces(self) -> list[KeyRange]:
+        """List the ranges again, and return the parts of the feed's scope in them."""
+        current = self.current()
+        return [piece for span in self.scope for piece in current.cut(span)]
 
     # -- Pages
 
@@ -244,4 +249,21 @@ def _wanted(key: MulticloudDbKey, definition: Definition) -> tuple[object, ...]:
             f"has the components {list(key.components)}",
             f"give the partition key of the container, or its first components: {names}",
         )
-    return tuple(key.components[name] for name in given)
+    return tuple(normal(key.components[name]) for name in given)
+
+
+def _ranges_of(wanted: tuple[object, ...], definition: Definition) -> tuple[KeyRange, ...]:
+    """Return the ranges of one partition key, or of all keys that begin with its first components."""
+    is_whole = len(wanted) == len(definition.paths)
+    found = []
+    for values in product(*map(spellings, wanted)):
+        try:
+            low = effective_key(values, definition.version, hierarchical=definition.hierarchical)
+        except (TypeError, ValueError) as error:
+            raise unsupported(
+                "the place of this partition key is not certain",
+                "read the whole container, or one PhysicalPartition, and filter in the application",
+            ) from error
+        # The next key, or the first one that does not begin so.
+        found.append(KeyRange(low, f"{int(low, 16) + 1:0{len(low)}X}" if is_whole else f"{low}FF"))
+    return tuple(sorted(found))

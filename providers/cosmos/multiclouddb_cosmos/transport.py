@@ -224,8 +224,11 @@ def unwrapped() -> Iterator[None]:
         raise ended.reason from None
 
 
-def end_if_throttled(deadline: Deadline) -> Callable[[Any], None]:
-    """Return a hook for each answer that the application's own client gets."""
+def end_if_throttled(deadline: Deadline, seen: dict[str, Any] | None = None) -> Callable[[Any], None]:
+    """Return a hook for each answer that the application's own client gets.
+
+    The text of a page is kept in `seen`.
+    """
     # The hook ends the call if the service asks the client to wait until after the deadline. Otherwise azure-
     # cosmos would still be waiting at the deadline, and the caller would not learn the reason.
 
@@ -234,6 +237,8 @@ def end_if_throttled(deadline: Deadline) -> Callable[[Any], None]:
             refusal = _refusal(response.http_response)
             if (retry_after(refusal) or 0.0) + _LATEST_SECONDS >= deadline.remaining():
                 raise _EndedError(refusal)
+        elif seen is not None and response.http_response.status_code == _OK:
+            seen["text"] = response.http_response.body()
 
     return hook
 

@@ -1,13 +1,15 @@
 """Sets the environment variables that azure-cosmos reads in the tests of this provider."""
 
+import orjson
 import pytest
 from azure.cosmos import CosmosClient
 
 from multiclouddb_api import connect
 from multiclouddb_cosmos_emulator.auth import WELL_KNOWN_KEY
+from multiclouddb_cosmos_emulator.writes import Transaction
 
 from .harness import close_client
-from .world import World
+from .world import DATABASE, NAME, World
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +61,21 @@ def native(world):
 def own(world, native):
     with connect(world.config(), native_client=native) as client:
         yield client
+
+
+@pytest.fixture
+def put_text():
+    """Return a function that writes or deletes an item given as JSON, whose numbers keep their spelling."""
+
+    def put(world, text, *, delete=False):
+        with world.server._lock:
+            container = world.server._container(DATABASE, NAME)
+            document = orjson.loads(text)
+            transaction = Transaction(container, container.definition.of_document(document))
+            if delete:
+                transaction.delete(document["id"])
+            else:
+                transaction.upsert(document)
+            transaction.commit()
+
+    return put

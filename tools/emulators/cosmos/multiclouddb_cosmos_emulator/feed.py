@@ -118,5 +118,10 @@ def _version(container: Container, change: Change) -> tuple[bytes, ...]:
 
 
 def _named(container: Container, key: Key) -> dict[str, Any]:
+    # The service keeps a number in a partition key as a double: Azure/azure-cosmos-dotnet-v3 issue 3116.
     names = container.definition.names
-    return {name: value for name, value in zip(names, key.values, strict=True) if value is not UNDEFINED}
+    return {
+        name: float(value) if type(value) is int else value
+        for name, value in zip(names, key.values, strict=True)
+        if value is not UNDEFINED
+    }

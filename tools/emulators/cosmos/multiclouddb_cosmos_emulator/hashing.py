@@ -3,6 +3,9 @@
 Version 2 hashes the whole key to 128 bits. A hierarchical key is hashed level by level. Therefore
 the text for the first levels of a key is the beginning of the text for the whole key. Version 1
 hashes the key to 32 bits and appends the key itself to the hash.
+
+With version 1, azure-cosmos hashes a whole number as if it had 32 bits, and leaves out null. The vendor's
+other SDKs do not: `PartitionKeyHashingTests` of Azure/azure-sdk-for-java.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ __all__ = ["boundary_v1", "hash_hierarchy", "hash_v1", "hash_v2"]
 _UNDEFINED, _NULL, _FALSE, _TRUE, _NUMBER, _STRING = b"\x00", b"\x01", b"\x02", b"\x03", b"\x05", b"\x08"
 _MASK: Final = (1 << 64) - 1
 _V1_LENGTH: Final = 100
+_NAN: Final = struct.pack("<Q", 0xFFF8000000000000)  # the one that .NET writes
 
 
 def _encoded(value: Json, end_of_string: bytes) -> bytes:
@@ -31,7 +35,7 @@ def _encoded(value: Json, end_of_string: bytes) -> bytes:
     if isinstance(value, bool):
         return _TRUE if value else _FALSE
     if isinstance(value, int | float):
-        return _NUMBER + struct.pack("<d", float(value))
+        return _NUMBER + (_NAN if value != value else struct.pack("<d", float(value)))
     return _STRING + str(value).encode() + end_of_string
 
 
@@ -53,9 +57,9 @@ def hash_hierarchy(values: Sequence[Json]) -> str:
 
 
 def hash_v1(values: Sequence[Json]) -> str:
-    """Hash a key with version 1, exactly as the SDK computes it."""
-    cut = [value[:_V1_LENGTH] if isinstance(value, str) else value for value in values]
-    encoded = b"".join(_encoded(_as_unsigned(value), b"\x00") for value in cut)
+    """Hash a key with version 1. A text counts up to 100 UTF-16 units, because the service counts so."""
+    cut = [_cut(value) if isinstance(value, str) else value for value in values]
+    encoded = b"".join(_encoded(value, b"\x00") for value in cut)
     digest = float(mmh3.hash(encoded, 0, signed=False))
     return b"".join(_ordered(value) for value in [digest, *cut]).hex().upper()
 
@@ -65,21 +69,17 @@ def boundary_v1(digest: int) -> str:
     return _ordered(float(digest)).hex().upper()
 
 
-def _as_unsigned(value: Json) -> Json:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return float(value & 0xFFFFFFFF)
-    return value
+def _cut(text: str) -> str:
+    # .NET writes half a character as U+FFFD.
+    return text.encode("utf-16-le")[: 2 * _V1_LENGTH].decode("utf-16-le", "replace")
 
 
 def _ordered(value: Json) -> bytes:
-    """Encode a component so that the bytes have the same order as the values.
-
-    The encoding omits null, as the SDK does.
-    """
+    """Encode a component so that the bytes have the same order as the values."""
     if value is UNDEFINED:
         return _UNDEFINED
     if value is None:
-        return b""
+        return _NULL
     if isinstance(value, bool):
         return _TRUE if value else _FALSE
     if isinstance(value, int | float):

@@ -70,7 +70,10 @@ class KeyDefinition:
             raise bad_request(f"Too many partition key paths. Kind {kind!r} has {len(paths)}.")
         if kind == "MultiHash" and version == 1:
             raise bad_request("A partition key of kind 'MultiHash' has version 2.")
-        return cls(tuple(path_names(str(path)) for path in paths), kind, version)
+        names = tuple(path_names(str(path)) for path in paths)
+        if not all(names):
+            raise bad_request(f"The partition key paths {paths} cannot be parsed.")
+        return cls(names, kind, version)
 
     @property
     def names(self) -> list[str]:

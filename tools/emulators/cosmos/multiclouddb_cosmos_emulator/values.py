@@ -27,12 +27,22 @@ UNDEFINED: Final = Undefined.UNDEFINED
 Json: TypeAlias = Any
 
 
-_NAME: Final = re.compile(r"""/(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^/]*))""")
+# The grammar of `PathParser` in Azure/azure-cosmos-dotnet-v3. The backslash before a quote stays in the name.
+_NAME: Final = re.compile(
+    r"""/(?:"((?:[^"]|(?<=\\)")*)(?<!\\)"|'((?:[^']|(?<=\\)')*)(?<!\\)'|([^/"'][^/]*))(?=/|$)""", re.DOTALL
+)
 
 
 def path_names(path: str) -> tuple[str, ...]:
-    """Return the property names in a path such as `/a/"b/c"/d`; quoted names may contain slashes."""
-    return tuple(next((name for name in names if name), "") for names in _NAME.findall(path))
+    """Return the property names in a path such as `/a/"b/c"/d`; empty if the text is no path."""
+    names, end = [], 0
+    while end < len(path.removesuffix("/")):
+        found = _NAME.match(path, end)
+        if found is None:
+            return ()
+        names.append(found[3].strip() if found[3] is not None else found[found.lastindex or 0])
+        end = found.end()
+    return tuple(names) if all(names) else ()
 
 
 def at_path(document: Json, names: tuple[str, ...]) -> Json:

@@ -27,7 +27,7 @@ __all__ = ["LARGEST", "Condition", "Transaction"]
 
 LARGEST: Final = 2 * 1024 * 1024
 _LONGEST_ID: Final = 1023
-_SYSTEM: Final = ("_rid", "_self", "_etag", "_attachments", "_ts", "_lsn")
+_SYSTEM: Final = ("_rid", "_self", "_etag", "_attachments", "_ts")
 
 
 @attrs.frozen
