@@ -39,7 +39,6 @@ from multiclouddb_cosmos.records import (
     bared,
     is_of,
     kind_of,
-    normal,
     normal_key,
     order_key,
     place_after,
@@ -292,7 +291,9 @@ def look_up(
     """Return the items of some of the keys, with one point read for each key."""
     asked, view = keys[:_MOST_KEYS], attrs.evolve(source.view(""), usual=ROW, single=True)
     places = [
-        place for key in asked for place in _places_of(key, view, hierarchical=source.definition.hierarchical)
+        place
+        for key in dict.fromkeys(map(normal_key, asked))
+        for place in _places_of(key, view, hierarchical=source.definition.hierarchical)
     ]
 
     def read(place: tuple[str, Any]) -> tuple[dict[str, Any], int | None] | None:
@@ -327,7 +328,5 @@ def _places_of(key: MulticloudDbKey, view: View, *, hierarchical: bool) -> list[
         check_components(key, names)
     if not isinstance(key["id"], str):
         raise invalid_request("keys", "has a key whose 'id' is no text", "give the id as event.key has it")
-    values = [
-        spellings(normal(key[name])) if name in given else (NonePartitionKeyValue,) for name in view.names
-    ]
+    values = [spellings(key[name]) if name in given else (NonePartitionKeyValue,) for name in view.names]
     return [(key["id"], list(each) if hierarchical else each[0]) for each in product(*values)]

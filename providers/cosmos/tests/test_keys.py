@@ -241,6 +241,12 @@ class TestNumbers:
         assert found[0] is key or found[0] == key
         assert found[1].key == MulticloudDbKey({"pk": 5, "id": "a"}, 1)
 
+    def test_spellings_of_one_key_are_asked_together(self, world, put_text):
+        put_text(world, '{"id": "a", "pk": 0}')
+        keys = [MulticloudDbKey({"pk": asked, "id": "a"}, 1) for asked in (0, 0.0, -0.0, Decimal(0))]
+        rows = world.client().lookup(ADDRESS, keys)
+        assert [rows[key].key for key in keys] == [keys[0]] * 4
+
     def test_two_items_at_zero_are_not_told_apart(self, world, put_text):
         for text in ("0", "-0.0"):
             put_text(world, f'{{"id": "a", "pk": {text}}}')
