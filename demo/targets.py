@@ -83,7 +83,7 @@ def _name() -> str:
 class _Delta:
     """A Delta table in the folder of the run."""
 
-    kinds = tuple(Kind)
+    kinds = tuple(kind for kind in Kind if kind is not Kind.FOREIGN)
 
     def __init__(self, places: Places) -> None:
         self._path = places.table
@@ -118,7 +118,7 @@ class _Delta:
                 committed(table, change(new_item_state="NULL", _deleted_at="to_timestamp_micros(1)"))
             case Kind.BLOCKED:
                 committed(table, change(order_key="'~'"))
-            case Kind.DUPLICATE | Kind.GHOST:
+            case Kind.DUPLICATE | Kind.GHOST | Kind.FOREIGN:
                 # A copy of any row has all columns.
                 copied = table.to_pyarrow_dataset().scanner(use_threads=False).head(1).to_pylist()[0]
                 copied |= {"key": key, "new_item_state": "{}", "_deleted_at": None}
@@ -172,7 +172,7 @@ def in_catalog(spark: SparkSession, places: Places) -> SparkSession:
 class _Spark:
     """A table in the folder of the run, which Spark itself merges."""
 
-    kinds = tuple(Kind)
+    kinds = tuple(kind for kind in Kind if kind is not Kind.FOREIGN)
     option = None
     _DAMAGE: Final = {
         Kind.MISSING: "DELETE FROM {table} WHERE key = {key}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
@@ -94,7 +95,13 @@ class MemoryTable:
             there = [row for row in self.table if row.key == fix.key]
             if self.guards and sorted(row.order_key for row in there) != sorted(fix.seen):
                 continue
-            if there or fix.text is not None:
+            if fix.removes:
+                if fix.beside is None or [
+                    row.order_key for row in self.table if row.key == fix.beside[0]
+                ] == [fix.beside[1]]:
+                    self.table = [row for row in self.table if row.key != fix.key]
+                    self.written += 1
+            elif there or fix.text is not None:
                 self.table = [row for row in self.table if row.key != fix.key]
                 self.table.append(Row(fix.key, fix.order_key, fix.text, fix.text is None))
                 self.written += 1
@@ -143,5 +150,10 @@ class MemoryTable:
                     row.text, row.deleted = None, True
                 case Kind.BLOCKED:
                     row.order_key = "~"
+                case Kind.FOREIGN:
+                    # Another program has written it, with a space after the colon.
+                    spelt = json.dumps(decode_json(row.key))
+                    row = attrs.evolve(row, key=spelt, order_key=dice.choice(["", row.order_key]))
+                    self.table.append(row)
             faults[row.key] = kind
         return faults

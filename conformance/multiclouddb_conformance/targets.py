@@ -622,6 +622,23 @@ class TestFixed:
         assert documents(sink)["seen"] == {"n": 3}
         assert sink.target.fix([]) == 0
 
+    def test_a_row_is_removed_only_beside_the_one_that_was_seen(self, sink: SinkHarness) -> None:
+        sink.merge(page(events(("a", 1, {}), ("b", 2, {}), ("c", 3, {}))))
+        sink.merge(page(events(*((f"other {name}", 9, {}) for name in ("a", "b", "c", "d", "e")))))
+
+        def removal(name: str, beside: str | None, seen: str = "000009") -> Fix:
+            place = None if beside is None else (key_of(name), beside)
+            key = key_of(f"other {name}")
+            return Fix(key, (seen,), "", None, None, _NOW, removes=True, beside=place)
+
+        moved = [removal("b", "000001"), removal("c", "000003", seen="000008"), removal("e", "000001")]
+        assert sink.target.fix([removal("a", "000001"), removal("d", None), *moved]) == 2
+        assert documents(sink).keys() == {"a", "b", "c", "other b", "other c", "other e"}
+        assert sink.target.fix([removal("b", "000002"), removal("c", "000003")]) == 2
+        assert documents(sink).keys() == {"a", "b", "c", "other e"}
+        assert sink.target.fix([removal("b", "000002")]) == 0
+        assert tombstones(sink) == {}
+
 
 class Source:
     """A collection whose changes expire, and its feed with one partition."""

@@ -148,9 +148,21 @@ class PostgresTarget:
                     f"{self._where} has columns of its own: {', '.join(extra)}",
                     "pass transform=, a function that returns their values for a document",
                 )
-            written = 0
+            written, removals = 0, [fix for fix in fixes if fix.removes]
+            beside = {each.beside[0]: each.beside[1] for each in removals if each.beside is not None}
+            locked = dict[str, str | None]()
             # Like all writers, this one locks rows in the order of their keys.
-            for fix in sorted(fixes, key=lambda each: each.key.encode()):
+            writes = [(fix.key, fix) for fix in fixes if not fix.removes]
+            locks = dict.fromkeys((*(fix.key for fix in removals), *beside))
+            for key, fix in sorted([*writes, *locks.items()], key=lambda each: each[0].encode()):
+                if fix is None:
+                    found = connection.execute(
+                        sql.SQL("SELECT coalesce(order_key, {}) FROM {} WHERE key = {} FOR UPDATE").format(
+                            _NO_ORDER, identifier(self._table), key
+                        )
+                    ).fetchone()
+                    locked[key] = None if found is None else found[0]
+                    continue
                 row: dict[str, Any] = {**(fix.columns or {}), "key": fix.key, "order_key": fix.order_key}
                 row |= {"timestamp": fix.timestamp, DELETED_AT: fix.timestamp if fix.text is None else None}
                 row |= {DOCUMENT: fix.text, STALE_SINCE: None}
@@ -180,6 +192,13 @@ class PostgresTarget:
                 else:
                     continue
                 written += connection.execute(statement).rowcount
+            for fix in removals:
+                is_there = fix.beside is None or locked[fix.beside[0]] == fix.beside[1]
+                if is_there and locked[fix.key] in fix.seen:
+                    statement = sql.SQL("DELETE FROM {} WHERE key = {}").format(
+                        identifier(self._table), fix.key
+                    )
+                    written += connection.execute(statement).rowcount
             return written
 
         return repeated(self._dsn, self._where, write)

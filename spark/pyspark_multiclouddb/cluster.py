@@ -520,24 +520,29 @@ class TableTarget:
         if not fixes:
             return 0
         schema = storage.schema()
-        there = self._orders([fix.key for fix in fixes if len(fix.seen) > 1])
+        there = self._orders([fix.key for fix in fixes if len(fix.seen) > 1 or fix.removes])
         rows = []
         for fix in fixes:
             row = {**(fix.columns or {}), "key": fix.key, "order_key": fix.order_key, DOCUMENT: fix.text}
             row |= {"timestamp": fix.timestamp, DELETED_AT: fix.timestamp if fix.text is None else None}
             cells, is_several = [row.get(name) for name in schema.names], len(fix.seen) > 1
-            if is_several and sorted(fix.seen) != there.get(fix.key):
+            if (is_several or fix.removes) and sorted(fix.seen) != there.get(fix.key):
                 continue
-            rows.append((*cells, fix.key, list(fix.seen), is_several))
-            if is_several:
+            beside = fix.beside or (None, None)
+            rows.append((*cells, fix.key, list(fix.seen), is_several or fix.removes, *beside))
+            if is_several and not fix.removes:
                 # A key with several rows gets one of them back in the same commit.
-                rows.append((*cells, None, [], False))
+                rows.append((*cells, None, [], False, None, None))
         fields = type(schema)([*schema.fields]).add("_match", "string")
-        source = self._spark.createDataFrame(
-            rows, fields.add("_seen", ArrayType(StringType())).add("_drop", "boolean")
-        )
+        fields = fields.add("_seen", ArrayType(StringType())).add("_drop", "boolean")
+        source = self._spark.createDataFrame(rows, fields.add("_beside", "string").add("_order", "string"))
         view = f"multiclouddb_fixes_{uuid.uuid4().hex}"
         source.createOrReplaceTempView(view)
+        # What has to be in the table beside a row that is removed is looked for in the same statement.
+        holds = (
+            f"(SELECT s.* FROM {view} s LEFT JOIN {self._table} b ON b.key = s._beside "
+            f"WHERE s._beside IS NULL OR b.key IS NOT NULL AND coalesce(b.order_key, '{_NO_ORDER}') = s._order)"
+        )
         names = [in_backticks(name) for name in schema.names]
         sets = ", ".join(f"t.{name} = s.{name}" for name in names)
         values = ", ".join(f"s.{name}" for name in names)
@@ -545,11 +550,11 @@ class TableTarget:
         is_new = f"s._match IS NOT NULL AND cardinality(s._seen) = 0 AND s.{DELETED_AT} IS NULL"
         try:
             [(count,)] = self._spark.sql(
-                f"SELECT count(DISTINCT s.key) FROM {view} s LEFT JOIN {self._table} t ON t.key = s._match "
+                f"SELECT count(DISTINCT s.key) FROM {holds} s LEFT JOIN {self._table} t ON t.key = s._match "
                 f"WHERE (t.key IS NULL AND {is_new}) OR {is_seen}"
             ).collect()
             storage.commit(
-                f"MERGE INTO {self._table} AS t USING {view} AS s ON t.key = s._match "
+                f"MERGE INTO {self._table} AS t USING {holds} AS s ON t.key = s._match "
                 f"WHEN MATCHED AND s._drop AND {is_seen} THEN DELETE "
                 f"WHEN MATCHED AND {is_seen} THEN UPDATE SET {sets} "
                 f"WHEN NOT MATCHED AND (s._match IS NULL OR {is_new}) "

@@ -34,6 +34,7 @@ __all__ = [
     "first_difference",
     "join",
     "judge",
+    "judge_foreign",
     "places_in",
     "text_digests",
 ]
@@ -63,6 +64,8 @@ class Kind(StrEnum):
     """The target says that the document was deleted, and the source has it."""
     BLOCKED = "blocked"
     """The row has an `order_key` that is higher than that of any change, so it would refuse later changes."""
+    FOREIGN = "foreign"
+    """The row has a key that is no text that the sink writes, for example with a space in it."""
 
 
 class Verdict(StrEnum):
@@ -149,6 +152,11 @@ def judge(
     if found != GONE:
         return Kind.STALE
     return Kind.MISSING if row is None else Kind.TOMBSTONE
+
+
+def judge_foreign(rows: Sequence[Seen]) -> Verdict | Kind:
+    """Judge a key whose text the sink would not write: no row of it may have a document."""
+    return Kind.FOREIGN if any(row.digest != GONE for row in rows) else Verdict.EQUAL
 
 
 @attrs.frozen

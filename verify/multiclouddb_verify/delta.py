@@ -10,7 +10,7 @@ import os
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -303,11 +303,17 @@ class DeltaTarget:
             return 0
         # A key with several rows gets one of them back in the same commit. Which rows there are is read from
         # the version on which the commit is based: if another commit comes first, this one is refused.
-        several = [fix.key for fix in fixes if len(fix.seen) > 1]
+        several = [fix.key for fix in fixes if len(fix.seen) > 1 or fix.removes]
+        several += [fix.beside[0] for fix in fixes if fix.beside is not None]
+
+        def is_as_seen(fix: Fix, there: Mapping[str, list[str]]) -> bool:
+            if (len(fix.seen) > 1 or fix.removes) and sorted(fix.seen) != there.get(fix.key):
+                return False
+            return fix.beside is None or there.get(fix.beside[0]) == [fix.beside[1]]
 
         def commit() -> int:
             there = self._orders(table, several)
-            kept = [fix for fix in fixes if len(fix.seen) < 2 or sorted(fix.seen) == there.get(fix.key)]
+            kept = [fix for fix in fixes if is_as_seen(fix, there)]
             if not kept:
                 return 0
             return self._merge(table, names, kept)
@@ -344,8 +350,8 @@ class DeltaTarget:
             row[DELETED_AT] = fix.timestamp if fix.text is None else None
             is_several = len(fix.seen) > 1
             seen = fix.seen[0] if len(fix.seen) == 1 else None
-            rows.append(row | {"_match": fix.key, "_seen": seen, "_drop": is_several})
-            if is_several:
+            rows.append(row | {"_match": fix.key, "_seen": seen, "_drop": is_several or fix.removes})
+            if is_several and not fix.removes:
                 rows.append(row | {"_match": None, "_seen": None, "_drop": False})
         schema = schema_of(table)
         fields = [field for field in schema if field.name in names]
@@ -368,7 +374,8 @@ class DeltaTarget:
             )
             .execute()
         )  # fmt: skip
-        return int(merged["num_target_rows_updated"]) + int(merged["num_target_rows_inserted"])
+        removed = sum(fix.removes for fix in fixes)
+        return removed + int(merged["num_target_rows_updated"]) + int(merged["num_target_rows_inserted"])
 
     def record(self, facts: dict[str, str]) -> None:
         """Make a commit that changes no row, and contains facts.

@@ -1,22 +1,54 @@
-"""Makes confirmed differences equal: reads their rows again by key, and writes where nothing has moved."""
+"""Makes confirmed differences equal.
+
+Two answers have to agree before a row is written: that of a look-up, which says what the source has for the
+key whose text was asked, and the judgement by the scan and all changes up to this look-up. What the look-up
+does not say is not known, and nothing is written for it; a key that has moved meanwhile is judged again.
+
+A row whose key is a text that the sink would not write is removed, never written: if the source says that
+there is no such item, or in a commit in which the row with the sink's own text is in the table and equal.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from multiclouddb_api import ScanFloor, encode_json
-from multiclouddb_verify.comparison import Kind
+import attrs
+
+from multiclouddb_api import (
+    ChangeEvent,
+    ErrorCategory,
+    MulticloudDbError,
+    NotKnown,
+    ScanFloor,
+    encode_json,
+)
+from multiclouddb_verify.comparison import GONE, UNKNOWN, Kind, Seen
 from multiclouddb_verify.rounds import Rounds
-from multiclouddb_verify.sides import Sides
+from multiclouddb_verify.sides import ANOTHER_TEXT, Sides
+from multiclouddb_verify.source import Answer, Respelt
+from multiclouddb_verify.state import Confirmed
 from multiclouddb_verify.target import Fix
+from multiclouddb_verify.texts import digests_of
 
 __all__ = ["Repair"]
 
 _REPAIRS: Final = 5
 _AT_ONCE: Final = 10_000
 """The number of rows that one commit repairs: a commit may have to write every file again."""
+_MOST_REFUSED: Final = 20
+"""After so many rows that were refused, without one that was written, the table refuses all of them."""
+_OF_A_ROW: Final = frozenset(
+    {
+        ErrorCategory.INVALID_REQUEST,
+        ErrorCategory.CONFLICT,
+        ErrorCategory.PERMANENT_FAILURE,
+        ErrorCategory.PROVIDER_ERROR,
+    }
+)
+"""The errors, if they are not retryable, that the table may have with one row and not with others."""
+_DISAGREES: Final = "the look-up and the scan with the changes after it do not say the same of the source"
 
 
 class Repair:
@@ -29,49 +61,177 @@ class Repair:
 
     def __init__(self, sides: Sides, rounds: Rounds) -> None:
         self._sides, self._rounds = sides, rounds
+        self._refused = dict[str, str]()
+        self._written = 0
 
     def run(self) -> None:
         """Repair, and judge again, until no difference is left, or it does not help."""
-        for _ in range(_REPAIRS):
-            if not self._sides.state.kinds():
-                return
-            after = ""
-            while chunk := self._sides.state.differences(after, _AT_ONCE):
-                after = chunk[-1][0]
+        for number in range(_REPAIRS):
+            after, is_last = "", number == _REPAIRS - 1
+            while chunk := self._sides.state.confirmed(after, _AT_ONCE):
+                after = chunk[-1].key
                 self._sides.tell("repair", left=sum(self._sides.state.kinds().values()))
-                self._fix(chunk)
+                self._fix([each for each in chunk if each.key not in self._refused], is_last=is_last)
+            if not self._sides.state.pending_count():
+                return
             self._rounds.run()
+        # A row that was written last may differ again.
+        self._sides.state.explain(self._refused.items())
 
-    def _fix(self, chunk: Sequence[tuple[str, Kind, tuple[str, ...]]]) -> None:
-        """Write the rows of the source, and judge their keys again."""
-        # The floor is read before the rows, so that they contain every change below it.
+    def _fix(self, chunk: Sequence[Confirmed], *, is_last: bool) -> None:
+        """Write the rows of the source where both answers agree, and judge their keys again."""
+        state, floor = self._sides.state, self._floor()
+        answers = self._sides.look_up([each.key for each in chunk])
+        # This reads every change that a look-up may have shown. It fails if the collection was created again.
+        self._rounds.follow_up()
+        plan = _Plan(self._sides, floor, answers)
+        plan.add_all(chunk)
+        self._write([each.fix for each in plan.agreed])
+        self._rounds.know(plan.own_orders)
+        fixed = [each for each in plan.agreed if each.confirmed.key not in self._refused]
+        with state.transaction():
+            state.give_up(plan.unknown.items())
+            if is_last:
+                state.give_up((each.key, _DISAGREES) for each in plan.disagreed)
+            else:
+                state.judge_again(plan.disagreed)
+            state.judge_again(plan.moved)
+            state.explain((key, note) for key, note in self._refused.items() if key in answers)
+            state.repaired((each.confirmed.key, each.note) for each in fixed)
+            state.add_pending((each.confirmed.key, each.digest) for each in fixed)
+
+    def _floor(self) -> str:
+        """Return the `order_key` of rows without their own.
+
+        It is read before the rows, so that they contain every change below it.
+        """
         match self._sides.facts.floor:
             case ScanFloor.HIGH:
-                floor = self._sides.source.floor()
+                return self._sides.source.floor()
             case ScanFloor.LOW:
-                floor = self._sides.state.fact("floor") or ""
+                return self._sides.state.fact("floor") or ""
             case _:
-                floor = ""
-        events = self._sides.look_up([key for key, _, _ in chunk])
-        now, fixes = datetime.now(UTC), list[Fix]()
-        for key, kind, orders in chunk:
-            event = events[key]
-            document = None if event is None else event.new_item_state
-            own = floor if event is None or self._sides.facts.floor != ScanFloor.ROW else event.order_key
+                return ""
+
+    def _write(self, fixes: Sequence[Fix]) -> None:
+        """Write rows; a row that the table refuses does not stop the others."""
+        if not fixes:
+            return
+        try:
+            self._written += self._sides.target.fix(fixes)
+        except MulticloudDbError as error:
+            if error.retryable or error.category not in _OF_A_ROW:
+                raise
+            if len(fixes) > 1:
+                middle = len(fixes) // 2
+                self._write(fixes[:middle])
+                self._write(fixes[middle:])
+                return
+            self._refused[fixes[0].key] = error.message
+            if len(self._refused) >= _MOST_REFUSED and not self._written:
+                raise
+
+
+@attrs.frozen
+class _Agreed:
+    """A difference that can be repaired, its fix, the digest of the source, and which answers have agreed."""
+
+    confirmed: Confirmed
+    fix: Fix
+    digest: int
+    note: str
+
+
+@attrs.define
+class _Plan:
+    """Decides for each difference whether it can be repaired.
+
+    Attributes:
+        agreed: What can be repaired.
+        moved: What has to be judged again.
+        disagreed: What the look-up and the judgement do not say the same of.
+        unknown: The keys of which the look-up does not say what the source has, with the reasons.
+        own_orders: The `order_key` of each row of the source that was looked up.
+    """
+
+    _sides: Sides
+    _floor: str
+    _answers: Mapping[str, Answer]
+    _now: datetime = attrs.field(factory=lambda: datetime.now(UTC))
+    agreed: list[_Agreed] = attrs.field(factory=list)
+    moved: list[Confirmed] = attrs.field(factory=list)
+    disagreed: list[Confirmed] = attrs.field(factory=list)
+    unknown: dict[str, str] = attrs.field(factory=dict)
+    own_orders: dict[str, str] = attrs.field(factory=dict)
+
+    def add_all(self, chunk: Sequence[Confirmed]) -> None:
+        """Decide on differences."""
+        # The rows with the sink's own texts are read after the look-up, like the changes.
+        own = [each.text for each in self._answers.values() if isinstance(each, Respelt)]
+        beside = self._sides.rows_of(own).seen if own else {}
+        for each in chunk:
+            match self._answers[each.key]:
+                case NotKnown(reason):
+                    self.unknown[each.key] = reason
+                case Respelt(text, event) if each.kind is Kind.FOREIGN:
+                    self._foreign(each, text, event, beside.get(text, []))
+                case Respelt() if each.scanned != GONE or each.last:
+                    self.unknown[each.key] = ANOTHER_TEXT
+                case Respelt(text):
+                    # Only the source itself knows that this is another text of a key.
+                    self._sides.state.add_spellings([(each.key, text)])
+                    self.moved.append(each)
+                case event:
+                    self._row(each, event)
+
+    def _row(self, each: Confirmed, event: ChangeEvent | None) -> None:
+        last = max(self._versions(each.key), default="")
+        digest = self._digest(event)
+        is_own = self._sides.facts.floor is ScanFloor.ROW
+        self.own_orders[each.key] = self._floor if event is None or not is_own else event.order_key
+        if last != each.last:
+            self.moved.append(each)
+        elif digest != each.expected:
+            self.disagreed.append(each)
+        else:
+            own = self.own_orders[each.key]
             # Only a blocked row may get a lower `order_key`.
-            order = own if kind is Kind.BLOCKED else max(own, *orders) if orders else own
-            text = None if document is None else encode_json(document).decode()
+            order = own if each.kind is Kind.BLOCKED else max(own, *each.orders) if each.orders else own
+            document = None if event is None else event.new_item_state
             columns = None
             if document is not None and self._sides.transform is not None:
                 columns = self._sides.transform(document)
-            fixes.append(Fix(key, orders, order, text, columns, now))
-        if self._sides.facts.floor == ScanFloor.ROW:
-            self._rounds.know(
-                {key: floor if each is None else each.order_key for key, each in events.items()}
-            )
-        self._sides.target.fix(fixes)
-        documents = [None if event is None else event.new_item_state for event in events.values()]
-        pending = zip(events, self._sides.document_digests(documents).tolist(), strict=True)
-        with self._sides.state.transaction():
-            self._sides.state.repaired(key for key, _, _ in chunk)
-            self._sides.state.add_pending(pending)
+            text = None if document is None else encode_json(document).decode()
+            fix = Fix(each.key, each.orders, order, text, columns, self._now)
+            said = "no item" if event is None else "this document"
+            note = f"the look-up and the {'changes' if last else 'scan'} say: {said}"
+            self.agreed.append(_Agreed(each, fix, digest, note))
+
+    def _foreign(self, each: Confirmed, text: str, event: ChangeEvent | None, beside: Sequence[Seen]) -> None:
+        """Decide on a row whose key the sink would write as `text`; `beside` are the rows with that key."""
+        digest, versions = self._digest(event), self._versions(text)
+        expected = versions[max(versions)] if versions else self._sides.state.scanned(_hash(text), text)
+        place: tuple[str, str] | None = None
+        if event is not None:
+            if [row.digest for row in beside] != [digest]:
+                self.moved.append(each)  # the right row is a difference of its own, and is written first
+                return
+            place = text, beside[0].order_key
+        if expected not in (digest, UNKNOWN) or (expected == UNKNOWN and event is None):
+            self.disagreed.append(each)
+            return
+        said = "no item" if event is None else "this document, which the row with the sink's own key has"
+        note = f"the look-up and the {'changes' if versions else 'scan'} say: {said}"
+        fix = Fix(each.key, each.orders, "", None, None, self._now, removes=True, beside=place)
+        self.agreed.append(_Agreed(each, fix, GONE, note))
+
+    def _versions(self, key: str) -> dict[str, int]:
+        return self._sides.state.versions(_hash(key), key)
+
+    def _digest(self, event: ChangeEvent | None) -> int:
+        document = None if event is None else event.new_item_state
+        return int(self._sides.document_digests([document])[0])
+
+
+def _hash(key: str) -> int:
+    return int(digests_of([key.encode()])[0])

@@ -35,6 +35,8 @@ class Difference:
     """The source's value at the path, only with `show_values`."""
     target_value: Any = attrs.field(default=None, repr=False)
     """The table's value at the path, only with `show_values`."""
+    note: str | None = None
+    """For a repaired row, which answers have agreed; for one that could not be repaired, why."""
 
 
 @attrs.frozen
@@ -114,6 +116,8 @@ class Report:
     """The differences that were repaired, at most 10,000."""
     unsettled: tuple[str, ...]
     """Keys that are neither equal nor different, at most 10,000."""
+    reasons: Mapping[str, str] = attrs.field(repr=False)
+    """Why keys of `unsettled` are not known, by key; a key that only changes too often has no reason."""
     cost: Cost
     """What was read."""
     settle_seconds: float
@@ -137,5 +141,5 @@ class Report:
         told["cost"] = attrs.asdict(self.cost)
         for name in ("differences", "repaired"):
             told[name] = [plain_value(attrs.asdict(each)) for each in told[name]]
-        told["unsettled"] = list(self.unsettled)
+        told["unsettled"], told["reasons"] = list(self.unsettled), dict(self.reasons)
         return told

@@ -20,11 +20,12 @@ from multiclouddb_verify.comparison import (
     Verdict,
     join,
     judge,
+    judge_foreign,
     places_in,
 )
 from multiclouddb_verify.sides import FEWEST, ORDER_MASK, Sides, order_digests
-from multiclouddb_verify.source import Change, Follower
-from multiclouddb_verify.state import Pending
+from multiclouddb_verify.source import Change, Follower, own_text
+from multiclouddb_verify.state import Confirmed, Pending
 from multiclouddb_verify.texts import Integers, digests_of
 
 __all__ = ["Rounds"]
@@ -160,6 +161,7 @@ class Rounds:
     def run(self) -> None:
         """Judge keys until none is left, or none has been settled for `patience_seconds`."""
         self._settled_at, wait = self._sides.clock(), 0.0
+        self._find_spellings()
         while left := self._sides.state.pending_count():
             self._sides.tell("rounds", left=left)
             next_at, is_new = self._round()
@@ -186,23 +188,31 @@ class Rounds:
         waits, is_new, confirms = False, False, list[float]()
         for chunk in self._chunks():
             found = self._sides.rows_of([key for key, *_ in chunk]).seen
-            ceiling, own = self._ceiling(chunk, found), self._own_orders(chunk, found)
+            ceiling = self._ceiling(chunk, found)
             # 2. The window reaches at least as far as the rows that are compared.
             moved = set[str]()
             follower = self._sides.follower(window, hashes, moved)
             follower.catch_up()
             hashed = digests_of([key.encode() for key, *_ in chunk]).tolist()
             versions = [state.versions(each, key) for each, (key, *_) in zip(hashed, chunk, strict=True)]
-            self._complete(chunk, versions, found, moved, follower)
+            unknown = self._complete(chunk, versions, found, moved, follower)
+            own, unread = self._own_orders(chunk, found)
+            unknown |= unread
             now = self._sides.clock()
-            settled, suspected, confirmed = list[str](), list[tuple[str | None, float, str]](), []
+            settled, suspected = list[str](), list[tuple[str | None, float, str]]()
+            confirmed, spellings = list[Confirmed](), state.spellings(chunk[0][0], chunk[-1][0])
             equal = 0
             for at, (key, scanned, kind, since) in enumerate(chunk):
-                rows = found.get(key, [])
+                if key in unknown:
+                    continue
+                rows, has_own_text = (
+                    found.get(key, []),
+                    key not in spellings or scanned != GONE or versions[at],
+                )
                 verdict = judge(
                     rows, versions[at], scanned, moved=key in moved,
                     ceiling=ceiling, own=own.get(key), exact=self._sides.facts.floor != ScanFloor.HIGH,
-                )  # fmt: skip
+                ) if has_own_text else judge_foreign(rows)  # fmt: skip
                 if verdict is Verdict.EQUAL:
                     settled.append(key)
                     equal += any(row.digest != GONE for row in rows)
@@ -215,17 +225,35 @@ class Rounds:
                     suspected.append((verdict.value, now, key))
                     confirms.append(now + settle)
                 elif now - since >= settle:
-                    confirmed.append((key, Kind(verdict.value), [row.order_key for row in rows]))
+                    last = max(versions[at], default="")
+                    expected = versions[at][last] if last else scanned
+                    orders = tuple(row.order_key for row in rows)
+                    confirmed.append(Confirmed(key, Kind(verdict.value), orders, scanned, expected, last))
                 else:
                     confirms.append(since + settle)
-            is_new = is_new or bool(settled or confirmed)
+            is_new = is_new or bool(settled or confirmed or unknown)
             with state.transaction():
+                state.give_up(unknown.items())
                 state.settle(settled)
                 state.suspect(suspected)
                 state.confirm(confirmed)
                 state.add("equal", equal)
         state.put("window", token)
         return (None if waits or not confirms else max(confirms)), is_new
+
+    def follow_up(self) -> None:
+        """Read the changes up to now of the keys that are judged or differ."""
+        self._sides.follower(self._sides.state.fact("follow") or "", self._judged()).catch_up()
+
+    def _find_spellings(self) -> None:
+        """Store which keys to judge are texts that the sink would not write.
+
+        Changes of the sink's own texts of these keys are kept from the first round on.
+        """
+        for chunk in self._chunks():
+            own = ((key, own_text(key)) for key, *_ in chunk)
+            with self._sides.state.transaction():
+                self._sides.state.add_spellings(each for each in own if each[0] != each[1])
 
     def _judged(self) -> Integers | None:
         """Return the hashes of the keys that are judged or differ; None if there are too many to keep."""
@@ -246,8 +274,11 @@ class Rounds:
         rows: Mapping[str, list[Seen]],
         moved: set[str],
         follower: Follower,
-    ) -> None:
-        """Look up the documents of changes that did not contain them, and of rows that are newer."""
+    ) -> dict[str, str]:
+        """Look up the documents of changes that did not contain them, and of rows that are newer.
+
+        Return the keys of which the source does not say what it has, with the reasons.
+        """
         for (key, *_), found in zip(chunk, versions, strict=True):
             newest = max((row.order_key for row in rows.get(key, [])), default="")
             is_later = bool(found) and self._sides.facts.floor is ScanFloor.HIGH and newest > max(found)
@@ -260,13 +291,14 @@ class Rounds:
             if key not in moved and found and found[max(found)] == UNKNOWN
         }
         if not lacking:
-            return
-        events = self._sides.look_up(list(lacking))
+            return {}
+        events, unknown = self._sides.events(list(lacking))
         documents = [None if event is None else event.new_item_state for event in events.values()]
         for key, value in zip(events, self._sides.document_digests(documents).tolist(), strict=True):
             lacking[key][max(lacking[key])] = value
         # What was looked up may be newer than the change: then the key has moved.
         follower.catch_up()
+        return unknown
 
     def _ceiling(self, chunk: Sequence[Pending], found: Mapping[str, list[Seen]]) -> str:
         """Return an `order_key` that is above that of each change before the rows were read."""
@@ -283,19 +315,25 @@ class Rounds:
             after = chunk[-1][0]
             yield chunk
 
-    def _own_orders(self, chunk: Sequence[Pending], found: Mapping[str, list[Seen]]) -> dict[str, str]:
-        """Read the `order_key` of rows that have their own, where it decides whether the row is blocked."""
+    def _own_orders(
+        self, chunk: Sequence[Pending], found: Mapping[str, list[Seen]]
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """Read the `order_key` of rows that have their own, where it decides whether the row is blocked.
+
+        Return it by key; and the keys for which the source does not say it, with the reasons.
+        """
         if self._sides.facts.floor != ScanFloor.ROW:
-            return {}
+            return {}, {}
         asked = [
             key
             for key, scanned, _, _ in chunk
             if key not in self._own_known and [row.digest for row in found.get(key, [])] == [scanned]
         ]
+        unknown: dict[str, str] = {}
         if asked:
-            events = self._sides.look_up(asked)
+            events, unknown = self._sides.events(asked)
             self.know({key: "" if event is None else event.order_key for key, event in events.items()})
-        return {key: order for key, order in self._own_known.items() if order}
+        return {key: order for key, order in self._own_known.items() if order}, unknown
 
     def know(self, own: Mapping[str, str]) -> None:
         """Keep the `order_key` of rows that were looked up, where each row has its own.

@@ -14,6 +14,7 @@ from multiclouddb_api import (
     ChangeEvent,
     ChangeFeedPage,
     MulticloudDbError,
+    NotKnown,
     ScanFacts,
     ScanFloor,
     invalid_request,
@@ -27,12 +28,13 @@ from multiclouddb_verify.comparison import (
     text_digests,
 )
 from multiclouddb_verify.report import Progress
-from multiclouddb_verify.source import Change, Follower, Source, key_texts
+from multiclouddb_verify.source import Answer, Change, Follower, Respelt, Source, key_texts
 from multiclouddb_verify.state import ORDER_BITS, Rows, State, rows_of
 from multiclouddb_verify.target import Target, own_state
 from multiclouddb_verify.texts import Integers, Lines, column_digests, digests_of
 
 __all__ = [
+    "ANOTHER_TEXT",
     "FEWEST",
     "ORDER_MASK",
     "Found",
@@ -56,6 +58,7 @@ FEWEST: Final = 1000
 """The number of keys from which on a table may look like that of another collection."""
 _BEHIND: Final = 100
 _BATCH: Final = 8192
+ANOTHER_TEXT: Final = "the source answered with a key that a sink writes as another text"
 ORDER_MASK: Final = (1 << ORDER_BITS) - 1
 _SUSPECT: Final = np.int32(-(2**31))
 
@@ -326,12 +329,26 @@ class Sides:
             self.state.add("target_rows", sum(map(len, found.seen.values())))
         return found
 
-    def look_up(self, keys: Sequence[str]) -> dict[str, ChangeEvent | None]:
+    def look_up(self, keys: Sequence[str]) -> dict[str, Answer]:
         """Read rows of the source by key."""
         found = self.source.look_up(keys, self.state.number("parts") or 1)
         with self.state.transaction():
-            self.state.add("looked_up", sum(event is not None for event in found.values()))
+            count = sum(each is not None and not isinstance(each, NotKnown) for each in found.values())
+            self.state.add("looked_up", count)
         return found
+
+    def events(self, keys: Sequence[str]) -> tuple[dict[str, ChangeEvent | None], dict[str, str]]:
+        """Read rows of the source by key; return them, and why others are not known."""
+        events, unknown = dict[str, ChangeEvent | None](), dict[str, str]()
+        for key, answer in self.look_up(keys).items():
+            match answer:
+                case NotKnown(reason):
+                    unknown[key] = reason
+                case Respelt():
+                    unknown[key] = ANOTHER_TEXT
+                case _:
+                    events[key] = answer
+        return events, unknown
 
     def tell(self, phase: str, **fields: Any) -> None:
         """Report the progress."""

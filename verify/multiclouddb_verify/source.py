@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import NoneType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import attrs
 
@@ -22,6 +22,7 @@ from multiclouddb_api import (
     FeedEnded,
     FromContinuationToken,
     Gap,
+    LookupAnswer,
     MulticloudDbClient,
     MulticloudDbError,
     MulticloudDbKey,
@@ -33,6 +34,7 @@ from multiclouddb_api import (
     Snapshot,
     SnapshotStarted,
     decode_json,
+    encode_json,
 )
 from multiclouddb_api.request import to_address
 from multiclouddb_api.validators import has_methods, is_a
@@ -43,10 +45,12 @@ from multiclouddb_spi.token_report import read_standings
 from multiclouddb_verify.comparison import UNKNOWN, document_digests
 from multiclouddb_verify.texts import Integers, Lines, written
 
-__all__ = ["Change", "Follower", "Source", "key_texts"]
+__all__ = ["Answer", "Change", "Follower", "Respelt", "Source", "key_texts", "own_text"]
 
 _PAGE: Final = 10_000
 _LOOKUP: Final = 1000
+_SOME: Final = 20
+_NO_KEY: Final = NotKnown("the table has a text that is no key; remove the row by hand")
 _POLL_SECONDS: Final = 0.05
 _MOST_POLL_SECONDS: Final = 0.4
 _LEAST_PATIENCE: Final = 60.0
@@ -56,6 +60,35 @@ _IDLE_SECONDS: Final = 30.0
 """How old the answers may be by which a page is idle, where the service only makes it likely."""
 Change = tuple[int, str, str, int]
 """A version of a key: hash and text of the key, `order_key`, digest of the document."""
+
+
+@attrs.frozen
+class Respelt:
+    """What the source answers for a key that a sink writes as another text."""
+
+    text: str = attrs.field(repr=False)
+    """The text that a sink writes."""
+    event: ChangeEvent | None
+    """The row of this key, or None if the source said that there is none."""
+
+
+Answer: TypeAlias = ChangeEvent | Respelt | NotKnown | None
+"""What the source says of a key of the table: the row that has exactly this text as its key; `Respelt`; None
+if there is no such row; or `NotKnown`."""
+
+
+def own_text(text: str) -> str | None:
+    """Return the text that a sink writes for a key of the table; None if the text is no key."""
+    key = _key(text, 1)
+    return None if key is None else encode_json(key.components).decode()
+
+
+def _key(text: str, parts: int) -> MulticloudDbKey | None:
+    try:
+        components = decode_json(text)
+        return MulticloudDbKey(components, parts) if isinstance(components, Mapping) else None
+    except (MulticloudDbError, ValueError, RecursionError):
+        return None
 
 
 def key_texts(events: Sequence[ChangeEvent]) -> Lines:
@@ -106,10 +139,10 @@ class Source:
         """Return an `order_key` that is higher than that of every change until now, if there is one."""
         return floor_of(self.first_page())
 
-    def scan(self, token: str) -> Iterator[ChangeFeedPage]:
+    def scan(self, token: str, size: int = _PAGE) -> Iterator[ChangeFeedPage]:
         """Read the rows that follow a token of a scan, up to its end."""
         while True:
-            page = self.client.read_changes(self._request(FromContinuationToken(token)))
+            page = self.client.read_changes(self._request(FromContinuationToken(token), size))
             yield page
             if any(isinstance(each, BackfillDone | FeedEnded) for each in page.notices):
                 return
@@ -127,32 +160,97 @@ class Source:
             for each in read_standings(decode_token(token))
         )
 
-    def look_up(self, keys: Sequence[str], partition_components: int) -> dict[str, ChangeEvent | None]:
-        """Read rows by key; a key that does not exist maps to None."""
-        found: dict[str, ChangeEvent | None] = dict.fromkeys(keys)
-        for start in range(0, len(keys), _LOOKUP):
-            self._look_up(keys[start : start + _LOOKUP], partition_components, found)
-        return found
+    def look_up(self, keys: Sequence[str], partition_components: int) -> dict[str, Answer]:
+        """Read rows by key.
 
-    def _look_up(self, keys: Sequence[str], parts: int, found: dict[str, ChangeEvent | None]) -> None:
+        An answer counts only for the key whose text was asked. A refusal is no answer: it makes the key
+        unknown if the source answers for a key that a scan has just delivered, and ends the call otherwise.
+
+        Args:
+            keys: The keys, as the table has them.
+            partition_components: The number of components that form the partition key.
+        """
+        asked = {text: _key(text, partition_components) for text in keys}
+        call = _Lookup(self, {text: key for text, key in asked.items() if key is not None})
+        askable = list(call.keys)
+        for start in range(0, len(askable), _LOOKUP):
+            call.ask(askable[start : start + _LOOKUP])
+        return {text: call.found.get(text, _NO_KEY) for text in keys}
+
+    def some_keys(self) -> list[MulticloudDbKey]:
+        """Return keys that a scan delivers now; none if the collection is empty."""
+        token = self.client.read_changes(self._request(Snapshot(changes=False), _SOME)).continuation_token
+        for page in self.scan(token, _SOME):
+            if page.events:
+                return [event.key for event in page.events]
+        return []
+
+
+class _Lookup:
+    """One look-up of keys of the table.
+
+    Attributes:
+        keys: The keys by their texts.
+        found: The answers by the texts.
+    """
+
+    def __init__(self, source: Source, keys: Mapping[str, MulticloudDbKey]) -> None:
+        self._source, self.keys = source, keys
+        self.found = dict[str, Answer]()
+        self._delivered: list[MulticloudDbKey] | None = None
+
+    def ask(self, texts: Sequence[str]) -> None:
+        """Ask for at most 1,000 keys."""
         try:
-            asked = [MulticloudDbKey(decode_json(key), parts) for key in keys]
-            answers = self.client.lookup(self.address, asked, provider_options=self.provider_options)
+            answers = self._lookup([self.keys[text] for text in texts])
         except MulticloudDbError as error:
-            if error.category != ErrorCategory.INVALID_REQUEST:
+            if error.retryable:
                 raise
-            # A row of the table may have a key that no row of the source can have.
-            for key in keys if len(keys) > 1 else ():
-                self._look_up([key], parts, found)
+            if len(texts) > 1:
+                middle = len(texts) // 2
+                self.ask(texts[:middle])
+                self.ask(texts[middle:])
+            elif self._is_answered():
+                self.found[texts[0]] = NotKnown(error.message)
+            else:
+                raise
             return
-        for text, each in zip(keys, asked, strict=True):
-            answer = answers[each]
-            if isinstance(answer, NotKnown):
-                raise MulticloudDbError(
-                    f"verify: nobody knows whether the source has a row of the table: {answer.reason}",
-                    ErrorDetail(ErrorCategory.PROVIDER_ERROR),
-                )
-            found[text] = answer
+        for text in texts:
+            answer = answers[self.keys[text]]
+            if isinstance(answer, NotKnown) and len(texts) > 1:
+                self.ask([text])  # the row of one key may have made others unknown
+            else:
+                self.found[text] = _for_text(text, self.keys[text], answer)
+
+    def _lookup(self, keys: Sequence[MulticloudDbKey]) -> Mapping[MulticloudDbKey, LookupAnswer]:
+        source = self._source
+        return source.client.lookup(source.address, keys, provider_options=source.provider_options)
+
+    def _is_answered(self) -> bool:
+        """Return whether the source answers for a key that a scan has just delivered.
+
+        An empty collection delivers none; then nobody can tell, and nothing is written anyway.
+        """
+        if self._delivered is None:
+            self._delivered = self._source.some_keys()
+        for key in self._delivered:
+            try:
+                answer = self._lookup([key])[key]
+            except MulticloudDbError as error:
+                if error.retryable:
+                    raise
+            else:
+                if not isinstance(answer, NotKnown):
+                    self._delivered = [key]
+                    return True
+        return not self._delivered
+
+
+def _for_text(text: str, key: MulticloudDbKey, answer: LookupAnswer) -> Answer:
+    if isinstance(answer, NotKnown):
+        return answer
+    own = encode_json((key if answer is None else answer.key).components).decode()
+    return answer if own == text else Respelt(own, answer)
 
 
 def floor_of(page: ChangeFeedPage) -> str:

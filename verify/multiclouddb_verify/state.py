@@ -29,15 +29,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, TypeAlias
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
-from multiclouddb_verify.comparison import Kind
+from multiclouddb_verify.comparison import GONE, Kind
 from multiclouddb_verify.texts import SEPARATOR, Integers, Lines
 
-__all__ = ["ORDER_BITS", "Pending", "Rows", "State"]
+__all__ = ["ORDER_BITS", "Confirmed", "Pending", "Rows", "State"]
 
 _RANGES: Final = 1024
 _BOUNDS: Final = np.array([-(2**63) + number * 2**54 for number in range(_RANGES)], dtype=np.int64)
@@ -54,9 +55,31 @@ Pending: TypeAlias = tuple[str, int, str | None, float]
 """A key that is judged one by one: its text, the digest of the scan, the kind of difference that an earlier
 round found, and when."""
 
+
+@attrs.frozen
+class Confirmed:
+    """A difference that two rounds have found, and what the judgement stands on.
+
+    Attributes:
+        key: The key, as in the table.
+        kind: The kind.
+        orders: The `order_key` of each row of the table.
+        scanned: The digest of the scan.
+        expected: The digest that the source has, by the scan and the changes after it.
+        last: The `order_key` of the key's last change, or an empty text if there was none.
+    """
+
+    key: str
+    kind: Kind
+    orders: tuple[str, ...]
+    scanned: int
+    expected: int
+    last: str
+
+
 SUSPECTED: Final = "suspected"
 """The kind of a difference that only the digests have shown."""
-FORMAT: Final = 2
+FORMAT: Final = 3
 """The format of the folder. Change the number by hand with what the files mean, also if the schema stays."""
 _SCHEMA: Final = """
 CREATE TABLE fact (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
@@ -68,7 +91,12 @@ CREATE TABLE change (
     PRIMARY KEY (hash, key, order_key)
 ) WITHOUT ROWID;
 CREATE TABLE pending (key TEXT PRIMARY KEY, scanned INTEGER, kind TEXT, since REAL) WITHOUT ROWID;
-CREATE TABLE difference (key TEXT PRIMARY KEY, kind TEXT, orders TEXT, repaired INTEGER) WITHOUT ROWID;
+CREATE TABLE difference (
+    key TEXT PRIMARY KEY, kind TEXT, orders TEXT, scanned INTEGER, expected INTEGER, last TEXT, note TEXT,
+    repaired INTEGER
+) WITHOUT ROWID;
+CREATE TABLE spelling (key TEXT PRIMARY KEY, own TEXT) WITHOUT ROWID;
+CREATE TABLE unknown (key TEXT PRIMARY KEY, reason TEXT) WITHOUT ROWID;
 """
 _OF_THE_SOURCE: Final = (
     "identity",
@@ -424,9 +452,32 @@ class State:
         )
 
     def judged(self) -> Iterator[str]:
-        """Return the keys to judge, and those that differ."""
-        for (key,) in self._sql("SELECT key FROM pending UNION ALL SELECT key FROM difference"):
+        """Return the keys to judge, those that differ, and the sink's own texts of both."""
+        for (key,) in self._sql(
+            "SELECT key FROM pending UNION ALL SELECT key FROM difference "
+            "UNION ALL SELECT own FROM spelling WHERE own IS NOT NULL"
+        ):
             yield key
+
+    def add_spellings(self, found: Iterable[tuple[str, str | None]]) -> None:
+        """Store keys of the table that a sink would not write: their texts, and the sink's own texts."""
+        self._sql_many("INSERT OR REPLACE INTO spelling VALUES (?, ?)", found)
+
+    def spellings(self, first: str, last: str) -> dict[str, str | None]:
+        """Return the sink's own texts of keys between two, both included, that a sink would not write so."""
+        return dict(self._sql("SELECT * FROM spelling WHERE key BETWEEN ? AND ?", (first, last)))
+
+    def scanned(self, hashed: int, key: str) -> int:
+        """Return the digest that the scan has read for a key; `GONE` if it has not found the key."""
+        for number, count, blocks in self._sql(
+            "SELECT number, rows, blocks FROM run WHERE side = 'source' AND rows > 0"
+        ).fetchall():
+            rows = np.fromfile(self._run(number), dtype=_ROW, count=count)
+            low, high = (np.searchsorted(rows["hash"], hashed, side) for side in ("left", "right"))
+            for place in range(int(low), int(high)):
+                if self.keys_of(number, blocks, count, [place]) == [key]:
+                    return int(rows["digest"][place])
+        return GONE
 
     def clear_pending(self) -> None:
         """Remove all keys to judge."""
@@ -453,21 +504,41 @@ class State:
 
     # -- Differences
 
-    def confirm(self, found: Iterable[tuple[str, Kind, Sequence[str]]]) -> None:
-        """Store confirmed differences: key, kind, and the `order_key` of each row."""
-        rows = [(key, kind.value, json.dumps(list(orders))) for key, kind, orders in found]
-        self._sql_many("INSERT OR REPLACE INTO difference VALUES (?, ?, ?, 0)", rows)
-        self.settle(key for key, _, _ in rows)
+    def confirm(self, found: Sequence[Confirmed]) -> None:
+        """Store confirmed differences."""
+        rows = [
+            (each.key, each.kind.value, json.dumps(list(each.orders)), each.scanned, each.expected, each.last)
+            for each in found
+        ]
+        self._sql_many(
+            "INSERT OR REPLACE INTO difference VALUES (?, ?, ?, ?, ?, ?, NULL, 0)", rows
+        )
+        self.settle(each.key for each in found)
+
+    def confirmed(self, after: str, most: int) -> list[Confirmed]:
+        """Return some of the differences that are left, in the order of their keys."""
+        found = self._sql(
+            "SELECT key, kind, orders, scanned, expected, last FROM difference "
+            "WHERE repaired = 0 AND key > ? ORDER BY key LIMIT ?",
+            (after, most),
+        )
+        return [
+            Confirmed(key, Kind(kind), tuple(json.loads(orders)), *rest) for key, kind, orders, *rest in found
+        ]
 
     def differences(
         self, after: str = "", most: int = 1000, *, repaired: bool = False
-    ) -> list[tuple[str, Kind, tuple[str, ...]]]:
-        """Return some of the differences, in the order of their keys."""
+    ) -> list[tuple[str, Kind, tuple[str, ...], str | None]]:
+        """Return some of the differences, in the order of their keys: key, kind, orders, and a note.
+
+        The note says which answers have agreed if the row was repaired, and otherwise why it was not.
+        """
         found = self._sql(
-            "SELECT key, kind, orders FROM difference WHERE repaired = ? AND key > ? ORDER BY key LIMIT ?",
+            "SELECT key, kind, orders, note FROM difference "
+            "WHERE repaired = ? AND key > ? ORDER BY key LIMIT ?",
             (int(repaired), after, most),
         )
-        return [(key, Kind(kind), tuple(json.loads(orders))) for key, kind, orders in found]
+        return [(key, Kind(kind), tuple(json.loads(orders)), note) for key, kind, orders, note in found]
 
     def kinds(self, *, repaired: bool = False) -> dict[Kind, int]:
         """Return the number of differences of each kind."""
@@ -477,9 +548,41 @@ class State:
         )
         return {Kind(kind): count for kind, count in found}
 
-    def repaired(self, keys: Iterable[str]) -> None:
-        """Mark differences as repaired; a key that differs again is confirmed again."""
-        self._sql_many("UPDATE difference SET repaired = 1 WHERE key = ?", [(k,) for k in keys])
+    def repaired(self, found: Iterable[tuple[str, str]]) -> None:
+        """Mark differences as repaired: key, and which answers have agreed.
+
+        A key that differs again is confirmed again.
+        """
+        self._sql_many(
+            "UPDATE difference SET repaired = 1, note = ? WHERE key = ?", [(note, key) for key, note in found]
+        )
+
+    def explain(self, found: Iterable[tuple[str, str]]) -> None:
+        """Store why differences are not repaired: key, and the reason."""
+        self._sql_many(
+            "UPDATE difference SET note = ? WHERE key = ?", [(note, key) for key, note in found]
+        )
+
+    def judge_again(self, found: Sequence[Confirmed]) -> None:
+        """Judge differences again, because their keys have moved."""
+        self.add_pending((each.key, each.scanned) for each in found)
+        self._sql_many("DELETE FROM difference WHERE key = ?", [(each.key,) for each in found])
+
+    def give_up(self, found: Iterable[tuple[str, str]]) -> None:
+        """Store keys of which nobody knows what the source has: key, and the reason. They are not judged."""
+        rows = list(found)
+        self._sql_many("INSERT OR REPLACE INTO unknown VALUES (?, ?)", rows)
+        keys = [(key,) for key, _ in rows]
+        self._sql_many("DELETE FROM pending WHERE key = ?", keys)
+        self._sql_many("DELETE FROM difference WHERE key = ? AND repaired = 0", keys)
+
+    def unknown(self, most: int) -> dict[str, str]:
+        """Return some of the keys of which nobody knows what the source has, with the reasons."""
+        return dict(self._sql("SELECT key, reason FROM unknown ORDER BY key LIMIT ?", (most,)))
+
+    def unknown_count(self) -> int:
+        """Return the number of keys of which nobody knows what the source has."""
+        return int(self._sql("SELECT count(*) FROM unknown").fetchone()[0])
 
 
 class Range:

@@ -30,6 +30,11 @@ class Fix:
     """With `transform`, the values of the table's own columns; otherwise None."""
     timestamp: datetime
     """The time of the repair."""
+    removes: bool = False
+    """True to remove the rows of the key, because the sink does not write such a text."""
+    beside: tuple[str, str] | None = None
+    """With `removes`, the key and the `order_key` of another row, which has to be in the table when these are
+    removed; or None."""
 
 
 @runtime_checkable
@@ -83,7 +88,8 @@ class Target(Protocol):
 
         Args:
             fixes: At most one for each key. Without a document, the row becomes a tombstone; it is not made
-                if there is no row. Without any, only the table is checked.
+                if there is no row. With `removes`, all rows of the key are removed, if there are still those
+                that were seen, and the row `beside` as well. Without any, only the table is checked.
 
         Returns:
             The number of rows that were written.

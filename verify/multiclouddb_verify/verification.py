@@ -406,7 +406,8 @@ class Verification:
     def _report(self, began: float) -> Report:
         state = self._sides.state
         left = state.kinds()
-        unsettled = state.pending_count()
+        unknown = state.unknown(_SHOWN)
+        unsettled = state.pending_count() + state.unknown_count()
         equal = not left and not unsettled
         is_proved = equal and self._sides.sample is None
         expected_ghosts = 0 if self._sides.source.has_deletes else left.get(Kind.GHOST, 0)
@@ -432,10 +433,11 @@ class Verification:
             ),
             differences=self._described(),
             repaired=tuple(
-                Difference(kind, key, max(orders, default=None))
-                for key, kind, orders in state.differences(most=_SHOWN, repaired=True)
+                Difference(kind, key, max(orders, default=None), note=note)
+                for key, kind, orders, note in state.differences(most=_SHOWN, repaired=True)
             ),
-            unsettled=tuple(key for key, *_ in state.pending("", _SHOWN)),
+            unsettled=(*unknown, *(key for key, *_ in state.pending("", _SHOWN - len(unknown)))),
+            reasons=unknown,
             cost=Cost(
                 rows=state.number("rows"),
                 looked_up=state.number("looked_up"),
@@ -456,29 +458,35 @@ class Verification:
     def _described(self) -> tuple[Difference, ...]:
         """Return the differences that are left, the first ones with the path at which they differ."""
         found = self._sides.state.differences(most=_SHOWN)
-        stale = [key for key, kind, _ in found if kind is Kind.STALE][:_COMPARED]
+        stale = [key for key, kind, *_ in found if kind is Kind.STALE][:_COMPARED]
         compared: dict[str, tuple[str, Any, Any]] = {}
         if stale:
-            events, texts = self._sides.look_up(stale), self._sides.rows_of(stale, texts=True).texts
+            (events, _), texts = self._sides.events(stale), self._sides.rows_of(stale, texts=True).texts
             for key in stale:
-                event, text = events[key], texts.get(key)
+                event, text = events.get(key), texts.get(key)
                 if event is None or text is None:
                     continue
                 with suppress(MulticloudDbError):
                     ours: Any = own_values(event.new_item_state, self._sides.transform)
                     if where := first_difference(ours, _decoded(text)):
                         compared[key] = where
-        return tuple(self._difference(key, kind, orders, compared.get(key)) for key, kind, orders in found)
+        return tuple(self._difference(*each, compared.get(each[0])) for each in found)
 
     def _difference(
-        self, key: str, kind: Kind, orders: Sequence[str], where: tuple[str, Any, Any] | None
+        self,
+        key: str,
+        kind: Kind,
+        orders: Sequence[str],
+        note: str | None,
+        where: tuple[str, Any, Any] | None,
     ) -> Difference:
         order = max(orders, default=None)
         if where is None:
-            return Difference(kind, key, order)
+            return Difference(kind, key, order, note=note)
         path, ours, theirs = where
         values = (ours, theirs) if self._show_values else (None, None)
-        return Difference(kind, key, order, path, type(ours).__name__, type(theirs).__name__, *values)
+        types = type(ours).__name__, type(theirs).__name__
+        return Difference(kind, key, order, path, *types, *values, note)
 
 
 def _decoded(text: str) -> Any:

@@ -120,6 +120,8 @@ class Shop:
         faults = {}
         for name, kind in zip(names, kinds, strict=False):
             key = key_of(f"ghost-{name}" if kind is Kind.GHOST else name)
+            if kind is Kind.FOREIGN:
+                key = json.dumps(json.loads(key))
             plant(self.table, key, kind)
             faults[key] = kind
         return faults
@@ -161,11 +163,11 @@ def plant(path, key, kind):
             update(new_item_state="NULL", _deleted_at="to_timestamp_micros(1)")
         case Kind.BLOCKED:
             update(order_key="'~'")
-        case Kind.DUPLICATE | Kind.GHOST:
+        case Kind.DUPLICATE | Kind.GHOST | Kind.FOREIGN:
             rows = table.to_pyarrow_dataset().scanner(use_threads=False).to_table().to_pylist()
-            row = next(row for row in rows if row["key"] == key or kind is Kind.GHOST)
+            row = next(row for row in rows if row["key"] == key or kind is not Kind.DUPLICATE)
             schema = table.to_pyarrow_dataset().schema
-            if kind is Kind.GHOST:
+            if kind is not Kind.DUPLICATE:
                 row |= {"new_item_state": '{"v":1}', "_deleted_at": None}
             added = pa.Table.from_pylist([row | {"key": key}], schema=schema)
             committed(table, lambda: write_deltalake(table, added, mode="append"))

@@ -86,7 +86,7 @@ def restless(world):
         world.moves = False
         world.drain()
         world.moves = True
-        original(fixes)
+        return original(fixes)
 
     world.target.fix = fix
 
@@ -107,8 +107,8 @@ def test_highest_order_key_for_a_blocked_row(tmp_path, monkeypatch):
     """A blocked row keeps its `order_key`."""
     original = Repair._fix
 
-    def fix(self, chunk):
-        original(self, [(key, Kind.STALE, orders) for key, _, orders in chunk])
+    def fix(self, chunk, **settings):
+        original(self, [attrs.evolve(each, kind=Kind.STALE) for each in chunk], **settings)
 
     monkeypatch.setattr(Repair, "_fix", fix)
     assert noticed(tmp_path, repair=True)
