@@ -541,7 +541,8 @@ class TableTarget:
         # What has to be in the table beside a row that is removed is looked for in the same statement.
         holds = (
             f"(SELECT s.* FROM {view} s LEFT JOIN {self._table} b ON b.key = s._beside "
-            f"WHERE s._beside IS NULL OR b.key IS NOT NULL AND coalesce(b.order_key, '{_NO_ORDER}') = s._order)"
+            "WHERE s._beside IS NULL OR b.key IS NOT NULL "
+            f"AND coalesce(b.order_key, '{_NO_ORDER}') = s._order)"
         )
         names = [in_backticks(name) for name in schema.names]
         sets = ", ".join(f"t.{name} = s.{name}" for name in names)

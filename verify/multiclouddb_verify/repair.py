@@ -208,21 +208,23 @@ class _Plan:
             self.agreed.append(_Agreed(each, fix, digest, note))
 
     def _foreign(self, each: Confirmed, text: str, event: ChangeEvent | None, beside: Sequence[Seen]) -> None:
-        """Decide on a row whose key the sink would write as `text`; `beside` are the rows with that key."""
-        digest, versions = self._digest(event), self._versions(text)
-        expected = versions[max(versions)] if versions else self._sides.state.scanned(_hash(text), text)
-        place: tuple[str, str] | None = None
-        if event is not None:
-            if [row.digest for row in beside] != [digest]:
-                self.moved.append(each)  # the right row is a difference of its own, and is written first
-                return
-            place = text, beside[0].order_key
-        if expected not in (digest, UNKNOWN) or (expected == UNKNOWN and event is None):
-            self.disagreed.append(each)
+        """Decide on a row whose key the sink would write as `text`; `beside` are the rows with that key.
+
+        If that key is judged as equal, those rows are what the scan and the changes say of the source.
+        """
+        sides, versions = self._sides, self._versions(text)
+        if sides.sample is not None and _hash(text) % sides.sample:
+            self.unknown[each.key] = "the sink's own text of this key is not in the sample"
             return
-        said = "no item" if event is None else "this document, which the row with the sink's own key has"
-        note = f"the look-up and the {'changes' if versions else 'scan'} say: {said}"
+        digest, found = self._digest(event), [row.digest for row in beside]
+        judged = versions[max(versions)] if versions else digest
+        if sides.state.is_open(text) or (found or [GONE]) != [digest] or judged not in (digest, UNKNOWN):
+            self.moved.append(each)  # the right row is a difference of its own, and is written first
+            return
+        place = None if event is None else (text, beside[0].order_key)
+        said = "no item" if event is None else "the document that the row with the sink's own key has"
         fix = Fix(each.key, each.orders, "", None, None, self._now, removes=True, beside=place)
+        note = f"the look-up and the {'changes' if versions else 'scan'} say: {said}"
         self.agreed.append(_Agreed(each, fix, GONE, note))
 
     def _versions(self, key: str) -> dict[str, int]:

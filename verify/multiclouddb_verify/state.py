@@ -35,7 +35,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
-from multiclouddb_verify.comparison import GONE, Kind
+from multiclouddb_verify.comparison import Kind
 from multiclouddb_verify.texts import SEPARATOR, Integers, Lines
 
 __all__ = ["ORDER_BITS", "Confirmed", "Pending", "Rows", "State"]
@@ -230,7 +230,7 @@ class State:
         for each in ("journal_mode=WAL", "synchronous=OFF", "cache_size=-16384", "wal_autocheckpoint=500"):
             self._sql(f"PRAGMA {each}")
 
-    def _sql(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
+    def _sql(self, statement: str, values: Sequence[object] | Mapping[str, object] = ()) -> sqlite3.Cursor:
         assert self._database is not None
         try:
             return self._database.execute(statement, values)
@@ -467,17 +467,11 @@ class State:
         """Return the sink's own texts of keys between two, both included, that a sink would not write so."""
         return dict(self._sql("SELECT * FROM spelling WHERE key BETWEEN ? AND ?", (first, last)))
 
-    def scanned(self, hashed: int, key: str) -> int:
-        """Return the digest that the scan has read for a key; `GONE` if it has not found the key."""
-        for number, count, blocks in self._sql(
-            "SELECT number, rows, blocks FROM run WHERE side = 'source' AND rows > 0"
-        ).fetchall():
-            rows = np.fromfile(self._run(number), dtype=_ROW, count=count)
-            low, high = (np.searchsorted(rows["hash"], hashed, side) for side in ("left", "right"))
-            for place in range(int(low), int(high)):
-                if self.keys_of(number, blocks, count, [place]) == [key]:
-                    return int(rows["digest"][place])
-        return GONE
+    def is_open(self, key: str) -> bool:
+        """Return whether a key is not judged yet, differs, or is not known; any other key is equal."""
+        tables = ("pending WHERE", "difference WHERE repaired = 0 AND", "unknown WHERE")
+        found = " UNION ALL ".join(f"SELECT 1 FROM {table} key = :key" for table in tables)
+        return bool(self._sql(f"SELECT EXISTS ({found})", {"key": key}).fetchone()[0])
 
     def clear_pending(self) -> None:
         """Remove all keys to judge."""
@@ -510,9 +504,7 @@ class State:
             (each.key, each.kind.value, json.dumps(list(each.orders)), each.scanned, each.expected, each.last)
             for each in found
         ]
-        self._sql_many(
-            "INSERT OR REPLACE INTO difference VALUES (?, ?, ?, ?, ?, ?, NULL, 0)", rows
-        )
+        self._sql_many("INSERT OR REPLACE INTO difference VALUES (?, ?, ?, ?, ?, ?, NULL, 0)", rows)
         self.settle(each.key for each in found)
 
     def confirmed(self, after: str, most: int) -> list[Confirmed]:
@@ -559,9 +551,7 @@ class State:
 
     def explain(self, found: Iterable[tuple[str, str]]) -> None:
         """Store why differences are not repaired: key, and the reason."""
-        self._sql_many(
-            "UPDATE difference SET note = ? WHERE key = ?", [(note, key) for key, note in found]
-        )
+        self._sql_many("UPDATE difference SET note = ? WHERE key = ?", [(note, key) for key, note in found])
 
     def judge_again(self, found: Sequence[Confirmed]) -> None:
         """Judge differences again, because their keys have moved."""

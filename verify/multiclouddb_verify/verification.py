@@ -485,8 +485,8 @@ class Verification:
             return Difference(kind, key, order, note=note)
         path, ours, theirs = where
         values = (ours, theirs) if self._show_values else (None, None)
-        types = type(ours).__name__, type(theirs).__name__
-        return Difference(kind, key, order, path, *types, *values, note)
+        found = Difference(kind, key, order, path, type(ours).__name__, type(theirs).__name__, *values)
+        return attrs.evolve(found, note=note)
 
 
 def _decoded(text: str) -> Any:
