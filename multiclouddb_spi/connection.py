@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
@@ -99,6 +100,49 @@ def split_url(url: str) -> SplitResult | None:
     except ValueError:
         return None
     return parts
+
+
+def is_loopback(host: str | None) -> bool:
+    """Return whether a host is this machine; a name other than `localhost` may be any machine."""
+    if host is None or host.lower() == "localhost":
+        return host is not None
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_plaintext(
+    field: str, address: str, options: Mapping[str, Any], *, place: str = "connection"
+) -> None:
+    """Refuse an address without TLS on another machine, unless the user says twice that it is meant.
+
+    Args:
+        field: The name of the address in messages, such as `endpoint_url`.
+        address: A URL, or a host with its port, that is used without TLS.
+        options: The options of the connection; `allow_plaintext` is taken from them.
+        place: The name of the options in messages.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST`.
+    """
+    parts = split_url(address if "://" in address else f"//{address}")
+    host = None if parts is None else parts.hostname
+    if not truth(f"{place}.allow_plaintext", options.get("allow_plaintext", False)) and not is_loopback(host):
+        raise invalid_request(
+            f"{place}.{field}",
+            f"reaches {host} without TLS, so documents and keys are readable on the way",
+            "use https or TLS; or add allow_plaintext=true if nobody else can read that network",
+        )
+
+
+def truth(field: str, value: object) -> bool:
+    """Return the value of an option that is true or false, also as text in a URL."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    raise invalid_request(field, f"is {value!r}", "write true or false")
 
 
 def merged(found: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:

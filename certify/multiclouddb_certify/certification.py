@@ -45,7 +45,6 @@ __all__ = [
     "Permission",
     "Place",
     "Run",
-    "is_loopback",
     "load_certification",
 ]
 
@@ -380,11 +379,6 @@ class Certification(ABC):
             url: Where the suite runs.
         """
         return connect(self.config(url))
-
-
-def is_loopback(host: str | None) -> bool:
-    """Return True for a host that is this machine."""
-    return host in ("localhost", "127.0.0.1", "::1")
 
 
 def load_certification(url: str) -> Certification:

@@ -30,7 +30,6 @@ from multiclouddb_certify.certification import (
     Permission,
     Place,
     Run,
-    is_loopback,
 )
 from multiclouddb_certify.recordings.http import HttpCodec
 from multiclouddb_certify.recordings.rules import WORDS, Codec, Rules
@@ -40,6 +39,7 @@ from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos.config import KEY_VARIABLE, CosmosConfig
 from multiclouddb_cosmos.options import CAPABILITIES
 from multiclouddb_cosmos.provider import PLUGIN
+from multiclouddb_spi.connection import is_loopback
 
 __all__ = [
     "CERTIFICATION",

@@ -29,7 +29,6 @@ from multiclouddb_certify.certification import (
     Permission,
     Place,
     Run,
-    is_loopback,
 )
 from multiclouddb_certify.recordings.http import HttpCodec
 from multiclouddb_certify.recordings.rules import WORDS, Codec, Portion, Rules
@@ -38,6 +37,7 @@ from multiclouddb_conformance.harness import Harness, Kind, Write
 from multiclouddb_dynamo.capabilities import CAPABILITIES
 from multiclouddb_dynamo.config import DynamoConfig
 from multiclouddb_dynamo.provider import PLUGIN
+from multiclouddb_spi.connection import is_loopback
 
 __all__ = ["CERTIFICATION", "RULES", "DynamoCertification", "DynamoHarness", "LocalDynamoHarness", "typed"]
 

@@ -29,7 +29,6 @@ from multiclouddb_certify.certification import (
     Permission,
     Place,
     Run,
-    is_loopback,
 )
 from multiclouddb_certify.recordings.commands import MongoCodec
 from multiclouddb_certify.recordings.rules import Codec
@@ -39,6 +38,7 @@ from multiclouddb_conformance.values import KEYS, VALUES
 from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.capabilities import CAPABILITIES
 from multiclouddb_mongo.provider import PLUGIN
+from multiclouddb_spi.connection import is_loopback
 
 __all__ = ["CERTIFICATION", "MongoCertification", "MongoHarness", "OplogHarness", "native_client"]
 

@@ -27,7 +27,6 @@ from multiclouddb_certify.certification import (
     Permission,
     Place,
     Run,
-    is_loopback,
 )
 from multiclouddb_certify.recordings.rpc import SpannerCodec
 from multiclouddb_certify.recordings.rules import Codec
@@ -37,6 +36,7 @@ from multiclouddb_conformance.values import KEYS, VALUES
 from multiclouddb_spanner.capabilities import CAPABILITIES
 from multiclouddb_spanner.config import SpannerConfig
 from multiclouddb_spanner.provider import PLUGIN
+from multiclouddb_spi.connection import is_loopback
 
 __all__ = [
     "CERTIFICATION",

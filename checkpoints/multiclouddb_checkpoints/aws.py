@@ -66,7 +66,7 @@ def code_of(error: Any) -> str | None:
 class AwsCheckpointStore(SharedCheckpointStore):
     """The base of the stores that use boto3."""
 
-    options = ("endpoint_url", "region")
+    options = ("allow_plaintext", "endpoint_url", "region")
 
     def _service(self, service: str, location: Location, **settings: Any) -> Any:
         import boto3

@@ -44,7 +44,7 @@ class AzureBlobCheckpointStore(SharedCheckpointStore):
     form = "write azblob://ACCOUNT/CONTAINER/PREFIX"
     extra = "multiclouddb[checkpoints-azure-blob]"
     other_tag = '"0x1"'
-    options = ("endpoint_url",)
+    options = ("allow_plaintext", "endpoint_url")
     advice = Advice(
         _WHO,
         "grant the role Storage Blob Data Contributor on the container, and check the account's firewall",

@@ -22,7 +22,7 @@ from multiclouddb_api.checkpoint import (
     next_version,
 )
 from multiclouddb_api.validators import check_type
-from multiclouddb_spi.connection import Location, parse_location
+from multiclouddb_spi.connection import Location, check_plaintext, parse_location
 from multiclouddb_spi.errors import cause_of, to_error
 from multiclouddb_spi.faults import UNAVAILABLE, Fault, Row, one_line, row_of_connection, unexpected
 
@@ -141,8 +141,11 @@ class SharedCheckpointStore(ABC):
         path = location.path.strip("/")
         if not location.host or (path and not _SAFE.fullmatch(path)):
             raise invalid_request("checkpoint_store", "has no name, or one with other characters", self.form)
-        if "@" in location.options.get("endpoint_url", ""):
+        endpoint = location.options.get("endpoint_url", "")
+        if "@" in endpoint:
             raise invalid_request("checkpoint_store", "has an endpoint_url with an @", self.form)
+        if endpoint.startswith("http:"):
+            check_plaintext("endpoint_url", endpoint, location.options, place="checkpoint_store")
         self._url, self._location, self._path = url, location, path
         self._given = client
         self._made: dict[int, Any] = {}

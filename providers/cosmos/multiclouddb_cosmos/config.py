@@ -13,7 +13,15 @@ import attrs
 from multiclouddb_api import ClientConfig, invalid_request
 from multiclouddb_api.config import SecretText, settled
 from multiclouddb_api.value import frozen
-from multiclouddb_spi.connection import check_names, merged, parse_location, split_url
+from multiclouddb_spi.connection import (
+    check_names,
+    check_plaintext,
+    is_loopback,
+    merged,
+    parse_location,
+    split_url,
+    truth,
+)
 
 KEY_VARIABLE: Final = "AZURE_COSMOS_KEY"
 """The environment variable that contains the account's key."""
@@ -30,8 +38,8 @@ _NAME: Final = re.compile(
 )
 _NO_NAMES: Final = ("*", "?", "[]")
 """The parts of an indexing policy's paths that are no names."""
-_IN_URL: Final = ("delete_marker", "mode", "tls")
-_OPTIONS: Final = ("credential", *_IN_URL, "url")
+_IN_URL: Final = ("allow_plaintext", "delete_marker", "mode", "tls")
+_OPTIONS: Final = tuple(sorted(("credential", *_IN_URL, "url")))
 _URL: Final = "write cosmos://ACCOUNT.documents.azure.com or cosmos://localhost:8081?tls=false"
 _CREDENTIALS: Final = f"the key comes from {KEY_VARIABLE}, or azure-identity finds a credential"
 _SECRET: Final = ("key", "secret", "token", "password")
@@ -61,7 +69,7 @@ class CosmosConfig:
     def is_local(self) -> bool:
         """Return True if the server runs on this machine. A local server has only one region."""
         parts = split_url(self.endpoint)
-        return not self.tls or (parts is not None and parts.hostname in ("localhost", "127.0.0.1", "::1"))
+        return not self.tls or (parts is not None and is_loopback(parts.hostname))
 
     def find_credential(self) -> Any:
         """Return the passed credential, the key in the environment, or one that azure-identity finds."""
@@ -105,7 +113,10 @@ def _checked(cls: type[CosmosConfig], config: ClientConfig) -> CosmosConfig:
     if url is None:
         raise invalid_request("connection.url", "is missing", _URL)
     options = merged(_parsed(url), options)
-    options["tls"] = _truth(options.get("tls", True))
+    options["tls"] = truth("connection.tls", options.get("tls", True))
+    if not options["tls"]:
+        check_plaintext("tls", options["host"], options)
+    options.pop("allow_plaintext", None)
     check_mode("connection.mode", options.get("mode", MODES[0]))
     if (marker := options.get("delete_marker")) is not None:
         check_marker("connection.delete_marker", marker, options.get("mode"))
@@ -124,14 +135,6 @@ def _parsed(url: object) -> dict[str, Any]:
     if not place.host or place.path not in ("", "/"):
         raise invalid_request("connection.url", "must contain a host, and nothing after the host", _URL)
     return {"host": place.host, **place.options}
-
-
-def _truth(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    raise invalid_request("connection.tls", f"is {value!r}", "write tls=false for an emulator without TLS")
 
 
 def check_mode(field: str, value: object) -> None:

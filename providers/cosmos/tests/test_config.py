@@ -23,7 +23,7 @@ def checked(**connection):
         ("cosmos://a.documents.azure.com/", "https://a.documents.azure.com/", False),
         ("cosmos://localhost:8081?tls=false", "http://localhost:8081/", True),
         ("cosmos://localhost:8081", "https://localhost:8081/", True),
-        ("cosmos://emulator:8081?tls=FALSE", "http://emulator:8081/", True),
+        ("cosmos://emulator:8081?tls=FALSE&allow_plaintext=true", "http://emulator:8081/", True),
         ("cosmos://[::1]:8081?tls=true", "https://[::1]:8081/", True),
     ],
 )

@@ -12,9 +12,10 @@ from botocore.config import Config
 from multiclouddb_api import ClientConfig, invalid_request
 from multiclouddb_api.config import settled
 from multiclouddb_api.value import frozen
-from multiclouddb_spi.connection import check_names, merged, parse_location, split_url
+from multiclouddb_spi.connection import check_names, check_plaintext, merged, parse_location, split_url
 
-_OPTIONS: Final = ("config", "endpoint_url", "region", "session", "url")
+_OPTIONS: Final = ("allow_plaintext", "config", "endpoint_url", "region", "session", "url")
+_IN_URL: Final = ("allow_plaintext", "endpoint_url")
 _URL: Final = "write dynamo://REGION or dynamo://REGION?endpoint_url=http://localhost:8000"
 _CREDENTIALS: Final = "credentials come from boto3's own chain"
 _SECRET: Final = ("key", "secret", "token", "password", "credential", "profile")
@@ -117,7 +118,7 @@ def _checked(cls: type[DynamoConfig], config: ClientConfig) -> DynamoConfig:
     check_names(options, _OPTIONS)
     url = options.pop("url", None)
     if url is not None:
-        place = parse_location(url, "dynamo", options=["endpoint_url"], form=_URL, credentials=_CREDENTIALS)
+        place = parse_location(url, "dynamo", options=_IN_URL, form=_URL, credentials=_CREDENTIALS)
         if place.path not in ("", "/") or ":" in place.host:
             raise invalid_request("connection.url", "contains more than a region", _URL)
         options = merged({**({"region": place.host} if place.host else {}), **place.options}, options)
@@ -136,6 +137,9 @@ def _checked(cls: type[DynamoConfig], config: ClientConfig) -> DynamoConfig:
             )
         if parts.username or parts.password:
             raise invalid_request("connection.endpoint_url", "contains a user or a password", _CREDENTIALS)
+        if parts.scheme == "http":
+            check_plaintext("endpoint_url", endpoint, options)
+    options.pop("allow_plaintext", None)
     for name, kind, way_out in (
         ("session", boto3.Session, "pass a boto3.Session"),
         ("config", Config, "pass a botocore.config.Config"),

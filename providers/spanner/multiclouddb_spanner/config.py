@@ -18,10 +18,12 @@ from multiclouddb_api import ClientConfig, invalid_request
 from multiclouddb_api.config import settled
 from multiclouddb_api.validators import unknown_name
 from multiclouddb_api.value import frozen
-from multiclouddb_spi.connection import merged, parse_location
+from multiclouddb_spi.connection import check_plaintext, merged, parse_location
 
-_OPTIONS: Final = ("change_stream", "database_role", "emulator_host", "instance", "project", "url")
-_IN_URL: Final = ("change_stream", "database_role", "emulator_host")
+_OPTIONS: Final = (
+    "allow_plaintext", "change_stream", "database_role", "emulator_host", "instance", "project", "url"
+)  # fmt: skip
+_IN_URL: Final = ("allow_plaintext", "change_stream", "database_role", "emulator_host")
 _URL: Final = (
     "write spanner://PROJECT/INSTANCE, and add ?change_stream=NAME if several change streams watch the table"
 )
@@ -143,4 +145,7 @@ def _checked(cls: type[SpannerConfig], config: ClientConfig) -> SpannerConfig:
         value = options.get(name)
         if value is not None and not (isinstance(value, str) and pattern.fullmatch(value)):
             raise invalid_request(f"connection.{name}", f"is {value!r}", f"write it like {example!r}")
+    if (host := options.get("emulator_host")) is not None:
+        check_plaintext("emulator_host", host, options)
+    options.pop("allow_plaintext", None)
     return cls(**options)
