@@ -90,6 +90,7 @@ _TEXTS: Final[tuple[tuple[grpc.StatusCode, str, Row], ...]] = (
     (_Code.INVALID_ARGUMENT, "read_json_", _NO_STREAM),
     (_Code.OUT_OF_RANGE, "too far in the past", _EXPIRED),
     (_Code.NOT_FOUND, "Session not found", _INTERRUPTED),
+    (_Code.NOT_FOUND, "Session was concurrently deleted", _INTERRUPTED),
     (_Code.UNAVAILABLE, "Getting metadata from plugin failed", _AUTHENTICATION),
 )
 # What gRPC and Google's front ends say about a broken connection, with a status that also stands for lasting
@@ -131,10 +132,13 @@ is_past: Final = partial(_says, _Code.OUT_OF_RANGE, "too far in the past")
 is_outside_partition: Final = partial(_says, _Code.OUT_OF_RANGE, "invalid for the partition")
 # A partition token does not belong to this change stream.
 is_foreign_partition: Final = partial(_says, _Code.INVALID_ARGUMENT, "partition_token")
-# The service no longer knows the session of a call.
-is_lost_session: Final = partial(_says, _Code.NOT_FOUND, "Session not found")
 # The database no longer keeps the data of the time that a read requests.
 is_lost_version: Final = partial(_says, _Code.FAILED_PRECONDITION, "timestamp staleness")
+
+
+def is_lost_session(error: BaseException) -> bool:
+    """Return True if the service no longer knows the session of a call."""
+    return status_of(error) is _Code.NOT_FOUND and _row(_Code.NOT_FOUND, text_of(error)) is _INTERRUPTED
 
 
 def is_without_stream(error: BaseException) -> bool:

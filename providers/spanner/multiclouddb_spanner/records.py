@@ -195,7 +195,10 @@ def _of_struct(lists: Sequence[Any], table: str, shapes: Shapes) -> Iterator[Ite
 
 
 def _data_of_struct(fields: Sequence[Any], shapes: Shapes) -> DataRecord:
-    commit, sequence, transaction, _, table, columns, mods, kind, capture, _, _, tag, system = fields[:13]
+    commit, sequence, transaction, _, table, columns, mods, kind, capture = fields[:9]
+    # The tag and who made the change came later than the other fields.
+    tag = fields[11].string_value if len(fields) > 11 else ""
+    is_system = len(fields) > 12 and fields[12].bool_value
     found = []
     nbytes = 0
     for mod in mods.list_value.values:
@@ -220,7 +223,7 @@ def _data_of_struct(fields: Sequence[Any], shapes: Shapes) -> DataRecord:
         found,
         kind_text,
         capture.string_value,
-        _by_expiry(kind_text, system.bool_value, tag.string_value),
+        _by_expiry(kind_text, is_system, tag),
         lambda: _native_of_struct(fields),
         nbytes,
     )
@@ -244,7 +247,8 @@ def _native_of_struct(fields: Sequence[Any]) -> dict[str, Any]:
         for name, kind, is_primary_key, position in found["column_types"]
     ]
     for name in ("number_of_records_in_transaction", "number_of_partitions_in_transaction"):
-        found[name] = int(found[name])
+        if found.get(name) is not None:
+            found[name] = int(found[name])
     return found
 
 
@@ -266,7 +270,10 @@ def _of_json(record: Mapping[str, Any], table: str, shapes: Shapes) -> Iterator[
         found = record["child_partitions_record"]
         yield Children(
             micros_of(found["start_timestamp"], up=True),
-            {child["token"]: tuple(child["parent_partition_tokens"]) for child in found["child_partitions"]},
+            {
+                child["token"]: tuple(child.get("parent_partition_tokens") or ())
+                for child in found["child_partitions"]
+            },
         )
 
 
@@ -284,7 +291,9 @@ def _data_of_json(data: Mapping[str, Any], shapes: Shapes) -> DataRecord:
         mods,
         data["mod_type"],
         data["value_capture_type"],
-        _by_expiry(data["mod_type"], data["is_system_transaction"], data["transaction_tag"]),
+        _by_expiry(
+            data["mod_type"], data.get("is_system_transaction") is True, data.get("transaction_tag") or ""
+        ),
         lambda: {name: value for name, value in data.items() if name != "mods"},
         size * len(mods),
     )

@@ -54,6 +54,7 @@ CATEGORIES = {
     ErrorCategory.TRANSIENT_FAILURE: [
         "CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "UNAVAILABLE",
         ("NOT_FOUND", "Session not found: projects/…"),
+        ("NOT_FOUND", "Session was concurrently deleted: projects/…"),  # google-cloud-go 12821
         ("INTERNAL", "Received RST_STREAM with error code 2"), ("INTERNAL", "Rst Stream"),
         ("INTERNAL", "Received unexpected EOS on DATA frame"),
         ("INTERNAL", "HTTP/2 error code: INTERNAL_ERROR"),

@@ -243,6 +243,29 @@ def test_a_record_with_fields_that_a_newer_service_adds_is_read(more):
     assert item.native()["commit_timestamp"] == FIELDS[0]
 
 
+@pytest.mark.parametrize("count", [9, 11, 12])
+def test_fields_that_came_later_may_be_missing(count):
+    (item,) = [*parse_rows([[to_value([[[FIELDS[:count]], [], []]])]], "items", Shapes())]
+    assert (item.commit, item.by_expiry, len(item.mods)) == (FIELDS[0], False, 1)
+    assert item.native()["mod_type"] == "INSERT"
+
+
+def test_fields_that_came_later_may_be_missing_in_postgresql():
+    data = {
+        "commit_timestamp": FIELDS[0], "record_sequence": "00000000", "server_transaction_id": "tx",
+        "table_name": "items", "column_types": [{"name": "id", "type": {"code": "STRING"}}],
+        "mods": [{"keys": {"id": "a"}}], "mod_type": "DELETE", "value_capture_type": "NEW_ROW",
+    }  # fmt: skip
+    children = {"start_timestamp": FIELDS[0], "record_sequence": "0", "child_partitions": [{"token": "t"}]}
+    records = [{"data_change_record": data}, {"child_partitions_record": children}]
+    rows = [[Value(string_value=orjson.dumps(each).decode())] for each in records]
+    item, ending = [*parse_rows(rows, "items", Shapes())]
+    assert (item.kind, item.by_expiry, ending.parents) == ("DELETE", False, {"t": ()})
+    changes = Changes(Place(Cut(0)), [Change(item, 0)])
+    (event,) = SpannerMapper(attrs.evolve(VIEW, with_old=True)).events(changes, 0, 1)
+    assert (event.key["id"], event.new_item_state, event.old_item_state) == ("a", None, None)
+
+
 def test_a_message_without_values_between_the_parts_of_a_value_changes_nothing():
     messages = [PartialResultSet(chunked_value=True), PartialResultSet(), PartialResultSet()]
     for message, texts in zip(messages, (["one "], [], ["text", "another"]), strict=True):

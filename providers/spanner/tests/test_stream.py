@@ -13,6 +13,7 @@ from multiclouddb_api import (
     ChangeType,
     ClientConfig,
     ErrorCategory,
+    MulticloudDbError,
     Now,
     PartitionFoundLate,
     PhysicalPartition,
@@ -294,6 +295,20 @@ class TestStreamOfATable:
                 if number % 20 == 10:
                     items.put((f"k{number}", number))
             assert sorted(numbers(items.drain(token, 2))) == [10, 30, 50]
+
+
+@pytest.mark.parametrize("kind", ["beginning", "time", "token"])
+def test_a_first_change_that_cannot_be_decoded_can_be_skipped(kind):
+    with feed(initial_partitions=1) as items:
+        token = items.token()
+        at = items.server.now()
+        items.server.poison(items.scripted.database, "items_stream", "items", "a")
+        items.fill(3)
+        start = {"beginning": Beginning(), "time": AtTime(at), "token": token}[kind]
+        with pytest.raises(MulticloudDbError) as caught:
+            items.page(start)
+        assert caught.value.category == ErrorCategory.PROVIDER_ERROR
+        once(items.drain(caught.value.detail.skip_token), 3)
 
 
 TAG = "RowDeletionPolicy"
