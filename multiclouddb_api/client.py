@@ -368,8 +368,9 @@ class MulticloudDbClient:
             request: The request.
             **settings: The settings of `ChangeFeedIterator`.
         """
-        from multiclouddb_api.iterator import ChangeFeedIterator
+        from multiclouddb_api.iterator import ChangeFeedIterator, check_settings
 
+        check_settings("iterate_changes", settings)
         return ChangeFeedIterator(self, request, **settings)
 
     def run_command(self, database: str, command: Mapping[str, Any], **options: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import closing
 from inspect import GEN_CLOSED, getgeneratorstate
 from types import TracebackType
@@ -39,6 +39,7 @@ class IteratorSettings(TypedDict, total=False):
     idle_backoff_seconds: float
     max_idle_backoff_seconds: float
     max_outage_seconds: float
+    max_start_seconds: float | None
     checkpoint_store: CheckpointStore | str | None
     checkpoint_name: str | None
     checkpoint_interval_seconds: float
@@ -53,6 +54,24 @@ class ReadsChanges(Protocol):
     ) -> ChangeFeedPage:
         """See `MulticloudDbClient.read_changes`."""
         ...
+
+
+def check_settings(function: str, settings: Collection[str], *others: str) -> None:
+    """Refuse the names of settings that an iterator does not have, with the name that is most alike.
+
+    Args:
+        function: The function that was called.
+        settings: The names that were given.
+        others: The other names that the function takes.
+    """
+    known = [*others, *IteratorSettings.__annotations__]
+    for name in settings:
+        if name not in known:
+            from difflib import get_close_matches
+
+            alike = get_close_matches(name, known, 1)
+            advice = f"did you mean {alike[0]}?" if alike else f"its settings are {', '.join(known)}"
+            raise invalid_request(function, f"has no setting {name!r}", advice)
 
 
 def _not_below_the_first(
@@ -146,6 +165,18 @@ class ChangeFeedIterator:
     """How long to continue while every read fails with a retryable error, or while every page names the
     same partition in `partition_errors`, in seconds; 300 by default. After this time, the iterator raises the
     last error, or `TRANSIENT_FAILURE` if the same partition kept failing."""
+    max_start_seconds: float | None = attrs.field(
+        default=None,
+        kw_only=True,
+        validator=[
+            is_a(int, float, type(None)),
+            attrs.validators.optional(at_least(0, "use 0 to raise at the first failure")),
+        ],
+    )
+    """How long to continue while every read fails with a retryable error and none has succeeded yet, in
+    seconds; by default as long as `max_outage_seconds`. With 0, which is the default of `follow`, a mistake
+    in the connection is raised when the first read has failed; give `math.inf` to wait for a service that
+    starts later."""
     checkpoint_store: CheckpointStore | None = attrs.field(
         default=None,
         kw_only=True,
@@ -292,6 +323,7 @@ class FeedLoop:
         self._skip_to: FromContinuationToken | None = None
         self._unrepeatable: ChangeFeedPage | None = None
         self._round = 0
+        self._has_read = False
         self._outage: Outage | None = None
 
     def check_events(self) -> None:
@@ -370,6 +402,7 @@ class FeedLoop:
             settings.idle_backoff_seconds,
             settings.max_idle_backoff_seconds,
             settings.max_outage_seconds,
+            None if self._has_read else settings.max_start_seconds,
         )
 
     def _next(self, schedule: PollSchedule) -> Steps[ChangeFeedPage | None]:
@@ -414,6 +447,7 @@ class FeedLoop:
             self._outage.failed(error.message)
             return None
         self._outage.ended()
+        self._has_read = True
         schedule.succeeded(page, min(wait, self.timer.now() - began))
         if isinstance(position, Now | Snapshot) and (page.events or page.notices):
             # Another read at `Now` would begin later and miss changes, so this page must be delivered even if

@@ -92,7 +92,11 @@ class MulticloudDbKey(Slotted):
         return self.components.keys()
 
     def __getitem__(self, name: str) -> Any:
-        return self.components[name]
+        try:
+            return self.components[name]
+        except KeyError:
+            names = ", ".join(map(repr, self.components))
+            raise KeyError(f"{name!r} is no component of this key, which has {names}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.components)

@@ -254,6 +254,7 @@ class PollSchedule:
         idle_seconds: The first wait after an idle page.
         max_idle_seconds: The longest wait after an idle page.
         max_outage_seconds: How long failures are tolerated before they are raised.
+        max_start_seconds: How long they are tolerated before the first page; None for the same time.
 
     Attributes:
         due: The time of the next read, on the timer's clock.
@@ -263,13 +264,19 @@ class PollSchedule:
     """
 
     def __init__(
-        self, timer: Timer, idle_seconds: float, max_idle_seconds: float, max_outage_seconds: float
+        self,
+        timer: Timer,
+        idle_seconds: float,
+        max_idle_seconds: float,
+        max_outage_seconds: float,
+        max_start_seconds: float | None = None,
     ) -> None:
         self.due = timer.now()
         self.idle = False
         self.stuck: MulticloudDbError | None = None
         self._timer = timer
         self._max_outage = max_outage_seconds
+        self._limit = max_outage_seconds if max_start_seconds is None else max_start_seconds
         self._idle_waits = Backoff(idle_seconds, max_idle_seconds, least=idle_seconds)
         self._retry_waits = Backoff(_RETRY_SECONDS, _MAX_RETRY_SECONDS)
         self._failing_since: float | None = None
@@ -286,7 +293,7 @@ class PollSchedule:
         self.idle = False
         if self._failing_since is None:
             self._failing_since = now
-        left = self._failing_since + self._max_outage - now
+        left = self._failing_since + self._limit - now
         if left <= 0:
             return False
         # The last attempt is made when the time limit is reached, not after one more backoff.
@@ -298,7 +305,7 @@ class PollSchedule:
         """Record that a read returned a page."""
         now = self._timer.now()
         errors = page.diagnostics.partition_errors
-        self._failing_since = None
+        self._failing_since, self._limit = None, self._max_outage
         self._partition_failing_since = {
             name: self._partition_failing_since.get(name, now) for name in errors
         }

@@ -10,7 +10,7 @@ from multiclouddb_api.checkpoint import CheckpointFile, CheckpointStore, checkpo
 from multiclouddb_api.client import connect
 from multiclouddb_api.config import ClientConfig
 from multiclouddb_api.errors import check_type, invalid_request
-from multiclouddb_api.iterator import ChangeFeedIterator
+from multiclouddb_api.iterator import ChangeFeedIterator, check_settings
 from multiclouddb_api.request import (
     ChangeFeedRequest,
     FromContinuationToken,
@@ -48,7 +48,9 @@ def follow(
         start: Where to start while there is no checkpoint. Once the file exists, it leads.
         checkpoint: The file that keeps the position, or the URL of a checkpoint (`"s3://bucket/prefix/orders"`);
             `multiclouddb tail --checkpoint` uses the same. Without it, nothing is stored.
-        **settings: The settings of `ChangeFeedIterator`.
+        **settings: The settings of `ChangeFeedIterator`. If the first read fails, for example because of a
+            wrong port, its error is raised at once; to wait for the service, pass
+            `max_start_seconds=math.inf`.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if `start` is missing and there is no checkpoint, or for the
@@ -88,6 +90,8 @@ def followed(
         checkpoint: See `follow`.
         settings: See `follow`.
     """
+    check_settings("follow", settings, "start", "checkpoint")
+    settings = {"max_start_seconds": 0.0, **settings}
     address = to_address(address)
     check_type("address", address, ResourceAddress)
     if start is not None:

@@ -75,8 +75,9 @@ class TestEvents:
         assert (key["id"], len(key), list(key), dict(key)) == ("o-1", 2, ["id", "n"], key.components)
         assert "id" in key
         assert "x" not in key
-        with pytest.raises(KeyError):
+        with pytest.raises(KeyError, match="'x' is no component of this key, which has 'id', 'n'") as caught:
             key["x"]
+        assert "o-1" not in str(caught.value)
 
     def test_to_dict_is_ready_for_json(self):
         event = self.event({"at": datetime(2026, 1, 1, tzinfo=UTC), "raw": b"hi", "many": {1}})
@@ -308,6 +309,30 @@ class TestFollow:
         with pytest.raises(api.MulticloudDbError) as caught:
             api.follow(url, "orders", start=api.Now(), checkpoint=blocked / "orders.checkpoint")
         assert "orders.checkpoint" in caught.value.message
+
+    def test_an_unknown_setting_is_refused_with_the_one_that_is_meant(self, url, client, request_):
+        text = refused(api.follow, url, "orders", starting=api.Now())
+        assert "follow: has no setting 'starting'; did you mean start?" in text
+        text = refused(client.iterate_changes, request_, until_idel=True)
+        assert "iterate_changes: has no setting 'until_idel'; did you mean until_idle?" in text
+        assert "max_outage_seconds" in refused(client.iterate_changes, request_, xyz=1)
+
+    def test_a_first_read_that_fails_is_told_at_once_or_waited_for(self, url, monkeypatch):
+        """As on the command line, where `--wait` waits."""
+        calls, read = [], api.MulticloudDbClient.read_changes
+
+        def late(client, request, options=None):
+            calls.append(request)
+            if len(calls) < 3:
+                detail = api.ErrorDetail(api.ErrorCategory.TRANSIENT_FAILURE, retryable=True)
+                raise api.MulticloudDbError("connection refused", detail)
+            return read(client, request, options)
+
+        monkeypatch.setattr(api.MulticloudDbClient, "read_changes", late)
+        with pytest.raises(api.MulticloudDbError, match="connection refused"):
+            self.ids(url, start=api.Beginning())
+        assert len(calls) == 1
+        assert len(self.ids(url, start=api.Beginning(), max_start_seconds=60)) == 5
 
     def test_a_store_and_a_file_are_refused(self, url, tmp_path):
         store = api.FileCheckpointStore(tmp_path)

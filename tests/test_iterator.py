@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import math
 import os
 import signal
 import sys
@@ -589,6 +590,23 @@ class TestOutage:
         service.faults = [throttled()] if most else []
         assert ids(changes) == ["P0", "P1"]
 
+    def test_a_service_that_was_never_read_may_have_a_time_of_its_own(self):
+        service = Service([1, 1], faults=[throttled()])
+        changes = iterator(service, max_start_seconds=0, max_outage_seconds=20, until_idle=True)
+        assert failed(changes)[0] == []
+        assert (len(service.reads), changes._feed.timer.waits) == (1, [])
+        service.faults = [throttled()]
+        assert failed(changes)[0] == []  # it has not been read yet
+        service.faults = [None, throttled(), throttled()]
+        assert ids(changes) == ["P0", "P1"]  # from the first page on, it is an outage
+        service.faults = [throttled()]
+        assert ids(changes) == []  # in another loop, too
+
+    def test_a_service_that_starts_late_is_waited_for(self):
+        service = Service([1], faults=[throttled() for _ in range(200)])
+        changes = iterator(service, max_start_seconds=math.inf, max_outage_seconds=1, until_idle=True)
+        assert ids(changes) == ["P0"]
+
     def test_after_an_error_the_iterator_goes_on_where_it_was(self):
         faults = [None, error(api.ErrorCategory.NOT_FOUND)]
         changes = iterator(Service([2, 2], faults=faults), until_idle=True)
@@ -740,7 +758,7 @@ class TestLife:
 
     @pytest.mark.parametrize("name", [name for name in IteratorSettings.__annotations__ if "seconds" in name])
     def test_a_text_is_no_number_of_seconds(self, name):
-        with pytest.raises(api.MulticloudDbError, match=f"{name}.*int or float, not str"):
+        with pytest.raises(api.MulticloudDbError, match=f"{name}.*int or float( or None)?, not str"):
             iterator(Service([]), **{name: "5"})
 
     def test_every_setting_is_given_by_name_and_is_one_of_the_client(self):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from json import JSONDecodeError
 from typing import Any, Final
 
 from multiclouddb_api import ErrorCategory
@@ -14,7 +15,7 @@ from multiclouddb_checkpoints.store import (
     SharedCheckpointStore,
 )
 from multiclouddb_spi.connection import Location
-from multiclouddb_spi.faults import Row, row_of_connection
+from multiclouddb_spi.faults import Row, clock_row, row_of_clock, row_of_connection
 
 WHO: Final = (
     "check what boto3's credential chain finds (aws sts get-caller-identity): environment, profile, role"
@@ -27,6 +28,29 @@ _THROTTLED: Final = Row(
     ErrorCategory.THROTTLED, "save less often (checkpoint_interval_seconds), or use more names"
 )
 
+_AUTHENTICATION: Final = ErrorCategory.AUTHENTICATION_FAILED
+_SETTINGS: Final = Row(
+    ErrorCategory.INVALID_REQUEST,
+    "check boto3's settings that this text names: variables (AWS_…), the profile, the options of the URL",
+)
+_LATE: Final = ("RequestExpired", "RequestTimeTooSkewed", "RequestInTheFuture")
+_OPERATIONS: Final = ("GetObject", "PutObject", "DeleteObject", "GetItem", "PutItem", "DeleteItem")
+_CREDENTIALS: Final = (
+    "LoginAuthorizationCodeError",
+    "LoginError",
+    "LoginInsufficientPermissions",
+    "LoginRefreshRequired",
+    "LoginTokenLoadError",
+    "NoAuthTokenError",
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "ProfileNotFound",
+    "RefreshWithMFAUnsupportedError",
+    "TokenRetrievalError",
+    "UnknownCredentialError",
+    "UnknownTokenProviderError",
+)
+
 CODES: Final = {
     **dict.fromkeys(
         (
@@ -37,7 +61,6 @@ CODES: Final = {
             "InvalidSignatureException",
             "InvalidToken",
             "MissingAuthenticationTokenException",
-            "RequestTimeTooSkewed",
             "SignatureDoesNotMatch",
             "TokenRefreshRequired",
             "UnrecognizedClientException",
@@ -92,15 +115,34 @@ class AwsCheckpointStore(SharedCheckpointStore):
         match error:
             case boto.ClientError():
                 found = error.response.get("Error", {})
-                status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-                return Answer(status, str(found.get("Code", status)), str(found.get("Message", "")))
-            case boto.NoCredentialsError() | boto.PartialCredentialsError() | boto.ProfileNotFound():
-                return _NOT_ACCEPTED
-            case boto.CredentialRetrievalError() | boto.TokenRetrievalError() | boto.SSOError():
-                return _NOT_ACCEPTED
+                metadata = error.response.get("ResponseMetadata", {})
+                status, text = int(metadata.get("HTTPStatusCode", 0)), str(found.get("Message", ""))
+                code = str(found.get("Code", status))
+                if (late := row_of_clock(text)) is not None:
+                    return late
+                if code in _LATE:
+                    date = metadata.get("HTTPHeaders", {}).get("date")
+                    return clock_row(found.get("RequestTime"), found.get("ServerTime") or date)
+                if error.operation_name not in _OPERATIONS and code not in CODES and status < 500:
+                    # boto3 asks other services for credentials, for example STS.
+                    return Row(_AUTHENTICATION, WHO)
+                return Answer(status, code, text)
+            case boto.CredentialRetrievalError() | boto.MetadataRetrievalError():
+                return Row(ErrorCategory.TRANSIENT_FAILURE, f"try again; if that does not help, {WHO}")
             case boto.NoRegionError() | boto.InvalidRegionError():
                 return REGION
             case boto.ConnectionError() | boto.HTTPClientError():
                 return row_of_connection(error) or NO_ANSWER
+            case boto.ChecksumError() | boto.FlexibleChecksumError() | boto.IncompleteReadError():
+                return Row(ErrorCategory.TRANSIENT_FAILURE, "the answer arrived damaged; try again")
+            case boto.BotoCoreError() if type(error).__name__ in _CREDENTIALS or isinstance(
+                error, boto.SSOError | boto.InvalidConfigError
+            ):
+                return Row(_AUTHENTICATION, WHO)
+            case boto.BotoCoreError():
+                return _SETTINGS
+            case FileNotFoundError() | PermissionError() | JSONDecodeError():
+                # A program or a file that the profile names.
+                return Row(_AUTHENTICATION, WHO)
             case _:
                 return None

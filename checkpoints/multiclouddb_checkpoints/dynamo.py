@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import zlib
 from typing import Any, ClassVar, Final
@@ -47,6 +48,12 @@ class DynamoCheckpointStore(AwsCheckpointStore):
     def _check(self, location: Location) -> None:
         if ":" in location.host:
             raise invalid_request("checkpoint_store", "names a port in place of a table", self.form)
+        if self._given is not None and _converts(self._given):
+            raise invalid_request(
+                "client",
+                "is the client of a boto3 resource, which converts items to Python values and back",
+                'pass boto3.client("dynamodb"), or session.client("dynamodb") of the same session',
+            )
 
     def _read(self, key: str) -> tuple[bytes, str] | None:
         found = self._client.get_item(
@@ -86,3 +93,14 @@ class DynamoCheckpointStore(AwsCheckpointStore):
 
     def _delete(self, key: str) -> None:
         self._client.delete_item(TableName=self._location.host, Key={"name": {"S": key}})
+
+
+def _converts(client: Any) -> bool:
+    """Return True for the `meta.client` of a boto3 resource: its handlers convert a key; nothing is sent."""
+    asked: dict[str, Any] = {"TableName": "table", "Key": {"name": "text"}}
+    with contextlib.suppress(Exception):  # a handler of the application may need a real request
+        model = client.meta.service_model.operation_model("GetItem")
+        client.meta.events.emit(
+            "before-parameter-build.dynamodb.GetItem", params=asked, model=model, context={}
+        )
+    return asked.get("Key") == {"name": {"S": "text"}}

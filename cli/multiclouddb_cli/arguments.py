@@ -184,6 +184,9 @@ def to_checkpoint(where: str | None) -> str | None:
     return where
 
 
+_MOST_PATH: Final = 1024
+
+
 def to_token(text: str, option: str = "TOKEN") -> str:
     """Read a token: the token itself, `@FILE` with a token or a checkpoint, or `-` for stdin."""
     path, where = None, ""
@@ -198,6 +201,8 @@ def to_token(text: str, option: str = "TOKEN") -> str:
             raise _wrong(option, f"{path} cannot be read ({reason})") from error
     if not text.strip():
         raise _wrong(option, f"{where}is empty")
+    if not where and len(text) < _MOST_PATH and Path(text).is_file():
+        raise _wrong(option, f"{text!r} is a file: write @{text}")
     if path is None or not text.startswith("{"):
         return text
     checkpoint = Bookmark(str(path)).load()

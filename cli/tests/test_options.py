@@ -191,6 +191,16 @@ class TestRefused:
         assert result.stderr.startswith("notice: Gap: ")
 
 
+def test_a_file_in_place_of_a_token_is_told_how_it_is_named(run, url, store, tmp_path):
+    file = tmp_path / "pos"
+    run("tail", url, "orders", "--checkpoint", file, "--until-idle", "--from", "now")
+    for words in (("token", "check", url, file), ("token", "inspect", file)):
+        result = run(*words)
+        assert result.exit_code == 2
+        assert f"write @{file}" in " ".join(result.stderr.split())
+        assert run(*words[:-1], f"@{file}").exit_code == 0
+
+
 def completed(run, line):
     """Return the completions that bash offers for a line."""
     env = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}

@@ -14,6 +14,7 @@ from multiclouddb_api.aio.threads import Threads
 from multiclouddb_api.client import MulticloudDbClient, to_config
 from multiclouddb_api.config import ClientConfig, outcome
 from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, check_type, invalid_request
+from multiclouddb_api.iterator import check_settings
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -251,6 +252,7 @@ class AsyncMulticloudDbClient:
             **settings: The settings of `ChangeFeedIterator`.
         """
         self._check("iterate_changes")
+        check_settings("iterate_changes", settings)
         return AsyncChangeFeedIterator(self, request, **settings)
 
     async def run_command(self, database: str, command: Mapping[str, Any], **options: Any) -> Any:

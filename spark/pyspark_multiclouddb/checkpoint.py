@@ -245,6 +245,8 @@ class Checkpoint:
     def query(self, running: str | None) -> str | None:
         """Return the id of the query to which the checkpoint belongs; None if the checkpoint has no id."""
         stored = json.loads(self._read("metadata") or "{}").get("id")
+        if running is not None and stored is None:
+            raise self._wrong(f"has no id of a query, so it is no checkpoint yet; this query is {running}")
         if running is not None and stored != running:
             raise self._wrong(f"belongs to the query {stored}, but this query is {running}")
         return stored if isinstance(stored, str) else None

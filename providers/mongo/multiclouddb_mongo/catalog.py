@@ -68,7 +68,8 @@ def resolve(spec: FeedSpec, default_database: str | None) -> ResourceAddress:
         raise invalid_request(
             "ChangeFeedRequest.address",
             "names no database, and the connection string has none",
-            "pass ResourceAddress(database, collection), or a url with the database: mongodb://HOST/DATABASE",
+            'name it: "database/collection" (no dot), ResourceAddress(database, collection), the option '
+            "database in Spark, or a url with it: mongodb://HOST/DATABASE",
         )
     return ResourceAddress(default_database, address.collection)
 
