@@ -44,6 +44,7 @@ class Source:
     wanted: tuple[object, ...] = ()  # the partition key of the feed, or its first components
     readers: WeakSet[Reader] = attrs.field(factory=WeakSet)  # the readers that are currently in use
     behind: dict[KeyRange, int] = attrs.field(factory=dict)
+    untimed: set[KeyRange] = attrs.field(factory=set)  # the ranges that the service does not read from a time
     item_bytes: int = 1024  # the memory size of one item, measured on the last page
     late: int = 0  # a change can get its LSN so many seconds after its time
     _renewed: float = attrs.field(factory=time.monotonic)
@@ -162,8 +163,9 @@ class Source:
         """
         if self.is_latest:
             since = past if past is not None and past > 0 else None
-            start = {"Type": "Now"} if etag is None else start_of(since)
-            answer = self._latest(place, etag, limit, deadline, start)
+            if etag is None:
+                return self._latest(place, etag, limit, deadline, {"Type": "Now"})
+            answer = self.read_latest(place, etag, limit, since, deadline)
             if since is None:
                 return answer
             times = [seconds_of(item, bare=True) for item in answer.items]
@@ -189,8 +191,21 @@ class Source:
     def read_latest(
         self, place: KeyRange, etag: int | None, limit: int, since: int | None, deadline: Deadline
     ) -> Answer:
-        """Return one page of the latest versions of all existing items."""
-        return self._latest(place, etag, limit, deadline, start_of(since))
+        """Return one page of the latest versions of all existing items.
+
+        Some of the items may be older than `since`, which the caller leaves out.
+        """
+        if since is not None and place not in self.untimed:
+            try:
+                return self._latest(place, etag, limit, deadline, start_of(since))
+            except CosmosHttpResponseError as error:
+                if error.status_code != BAD_REQUEST:
+                    raise
+            # The service refuses a time for merged partitions (Azure/azure-sdk-for-java issue 48752).
+            answer = self._latest(place, etag, limit, deadline, start_of(None))
+            self.untimed.add(place)
+            return answer
+        return self._latest(place, etag, limit, deadline, start_of(None))
 
     def _latest(
         self, place: KeyRange, etag: int | None, limit: int, deadline: Deadline, start: dict[str, Any]

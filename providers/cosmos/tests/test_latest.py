@@ -102,6 +102,28 @@ class TestStarts:
         consumer.restart().until_idle()
         assert last_of(consumer.events).keys() == wanted | {"k0"}
 
+    @pytest.mark.parametrize("size", [1, 0])
+    def test_a_stream_from_a_time_goes_on_after_a_merge(self, world, size):
+        """The service refuses a time for merged partitions: Azure/azure-sdk-for-java issue 48752."""
+        world.put(*(f"old{number}" for number in range(6)))
+        world.server.advance(30)
+        start = AtTime(world.server.clock.now())
+        wanted = {f"k{number}" for number in range(12)}
+        world.put(*wanted)
+        consumer = reading(world, start, max_page_size=size)
+        consumer.read()
+        world.server.merge(DATABASE, NAME, "0", "1")
+        before = world.requests().count((400, 0))
+        consumer.until_idle()
+        assert last_of(consumer.events).keys() == wanted
+        assert world.requests().count((400, 0)) - before <= 2  # once for each range
+        other = reading(world, start)
+        other.until_idle()
+        assert last_of(other.events).keys() == wanted
+        world.put("k3")
+        consumer.until_idle()
+        assert consumer.events[-1].key["id"] == "k3"
+
     def test_a_time_ahead_of_the_service_is_not_early(self, lone):
         start = AtTime(lone.server.clock.now() + timedelta(seconds=30))
         consumer = reading(lone, start)

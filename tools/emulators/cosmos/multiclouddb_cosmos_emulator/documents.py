@@ -22,6 +22,8 @@ from multiclouddb_cosmos_emulator.writes import LARGEST, Condition, Transaction
 __all__ = ["DOCUMENT_CALLS"]
 
 _MOST_OPERATIONS: Final = 100
+_MERGED_TIMES: Final = 2
+"""The bit of an SDK that can read merged partitions from a time."""
 _ENABLE: Final = (
     "Change Feed 'All Versions and Deletes' mode must be enabled. Learn more about the prerequisites: "
     "https://aka.ms/cosmos-db/all-versions-and-deletes-change-feed"
@@ -205,6 +207,9 @@ def _read_change_feed(call: Call) -> Reply:
         partition.refuse_merged()
         before = container.clock.seconds() - call.account.retention(container)
         check_retention(partition, after, before)
+    elif since is not None and partition.merged and not _capabilities(headers) & _MERGED_TIMES:
+        # Azure/azure-sdk-for-java issue 48752, Azure/azure-sdk-for-go issue 26775
+        raise bad_request("StartTime/IfModifiedSince is not currently supported with merged partitions.")
     low, high = reach.low, reach.high
     if reach.key is not None:
         low, high = max(low, reach.key.epk), min(high, reach.key.epk + "0")
@@ -218,6 +223,12 @@ def _read_change_feed(call: Call) -> Reply:
         return call.seen(Reply(304, headers=etag), container, [partition])
     body = b'{"_rid":"%s","Documents":[%s],"_count":%d}' % (container.rid.encode(), page.text, page.count)
     return call.seen(Reply(200, body, etag, charge(len(body), 1.0)), container, [partition])
+
+
+def _capabilities(headers: Any) -> int:
+    """Return the bits of what the client's SDK supports."""
+    text = headers.get("x-ms-cosmos-sdk-supportedcapabilities", "0")
+    return int(text) if text.isdecimal() else 0
 
 
 def _position(text: str | None) -> int | None:

@@ -176,6 +176,16 @@ class TestMerges:
         found = container.query_items("SELECT VALUE c.n FROM c", enable_cross_partition_query=True)
         assert sorted(found) == list(range(10))
 
+    def test_it_is_read_from_the_beginning_but_not_from_a_time(self, shop):
+        """Azure/azure-sdk-for-java issue 48752, Azure/azure-sdk-for-go issue 26775."""
+        container = shop.create(partitions=2)
+        fill(container, 3)
+        shop.merge("0", "1")
+        found = container.query_items_change_feed(start_time="Beginning")
+        assert numbers(found) == [0, 1, 2]
+        pages = container.query_items_change_feed(start_time=shop.server.clock.now())
+        assert shop.fails(list, pages) == (400, 0)
+
     def test_all_versions_cannot_be_read_from_it(self, shop):
         container = shop.create(partitions=2)
         shop.merge("0", "1")
