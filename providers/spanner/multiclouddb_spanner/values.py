@@ -281,9 +281,12 @@ def _json_decimal(raw: Any) -> JsonValue:
 
 
 def _json_parsed(raw: Any) -> JsonValue:
-    value: JsonValue = _parsed(raw)
-    is_plain = '"$' not in raw and not has_long_number(raw)
-    return value if is_plain else orjson.loads(encode_json(value))
+    if type(raw) is not str:
+        raise TypeError("not JSON's text")
+    if '"$' in raw or has_long_number(raw):
+        raw = encode_json(parse_json(raw))
+    found: JsonValue = orjson.loads(raw)
+    return found
 
 
 def _json_uuid(raw: Any) -> JsonValue:

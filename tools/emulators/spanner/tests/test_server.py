@@ -118,6 +118,15 @@ class TestPartitions:
         assert [child for child, _ in world.read(parent)[-1][2][0][2]] == children[::-1]
         assert world.native.tokens("s", world.native.now()) == children[::-1]
 
+    @pytest.mark.parametrize("silent", [1, 2])
+    def test_a_query_can_end_without_naming_the_children(self, make, silent):
+        world = make(initial_partitions=1, silent_ends=silent)
+        (parent,) = world.open()
+        children = world.server.split(parent)
+        for _ in range(silent):
+            assert world.read(parent) == []
+        assert {child for child, _ in world.read(parent)[-1][2][0][2]} == set(children)
+
     def test_the_end_of_a_partition_can_be_told_late(self, make):
         world = make(initial_partitions=1)
         (parent,) = world.open()
