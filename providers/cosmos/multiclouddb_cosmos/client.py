@@ -401,7 +401,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
             found = orjson.loads(text)
     except orjson.JSONDecodeError:
         try:
-            found = json.loads(text)
+            found = json.loads(text, parse_int=_whole_number)
         except ValueError as error:
             raise DecodeError("the page is not JSON", error=error) from None
     if not isinstance(found, dict) or not isinstance(found.get("Documents"), list):
