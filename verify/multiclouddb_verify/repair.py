@@ -28,7 +28,7 @@ from multiclouddb_verify.comparison import GONE, UNKNOWN, Kind, Seen
 from multiclouddb_verify.rounds import Rounds
 from multiclouddb_verify.sides import ANOTHER_TEXT, Sides
 from multiclouddb_verify.source import Answer, Respelt
-from multiclouddb_verify.state import Confirmed
+from multiclouddb_verify.state import Confirmed, after
 from multiclouddb_verify.target import Fix
 from multiclouddb_verify.texts import digests_of
 
@@ -67,9 +67,9 @@ class Repair:
     def run(self) -> None:
         """Repair, and judge again, until no difference is left, or it does not help."""
         for number in range(_REPAIRS):
-            after, is_last = "", number == _REPAIRS - 1
-            while chunk := self._sides.state.confirmed(after, _AT_ONCE):
-                after = chunk[-1].key
+            first, is_last = "", number == _REPAIRS - 1
+            while chunk := self._sides.state.confirmed(first, _AT_ONCE):
+                first = after(chunk[-1].key)
                 self._sides.tell("repair", left=sum(self._sides.state.kinds().values()))
                 self._fix([each for each in chunk if each.key not in self._refused], is_last=is_last)
             if not self._sides.state.pending_count():

@@ -25,7 +25,7 @@ from multiclouddb_verify.comparison import (
 )
 from multiclouddb_verify.sides import FEWEST, ORDER_MASK, Sides, order_digests
 from multiclouddb_verify.source import Change, Follower, own_text
-from multiclouddb_verify.state import Confirmed, Pending
+from multiclouddb_verify.state import Confirmed, Pending, after
 from multiclouddb_verify.texts import Integers, digests_of
 
 __all__ = ["Rounds"]
@@ -310,9 +310,9 @@ class Rounds:
         return self._sides.source.floor()
 
     def _chunks(self) -> Iterator[list[Pending]]:
-        after = ""
-        while chunk := self._sides.state.pending(after, _CHUNK):
-            after = chunk[-1][0]
+        first = ""
+        while chunk := self._sides.state.pending(first, _CHUNK):
+            first = after(chunk[-1][0])
             yield chunk
 
     def _own_orders(

@@ -38,7 +38,7 @@ from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, inva
 from multiclouddb_verify.comparison import Kind
 from multiclouddb_verify.texts import SEPARATOR, Integers, Lines
 
-__all__ = ["ORDER_BITS", "Confirmed", "Pending", "Rows", "State"]
+__all__ = ["ORDER_BITS", "Confirmed", "Pending", "Rows", "State", "after"]
 
 _RANGES: Final = 1024
 _BOUNDS: Final = np.array([-(2**63) + number * 2**54 for number in range(_RANGES)], dtype=np.int64)
@@ -477,11 +477,11 @@ class State:
         """Remove all keys to judge."""
         self._sql("DELETE FROM pending")
 
-    def pending(self, after: str, most: int) -> list[Pending]:
+    def pending(self, first: str, most: int) -> list[Pending]:
         """Return some of the keys to judge, in the order of their texts."""
         return self._sql(
-            "SELECT key, scanned, kind, since FROM pending WHERE key > ? ORDER BY key LIMIT ?",
-            (after, most),
+            "SELECT key, scanned, kind, since FROM pending WHERE key >= ? ORDER BY key LIMIT ?",
+            (first, most),
         ).fetchall()
 
     def pending_count(self) -> int:
@@ -507,19 +507,19 @@ class State:
         self._sql_many("INSERT OR REPLACE INTO difference VALUES (?, ?, ?, ?, ?, ?, NULL, 0)", rows)
         self.settle(each.key for each in found)
 
-    def confirmed(self, after: str, most: int) -> list[Confirmed]:
+    def confirmed(self, first: str, most: int) -> list[Confirmed]:
         """Return some of the differences that are left, in the order of their keys."""
         found = self._sql(
             "SELECT key, kind, orders, scanned, expected, last FROM difference "
-            "WHERE repaired = 0 AND key > ? ORDER BY key LIMIT ?",
-            (after, most),
+            "WHERE repaired = 0 AND key >= ? ORDER BY key LIMIT ?",
+            (first, most),
         )
         return [
             Confirmed(key, Kind(kind), tuple(json.loads(orders)), *rest) for key, kind, orders, *rest in found
         ]
 
     def differences(
-        self, after: str = "", most: int = 1000, *, repaired: bool = False
+        self, first: str = "", most: int = 1000, *, repaired: bool = False
     ) -> list[tuple[str, Kind, tuple[str, ...], str | None]]:
         """Return some of the differences, in the order of their keys: key, kind, orders, and a note.
 
@@ -527,8 +527,8 @@ class State:
         """
         found = self._sql(
             "SELECT key, kind, orders, note FROM difference "
-            "WHERE repaired = ? AND key > ? ORDER BY key LIMIT ?",
-            (int(repaired), after, most),
+            "WHERE repaired = ? AND key >= ? ORDER BY key LIMIT ?",
+            (int(repaired), first, most),
         )
         return [(key, Kind(kind), tuple(json.loads(orders)), note) for key, kind, orders, note in found]
 
@@ -728,6 +728,11 @@ def _broken(folder: Path, problem: str) -> MulticloudDbError:
     return _refused(
         folder, f"is broken ({problem})", "remove it, or run without resume (--resume), which removes it"
     )
+
+
+def after(key: str) -> str:
+    """Return the text that follows a key in the order of texts; the first text of all is empty."""
+    return f"{key}\0"
 
 
 def default_folder(identity: Mapping[str, str]) -> Path:

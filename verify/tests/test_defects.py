@@ -3,13 +3,13 @@
 import attrs
 import pytest
 
-from multiclouddb_api import FromContinuationToken, MulticloudDbError, encode_json
+from multiclouddb_api import FromContinuationToken, MulticloudDbError, NotKnown, encode_json
 from multiclouddb_conformance.table import MemoryTable
 from multiclouddb_verify import Kind, rounds, sides, texts
 from multiclouddb_verify.comparison import GONE
-from multiclouddb_verify.repair import Repair
+from multiclouddb_verify.repair import Repair, _Plan
 from multiclouddb_verify.sides import Sides
-from multiclouddb_verify.source import Follower, Source
+from multiclouddb_verify.source import Follower, Source, own_text
 from multiclouddb_verify.verification import Verification
 
 from .test_lives import smooth
@@ -21,10 +21,14 @@ LIVES = 12
 def is_wrong(seed, folder, **settings):
     """Return whether a life finds anything but what was planted."""
     world = World(seed, behaviour=smooth(seed), **settings.pop("world", {}))
+    if refused := settings.pop("refused", 0):
+        world.refuse(refused)
     try:
         report = world.verify(folder / str(seed), patience_seconds=5.0, **settings)
         if settings.get("repair"):
             world.settle()
+            if world.refused:
+                return world.is_damaged()
             return bool(found(report)) or world.target.documents() != world.truth()
         return found(report) != world.faults
     finally:
@@ -38,6 +42,47 @@ def noticed(folder, **settings):
 def test_no_life_is_wrong_without_a_defect(tmp_path):
     assert not noticed(tmp_path / "found")
     assert not noticed(tmp_path / "repaired", repair=True)
+    assert not noticed(tmp_path / "refused", repair=True, refused=2)
+
+
+def test_refused_look_up_is_taken_for_absence(tmp_path, monkeypatch):
+    original = Source.look_up
+
+    def look_up(self, keys, parts):
+        found = original(self, keys, parts)
+        return {key: None if isinstance(each, NotKnown) else each for key, each in found.items()}
+
+    monkeypatch.setattr(Source, "look_up", look_up)
+    assert noticed(tmp_path, repair=True, refused=2)
+
+
+def test_foreign_text_is_overwritten_with_the_document(tmp_path, monkeypatch):
+    def foreign(self, each, text, event, beside):
+        self._row(attrs.evolve(each, expected=self._digest(event)), event)
+
+    monkeypatch.setattr(_Plan, "_foreign", foreign)
+    assert noticed(tmp_path, repair=True)
+
+
+def test_foreign_row_is_removed_although_the_right_one_is_missing(tmp_path, monkeypatch):
+    """Then a reader of the table sees no row of a document that exists."""
+    world = World(1, behaviour=smooth(1), kinds=[Kind.FOREIGN])
+    world.target.table = [row for row in world.target.table if row.key not in map(own_text, world.faults)]
+    seen = []
+    original = world.target.fix
+
+    def fix(fixes):
+        done = original(fixes)
+        names = {own_text(row.key) for row in world.target.table if not row.deleted}
+        seen.append(names >= set(map(own_text, world.faults)))
+        return done
+
+    world.target.fix = fix
+    report = world.verify(tmp_path / "state", repair=True)
+    assert seen
+    assert all(seen)
+    assert report.equal
+    world.close()
 
 
 def test_position_that_is_read_after_the_scan(tmp_path, monkeypatch):

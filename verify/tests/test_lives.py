@@ -50,6 +50,20 @@ def test_repair_makes_the_table_equal_beside_the_sink(seed, tmp_path):
     world.close()
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_cannot_be_looked_up_is_not_known_and_not_touched(seed, tmp_path):
+    world = World(seed, behaviour=[smooth, rough][seed % 2](seed), kills=seed % 3)
+    world.refuse(1 + seed % 3)
+    report = world.verify(tmp_path / "state", repair=True)
+    assert not report.equal
+    assert set(report.unsettled) == {key for key in world.faults if world.is_refused(key)}
+    assert report.reasons == dict.fromkeys(report.unsettled, "check the credentials")
+    world.settle()
+    assert not world.is_damaged()
+    assert found(report) == {}
+    world.close()
+
+
 @pytest.mark.parametrize("seed", [94, 121, 188, 225, 232, 242])
 def test_a_slow_call_does_not_shorten_the_window(seed, tmp_path, monkeypatch):
     """The client's clock and the service's may run at different speeds."""

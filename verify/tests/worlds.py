@@ -10,9 +10,12 @@ from multiclouddb_api import (
     Beginning,
     ChangeFeedRequest,
     ClientConfig,
+    ErrorCategory,
+    ErrorDetail,
     FromContinuationToken,
     MulticloudDbError,
     Snapshot,
+    decode_json,
     encode_json,
 )
 from multiclouddb_conformance.open_client import open_client
@@ -20,7 +23,7 @@ from multiclouddb_conformance.simulated import LATEST_SIMULATED, SIMULATED, Simu
 from multiclouddb_conformance.simulation import PROVIDER_ID, ServiceBehaviour, Simulation
 from multiclouddb_conformance.table import MemoryTable
 from multiclouddb_verify import Kind
-from multiclouddb_verify.source import Source
+from multiclouddb_verify.source import Source, own_text
 from multiclouddb_verify.verification import Verification
 
 KINDS = list(Kind)
@@ -49,9 +52,12 @@ class Moving:
         bare = [each if each.backfilled else attrs.evolve(each, new_item_state=None) for each in page.events]
         return attrs.evolve(page, events=tuple(bare))
 
-    def lookup(self, *args, **settings):
+    def lookup(self, address, keys, options=None, **settings):
         self.world.tick()
-        return self.client.lookup(*args, **settings)
+        keys = list(keys)
+        if any(encode_json(key.components).decode() in self.world.refused for key in keys):
+            raise MulticloudDbError("check the credentials", ErrorDetail(ErrorCategory.AUTHENTICATION_FAILED))
+        return self.client.lookup(address, keys, options, **settings)
 
     def capabilities(self, provider_options=None):
         return self.client.capabilities(provider_options)
@@ -93,6 +99,7 @@ class World:
             self.write(name, None)
         self.drain()
         self.faults = self.plant(KINDS if kinds is None else kinds)
+        self.refused = set()
         self.respell()
         self.lag, self.moves = lag, True
 
@@ -252,6 +259,26 @@ class World:
 
     def truth(self):
         return {key_of(key["id"]): dict(value) for key, value in self.sim.documents().items()}
+
+    def refuse(self, count):
+        """Let the service refuse to look up some of the damaged rows."""
+        chosen = self.dice.sample(sorted(self.faults), count)
+        self.refused = {own_text(key) or key for key in chosen}
+        self.left_as_they_are = [row for row in self.target.table if self.is_refused(row.key)]
+
+    def is_refused(self, key):
+        return (own_text(key) or key) in self.refused
+
+    def is_damaged(self):
+        """Return whether a row differs, or was written although it could not be looked up."""
+        kept = [row for row in self.target.table if self.is_refused(row.key)]
+        others = [row for row in self.target.table if not self.is_refused(row.key) and not row.deleted]
+        truth = {key: value for key, value in self.truth().items() if not self.is_refused(key)}
+        return (
+            kept != self.left_as_they_are
+            or len(others) != len({row.key for row in others})
+            or {row.key: decode_json(row.text) for row in others} != truth
+        )
 
     def settle(self):
         """Let the sink read everything."""

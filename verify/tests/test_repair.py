@@ -1,0 +1,290 @@
+"""Tests what a repair needs before it writes: a look-up's answer, and a judgement that says the same."""
+
+import attrs
+import pytest
+
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, MulticloudDbKey, NotKnown
+from multiclouddb_conformance.table import Row
+from multiclouddb_verify import Kind
+from multiclouddb_verify.source import Respelt, own_text
+
+from .test_lives import smooth
+from .worlds import World, found, key_of
+
+
+def refusal(category=ErrorCategory.AUTHENTICATION_FAILED, **more):
+    return MulticloudDbError("check the credentials", ErrorDetail(category, **more))
+
+
+def quiet(kinds, seed=1):
+    """Make a world in which only the sink moves."""
+    world = World(seed, behaviour=smooth(seed), kinds=kinds)
+    world.left = 0
+    return world
+
+
+def answering(world, change):
+    """Let a function change the answer of each look-up."""
+    original = world.client.lookup
+
+    def lookup(address, keys, options=None, **settings):
+        return change(dict(original(address, keys, options, **settings)))
+
+    world.client.lookup = lookup
+
+
+def rows(world):
+    return sorted(map(attrs.astuple, world.target.table))
+
+
+class TestLookUp:
+    """What `verify` asks the source, and what counts as an answer."""
+
+    def look_up(self, world, *texts):
+        return world.source().look_up(texts, 1)
+
+    def test_each_answer_counts_for_the_text_that_was_asked(self):
+        world = quiet([])
+        name = world.reserved[0]
+        spelt = key_of(name).replace(":", ": ")
+        answers = self.look_up(world, key_of(name), spelt, key_of("absent"), '{"id": "absent"}')
+        assert answers[key_of(name)].new_item_state == world.truth()[key_of(name)]
+        assert answers[spelt] == Respelt(key_of(name), answers[key_of(name)])
+        assert answers[key_of("absent")] is None
+        assert answers['{"id": "absent"}'] == Respelt(key_of("absent"), None)
+
+    @pytest.mark.parametrize(
+        "text", ["", " ", "abc", "5", "null", "[]", "{}", '[["id","r0"]]', '{"id":"\\ud800"}', '{"id":1e400}']
+    )
+    def test_text_that_is_no_key_is_not_asked(self, text):
+        world = quiet([])
+        assert own_text(text) is None
+        assert isinstance(self.look_up(world, text)[text], NotKnown)
+
+    def test_refused_key_is_not_known_and_the_others_are_answered(self):
+        world = quiet([])
+        world.refused = {key_of("r3"), key_of("none")}
+        answers = self.look_up(world, *(key_of(f"r{number}") for number in range(8)), key_of("none"))
+        assert {key for key, each in answers.items() if isinstance(each, NotKnown)} == world.refused
+        assert answers[key_of("r3")].reason == "check the credentials"
+
+    def test_if_every_key_is_refused_that_is_the_error(self):
+        world = quiet([])
+        world.refused = {key_of(name) for name in (*world.reserved, *world.lively)}
+        with pytest.raises(MulticloudDbError, match="check the credentials") as caught:
+            self.look_up(world, key_of("r1"), key_of("r2"))
+        assert caught.value.category == ErrorCategory.AUTHENTICATION_FAILED
+
+    def test_error_that_may_pass_is_no_refusal(self):
+        world = quiet([])
+
+        def fail(answers):
+            raise refusal(ErrorCategory.TRANSIENT_FAILURE, retryable=True)
+
+        answering(world, fail)
+        with pytest.raises(MulticloudDbError) as caught:
+            self.look_up(world, key_of("r1"))
+        assert caught.value.retryable
+
+    def test_keys_that_one_answer_has_made_unknown_are_asked_again_one_by_one(self):
+        world = quiet([])
+        unmatched = NotKnown("the row of another key")
+
+        def one(answers):
+            is_strange = MulticloudDbKey({"id": "strange"}) in answers
+            return {key: each or unmatched for key, each in answers.items()} if is_strange else answers
+
+        answering(world, one)
+        answers = self.look_up(world, key_of("absent"), key_of("strange"), key_of("r1"))
+        assert answers[key_of("absent")] is None
+        assert answers[key_of("strange")] == unmatched
+
+
+class TestNothingIsWritten:
+    """Where the answers do not agree, the key is unsettled, with the reason, and its row stays."""
+
+    def repaired(self, world, tmp_path, key, reason):
+        before = [row for row in rows(world) if row[0] == key]
+        report = world.verify(tmp_path / "state", repair=True, patience_seconds=5.0)
+        assert not report.equal
+        assert report.unsettled == (key,)
+        assert reason in report.reasons[key]
+        assert [row for row in rows(world) if row[0] == key] == before
+        assert report.to_dict()["reasons"] == report.reasons
+        world.close()
+        return report
+
+    @pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.FOREIGN])
+    def test_if_the_service_cannot_be_asked(self, kind, tmp_path):
+        world = quiet([kind])
+        [key] = world.faults
+        answering(world, lambda answers: {each: NotKnown("it cannot be asked") for each in answers})
+        self.repaired(world, tmp_path, key, "it cannot be asked")
+
+    @pytest.mark.parametrize("kind", [Kind.STALE, Kind.MISSING, Kind.DUPLICATE, Kind.UNREADABLE])
+    def test_if_only_the_look_up_finds_no_row(self, kind, tmp_path):
+        world = quiet([kind])
+        [key] = world.faults
+        answering(world, lambda answers: dict.fromkeys(answers))
+        self.repaired(world, tmp_path, key, "do not say the same")
+
+    def test_if_only_the_scan_finds_no_row(self, tmp_path):
+        world = quiet([Kind.GHOST])
+        [key] = world.faults
+        row = next(iter(world.client.lookup(world.sim.address, [MulticloudDbKey({"id": "r0"})]).values()))
+
+        def found_after_all(answers):
+            return {each: attrs.evolve(row, key=each) for each in answers}
+
+        answering(world, found_after_all)
+        self.repaired(world, tmp_path, key, "do not say the same")
+
+    def test_if_another_document_is_found(self, tmp_path):
+        world = quiet([Kind.STALE])
+        [key] = world.faults
+        answering(
+            world,
+            lambda answers: {
+                each: row and attrs.evolve(row, new_item_state={"v": "of another replica"})
+                for each, row in answers.items()
+            },
+        )
+        self.repaired(world, tmp_path, key, "do not say the same")
+
+    @pytest.mark.parametrize("text", ["", "abc", "5", '{"id":1e400}'])
+    def test_if_the_row_has_no_key_at_all(self, text, tmp_path):
+        world = quiet([])
+        world.target.table.append(Row(text, "", '{"v": 1}'))
+        self.repaired(world, tmp_path, text, "no key")
+
+
+def test_a_key_that_moves_before_it_is_written_is_judged_again(tmp_path):
+    """The look-up shows the document before it is in the stream, and the sink has not merged it."""
+    world = quiet([Kind.STALE])
+    [key] = world.faults
+    [name] = [name for name in world.reserved if key_of(name) == key]
+    asked = []
+
+    def move(answers):
+        asked.append(1)
+        if len(asked) == 1:
+            world.put(name)
+        return answers
+
+    answering(world, move)
+    written = []
+    original = world.target.fix
+    world.target.fix = lambda fixes: written.extend(each.key for each in fixes) or original(fixes)
+    report = world.verify(tmp_path / "state", repair=True)
+    # The sink's own change has made the row right, or a second look-up has.
+    assert report.equal
+    assert len(written) <= 1
+    world.settle()
+    assert world.target.documents() == world.truth()
+    world.close()
+
+
+def test_report_says_which_answers_have_agreed(tmp_path):
+    world = quiet(list(Kind))
+    report = world.verify(tmp_path / "state", repair=True)
+    notes = {each.kind: each.note for each in report.repaired}
+    assert notes[Kind.STALE] in {
+        f"the look-up and the {name} say: this document" for name in ("scan", "changes")
+    }
+    assert notes[Kind.GHOST].endswith("no item")
+    assert notes[Kind.FOREIGN].endswith("the document that the row with the sink's own key has")
+    world.close()
+
+
+class TestForeign:
+    def test_of_a_deleted_document_is_removed(self, tmp_path):
+        world = quiet([])
+        spelt = key_of(world.reserved[-1]).replace(":", ": ")
+        world.target.table.append(Row(spelt, "", '{"v": 1}'))
+        assert found(world.verify(tmp_path / "state")) == {spelt: Kind.FOREIGN}
+        report = world.verify(tmp_path / "state", repair=True)
+        assert (report.equal, report.counts.repaired) == (True, 1)
+        assert spelt not in {row.key for row in world.target.table}
+        world.close()
+
+    def test_that_only_the_source_knows_as_another_text_is_found_by_the_look_up(self, tmp_path):
+        """The service takes both for one item, and its events have one of the texts."""
+        world = quiet([])
+        name = world.reserved[0]
+        other = key_of(name.upper())
+        world.target.table.append(Row(other, "", '{"v": 1}'))
+        original = world.client.lookup
+
+        def lookup(address, keys, options=None, **settings):
+            asked = {key: MulticloudDbKey({"id": key["id"].lower()}) for key in keys}
+            answers = original(address, list(asked.values()), options, **settings)
+            return {key: answers[each] for key, each in asked.items()}
+
+        world.client.lookup = lookup
+        report = world.verify(tmp_path / "state", repair=True)
+        assert (report.equal, {each.key: each.kind for each in report.repaired}) == (
+            True,
+            {other: Kind.FOREIGN},
+        )
+        assert world.target.documents() == world.truth()
+        world.close()
+
+    def test_tombstone_is_no_difference(self, tmp_path):
+        world = quiet([])
+        world.target.table.append(Row('{"id": "gone"}', "", None, True))
+        assert world.verify(tmp_path / "state").equal
+        world.close()
+
+
+def test_nothing_is_written_if_the_collection_is_created_again_while_it_is_looked_up(tmp_path):
+    world = quiet([Kind.STALE, Kind.GHOST])
+    before = rows(world)
+
+    def recreate(answers):
+        world.sim.recreate()
+        world.moves = False
+        return answers
+
+    answering(world, recreate)
+    with pytest.raises(MulticloudDbError, match="recreated"):
+        world.verify(tmp_path / "state", repair=True)
+    assert rows(world) == before
+    world.close()
+
+
+class TestRefusedByTheTable:
+    def fixing(self, world, refused, category=ErrorCategory.INVALID_REQUEST, **more):
+        original = world.target.fix
+
+        def fix(fixes):
+            if any(refused(each) for each in fixes):
+                raise MulticloudDbError("a CHECK constraint refuses a row", ErrorDetail(category, **more))
+            return original(fixes)
+
+        world.target.fix = fix
+
+    def test_one_row_does_not_stop_the_others(self, tmp_path):
+        world = quiet([Kind.STALE, Kind.MISSING, Kind.TOMBSTONE, Kind.BLOCKED])
+        chosen = sorted(world.faults)[1]
+        self.fixing(world, lambda each: each.key == chosen)
+        report = world.verify(tmp_path / "state", repair=True)
+        assert found(report) == {chosen: world.faults[chosen]}
+        assert [each.note for each in report.differences] == ["a CHECK constraint refuses a row"]
+        assert {each.key for each in report.repaired} == world.faults.keys() - {chosen}
+        world.close()
+
+    def test_if_it_refuses_all_that_is_the_error(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("multiclouddb_verify.repair._MOST_REFUSED", 2)
+        world = quiet([Kind.STALE, Kind.MISSING])
+        self.fixing(world, bool)
+        with pytest.raises(MulticloudDbError, match="CHECK"):
+            world.verify(tmp_path / "state", repair=True)
+        world.close()
+
+    def test_an_error_of_the_whole_table_ends_the_repair(self, tmp_path):
+        world = quiet([Kind.STALE, Kind.MISSING])
+        self.fixing(world, bool, ErrorCategory.AUTHORIZATION_FAILED)
+        with pytest.raises(MulticloudDbError) as caught:
+            world.verify(tmp_path / "state", repair=True)
+        assert caught.value.category == ErrorCategory.AUTHORIZATION_FAILED
+        world.close()
