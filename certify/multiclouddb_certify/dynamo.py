@@ -133,7 +133,7 @@ class DynamoHarness(DrillHarness):
     value_types = frozenset(
         {
             "null", "true", "false", "zero", "integer", "largest 64-bit integer", "integer over 64 bit",
-            "empty text", "text", "long text", "bytes", "set", "dollar name",
+            "decimal of many digits", "empty text", "text", "long text", "bytes", "set", "dollar name",
         }
     )  # fmt: skip
     url: ClassVar[str]

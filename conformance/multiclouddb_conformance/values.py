@@ -26,6 +26,7 @@ VALUES: Final[Mapping[str, Any]] = {
     "long text": "x" * 70_000,
     "bytes": b"\x00\xff raw",
     "decimal": Decimal("1.50"),
+    "decimal of many digits": Decimal("-12345678901234567890.123456789"),  # a float would round it
     "datetime": datetime(2026, 1, 31, 12, 0, 0, 500_000, tzinfo=UTC),
     "uuid": UUID("12345678-1234-5678-1234-567812345678"),
     "set": frozenset({"a", "b"}),
