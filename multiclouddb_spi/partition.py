@@ -68,12 +68,13 @@ class PartitionId:
 
         Args:
             address: The address of the resource, for the message.
-            incarnation: The current incarnation of the resource.
+            incarnation: The current incarnation of the resource, or None if it is not known.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the resource was deleted and created again.
         """
-        if self.incarnation_digest != incarnation_digest(incarnation):
+        here, unknown = incarnation_digest(incarnation), incarnation_digest(None)
+        if self.incarnation_digest != here and unknown not in (self.incarnation_digest, here):
             raise _foreign(f"belongs to an earlier {address}, which was recreated under the same name")
 
 

@@ -99,6 +99,17 @@ def find(client: MongoClient[Any], spec: FeedSpec, address: ResourceAddress) -> 
     )
 
 
+def deployment_id(client: MongoClient[Any], *, sharded: bool) -> str | None:
+    """Return the id of the replica set or the sharded cluster. The role `clusterMonitor` is sufficient."""
+    if sharded:
+        versions = client.get_database("config", codec_options=LENIENT_RAW)["version"]
+        found = (versions.find_one({}, {"clusterId": 1}) or {}).get("clusterId")
+    else:
+        answer = client.admin.command("replSetGetConfig", codec_options=LENIENT_RAW)
+        found = answer["config"].get("settings", {}).get("replicaSetId")
+    return None if found is None else str(found)
+
+
 def name_of(client: MongoClient[Any], database: str, uuid: str) -> str | None:
     """Return the name that the collection with this UUID has now; None if it no longer exists."""
     wanted = {"info.uuid": Binary(bytes.fromhex(uuid), UUID_SUBTYPE)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -77,6 +78,7 @@ from multiclouddb_spi import (
 )
 from multiclouddb_spi.faults import START_AGAIN, START_ANEW
 
+_log: Final = logging.getLogger("multiclouddb.mongo")
 _LOG_SECONDS: Final = 30.0
 _AHEAD_SECONDS: Final = 60
 _PEEK_BYTES: Final = 1
@@ -95,7 +97,13 @@ class MongoFeed(Feed):
 
     waits_at_service = True
 
-    def __init__(self, source: Source, found: Found, readers: WeakSet[MongoReader | SegmentReader]) -> None:
+    def __init__(
+        self,
+        source: Source,
+        found: Found,
+        readers: WeakSet[MongoReader | SegmentReader],
+        deployment: str | None = None,
+    ) -> None:
         self.spec = source.spec
         self._source, self._found, self._readers = source, found, readers
         self._options = source.options
@@ -103,19 +111,45 @@ class MongoFeed(Feed):
         follows = self._options.after_invalidate == "follow" and source.address.collection is None
         self._endless = follows or isinstance(self.spec.scope, EntireCluster)
         self._bound = self._options.after_invalidate == "end" and not self._options.allow_missing
-        self.identity = FeedIdentity(PROVIDER_ID, self.spec.address, found.uuid if self._bound else None)
+        self._uuid = found.uuid if self._bound else None
+        # The stream of a database or a cluster belongs to the deployment, whose positions are only times.
+        self._is_wide, self._is_warned = source.address.collection is None, False
+        incarnation = deployment if self._is_wide else self._uuid
+        self.identity = FeedIdentity(PROVIDER_ID, self.spec.address, incarnation)
         self._scan = ScanSource(source)
         self._log = Log(source)
         self._oldest: tuple[float, Entry | None] = (-_LOG_SECONDS, None)
         self._lock = threading.Lock()
 
     def resumes(self, incarnation: str | None) -> bool:
-        """Return True if this feed can resume a token of this collection."""
+        """Return True if this feed can resume a token of this collection, or of this deployment."""
+        if self._is_wide:
+            self._check_deployment(incarnation)
+            return True
         # The log still contains the last changes of a dropped collection, and the drop itself. Therefore a
         # token is refused only if it is from another collection with the same name.
         return (
             incarnation is None or not self._bound or not self._found.there or incarnation == self._found.uuid
         )
+
+    def _check_deployment(self, other: str | None) -> None:
+        own = self.identity.incarnation
+        if other == own:
+            return
+        if None not in (other, own):
+            raise ProviderFault.of(
+                ErrorCategory.INVALID_REQUEST,
+                "continuation_token: is of another replica set or cluster, so its position means nothing "
+                "here; connect to the deployment that it came from; if this one was restored from it, start "
+                "again at Now() or Beginning(), and read each collection with a Snapshot()",
+            )
+        if not self._is_warned:
+            self._is_warned = True
+            _log.warning(
+                "%s: it is not known whether a token is of this deployment; grant the role clusterMonitor to "
+                "each user that reads its changes",
+                self.spec.address,
+            )
 
     def visible_after(self) -> None:
         """Return None, because a change becomes visible only when a majority of the servers has it."""
@@ -209,7 +243,7 @@ class MongoFeed(Feed):
         # reading if a limit is given, or if the stream may end before the head. The server does not show
         # whether a database, or a collection that need not exist, was dropped and recreated. The id of a
         # collection that must exist shows whether it was recreated.
-        if max_records is not None or not (self._endless or self.identity.incarnation is not None):
+        if max_records is not None or not (self._endless or self._uuid is not None):
             return {}
         heads = {name: self._head(name, cursor, deadline) for name, cursor in cursors.items()}
         return {name: head for name, head in heads.items() if head is not None}
@@ -273,7 +307,7 @@ class MongoFeed(Feed):
         if not self._endless:
             # The watched resource may have been dropped or renamed.
             found = find(self._source.client, self.spec, self._source.address)
-            if found.uuid != self.identity.incarnation:
+            if found.uuid != self._uuid:
                 return None
         return Head(cursor_of(now, start_of(cursor)), None, Continue())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from datetime import UTC, datetime
-from itertools import repeat
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from bson.codec_options import CodecOptions
@@ -136,7 +136,7 @@ def _components(changes: Sequence[Change], raws: Sequence[Raw]) -> list[dict[str
     """Return the components of the keys in their normal form."""
     keys = [change["documentKey"] for change in changes]
     plain = _DICT.issuperset(map(type, keys)) and _ONE.issuperset(map(len, keys))
-    if plain and NORMAL_AS_DECODED.issuperset(type(value) for key in keys for value in key.values()):
+    if plain and NORMAL_AS_DECODED.issuperset(map(type, chain.from_iterable(map(dict.values, keys)))):
         return keys
     if not all(keys):
         raise ValueError("a change without a key")

@@ -12,7 +12,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from multiclouddb_api import CapabilitySet, ClientConfig, ResourceAddress
 from multiclouddb_mongo.capabilities import CAPABILITIES
-from multiclouddb_mongo.catalog import check_provisioned, find, list_collections, resolve
+from multiclouddb_mongo.catalog import check_provisioned, deployment_id, find, list_collections, resolve
 from multiclouddb_mongo.commands import Commands
 from multiclouddb_mongo.config import MongoConfig
 from multiclouddb_mongo.errors import PROVIDER_ID, classify, is_logged_out, login_lost
@@ -54,6 +54,8 @@ class MongoProvider(Provider):
         self._readers: WeakSet[MongoReader | SegmentReader] = WeakSet()
         self._closer = Closer()
         self._features: tuple[bool, bool] | None = None
+        self._deployment: str | None = None
+        self._is_asked = False
         self._believed: set[object] = set()
 
     def capabilities(self) -> CapabilitySet:
@@ -79,7 +81,8 @@ class MongoProvider(Provider):
             bounded=self._ours,
             believed=self._believed,
         )
-        return MongoFeed(source, found, self._readers)
+        deployment = self._deployment_id(sharded=sharded) if address.collection is None else None
+        return MongoFeed(source, found, self._readers, deployment)
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
         """Return the collections of the given database, by default of the connection string's database."""
@@ -134,6 +137,17 @@ class MongoProvider(Provider):
                 self._believed |= {elected(hello)} - {None}
             self._features = (splits, hello.get("msg") == "isdbgrid")
         return self._features
+
+    def _deployment_id(self, *, sharded: bool) -> str | None:
+        """Return the id of the replica set or the cluster; None if the user may not know it."""
+        if not self._is_asked:
+            try:
+                self._deployment = retried(self._client, lambda: deployment_id(self._client, sharded=sharded))
+            except OperationFailure as error:
+                if classify(error).retryable:
+                    raise
+            self._is_asked = True
+        return self._deployment
 
     def _is_late_6_0(self) -> bool:
         try:
