@@ -441,11 +441,12 @@ class PostgresStorage:
         self.connection.execute(
             sql.SQL('CREATE TEMPORARY TABLE {} (key text COLLATE "C") ON COMMIT DROP').format(written)
         )
-        self.connection.execute(
-            sql.SQL("WITH w AS ({} RETURNING t.key) INSERT INTO {} SELECT key FROM w").format(
-                self._upsert(names, known), written
-            )
-        )
+        statement = sql.SQL("WITH w AS ({} RETURNING t.key) INSERT INTO {} SELECT key FROM w")
+        try:
+            self.connection.execute(statement.format(self._upsert(names, known), written))
+        except psycopg.errors.FeatureNotSupported:
+            # A transaction of another level does not see a rule that is new.
+            raise self._wrong("has a rule that keeps a row from being written", "drop it") from None
         # 1. A type such as json has no equality, but the same value has the same text.
         # 2. A row whose document is not known keeps the values that it had.
         same = [
