@@ -46,6 +46,7 @@ from multiclouddb_spi.partition import incarnation_digest
 from multiclouddb_spi.sink_rules import TIME
 from multiclouddb_spi.table_mark import FeedSource
 from multiclouddb_verify import Fix, Target
+from multiclouddb_verify.own_columns import OwnColumns
 from multiclouddb_verify.target import own_state
 
 __all__ = [
@@ -336,6 +337,49 @@ class TestMerged:
         assert {name: found["a"][name] for name in ours} == ours
         assert found["c"] == found["a"]
         assert not found["b"].keys() & ours.keys()
+
+    def test_transform_is_compared_as_the_columns_hold_it_and_repairs_only_them(
+        self, sink: SinkHarness
+    ) -> None:
+        """The columns of others stay as they are, and so does the document, which is not compared."""
+        kinds = {
+            "total": (pa.float64(), 3.0), "real": (pa.float32(), 0.1),
+            "price": (pa.decimal128(9, 2), Decimal("1.50")), "whole": (pa.int64(), 2),
+            "none": (pa.string(), None),
+            "note": (pa.string(), "of another job"),
+        }  # fmt: skip
+
+        def columns(document: Any) -> dict[str, Any]:
+            return {"total": document["n"], "real": 0.1, "price": 1.5, "whole": Decimal(2), "none": None}
+
+        batch = rows(("a", 1, {"n": 3}), ("b", 1, {"n": 3}))
+        for name, (kind, value) in kinds.items():
+            batch = batch.append_column(name, pa.array([value] * 2, kind))
+        sink.merge(batch)
+        known = sink.target.columns()
+        assert known.keys() == kinds.keys()
+        own = OwnColumns.of(columns, sink.target.name, known, [{"n": 3}])
+
+        def stored(names: Any = True) -> dict[str, Any]:
+            found = [row for each in sink.target.rows(own=names) for row in each.to_pylist()]
+            return {json.loads(row["key"])["id"]: decode_json(row["state"]) for row in found}
+
+        wanted = encode_json(own_state(own({"n": 3})))
+        assert {name: encode_json(each) for name, each in stored((*own.types,)).items()} == {
+            "a": wanted,
+            "b": wanted,
+        }
+        text = encode_json({"n": 4}).decode()
+        fixes = [
+            Fix(key_of("a"), ("000001",), "000001", text, own({"n": 4}), _NOW),
+            Fix(key_of("b"), ("000001",), "000001", None, own(None), _NOW),
+        ]
+        assert sink.target.fix(fixes[:1]) == 1
+        assert stored()["a"] | {"total": 4.0, "note": "of another job"} == stored()["a"]
+        assert encode_json(stored((*own.types,))["a"]) == encode_json(own_state(own({"n": 4})))
+        assert sink.target.fix(fixes[1:]) == 1
+        assert read(sink)[key_of("b")]["deleted"]
+        assert stored()["b"] == {"note": "of another job"}
 
     def test_changes_without_documents(self, sink: SinkHarness) -> None:
         sink.merge(rows(("a", 1, {"n": 1})))

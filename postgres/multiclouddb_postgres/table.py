@@ -54,6 +54,12 @@ _TYPES: Final[Sequence[tuple[Any, str]]] = (
     (pa.types.is_binary, "bytea"),
     (pa.types.is_large_binary, "bytea"),
 )
+_MOST_DIGITS: Final = 38
+_ARROW: Final[Mapping[str, pa.DataType]] = {
+    "smallint": pa.int16(), "integer": pa.int32(), "bigint": pa.int64(), "real": pa.float32(),
+    "double precision": pa.float64(), "text": pa.string(), "date": pa.date32(), "bytea": pa.binary(),
+    _INSTANT: pa.timestamp("us", "UTC"), "timestamp without time zone": pa.timestamp("us"),
+}  # fmt: skip
 # A temporary table has no statistics, and this one needs none: it is read once, in full.
 _COLUMNS: Final = """
 SELECT c.oid, CASE
@@ -570,6 +576,14 @@ def naming(dsn: str | Connection, place: str, merge: Callable[[], bool]) -> bool
         return named(connection, refused)
 
     raise repeated(dsn, place, name)
+
+
+def arrow_type(kind: str) -> pa.DataType | None:
+    """Return Arrow's type for values of a column, or None if it has none, or the sink does not make it."""
+    numbers = re.fullmatch(r"numeric\((\d+),(\d+)\)", kind)
+    if numbers and int(numbers[1]) <= _MOST_DIGITS:
+        return pa.decimal128(int(numbers[1]), int(numbers[2]))
+    return _ARROW.get(kind)
 
 
 def identifier(name: object) -> sql.Identifier:

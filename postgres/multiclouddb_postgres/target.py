@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -13,12 +13,13 @@ from multiclouddb_api.validators import check_type
 from multiclouddb_postgres.checkpoints import CHECKPOINTS, loaded
 from multiclouddb_postgres.server import Connection, check_dsn, repeated, secret_dsn, transaction, where
 from multiclouddb_postgres.sink import POSITION
-from multiclouddb_postgres.table import PostgresStorage, identifier
+from multiclouddb_postgres.table import PostgresStorage, arrow_type, identifier
 from multiclouddb_spi.sink_rules import DELETED_AT, DOCUMENT, STALE_SINCE
 from multiclouddb_spi.table_mark import TableMark
 
 if TYPE_CHECKING:
     from multiclouddb_verify import Fix
+    from multiclouddb_verify.target import Own
 
 _ROWS: Final = 8192
 _OURS: Final = ("key", "order_key", "timestamp", DELETED_AT, STALE_SINCE)
@@ -65,17 +66,17 @@ class PostgresTarget:
             )
         return storage
 
-    def rows(self, keys: Sequence[str] | None = None, *, own: bool = False) -> Iterator[pa.RecordBatch]:
+    def rows(self, keys: Sequence[str] | None = None, *, own: Own = False) -> Iterator[pa.RecordBatch]:
         """Read the table in one transaction; see `Target.rows`.
 
         Args:
             keys: The keys to read; None for all rows.
-            own: True to read the table's own columns instead of `new_item_state`.
+            own: The table's own columns to read instead of `new_item_state`.
         """
         with transaction(self._dsn, self._where) as connection:
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            storage = self._opened(connection, own=own)
-            names = _own(storage)
+            storage = self._opened(connection, own=bool(own))
+            names = _own(storage) if isinstance(own, bool) else sorted(own)
             if keys is not None and not keys:
                 return
             known = storage.known().columns
@@ -98,7 +99,19 @@ class PostgresTarget:
             with connection.cursor("multiclouddb_rows") as cursor:
                 cursor.execute(query)
                 while found := cursor.fetchmany(_ROWS):
-                    yield _batch(found, names if own else None)
+                    yield _batch(
+                        found, {name: arrow_type(known[name].type) for name in names} if own else None
+                    )
+
+    def columns(self) -> Mapping[str, pa.DataType | None]:
+        """Return the columns that a document may be parsed into; see `Target.columns`."""
+
+        def read(connection: Connection) -> Mapping[str, pa.DataType | None]:
+            storage = self._opened(connection, own=True)
+            known = storage.known().columns
+            return {name: arrow_type(known[name].type) for name in _own(storage) if name != DOCUMENT}
+
+        return repeated(self._dsn, self._where, read)
 
     def position(self) -> str | None:
         """Return the token that the sink stores with the rows (`checkpoint_name=`), or None."""
@@ -223,14 +236,19 @@ def _own(storage: PostgresStorage) -> list[str]:
     return [each.name for each in columns if each.name not in _OURS and not each.is_generated]
 
 
-def _batch(found: list[tuple[Any, ...]], own: Sequence[str] | None) -> pa.RecordBatch:
+def _batch(found: list[tuple[Any, ...]], own: Mapping[str, pa.DataType | None] | None) -> pa.RecordBatch:
     """Return the columns that `Target.rows` promises."""
     keys, orders, deleted, *rest = zip(*found, strict=True)
     states: Any = rest[0]
     if own is not None:
+        from multiclouddb_verify.own_columns import as_stored
         from multiclouddb_verify.target import own_state
 
-        documents = [dict(zip(own, row[3:], strict=False)) for row in found]
+        # psycopg returns a number of type real with fewer digits than the column has.
+        documents = [
+            {name: as_stored(value, kind) for (name, kind), value in zip(own.items(), row[3:], strict=False)}
+            for row in found
+        ]
         states = [encode_json(own_state(each)).decode() for each in documents]
     text = pa.string()
     columns = [

@@ -28,7 +28,7 @@ import attrs
 import pyarrow as pa
 from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
-from pyspark.sql.types import ArrayType, StringType, TimestampType
+from pyspark.sql.types import ArrayType, MapType, StringType, TimestampType
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, encode_json, invalid_request
 from multiclouddb_api.validators import check_type, local_path
@@ -47,8 +47,10 @@ from multiclouddb_spi.sink_rules import (
 )
 from multiclouddb_spi.table_mark import TableMark
 from multiclouddb_verify.delta import MARK, in_backticks, quoted
-from multiclouddb_verify.target import own_state
+from multiclouddb_verify.own_columns import SINKS, as_stored
+from multiclouddb_verify.target import Own, own_state
 from pyspark_multiclouddb.checkpoint import told
+from pyspark_multiclouddb.columns import arrow_type
 from pyspark_multiclouddb.delta import lacking_columns
 from pyspark_multiclouddb.errors import check_has
 from pyspark_multiclouddb.pieces import HELPERS, kept_rows, needed
@@ -434,25 +436,30 @@ class TableTarget:
         ours = (*_TEXT, "timestamp", DELETED_AT, STALE_SINCE)
         return storage, [name for name in names if name not in ours]
 
-    def rows(self, keys: Sequence[str] | None = None, *, own: bool = False) -> Iterator[pa.RecordBatch]:
+    def rows(self, keys: Sequence[str] | None = None, *, own: Own = False) -> Iterator[pa.RecordBatch]:
         """Read one version of the table; see `Target.rows`.
 
         Args:
             keys: The keys to read; None for all rows.
-            own: True to read the table's own columns instead of `new_item_state`.
+            own: The table's own columns to read instead of `new_item_state`.
         """
-        storage, extra = self._opened(own=own)
+        storage, extra = self._opened(own=bool(own))
         if keys is not None and not keys:
             return
         frame = self._frame(keys)
-        names = extra if own else [DOCUMENT]
+        names = [DOCUMENT]
+        if own:
+            names = extra if own is True else sorted(own)
+        kinds = self.columns() if own else {}
         instants = {field.name for field in storage.schema() if field.dataType == TimestampType()}
 
         def state(row: Row) -> str:
             # Spark returns a time in the local zone, without saying so.
             values = row.asDict(recursive=True)
             own_values = {
-                name: values[name].astimezone(UTC) if name in instants and values[name] else values[name]
+                name: values[name].astimezone(UTC)
+                if name in instants and values[name]
+                else as_stored(values[name], kinds.get(name))
                 for name in names
             }
             return encode_json(own_state(own_values)).decode()
@@ -491,6 +498,11 @@ class TableTarget:
                 found.setdefault(key, []).append(order)
         return {key: sorted(orders) for key, orders in found.items()}
 
+    def columns(self) -> Mapping[str, pa.DataType | None]:
+        """Return the columns that a document may be parsed into; see `Target.columns`."""
+        storage, extra = self._opened(own=True)
+        return {name: arrow_type(storage.schema()[name].dataType) for name in extra if name not in SINKS}
+
     def position(self) -> None:
         """Return None: Spark stores the position in its checkpoint."""
 
@@ -520,10 +532,19 @@ class TableTarget:
         if not fixes:
             return 0
         schema = storage.schema()
+        given = {name for fix in fixes for name in fix.columns or ()}
+        schema = type(schema)([each for each in schema if each.name in SINKS or each.name in given])
         there = self._orders([fix.key for fix in fixes if len(fix.seen) > 1 or fix.removes])
         rows = []
         for fix in fixes:
-            row = {**(fix.columns or {}), "key": fix.key, "order_key": fix.order_key, DOCUMENT: fix.text}
+            own_values = {
+                # Spark makes a map of a dictionary only.
+                name: dict(value)
+                if value is not None and isinstance(schema[name].dataType, MapType)
+                else value
+                for name, value in (fix.columns or {}).items()
+            }
+            row = {**own_values, "key": fix.key, "order_key": fix.order_key, DOCUMENT: fix.text}
             row |= {"timestamp": fix.timestamp, DELETED_AT: fix.timestamp if fix.text is None else None}
             cells, is_several = [row.get(name) for name in schema.names], len(fix.seen) > 1
             if (is_several or fix.removes) and sorted(fix.seen) != there.get(fix.key):

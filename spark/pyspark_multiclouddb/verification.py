@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import islice
 from types import NoneType
@@ -58,6 +58,7 @@ from multiclouddb_verify.sides import (
 )
 from multiclouddb_verify.source import Source, key_texts
 from multiclouddb_verify.state import Rows, rows_of
+from multiclouddb_verify.target import Own
 from multiclouddb_verify.texts import column_digests
 from multiclouddb_verify.verification import Verification, VerifySettings, checked
 from pyspark_multiclouddb.errors import check_has, error_from_query, source_errors
@@ -195,7 +196,7 @@ class _OnExecutors(Verification):
         )
         files = _Files(self._sides.first_ceiling(), sample)
         ours = _tasks(self._spark, planned, scan, _DIGESTS)
-        theirs = _tasks(self._spark, self._parts(own=transform is not None), files, _DIGESTS)
+        theirs = _tasks(self._spark, self._parts(own=self._sides.own), files, _DIGESTS)
 
         def of(side: Column, name: str) -> Column:
             return f.when(side, f.col(name))
@@ -315,13 +316,17 @@ class _Table:
         """See `Target.name`."""
         return self._target.name
 
-    def rows(self, keys: Sequence[str] | None = None, *, own: bool = False) -> Iterator[pa.RecordBatch]:
+    def rows(self, keys: Sequence[str] | None = None, *, own: Own = False) -> Iterator[pa.RecordBatch]:
         """Read rows by key; see `Target.rows`."""
         if not keys:
             yield from self._target.rows(keys, own=own)
             return
         frame = _tasks(self._spark, self._target.parts(own=own), _Chosen(tuple(keys)), _ROWS)
         yield from _checked(frame.toArrow).to_batches()
+
+    def columns(self) -> Mapping[str, pa.DataType | None]:
+        """See `Target.columns`."""
+        return self._target.columns()
 
     def position(self) -> str | None:
         """See `Target.position`."""

@@ -37,7 +37,8 @@ from multiclouddb_verify.delta_refusals import (
     safe_cause,
     unreadable,
 )
-from multiclouddb_verify.target import Fix, Part, own_state
+from multiclouddb_verify.own_columns import SINKS, as_stored
+from multiclouddb_verify.target import Fix, Own, Part, own_state
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, WriterProperties
@@ -197,24 +198,24 @@ class DeltaTarget:
         where = redact_url(self._where) if "://" in self._where else os.path.abspath(self._where)
         return f"delta:{where}"
 
-    def rows(self, keys: Sequence[str] | None = None, *, own: bool = False) -> Iterator[pa.RecordBatch]:
+    def rows(self, keys: Sequence[str] | None = None, *, own: Own = False) -> Iterator[pa.RecordBatch]:
         """Read the latest version of the table; see `Target.rows`.
 
         Args:
             keys: The keys to read; None for all rows.
-            own: True to read the table's own columns instead of `new_item_state`.
+            own: The table's own columns to read instead of `new_item_state`.
         """
-        table = self._open(own=own)
+        table = self._open(own=bool(own))
         if keys is None or keys:
             yield from self._read(table, keys, own=own)
 
-    def parts(self, *, own: bool = False) -> Sequence[Part]:
+    def parts(self, *, own: Own = False) -> Sequence[Part]:
         """Divide the latest version of the table; see `SupportsParts.parts`.
 
         Args:
-            own: True to read the table's own columns instead of `new_item_state`.
+            own: The table's own columns to read instead of `new_item_state`.
         """
-        table = self._open(own=own)
+        table = self._open(own=bool(own))
         actions = pa.table(table.get_add_actions(flatten=True)).select(["path", "size_bytes"])
         sizes = dict(zip(*(column.to_pylist() for column in actions.columns), strict=True))
         groups, size = list[list[str]](), _PART_BYTES
@@ -225,14 +226,18 @@ class DeltaTarget:
             groups[-1].append(path)
             size += sizes.get(path, _PART_BYTES)
         made = str(table.metadata().id)
-        return [DeltaPart(self._where, made, table.version(), own, frozenset(group)) for group in groups]
+        return [
+            DeltaPart(self._where, made, table.version(), _frozen(own), frozenset(group)) for group in groups
+        ]
 
     def _read(
-        self, table: DeltaTable, keys: Sequence[str] | None, *, own: bool, paths: Set[str] | None = None
+        self, table: DeltaTable, keys: Sequence[str] | None, *, own: Own, paths: Set[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Read rows of a version, from all files or from some."""
         names = [field.name for field in table.schema().fields]
-        extra = _own(names) if own else [DOCUMENT]
+        extra = [DOCUMENT]
+        if own:
+            extra = _own(names) if own is True else sorted(own)
         wanted = None if keys is None else pa.array(keys, pa.string())
         try:
             dataset = dataset_of(table, self._where)
@@ -272,6 +277,12 @@ class DeltaTarget:
                 "pass transform=, a function that makes the values of the table's columns from a document",
             )
         return table
+
+    def columns(self) -> Mapping[str, pa.DataType | None]:
+        """Return the columns that a document may be parsed into; see `Target.columns`."""
+        return {
+            field.name: field.type for field in schema_of(self._open(own=True)) if field.name not in SINKS
+        }
 
     def position(self) -> None:
         """Return None: the sink stores its position in a checkpoint."""
@@ -316,7 +327,8 @@ class DeltaTarget:
             kept = [fix for fix in fixes if is_as_seen(fix, there)]
             if not kept:
                 return 0
-            return self._merge(table, names, kept)
+            given = {name for fix in fixes for name in fix.columns or ()}
+            return self._merge(table, [name for name in names if name in SINKS or name in given], kept)
 
         return committed(table, commit, patience_seconds=self._patience, yields=True)
 
@@ -431,7 +443,7 @@ class DeltaPart:
     where: str = attrs.field(repr=redact_url)
     table_id: str
     version: int
-    own: bool
+    own: Own
     paths: frozenset[str]
 
     def rows(self, keys: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -458,6 +470,11 @@ def _at_version(where: str, table_id: str, version: int) -> DeltaTable:
     return table
 
 
+def _frozen(own: Own) -> Own:
+    """Return the columns in a form that can be hashed and pickled."""
+    return own if isinstance(own, bool) else tuple(sorted(own))
+
+
 def _own(names: Sequence[str]) -> list[str]:
     """Return the columns that a document was parsed into."""
     return [name for name in names if name not in (*_OURS, "timestamp", STALE_SINCE)]
@@ -470,6 +487,11 @@ def _as_rows(batch: pa.RecordBatch, own: Sequence[str] | None) -> pa.RecordBatch
         state = batch[DOCUMENT].cast(text)
     else:
         documents = batch.select(own).to_pylist()
+        if nested := {field.name: field.type for field in batch.schema if pa.types.is_nested(field.type)}:
+            documents = [
+                {name: as_stored(value, nested.get(name)) for name, value in each.items()}
+                for each in documents
+            ]
         encoded = [encode_json(own_state(each)).decode() for each in documents]
         state = pa.array(encoded, text)
     orders = batch["order_key"].cast(text).fill_null(_NO_ORDER)

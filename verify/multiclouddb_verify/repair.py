@@ -198,9 +198,7 @@ class _Plan:
             # Only a blocked row may get a lower `order_key`.
             order = own if each.kind is Kind.BLOCKED else max(own, *each.orders) if each.orders else own
             document = None if event is None else event.new_item_state
-            columns = None
-            if document is not None and self._sides.transform is not None:
-                columns = self._sides.transform(document)
+            columns = self._sides.columns_of(document)
             text = None if document is None else encode_json(document).decode()
             fix = Fix(each.key, each.orders, order, text, columns, self._now)
             said = "no item" if event is None else "this document"
@@ -223,7 +221,8 @@ class _Plan:
             return
         place = None if event is None else (text, beside[0].order_key)
         said = "no item" if event is None else "the document that the row with the sink's own key has"
-        fix = Fix(each.key, each.orders, "", None, None, self._now, removes=True, beside=place)
+        gone = sides.columns_of(None)
+        fix = Fix(each.key, each.orders, "", None, gone, self._now, removes=True, beside=place)
         note = f"the look-up and the {'changes' if versions else 'scan'} say: {said}"
         self.agreed.append(_Agreed(each, fix, GONE, note))
 

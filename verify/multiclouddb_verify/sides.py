@@ -27,10 +27,11 @@ from multiclouddb_verify.comparison import (
     places_in,
     text_digests,
 )
+from multiclouddb_verify.own_columns import OwnColumns
 from multiclouddb_verify.report import Progress
 from multiclouddb_verify.source import Answer, Change, Follower, Respelt, Source, key_texts
 from multiclouddb_verify.state import ORDER_BITS, Rows, State, rows_of
-from multiclouddb_verify.target import Target, own_state
+from multiclouddb_verify.target import Own, Target, own_state
 from multiclouddb_verify.texts import Integers, Lines, column_digests, digests_of
 
 __all__ = [
@@ -251,6 +252,22 @@ class Sides:
 
     # -- Step 3: the table
 
+    @property
+    def own(self) -> Own:
+        """The columns of the table that are compared; False for the document."""
+        return (*self.transform.types,) if isinstance(self.transform, OwnColumns) else False
+
+    def columns_of(self, document: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """Return the values of the table's own columns for a document; None without `transform`."""
+        return self.transform(document) if isinstance(self.transform, OwnColumns) else None
+
+    def look_at_columns(self) -> None:
+        """Find out which columns `transform` fills."""
+        if self.transform is not None and not isinstance(self.transform, OwnColumns):
+            documents = self.source.first_documents()
+            known = self.target.columns()
+            self.transform = OwnColumns.of(self.transform, self.target.name, known, documents)
+
     def document_digests(self, documents: Sequence[Mapping[str, Any] | None]) -> Integers:
         """Return the digests of documents of the source, in the form in which the table has them."""
         return source_digests(documents, self.transform)
@@ -259,7 +276,7 @@ class Sides:
         self, keys: Sequence[str] | None = None
     ) -> Iterator[tuple[pa.RecordBatch, Integers, Integers]]:
         """Return batches of the table, with the digests of the keys and of the documents."""
-        for batch in _larger(self.target.rows(keys, own=self.transform is not None)):
+        for batch in _larger(self.target.rows(keys, own=self.own)):
             hashes = column_digests(batch.column("key"))
             if self.sample is not None:
                 chosen = hashes % self.sample == 0

@@ -148,6 +148,13 @@ class Source:
                 return
             token = page.continuation_token
 
+    def first_documents(self) -> list[Mapping[str, Any]]:
+        """Read some documents of a collection; none if it is empty."""
+        for page in self.scan(self.first_page().continuation_token, _SOME):
+            if found := [each.new_item_state for each in page.events if each.new_item_state is not None]:
+                return found
+        return []
+
     def changes(self, token: str, wait: float = 0.0) -> ChangeFeedPage:
         """Read one page of changes."""
         request = self._request(FromContinuationToken(token), 0)

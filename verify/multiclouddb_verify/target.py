@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import date, datetime
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 import pyarrow as pa
 
 from multiclouddb_spi.table_mark import TableMark
 
-__all__ = ["Fix", "Part", "SupportsParts", "SupportsRecord", "Target", "own_state"]
+__all__ = ["Fix", "Own", "Part", "SupportsParts", "SupportsRecord", "Target", "own_state"]
+
+
+Own: TypeAlias = bool | Collection[str]
+"""The columns to read: False for the document, names, or True for all but those that the sink needs."""
 
 
 @attrs.frozen
@@ -27,7 +31,7 @@ class Fix:
     text: str | None = attrs.field(repr=False)
     """The document of the source, as JSON text, or None if it does not exist there."""
     columns: Mapping[str, Any] | None = attrs.field(repr=False)
-    """With `transform`, the values of the table's own columns; otherwise None."""
+    """With `transform`, the values of the columns that it fills; other columns stay as they are."""
     timestamp: datetime
     """The time of the repair."""
     removes: bool = False
@@ -49,12 +53,19 @@ class Target(Protocol):
         """The name of the table in messages and reports, without secrets."""
         ...
 
-    def rows(self, keys: Sequence[str] | None = None, *, own: bool = False) -> Iterator[pa.RecordBatch]:
+    def columns(self) -> Mapping[str, pa.DataType | None]:
+        """Return the type of each column that `transform` may fill; None for a type that Arrow does not have.
+
+        The columns that the sink writes itself are left out, `new_item_state` too.
+        """
+        ...
+
+    def rows(self, keys: Sequence[str] | None = None, *, own: Own = False) -> Iterator[pa.RecordBatch]:
         """Read one version of the table, which is not older than the call.
 
         Args:
             keys: The keys to read, as JSON text; None for all rows.
-            own: True to read the table's own columns instead of the document, as one object in `state`.
+            own: The columns to read instead of the document, as one object in `state`.
 
         Returns:
             Batches with the columns `key` (text), `order_key` (text), `state` (the JSON text of the document,
@@ -116,7 +127,7 @@ class Part(Protocol):
 class SupportsParts(Target, Protocol):
     """A target that several processes can read at the same time."""
 
-    def parts(self, *, own: bool = False) -> Sequence[Part]:
+    def parts(self, *, own: Own = False) -> Sequence[Part]:
         """Divide one version of the table, which is not older than the call.
 
         Args:

@@ -362,6 +362,7 @@ class Verification:
         # The table is looked at before the source is read, because it may be none.
         for _ in self._sides.target.rows([], own=self._sides.transform is not None):
             break
+        self._sides.look_at_columns()
         if self._repair and self._sides.transform is None:
             self._sides.target.fix(())
         return page
