@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -13,6 +13,7 @@ import pyarrow as pa
 from multiclouddb_api import ChangeEvent, ChangeType, decode_json, encode_json
 from multiclouddb_spi.table_mark import FeedSource, TableMark
 from multiclouddb_verify import Fix, Kind
+from multiclouddb_verify.target import Own
 
 __all__ = ["MemoryTable", "Row"]
 
@@ -68,7 +69,11 @@ class MemoryTable:
                 if row.order_key > self.table[at].order_key:
                     self.table[at] = attrs.evolve(row)
 
-    def rows(self, keys: Sequence[str] | None = None, *, own: bool = False) -> Iterator[pa.RecordBatch]:
+    def columns(self) -> Mapping[str, pa.DataType | None]:
+        """Return no columns: a row has its document."""
+        return {}
+
+    def rows(self, keys: Sequence[str] | None = None, *, own: Own = False) -> Iterator[pa.RecordBatch]:
         """Return the rows as they are now."""
         del own
         self.tick()
