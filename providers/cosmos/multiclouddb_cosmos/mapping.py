@@ -232,8 +232,10 @@ def _texts(values: Sequence[Any]) -> pa.Array:
 _UNMAPPED: Final = (*DAMAGED_ERRORS, MulticloudDbError)
 
 
-def _mapped(records: Records, start: int, stop: int, view: View, make: Callable[[Records, View], Any]) -> Any:
-    part = records.part(start, stop)
+def _mapped(
+    records: Records, start: int, stop: int, mapper: CosmosMapper, make: Callable[[Records, View], Any]
+) -> Any:
+    part, view = records.part(start, stop), mapper.view
     try:
         return make(part, view)
     except _UNMAPPED:
@@ -242,12 +244,12 @@ def _mapped(records: Records, start: int, stop: int, view: View, make: Callable[
         try:
             make(records.part(index, index + 1), view)
         except _UNMAPPED as error:
-            raise _fault(records, index, view, type(error).__name__) from None
-    raise _fault(records, start, view, "it is not clear which item is damaged")
+            raise _fault(records, index, mapper, type(error).__name__) from None
+    raise _fault(records, start, mapper, "it is not clear which item is damaged")
 
 
-def _fault(records: Records, index: int, view: View, reason: str) -> RecordFault:
-    item = records.items[index]
+def _fault(records: Records, index: int, mapper: CosmosMapper, reason: str) -> RecordFault:
+    item, view = records.items[index], mapper.view
     text = f"it cannot be decoded as an item of a change feed ({reason})"
     if view.usual is not None and kind_of(item, view) == REFUSED:
         kind = type(value_at(item, view.marker)).__name__
@@ -256,12 +258,7 @@ def _fault(records: Records, index: int, view: View, reason: str) -> RecordFault
             f"the property {path} of the item {_named(item, view)} is {_JSON_NAMES.get(kind, kind)}, and "
             "not true or false; write the item with true or false, or without the property"
         )
-    return RecordFault(
-        index,
-        f"LSN {records.lsns[index]}",
-        text,
-        cursor_of(place_after(records, index + 1)),
-    )
+    return RecordFault(index, f"LSN {records.lsns[index]}", text, mapper.cursor_after(records, index + 1))
 
 
 def _named(item: Item, view: View) -> str:
@@ -283,9 +280,9 @@ class CosmosMapper(Mapper):
 
     def events(self, records: Records, start: int, stop: int) -> list[ChangeEvent]:
         """Map records to events."""
-        found: list[ChangeEvent] = _mapped(records, start, stop, self.view, _events)
+        found: list[ChangeEvent] = _mapped(records, start, stop, self, _events)
         return found
 
     def arrow(self, records: Records, start: int, stop: int) -> pa.RecordBatch:
         """Map records to Arrow."""
-        return _mapped(records, start, stop, self.view, _arrow)
+        return _mapped(records, start, stop, self, _arrow)

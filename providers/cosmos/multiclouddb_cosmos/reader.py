@@ -127,7 +127,7 @@ class CosmosReader(Reader):
         if self._source.wanted:
             items = [item for item in items if is_of(item, self._mapper.view, self._source.wanted)]
         exact = len(strands) > 1 or (self._until is not None and self._until.inner is not None)
-        records = records_of(items, strand.place, self._mapper.view, placed=exact)
+        records = records_of(items, strand.place, self._mapper.view, placed=exact, reached=answer.etag)
         end = Place(answer.etag, strand.place.seconds, None, strand.place.past)
         if len(records):
             end = attrs.evolve(end, seconds=place_after(records, len(records)).seconds or end.seconds)

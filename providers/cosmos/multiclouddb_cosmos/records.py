@@ -112,6 +112,7 @@ class Records:
     inners: list[str | None] | None = None  # the place of each item within its LSN
     orders: list[str] | None = None  # the order key of each item
     told: list[Any] | None = None  # only of documents alone: `_rid`, `_etag` and `_ts`; None if damaged
+    afters: list[int | None] | None = None  # of an item without an LSN: the highest LSN that it can have
     past: int | None = attrs.field(default=None, kw_only=True)
     """The part `past` of the position from which the items were read."""
 
@@ -122,7 +123,7 @@ class Records:
     @property
     def columns(self) -> tuple[list[Any] | None, ...]:
         """Return the lists with one entry for each item."""
-        return self.items, self.lsns, self.inners, self.orders, self.told
+        return self.items, self.lsns, self.inners, self.orders, self.told, self.afters
 
     def part(self, start: int, stop: int | None = None) -> Records:
         """Return the items from `start` to `stop`."""
@@ -170,21 +171,28 @@ def picked(parts: Sequence[Records], places: Sequence[tuple[int, int]]) -> Recor
     return Records(*taken, past=first.past)
 
 
-def records_of(items: list[Any], place: Place, view: View, *, placed: bool = False) -> Records:
-    """Return the items of a page that come after `place`, in the library's order."""
+def records_of(
+    items: list[Any], place: Place, view: View, *, placed: bool = False, reached: int | None = None
+) -> Records:
+    """Return the items of a page that come after `place`, in the library's order.
+
+    `reached` is the LSN up to which the service has read for the page.
+    """
     # An item without an LSN gets the LSN of the item before it, or the lowest possible LSN. Therefore a
-    # reader never treats an item without an LSN as already delivered, and can skip such an item.
+    # reader never treats an item without an LSN as already delivered. A position that skips such an item
+    # lies before the next LSN of the page; otherwise the item would have to be skipped again and again.
     bare = view.usual is not None
     lsns = _lsns(items, place.etag, bare=bare)
+    afters = None if reached is None else _afters(items, reached, bare=bare)
     if (
         not placed
         and place.inner is None
         and all(map(lt, lsns, lsns[1:]))
         and (not lsns or lsns[0] > place.etag)
     ):
-        found = Records(items, lsns, past=place.past)
+        found = Records(items, lsns, afters=afters, past=place.past)
         return bared(found, view) if bare else found
-    ordered = sorted(_placed(items, lsns, view), key=lambda each: each[:2])
+    ordered = sorted(_placed(items, lsns, view, afters), key=lambda each: each[:2])
     kept = [each for each in ordered if is_after(each[0], each[1], place)]
     if place.inner is not None and not any(each[:2] == (place.lsn, place.inner) for each in ordered):
         # Compared with the earlier read, the service has sent the changes of one document in a different
@@ -197,6 +205,7 @@ def records_of(items: list[Any], place: Place, view: View, *, placed: bool = Fal
         [each[0] for each in kept],
         [each[1] for each in kept],
         [each[2] for each in kept],
+        afters=None if afters is None else [each[4] for each in kept],
         past=place.past,
     )
     return bared(found, view) if bare else found
@@ -309,6 +318,18 @@ def _lsns(items: list[Any], etag: int, *, bare: bool) -> list[int]:
     return found
 
 
+def _afters(items: list[Any], reached: int, *, bare: bool) -> list[int | None] | None:
+    """Return the highest possible LSN of each item without an LSN, if an LSN or the page's end follows."""
+    known = [lsn_of(item, bare=bare) for item in items]
+    if None not in known:
+        return None
+    following = [*known[1:], reached + 1]
+    return [
+        later - 1 if lsn is None and later is not None else None
+        for lsn, later in zip(known, following, strict=True)
+    ]
+
+
 def lsn_of(item: Any, *, bare: bool) -> int | None:
     """Return the LSN of an item, or None if the item contains no LSN."""
     try:
@@ -318,15 +339,17 @@ def lsn_of(item: Any, *, bare: bool) -> int | None:
     return lsn if type(lsn) is int and 0 <= lsn <= _MOST_LSN else None
 
 
-def _placed(items: list[Any], lsns: list[int], view: View) -> Iterable[tuple[int, str, str, Any]]:
-    """Return the LSN, the place within the LSN, the order key and the item itself for each item."""
+def _placed(
+    items: list[Any], lsns: list[int], view: View, afters: list[int | None] | None
+) -> Iterable[tuple[int, str, str, Any, int | None]]:
+    """Return for each item the LSN, the place in it, the order key, the item and its highest possible LSN."""
     groups: dict[tuple[int, str], list[Any]] = {}
     damaged: dict[int, int] = {}
-    for item, lsn in zip(items, lsns, strict=True):
+    for item, lsn, after in zip(items, lsns, afters or [None] * len(items), strict=True):
         name = _digest_of(item, view)
         if name is None:
             number = damaged[lsn] = damaged.get(lsn, -1) + 1
-            yield lsn, f"{_DAMAGED}{number:06d}", order_key(lsn), item
+            yield lsn, f"{_DAMAGED}{number:06d}", order_key(lsn), item, after
         else:
             groups.setdefault((lsn, name), []).append(item)
     for (lsn, name), group in groups.items():
@@ -340,7 +363,7 @@ def _placed(items: list[Any], lsns: list[int], view: View) -> Iterable[tuple[int
             # The last change of a key in an LSN gets the LSN as its order key. The latest version of the item
             # gets the same order key in a scan.
             order = order_key(lsn) if last else f"{order_key(lsn - 1)}.{number:04d}"
-            yield lsn, inner, order, item
+            yield lsn, inner, order, item, None
 
 
 def _digest_of(item: Any, view: View) -> str | None:
@@ -491,6 +514,9 @@ def place_after(records: Records, count: int) -> Place:
     lsn, inner = records.lsns[count - 1], records.inner(count - 1)
     past = records.past
     seconds = records.seconds(count - 1) if past in (None, LIVE) else None
+    after = None if records.afters is None else records.afters[count - 1]
+    if after is not None and after >= lsn:
+        return Place(after, seconds, None, past)
     if count < len(records) and records.lsns[count] == lsn:
         return Place(lsn, seconds, inner, past)
     damaged = inner is not None and inner.startswith(_DAMAGED)

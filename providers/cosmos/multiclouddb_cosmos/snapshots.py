@@ -247,7 +247,7 @@ class ScanReader(Reader):
         items = answer.items
         if self._source.wanted:
             items = [item for item in items if is_of(item, view, self._source.wanted)]
-        found = records_of(items, scan.place, view)
+        found = records_of(items, scan.place, view, reached=answer.etag)
         kept = []
         for index in range(len(found)):
             if kind_of(found.items[index], view) == MARKED:

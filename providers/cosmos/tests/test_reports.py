@@ -1,0 +1,279 @@
+"""Tries what readers of the change feed reported to public trackers. Each test names its report."""
+
+import itertools
+from datetime import timedelta, timezone
+
+import pytest
+
+from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    ChangeFeedRequest,
+    ErrorCategory,
+    FromContinuationToken,
+    LogicalPartition,
+    MulticloudDbError,
+    MulticloudDbKey,
+    Now,
+    Snapshot,
+)
+from multiclouddb_cosmos import CosmosOptions
+from multiclouddb_cosmos import client as client_room
+
+from .test_keys import drained
+from .world import ADDRESS
+
+pytestmark = pytest.mark.usefixtures("hasty")
+LATEST, BACKFILL = CosmosOptions(mode="latest"), CosmosOptions(backfill=True)
+BOTH = pytest.mark.parametrize("options", [LATEST, BACKFILL], ids=["latest", "backfill"])
+
+
+def everything(world, start=None, options=LATEST, **request):
+    request = ChangeFeedRequest(ADDRESS, start or Beginning(), provider_options=options, **request)
+    return list(world.client().iterate_changes(request, until_idle=True))
+
+
+def ids(events):
+    return sorted(event.key["id"] for event in events)
+
+
+@BOTH
+@pytest.mark.parametrize("zeros", [0, 32, 64])
+def test_a_boundary_between_partitions_may_end_in_zeros(make_world, options, zeros):
+    """Azure/azure-cosmos-dotnet-v3 issues 5159, 5577 and 5859: prefixes of a key found nothing."""
+    world = make_world(1, key=["/tenant", "/user", "/session"])
+    wanted = {}
+    for number in range(30):
+        item = {"id": f"i{number:02}", "tenant": f"t{number % 3}", "user": number % 2, "session": number}
+        world.container.upsert_item(item)
+        wanted.setdefault(item["tenant"], []).append(item["id"])
+    for tenant in ("t0", "t1"):
+        border = world.server.effective_key(tenant, 0, 0, kind="MultiHash")[:32] + "0" * zeros
+        (holder,) = [each["id"] for each in world.partitions() if each["low"] < border < each["high"]]
+        world.split(holder, boundary=border)
+    for tenant, expected in wanted.items():
+        scope = LogicalPartition(MulticloudDbKey({"tenant": tenant}))
+        assert ids(everything(world, options=options, scope=scope, max_page_size=3)) == expected
+        whole = LogicalPartition(MulticloudDbKey({"tenant": tenant, "user": 1}))
+        assert ids(everything(world, options=options, scope=whole)) == [
+            each for each in expected if int(each[1:]) % 2
+        ]
+
+
+@BOTH
+def test_a_prefix_that_spans_several_partitions_ends_and_goes_on(make_world, options):
+    """Azure/azure-cosmos-dotnet-v3 issue 3865: the iterator got stuck. Azure/azure-sdk-for-java issue 35223,
+    Azure/azure-sdk-for-rust PR 4729: the prefix was refused, or returned the whole partition.
+    """
+    world = make_world(1, key=["/tenant", "/user"])
+    for number in range(40):
+        world.container.upsert_item({"id": f"i{number:02}", "tenant": f"t{number % 2}", "user": str(number)})
+    scope = LogicalPartition(MulticloudDbKey({"tenant": "t1"}))
+    consumer = world.consumer(Beginning(), scope=scope, provider_options=options, max_page_size=4)
+    consumer.read()
+    first = world.server.effective_key("t1", "1", kind="MultiHash")
+    (holder,) = [each["id"] for each in world.partitions() if each["low"] < first < each["high"]]
+    world.split(holder, boundary=first[:32] + "1F")
+    consumer.restart()
+    drained(consumer)
+    assert ids(consumer.events) == [f"i{number:02}" for number in range(1, 40, 2)]
+
+
+@pytest.mark.parametrize("options", [LATEST, None], ids=["latest", "all_versions"])
+def test_children_keep_their_own_positions(lone, options):
+    """Azure/azure-sdk-for-java PR 50031: one position for all children of a split lost changes; PR 22718: the
+    children began again at the beginning.
+    """
+    consumer = lone.consumer(Now(), provider_options=options, max_page_size=1)
+    consumer.read()
+    written = lone.fill(8)
+    consumer.read()
+    consumer.read()
+    lone.split()
+    written += lone.fill(8)
+    for _ in range(60):
+        page = consumer.read()
+        consumer.restart()
+        if page.idle:
+            break
+    assert sorted(consumer.markers) == written
+
+
+def test_every_partition_is_read(make_world):
+    """Azure/azure-sdk-for-python issue 34922: after the first partition, the feed stopped."""
+    world = make_world(4)
+    written = world.fill(40)
+    assert sorted(event.new_item_state["n"] for event in everything(world)) == written
+
+
+@BOTH
+def test_every_page_of_one_key_has_this_key_only(lone, options):
+    """Azure/azure-cosmos-dotnet-v3 PR 1790: after the first page, other keys of the partition followed."""
+    for number in range(20):
+        lone.container.upsert_item({"id": f"i{number:02}", "pk": f"p{number % 2}"})
+    scope = LogicalPartition(MulticloudDbKey({"pk": "p1"}))
+    found = everything(lone, options=options, scope=scope, max_page_size=1)
+    assert ids(found) == [f"i{number:02}" for number in range(1, 20, 2)]
+
+
+def test_the_first_change_after_now_is_delivered(make_world):
+    """Azure/azure-cosmos-dotnet-v3 issue 5268: it was skipped unless a time was given."""
+    for options in (None, LATEST):
+        world = make_world(2)
+        consumer = world.consumer(Now(), provider_options=options)
+        consumer.read()
+        world.put("first")
+        assert ids(drained(consumer)) == ["first"]
+
+
+@pytest.mark.parametrize("hours", [-11, 0, 5.5, 14])
+def test_a_time_may_have_any_offset(world, hours):
+    """Azure/azure-cosmos-dotnet-v3 issues 3559 and 3661: a local time found nothing."""
+    world.put("early")
+    world.server.advance(30)
+    moment = world.server.clock.now()
+    world.put("late")
+    start = AtTime(moment.astimezone(timezone(timedelta(hours=hours))))
+    assert ids(everything(world, start)) == ids(everything(world, start, BACKFILL)) == ["late"]
+
+
+def test_a_token_never_runs_ahead_of_what_was_delivered(lone):
+    """microsoft/kafka-connect-cosmosdb issues 70 and 166, Azure/azure-cosmos-dotnet-v3 issue 4342."""
+    written = lone.fill(25)
+    request = {"provider_options": LATEST, "max_page_size": 3}
+    consumer = lone.consumer(Beginning(), **request)
+    tokens = [consumer.read().continuation_token for _ in range(9)]
+    for count, token in enumerate(tokens, 1):
+        again = lone.consumer(FromContinuationToken(token), **request)
+        assert [event.new_item_state["n"] for event in drained(again)] == written[3 * count :]
+
+
+# -- Records that cannot be decoded, also as the first of a feed or a scan
+
+POISON = {
+    "null": lambda item: None,
+    "a number": lambda item: 5,
+    "nothing": lambda item: {},
+    "a document without its parts": lambda item: {"current": {}},
+    "an id that is no text": lambda item: {**item, "id": 5, "current": {**item.get("current", {}), "id": 5}},
+}
+
+
+@pytest.mark.parametrize("poison", POISON)
+@pytest.mark.parametrize(
+    ("start", "options"),
+    [
+        (Beginning(), LATEST),
+        (AtTime, LATEST),
+        (Beginning(), BACKFILL),
+        (AtTime, BACKFILL),
+        (Snapshot(), None),
+    ],
+    ids=["latest", "latest at a time", "backfill", "backfill at a time", "snapshot"],
+)
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_poison_has_a_token_that_skips_it_wherever_it_is(lone, monkeypatch, poison, start, options, at):
+    """Azure/azure-cosmos-db-emulator-docker issue 334: items of all versions are null."""
+    lone.put(*"aaaaaabbbbbbcccccc")  # most LSNs have no item any more
+    parsed = client_room._parsed
+
+    def damaged(text):
+        body = parsed(text)
+        for index, item in enumerate(body["Documents"]):
+            if item.get("id") == "abc"[at]:
+                body["Documents"][index] = POISON[poison](item)
+        return body
+
+    monkeypatch.setattr(client_room, "_parsed", damaged)
+    if start is AtTime:
+        start = AtTime(lone.server.clock.now() - timedelta(hours=1))
+    found, skips = [], []
+    for _ in itertools.repeat(None, 12):
+        try:
+            page = lone.client().read_changes(
+                ChangeFeedRequest(ADDRESS, start, provider_options=options, max_page_size=1)
+            )
+        except MulticloudDbError as error:
+            start = FromContinuationToken(error.detail.skip_token)
+            skips.append(error.category)
+            continue
+        found += page.events
+        start = FromContinuationToken(page.continuation_token)
+        if page.idle:
+            break
+    assert skips == [ErrorCategory.PROVIDER_ERROR]
+    assert ids(found) == [each for each in "abc" if each != "abc"[at]]
+
+
+@pytest.mark.parametrize("poison", POISON)
+def test_poison_may_be_the_first_change_after_now(lone, monkeypatch, poison):
+    consumer = lone.consumer()
+    lone.put("a", "b")
+    parsed = client_room._parsed
+
+    def damaged(text):
+        body = parsed(text)
+        for index, item in enumerate(body["Documents"]):
+            if item["current"]["id"] == "a":
+                body["Documents"][index] = POISON[poison](item)
+        return body
+
+    monkeypatch.setattr(client_room, "_parsed", damaged)
+    with pytest.raises(MulticloudDbError) as caught:
+        drained(consumer)
+    consumer.start = FromContinuationToken(caught.value.detail.skip_token)
+    assert ids(drained(consumer)) == ["b"]
+
+
+@pytest.mark.parametrize(
+    "optional",
+    [
+        {"current": None, "previous": None},
+        {"previous": {}},
+        {"current": {"id": "other"}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("missing", ["previousImageLSN", "timeToLiveExpired", None])
+def test_fields_of_a_delete_that_may_be_missing(lone, monkeypatch, optional, missing):
+    """Azure/azure-cosmos-dotnet-v3 issue 4933, MicrosoftDocs/azure-databases-docs PR 276."""
+    lone.put("a")
+    consumer = lone.consumer()
+    lone.container.delete_item("a", "a")
+    parsed = client_room._parsed
+
+    def told(text):
+        body = parsed(text)
+        for item in body["Documents"]:
+            item.update(optional)
+            item["metadata"].pop(missing, None)
+            if missing is None:
+                item["metadata"].update(previousImageLSN=None, timeToLiveExpired=None)
+        return body
+
+    monkeypatch.setattr(client_room, "_parsed", told)
+    (event,) = drained(consumer)
+    assert (event.key["id"], event.key["pk"], event.by_expiry) == ("a", "a", False)
+    assert event.new_item_state is None
+
+
+@pytest.mark.parametrize("known", [{"id": "a"}, {}, {"partitionKey": {"pk": "a"}}], ids=str)
+def test_a_delete_may_tell_its_key_in_its_previous_version(lone, monkeypatch, known):
+    """Azure/azure-cosmos-dotnet-v3 issue 4933: metadata without `id` and `partitionKey`."""
+    lone.put("a")
+    consumer = lone.consumer()
+    lone.container.delete_item("a", "a")
+    parsed = client_room._parsed
+
+    def told(text):
+        body = parsed(text)
+        for item in body["Documents"]:
+            for name in ("id", "partitionKey"):
+                if name not in known:
+                    del item["metadata"][name]
+            item["previous"] = {"id": "a", "pk": "a"}
+        return body
+
+    monkeypatch.setattr(client_room, "_parsed", told)
+    (event,) = drained(consumer)
+    assert (event.key["id"], event.key["pk"]) == ("a", "a")
