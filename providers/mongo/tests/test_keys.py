@@ -15,6 +15,7 @@ from bson.binary import UuidRepresentation
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from hypothesis import strategies as st
+from pymongo.errors import DuplicateKeyError, WriteError
 
 from multiclouddb_api import (
     Beginning,
@@ -282,6 +283,15 @@ class TestCollation:
                     assert [event.key for event in found] == [key] * count
                 event = reader.lookup(address, [key])[key]
                 assert (event is not None) == bool(count)
+
+    def test_the_server_itself_refuses_to_change_the_text_of_a_key(self, one, database):
+        """So a key never changes from one text to another that compares equal."""
+        collection = one.client()[database].create_collection("c", collation=self.COLLATIONS[0])
+        collection.insert_one({"_id": "Alice"})
+        with pytest.raises(WriteError, match="immutable"):
+            collection.replace_one({"_id": "alice"}, {"_id": "alice"})
+        with pytest.raises(DuplicateKeyError):
+            collection.insert_one({"_id": "alice"})
 
     def test_a_pipeline_s_collation_would_compare_the_key_too(self, reader, here):
         asked = {

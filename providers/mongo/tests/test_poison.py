@@ -36,7 +36,7 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_conformance.refusals import refusal
-from multiclouddb_mongo import MongoOptions, source
+from multiclouddb_mongo import MongoOptions, snapshots, source
 from multiclouddb_mongo.position import At
 from multiclouddb_mongo.source import Entry, Log
 
@@ -373,11 +373,14 @@ class TestWhatTheDriverReads:
                 )
         return stored
 
-    def test_is_delivered(self, reader, here, stored):
+    @pytest.mark.parametrize("most_counted", [None, 0], ids=["counted", "sampled"])
+    def test_is_delivered(self, reader, here, stored, monkeypatch, most_counted):
+        if most_counted is not None:  # as for a large or a sharded collection
+            monkeypatch.setattr(snapshots, "_MOST_COUNTED", most_counted)
         count = sum(by_the_driver(document) is not None and not same for document, same in stored)
         assert count > 150
         assert count < len(stored)
-        for start in (Beginning(), Snapshot()):
+        for start in (Beginning(), Snapshot(segments=9)):
             seen = walk_over(reader, here, start)
             assert len(seen) == len(stored) + 1
             assert sum(each is not None for each in seen) == count + 1
