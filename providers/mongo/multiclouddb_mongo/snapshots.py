@@ -71,6 +71,7 @@ from multiclouddb_spi.faults import START_AGAIN
 
 _BY_ID: Final = {"_id": 1}
 _SORTED: Final = [("_id", 1)]
+_EXACT: Final = {"locale": "simple"}
 _MAJORITY: Final = ReadConcern("majority")
 _COMMENT: Final = "multiclouddb scan"
 _LOOKUP: Final = "multiclouddb lookup"
@@ -108,9 +109,12 @@ class ScanSource:
     def rows(self, place: Range, session: ClientSession, batch_size: int) -> Rows:
         """Return a cursor over undecoded rows."""
         hint = _BY_ID if self._key is None else None
+        # Two shards may contain keys that the collection's collation takes for equal. Only exact texts have
+        # an order in which each row has a position. Without a collation, it is the order of the index.
+        exact = {"collation": _EXACT} if place.names else {}
         return self._find(
             place, self._wanted(place), hint=hint, sort=_SORTED, batch_size=batch_size, comment=_COMMENT,
-            session=session,
+            session=session, **exact,
         )  # fmt: skip
 
     def found(self, place: Range, keys: Sequence[MulticloudDbKey]) -> list[bytes]:
@@ -224,7 +228,9 @@ class ScanSource:
         stages: list[dict[str, Any]] = [{"$sample": {"size": size}}, {"$project": _BY_ID}]
         if rest.low:
             stages.append({"$match": {"$expr": {"$gt": ["$_id", as_field("$literal", rest.low)]}}})
-        found = self._collection().aggregate_raw_batches([*stages, {"$sort": _BY_ID}], comment=_COMMENT)
+        exact = {"collation": _EXACT} if rest.names else {}
+        stages.append({"$sort": _BY_ID})
+        found = self._collection().aggregate_raw_batches(stages, comment=_COMMENT, **exact)
         ids = list(_ids(found))
         places = (ids[number * len(ids) // rest.left] for number in range(1, count + 1) if ids)
         return list(dict.fromkeys(each for each in places if _is_end(each)))

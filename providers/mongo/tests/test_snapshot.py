@@ -360,6 +360,26 @@ def test_a_row_has_the_shard_key_before_its_id(one, reader, database, size, monk
     assert row.new_item_state["n"] == 4
 
 
+@pytest.mark.parametrize("segments", [1, 3])
+def test_a_sharded_scan_orders_texts_exactly(one, reader, database, segments, monkeypatch):
+    """Two shards may contain texts that are equal under the collation; no position would lie between them."""
+    monkeypatch.setattr(MongoProvider, "_server", lambda provider: (False, True))
+    native, address = one.client(), ResourceAddress(database, "items")
+    native[database].create_collection("items", collation=COLLATION)
+    texts = [f"{letter}{number}" for letter in "aBcD" for number in (1, 2, 10)]
+    native[database]["items"].insert_many({"_id": text} for text in texts)
+    native.config.collections.insert_one({"_id": f"{database}.items", "key": {"_id": 1}})
+    try:
+        found = keys(rows(walk(reader, address, Snapshot(segments=segments), 1)))
+        one_text = LogicalPartition(MulticloudDbKey({"_id": "B10"}))
+        alone = keys(rows(walk(reader, address, Snapshot(), scope=one_text)))
+    finally:
+        native.config.collections.delete_one({"_id": f"{database}.items"})
+    assert sorted(found) == sorted(texts)
+    assert segments > 1 or found == sorted(texts)
+    assert alone == ["B10"]
+
+
 PLACE = Range("6500000000000001", "0" * 32)
 
 
