@@ -11,6 +11,8 @@ OTHER: Final = 9
 NOT_COVERED: Final = 10
 DIFFERENT: Final = 11
 UNSETTLED: Final = 12
+BEHIND: Final = 13
+BUSY: Final = 14
 INTERRUPTED: Final = 130
 
 _CODES: Final = {
@@ -22,6 +24,7 @@ _CODES: Final = {
     "UNSUPPORTED_CAPABILITY": 7,
     "THROTTLED": 8,
     "TRANSIENT_FAILURE": 8,
+    "CONFLICT": BUSY,
 }
 
 TABLE: Final = {
@@ -38,6 +41,8 @@ TABLE: Final = {
     NOT_COVERED: "token check: the token can be resumed, but does not cover every partition",
     DIFFERENT: "verify: the table differs from its source",
     UNSETTLED: "verify: no difference, but some keys could not be compared",
+    BEHIND: "verify: the sink has not reached the source, or the table is marked as incomplete",
+    BUSY: "CONFLICT: another process uses the state folder, the table or the checkpoint: try again later",
     INTERRUPTED: "interrupted by ctrl-C (143: by SIGTERM)",
 }
 """Maps each exit code to its meaning; the help and the README show this table."""

@@ -231,8 +231,8 @@ def verify(
 
     The sink keeps running. Nothing is written to the collection, and the table only with --repair or
     --record. With --resume, the rows of the collection that a killed run has read are not read again. The
-    exit code is 0 if the table is equal, 11 if differences are left, and 12 if some keys could not be
-    compared.
+    exit code is 0 if the table is equal, 11 if differences are left, 12 if some keys could not be compared,
+    13 if the sink has not reached the source, and 14 if another process uses the state folder or the table.
     """
     from multiclouddb_cli import verifying as command
     from multiclouddb_cli.arguments import to_address, to_config, to_options

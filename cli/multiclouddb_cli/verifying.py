@@ -22,7 +22,6 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_cli.arguments import to_token
-from multiclouddb_cli.exits import DIFFERENT, UNSETTLED
 from multiclouddb_cli.screen import (
     ProgressLine,
     counted,
@@ -93,10 +92,7 @@ def verify(
         typer.echo(json.dumps(report.to_dict()))
     else:
         _print(report, show_values=settings["show_values"])
-    if report.counts.differences:
-        raise typer.Exit(DIFFERENT)
-    if report.counts.unsettled:
-        raise typer.Exit(UNSETTLED)
+    raise typer.Exit(report.exit_code)
 
 
 @contextmanager
@@ -163,6 +159,7 @@ def _print(report: Report, *, show_values: bool) -> None:
             ("different", kinds or "0"),
             ("repaired", f"{counts.repaired:,}"),
             ("unsettled", f"{counts.unsettled:,}"),
+            ("behind", f"{counts.behind:,}"),
             ("read", f"{read}{cost.target_rows:,} rows of the table in {counted(cost.rounds + 1, 'round')}"),
             ("confirmed after", duration(report.settle_seconds)),
             ("time", duration(cost.seconds)),
@@ -196,8 +193,10 @@ def _print(report: Report, *, show_values: bool) -> None:
         print_text(f"EQUAL: the table contains the source's state of every key{through}")
     elif counts.differences:
         print_text("DIFFERENT")
+    elif counts.unsettled:
+        print_text("UNSETTLED: keys changed all the time, or nobody knows what the source has; try again")
     else:
-        print_text("UNSETTLED: keys changed all the time, or the sink did not reach them; try again")
+        print_text("BEHIND: the sink did not reach the last changes of some keys; let it run, and try again")
 
 
 def _sides(each: Difference) -> str:

@@ -6,8 +6,12 @@ import pytest
 from deltalake import DeltaTable
 
 import multiclouddb_api as api
+from multiclouddb_cli import exits
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_spi.faults import key_digest
+from multiclouddb_verify import Outcome, report
+from multiclouddb_verify.source import Source
+from multiclouddb_verify.state import State
 from pyspark_multiclouddb import merge_into_delta
 
 
@@ -82,11 +86,44 @@ def test_too_many_differences_are_named(verify, table):
     assert verify("--repair", "--max-repairs", "0", "--force").exit_code == 0
 
 
-def test_sink_that_does_not_move_ends_with_12(verify, store):
+def test_sink_that_does_not_move_ends_with_13_and_a_difference_beside_it_with_11(verify, store, table):
     store.put("orders", "o-3", {"total": -1})
     ran = verify("--patience", "0.2", "--json")
+    assert ran.exit_code == 13
+    told = json.loads(ran.stdout)
+    assert (told["behind"], told["outcome"], told["exit_code"]) == (['{"id":"o-3"}'], "behind", 13)
+    assert "BEHIND" in verify("--patience", "0.2").stdout
+    damage(table, "o-2")
+    assert verify("--patience", "0.2").exit_code == 11
+
+
+def test_key_that_changes_all_the_time_ends_with_12(verify, store, monkeypatch):
+    original, numbers = Source.changes, iter(range(1000))
+
+    def changes(source, *arguments):
+        store.put("orders", "o-3", {"total": -next(numbers)})
+        return original(source, *arguments)
+
+    monkeypatch.setattr(Source, "changes", changes)
+    store.put("orders", "o-2", {"total": -1})
+    ran = verify("--patience", "0.2", "--json")
     assert ran.exit_code == 12
-    assert json.loads(ran.stdout)["unsettled"] == ['{"id":"o-3"}']
+    told = json.loads(ran.stdout)
+    assert (told["unsettled"], told["behind"]) == (['{"id":"o-3"}'], ['{"id":"o-2"}'])
+
+
+def test_state_folder_in_use_ends_with_14(verify, tmp_path):
+    state = State(tmp_path / "state", {})
+    ran = verify()
+    assert (ran.exit_code, "in use" in ran.stderr) == (14, True)
+    state.close()
+
+
+def test_exit_codes_of_reports_are_those_of_the_command():
+    codes = {Outcome.EQUAL: exits.OK, Outcome.DIFFERENT: exits.DIFFERENT}
+    codes |= {Outcome.UNSETTLED: exits.UNSETTLED, Outcome.BEHIND: exits.BEHIND}
+    assert codes == report._CODES
+    assert {*codes.values(), exits.BUSY} <= exits.TABLE.keys()
 
 
 def test_record_is_the_only_write(verify, table):

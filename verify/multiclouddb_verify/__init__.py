@@ -6,7 +6,7 @@ from multiclouddb_verify.comparison import Kind
 from multiclouddb_verify.delta import DeltaTarget
 from multiclouddb_verify.estimate import Estimate, estimate
 from multiclouddb_verify.position import spark_position, stored_position
-from multiclouddb_verify.report import Cost, Counts, Difference, Progress, Report
+from multiclouddb_verify.report import Cost, Counts, Difference, Outcome, Progress, Report
 from multiclouddb_verify.sides import Position, Transform
 from multiclouddb_verify.target import Fix, Part, SupportsParts, SupportsRecord, Target
 from multiclouddb_verify.verification import VerifySettings, verify
@@ -19,6 +19,7 @@ __all__ = [
     "Estimate",
     "Fix",
     "Kind",
+    "Outcome",
     "Part",
     "Position",
     "Progress",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from enum import StrEnum
+from typing import Any, Final
 
 import attrs
 
@@ -12,7 +13,27 @@ from multiclouddb_api.codec import plain_value
 from multiclouddb_api.redaction import rfc3339, shorten
 from multiclouddb_verify.comparison import Kind
 
-__all__ = ["Cost", "Counts", "Difference", "Progress", "Report"]
+__all__ = ["Cost", "Counts", "Difference", "Outcome", "Progress", "Report"]
+
+
+class Outcome(StrEnum):
+    """What a comparison says of the whole table.
+
+    If several hold, it is the first of different, unsettled, behind.
+    """
+
+    EQUAL = "equal"
+    """Every key is equal, and the table is not marked as incomplete. Exit code 0."""
+    DIFFERENT = "different"
+    """Differences are left. Exit code 11."""
+    UNSETTLED = "unsettled"
+    """No difference is left, but some keys are neither equal nor different. Exit code 12."""
+    BEHIND = "behind"
+    """All other keys are equal, but the sink did not reach the last changes of some, or the table is still
+    marked as incomplete. Exit code 13."""
+
+
+_CODES: Final = {Outcome.EQUAL: 0, Outcome.DIFFERENT: 11, Outcome.UNSETTLED: 12, Outcome.BEHIND: 13}
 
 
 @attrs.frozen
@@ -46,11 +67,15 @@ class Counts:
     equal: int
     """The number of documents that are equal."""
     unsettled: int
-    """The number of keys that changed all the time, or that the sink did not reach: neither equal nor not."""
+    """The number of keys that are neither equal nor different: they changed all the time, or nobody knows
+    what the source has."""
     repaired: int
     """The number of keys that were different and were made equal."""
     differences: Mapping[Kind, int]
     """The number of differences that are left, by kind; kinds without any are left out."""
+    behind: int = 0
+    """The number of keys whose last change the sink did not reach, although it was waited for: the position
+    that it stores is before that change."""
     expected_ghosts: int = 0
     """How many of the differences are ghosts that are expected, because the feed contains no deletes."""
 
@@ -102,7 +127,7 @@ class Report:
     """The result of `verify`."""
 
     equal: bool
-    """True if every key is equal: no difference is left, and no key is unsettled."""
+    """True if every key is equal: none differs, none is unsettled, and the sink is behind in none."""
     verified_through: str | None = attrs.field(repr=shorten)
     """The token of the sink's position at the start. If `equal`, the table contains of every key the source's
     state at this position or at a later one. None if the table is not equal."""
@@ -116,6 +141,8 @@ class Report:
     """The differences that were repaired, at most 10,000."""
     unsettled: tuple[str, ...]
     """Keys that are neither equal nor different, at most 10,000."""
+    behind: tuple[str, ...]
+    """Keys whose last change the sink did not reach, at most 10,000."""
     reasons: Mapping[str, str] = attrs.field(repr=False)
     """Why keys of `unsettled` are not known, by key; a key that only changes too often has no reason."""
     cost: Cost
@@ -131,6 +158,20 @@ class Report:
     left_over: str | None = None
     """What has become of an earlier comparison that was interrupted, or None if there was none."""
 
+    @property
+    def outcome(self) -> Outcome:
+        """What the comparison says of the whole table."""
+        if self.counts.differences:
+            return Outcome.DIFFERENT
+        if self.counts.unsettled:
+            return Outcome.UNSETTLED
+        return Outcome.BEHIND if self.counts.behind else Outcome.EQUAL
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of `multiclouddb verify` for this outcome; a job may exit with it too."""
+        return _CODES[self.outcome]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the report as a dictionary of JSON's own types."""
         told = attrs.asdict(self, recurse=False)
@@ -141,5 +182,7 @@ class Report:
         told["cost"] = attrs.asdict(self.cost)
         for name in ("differences", "repaired"):
             told[name] = [plain_value(attrs.asdict(each)) for each in told[name]]
-        told["unsettled"], told["reasons"] = list(self.unsettled), dict(self.reasons)
-        return told
+        told["reasons"] = dict(self.reasons)
+        for name in ("unsettled", "behind"):
+            told[name] = list(told[name])
+        return told | {"outcome": self.outcome.value, "exit_code": self.exit_code}

@@ -169,6 +169,7 @@ class Rounds:
             if is_new:
                 self._settled_at, wait = self._sides.clock(), 0.0
             elif self._sides.clock() - self._settled_at > max(self._sides.patience, 0.0):
+                self._sides.state.put("settled_at", self._settled_at)
                 return
             if count:
                 wait = min(2 * wait or 0.05, 5.0)

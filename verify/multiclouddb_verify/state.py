@@ -484,9 +484,29 @@ class State:
             (first, most),
         ).fetchall()
 
+    def waiting(self) -> Iterator[str]:
+        """Return all keys to judge, in the order of their texts."""
+        for (key,) in self._sql("SELECT key FROM pending ORDER BY key"):
+            yield key
+
     def pending_count(self) -> int:
         """Return the number of keys to judge."""
         return int(self._sql("SELECT count(*) FROM pending").fetchone()[0])
+
+    def behind(self, since: float) -> Iterator[str]:
+        """Return keys to judge that did not change any more, but whose last change the sink did not reach.
+
+        Args:
+            since: The time from which on they did not change.
+        """
+        found = self._sql(
+            "SELECT pending.key FROM pending "
+            "JOIN (SELECT key, max(first_read) AS read FROM change GROUP BY key) AS last USING (key) "
+            "WHERE pending.kind IS NULL AND last.read <= ? ORDER BY pending.key",
+            (since,),
+        )
+        for (key,) in found:
+            yield key
 
     def settle(self, keys: Iterable[str]) -> None:
         """Remove keys that are equal."""

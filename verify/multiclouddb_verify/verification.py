@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import chain, islice
 from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar, Final, TypedDict, Unpack
@@ -408,8 +409,9 @@ class Verification:
         state = self._sides.state
         left = state.kinds()
         unknown = state.unknown(_SHOWN)
-        unsettled = state.pending_count() + state.unknown_count()
-        equal = not left and not unsettled
+        behind = dict.fromkeys(state.behind(float(state.fact("settled_at") or 0.0)))
+        unsettled = state.pending_count() - len(behind) + state.unknown_count()
+        equal = not left and not unsettled and not behind
         is_proved = equal and self._sides.sample is None
         expected_ghosts = 0 if self._sides.source.has_deletes else left.get(Kind.GHOST, 0)
         at = state.fact("at")
@@ -428,6 +430,7 @@ class Verification:
             counts=Counts(
                 equal=state.number("equal"),
                 unsettled=unsettled,
+                behind=len(behind),
                 repaired=sum(repaired.values()),
                 differences=left,
                 expected_ghosts=expected_ghosts,
@@ -437,7 +440,10 @@ class Verification:
                 Difference(kind, key, max(orders, default=None), note=note)
                 for key, kind, orders, note in state.differences(most=_SHOWN, repaired=True)
             ),
-            unsettled=(*unknown, *(key for key, *_ in state.pending("", _SHOWN - len(unknown)))),
+            unsettled=tuple(
+                islice(chain(unknown, (key for key in state.waiting() if key not in behind)), _SHOWN)
+            ),
+            behind=tuple(islice(behind, _SHOWN)),
             reasons=unknown,
             cost=Cost(
                 rows=state.number("rows"),

@@ -178,12 +178,12 @@ class TestPosition:
         shop.store.trim("orders", max_count=0)
         self.refused(shop, ErrorCategory.CHECKPOINT_EXPIRED, "failOnDataLoss=false", position=token)
 
-    def test_sink_that_does_not_move_leaves_keys_unsettled_and_differences_confirmed(self, shop):
+    def test_sink_that_does_not_move_is_behind_and_differences_are_confirmed(self, shop):
         plant(shop.table, key_of(shop.names[3]), Kind.MISSING)
         shop.store.put("orders", shop.names[5], {"n": -1})
         report = shop.verify(patience_seconds=0.5)
         assert kinds(report.differences) == {key_of(shop.names[3]): Kind.MISSING}
-        assert report.unsettled == (key_of(shop.names[5]),)
+        assert (report.unsettled, report.behind) == ((), (key_of(shop.names[5]),))
 
     def test_heals_what_a_skipped_outage_has_lost(self, shop):
         """The sink goes on at the end of the feed, beside which the table is repaired."""

@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
-from multiclouddb_verify import DeltaTarget, Kind, rounds, stored_position
+from multiclouddb_verify import DeltaTarget, Kind, Outcome, rounds, stored_position
 from pyspark_multiclouddb import verify_with_spark
 
 from .tables import NAME, Busy, Shop, key_of
@@ -93,13 +93,14 @@ def test_finds_and_repairs_exactly_what_was_planted_beside_a_writer_and_the_sink
     assert shop.verify_with_spark(repair=True).counts.repaired == 0
 
 
-def test_a_changed_key_that_the_sink_does_not_reach_is_unsettled(shop):
+def test_a_sink_that_does_not_reach_a_changed_key_is_behind(shop):
     shop.store.put("orders", shop.names[5], {"n": -1})
     shop.store.put("orders", "new", {"n": -1})
     shop.store.delete("orders", shop.names[6])
     report = shop.verify_with_spark(patience_seconds=0.5)
     assert (report.differences, report.counts.equal) == ((), 58)
-    assert set(report.unsettled) == {key_of(shop.names[5]), key_of(shop.names[6]), key_of("new")}
+    assert (report.outcome, report.exit_code, report.unsettled) == (Outcome.BEHIND, 13, ())
+    assert set(report.behind) == {key_of(shop.names[5]), key_of(shop.names[6]), key_of("new")}
 
 
 def test_a_sample_and_a_transform(make):

@@ -10,7 +10,7 @@ import pytest
 from multiclouddb_api import Capability, encode_json
 from multiclouddb_conformance.collection import Collection
 from multiclouddb_conformance.table import MemoryTable
-from multiclouddb_verify import Kind, Report, verify
+from multiclouddb_verify import Kind, Outcome, Report, verify
 
 __all__ = ["TestVerified"]
 
@@ -90,4 +90,5 @@ class TestVerified:
             state=collection.harness.folder / "verify", patience_seconds=0.5,
         )  # fmt: skip
         assert report.differences == ()
-        assert set(report.unsettled) == {copy.key(copy.names[0]), copy.key(copy.names[1])}
+        assert report.outcome is Outcome.BEHIND
+        assert set(report.behind) == {copy.key(copy.names[0]), copy.key(copy.names[1])}
