@@ -216,6 +216,7 @@ def verify(
     repair: cli.Repair = False,
     max_repairs: cli.MaxRepairs = None,
     force: cli.Force = False,
+    adopt: cli.Adopt = False,
     sample: cli.Sample = None,
     max_scan_rate: cli.MaxScanRate = None,
     state: cli.StateFolder = None,
@@ -240,9 +241,9 @@ def verify(
     config = to_config(url)
     command.verify(
         config, to_address(collection), target, position, as_json=as_json, estimate=estimate, repair=repair,
-        max_repairs=max_repairs, force=force, sample=command.to_sample(sample), max_scan_rate=max_scan_rate,
-        state=state, resume=resume, patience_seconds=patience, show_values=show_values, record=record,
-        provider_options=to_options(config, options or ()),
+        max_repairs=max_repairs, force=force, adopt=adopt, sample=command.to_sample(sample),
+        max_scan_rate=max_scan_rate, state=state, resume=resume, patience_seconds=patience,
+        show_values=show_values, record=record, provider_options=to_options(config, options or ()),
     )  # fmt: skip
 
 

@@ -247,11 +247,14 @@ Position: TypeAlias = Annotated[
 Repair: TypeAlias = Annotated[bool, typer.Option("--repair", help="Make each difference equal.")]
 MaxRepairs: TypeAlias = Annotated[
     int | None,
-    typer.Option(min=0, metavar="N", help="Repair at most N rows; by default 1 %, or 1,000."),
+    typer.Option(min=0, metavar="N", help="Repair at most N rows; by default 10 %, or 100."),
 ]
 Force: TypeAlias = Annotated[
     bool,
     typer.Option("--force", help="Repair any number of rows, also if it looks like another collection."),
+]
+Adopt: TypeAlias = Annotated[
+    bool, typer.Option("--adopt", help="Take a table that no sink has marked for that of the collection.")
 ]
 Sample: TypeAlias = Annotated[
     str | None, typer.Option(metavar="1/N", help="Compare one of N keys, for example 1/64.")

@@ -186,6 +186,11 @@ def _print(report: Report, *, show_values: bool) -> None:
         print_text(f"{counted(counts.expected_ghosts, 'ghost')} expected: {report.expected}")
     if report.refused:
         print_text(f"nothing was repaired: {report.refused}; here: --max-repairs N, or --force")
+    if report.incomplete_since:
+        print_text(
+            f"the table is marked as incomplete since {report.incomplete_since}; an equal run with --record "
+            "or --repair removes that"
+        )
     if report.equal and report.sample:
         print_text("EQUAL: the table contains the source's state of every key that was compared")
     elif report.equal:

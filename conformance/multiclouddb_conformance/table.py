@@ -92,6 +92,11 @@ class MemoryTable:
         """Return the feed of the merged events."""
         return self._mark
 
+    def complete(self, since: str) -> None:
+        """Remove the time from the mark."""
+        if self._mark is not None and self._mark.incomplete_since == since:
+            self._mark = attrs.evolve(self._mark, incomplete_since=None)
+
     def fix(self, fixes: Sequence[Fix]) -> int:
         """Repair rows that are still as they were seen."""
         self.tick()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
 import pyarrow as pa
 from psycopg import sql
 
@@ -139,6 +140,21 @@ class PostgresTarget:
         return repeated(
             self._dsn, self._where, lambda connection: self._opened(connection, own=True).feed_mark()
         )
+
+    def complete(self, since: str) -> None:
+        """Store the mark without that time; see `Target.complete`.
+
+        Args:
+            since: The time.
+        """
+
+        def write(connection: Connection) -> None:
+            storage = self._opened(connection, own=True)
+            mark = storage.feed_mark()
+            if mark is not None and mark.incomplete_since == since:
+                storage.set_feed_mark(attrs.evolve(mark, incomplete_since=None))
+
+        repeated(self._dsn, self._where, write)
 
     def fix(self, fixes: Sequence[Fix]) -> int:
         """Write rows in one transaction, each only if its key still has the row that was seen.

@@ -511,6 +511,17 @@ class TableTarget:
         storage, _ = self._opened(own=True)
         return storage.feed_mark()
 
+    def complete(self, since: str) -> None:
+        """Set the table's property; see `Target.complete`.
+
+        Args:
+            since: The time.
+        """
+        storage, _ = self._opened(own=True)
+        mark = storage.feed_mark()
+        if mark is not None and mark.incomplete_since == since:
+            storage.set_feed_mark(attrs.evolve(mark, incomplete_since=None))
+
     def fix(self, fixes: Sequence[Fix]) -> int:
         """Write rows in one `MERGE`, each only if its key still has the row that was seen.
 

@@ -49,7 +49,6 @@ from multiclouddb_spi.table_mark import TableMark
 from multiclouddb_verify import Fix, Part, Report, SupportsParts, SupportsRecord, Transform
 from multiclouddb_verify.comparison import GONE
 from multiclouddb_verify.sides import (
-    FEWEST,
     ORDER_MASK,
     order_digests,
     row_digests,
@@ -242,15 +241,16 @@ class _OnExecutors(Verification):
             f.coalesce((f.col("copies") == 1) & has_version, f.lit(False)).alias("settled"),
         )  # fmt: skip
         still = ~f.col("moved") & f.col("digest").isNotNull()
+        is_ghost = ~f.col("moved") & f.col("digest").isNull() & (f.col("found") != GONE)
         told = _checked(joined.where("key IS NULL").collect)
         [sums] = _checked(
             compared.agg(
                 f.count(f.when(still, 1)).alias("still"),
                 f.count(f.when(still & f.col("same"), 1)).alias("equal"),
+                f.count(f.when(is_ghost, 1)).alias("ghosts"),
             ).collect
         )
-        if not self._sides.force and sums.still >= FEWEST and 2 * sums.equal < sums.still:
-            raise self._sides.looks_foreign(sums.still - sums.equal, sums.still)
+        self._sides.check_foreign(sums.still - sums.equal + sums.ghosts, sums.still + sums.ghosts)
         with state.transaction():
             state.clear_pending()
             state.put("window", window)
@@ -335,6 +335,10 @@ class _Table:
     def mark(self) -> TableMark | None:
         """See `Target.mark`."""
         return self._target.mark()
+
+    def complete(self, since: str) -> None:
+        """See `Target.complete`."""
+        self._target.complete(since)
 
     def fix(self, fixes: Sequence[Fix]) -> int:
         """Write rows in the driver; see `Target.fix`."""

@@ -168,12 +168,14 @@ class Join:
         rest: The hashes of all other keys, which are judged one by one.
         still: The number of the source's keys that have not changed.
         different: The number of them that have no row with the same digest.
+        ghosts: The number of documents that only the target has, and whose keys have not changed.
     """
 
     equal: int
     rest: Integers
     still: int
     different: int
+    ghosts: int
 
 
 def join(
@@ -209,7 +211,8 @@ def join(
     gone = np.flatnonzero(once & (their_digests == GONE) & ~suspects)
     settled[gone[~places_in(ours, theirs[gone])[1] & ~places_in(moved, theirs[gone])[1]]] = True
     rest = np.unique(np.concatenate([ours[~same], theirs[~settled], moved]))
-    return Join(int(same.sum()), rest, int(still.sum()), different)
+    is_ghost = ~places_in(ours, theirs)[1] & ~places_in(moved, theirs)[1] & (their_digests != GONE)
+    return Join(int(same.sum()), rest, int(still.sum()), different, int(is_ghost.sum()))
 
 
 def places_in(ordered: Integers, wanted: Integers) -> tuple[Integers, npt.NDArray[np.bool_]]:

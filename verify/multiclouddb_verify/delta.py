@@ -291,6 +291,18 @@ class DeltaTarget:
         """Return the mark of the sink in the latest version; see `Target.mark`."""
         return feed_mark(self._open(own=True), self._where)
 
+    def complete(self, since: str) -> None:
+        """Set the table's property in a commit of its own; see `Target.complete`.
+
+        Args:
+            since: The time.
+        """
+        table = self._open(own=True)
+        mark = feed_mark(table, self._where)
+        if mark is not None and mark.incomplete_since == since:
+            properties = {MARK: attrs.evolve(mark, incomplete_since=None).to_json()}
+            committed(table, lambda: table.alter.set_table_properties(properties, raise_if_not_exists=False))
+
     def fix(self, fixes: Sequence[Fix]) -> int:
         """Write rows in one commit; see `Target.fix`.
 

@@ -155,6 +155,9 @@ class Report:
     """Why the ghosts that are left are expected, or None if none is."""
     sample: str | None = None
     """With `sample`, what the result says about all rows; otherwise None."""
+    incomplete_since: str | None = None
+    """Since when the table's mark says that it lacks changes, because its sink has skipped a gap; None if it
+    does not say so. An equal comparison of all keys with `repair` or `record` removes that from the mark."""
     left_over: str | None = None
     """What has become of an earlier comparison that was interrupted, or None if there was none."""
 
@@ -165,7 +168,9 @@ class Report:
             return Outcome.DIFFERENT
         if self.counts.unsettled:
             return Outcome.UNSETTLED
-        return Outcome.BEHIND if self.counts.behind else Outcome.EQUAL
+        if self.counts.behind or self.incomplete_since is not None:
+            return Outcome.BEHIND
+        return Outcome.EQUAL
 
     @property
     def exit_code(self) -> int:

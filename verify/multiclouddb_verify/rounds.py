@@ -23,7 +23,7 @@ from multiclouddb_verify.comparison import (
     judge_foreign,
     places_in,
 )
-from multiclouddb_verify.sides import FEWEST, ORDER_MASK, Sides, order_digests
+from multiclouddb_verify.sides import ORDER_MASK, Sides, order_digests
 from multiclouddb_verify.source import Change, Follower, own_text
 from multiclouddb_verify.state import Confirmed, Pending, after
 from multiclouddb_verify.texts import Integers, digests_of
@@ -103,12 +103,11 @@ class Rounds:
 
     def _check(self, result: Join) -> None:
         """Stop if the table is the copy of another collection, as the first keys show."""
-        if self._looked_at >= _FIRST or self._sides.force:
+        if self._looked_at >= _FIRST:
             return
-        self._looked_at += result.still
-        self._wrong += result.different
-        if self._looked_at >= FEWEST and 2 * self._wrong > self._looked_at:
-            raise self._sides.looks_foreign(self._wrong, self._looked_at)
+        self._looked_at += result.still + result.ghosts
+        self._wrong += result.different + result.ghosts
+        self._sides.check_foreign(self._wrong, self._looked_at)
 
     def _settled(self, part: Any, changes: Mapping[int, list[Change]]) -> tuple[set[str], int]:
         """Return the changed keys whose rows have one of their versions, and the number of documents."""

@@ -55,7 +55,7 @@ Transform: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """A function that makes the values of the table's own columns from a document."""
 _RUN: Final = 100_000
 _RUN_SECONDS: Final = 10.0
-FEWEST: Final = 1000
+FEWEST: Final = 20
 """The number of keys from which on a table may look like that of another collection."""
 _BEHIND: Final = 100
 _BATCH: Final = 8192
@@ -106,6 +106,7 @@ class Sides:
             )
         self.patience: float = settings.get("patience_seconds", 600.0)
         self.force: bool = settings.get("force", False)
+        self.is_adopted = False
         self.transform: Transform | None = settings.get("transform")
         self._on_progress: Callable[[Progress], None] | None = settings.get("on_progress")
         self.facts: ScanFacts = source.facts
@@ -241,9 +242,16 @@ class Sides:
         assert page is not None, "a scan has at least one page"
         flush(page, is_last=True)
 
-    def looks_foreign(self, wrong: int, count: int) -> MulticloudDbError:
-        """Make the error for a table that is the copy of another collection."""
-        return invalid_request(
+    def check_foreign(self, wrong: int, count: int) -> None:
+        """Stop if a table that only the user calls that of the collection looks like that of another one.
+
+        Args:
+            wrong: The number of keys that have not changed and differ; only one side may have them.
+            count: The number of keys that have not changed.
+        """
+        if not self.is_adopted or self.force or count < FEWEST or 2 * wrong <= count:
+            return
+        raise invalid_request(
             "target",
             f"{self.target.name} differs from {self.source.address} in {wrong:,} of "
             f"{count:,} keys, so it looks like the table of another collection; nothing was repaired",

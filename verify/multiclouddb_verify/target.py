@@ -92,6 +92,15 @@ class Target(Protocol):
         """
         ...
 
+    def complete(self, since: str) -> None:
+        """Remove from the mark that the table is incomplete, because it was proved to be complete.
+
+        Args:
+            since: The `incomplete_since` of the mark that was read before the comparison. A mark that
+                contains another time meanwhile stays as it is.
+        """
+        ...
+
     def fix(self, fixes: Sequence[Fix]) -> int:
         """Write rows in one commit, each only if its key still has exactly the rows that were seen.
 

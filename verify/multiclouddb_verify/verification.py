@@ -41,6 +41,7 @@ from multiclouddb_api.entry_points import entry_points
 from multiclouddb_api.registry import GROUP
 from multiclouddb_api.validators import check_type, type_name, unknown_name
 from multiclouddb_spi.continuation.token import decode_token, to_moment
+from multiclouddb_spi.table_mark import FeedSource
 from multiclouddb_verify.comparison import (
     Kind,
     first_difference,
@@ -96,10 +97,14 @@ class VerifySettings(TypedDict, total=False):
     """For how long no key may be settled before the rest counts as unsettled, and for how long a commit is
     tried again."""
     max_repairs: int | None
-    """The maximum number of rows to repair; by default 1 % of the rows, and at least 1,000. If there are more
+    """The maximum number of rows to repair; by default 10 % of the rows, and at least 100. If there are more
     differences, nothing is repaired."""
     force: bool
-    """True to repair any number of rows, and a table that looks like the copy of another collection."""
+    """True to repair any number of rows, and, with `adopt`, a table that looks like the copy of another
+    collection."""
+    adopt: bool
+    """True to compare a table without the mark that a sink leaves, so that nothing but you says whose changes
+    it contains. It is refused if more than half of the keys differ (from 20 keys on)."""
     transform: Transform | None
     """For a table with columns of its own: a function that returns the values of these columns for a
     document. Then these columns are compared, and not `new_item_state`."""
@@ -142,6 +147,7 @@ SETTINGS: Final = {
     "patience_seconds": _Setting((int, float), verdict=False),
     "max_repairs": _Setting((int, NoneType), verdict=False),
     "force": _Setting((bool,), verdict=False),
+    "adopt": _Setting((bool,), verdict=False),
     "transform": _Setting((Callable, NoneType), verdict=True),
     "transform_name": _Setting((str, NoneType), verdict=True),
     "show_values": _Setting((bool,), verdict=False),
@@ -202,7 +208,7 @@ def verify(
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if there is no position, if the table was not written by a sink,
-            if more than half of the first 10,000 keys differ, or if the folder cannot be used;
+            if its mark names another source, or if the folder cannot be used;
             `CHECKPOINT_EXPIRED` if the service does not keep the changes after the position any more;
             `NOT_FOUND` if there is no table; `CONFLICT` if another process uses the folder.
     """
@@ -242,6 +248,7 @@ class Verification:
         self._show_values: bool = settings.get("show_values", False)
         self._record: bool = settings.get("record", False)
         self._refused: str | None = None
+        self._incomplete_since: str | None = None
 
     def run(self) -> Report:
         """Compare, and repair if wanted."""
@@ -328,7 +335,10 @@ class Verification:
         if self._repair:
             self._repair_all()
         report = self._report(began)
-        through = report.verified_through
+        through, since = report.verified_through, self._incomplete_since
+        if through is not None and since is not None and (self._repair or self._record):
+            self._sides.target.complete(since)
+            report = attrs.evolve(report, incomplete_since=None)
         if self._record and through is not None and isinstance(self._sides.target, SupportsRecord):
             at = datetime.now(UTC).isoformat()
             self._sides.target.record(
@@ -363,10 +373,37 @@ class Verification:
         # The table is looked at before the source is read, because it may be none.
         for _ in self._sides.target.rows([], own=self._sides.transform is not None):
             break
+        self._check_mark(FeedSource.of_token(page.continuation_token))
         self._sides.look_at_columns()
         if self._repair and self._sides.transform is None:
             self._sides.target.fix(())
         return page
+
+    def _check_mark(self, source: FeedSource) -> None:
+        """Refuse the table of another source, and one of which nobody says whose changes it contains."""
+        target = self._sides.target
+        mark = target.mark()
+        if mark is None:
+            if not self._settings.get("adopt", False):
+                raise invalid_request(
+                    "target",
+                    f"{target.name} has no mark of a sink, so nothing says that it is the table of {source}",
+                    "let the sink merge a batch, which marks the table; or, if you know that it is, pass "
+                    "adopt=True (--adopt)",
+                )
+            self._sides.is_adopted = True
+        elif not mark.source.may_be(source):
+            if (mark.provider, mark.address) == (source.provider, source.address):
+                problem = f"was filled from {source} before that was dropped and created again"
+            else:
+                problem = f"is the table of {mark.source}, and not of {source}"
+            raise invalid_request(
+                "target",
+                f"{target.name} {problem}; nothing was compared",
+                "correct the collection or the table",
+            )
+        else:
+            self._incomplete_since = mark.incomplete_since
 
     def _begin(self, first: str) -> None:
         """Store K and begin the scan."""
@@ -393,7 +430,7 @@ class Verification:
         most = (
             self._max_repairs
             if self._max_repairs is not None
-            else max(1000, self._sides.state.number("rows") // 100)
+            else max(100, self._sides.state.number("rows") // 10)
         )
         if count > most and not self._sides.force:
             self._refused = (
@@ -460,6 +497,7 @@ class Verification:
             expected=_EXPECTED if expected_ghosts else None,
             sample=sample,
             left_over=state.left_over,
+            incomplete_since=self._incomplete_since,
         )
 
     def _described(self) -> tuple[Difference, ...]:

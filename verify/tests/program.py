@@ -131,6 +131,9 @@ def many(folder, count, damage="0"):
         def mark(self):
             return None
 
+        def complete(self, since):
+            raise AssertionError
+
         def fix(self, fixes):
             raise AssertionError
 
@@ -141,7 +144,9 @@ def many(folder, count, damage="0"):
         store.create_collection("orders")
     with connect(f"embedded://{folder / 'shop.db'}") as client:
         token = client.read_changes(ChangeFeedRequest(ADDRESS, Beginning())).continuation_token
-        report = Verification(Rows(client, ADDRESS), Table(), token, state=folder / "state", force=True).run()
+        report = Verification(
+            Rows(client, ADDRESS), Table(), token, state=folder / "state", adopt=True, force=True
+        ).run()
     used = resource.getrusage(resource.RUSAGE_SELF)
     told = {"different": sum(report.counts.differences.values()), "equal": report.counts.equal}
     told |= {"unsettled": report.counts.unsettled, "state_bytes": report.cost.state_bytes, "rss": peak()}

@@ -3,9 +3,9 @@
 import attrs
 import pytest
 
-from multiclouddb_api import FromContinuationToken, MulticloudDbError, NotKnown, encode_json
+from multiclouddb_api import FromContinuationToken, NotKnown, encode_json
 from multiclouddb_conformance.table import MemoryTable
-from multiclouddb_verify import Kind, rounds, sides, texts
+from multiclouddb_verify import Kind, sides, texts
 from multiclouddb_verify.comparison import GONE
 from multiclouddb_verify.repair import Repair, _Plan
 from multiclouddb_verify.sides import Sides
@@ -197,27 +197,6 @@ def test_segment_that_is_left_out(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Source, "scan", scan)
     assert noticed(tmp_path)
-
-
-class TestEarlyStop:
-    def run(self, folder, monkeypatch, **settings):
-        monkeypatch.setattr(rounds, "FEWEST", 5)
-        world = World(3, behaviour=smooth(3), kinds=[])
-        for row in world.target.table:
-            row.text = None if row.deleted else '{"v": "of another collection"}'
-        world.left = 0
-        try:
-            return world.verify(folder / "state", **settings)
-        finally:
-            world.close()
-
-    @pytest.mark.parametrize("repair", [True, False])
-    def test_table_of_another_collection_is_refused(self, repair, tmp_path, monkeypatch):
-        with pytest.raises(MulticloudDbError, match="looks like the table of another collection"):
-            self.run(tmp_path, monkeypatch, repair=repair)
-
-    def test_unless_it_is_forced(self, tmp_path, monkeypatch):
-        assert self.run(tmp_path, monkeypatch, repair=True, force=True).equal
 
 
 def test_a_token_is_a_position_too(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
-from multiclouddb_verify import DeltaTarget, Kind, Outcome, rounds, stored_position
+from multiclouddb_verify import DeltaTarget, Kind, Outcome, stored_position
 from pyspark_multiclouddb import verify_with_spark
 
 from .tables import NAME, Busy, Shop, key_of
@@ -142,13 +142,14 @@ def test_killed_the_next_one_has_the_answer_of_today_in_either_way(shop, phase):
         assert report.left_over is not None
 
 
-def test_table_of_another_collection_is_refused_unless_it_is_forced(shop, monkeypatch):
-    monkeypatch.setattr("pyspark_multiclouddb.verification.FEWEST", 5)
-    monkeypatch.setattr(rounds, "FEWEST", 5)
+def test_table_without_mark_that_looks_foreign_is_refused_unless_it_is_forced(shop, monkeypatch):
+    monkeypatch.setattr(DeltaTarget, "mark", lambda target: None)
     DeltaTable(shop.table).update(updates={"new_item_state": """'{"other":1}'"""})
-    with pytest.raises(MulticloudDbError, match="looks like the table of another collection"):
+    with pytest.raises(MulticloudDbError, match="has no mark of a sink"):
         shop.verify_with_spark(repair=True)
-    assert shop.verify_with_spark(repair=True, force=True).equal
+    with pytest.raises(MulticloudDbError, match="looks like the table of another collection"):
+        shop.verify_with_spark(repair=True, adopt=True)
+    assert shop.verify_with_spark(repair=True, adopt=True, force=True).equal
 
 
 def test_an_error_of_a_task_is_the_error_of_verify(shop):
