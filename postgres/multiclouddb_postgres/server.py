@@ -37,7 +37,11 @@ DATA: Final = ("22", "54")
 _Row: TypeAlias = tuple[ErrorCategory, bool, str]
 _KINDS: Final[Mapping[str, _Row]] = {
     "40": (ErrorCategory.CONFLICT, True, "other transactions write the same rows; try again"),
-    "55P03": (ErrorCategory.CONFLICT, True, "another transaction has locked the table; try again"),
+    "55P03": (
+        ErrorCategory.CONFLICT,
+        True,
+        "another transaction has locked the table, or a row of it; try again",
+    ),
     "23": (ErrorCategory.INVALID_REQUEST, False, "drop the constraint or the trigger that refuses the row"),
     "25006": (
         ErrorCategory.PERMANENT_FAILURE,

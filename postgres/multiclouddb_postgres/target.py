@@ -35,18 +35,28 @@ class PostgresTarget:
         dsn: A connection string, such as `postgresql://user@host/database`.
         table: The name of the table, as `table` or `schema.table`.
         checkpoint_name: The checkpoint that `merge_into_postgres` stores with the rows; None to find it out.
+        patience_seconds: For how long a repair waits for a row that another transaction has locked.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if `dsn` is no connection string. Raised by the first read:
             `NOT_FOUND` if there is no table; `INVALID_REQUEST` if it has not the columns of the sink.
     """
 
-    def __init__(self, dsn: str, table: str, *, checkpoint_name: str | None = None) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        table: str,
+        *,
+        checkpoint_name: str | None = None,
+        patience_seconds: float = 600.0,
+    ) -> None:
         dsn = secret_dsn(dsn)
         check_type("dsn", dsn, str)
         check_dsn(dsn)
         identifier(table)
         check_type("checkpoint_name", checkpoint_name, str, type(None))
+        check_type("patience_seconds", patience_seconds, int, float)
+        self._patience = patience_seconds
         self._dsn, self._table, self._checkpoint = dsn, table, checkpoint_name
         self._where = where(dsn, table)
 
@@ -163,8 +173,9 @@ class PostgresTarget:
             fixes: At most one for each key.
 
         Raises:
-            MulticloudDbError: `CONFLICT` if other transactions prevented this one ten times;
-                `INVALID_REQUEST` if the table has columns of its own and no `transform` was given.
+            MulticloudDbError: `CONFLICT` if other transactions prevented this one ten times, or if one has
+                locked a row for longer than `patience_seconds`; `INVALID_REQUEST` if a row is refused, or if
+                the table has columns of its own and no `transform` was given.
         """
         own = any(fix.columns is not None for fix in fixes)
 
@@ -177,6 +188,9 @@ class PostgresTarget:
                     f"{self._where} has columns of its own: {', '.join(extra)}",
                     "pass transform=, a function that returns their values for a document",
                 )
+            # 0 would be no limit.
+            limit = max(1, int(1000 * self._patience))
+            connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(limit))
             written, removals = 0, [fix for fix in fixes if fix.removes]
             beside = {each.beside[0]: each.beside[1] for each in removals if each.beside is not None}
             locked = dict[str, str | None]()

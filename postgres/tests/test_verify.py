@@ -4,10 +4,18 @@ import json
 from functools import partial
 
 import psycopg
+import psycopg.sql
 import pytest
 from typer.testing import CliRunner
 
-from multiclouddb_api import Beginning, ChangeFeedRequest, FromContinuationToken, connect
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ErrorCategory,
+    FromContinuationToken,
+    MulticloudDbError,
+    connect,
+)
 from multiclouddb_cli.main import app
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_embedded.feed import EmbeddedFeed
@@ -20,6 +28,7 @@ DAMAGE = {
     Kind.TOMBSTONE: "UPDATE orders SET new_item_state = NULL, _deleted_at = now() WHERE key = %s",
     Kind.BLOCKED: "UPDATE orders SET order_key = '~' WHERE key = %s",
     Kind.GHOST: "INSERT INTO orders (key, order_key, new_item_state) VALUES (%s, '0', '{}')",
+    Kind.FOREIGN: "INSERT INTO orders (key, order_key, new_item_state) VALUES (%s, '~', '{}')",
 }
 
 
@@ -56,9 +65,9 @@ class Shop:
         faults = {}
         with psycopg.connect(self.dsn) as connection:
             for number, (kind, statement) in enumerate(DAMAGE.items()):
-                key = json.dumps(
-                    {"id": "ghost" if kind is Kind.GHOST else f"o-{number}"}, separators=(",", ":")
-                )
+                separators = (", ", ": ") if kind is Kind.FOREIGN else (",", ":")
+                name = "ghost" if kind is Kind.GHOST else f"o-{number}"
+                key = json.dumps({"id": name}, separators=separators)
                 assert connection.execute(statement, (key,)).rowcount == 1
                 faults[key] = kind
         return faults
@@ -89,6 +98,42 @@ def test_each_kind_is_found_and_repaired_and_the_position_is_in_the_database(sho
     with psycopg.connect(shop.dsn) as connection:
         found = connection.execute("SELECT note FROM multiclouddb_marks WHERE name LIKE '%verified_through'")
         assert found.fetchall() == [(report.verified_through,)]
+
+
+def test_a_row_that_a_constraint_refuses_does_not_stop_the_others(shop, tmp_path):
+    faults = {key: kind for key, kind in shop.plant().items() if kind in (Kind.STALE, Kind.BLOCKED)}
+    with psycopg.connect(shop.dsn) as connection:
+        [stale] = [key for key, kind in faults.items() if kind is Kind.STALE]
+        connection.execute(
+            psycopg.sql.SQL(
+                "ALTER TABLE orders ADD CHECK (key <> {} OR new_item_state::text LIKE '%other%')"
+            ).format(stale)
+        )
+    with connect(shop.url) as client:
+        report = verify(
+            client, shop.address, PostgresTarget(shop.dsn, "orders"), state=tmp_path / "state", repair=True,
+            patience_seconds=5.0,
+        )  # fmt: skip
+    assert {each.key: each.kind for each in report.differences} == {stale: Kind.STALE}
+    assert report.counts.repaired == len(DAMAGE) - 1
+    [left] = report.differences
+    assert "violates check constraint" in left.note
+    assert "other" not in left.note
+
+
+def test_a_locked_row_is_waited_for_no_longer_than_the_time_limit(shop, tmp_path):
+    shop.plant()
+    target = PostgresTarget(shop.dsn, "orders", patience_seconds=0.3)
+    with connect(shop.url) as client, psycopg.connect(shop.dsn) as other:
+        other.execute("SELECT 1 FROM orders FOR UPDATE")
+        with pytest.raises(MulticloudDbError, match="locked") as caught:
+            verify(client, shop.address, target, state=tmp_path / "state", repair=True, patience_seconds=5.0)
+        assert (caught.value.category, caught.value.retryable) == (ErrorCategory.CONFLICT, True)
+        other.rollback()
+        report = verify(
+            client, shop.address, target, state=tmp_path / "state", repair=True, patience_seconds=5.0
+        )
+        assert report.equal
 
 
 def test_own_columns_are_compared_and_repaired_with_transform(shop, tmp_path, dsn):

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_api import ErrorCategory, MulticloudDbError, encode_json
 from multiclouddb_embedded import Delete, Put
 from multiclouddb_verify import DeltaTarget, Kind, verify
 
@@ -341,3 +341,17 @@ def test_memory_and_disk_do_not_grow_with_the_rows_and_the_differences(tmp_path,
 
 
 assert os.name == "posix"
+
+
+def test_a_row_that_a_constraint_refuses_does_not_stop_the_others(tmp_path):
+    with Shop(tmp_path, 20) as shop:
+        faults = shop.plant(*shop.names, kinds=[Kind.MISSING, Kind.STALE, Kind.TOMBSTONE])
+        [stale] = [key for key, kind in faults.items() if kind is Kind.STALE]
+        rule = f"key <> '{stale}' OR new_item_state = '{{\"n\":\"other\"}}'"
+        DeltaTable(shop.table).alter.add_constraint({"kept": rule})
+        report = shop.verify(repair=True)
+        assert kinds(report.differences) == {stale: Kind.STALE}
+        assert kinds(report.repaired) == {key: kind for key, kind in faults.items() if key != stale}
+        [left] = report.differences
+        assert "kept" in left.note
+        assert encode_json(shop.truth()[json.loads(stale)["id"]]).decode() not in left.note
