@@ -168,13 +168,17 @@ def _print(report: Report, *, show_values: bool) -> None:
     if report.sample:
         print_text(report.sample)
     shown = report.differences[:_SHOWN]
+
+    def shown_key(key: str) -> str:
+        return key[:_FIRST] if show_values else key_digest(key)
+
     if shown:
         rows = [
             (
                 each.kind.value,
-                each.key[:_FIRST] if show_values else key_digest(each.key),
+                shown_key(each.key),
                 each.order_key or "-",
-                "" if each.path is None else f"{each.path}: {_sides(each)}",
+                each.note or ("" if each.path is None else f"{each.path}: {_sides(each)}"),
             )
             for each in shown
         ]
@@ -182,6 +186,9 @@ def _print(report: Report, *, show_values: bool) -> None:
         left = sum(counts.differences.values()) - len(shown)
         if left:
             print_text(f"and {left:,} more; --json prints up to 10,000")
+    if report.reasons:
+        known = [(shown_key(key), reason) for key, reason in list(report.reasons.items())[:_SHOWN]]
+        print_table(["not known", "because"], known)
     if report.expected:
         print_text(f"{counted(counts.expected_ghosts, 'ghost')} expected: {report.expected}")
     if report.refused:

@@ -169,3 +169,13 @@ def test_missing_position_says_what_to_give(run, url, table):
     ran = run("verify", url, "main/orders", "--target", f"delta:{table}")
     assert ran.exit_code == 3
     assert "give --position" in ran.stderr
+
+
+def test_key_that_the_source_was_not_asked_for_ends_with_12_and_is_told_with_the_reason(verify, table):
+    DeltaTable(table).update(updates={"key": "'no key'"}, predicate="""key = '{"id":"o-3"}'""")
+    ran = verify("--repair")
+    assert ran.exit_code == exits.UNSETTLED, ran.output
+    assert "no key" not in ran.stdout.replace("that is no key; remove the row by hand", "")
+    assert key_digest("no key") in ran.stdout
+    assert "remove the row by hand" in ran.stdout
+    assert json.loads(verify("--repair", "--json").stdout)["reasons"].keys() == {"no key"}
