@@ -1,8 +1,15 @@
 """Tests that this store keeps the promises of every checkpoint store, also when its service fails."""
 
+import io
+import time
 from uuid import uuid4
 
-from multiclouddb_api import ErrorCategory
+import pytest
+import requests
+from azure.core.credentials import AccessToken
+from urllib3 import HTTPResponse
+
+from multiclouddb_api import ErrorCategory, MulticloudDbError, open_checkpoint_store
 from multiclouddb_conformance.checkpoint_stores import (  # noqa: F401
     TestCompareAndSet,
     TestCrash,
@@ -28,3 +35,55 @@ def test_a_lease_of_another_process_is_a_conflict(served):
         assert "lease break" in error.message
     lease.release()
     assert store.save("orders", "2", first.version).token == "2"
+
+
+class Identity:
+    """A credential whose tokens are numbered, or are always the same."""
+
+    renews = True
+    asked = 0
+
+    def get_token(self, *scopes, **options):
+        type(self).asked += 1
+        return AccessToken(f"token-{self.asked if self.renews else 1}", int(time.time()) + 3600)
+
+
+@pytest.mark.parametrize("renews", [True, False])
+def test_a_token_that_has_expired_is_renewed_once(monkeypatch, renews):
+    """The service answers 401 with a challenge, and its library then asks for a new token by itself."""
+    sent = []
+    challenge = (
+        "Bearer authorization_uri=https://login.microsoftonline.com/tenant/oauth2/authorize "
+        "resource_id=https://storage.azure.com"
+    )
+
+    def send(self, request, **options):
+        sent.append(request.headers["Authorization"])
+        answer = requests.Response()
+        expired = sent[-1] == "Bearer token-1" and len(sent) > 1
+        answer.status_code = 401 if expired else 404
+        code = "InvalidAuthenticationInfo" if expired else "BlobNotFound"
+        answer.headers.update(
+            {"x-ms-error-code": code, **({"WWW-Authenticate": challenge} if expired else {})}
+        )
+        answer.raw = HTTPResponse(io.BytesIO(b""), answer.headers, answer.status_code, preload_content=False)
+        answer.url, answer.request = request.url, request
+        return answer
+
+    monkeypatch.setattr("requests.adapters.HTTPAdapter.send", send)
+    monkeypatch.setattr(Identity, "renews", renews)
+    monkeypatch.setattr(Identity, "asked", 0)
+    monkeypatch.setattr("azure.identity.DefaultAzureCredential", Identity)
+    monkeypatch.delenv("AZURE_STORAGE_KEY", raising=False)
+    store = open_checkpoint_store("azblob://account/container/x")
+    assert store.load("orders") is None
+    if renews:
+        assert store.load("orders") is None
+        assert store.load("orders") is None
+        assert sent == [f"Bearer token-{number}" for number in (1, 1, 2, 2)]
+    else:
+        with pytest.raises(MulticloudDbError) as caught:
+            store.load("orders")
+        assert caught.value.category == ErrorCategory.AUTHENTICATION_FAILED
+        assert len(sent) == 3
+    assert Identity.asked == 2
