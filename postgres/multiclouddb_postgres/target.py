@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -123,6 +123,16 @@ class PostgresTarget:
             return {name: arrow_type(known[name].type) for name in _own(storage) if name != DOCUMENT}
 
         return repeated(self._dsn, self._where, read)
+
+    def held(self) -> Callable[[Any], Any] | None:
+        """Return what makes of a document the one that `jsonb` gives back; None for `json`."""
+        from multiclouddb_verify.texts import as_jsonb
+
+        def read(connection: Connection) -> bool:
+            column = self._opened(connection, own=True).known().columns.get(DOCUMENT)
+            return column is not None and column.type == "jsonb"
+
+        return as_jsonb if repeated(self._dsn, self._where, read) else None
 
     def position(self) -> str | None:
         """Return the token that the sink stores with the rows (`checkpoint_name=`), or None."""

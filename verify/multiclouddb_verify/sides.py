@@ -31,7 +31,7 @@ from multiclouddb_verify.own_columns import OwnColumns
 from multiclouddb_verify.report import Progress
 from multiclouddb_verify.source import Answer, Change, Follower, Respelt, Source, key_texts
 from multiclouddb_verify.state import ORDER_BITS, Rows, State, rows_of
-from multiclouddb_verify.target import Own, Target, own_state
+from multiclouddb_verify.target import Own, SupportsHeld, Target, own_state
 from multiclouddb_verify.texts import Integers, Lines, column_digests, digests_of
 
 __all__ = [
@@ -108,6 +108,7 @@ class Sides:
         self.force: bool = settings.get("force", False)
         self.is_adopted = False
         self.transform: Transform | None = settings.get("transform")
+        self.held: Callable[[Any], Any] | None = None
         self._on_progress: Callable[[Progress], None] | None = settings.get("on_progress")
         self.facts: ScanFacts = source.facts
         self._told = Progress("scan")
@@ -270,7 +271,9 @@ class Sides:
         return self.transform(document) if isinstance(self.transform, OwnColumns) else None
 
     def look_at_columns(self) -> None:
-        """Find out which columns `transform` fills."""
+        """Find out which columns `transform` fills; without it, what the column of documents can hold."""
+        if self.transform is None and isinstance(self.target, SupportsHeld):
+            self.held = self.target.held()
         if self.transform is not None and not isinstance(self.transform, OwnColumns):
             documents = self.source.first_documents()
             known = self.target.columns()
@@ -278,6 +281,8 @@ class Sides:
 
     def document_digests(self, documents: Sequence[Mapping[str, Any] | None]) -> Integers:
         """Return the digests of documents of the source, in the form in which the table has them."""
+        if self.held is not None:
+            documents = [None if each is None else self.held(each) for each in documents]
         return source_digests(documents, self.transform)
 
     def batches(

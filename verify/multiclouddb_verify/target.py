@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from multiclouddb_spi.table_mark import TableMark
 
-__all__ = ["Fix", "Own", "Part", "SupportsParts", "SupportsRecord", "Target", "own_state"]
+__all__ = ["Fix", "Own", "Part", "SupportsHeld", "SupportsParts", "SupportsRecord", "Target", "own_state"]
 
 
 Own: TypeAlias = bool | Collection[str]
@@ -155,6 +155,15 @@ class SupportsRecord(Protocol):
         Args:
             facts: Names and texts.
         """
+        ...
+
+
+@runtime_checkable
+class SupportsHeld(Protocol):
+    """A target whose column of documents may not tell apart all documents that a source can."""
+
+    def held(self) -> Callable[[Any], Any] | None:
+        """Return what makes of a document the one that the column gives back; None if it is the same."""
         ...
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
@@ -14,13 +17,14 @@ import orjson
 import pyarrow as pa
 from numpy.lib.stride_tricks import as_strided
 
-from multiclouddb_api import MulticloudDbError, decode_json, encode_json
+from multiclouddb_api import MulticloudDbError, Tagged, decode_json, encode_json
 from multiclouddb_api.codec import canonical_json
 
 __all__ = [
     "SEPARATOR",
     "Integers",
     "Lines",
+    "as_jsonb",
     "canonicals",
     "column_digests",
     "digests_of",
@@ -36,6 +40,12 @@ _PLAIN: Final = (
 SEPARATOR: Final = b",\n,"
 """Stands after each text: what orjson writes around a line end in a list."""
 _BETWEEN: Final = orjson.Fragment(b"\n")
+_SPACE: Final = 32
+_IN_SEPARATOR: Final = np.bincount(np.frombuffer(SEPARATOR, np.uint8), minlength=256)
+_AS_ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
+_LONG_INT: Final = b"0" * 19
+_NUMBER: Final = "\0number"
+_INT64_DIGITS: Final = 20
 _WORDS: Final = 1 << 17
 """The number of words that are hashed at once, so that they stay in the processor's cache."""
 _SHIFT: Final = np.uint64(32)
@@ -159,7 +169,10 @@ def _has_uuid(text: bytes) -> bool:
 
 
 def parsed(texts: Sequence[str]) -> Lines | None:
-    """Return the canonical texts of JSON texts, or None if one of them is damaged."""
+    """Return the canonical texts of JSON texts, or None if one of them is damaged.
+
+    A text with a name twice in one object is damaged, because readers take different ones of its values.
+    """
     # What would join damaged texts to one value would hide a mark between them.
     mark = secrets.randbits(52)
     try:
@@ -174,9 +187,98 @@ def parsed(texts: Sequence[str]) -> Lines | None:
                 decode_json(each) if '"$' in each else value
                 for each, value in zip(texts, values, strict=True)
             ]
-        return canonicals(values, are_decoded=is_plain)
+        found = canonicals(values, are_decoded=is_plain)
+        if _has_same_bytes("".join(texts), found.data, len(texts)):
+            return found
+        # orjson has rounded a number or left a name out, or a text is not written as those of a sink.
+        return canonicals(
+            [
+                value if _has_same_bytes(each, line + SEPARATOR, 1) else _exact(each)
+                for each, value, line in zip(texts, values, found.texts(), strict=True)
+            ]
+        )
     except (MulticloudDbError, TypeError, ValueError, RecursionError):
         return None
+
+
+def _has_same_bytes(text: str, lines: bytes, count: int) -> bool:
+    """Return whether texts consist of the bytes of their canonical texts, in any order, but for spaces.
+
+    Then orjson has changed nothing: names may have another order, and PostgreSQL writes spaces. An int that
+    only an unsigned integer can hold is not the same, because a document has it as text.
+    """
+    data = text.encode()
+    if _LONG_INT in data.translate(_AS_ZEROS):
+        return False
+    bytes_of = [np.bincount(np.frombuffer(each, np.uint8), minlength=256) for each in (data, lines)]
+    bytes_of[1] -= count * _IN_SEPARATOR
+    for each in bytes_of:
+        each[_SPACE] = 0
+    return bool((bytes_of[0] == bytes_of[1]).all())
+
+
+def _exact(text: str) -> Any:
+    """Parse a JSON text with types; refuse a name that an object has twice.
+
+    A number that no document of a sink has, because it is written as text there, is one of a type of its own.
+    """
+    value = json.loads(
+        text, parse_int=_whole, parse_float=_fraction, parse_constant=_refuse, object_pairs_hook=_once
+    )
+    return decode_json(orjson.dumps(value, _in_json, _PLAIN))
+
+
+def literal(digits: str) -> Tagged:
+    """Return the value that stands for a number that is neither an int of 64 bits nor the text of a float."""
+    return Tagged(_NUMBER, digits)
+
+
+def _whole(text: str) -> int | Tagged:
+    if len(text) > _INT64_DIGITS:
+        return literal(text)
+    number = int(text)
+    return number if -(2**63) <= number < 2**63 else literal(text)
+
+
+def _fraction(text: str) -> float | Tagged:
+    number = float(text)
+    is_same = math.isfinite(number) and Decimal(repr(number)) == Decimal(text)
+    return number if is_same else literal(text)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is there twice")
+    return found
+
+
+def _refuse(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _in_json(value: Any) -> Any:
+    assert isinstance(value, Tagged)
+    return {f"${value.tag}": value.value}
+
+
+def as_jsonb(value: Any) -> Any:
+    """Return a value as a column of type `jsonb` gives it back.
+
+    Its numbers are of the type `numeric`: there is no -0.0, and a float from 1e16 on is written with an
+    exponent, and comes back as a whole number.
+    """
+    if type(value) is float and math.isfinite(value):
+        if value == 0.0:
+            return 0.0
+        exact = Decimal(repr(value))
+        is_whole = int(exact.as_tuple().exponent) >= 0
+        return _whole(str(int(exact))) if is_whole else value
+    if type(value) is list:
+        return [as_jsonb(each) for each in value]
+    if type(value) is dict:
+        return {name: as_jsonb(each) for name, each in value.items()}
+    return value
 
 
 def digests_of(texts: Iterable[bytes]) -> Integers:

@@ -1,5 +1,6 @@
 """Digests: equal values have one digest, different ones have not, and damaged texts have none."""
 
+import json
 import random
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -8,8 +9,11 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from multiclouddb_api import encode_json
+from multiclouddb_api import MulticloudDbError, encode_json
+from multiclouddb_api.codec import canonical_json
 from multiclouddb_verify.comparison import GONE, UNREADABLE, document_digests, text_digests
 from multiclouddb_verify.texts import Lines, column_digests, digests_of, written
 
@@ -61,6 +65,66 @@ def test_damaged_texts_do_not_help_each_other(texts):
     first, *found, last = text_digests(there).tolist()
     assert first == last == document_digests([{"a": 1}])[0]
     assert found == [UNREADABLE if text != "{}" else document_digests([{}])[0] for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        ({"n": 1e20}, '{"n":100000000000000000000}'),
+        ({"n": 1e20}, '{"n":100000000000000000001}'),
+        ({"n": 2**64}, '{"n":18446744073709551616}'),
+        ({"n": 2**63}, '{"n":9223372036854775808}'),
+        ({"n": 1.8446744073709552e20}, '{"n":184467440737095516160}'),
+        ({"n": 0.1}, '{"n":0.1000000000000000055511151231257827}'),
+        ({"n": 0.0}, '{"n":-0.0}'),
+        ({"n": 1}, '{"n":1.0}'),
+        ({"n": Decimal("0.10000000000000000001")}, '{"n":0.10000000000000000001}'),
+        ({"n": 0.0}, '{"n":1e-999}'),
+        ({"n": float("inf")}, '{"n":1e999}'),
+        ({"n": 2}, '{"n":1,"n":2}'),
+        ({"n": 2}, '{"n":2,"n":2}'),
+        ({"n": {"a": 1}}, '{"n":{"a":1,"a":1}}'),
+        ({"n": 1e15}, '{"n":1e15,"n":1e15}'),
+        ({"a": '":'}, '{"a":"\\u0022:","a":"\\u0022:"}'),
+        ({"a": 1, "b": 2}, '{"a":1,"b":2,"b" :2}'),
+        ({"n": 1}, '{"n":1,"\\u006e":1}'),
+        ({"n": [{"v": 1}]}, '{"n":[{"v":1,"v":1}]}'),
+        ({"n": Decimal(1)}, '{"n":{"$decimal":"1","$decimal":"1"}}'),
+    ],
+)
+def test_a_text_that_no_sink_writes_for_a_document_does_not_equal_it(document, text):
+    beside = ['{"a":1}', '{"n":12345678901234567890123}', '{"$x":1}', '{"b" : "x"}']
+    for texts in ([text], [text, *beside], [*beside, text]):
+        assert document_digests([document])[0] not in text_digests(texts).tolist()
+
+
+def json_values():
+    leaves = st.one_of(
+        st.none(), st.booleans(), st.integers(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(),
+        st.decimals(), st.sampled_from([-0.0, 1e15, 1e16, 1e20, 1e22, 1e23, 5e-324, 2**53 + 1, 10**20]),
+    )  # fmt: skip
+    return st.recursive(
+        leaves, lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(), inner)), max_leaves=6
+    )
+
+
+def is_written(value):
+    try:
+        encode_json(value)
+    except MulticloudDbError:
+        return False
+    return True
+
+
+@given(st.lists(json_values().filter(is_written), min_size=1, max_size=4))
+def test_every_document_has_the_digest_of_its_text_in_any_form_of_json(values):
+    documents = [{"v": value} for value in values]
+    wanted = document_digests(documents).tolist()
+    texts = list(map(text_of, documents))
+    assert text_digests(texts).tolist() == wanted
+    loose = [json.dumps(json.loads(text), indent=1) for text in texts]
+    assert text_digests(loose).tolist() == wanted
+    assert (len(set(wanted)) == 1) == (len({canonical_json(each) for each in documents}) == 1)
 
 
 class TestHash:
