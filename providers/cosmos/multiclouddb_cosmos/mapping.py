@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import repeat
@@ -206,6 +207,9 @@ def _moments(times: Sequence[Any]) -> pa.Array:
     return pa.array(_times(times), moment)
 
 
+_LONG_INTEGER: Final = re.compile(rb"[0-9]{19}").search
+
+
 def _texts(values: Sequence[Any]) -> pa.Array:
     """Return the texts that `encode_json` writes."""
     import pyarrow as pa
@@ -215,10 +219,11 @@ def _texts(values: Sequence[Any]) -> pa.Array:
     except TypeError:  # an integer of more than 64 bits
         texts = [None if value is None else encode_json(value) for value in values]
     else:
-        # A name that begins with $ is written in a different form.
-        if any(map(contains, texts, repeat(b"$"))):
+        # A name that begins with $ is written in a different form, and so is an integer that only an unsigned
+        # one of 64 bits can hold.
+        if any(map(contains, texts, repeat(b"$"))) or any(map(_LONG_INTEGER, texts)):
             texts = [
-                encode_json(value) if b'"$' in text else text
+                encode_json(value) if b'"$' in text or _LONG_INTEGER(text) else text
                 for value, text in zip(values, texts, strict=True)
             ]
         if None in values:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiclouddb_api import ResourceAddress
+from multiclouddb_api import ResourceAddress, encode_json
 from multiclouddb_api.arrow import events_to_arrow
-from multiclouddb_cosmos.mapping import CosmosMapper
+from multiclouddb_cosmos.mapping import CosmosMapper, _texts
 from multiclouddb_cosmos.position import (
     LIVE,
     KeyRange,
@@ -392,3 +392,13 @@ def test_only_an_exact_whole_number_becomes_an_integer(value, kept):
     for kind in ("create", "delete"):
         found = key_of(change(7, value, kind), VIEW)["pk"]
         assert (found, type(found)) == (kept, type(kept))
+
+
+@pytest.mark.parametrize(
+    "number", [2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), 1e19, 0.1, 12345678901234567.0]
+)
+@pytest.mark.parametrize("more", [{}, {"$x": 1}, {"m": 2**64}])
+def test_the_text_of_a_row_is_that_of_its_event(number, more):
+    """`orjson` also writes integers that only an unsigned one of 64 bits can hold."""
+    rows = [{"n": number, "s": "1234567890123456789"}, more]
+    assert _texts(rows).to_pylist() == [encode_json(row).decode() for row in rows]
