@@ -111,10 +111,10 @@ class ScanSource:
         hint = _BY_ID if self._key is None else None
         # Two shards may contain keys that the collection's collation takes for equal. Only exact texts have
         # an order in which each row has a position. Without a collation, it is the order of the index.
-        exact = {"collation": _EXACT} if place.names else {}
+        collation = _EXACT if place.names else None
         return self._find(
             place, self._wanted(place), hint=hint, sort=_SORTED, batch_size=batch_size, comment=_COMMENT,
-            session=session, **exact,
+            session=session, collation=collation,
         )  # fmt: skip
 
     def found(self, place: Range, keys: Sequence[MulticloudDbKey]) -> list[bytes]:
@@ -228,9 +228,9 @@ class ScanSource:
         stages: list[dict[str, Any]] = [{"$sample": {"size": size}}, {"$project": _BY_ID}]
         if rest.low:
             stages.append({"$match": {"$expr": {"$gt": ["$_id", as_field("$literal", rest.low)]}}})
-        exact = {"collation": _EXACT} if rest.names else {}
         stages.append({"$sort": _BY_ID})
-        found = self._collection().aggregate_raw_batches(stages, comment=_COMMENT, **exact)
+        collation = _EXACT if rest.names else None
+        found = self._collection().aggregate_raw_batches(stages, comment=_COMMENT, collation=collation)
         ids = list(_ids(found))
         places = (ids[number * len(ids) // rest.left] for number in range(1, count + 1) if ids)
         return list(dict.fromkeys(each for each in places if _is_end(each)))
