@@ -32,7 +32,7 @@ from pyspark.sql.types import ArrayType, MapType, StringType, TimestampType
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, encode_json, invalid_request
 from multiclouddb_api.validators import check_type, local_path
-from multiclouddb_spi.faults import without_data
+from multiclouddb_spi.faults import one_line, without_data
 from multiclouddb_spi.sink_rules import (
     DELETED_AT,
     DOCUMENT,
@@ -47,6 +47,7 @@ from multiclouddb_spi.sink_rules import (
 )
 from multiclouddb_spi.table_mark import TableMark
 from multiclouddb_verify.delta import MARK, in_backticks, quoted
+from multiclouddb_verify.delta_refusals import safe_cause
 from multiclouddb_verify.own_columns import SINKS, as_stored
 from multiclouddb_verify.target import Own, own_state
 from pyspark_multiclouddb.checkpoint import told
@@ -74,6 +75,11 @@ _CONFLICTS: Final = re.compile(
     r"\b(Concurrent\w*(Modification|Append|Delete\w*|Write|Transaction|Metadata)\w*Exception|MetadataChangedException"
     r"|ProtocolChangedException|CommitFailedException"
     r"|ValidationException: (Found (new )?conflicting|Cannot commit|Missing required files))\b"
+)
+# Delta's error classes of a row that the table refuses, and Spark's.
+_REFUSED: Final = re.compile(
+    r"\b(DELTA_VIOLATE_CONSTRAINT_WITH_VALUES|DELTA_NOT_NULL_CONSTRAINT_VIOLATED|NOT_NULL_ASSERT_VIOLATION"
+    r"|CHECK_CONSTRAINT_VIOLATION|DELTA_CANNOT_MODIFY_APPEND_ONLY)\b"
 )
 _NAME: Final = re.compile(r"(?:[\w-]+|`(?:[^`]|``)+`)(?:\.(?:[\w-]+|`(?:[^`]|``)+`))*")
 
@@ -231,6 +237,9 @@ class TableStorage:
                 self._spark.sql(statement)
                 return
             except Exception as error:
+                if found := _REFUSED.search(str(error)):
+                    # Spark prints the whole row.
+                    raise _refused_row(self._table, found[0], error) from safe_cause(error)
                 if not _CONFLICTS.search(str(error)):
                     raise
                 if not left:
@@ -596,6 +605,21 @@ class TableTarget:
         finally:
             self._spark.catalog.dropTempView(view)
         return int(count)
+
+
+def _refused_row(table: str, code: str, error: Exception) -> MulticloudDbError:
+    """Make the error for what the table itself refuses, without the row."""
+    said = without_data(str(error).partition("\nJVM stacktrace:")[0])
+    return MulticloudDbError(
+        f"table: {table} refuses a row ({one_line(said)}); the row of a deleted document has null in all "
+        "columns of your own; change the documents, or the constraint or property of the table",
+        ErrorDetail(
+            ErrorCategory.INVALID_REQUEST,
+            native_class=f"{type(error).__module__}.{type(error).__name__}",
+            native_code=code,
+            native_text=said[:1000],
+        ),
+    )
 
 
 def _property(name: str) -> str:

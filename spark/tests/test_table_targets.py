@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from multiclouddb_api import BackfillDone, ChangeFeedPage, SnapshotStarted
+from multiclouddb_api import BackfillDone, ChangeFeedPage, ErrorCategory, MulticloudDbError, SnapshotStarted
 from multiclouddb_api.arrow import events_to_arrow
 from multiclouddb_conformance.targets import *  # noqa: F403
 from multiclouddb_conformance.targets import Death, bare, documents, key_of, page, rows, tombstones
@@ -172,6 +172,36 @@ def test_another_commit_between_plan_and_commit_is_merged_over(sink, spark, monk
     monkeypatch.setattr("pyspark_multiclouddb.cluster._FIRST_WAIT", 0.0)
     sink.merge(rows(("a", 2, {"n": 2})))
     assert (documents(sink), left) == ({"a": {"n": 2}}, [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[DELTA_VIOLATE_CONSTRAINT_WITH_VALUES] CHECK constraint a (n > 0) violated by row with values:\n"
+        " - n : SECRET SQLSTATE: 23001",
+        "[DELTA_NOT_NULL_CONSTRAINT_VIOLATED] NOT NULL constraint violated for column: n. SQLSTATE: 23502",
+        "[DELTA_CANNOT_MODIFY_APPEND_ONLY] This table is configured to only allow appends. SQLSTATE: 42809",
+    ],
+)
+def test_what_the_table_refuses_is_told_without_the_row(sink, spark, monkeypatch, text):
+    """The texts are those of Delta's `delta-error-classes.json`."""
+    sink.merge(rows(("a", 1, {"n": 1})))
+    sql, calls = type(spark).sql, []
+
+    def call(self, statement, *arguments, **options):
+        if statement.startswith("MERGE"):
+            calls.append(statement)
+            raise RuntimeError(f"{text}\n\nJVM stacktrace:\nat org.apache.spark")
+        return sql(self, statement, *arguments, **options)
+
+    monkeypatch.setattr(type(spark), "sql", call)
+    with pytest.raises(MulticloudDbError) as caught:
+        sink.merge(rows(("a", 2, {"n": 2})))
+    error = caught.value
+    assert (error.category, error.retryable, len(calls)) == (ErrorCategory.INVALID_REQUEST, False, 1)
+    assert error.detail.native_code in text
+    assert "SECRET" not in f"{error} {error.detail} {error.__cause__}"
+    assert "JVM" not in error.message
 
 
 def test_a_session_whose_timestamps_have_no_zone(sink, spark):
