@@ -187,3 +187,35 @@ def test_asyncio_reads_on_too():
                         return events
 
         once(asyncio.run(read()), 6)
+
+
+def test_the_watermark_never_moves_back():
+    """Reported for another reader in apache/beam 36470."""
+    with feed(initial_partitions=2, silent_ends=6) as items:
+        token, last = items.token(), None
+        for number in range(10):
+            items.fill(5, start=5 * number)
+            if number % 4 == 1:
+                items.server.split(items.open_partitions()[0])
+            page = items.page(token, 3)
+            token, watermark = page.continuation_token, page.diagnostics.watermark
+            assert last is None or watermark >= last
+            last = watermark
+
+
+def test_a_new_client_for_each_page_loses_nothing():
+    with feed(initial_partitions=1, silent_ends=4) as items:
+        token = items.token()
+        items.fill(3)
+        split(items)
+        items.fill(6, start=3)
+        found = []
+        for _ in range(20):
+            items.restart()
+            page = items.tried(token, 2)
+            if page is not None:
+                found += numbers(page.events)
+                token = page.continuation_token
+                if page.idle:
+                    break
+        assert sorted(set(found)) == list(range(9))
