@@ -11,12 +11,14 @@ from deltalake import DeltaTable, Field, TableFeatures
 from deltalake.schema import PrimitiveType
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError, SnapshotStarted
-from multiclouddb_conformance.targets import key_of, page, rows
+from multiclouddb_conformance.targets import page, rows
 from multiclouddb_spi.sink_rules import TIME
 from multiclouddb_verify import DeltaTarget
 from multiclouddb_verify.delta import committed
 from multiclouddb_verify.target import Fix
 from pyspark_multiclouddb import drop_tombstones, live_rows, merge_into_delta
+
+from .tables import Shop, key_of
 
 SECRET = "SECRET-7"
 FIX = Fix(key_of("a"), ("000001",), "000001", None, {"n": 1}, datetime.now(UTC))
@@ -225,3 +227,15 @@ def test_a_mark_is_stored_in_a_table_that_deltalake_cannot_read(table):
     begins = SnapshotStarted("000010~", "p:r:snapshot:s")
     merge_into_delta(page([], begins), None, table, None)
     assert DeltaTable(table).transaction_version("multiclouddb-snapshot:s") == 0
+
+
+def test_a_row_that_the_table_refuses_does_not_keep_the_others_from_being_repaired(tmp_path):
+    with Shop(tmp_path, 20) as shop:
+        table = DeltaTable(shop.table)
+        for name in shop.names[3:6]:
+            table.delete(f"key = '{key_of(name)}'")
+        table.alter.add_constraint({"no_fourth": f"key <> '{key_of(shop.names[4])}'"})
+        report = shop.verify(repair=True)
+        assert [each.key for each in report.differences] == [key_of(shop.names[4])]
+        assert {each.key for each in report.repaired} == {key_of(shop.names[at]) for at in (3, 5)}
+        assert "no_fourth" in (report.differences[0].note or "")
