@@ -1,6 +1,7 @@
 """Tests mistakes of users and failures of networks: every error says what to do and shows no secret."""
 
 import functools
+import traceback
 from urllib.parse import quote
 
 import pytest
@@ -10,6 +11,7 @@ from multiclouddb_api import (
     EntireDatabase,
     ErrorCategory,
     FeedEnded,
+    MulticloudDbError,
     NewItemStateMode,
     Now,
     OldItemStateMode,
@@ -230,3 +232,21 @@ def test_documents_may_come_or_not_from_page_to_page(reader, here, written):
         for old in (OldItemStateMode.OMIT, OldItemStateMode.INCLUDE_IF_AVAILABLE):
             asked = {"new_item_state_mode": mode, "old_item_state_mode": old, "include_native": True}
             assert ids(read(reader, here, token, **asked)) == [1]
+
+
+@pytest.mark.parametrize("rule", ["index", "validator"])
+def test_the_text_of_a_refused_write_shows_no_field_of_the_document(reader, one, here, rule):
+    """The server adds the key of the index (`keyValue`), and what its validator refuses (`errInfo`)."""
+    database = one.client()[here.database]
+    if rule == "index":
+        database["c"].create_index("name", unique=True)
+        database["c"].insert_one({"_id": 1, "name": "SECRET"})
+    else:
+        database.command({"collMod": "c", "validator": {"name": {"$ne": "SECRET"}}})
+    change = {"findAndModify": "c", "query": {"_id": 0}, "update": {"$set": {"name": "SECRET"}}}
+    with pytest.raises(MulticloudDbError) as caught:
+        reader.run_command(here.database, change)
+    error = caught.value
+    shown = str(error) + repr(error.detail) + "".join(traceback.format_exception(error))
+    assert "SECRET" not in shown
+    assert error.detail.native_code in ("11000", "121")
