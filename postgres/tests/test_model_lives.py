@@ -1,0 +1,105 @@
+"""Lives of a table of PostgreSQL and the embedded store, judged by a model of their own."""
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from multiclouddb_api import Beginning, connect
+from multiclouddb_conformance.model_lives import Life, ModelRow
+from multiclouddb_embedded import EmbeddedStore
+from multiclouddb_embedded.feed import EmbeddedFeed
+from multiclouddb_postgres import PostgresTarget, merge_into_postgres
+
+SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 4)) for seed in range(800)]
+COLUMNS = {"text": "new_item_state", "deleted": "_deleted_at", "order_key": "order_key"}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(EmbeddedFeed, "visible_after", lambda feed: 0.02)
+    monkeypatch.setattr("multiclouddb_verify.source._CLOCK_ERROR", 0.0)
+
+
+class EmbeddedSource:
+    start = Beginning()
+
+    def __init__(self, folder):
+        self.store = EmbeddedStore(folder / "shop.db", durable=False)
+        self.client = connect(f"embedded://{self.store.path}")
+        self.address = self.store.create_collection("orders", partitions=2)
+
+    def close(self):
+        self.client.close()
+        self.store.close()
+
+    def key(self, name):
+        return {"id": name}
+
+    def write(self, name, number):
+        document = {"n": number, "v": [number, 1.5, None, "é", [{"a": 1}], True][number % 6]}
+        self.store.put("orders", name, document)
+        return document
+
+    def remove(self, name):
+        self.store.delete("orders", name)
+
+    def recreate(self):
+        self.store.drop_collection("orders")
+        self.store.create_collection("orders", partitions=2)
+
+
+class PostgresModelTable:
+    """A table with a primary key: no key has two rows, and no version can be restored."""
+
+    def __init__(self, dsn, documents):
+        self.dsn, self.documents = dsn, documents
+
+    def _run(self, text, *values):
+        with psycopg.connect(self.dsn) as connection:
+            return connection.execute(text, values)
+
+    def merge(self, page):
+        merge_into_postgres(page, None, self.dsn, "orders", None, documents=self.documents)
+
+    def target(self):
+        return PostgresTarget(self.dsn, "orders")
+
+    def rows(self):
+        with psycopg.connect(self.dsn) as connection:
+            found = connection.execute(
+                "SELECT key, order_key, new_item_state::text, _deleted_at IS NOT NULL FROM orders"
+            )
+            return [ModelRow(*row) for row in found.fetchall()]
+
+    def update(self, key, **values):
+        for name, value in values.items():
+            statement = sql.SQL("UPDATE orders SET {} = %s WHERE key = %s").format(
+                sql.Identifier(COLUMNS[name])
+            )
+            self._run(statement, value, key)
+
+    def add(self, row):
+        self._run(
+            "INSERT INTO orders (key, order_key, new_item_state) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING",
+            row.key, row.order_key, row.text,
+        )  # fmt: skip
+
+    def delete(self, key):
+        self._run("DELETE FROM orders WHERE key = %s", key)
+
+    def go_back(self, dice):
+        """Restore the rows of a dump: here, all of them are older than the source."""
+        self._run("""UPDATE orders SET new_item_state = '{"n":-2}', order_key = '0'""")
+
+    def drop(self):
+        self._run("DROP TABLE orders")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_verdict_is_todays_and_no_right_row_is_damaged(seed, tmp_path, dsn):
+    source = EmbeddedSource(tmp_path)
+    table = PostgresModelTable(dsn, ["json", "jsonb"][seed % 2])
+    try:
+        Life(seed, tmp_path, source, table).live()
+    finally:
+        source.close()

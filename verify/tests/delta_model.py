@@ -1,0 +1,53 @@
+"""A Delta table that the model of `multiclouddb_conformance.model_lives` reads and damages itself."""
+
+import shutil
+
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+
+from multiclouddb_conformance.model_lives import ModelRow
+from multiclouddb_verify import DeltaTarget
+from pyspark_multiclouddb import merge_into_delta
+
+
+class DeltaModelTable:
+    def __init__(self, path):
+        self.path = path
+
+    def merge(self, page):
+        merge_into_delta(page, None, self.path, None)
+
+    def target(self):
+        return DeltaTarget(self.path)
+
+    def rows(self):
+        table = DeltaTable(self.path).to_pyarrow_dataset().scanner(use_threads=False).to_table()
+        return [
+            ModelRow(row["key"], row["order_key"], row["new_item_state"], row["_deleted_at"] is not None)
+            for row in table.to_pylist()
+        ]
+
+    def update(self, key, **values):
+        sql = {}
+        for name, value in values.items():
+            column = {"text": "new_item_state", "deleted": "_deleted_at"}.get(name, name)
+            sql[column] = "NULL" if value is None else f"'{value}'"
+            if name == "deleted":
+                sql[column] = "to_timestamp_micros(1)"
+        DeltaTable(self.path).update(predicate=f"key = '{key}'", updates=sql)
+
+    def add(self, row):
+        schema = DeltaTable(self.path).to_pyarrow_dataset().schema
+        values = {"key": row.key, "order_key": row.order_key, "new_item_state": row.text}
+        added = pa.Table.from_pylist([values], schema=schema)
+        write_deltalake(self.path, added, mode="append")
+
+    def delete(self, key):
+        DeltaTable(self.path).delete(f"key = '{key}'")
+
+    def go_back(self, dice):
+        table = DeltaTable(self.path)
+        table.restore(dice.randrange(table.version()))
+
+    def drop(self):
+        shutil.rmtree(self.path)
