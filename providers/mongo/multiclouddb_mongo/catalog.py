@@ -106,7 +106,7 @@ def deployment_id(client: MongoClient[Any], *, sharded: bool) -> str | None:
         found = (versions.find_one({}, {"clusterId": 1}) or {}).get("clusterId")
     else:
         answer = client.admin.command("replSetGetConfig", codec_options=LENIENT_RAW)
-        found = answer["config"].get("settings", {}).get("replicaSetId")
+        found = answer.get("config", {}).get("settings", {}).get("replicaSetId")
     return None if found is None else str(found)
 
 
