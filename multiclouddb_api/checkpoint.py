@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 import attrs
 import orjson
 
+from multiclouddb_api.config import SecretText
 from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.redaction import shorten
 from multiclouddb_api.registry import sole_offer
@@ -465,8 +466,10 @@ def open_checkpoint_store(url: str) -> CheckpointStore:
             is not installed.
     """
     check_type("url", url, str)
-    scheme, separator, _ = url.partition("://")
-    if not separator:
+    # Credentials have no place in it, but a person may have put them there.
+    url = SecretText(url)
+    scheme = url.split("://", 1)[0]
+    if scheme == url:
         raise invalid_request("checkpoint_store", "is text without a scheme", _FORM)
     if scheme == "file":
         return FileCheckpointStore(local_path_of(url))
@@ -505,11 +508,12 @@ def checkpoint_at(where: str | os.PathLike[str]) -> tuple[CheckpointStore, str]:
     if not isinstance(where, str) or "://" not in where:
         file = CheckpointFile(where)
         return file, file.name
-    url, mark, options = where.partition("?")
-    store, _, name = url.rpartition("/")
-    name = name.removesuffix(_SUFFIX)
-    if not name or store.endswith("/"):
+    where = SecretText(where)
+    place, mark, options = map(SecretText, where.partition("?"))
+    parts = [SecretText(each) for each in place.rpartition("/")]
+    if not parts[2].removesuffix(_SUFFIX) or parts[0].endswith("/"):
         raise invalid_request(
             "checkpoint", "is a URL that names no checkpoint", 'write "s3://bucket/prefix/NAME"'
         )
-    return open_checkpoint_store(store + mark + options), name
+    store = open_checkpoint_store(parts[0] + mark + options)
+    return store, parts[2].removesuffix(_SUFFIX)

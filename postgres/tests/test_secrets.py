@@ -7,7 +7,8 @@ import psycopg
 import pytest
 from typer.testing import CliRunner
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError, connect
+from multiclouddb_api import ErrorCategory, MulticloudDbError, connect, open_checkpoint_store
+from multiclouddb_api.checkpoint import checkpoint_at
 from multiclouddb_cli.main import app
 from multiclouddb_conformance.frames import shown_by
 from multiclouddb_conformance.targets import rows
@@ -122,3 +123,14 @@ def test_verify_and_the_command_line(form, tmp_path):
 )
 def test_what_is_shown_is_made_of_the_parts(text, shown):
     assert PostgresTarget(text, "orders").name == f"postgres:{shown}#orders"
+
+
+@pytest.mark.parametrize(
+    "opened", [open_checkpoint_store, lambda url: checkpoint_at(f"{url}/orders")], ids=["store", "checkpoint"]
+)
+def test_a_password_in_the_url_of_a_store_is_in_no_frame(opened):
+    for character in "@/?#:%a":
+        with pytest.raises(MulticloudDbError) as caught:
+            opened(f"postgresql://me:{FIRST}{character}{SECOND}@127.0.0.1:1/shop")
+        shown = shown_by(caught.value, without=__file__)
+        assert [text for text in shown if FIRST in text or SECOND in text] == []
