@@ -1,0 +1,69 @@
+"""Tests that a repair reads items whose ids no gateway can be asked for, and takes no refusal for absence."""
+
+import json
+
+import pytest
+from deltalake import DeltaTable
+
+from multiclouddb_api import Beginning, encode_json
+from multiclouddb_cosmos import CosmosOptions
+from multiclouddb_cosmos_emulator.faults import Fail
+from multiclouddb_verify import DeltaTarget, Kind, verify
+from pyspark_multiclouddb import live_rows, merge_into_delta
+
+from .world import ADDRESS
+
+pytestmark = pytest.mark.usefixtures("hasty")
+
+LATEST = CosmosOptions(mode="latest")
+PLAIN = ["plain", "another", "third"]
+ODD = ["a/b", "c/", "tab\tid", "no#1", "end ", "p%20"]
+
+
+@pytest.fixture
+def sink(world, tmp_path):
+    """Write the items, merge them into a table, and damage all of its rows."""
+    for item_id in PLAIN + ODD:  # azure-cosmos checks the ids of items, but not those in a batch
+        world.batch("p", ("upsert", ({"id": item_id, "pk": "p", "n": 1},)))
+    consumer = world.consumer(Beginning(), provider_options=LATEST)
+    page = consumer.read()
+    merge_into_delta(page, None, tmp_path / "orders", None)
+    while not page.idle:
+        page = consumer.read()
+        merge_into_delta(page, None, tmp_path / "orders", None)
+    table = DeltaTable(tmp_path / "orders")
+    table.update(updates={"new_item_state": """'{"n":2}'"""})
+    table.delete(f"""key = '{key_of("c/")}' OR key = '{key_of("third")}'""")
+    return page.continuation_token
+
+
+def key_of(item_id):
+    return encode_json({"pk": "p", "id": item_id}).decode()
+
+
+def repaired(world, tmp_path, token):
+    return verify(
+        world.client(), ADDRESS, DeltaTarget(tmp_path / "orders"), position=token, repair=True,
+        provider_options=LATEST, state=tmp_path / "state", patience_seconds=10.0,
+    )  # fmt: skip
+
+
+def rows(tmp_path):
+    found = live_rows(tmp_path / "orders").read_all().to_pylist()
+    return {row["key"]: json.loads(row["new_item_state"])["n"] for row in found}
+
+
+def test_each_item_is_repaired_whatever_its_id_is(world, tmp_path, sink):
+    report = repaired(world, tmp_path, sink)
+    assert report.equal
+    kinds = {key_of(each): Kind.MISSING if each in ("c/", "third") else Kind.STALE for each in PLAIN + ODD}
+    assert {each.key: each.kind for each in report.repaired} == kinds
+    assert rows(tmp_path) == {key_of(each): 1 for each in PLAIN + ODD}
+
+
+def test_if_the_queries_are_refused_those_items_are_not_known_and_their_rows_stay(world, tmp_path, sink):
+    world.server.faults.add(Fail(401), "QueryItems", times=None)
+    report = repaired(world, tmp_path, sink)
+    assert (report.equal, report.counts.differences) == (False, {})
+    assert set(report.unsettled) == report.reasons.keys() == {key_of(each) for each in ODD}
+    assert rows(tmp_path) == {key_of(each): 1 if each in PLAIN else 2 for each in PLAIN + ODD if each != "c/"}
