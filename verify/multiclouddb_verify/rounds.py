@@ -243,7 +243,8 @@ class Rounds:
 
     def follow_up(self) -> None:
         """Read the changes up to now of the keys that are judged or differ."""
-        self._sides.follower(self._sides.state.fact("follow") or "", self._judged()).catch_up()
+        state = self._sides.state
+        self._sides.follower(state.fact("judged") or state.fact("follow") or "", self._judged()).catch_up()
 
     def _find_spellings(self) -> None:
         """Store which keys to judge are texts that the sink would not write.

@@ -170,7 +170,8 @@ class Sides:
                 seen.update(change[1] for change in kept)
             with self.state.transaction():
                 self.state.add_changes(kept, self.clock())
-                self.state.put("follow", page.continuation_token)
+                # A later comparison goes on where all changes were kept, not only those of some keys.
+                self.state.put("follow" if wanted is None else "judged", page.continuation_token)
                 self.state.add("changes", len(changes))
                 self._charge(page)
 

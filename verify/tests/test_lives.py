@@ -34,6 +34,13 @@ def test_found_is_what_was_planted(seed, tmp_path):
     world.close()
 
 
+def test_changes_of_other_keys_are_read_again_if_the_rounds_were_killed(tmp_path):
+    """The rounds keep only the changes of the keys that they judge."""
+    world = World(29, behaviour=rough(29), kills=2)
+    assert found(world.verify(tmp_path / "state")) == world.faults
+    world.close()
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_repair_makes_the_table_equal_beside_the_sink(seed, tmp_path):
     world = World(seed, behaviour=[smooth, rough][seed % 2](seed), kills=seed % 3)
