@@ -24,7 +24,7 @@ from multiclouddb_api.entry_points import entry_points
 from multiclouddb_api.registry import GROUP, declared_capabilities, load_plugin
 from multiclouddb_cli.arguments import to_config
 from multiclouddb_cli.failure import scrub
-from multiclouddb_cli.screen import Cell, print_table, print_text, printable
+from multiclouddb_cli.screen import Cell, print_table, print_text, printable, safe_json
 
 
 @attrs.frozen
@@ -47,7 +47,7 @@ def providers(*, check: bool, as_json: bool) -> None:
     ]
     shown = attrs.filters.exclude(*(() if check else ("problem",)))
     if as_json:
-        typer.echo(orjson.dumps([attrs.asdict(item, filter=shown) for item in found]))
+        typer.echo(safe_json(orjson.dumps([attrs.asdict(item, filter=shown) for item in found])))
     elif found:
         rows = [_row(item, check=check) for item in found]
         print_table(["provider", "distribution", "version", "imports" if check else "state"], rows)
@@ -90,7 +90,7 @@ def capabilities(config: ClientConfig | None, *, as_json: bool) -> None:
     """Print the matrix."""
     columns = [_connected(config)] if config else [_installed(name) for name in installed_providers()]
     if as_json:
-        typer.echo(orjson.dumps({column.provider: _facts(column) for column in columns}))
+        typer.echo(safe_json(orjson.dumps({column.provider: _facts(column) for column in columns})))
     elif columns:
         _print(columns)
     else:
@@ -158,7 +158,7 @@ def collections(config: ClientConfig, database: str | None, *, as_json: bool) ->
     found = _listed(config, database, CALL_SECONDS)
     if as_json:
         facts = [{"database": each.database, "collection": each.collection} for each in found]
-        typer.echo(orjson.dumps(facts))
+        typer.echo(safe_json(orjson.dumps(facts)))
     elif found:
         typer.echo("\n".join(printable(str(address)) for address in found))
     else:

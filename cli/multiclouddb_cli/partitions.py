@@ -9,7 +9,7 @@ import orjson
 import typer
 
 from multiclouddb_api import ChangeFeedRequest, ClientConfig, Now, ResourceAddress
-from multiclouddb_cli.screen import counted, is_terminal, printable, with_colour
+from multiclouddb_cli.screen import counted, is_terminal, printable, safe_json, with_colour
 from multiclouddb_cli.session import Session
 from multiclouddb_spi import Partition, PartitionState
 
@@ -63,7 +63,7 @@ def partitions(config: ClientConfig, address: ResourceAddress, *, mermaid: bool,
         public_id = session.feed.public_id
     family = Family(list(listed))
     if as_json:
-        typer.echo(_json(family, public_id))
+        typer.echo(safe_json(_json(family, public_id)))
     elif mermaid:
         typer.echo("\n".join(_mermaid(family)))
     else:

@@ -14,7 +14,7 @@ import typer
 from multiclouddb_api import ChangeEvent, ChangeType, Notice, event_to_json
 from multiclouddb_api.codec import plain_value
 from multiclouddb_api.redaction import rfc3339
-from multiclouddb_cli.screen import is_terminal, printable, shorter, width, with_colour
+from multiclouddb_cli.screen import is_terminal, printable, safe_json, shorter, width, with_colour
 
 _Fields: TypeAlias = dict[str, Any]
 _Piece: TypeAlias = Callable[[ChangeEvent, _Fields], str]
@@ -67,13 +67,13 @@ def _pieces(text: str) -> Iterator[_Piece]:
         end = match.end()
         path, letter, escape = match.groups()
         if path is not None:
-            yield _value_at(path)
+            yield _safe(_value_at(path))
         elif letter is not None:
             if letter not in _LETTERS:
                 raise _wrong(
                     f"has the unknown %{letter}: use {' '.join(f'%{each}' for each in _LETTERS)} or %{{PATH}}"
                 )
-            yield _LETTERS[letter]
+            yield _safe(_LETTERS[letter])
         elif escape in _ESCAPES:
             yield _constant(_ESCAPES[escape])
         elif len(escape) == 3:
@@ -99,6 +99,16 @@ def _value_at(path: str) -> _Piece:
         return value if isinstance(value, str) else "" if value is None else _json(value)
 
     return piece
+
+
+def _safe(piece: _Piece) -> _Piece:
+    """Return a piece whose text cannot control a terminal; the template's own texts may."""
+
+    def safe(event: ChangeEvent, fields: _Fields) -> str:
+        text = piece(event, fields)
+        return printable(text) if is_terminal() else text
+
+    return safe
 
 
 def _constant(text: str) -> _Piece:
@@ -150,9 +160,9 @@ def renderer(template: str | None, *, as_json: bool, exact: bool) -> Renderer:
         made = Template(template)
         return lambda event, address: made.render(event)
     if exact:
-        return lambda event, address: f"{event_to_json(event).decode()}\n"
+        return lambda event, address: f"{safe_json(event_to_json(event))}\n"
     if as_json:
-        return lambda event, address: f"{orjson.dumps(event.to_dict()).decode()}\n"
+        return lambda event, address: f"{safe_json(orjson.dumps(event.to_dict()))}\n"
     colour = with_colour()
 
     def line(event: ChangeEvent, *, address: bool) -> str:

@@ -50,6 +50,16 @@ def printable(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
+# JSON has its own escapes for the first 32; these may stand in its texts as they are.
+_IN_JSON: Final = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+
+
+def safe_json(text: bytes) -> str:
+    """Return a JSON text; on a terminal, the control characters in it are written as escapes of JSON."""
+    found = text.decode()
+    return found.translate(_IN_JSON) if is_terminal() else found
+
+
 def shorter(text: str, columns: int) -> str:
     """Shorten a text to the width if it is too long."""
     return text if len(text) <= columns else f"{text[: max(0, columns - 1)]}…"

@@ -35,7 +35,7 @@ from multiclouddb_api import (
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_cli.exits import NOT_COVERED
 from multiclouddb_cli.failure import scrub
-from multiclouddb_cli.screen import Cell, duration, moment, print_fields, print_table
+from multiclouddb_cli.screen import Cell, duration, moment, print_fields, print_table, safe_json
 from multiclouddb_cli.session import Session
 from multiclouddb_spi.continuation.token import VERSION, Envelope, decode_token, scope_text
 from multiclouddb_spi.token_report import (
@@ -57,7 +57,7 @@ def inspect(token: str, *, as_json: bool) -> None:
     envelope = decode_token(token)
     standings = read_standings(envelope)
     if as_json:
-        typer.echo(orjson.dumps(_facts(token, envelope, standings)))
+        typer.echo(safe_json(orjson.dumps(_facts(token, envelope, standings))))
         return
     print_fields(_fields(token, envelope, standings))
     if standings:
@@ -381,7 +381,7 @@ def _print_json(session: Session, verdict: Verdict) -> None:
         "ended": ending(verdict.envelope),
         "partitions": [_answer_facts(session, answer) for answer in verdict.answers],
     }
-    typer.echo(orjson.dumps(facts))
+    typer.echo(safe_json(orjson.dumps(facts)))
 
 
 def _answer_facts(session: Session, answer: Answer) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_cli.arguments import to_token
+from multiclouddb_cli.failure import scrub
 from multiclouddb_cli.screen import (
     ProgressLine,
     counted,
@@ -30,6 +31,7 @@ from multiclouddb_cli.screen import (
     print_fields,
     print_table,
     print_text,
+    printable,
     scan_line,
 )
 from multiclouddb_cli.session import until_signal
@@ -102,7 +104,7 @@ def _warnings(line: ProgressLine[Progress]) -> Iterator[None]:
     class ToStderr(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             line.clear()
-            typer.echo(record.getMessage(), err=True)
+            typer.echo(printable(scrub(record.getMessage())), err=True)
 
     logger, handler = logging.getLogger("multiclouddb.verify"), ToStderr(logging.WARNING)
     logger.addHandler(handler)

@@ -7,7 +7,7 @@ import pytest
 from multiclouddb_conformance.command_line import apart_from_silence
 from multiclouddb_conformance.waiting import wait_until
 
-from .terminals import Terminal, follow
+from .terminals import Terminal, follow, in_terminal
 
 
 @pytest.fixture
@@ -55,3 +55,44 @@ def test_a_top_fits(url, long):
     assert terminal.end(None) == 0
     assert max(map(len, terminal.lines())) <= 50
     assert any("p1" in line and "active" in line for line in terminal.lines())
+
+
+CONTROLS = [chr(code) for code in (*range(32), *range(0x7F, 0xA0))]
+# A terminal may show the cursor, colours and line ends of ours, but none of these pairs.
+PLANTED = [f"<{control}>" for control in CONTROLS]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("tail", "--from", "beginning", "--until-idle"),
+        ("tail", "--from", "beginning", "--until-idle", "--json"),
+        ("tail", "--from", "beginning", "--until-idle", "--exact"),
+        ("tail", "--from", "beginning", "--until-idle", "-f", r"%k %s %{new.name} %{key.id}\n"),
+        ("top", "--once", "--from", "beginning"),
+    ],
+    ids=["lines", "json", "exact", "format", "top"],
+)
+def test_no_control_character_of_a_document_reaches_a_terminal(url, store, words):
+    text = "".join(PLANTED)
+    store.put("orders", f"key{text}", {"name": text, text: [text]})
+    code, shown = in_terminal(words[0], url, "orders", *words[1:], columns=900)
+    assert code == 0
+    assert not [planted for planted in PLANTED if planted in shown.replace("\r\n", "\n")]
+    if "top" not in words:
+        assert "<" in shown
+
+
+def test_no_control_character_of_an_error_reaches_a_terminal(url, store):
+    text = "".join(PLANTED[1:])  # no argument of a program contains a NUL
+    for words in (("tail", url, f"missing{text}", "--from", "beginning"), ("token", "check", url, text)):
+        code, shown = in_terminal(*words, columns=900)
+        assert code != 0
+        assert not [planted for planted in PLANTED if planted in shown.replace("\r\n", "\n")]
+
+
+def test_a_pipe_gets_the_document_as_it_is(run, url, store):
+    store.put("orders", "key", {"name": "<\x9b>"})
+    words = ("tail", url, "orders", "--from", "beginning", "--until-idle")
+    assert "<\x9b>" in run(*words, "--json").stdout
+    assert "<\x9b>" in run(*words, "-f", r"%{new.name}\n").stdout
