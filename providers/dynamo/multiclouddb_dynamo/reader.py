@@ -20,12 +20,13 @@ from multiclouddb_dynamo.errors import (
     BROKEN,
     EXPIRED_ITERATOR,
     GONE,
+    ITS_OPERATOR,
     MISSING,
     REJECTED,
     code_of,
     expired_records,
 )
-from multiclouddb_dynamo.mapping import DynamoMapper, Record, View, place_after, seconds_of, seq_of
+from multiclouddb_dynamo.mapping import DAMAGED, DynamoMapper, Record, View, place_after, seconds_of, seq_of
 from multiclouddb_dynamo.position import (
     EARLY_SECONDS,
     MOST_LOOKS,
@@ -80,6 +81,11 @@ _CLOSED_LOOKS: Final = 1000
 _GROWTH: Final = 1_000_000
 _LEAST_NUMBER: Final = 10**21  # sequence numbers have 21 digits; in DynamoDB Local they have leading zeros
 _MISSING_ATTEMPTS: Final = 5
+_GONE_CATEGORIES: Final = (
+    ErrorCategory.NOT_FOUND,
+    ErrorCategory.INVALID_REQUEST,
+    ErrorCategory.CHECKPOINT_EXPIRED,
+)
 _STALE: Final = GONE | {EXPIRED_ITERATOR}
 _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 1.0
@@ -95,7 +101,7 @@ class DynamoReader(Reader):
     def __init__(self, source: Source, view: View, place: Place, until: Place | None) -> None:
         self._source, self._view, self._place, self._until = source, view, place, until
         self._iterator: str | None = None
-        self._walks = self._fresh = self._closed = False
+        self._walks = self._fresh = self._closed = self._doubts = False
         self._outcome: Outcome = Continue()
         self._requests, self._asked, self._empty = 0, 0.0, EmptyAnswers()
         self._lost_at = -math.inf
@@ -118,11 +124,19 @@ class DynamoReader(Reader):
             self._looks = self._far(self._found_nothing)
         limit = min(max_records, _MOST_RECORDS, max(1, max_bytes // self._record_bytes))
         answer = self._answer(limit, deadline)
+        is_over = answer is not None and answer.get("NextShardIterator") is None
+        is_doubtful = is_over and not self._is_proved_end(deadline)
+        if answer is not None and is_doubtful:
+            is_over = False
+            if not answer.get("Records"):
+                answer, is_over = self._second_answer(answer, limit, deadline)
         if answer is None:  # the shard was trimmed before its first read, so its children are read instead
             self._outcome = end_of(self._source.shards.children(self._view.shard_id), self._place)
             return self._batch([], self._place)
         self._iterator, self._fresh = answer.get("NextShardIterator"), False
-        return self._taken(answer, deadline)
+        batch = self._taken(answer, deadline, is_over=is_over)
+        self._doubts = self._doubts or is_doubtful
+        return batch
 
     def cancel(self) -> None:
         self._cancelled.set()
@@ -138,6 +152,36 @@ class DynamoReader(Reader):
             self._source.kept.put(self._view.shard_id, self._place.since, self._iterator)
 
     # -- Calls
+
+    def _is_proved_end(self, deadline: Deadline) -> bool:
+        """Return True if an answer without an iterator proves that the shard has ended.
+
+        Some servers leave the iterator out once although the shard is open (localstack/localstack#12483). So
+        the end is taken from an iterator that was made after a first such answer, or from what is known of
+        the shard.
+        """
+        shards, shard_id = self._source.shards, self._view.shard_id
+        if self._doubts or self._fresh or shards.children(shard_id) or self._source.is_known_closed(shard_id):
+            return True
+        if not isinstance(self._place, Latest):
+            return False
+        # Only a scan of the whole shard would give another iterator for such a position.
+        return self._place.since is None or self._source.is_listed_closed(shard_id, self._asked, deadline)
+
+    def _second_answer(
+        self, first: Mapping[str, Any], limit: int, deadline: Deadline
+    ) -> tuple[Mapping[str, Any] | None, bool]:
+        """Return the answer to a new iterator, and True if it ends the shard."""
+        self._iterator, self._place = None, without_iterator(self._place)
+        self._doubts = True
+        try:
+            answer = self._answer(limit, deadline)
+        except ProviderFault as error:
+            if error.fault.category not in _GONE_CATEGORIES:
+                raise
+            return first, True
+        is_over = answer is None or answer.get("NextShardIterator") is None
+        return answer, is_over and (answer is None or self._is_proved_end(deadline))
 
     def _answer(self, limit: int, deadline: Deadline) -> Mapping[str, Any] | None:
         """Request a page of records; None if the shard no longer exists and no unread record was lost."""
@@ -270,11 +314,12 @@ class DynamoReader(Reader):
 
     # -- Processing an answer
 
-    def _taken(self, answer: Mapping[str, Any], deadline: Deadline) -> Batch:
+    def _taken(self, answer: Mapping[str, Any], deadline: Deadline, *, is_over: bool) -> Batch:
         found: list[Record] = answer.get("Records") or []
         nbytes = memory_of(answer, len(found))
         if found:
             self._record_bytes = max(1, nbytes // len(found))
+        is_over = self._are_numbered(found) and is_over
         records, begin = self._without_early(found)
         count = len(records)
         if self._until is not None:
@@ -293,13 +338,13 @@ class DynamoReader(Reader):
             self._place = self._moved(begin)
         if cut or (self._until is not None and _reached(self._place, self._until)):
             self._outcome = Reached()
-        elif self._iterator is None:
+        elif is_over:
             self._outcome = end_of(self._source.shards.children(self._view.shard_id), self._place)
         assert self._looks is not None
         if not found:
             self._empty.add(self._asked)
         else:
-            self._empty = EmptyAnswers()
+            self._empty, self._doubts = EmptyAnswers(), False
             self._found_nothing = -1  # for the next reader, this is a new position
             self._looks = self._looks if self._until is not None else min(self._looks, _FEW)
         if self._empty.count > self._looks and not self._closed:
@@ -320,6 +365,32 @@ class DynamoReader(Reader):
         if not count:
             return records, begin
         return records[count:], attrs.evolve(begin, seq=seq_of(records[count - 1]), trail=None)
+
+    def _are_numbered(self, records: list[Record]) -> bool:
+        """Refuse records after which no position can be stored, or that were read already.
+
+        The records before the first without a number are delivered first; then False is returned.
+        """
+        for index, record in enumerate(records):
+            try:
+                number = int(seq_of(record))
+            except DAMAGED:
+                del records[index:]
+                if index:
+                    self._iterator = None
+                    return False
+                raise ProviderFault.of(
+                    ErrorCategory.PROVIDER_ERROR,
+                    f"the next record of {self._view.shard_id} has no valid sequence number, so no position "
+                    f"after it can be stored; {ITS_OPERATOR}",
+                ) from None
+            if index == 0 and isinstance(self._place, After) and number <= int(self._place.seq):
+                raise ProviderFault.of(
+                    ErrorCategory.PERMANENT_FAILURE,
+                    f"GetRecords: an answer about {self._view.shard_id} repeats records from before its own "
+                    f"iterator; {ITS_OPERATOR}",
+                )
+        return True
 
     def _with_images(self, records: list[Record], begin: Place) -> list[Record]:
         """Return the records before the first that lacks a required image; if there are none, refuse it."""

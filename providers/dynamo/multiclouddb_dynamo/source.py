@@ -144,13 +144,24 @@ class Source:
                 with contextlib.suppress(ClientError, BotoCoreError, ProviderFault):
                     self.shards.read_again(deadline)
 
+    def is_known_closed(self, shard_id: str) -> bool:
+        """Return True if this process has seen the last sequence number of a shard."""
+        shard = self.shards.find(shard_id)
+        return shard is not None and shard.last is not None
+
+    def is_listed_closed(self, shard_id: str, since: float, deadline: Deadline) -> bool:
+        """Return False if a listing that began after the monotonic time `since` shows the shard as open."""
+        with self._listing:  # readers whose shards end together share one listing
+            if self.shards.age() > time.monotonic() - since:
+                self.shards.read_again(deadline)
+        return self.shards.find(shard_id) is None or self.is_known_closed(shard_id)
+
     def is_closed(self, shard_id: str, since: int | None, deadline: Deadline) -> bool:
         shard = self.shards.find(shard_id)
         age = self.age_of(since)
         if (shard is None or shard.last is None) and age is not None and age > _LIFE_SECONDS:
             self._list(deadline)
-            shard = self.shards.find(shard_id)
-        return shard is not None and shard.last is not None
+        return self.is_known_closed(shard_id)
 
     def note_start(self) -> None:
         self._starts.append(time.monotonic())

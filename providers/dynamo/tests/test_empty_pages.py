@@ -13,9 +13,9 @@ from multiclouddb_dynamo.mapping import View
 from multiclouddb_dynamo.position import After, Start, Trail, place_of
 from multiclouddb_dynamo.reader import DynamoReader
 from multiclouddb_dynamo.source import EmptyAnswers, Source
-from multiclouddb_spi import Deadline, Planner, Range, read_range
+from multiclouddb_spi import Deadline, FeedSpec, Planner, Range, read_range
 
-from .world import EXPIRED, HOUR, World, all_of, fetch, seconds, soon, state_of
+from .world import ADDRESS, EXPIRED, HOUR, World, all_of, fetch, seconds, soon, state_of
 
 READ = "GetRecords"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -319,7 +319,7 @@ class Service:
 class TestPace:
     def readers(self, count, trail=None, place=None):
         self.service = Service()
-        source = Source(self.service, None, None, "arn", self.service)
+        source = Source(self.service, FeedSpec(ADDRESS), None, "arn", self.service)
         views = [View(ResourceAddress(collection="t"), "p", f"s{number}", ("id",)) for number in range(count)]
         return [DynamoReader(source, view, place or Start(None, trail), None) for view in views]
 

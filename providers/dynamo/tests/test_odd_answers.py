@@ -161,6 +161,72 @@ class TestOptionalFields:
         assert consumer.markers == [1, 2]
 
 
+class TestEndsAndNumbers:
+    @STARTS
+    @pytest.mark.parametrize("read", [0, 1], ids=["nothing read", "one read"])
+    def test_an_open_shard_without_an_iterator_has_not_ended(self, start, read):
+        """localstack/localstack#12483: DynamoDB Local leaves the iterator out now and then."""
+        with World() as world:
+            consumer = world.consumer(start)
+            consumer.until_idle()
+            world.put(*["a"][:read])
+            consumer.until_idle()
+            trouble = world.troubles.rewrite(
+                lambda answer: answer.pop("NextShardIterator", None), 1, operation="GetRecords"
+            )
+            for _ in range(3):
+                consumer.read()
+            trouble.end()
+            world.put("b")
+            consumer.restart().until_idle()
+            world.roll_over()
+            world.put("c")
+            consumer.until_idle()
+            assert consumer.markers == list(range(1, read + 3))
+
+    def test_an_ended_shard_costs_at_most_one_more_iterator(self, world):
+        world.put("a")
+        consumer = world.consumer()
+        consumer.until_idle()
+        world.roll_over()
+        world.put("b")
+        world.journal.clear()
+        consumer.until_idle()
+        assert consumer.markers == [1, 2]
+        assert world.journal.count("GetShardIterator") <= 2  # one is for the child
+
+    @pytest.mark.parametrize("number", [None, "", "x1"])
+    def test_a_record_without_a_number_is_told_after_what_precedes_it(self, world, number):
+        """localstack/localstack#5018."""
+        world.put("a")
+        world.script.write_record(
+            TABLE, {"id": {"S": "p"}}, lambda record: record["dynamodb"].update(SequenceNumber=number)
+        )
+        world.roll_over()  # the answer with the record is also the last of its shard
+        world.put("b")
+        consumer = world.consumer()
+        with refused(ErrorCategory.PROVIDER_ERROR, "no valid sequence number"):
+            consumer.until_idle()
+        assert consumer.markers == [1]
+        with refused(ErrorCategory.PROVIDER_ERROR):
+            consumer.restart().until_idle()
+
+    def test_records_that_are_repeated_for_ever_are_told(self, world):
+        """scylladb/scylladb#6942: the last record came in place of none, again and again."""
+        kept = []
+
+        def change(answer):
+            kept[:] = answer["Records"][-1:] or kept
+            answer["Records"] = answer["Records"] or kept
+
+        world.troubles.rewrite(change, operation="GetRecords")
+        world.put("a", "b")
+        consumer = world.consumer()
+        with refused(PERMANENT, "repeats records"):
+            consumer.until_idle()
+        assert consumer.markers == [1, 2]
+
+
 class TestListingsThatNeverEnd:
     """scylladb/scylladb#8012: a listing whose pages repeat, or whose last page names an empty text."""
 
