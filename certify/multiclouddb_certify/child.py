@@ -140,8 +140,11 @@ def recorder_of(certification: Certification, order: Order, run: Run) -> Recorde
 
 
 def main() -> None:
-    """Run the suite; the order is the first argument, and lines for the parent go to stdout."""
-    order = Order(**json.loads(sys.argv[1]))
+    """Run the suite; the order is the first line of stdin, and lines for the parent go to stdout.
+
+    The order is no argument, because other users of the machine can read the arguments of a process.
+    """
+    order = Order(**json.loads(sys.stdin.buffer.readline()))
     tell = _Teller(os.dup(1))
     os.dup2(2, 1)
     # An interrupted process writes where its threads are, and ends.

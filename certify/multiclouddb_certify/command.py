@@ -25,8 +25,26 @@ __all__ = ["app"]
 
 _RUN: Final = "run"
 _SHORT: Final = 90
+
+
+def _url(text: str) -> str:
+    """Return the URL; `env:NAME` reads it from the environment, so that no password is an argument."""
+    if not text.startswith("env:"):
+        return text
+    url = os.environ.get(text.removeprefix("env:"))
+    if not url:
+        raise typer.BadParameter(f"the variable {text.removeprefix('env:')} is not set", param_hint="URL")
+    return url
+
+
 Url = Annotated[
-    str, typer.Argument(metavar="URL", help="The URL that `connect` accepts.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="URL",
+        parser=_url,
+        help="The URL that `connect` accepts, or env:NAME for that in a variable.",
+        show_default=False,
+    ),
 ]
 Account = Annotated[
     str | None, typer.Option("--account", metavar="ID", help="Repeat the id of the account or project.")

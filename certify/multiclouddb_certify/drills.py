@@ -7,6 +7,7 @@ after a kill, so it compares states, never counts.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -69,7 +70,7 @@ class State:
 
     Attributes:
         drill: The name of the drill.
-        url: Where it runs.
+        url: Where it runs; it may contain a password.
         run: The name of its run.
         step: The number of the next step.
         data: What earlier steps kept: tokens, keys, times.
@@ -82,7 +83,7 @@ class State:
     """
 
     drill: str
-    url: str
+    url: str = attrs.field(repr=False)
     run: str
     step: int = 0
     data: dict[str, Any] = attrs.field(factory=dict)
@@ -94,9 +95,11 @@ class State:
     ended: str | None = None
 
     def save(self, folder: Path) -> None:
-        """Store the state; a kill leaves the old one or the new one."""
+        """Store the state, for this user alone; a kill leaves the old one or the new one."""
         new = folder / f"{DRILL_FILE}.new"
-        new.write_text(json.dumps(attrs.asdict(self), indent=2))
+        new.unlink(missing_ok=True)
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(json.dumps(attrs.asdict(self), indent=2))
         new.replace(folder / DRILL_FILE)
 
 

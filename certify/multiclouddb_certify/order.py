@@ -22,7 +22,7 @@ class Order:
         record: The folder of the recordings, or None to record nothing.
     """
 
-    url: str
+    url: str = attrs.field(repr=False)
     name: str
     budget: float
     only: str | None

@@ -70,10 +70,11 @@ class _Child:
         self.log = folder / "pytest.log"
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _CHILD, json.dumps(attrs.asdict(order))],
+                [sys.executable, "-c", _CHILD],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, cwd=folder,
                 start_new_session=True,
             )  # fmt: skip
+        self._tell(json.dumps(attrs.asdict(order)))
         self.lines = self._read()
 
     def _read(self) -> Generator[dict[str, Any], None, None]:
@@ -83,9 +84,12 @@ class _Child:
 
     def go(self) -> None:
         """Let the child run the tests."""
+        self._tell("go")
+
+    def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
-            self._process.stdin.write(b"go\n")
+            self._process.stdin.write(f"{line}\n".encode())
             self._process.stdin.flush()
 
     def interrupt(self) -> None:

@@ -7,7 +7,14 @@ import pytest
 
 from multiclouddb_api import AtTime, Beginning, MulticloudDbError, Now
 from multiclouddb_spi import Range
-from pyspark_multiclouddb.checkpoint import Pinned, Symbolic, offset_from_json, offset_to_json, ranges_of
+from pyspark_multiclouddb.checkpoint import (
+    Checkpoint,
+    Pinned,
+    Symbolic,
+    offset_from_json,
+    offset_to_json,
+    ranges_of,
+)
 from pyspark_multiclouddb.options import parse_options
 
 PLACE = {"url": "embedded:///data/store.db", "collection": "orders"}
@@ -135,3 +142,9 @@ def test_ranges_are_what_moved_and_what_ended(before, after, ranges):
 def test_range_that_cannot_have_been_planned_is_refused(before, after, message):
     with pytest.raises(MulticloudDbError, match=f"checkpoint: {message}"):
         ranges_of(before, after)
+
+
+def test_a_folder_that_is_no_checkpoint_yet_is_not_said_to_be_another_query_s(tmp_path):
+    (tmp_path / "offsets").mkdir()
+    with pytest.raises(MulticloudDbError, match="has no id of a query, so it is no checkpoint yet"):
+        Checkpoint(str(tmp_path)).query("this query")
