@@ -313,7 +313,7 @@ def _number(text: str) -> Any:
     number = Decimal(text)
     if not number.is_finite():
         return text
-    if number == number.to_integral_value() and abs(number) < 2**53:
+    if number.copy_abs() < 2**53 and number == number.to_integral_value():  # abs() overflows
         return int(number)
     return float(number) if Decimal(repr(float(number))) == number else text
 

@@ -150,6 +150,12 @@ def test_plain_json_has_objects_as_keys_and_values_without_tags():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("text", ["1E+999999999", "-1E+999999999", "1E-999999999", "1E+6111", "9.5E+400"])
+def test_a_decimal_of_any_size_is_printed_as_it_is(text):
+    assert plain_value({"n": Decimal(text)}) == {"n": text}
+    assert plain_value(Decimal("0E+999999999")) == 0
+
+
 class TestRefused:
     @pytest.mark.parametrize(
         ("words", "said"),
