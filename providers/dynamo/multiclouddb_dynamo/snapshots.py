@@ -14,6 +14,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import attrs
+import orjson
 from botocore.exceptions import ClientError, ParamValidationError
 
 from multiclouddb_api import ChangeEvent, ChangeType, ErrorCategory, LookupAnswer, MulticloudDbKey
@@ -48,6 +49,7 @@ from multiclouddb_spi import (
     snapshot_id_of,
 )
 from multiclouddb_spi.abilities import LOOKUP_PLAN, answers_of, check_components
+from multiclouddb_spi.faults import key_digest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -174,12 +176,13 @@ class RowMapper(Mapper):
 
     def _fault(self, records: Sequence[Item], index: int, reason: str) -> RecordFault:
         where = self.part.after(records[index], self.view.key_names)
-        named = ", ".join(
-            f"{name} = {text[1:]}" for name, text in zip(self.view.key_names, where.key, strict=True)
-        )
+        try:
+            key = key_text(records[index], self.view.key_names).decode()
+        except DAMAGED:
+            key = orjson.dumps(where.key).decode()
         return RecordFault(
             index,
-            f"the item with {reprlib.repr(named)[1:-1]} in {where.text}",
+            f"the item with the key {key_digest(key)} in {where.text}",
             f"it cannot be decoded as an item ({reason})",
             where.cursor,
         )
