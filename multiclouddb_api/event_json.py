@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
+from types import NoneType
 from typing import Any, Final
 
 import attrs
@@ -131,6 +132,7 @@ def page_from_json(text: bytes | str) -> ChangeFeedPage:
         child_partitions=page.each("child_partitions", _child_in),
         notices=page.each("notices", _notice_in),
         diagnostics=_diagnostics_in(page.path("diagnostics"), page.take("diagnostics", dict)),
+        resumed_from=page.take("resumed_from", str, NoneType),
         poll_after_seconds=page.take("poll_after_seconds", float, int),
     )
 

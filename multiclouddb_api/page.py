@@ -275,6 +275,11 @@ class ChangeFeedPage:
     """
     diagnostics: OperationDiagnostics = attrs.field(factory=OperationDiagnostics)
     """Measurements of the call, such as its cost and lag."""
+    resumed_from: str | None = None
+    """The token after which the page was read; None as long as this feed has delivered no event before it: on
+    its first page, and on the pages after it up to the first one with events. A sink makes its table only
+    then, because the events before a later page are not delivered again.
+    """
     poll_after_seconds: float = 0.0
     """In how many seconds to call again with `OperationOptions(ask_all=False)`: before, nearly no partition
     is worth asking. 0, the default, if it is worth calling again at once."""

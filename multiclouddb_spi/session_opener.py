@@ -85,9 +85,11 @@ class SessionOpener:
                     state.rules = feed
                 if isinstance(state, Lineage) and physical is not None:
                     state.root = physical.native
+                assert isinstance(position, FromContinuationToken)
                 return Session(
-                    feed, state, scope, digest, envelope.watermark, envelope.skipped, envelope.read_until
-                )
+                    feed, state, scope, digest, envelope.watermark, envelope.skipped, envelope.read_until,
+                    None if envelope.fresh else position.token,
+                )  # fmt: skip
             assert not isinstance(position, FromContinuationToken)
             if isinstance(position, Snapshot):
                 return Session(feed, self.snapshot(feed, position, deadline), scope, digest)

@@ -17,7 +17,6 @@ The rule applies to the last change of each key in a batch.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -31,6 +30,8 @@ from multiclouddb_api import (
     BackfillDone,
     ChangeFeedPage,
     ChangeType,
+    ErrorCategory,
+    ErrorDetail,
     MulticloudDbError,
     RecordSkipped,
     ResourceAddress,
@@ -60,6 +61,9 @@ _ORIGIN: Final = ("event_id", "backfilled")
 
 MissingState: TypeAlias = Literal["refuse", "keep"]
 """What a sink does with a change without its document."""
+
+Create: TypeAlias = Literal["first", "always", "never"]
+"""When a sink makes a table, or takes over one without a mark."""
 
 DOCUMENT: Final = "new_item_state"
 """The column with the document. A batch without this column is not checked."""
@@ -97,7 +101,7 @@ _SNAPSHOT: Final = "multiclouddb-snapshot"
 _LATEST: Final = "multiclouddb-latest"
 """The name of the mark that records whether the table was filled from a feed of latest versions."""
 _QUERY: Final = "multiclouddb-query:"
-"""The name of the mark that records which query uses an `app_id`; the `app_id` follows."""
+"""The name of the mark that records that a query has begun in the table; the query's id follows."""
 _BEGUN: Final = 0
 _ENDED: Final = 1
 _SAID: Final = set[tuple[str, str]]()
@@ -159,19 +163,12 @@ class Piece:
 
 @attrs.frozen
 class Numbered:
-    """The number of a batch, as a table stores it, with what its commit says about changes that it lacks."""
+    """The number of a batch in its query, with what its commit says about changes that it lacks."""
 
-    app_id: str
+    app_id: str | None
     batch_id: int
     query: str | None
     notes: Mapping[str, str] = attrs.field(factory=dict)
-
-    @property
-    def digest(self) -> int | None:
-        """The query's id as a number, because a table stores only a number beside a name."""
-        if self.query is None:
-            return None
-        return int.from_bytes(hashlib.blake2b(self.query.encode(), digest_size=8).digest()) >> 1
 
 
 @attrs.frozen
@@ -187,6 +184,13 @@ class Batch:
     is_told: bool = False  # the checkpoint of a query was given
     is_page: bool = False
     source: FeedSource | None = None  # the feed, if the caller or a page says it
+    is_first: bool | None = None  # its query has delivered no row before; None if nobody knows
+    create: Create = "first"
+
+    @property
+    def query(self) -> str | None:
+        """The name of the query in the table: its own id, or else the caller's name for it."""
+        return None if self.done is None else self.done.query or self.done.app_id
 
     @property
     def begins_anew(self) -> bool:
@@ -205,6 +209,11 @@ class Storage(Protocol):
     @property
     def exists(self) -> bool:
         """True if the table exists."""
+        ...
+
+    @property
+    def keeps_marks(self) -> bool:
+        """True if marks can be stored with the table."""
         ...
 
     def prepare(
@@ -233,6 +242,10 @@ class Storage(Protocol):
         """Return True if the table has never had a row, as far as it can tell."""
         ...
 
+    def gone_back(self, query: str | None, number: int | None) -> bool:
+        """Return True if the table has lost changes that the query will not deliver again."""
+        ...
+
     def outdate(self, floor: str, marks: Mapping[str, int]) -> None:
         """Give rows from the floor on the lowest `order_key`; store marks in the same commit, if possible."""
         ...
@@ -241,8 +254,8 @@ class Storage(Protocol):
         """Make tombstones of rows below the floor; store marks in the same commit, if possible."""
         ...
 
-    def merge(self, rows: Any, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
-        """Merge the last changes of some keys, and store marks in the commit; no row may change."""
+    def merge(self, rows: Any, notes: Mapping[str, str]) -> None:
+        """Merge the last changes of some keys; no row may change."""
         ...
 
 
@@ -291,8 +304,10 @@ class SinkTable:
     ) -> TableMark | None:
         where, source, columns = self._storage.where, rows or batch.source, (*names, DELETED_AT)
         if rows is not None and batch.source is not None and not rows.may_be(batch.source):
-            problem = f"is {batch.source}, but the rows of the batch come from {rows}"
-            raise invalid_request("source", problem, "leave source= out, or pass the rows of that feed")
+            problem = f"is {batch.source} in source= or in the checkpoint, but the rows come from {rows}"
+            if batch.source.address == rows.address and batch.source.provider == rows.provider:
+                problem += ", which was dropped and created again"
+            raise invalid_request("source", problem, "pass the rows of that feed")
         if source is None:
             return stored  # a batch without rows
         if stored is None or (batch.begins_anew and stored.source != source):
@@ -307,20 +322,53 @@ class SinkTable:
             raise invalid_request("batch", problem, way_out)
         return stored.with_columns(columns)
 
-    def has(self, batch: Numbered) -> bool:
-        """Return True if the table already contains all changes of this batch or of a later batch."""
+    def check_place(self, batch: Batch) -> None:
+        """Refuse a batch whose query has delivered rows before, if the table does not contain them.
+
+        A batch is never left out, because merging it again changes nothing. But what came before it is not
+        delivered again: if the table was dropped, replaced or restored since, or the checkpoint is that of
+        another table, then rows would be missing for good.
+        """
+        if batch.is_first is not False or batch.begins_anew or batch.create == "always":
+            return
+        where = self._storage.where
+        way_out = f'{self._repair}; or pass create="always" if you know that no row is missing'
         if not self._storage.exists:
-            return False
-        # If it is not known which query has stored the number, the batch is merged again, which changes
-        # nothing; a batch that is left out by mistake would be lost.
-        if batch.query is not None:
-            stored = self._storage.mark(_QUERY + batch.app_id)
-            if stored is None:
-                return False
-            if stored != batch.digest:
-                raise self._used(batch)
-        last = self._storage.mark(batch.app_id)
-        return last is not None and last >= batch.batch_id
+            raise MulticloudDbError(
+                f"table: {where} does not exist, but the query of this batch has delivered rows before; it "
+                f"was dropped, or the checkpoint is that of another table; {way_out}",
+                ErrorDetail(ErrorCategory.NOT_FOUND),
+            )
+        if not self._is_known(batch.query):
+            raise invalid_request(
+                "table",
+                f"{where} does not contain what the query of this batch has delivered before: it has no mark "
+                "of it, so it was made again or belongs to another query, or the first batch was not passed",
+                f"pass every batch, and checkpoint=; else {way_out}",
+            )
+        number = None if batch.done is None else batch.done.batch_id
+        if self._storage.gone_back(batch.query, number):
+            raise invalid_request(
+                "table",
+                f"{where} was restored to an earlier version, and the query does not deliver again what the "
+                "table has lost by that",
+                f"{way_out}, for example because the checkpoint was restored to the same time",
+            )
+
+    def _is_known(self, query: str | None) -> bool:
+        """Return whether the table has a mark of the query, or of a feed if the query has no name."""
+        if not self._storage.keeps_marks:
+            return True
+        if query is None:
+            return self._storage.feed_mark() is not None
+        return self._storage.mark(_QUERY + query) is not None
+
+    def begun(self, batch: Batch) -> None:
+        """Record that the query of a batch has begun in the table."""
+        if batch.query is not None and self._storage.keeps_marks:
+            name = _QUERY + batch.query
+            if self._storage.mark(name) is None:
+                self._storage.store({name: 1}, {})
 
     def begin(self, scan: Scan) -> None:
         """Mark all rows of the table as older than a snapshot, before its first rows are merged."""
@@ -356,19 +404,24 @@ class SinkTable:
             self._check_empty()
             self._ensure(plan, _BEGUN)
 
-    def noted(self, batch: Numbered) -> Numbered:
-        """Return the batch of a query that does not begin with a snapshot, with a note if it is new here."""
+    def notes(self, batch: Batch) -> Mapping[str, str]:
+        """Return the notes of a batch, and a warning if its query is new here and begins with no snapshot."""
         # Nobody knows which changes lie between the rows of a table and a query that is new there.
-        where = self._storage.where
-        marks = map(self._storage.mark, (batch.app_id, _QUERY + batch.app_id))
-        if batch.query is None or any(mark is not None for mark in marks) or self._storage.is_empty():
-            return batch
-        text = f"app_id {batch.app_id!r} is new in {where}, which has rows, and its query does not begin "
+        done, where = batch.done, self._storage.where
+        if done is None:
+            return {}
+        if batch.scan is not None or done.query is None or self._is_known(batch.query):
+            return done.notes
+        if self._storage.is_empty():
+            return done.notes
+        text = (
+            f"the query {done.app_id or done.query!r} is new in {where}, which has rows, and does not begin "
+        )
         text += f"with a snapshot; if the query replaces another one, then {self._repair}"
-        if (where, batch.app_id) not in _SAID:
-            _SAID.add((where, batch.app_id))
+        if (where, done.query) not in _SAID:
+            _SAID.add((where, done.query))
             _LOG.warning("%s", text)
-        return attrs.evolve(batch, notes={"multiclouddb.warning": text, **batch.notes})
+        return {"multiclouddb.warning": text, **done.notes}
 
     def check_mode(self, *, is_latest: bool) -> None:
         """Refuse changes of a feed of latest versions in a table of another feed, and the other way round."""
@@ -385,29 +438,6 @@ class SinkTable:
                 "checkpointLocation and an app_id of its own, and start this feed at its beginning",
             )
         self._storage.store({_LATEST: int(is_latest)}, {})
-
-    def check_unused(self, scan: Scan, batch: Numbered) -> None:
-        """Refuse a batch that is recorded as merged although its snapshot has not begun."""
-        if scan.is_first and self._stage(scan.plan) is None:
-            raise self._used(batch)
-
-    def marks(self, batch: Numbered, *, is_last: bool) -> Mapping[str, int]:
-        """Return the marks that a commit stores about a batch."""
-        marks = {batch.app_id: batch.batch_id} if is_last else {}
-        if batch.digest is None:
-            return marks
-        name = _QUERY + batch.app_id
-        last, stored = map(self._storage.mark, (batch.app_id, name))
-        if last is not None and stored is None:
-            if not is_last:
-                return {}  # the stored number must not count for this query before the batch is complete
-            _LOG.warning(
-                "app_id %r: %s contains its batches up to %d, but does not say which query has merged them. "
-                "Batch %d is merged, and from now on only the query with this checkpoint can use the app_id. "
-                "If the checkpoint directory is new, changes may be missing; %s",
-                batch.app_id, self._storage.where, last, batch.batch_id, self._repair,
-            )  # fmt: skip
-        return {**marks, name: batch.digest}
 
     def _stage(self, plan: str) -> int | None:
         return self._storage.mark(f"{_SNAPSHOT}:{plan}")
@@ -434,14 +464,6 @@ class SinkTable:
             f"{AFTER_AN_OUTAGE}",
         )
 
-    def _used(self, batch: Numbered) -> MulticloudDbError:
-        return invalid_request(
-            "app_id",
-            f"is {batch.app_id!r}, under which another query has merged batches into {self._storage.where}; "
-            f"their numbers do not count for the batches of this query",
-            f"use another app_id for each checkpoint directory; {self._repair}",
-        )
-
 
 def merge_batch(storage: Storage, sink: str, batch: Batch) -> bool:
     """Merge a batch into a table, in the order in which a process may be killed between any two commits.
@@ -454,32 +476,35 @@ def merge_batch(storage: Storage, sink: str, batch: Batch) -> bool:
     Returns:
         True if rows were merged.
     """
-    table, done, merged = SinkTable(storage, sink), batch.done, False
-    if done is not None and table.has(done):
-        for each in batch.begun:
-            table.check_unused(each, done)
-    else:
-        for each in batch.begun if batch.is_page else ():
-            table.claim_empty(batch)
-            table.begin(each)
-        with closing(batch.pieces()) as pieces:
-            for piece in pieces:
-                if not merged:
-                    if piece.source is None and batch.source is None:
-                        raise nameless()
-                    table.claim(batch, piece.source, piece.schema, may_be_stale=piece.is_incomplete)
-                    table.check_mode(is_latest=piece.is_latest)
-                    _begin(table, batch, piece.plan)
-                    if batch.scan is None and done is not None:
-                        done = table.noted(done)
-                marks = {} if done is None else table.marks(done, is_last=piece.is_last)
-                storage.merge(piece.rows, marks, {} if done is None else done.notes)
-                merged = True
-        if done is not None and done.notes and not table.has(done):
-            # No row has changed, for example because no change could be decoded.
-            table.claim_empty(batch)
+    table, merged = SinkTable(storage, sink), False
+    table.check_place(batch)
+    for each in batch.begun if batch.is_page else ():
+        table.claim_empty(batch)
+        table.begin(each)
+    notes: Mapping[str, str] = {}
+    with closing(batch.pieces()) as pieces:
+        for piece in pieces:
+            if not merged:
+                if piece.source is None and batch.source is None:
+                    raise nameless()
+                notes = table.notes(batch) if storage.exists else _notes(batch)
+                table.claim(batch, piece.source, piece.schema, may_be_stale=piece.is_incomplete)
+                table.check_mode(is_latest=piece.is_latest)
+                table.begun(batch)
+                _begin(table, batch, piece.plan)
+            storage.merge(piece.rows, notes)
+            merged = True
+    if not merged and batch.done is not None and (batch.is_first or batch.begins_anew or batch.done.notes):
+        # 1. The first batch of a query may have no rows. It makes the table, so that a later batch can tell
+        #    whether the table was dropped since.
+        # 2. No row has changed, for example because no change could be decoded.
+        notes = table.notes(batch) if storage.exists else batch.done.notes
+        table.claim_empty(batch)
+        table.begun(batch)
+        if batch.done.notes:
             _begin(table, batch, None)
-            storage.store(table.marks(done, is_last=True), done.notes)
+        if notes:
+            storage.store({}, notes)
     # A batch without rows may also begin or end a snapshot.
     for scan in batch.ended:
         if scan.is_first and not merged:
@@ -488,6 +513,33 @@ def merge_batch(storage: Storage, sink: str, batch: Batch) -> bool:
         if scan.is_over:
             table.end(scan)
     return merged
+
+
+def _notes(batch: Batch) -> Mapping[str, str]:
+    return {} if batch.done is None else batch.done.notes
+
+
+def place_of(batch: Batch) -> Mapping[str, Any]:
+    """Return what each commit says about its batch."""
+    place: dict[str, Any] = {"query": batch.query}
+    if batch.done is not None:
+        place["batch"] = batch.done.batch_id
+    return {**place, "anew": True} if batch.begins_anew else place
+
+
+def is_first(batch: object, batch_id: int | None, told: bool | None) -> bool | None:
+    """Return whether the query of a batch has delivered no row before; None if nobody knows.
+
+    Args:
+        batch: The batch; a page says it itself.
+        batch_id: The number of the batch. Number 0 is the first one, even if it is repeated.
+        told: What the checkpoint says.
+    """
+    if isinstance(batch, ChangeFeedPage):
+        return batch.resumed_from is None
+    if told is not None or batch_id is None:
+        return told
+    return batch_id == 0
 
 
 def _begin(table: SinkTable, batch: Batch, plan: str | None) -> None:
@@ -546,7 +598,9 @@ def check_options(
     """Refuse options of a sink that are of the wrong type or do not fit together."""
     check_type("batch_id", batch_id, int, type(None))
     check_type("app_id", app_id, str, type(None))
-    check_type("create", create, bool)
+    if create not in ("first", "always", "never"):
+        way_out = 'pass "first", "always" or "never"'
+        raise invalid_request("create", f"is {create!r}, a {type_name(create)}", way_out)
     for name, value, first in (("new_columns", new_columns, "add"), ("missing_state", missing_state, "keep")):
         if value not in (first, "refuse"):
             raise invalid_request(name, f"is {value!r}, a {type_name(value)}", f'pass "{first}" or "refuse"')

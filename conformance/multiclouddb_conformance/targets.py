@@ -57,7 +57,9 @@ __all__ = [
     "TestMarked",
     "TestMerged",
     "TestRead",
+    "TestRepeated",
     "TestSnapshot",
+    "TestVanished",
     "page",
 ]
 
@@ -96,13 +98,7 @@ class Turn(random.Random):
 
 
 class SinkHarness(Protocol):
-    """A table, the sink that writes it, and deaths of the sink.
-
-    Attributes:
-        numbers: False if the sink stores no numbers of batches, so that a repeated batch is merged again.
-    """
-
-    numbers: bool
+    """A table, the sink that writes it, and deaths of the sink."""
 
     @property
     def target(self) -> Target:
@@ -251,10 +247,8 @@ class TestMerged:
             batch = drawn(dice, number * 40, 40)
             changes += batch
             dice.shuffle(batch)
-            assert sink.merge(rows(*batch), number, "app")
-            assert sink.merge(rows(*batch), number, "app") is not sink.numbers
-            if sink.numbers:
-                sink.merge(rows(*batch))
+            for _ in range(2):
+                assert sink.merge(rows(*batch), number, "app")
             assert (documents(sink), tombstones(sink)) == applied(changes)
 
     def test_any_order_of_batches(self, sink: SinkHarness) -> None:
@@ -280,11 +274,11 @@ class TestMerged:
         sink.merge(rows(("a", 1, {"n": 2}), ("b", 1, {"n": 2})))
         assert (documents(sink), tombstones(sink)) == ({"a": {"n": 1}}, {"b": "000001"})
 
-    def test_two_queries_have_their_own_numbers(self, sink: SinkHarness) -> None:
-        assert sink.merge(rows(("a", 1, {"n": 1})), 4, "first")
-        assert sink.merge(rows(("a", 0, {"n": 0})), 3, "first") is not sink.numbers
-        assert sink.merge(rows(("a", 2, {"n": 2})), 0, "second")
-        assert documents(sink) == {"a": {"n": 2}}
+    def test_no_batch_is_left_out_because_of_its_number(self, sink: SinkHarness) -> None:
+        """A checkpoint that is restored from a copy, or copied, delivers other rows under old numbers."""
+        for order, (number, app_id) in enumerate([(0, "first"), (1, "first"), (1, "first"), (0, "second")]):
+            assert sink.merge(rows(("a", order, {"n": order}), (f"b{order}", order, {})), number, app_id)
+        assert documents(sink) == {"a": {"n": 3}, **{f"b{order}": {} for order in range(4)}}
 
     def test_pages_and_tables_are_the_same(self, sink: SinkHarness) -> None:
         assert not sink.merge(page([]))
@@ -423,7 +417,7 @@ class TestMerged:
 
     def test_a_table_that_must_exist(self, sink: SinkHarness) -> None:
         with pytest.raises(MulticloudDbError) as caught:
-            sink.merge(rows(("a", 1, {})), create=False)
+            sink.merge(rows(("a", 1, {})), create="never")
         assert caught.value.category == ErrorCategory.NOT_FOUND
 
     def test_soft_deletes_of_latest_versions_are_tombstones_and_other_feeds_are_refused(
@@ -600,13 +594,13 @@ class TestMarked:
         self, sink: SinkHarness
     ) -> None:
         sink.merge(page(events(("a", 5, {"n": 1}), ("b", 6, {"n": 1}))))
-        later = page(events(("a", 1, {"n": 2}), incarnation="second"))
+        token = token_of(FeedSource("provider", _ADDRESS), "second")
+        later = page(events(("a", 1, {"n": 2}), incarnation="second"), token=token)
         assert "created again" in refused(sink.merge, later).message
         plan = encode_partition_id("provider", _ADDRESS, "second", "snapshot:t")
         scanned = events(
             ("c", 0, {"n": 3}), mark="snapshot:t:", backfilled=True, floor="000002~", incarnation="second"
         )
-        token = token_of(FeedSource("provider", _ADDRESS), "second")
         sink.merge(page([], SnapshotStarted("000002~", plan), token=token))
         sink.merge(page(scanned, BackfillDone(plan, "000002~"), token=token))
         mark = sink.target.mark()
@@ -621,6 +615,85 @@ class TestMarked:
         with pytest.raises(MulticloudDbError) as caught:
             sink.target.mark()
         assert caught.value.category == ErrorCategory.NOT_FOUND
+
+
+def _history() -> list[tuple[pa.Table | ChangeFeedPage, dict[str, Any], dict[str, Any]]]:
+    """Return batches of every kind, the options of each, and the documents after it."""
+
+    def scanned(name: str, *keys: str, floor: str) -> list[ChangeEvent]:
+        changes = [(key, 0, {name: key}) for key in keys]
+        return events(*changes, mark=f"snapshot:{name}:", backfilled=True, floor=floor)
+
+    first, second = (
+        encode_partition_id("provider", _ADDRESS, "first", f"snapshot:{name}") for name in ("s", "t")
+    )
+    low, high = "000010~", "000020~"
+    wider = rows(("a", 2, {"n": 2})).append_column("total", pa.array([2.5]))
+    keep, add = {"missing_state": "keep"}, {"new_columns": "add"}
+    s, t = ({name: key} for name, key in (("s", "a"), ("t", "c")))
+    steps: list[tuple[pa.Table | ChangeFeedPage, dict[str, Any], dict[str, Any]]] = [
+        (page(events(*((key, 1, {"n": 1}) for key in "abc"))), {}, {key: {"n": 1} for key in "abc"}),
+        (wider, add, {"a": {"n": 2}}),
+        (bare(("b", 3, {})), keep, {}),
+        (page(events(("c", 4, None))), {}, {"c": None}),
+        (page([], SnapshotStarted(low, first)), {}, {}),
+        (page(scanned("s", "a", "d", floor=low)), {}, {"a": s, "d": {"s": "d"}}),
+        (page(events(("d", 11, {"n": 11}), ("e", 12, {"n": 12}))), {}, {"d": {"n": 11}, "e": {"n": 12}}),
+        (page(scanned("s", "b", floor=low), BackfillDone(first, low)), {}, {"b": {"s": "b"}}),
+        (page(events(("b", 13, None), ("c", 14, {"n": 14}))), {}, {"b": None, "c": {"n": 14}}),
+        (page([], SnapshotStarted(high, second)), {}, {}),
+        (
+            page(scanned("t", "c", "e", floor=high), BackfillDone(second, high)),
+            {},
+            {"a": None, "c": t, "d": None, "e": {"t": "e"}},
+        ),
+        (bare(("e", 21, {})), keep, {}),
+        (page(events(("a", 22, {"n": 22}))), {}, {"a": {"n": 22}}),
+    ]
+    return steps
+
+
+class TestRepeated:
+    """Tests that merging a batch again changes nothing, however late: no batch is ever left out."""
+
+    @pytest.mark.parametrize("repeated", range(len(_history())))
+    def test_each_batch_after_each_later_one(self, sink: SinkHarness, repeated: int) -> None:
+        steps, live = _history(), dict[str, Any]()
+        for number, (batch, options, changed) in enumerate(steps):
+            live = {key: state for key, state in {**live, **changed}.items() if state is not None}
+            sink.merge(batch, **options)
+            assert documents(sink) == live
+            if number >= repeated:
+                sink.merge(steps[repeated][0], **steps[repeated][1])
+                assert documents(sink) == live
+
+
+class TestVanished:
+    """Tests that a table which lost what a query has delivered before is not filled with the rest."""
+
+    def test_a_table_that_was_dropped_is_not_made_again(self, sink: SinkHarness) -> None:
+        sink.merge(page(events(("a", 1, {}))))
+        sink.drop()
+        for later in (page(events(("b", 2, {}))), page([], SnapshotStarted("000010~", _PLAN, whole=False))):
+            with pytest.raises(MulticloudDbError) as caught:
+                sink.merge(attrs.evolve(later, resumed_from="token"))
+            assert caught.value.category == ErrorCategory.NOT_FOUND
+            assert "delivered rows before" in caught.value.message
+
+    def test_pages_without_events_come_before_the_first_one(self, sink: SinkHarness) -> None:
+        assert not sink.merge(page([]))
+        assert not sink.merge(page([]))
+        assert sink.merge(page(events(("a", 1, {"n": 1}))))
+        assert documents(sink) == {"a": {"n": 1}}
+
+    def test_a_snapshot_of_everything_may_begin_without_the_table(self, sink: SinkHarness) -> None:
+        """A feed whose position has expired goes on with one."""
+        sink.merge(page(events(("a", 1, {}))))
+        sink.drop()
+        sink.merge(page([], SnapshotStarted("000010~", _PLAN)))
+        scanned = events(("b", 0, {}), mark="snapshot:s:", backfilled=True, floor="000010~")
+        sink.merge(page(scanned, BackfillDone(_PLAN, "000010~")))
+        assert documents(sink) == {"b": {}}
 
 
 class TestRead:

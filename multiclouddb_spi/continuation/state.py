@@ -162,6 +162,7 @@ class Session:
         watermark: The highest watermark reported so far, in µs since 1970, or None.
         skipped: Undecodable records that the request's token skips.
         read_until: The moment before which every change has been returned, or None.
+        resumed_from: The request's token, or None as long as no event was delivered.
     """
 
     feed: Feed
@@ -171,6 +172,7 @@ class Session:
     watermark: int | None = None
     skipped: tuple[tuple[str, str], ...] = ()
     read_until: ReadUntil | None = None
+    resumed_from: str | None = None
 
     def envelope(
         self,
@@ -180,30 +182,44 @@ class Session:
         watermark: int | None = None,
         read_until: ReadUntil | None = None,
         skipped: tuple[tuple[str, str], ...] = (),
+        delivers: bool = False,
     ) -> Envelope:
-        """Return the content of a token for this feed; `encode_token` converts it to the token."""
+        """Return the content of a token for this feed; `encode_token` converts it to the token.
+
+        Args:
+            state: The state.
+            scope: The scope, if it is not that of the session.
+            watermark: The highest watermark.
+            read_until: The moment before which every change has been returned.
+            skipped: Undecodable records that the token skips.
+            delivers: True if the page of the token has events.
+        """
         identity = self.feed.identity
         return Envelope(
             identity.provider_id, identity.address, identity.incarnation, scope or self.scope, self.digest,
             state, int(time.time()), watermark=watermark, read_until=read_until, skipped=skipped,
+            fresh=self.resumed_from is None and not delivers,
         )  # fmt: skip
 
     def alone(self, entry: AnyEntry) -> Lineage:
         """Return a lineage that contains only one partition."""
         return Lineage([entry], self.feed)
 
-    def partition_token(self, partition_id: str, lineage: Lineage, *, with_descendants: bool = False) -> str:
+    def partition_token(
+        self, partition_id: str, lineage: Lineage, *, with_descendants: bool = False, delivers: bool = False
+    ) -> str:
         """Make a token for one physical partition of this feed, with its skipped records."""
         public_id = self.feed.public_id(partition_id)
         skipped = tuple(item for item in self.skipped if item[0] == public_id)
         scope = PhysicalPartition(public_id, with_descendants=with_descendants)
         scoped = scope_text(scope, partition_id)
-        return encode_token(self.envelope(lineage.to_json(), scope=scoped, skipped=skipped))
+        envelope = self.envelope(lineage.to_json(), scope=scoped, skipped=skipped, delivers=delivers)
+        return encode_token(envelope)
 
-    def child_token(self, child: Child) -> str:
+    def child_token(self, child: Child, *, delivers: bool) -> str:
         """Make a token for a child partition, at the start position that the parent gave."""
         alone = self.alone(Entry.read(child.partition_id, child.cursor))
-        return self.partition_token(child.partition_id, alone)
+        return self.partition_token(child.partition_id, alone, delivers=delivers)
 
 
 _AHEAD: Final = timedelta(seconds=60)

@@ -5,7 +5,8 @@
     payload = {"v": 1, "p": provider, "r": [database, collection, incarnation], "s": scope,
                "o": digest of the options that change positions, "t": issued at (s), "c": state,
                "w": watermark (µs), "u": [read until (µs), whether it is estimated],
-               "k": [[partition, skipped record], …]}   the last three if any
+               "k": [[partition, skipped record], …],
+               "n": 1 while no event was delivered}     the last four if any
 
 Decoding runs no code from the token, inflates into a bounded buffer, and counts the values before it parses
 them. Decoding any text results in either a token or `INVALID_REQUEST`. The engine never makes a token that it
@@ -156,6 +157,7 @@ class Envelope:
         skipped: The records that could not be decoded and that a read from this token skips, each with its
             partition and position.
         read_until: The moment before which every change has been returned, or None.
+        fresh: True if no page before this token has delivered an event.
     """
 
     provider_id: str
@@ -168,6 +170,7 @@ class Envelope:
     watermark: int | None = None
     skipped: tuple[tuple[str, str], ...] = ()
     read_until: ReadUntil | None = None
+    fresh: bool = False
 
 
 def scope_text(scope: FeedScope, partition_id: str | None = None) -> str:
@@ -202,6 +205,8 @@ def encode_token(envelope: Envelope) -> str:
         body["w"] = envelope.watermark
     if envelope.read_until is not None:
         body["u"] = [envelope.read_until.micros, envelope.read_until.estimated]
+    if envelope.fresh:
+        body["n"] = 1
     if envelope.skipped:
         body["k"] = [list(item) for item in envelope.skipped]
     try:
@@ -255,6 +260,7 @@ def decode_token(token: str) -> Envelope:
             return Envelope(
                 provider, _address(database, collection), incarnation, scope, options, state, issued,
                 _watermark(body.get("w")), _skipped(body.get("k", [])), _read_until(body.get("u")),
+                _fresh(body.get("n")),
             )  # fmt: skip
         case _:
             raise _damaged("fields are missing or of the wrong type")
@@ -320,6 +326,12 @@ def _watermark(value: object) -> int | None:
     if value is None or is_micros(value):
         return value
     raise _damaged("its watermark is not a time")
+
+
+def _fresh(value: object) -> bool:
+    if value is None or (type(value) is int and value == 1):
+        return value is not None
+    raise _damaged("it does not say whether it has delivered an event")
 
 
 def _read_until(value: object) -> ReadUntil | None:

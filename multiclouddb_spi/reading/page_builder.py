@@ -238,8 +238,9 @@ class PageBuilder:
         if progress.read_until is not None:
             until = ReadUntil(to_micros(progress.read_until), progress.estimated)
         page = self._page(
-            session, state, body, diagnostics, tuple(result.notices), watermark, until, idle=result.idle
-        )
+            session, state, body, diagnostics, tuple(result.notices), watermark, until, idle=result.idle,
+            delivers=bool(result.values),
+        )  # fmt: skip
         if result.due is not None and (rest := result.due.soonest - time.monotonic()) > 0:
             page = attrs.evolve(page, poll_after_seconds=rest)
         return Reading(tuple(result.values), page)
@@ -271,19 +272,20 @@ class PageBuilder:
         read_until: ReadUntil | None,
         *,
         idle: bool,
+        delivers: bool = False,
     ) -> ChangeFeedPage:
         children: list[ChildPartition] = []
         if isinstance(state, Retired):
             id_of = session.feed.public_id
             for child in state.children:
                 parents = tuple(id_of(parent) for parent in child.parents)
-                token = session.child_token(child)
+                token = session.child_token(child, delivers=delivers)
                 children.append(ChildPartition(id_of(child.partition_id), parents, token))
         elif isinstance(state, FeedOver):
             notices, idle = (*notices, FeedEnded(state.reason)), True
         if session.skipped:
             notices = (*_skipped(session), *notices)
-        envelope = session.envelope(body, watermark=watermark, read_until=read_until)
+        envelope = session.envelope(body, watermark=watermark, read_until=read_until, delivers=delivers)
         token = encode_token(envelope)
         if isinstance(state, Lineage):
             self._written.keep(token, envelope, state)
@@ -295,6 +297,7 @@ class PageBuilder:
             child_partitions=tuple(children),
             notices=notices,
             diagnostics=diagnostics,
+            resumed_from=session.resumed_from,
         )
 
     def _warn(self, session: Session, nearest: Turn) -> None:
@@ -313,4 +316,4 @@ def _skipped(of: Session | Finished) -> tuple[Notice, ...]:
 def finished(end: Finished) -> Reading[Any]:
     """Build the last page of a feed, without asking the service."""
     notices = (*_skipped(end), FeedEnded(end.over.reason))
-    return Reading((), ChangeFeedPage((), end.token, idle=True, notices=notices))
+    return Reading((), ChangeFeedPage((), end.token, idle=True, notices=notices, resumed_from=end.token))

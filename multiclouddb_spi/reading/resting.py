@@ -184,7 +184,7 @@ class Resting:
             lag_seconds=None if told.lag_seconds is None else told.lag_seconds + older,
             elapsed_seconds=time.monotonic() - waiting.began,
         )  # fmt: skip
-        return attrs.evolve(rest.page, diagnostics=diagnostics)
+        return attrs.evolve(rest.page, diagnostics=diagnostics, resumed_from=rest.page.continuation_token)
 
     def _keep(self, rest: _Rest) -> None:
         token = rest.page.continuation_token

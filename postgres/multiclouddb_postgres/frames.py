@@ -51,8 +51,8 @@ class FrameStorage(PostgresStorage):
         update = super().bury
         repeated(self.connection, self.where, lambda _: update(floor, marks))
 
-    def merge(self, rows: DataFrame, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
-        """Let the executors merge the rows; then store the marks."""
+    def merge(self, rows: DataFrame, notes: Mapping[str, str]) -> None:
+        """Let the executors merge the rows; then store the notes."""
         from pyspark_multiclouddb.errors import error_from_query
 
         write = partial(_write, self._dsn, self._table_name, self.where, self._settings)
@@ -66,7 +66,7 @@ class FrameStorage(PostgresStorage):
             raise MulticloudDbError(
                 found[2], ErrorDetail(category, retryable=category in _RETRYABLE)
             ) from error
-        self.store(marks, notes)
+        self.store({}, notes)
 
 
 _RETRYABLE: Final = (ErrorCategory.CONFLICT, ErrorCategory.TRANSIENT_FAILURE)
@@ -139,7 +139,7 @@ def _write(
 
 def _merge(dsn: str, name: str, place: str, settings: Mapping[str, Any], rows: pa.Table) -> bool:
     def merge(connection: Connection) -> bool:
-        PostgresStorage(connection, name, holds=True, **settings).merge(rows, {}, {})
+        PostgresStorage(connection, name, holds=True, **settings).merge(rows, {})
         return True
 
     return repeated(dsn, place, merge)

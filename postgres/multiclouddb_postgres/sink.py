@@ -16,12 +16,14 @@ from multiclouddb_postgres.server import Connection, check_dsn, repeated, secret
 from multiclouddb_postgres.table import Documents, PostgresStorage, identifier, naming
 from multiclouddb_spi.sink_rules import (
     Batch,
+    Create,
     MissingState,
     Numbered,
     check_needed,
     check_options,
     feed_of,
     in_utc,
+    is_first,
     merge_batch,
     piece_of,
     scans_in,
@@ -45,7 +47,7 @@ def merge_into_postgres(
     *,
     checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
     checkpoint_name: str | None = None,
-    create: bool = True,
+    create: Create = "first",
     new_columns: Literal["add", "refuse"] = "refuse",
     missing_state: MissingState = "refuse",
     documents: Documents = "json",
@@ -65,13 +67,13 @@ def merge_into_postgres(
     merge is part of your own transaction (`with connection.transaction():`). What you write in it counts
     each change exactly once, because it is committed with the token.
 
-    A batch of Spark is written by the executors, over a few connections. Each of them commits on its own. The
-    last commit, by the driver, stores the number of the batch. A batch that is merged again changes nothing.
+    A batch of Spark is written by the executors, over a few connections. Each of them commits on its own. A
+    batch that is merged again changes nothing.
 
     The first merge creates the table, with the columns `key` (the primary key), `order_key`, `timestamp`,
     `new_item_state` and `_deleted_at`, and additional columns of the batch. A column of the table that is
-    missing from the batch keeps its values. Batch numbers and snapshots are kept in the table
-    `multiclouddb_marks` of the same schema.
+    missing from the batch keeps its values. The feed that fills the table, its queries and its snapshots are
+    kept in the table `multiclouddb_marks` of the same schema.
 
     Args:
         batch: The DataFrame that `foreachBatch` passes, a pyarrow table with its columns, or a page.
@@ -85,7 +87,8 @@ def merge_into_postgres(
         checkpoint: With Spark, the `checkpointLocation` of the query. With `checkpoint_name`, what
             `PostgresCheckpointStore.load` returned before the page was read, None if there was nothing.
         checkpoint_name: The name under which the page's token is stored in `multiclouddb_checkpoints`.
-        create: False to raise an error if the table does not exist.
+        create: When the sink makes the table, and takes over a table that it has not marked: `"first"`,
+            `"always"` or `"never"`, as in `merge_into_delta`.
         new_columns: What to do if the batch contains a column that the table does not have: `"add"` adds the
             column, `"refuse"` refuses the batch.
         missing_state: What to do if the last change of a key has no document, as in `merge_into_delta`.
@@ -95,7 +98,7 @@ def merge_into_postgres(
         source: The feed of the rows, as in `merge_into_delta`.
 
     Returns:
-        True if the batch was merged; False if it was empty or the table already contained it.
+        True if the batch was merged; False if it was empty.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if an argument or a column is wrong, a key has more than 2,600
@@ -140,17 +143,19 @@ def merge_into_postgres(
         )
     place = where(dsn, table)
     location = checkpoint if isinstance(checkpoint, str | os.PathLike) else None
-    query, scan, notes, feed = None, None, dict[str, str](), None
+    query, scan, notes, feed, told_first = None, None, dict[str, str](), None, None
     if is_frame or location is not None:
         from pyspark_multiclouddb.checkpoint import told
 
         said = told(batch, batch_id, app_id, location)
         query, scan, notes, feed = said.query, said.scan, dict(said.notes), said.feed
+        told_first = said.is_first
     begun, ended = scans_in(batch)
     feed = feed_of(batch, source, feed)
     if scan is not None:
         begun, ended = [*begun, scan], [*ended, scan]
-    done = None if batch_id is None or app_id is None else Numbered(app_id, batch_id, query, notes)
+    done = None if batch_id is None else Numbered(app_id, batch_id, query, notes)
+    first = is_first(batch, batch_id, told_first)
     told_by_query = location is not None and not is_page
     if is_frame:
         assert isinstance(dsn, str)
@@ -158,16 +163,16 @@ def merge_into_postgres(
 
         return merge_frame(
             cast("DataFrame", batch), dsn, table, place, missing_state, connections,
-            {"create": create, "new_columns": new_columns, "documents": documents},
+            {"create": create != "never", "new_columns": new_columns, "documents": documents},
             lambda pieces, schema: Batch(
-                pieces, schema, done, begun, ended, scan, told_by_query, False, feed
+                pieces, schema, done, begun, ended, scan, told_by_query, False, feed, first, create
             ),
         )  # fmt: skip
     changes = table_of(cast("pa.Table | ChangeFeedPage", batch))
     work = Batch(
         lambda: piece_of(changes, missing_state),
         lambda: in_utc(changes.select(check_needed(changes.column_names)[:-1])).schema,
-        done, begun, ended, scan, told_by_query, is_page, feed,
+        done, begun, ended, scan, told_by_query, is_page, feed, first, create,
     )  # fmt: skip
 
     def merge(connection: Connection) -> bool:
@@ -178,7 +183,12 @@ def merge_into_postgres(
             token = cast("ChangeFeedPage", batch).continuation_token
             saved(connection, place.partition("#")[0] + f"#{CHECKPOINTS}", checkpoint_name, token, expected)
         storage = PostgresStorage(
-            connection, table, create=create, new_columns=new_columns, documents=documents, holds=True
+            connection,
+            table,
+            create=create != "never",
+            new_columns=new_columns,
+            documents=documents,
+            holds=True,
         )
         merged = merge_batch(storage, _SINK, work)
         if (

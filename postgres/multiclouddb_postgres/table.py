@@ -157,6 +157,11 @@ class PostgresStorage:
         """True if the table exists."""
         return self._found is not None
 
+    @property
+    def keeps_marks(self) -> bool:
+        """True, always."""
+        return True
+
     def _look(self) -> Found | None:
         text = self._table.as_string(self.connection)
         if self._holds and self.connection.execute(_LOCKABLE, (text,)).fetchone():
@@ -408,12 +413,17 @@ class PostgresStorage:
                 ErrorDetail(ErrorCategory.CONFLICT, retryable=True),
             )
 
-    def merge(self, rows: pa.Table, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
+    def gone_back(self, query: str | None, number: int | None) -> bool:
+        """Return False: rows and marks of a database go back together, and with them `checkpoint_name`."""
+        del query, number
+        return False
+
+    def merge(self, rows: pa.Table, notes: Mapping[str, str]) -> None:
         """Merge the last changes of some keys."""
         check_values(rows, self.known().columns)
         with self.connection.transaction():
             self.upsert(rows)
-            self.store(marks, notes)
+            self.store({}, notes)
 
     def upsert(self, rows: pa.Table) -> None:
         """Copy rows to the server, and take over those that are newer, in a transaction of the caller."""

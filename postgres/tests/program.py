@@ -13,7 +13,7 @@ ADDRESS = ResourceAddress("main", "orders")
 
 def merge(dsn, count):
     """Merge one batch."""
-    merge_into_postgres(rows(*((n, 2, {}) for n in range(int(count)))), 1, dsn, "orders", "app")
+    merge_into_postgres(rows(*((n, 2, {}) for n in range(int(count)))), 0, dsn, "orders", "app")
 
 
 def follow(dsn, url):

@@ -13,6 +13,7 @@ from decimal import Decimal
 from functools import partial
 from pathlib import Path
 
+import attrs
 import psycopg
 import pyarrow as pa
 import pytest
@@ -263,7 +264,7 @@ class TestKills:
 
 def refused_by(dsn):
     try:
-        merge_into_postgres(rows(("new", 2, {})), 1, dsn, "orders", "app")
+        merge_into_postgres(rows(("new", 2, {})), 0, dsn, "orders", "app")
     except MulticloudDbError as error:
         return error
     raise AssertionError
@@ -828,7 +829,7 @@ class TestColumns:
         batch = (
             rows(("a", 1, {})).append_column("rate%", pa.array([0.5])).append_column("%(x)s", pa.array([1]))
         )
-        merge_into_postgres(batch, 1, dsn, table, "app%")
+        merge_into_postgres(batch, 0, dsn, table, "app%")
         merge_into_postgres(page([], SnapshotStarted("000010~", plan)), None, dsn, table, None)
         merge_into_postgres(page([], BackfillDone(plan, "000010~")), None, dsn, table, None)
         [found] = query(dsn, 'SELECT "rate%", "%(x)s", _deleted_at IS NULL FROM "100%s ""orders"""')
@@ -844,12 +845,13 @@ class TestColumns:
                 '"timestamp" timestamptz, '
                 "n int GENERATED ALWAYS AS ((new_item_state->>'n')::int) STORED)"
             )
-        for order in (1, 2):
+        for order in (0, 1, 2):
             merge_into_postgres(
-                rows(("a", order, {"n": order})), order, dsn, "shop.orders", "app", create=False
+                rows(("a", order, {"n": order})), order, dsn, "shop.orders", "app", create="never"
             )
         assert query(dsn, "SELECT n FROM shop.orders") == [(2,)]
-        assert query(dsn, "SELECT value FROM shop.multiclouddb_marks WHERE name = 'app'") == [(2,)]
+        found = query(dsn, "SELECT name FROM shop.multiclouddb_marks ORDER BY name")
+        assert found == [("multiclouddb-feed",), ("multiclouddb-query:app",)]
 
     def test_tombstones_of_a_snapshot_in_a_table_with_columns_that_cannot_be_null(self, dsn):
         with psycopg.connect(dsn) as connection:
@@ -866,11 +868,30 @@ class TestColumns:
         found = query(dsn, "SELECT code, serial_number, note, n, _deleted_at IS NULL FROM orders")
         assert found == [(7, 1, None, None, False)]
 
-    def test_table_that_was_made_again_forgets_the_numbers(self, dsn):
-        assert merge_into_postgres(rows(("a", 1, {})), 5, dsn, "orders", "app")
+    @pytest.mark.parametrize("app_id", ["app", None])
+    def test_table_that_was_made_again_is_not_filled_with_the_rest(self, dsn, app_id):
+        """The marks are of the table's object id."""
+        pages = [page(events((name, 1, {}))) for name in "ab"]
+        pages[1] = attrs.evolve(pages[1], resumed_from="token")
+
+        def merge(number, **options):
+            given = None if app_id is None else number
+            return merge_into_postgres(pages[number], given, dsn, "orders", app_id, **options)
+
+        merge(0)
+        with psycopg.connect(dsn) as connection:
+            connection.execute("ALTER TABLE orders RENAME TO old")
+            connection.execute("CREATE TABLE orders (LIKE old INCLUDING ALL)")
+        assert "made again" in refused(lambda: merge(1)).message
         with psycopg.connect(dsn) as connection:
             connection.execute("DROP TABLE orders")
-        assert merge_into_postgres(rows(("a", 1, {})), 0, dsn, "orders", "app")
+        refused(lambda: merge(1), ErrorCategory.NOT_FOUND)
+        assert merge(0)
+        assert merge(1)
+        assert len(keys(dsn)) == 2
+        with psycopg.connect(dsn) as connection:
+            connection.execute("DROP TABLE orders")
+        assert merge(1, create="always")
         assert len(keys(dsn)) == 1
 
 

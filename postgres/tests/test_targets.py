@@ -9,8 +9,6 @@ from multiclouddb_postgres import PostgresTarget, merge_into_postgres
 
 
 class PostgresSink:
-    numbers = True
-
     def __init__(self, dsn, left):
         self.dsn, self.left, self.target = dsn, left, PostgresTarget(dsn, "orders")
 

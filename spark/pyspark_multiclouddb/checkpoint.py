@@ -22,6 +22,8 @@ new data. Offsets have two forms:
   same changes, even if `onPoison` has been changed to `fail`.
 - `feed`, for the sink: the provider, the database and the collection of the feed, because a batch without
   rows does not name them.
+- `fresh`, for the sink: no step up to this offset has delivered a row, so that a table may still have to be
+  made.
 - `warning`: a target may stay wrong, and how to repair it; in the first offset of a query that does not begin
   with a snapshot, and with `lost` in every offset after `failOnDataLoss=false` has skipped lost changes.
 - `s`, for the sink, after a snapshot has begun: the id of the plan (`plan`), the floor (`floor`), whether the
@@ -81,6 +83,7 @@ class Pinned:
     warning: str | None = None
     lost: bool = False
     feed: FeedSource | None = None
+    fresh: bool = False
     _built: list[Lineage] = attrs.field(factory=list, init=False, eq=False, repr=False)
 
     def lineage(self, rules: Rules = INSPECTED) -> Lineage:
@@ -104,9 +107,12 @@ def offset_to_json(settings: Settings, offset: Offset) -> dict[str, Any]:
     match offset:
         case Symbolic(position):
             value["from"] = position_text(position)
-        case Pinned(incarnation, cursors, ends, empty, origin, more, snapshot, poison, warning, lost, feed):
+        case Pinned(
+            incarnation, cursors, ends, empty, origin, more, snapshot, poison, warning, lost, feed, fresh
+        ):
             value |= {"inc": incarnation, "c": cursors}
             optional = {"e": dict(ends), "empty": empty, "o": origin, "more": more, "s": snapshot}
+            optional |= {"fresh": fresh}
             optional |= {"modes": settings.modes, "poison": poison, "warning": warning, "lost": lost}
             if feed is not None:
                 optional["feed"] = [feed.provider, feed.address.database, feed.address.collection]
@@ -159,6 +165,7 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
                 value.get("warning"),
                 value.get("lost") is True,
                 _feed_of(value),
+                value.get("fresh") is True,
             )
         case _:
             raise _damaged("holds an offset that is not of this source")
@@ -260,6 +267,11 @@ class Checkpoint:
         same = before is not None and before["plan"] == after["plan"]
         was_over = before is not None and same and bool(before["over"])
         return Scan(after["plan"], after["floor"], not same, was_over, bool(after["over"]))
+
+    def is_first(self, batch_id: int) -> bool:
+        """Return True if no row was delivered before a batch."""
+        before = self._offsets(batch_id - 1) if batch_id else []
+        return all(offset.get("fresh") is True for offset in before)
 
     def feed(self, batch_id: int) -> FeedSource | None:
         """Return the feed that the query reads, if its offsets name one feed."""
@@ -369,12 +381,14 @@ class Told:
         scan: The snapshot to which the batch belongs.
         notes: What the table's commit says about changes that the batch lacks.
         feed: The feed that the query reads.
+        is_first: True if no row was delivered before the batch; None if the checkpoint is not known.
     """
 
     query: str | None
     scan: Scan | None = None
     notes: Mapping[str, str] = attrs.field(factory=dict)
     feed: FeedSource | None = None
+    is_first: bool | None = None
 
 
 def told(
@@ -393,7 +407,10 @@ def told(
                 "checkpoint", "must be given together with batch_id", "give both, or leave both out"
             )
         told = Checkpoint(os.fspath(checkpoint), None if frame is None else frame.sparkSession)
-        found = Told(told.query(query), told.scan(batch_id), told.notes(batch_id), told.feed(batch_id))
+        found = Told(
+            told.query(query), told.scan(batch_id), told.notes(batch_id), told.feed(batch_id),
+            told.is_first(batch_id),
+        )  # fmt: skip
     if app_id is not None and found.query is None and not is_reported:
         raise invalid_request(
             "app_id",

@@ -39,10 +39,12 @@ from multiclouddb_spi.sink_rules import (
     STALE_SINCE,
     Batch,
     MissingState,
+    Numbered,
     Piece,
     check_cases,
     check_options,
     feed_of,
+    is_first,
     merge_batch,
 )
 from multiclouddb_spi.table_mark import TableMark
@@ -129,7 +131,7 @@ def merge_into_table(
     check_table(table)
     check_type("create_using", create_using, str, type(None))
     check_options(
-        batch_id=None, app_id=None, create=True, new_columns=new_columns, missing_state=missing_state,
+        batch_id=None, app_id=None, create="first", new_columns=new_columns, missing_state=missing_state,
         source=source,
     )  # fmt: skip
     if create_using is not None and not re.fullmatch(r"[\w.]+", create_using):
@@ -137,12 +139,13 @@ def merge_into_table(
     if checkpoint is not None:
         local_path("checkpoint", checkpoint)
     said = told(batch, batch_id, None, checkpoint)
-    scan, notes = said.scan, said.notes
+    scan, notes, done = said.scan, said.notes, Numbered(None, batch_id, said.query, said.notes)
     storage = TableStorage(batch.sparkSession, table, create_using, new_columns)
     scans = [] if scan is None else [scan]
     work = Batch(
-        lambda: _pieces(batch, missing_state), lambda: needed(batch).drop("type", *HELPERS).schema, None,
+        lambda: _pieces(batch, missing_state), lambda: needed(batch).drop("type", *HELPERS).schema, done,
         scans, scans, scan, is_told=checkpoint is not None, source=feed_of(batch, source, said.feed),
+        is_first=is_first(batch, batch_id, said.is_first),
     )  # fmt: skip
     merged = merge_batch(storage, "merge_into_table", work)
     if notes and storage.exists:
@@ -273,7 +276,7 @@ class TableStorage:
             statement = (
                 f"CREATE TABLE IF NOT EXISTS {self._table} ({_declared(wanted)}) USING {self._create_using}"
             )
-            if mark is not None and self._keeps_properties():
+            if mark is not None and self.keeps_marks:
                 statement += f" TBLPROPERTIES ({_literal(MARK)} = {_literal(mark.to_json())})"
             self._spark.sql(statement)
             self._schema = self._look()
@@ -291,14 +294,15 @@ class TableStorage:
         return None if text is None else int(text)
 
     def _property(self, name: str) -> str | None:
-        return self._properties().get(name) if self._keeps_properties() else None
+        return self._properties().get(name) if self.keeps_marks else None
 
     def _properties(self) -> dict[str, str]:
         rows = self._spark.sql(f"SHOW TBLPROPERTIES {self._table}").collect()
         return {row[0]: row[1] for row in rows}
 
-    def _keeps_properties(self) -> bool:
-        """Return False on Sail, which does not know the statement, and refuses what would set a property."""
+    @property
+    def keeps_marks(self) -> bool:
+        """False on Sail, which does not know the statement, and refuses what would set a property."""
         if self._keeps is None:
             try:
                 self._properties()
@@ -323,7 +327,7 @@ class TableStorage:
 
     def set_feed_mark(self, mark: TableMark) -> None:
         """Set the property; who may not alter the table is told which statement somebody else has to run."""
-        if not self._keeps_properties():
+        if not self.keeps_marks:
             return
         try:
             self._alter({MARK: mark.to_json()})
@@ -372,9 +376,14 @@ class TableStorage:
         ]
         self.commit(f"UPDATE {self._table} SET {', '.join(sets)} WHERE order_key < {_literal(floor)}")
 
-    def merge(self, rows: DataFrame, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
+    def gone_back(self, query: str | None, number: int | None) -> bool:
+        """Return False: no statement of Spark says which version of a table follows which."""
+        del query, number
+        return False
+
+    def merge(self, rows: DataFrame, notes: Mapping[str, str]) -> None:
         """Merge the last changes of some keys."""
-        del marks, notes
+        del notes
         known = self.schema().names
         deleted = F.expr("CASE WHEN type = 'DELETE' THEN current_timestamp() END")
         source = rows.withColumn(DELETED_AT, deleted)

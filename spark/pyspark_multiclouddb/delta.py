@@ -6,10 +6,11 @@ safely repeat any of its commits, so it repeats a refused one on the latest vers
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -45,6 +46,9 @@ PLAN: Final = "_multiclouddb_plan"
 The value is the id of the snapshot, or `LATEST_MARK` for a feed of latest versions; otherwise null.
 """
 _TEXT: Final = ("key", "order_key")
+_PLACE: Final = "multiclouddb.batch"
+"""The name under which each commit of a sink says which batch of which query it belongs to."""
+_LIMITS: Final = (8, 64, 512, 4096)
 
 
 def lacking_columns(
@@ -71,8 +75,16 @@ def lacking_columns(
 class DeltaStorage:
     """The table that a sink writes; the docstrings of `Storage` say what its methods do."""
 
-    def __init__(self, where: str, *, create: bool, new_columns: Literal["add", "refuse"]) -> None:
+    def __init__(
+        self,
+        where: str,
+        *,
+        create: bool,
+        new_columns: Literal["add", "refuse"],
+        place: Mapping[str, Any] | None = None,
+    ) -> None:
         self._where, self._new_columns = where, new_columns
+        self._place = {_PLACE: json.dumps(place or {}, sort_keys=True)}
         self._table = writable(where)
         if self._table is None and not create:
             raise missing(where)
@@ -102,20 +114,27 @@ class DeltaStorage:
         """Return True if the table exists."""
         return self._table is not None
 
+    @property
+    def keeps_marks(self) -> bool:
+        """True, always."""
+        return True
+
     def outdate(self, floor: str, marks: Mapping[str, int]) -> None:
-        """Give rows from the floor on the lowest `order_key`, in one commit with the marks."""
+        """Give rows from the floor on the lowest `order_key`; the marks follow in a commit of their own."""
+        del marks
         table = self._known()
         committed(
             table,
             lambda: table.update(
                 updates={"order_key": "''"},
                 predicate=f"order_key >= {quoted(floor)}",
-                commit_properties=_properties(marks),
+                commit_properties=self._properties({}),
             ),
         )
 
     def bury(self, floor: str, marks: Mapping[str, int]) -> None:
-        """Make tombstones of rows below the floor, in one commit with the marks."""
+        """Make tombstones of rows below the floor; the marks follow in a commit of their own."""
+        del marks
         table = self._known()
         kept = {*_TEXT, DELETED_AT, *table.metadata().partition_columns}
         fields = table.schema().fields
@@ -132,7 +151,7 @@ class DeltaStorage:
             lambda: table.update(
                 updates=updates,
                 predicate=f"order_key < {quoted(floor)}",
-                commit_properties=_properties(marks),
+                commit_properties=self._properties({}),
             ),
         )
 
@@ -151,23 +170,69 @@ class DeltaStorage:
 
     def set_feed_mark(self, mark: TableMark) -> None:
         """Set the property, in a commit of its own."""
-        table, properties = self._known(), {MARK: mark.to_json()}
-        committed(table, lambda: table.alter.set_table_properties(properties, raise_if_not_exists=False))
+        self._set({MARK: mark.to_json()}, {})
+
+    def _set(self, properties: dict[str, str], notes: Mapping[str, str]) -> None:
+        # A property goes back with RESTORE, and with it what is known of a snapshot; the number of a
+        # transaction, or what a commit says, would not.
+        table, told = self._known(), self._properties(notes)
+        committed(
+            table,
+            lambda: table.alter.set_table_properties(
+                properties, raise_if_not_exists=False, commit_properties=told
+            ),
+        )
 
     def mark(self, name: str) -> int | None:
-        """Return the number of a transaction that a commit has stored."""
-        return self._known().transaction_version(name)
+        """Return a number from the table's properties."""
+        text = self._known().metadata().configuration.get(name)
+        return None if text is None else int(text)
+
+    def gone_back(self, query: str | None, number: int | None) -> bool:
+        """Return True if RESTORE has taken back changes that the query will not deliver again.
+
+        Each commit of a sink names its query and its batch. The log is read from its end: if a commit of the
+        query comes first, then nothing was taken back since. If RESTORE comes first, the last commit of the
+        query before the restored version must be that of the batch before this one, or of a later one: the
+        checkpoint was taken back too. A log that was cleaned up tells nothing, and nothing is concluded.
+
+        Args:
+            query: The id of the query, or None for pages.
+            number: The number of the batch.
+        """
+        table, is_back = self._known(), False
+        until = int(table.version())
+        for entry in _history(table):
+            version = entry.get("version")
+            if version is None or version > until:
+                continue
+            place = json.loads(entry.get(_PLACE) or "null")
+            if entry.get("operation") == "RESTORE":
+                is_back, to = True, entry.get("operationParameters", {}).get("version")
+                if to is None or not str(to).isdigit():
+                    return True
+                until = int(to)
+            elif isinstance(place, dict) and (place.get("query") == query or place.get("anew")):
+                if not is_back:
+                    return False
+                if number is not None and isinstance(place.get("batch"), int):
+                    return bool(number > place["batch"] + 1)
+                return True
+        return is_back
 
     def is_empty(self) -> bool:
         """Return True if the table has no file."""
         return not self._known().file_uris()
 
     def store(self, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
-        """Make a commit without rows."""
+        """Set properties of the table, or make a commit that only contains notes."""
         from deltalake import write_deltalake
 
+        if marks:
+            self._set({name: str(number) for name, number in marks.items()}, notes)
+            return
         nothing = schema_of(table := self._known()).empty_table()
-        properties = _properties(marks, notes)
+        properties = self._properties(notes)
         committed(table, lambda: write_deltalake(table, nothing, mode="append", commit_properties=properties))
         table.update_incremental()
 
@@ -177,7 +242,13 @@ class DeltaStorage:
         if missing := [field for field in fields if field.name not in names]:
             self._known().alter.add_columns(missing)
 
-    def merge(self, rows: pa.Table, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
+    def _properties(self, notes: Mapping[str, str]) -> CommitProperties:
+        """Return what a commit says beside its rows."""
+        from deltalake import CommitProperties
+
+        return CommitProperties({**self._place, **notes})
+
+    def merge(self, rows: pa.Table, notes: Mapping[str, str]) -> None:
         """Merge the last changes of some keys in one commit. If nothing changes, there is no commit."""
         table, lacking = self._known(), lacks_state(rows)
         now, none = pa.scalar(datetime.now(UTC), TIME), pa.scalar(None, TIME)
@@ -189,7 +260,7 @@ class DeltaStorage:
         is_newer, has_state = "s.order_key > t.order_key", f"s.{STALE_SINCE} IS NULL"
         moved = {name: f"s.{name}" for name in ("order_key", DELETED_AT)}
         moved[STALE_SINCE] = f"coalesce(t.{STALE_SINCE}, s.{STALE_SINCE})"
-        properties = _properties(marks, notes)
+        properties = self._properties(notes)
 
         def commit() -> None:
             merger = table.merge(
@@ -213,14 +284,15 @@ class DeltaStorage:
         committed(table, commit)
 
 
-def _properties(marks: Mapping[str, int], notes: Mapping[str, str] | None = None) -> CommitProperties | None:
-    """Return what a commit stores beside rows."""
-    from deltalake import CommitProperties, Transaction
-
-    if not marks and not notes:
-        return None
-    transactions = [Transaction(name, number) for name, number in marks.items()]
-    return CommitProperties(dict(notes or {}) or None, app_transactions=transactions)
+def _history(table: DeltaTable) -> Iterator[Mapping[str, Any]]:
+    """Return what commits say, from the last one on; few are read if few are needed."""
+    told = 0
+    for limit in _LIMITS:
+        entries = table.history(limit)
+        yield from entries[told:]
+        if len(entries) < limit:
+            return
+        told = len(entries)
 
 
 def _created(where: str, schema: pa.Schema, mark: TableMark | None) -> DeltaTable:

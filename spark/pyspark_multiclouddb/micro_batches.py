@@ -103,12 +103,15 @@ class MicroBatches:
             self._search(connection, step)
             said = _start_warning(self.settings)
             offset = Pinned(
-                connection.incarnation, start.to_json(), snapshot=state, warning=said, feed=_feed(connection)
-            )
+                connection.incarnation, start.to_json(), snapshot=state, warning=said, feed=_feed(connection),
+                fresh=True,
+            )  # fmt: skip
             if step.moved and not step.empty:
                 more = _may_have_more(start, step.after, max_records)
                 origin, after = offset.cursors, step.after.to_json()
-                offset = attrs.evolve(offset, cursors=after, ends=step.ends, origin=origin, more=more)
+                offset = attrs.evolve(
+                    offset, cursors=after, ends=step.ends, origin=origin, more=more, fresh=False
+                )
             self._saved = time.monotonic()
             return self._named(offset)
 
@@ -187,12 +190,9 @@ class MicroBatches:
             self._saved = time.monotonic()
             said = _start_warning(self.settings)
             pinned = Pinned(
-                connection.incarnation,
-                lineage.to_json(),
-                snapshot=state,
-                warning=said,
-                feed=_feed(connection),
-            )
+                connection.incarnation, lineage.to_json(), snapshot=state, warning=said,
+                feed=_feed(connection), fresh=True,
+            )  # fmt: skip
             return offset_to_json(self.settings, pinned)
         offset.check_incarnation(connection.opened)
         self._rules = connection.feed
@@ -242,6 +242,7 @@ class MicroBatches:
         pinned = Pinned(
             offset.incarnation, stands.to_json(), step.ends, nothing, more=more, snapshot=state,
             warning=warning, lost=warning is not None, feed=_feed(connection),
+            fresh=offset.fresh and nothing,
         )  # fmt: skip
         end = self._named(pinned)
         self._ahead = end, step.after
@@ -301,8 +302,9 @@ class MicroBatches:
         self._saved, self.caught_up = time.monotonic(), False
         self._ahead = self._still = self._target = None
         pinned = Pinned(
-            offset.incarnation, lineage.to_json(), empty=True, snapshot=state, feed=_feed(connection)
-        )
+            offset.incarnation, lineage.to_json(), empty=True, snapshot=state, feed=_feed(connection),
+            fresh=offset.fresh,
+        )  # fmt: skip
         return offset_to_json(self.settings, pinned)
 
     def _wait_for_hint(self, start: dict[str, Any]) -> bool:

@@ -25,15 +25,18 @@ from multiclouddb_spi.sink_rules import (
     OF_THE_EVENT,
     PAGE_SCHEMA,
     Batch,
+    Create,
     MissingState,
     Numbered,
     Piece,
     check_options,
     feed_of,
     in_utc,
+    is_first,
     last_changes,
     merge_batch,
     piece_of,
+    place_of,
     scans_in,
     table_of,
 )
@@ -76,7 +79,7 @@ def merge_into_delta(
     app_id: str | None,
     *,
     checkpoint: str | os.PathLike[str] | None = None,
-    create: bool = True,
+    create: Create = "first",
     new_columns: Literal["add", "refuse"] = "refuse",
     missing_state: MissingState = "refuse",
     max_bytes: int = 64 << 20,
@@ -92,8 +95,12 @@ def merge_into_delta(
     driver. They come in pieces of at most `max_bytes`, and each piece is a commit. Spark reads the source
     once and keeps the last changes on its executors, in memory or on disk, until all pieces are merged. A
     process that is killed between two commits merges the batch again when it restarts; rows that were already
-    merged do not change. The last commit stores the number of the batch. If the table already contains the
-    number of a batch, the batch is left out.
+    merged do not change. No batch is ever left out: a checkpoint that was restored from a copy delivers other
+    rows under a number that was used before.
+
+    A query delivers each row once, so a table that has lost rows is refused: one that was dropped or made
+    again, one that `RESTORE` took back further than the checkpoint, and the table of another query. Each
+    commit names its batch, so the sink sees in the log whether the table was restored.
 
     The notices of a page tell the sink where a snapshot begins and ends. So pass every page, even a page
     without events, and store its token afterwards. A snapshot of pages, from `Snapshot()` or
@@ -125,17 +132,22 @@ def merge_into_delta(
         batch: The DataFrame that `foreachBatch` passes, a pyarrow table with its columns, or a page. A table
             or a page is merged in one commit.
         batch_id: The batch number that Spark passes, or None for changes without one. Changes without a
-            number are always merged; a second merge of the same changes has no effect.
+            number are merged too. A second merge of the same changes has no effect.
         table_path: The path of a folder, or a URL that `deltalake` supports. Other threads and processes may
             write the table at the same time, for example `multiclouddb verify --repair`, or a job that
             compacts and vacuums it: a commit that another one prevents is made again.
         app_id: A name that identifies the query and its checkpoint. With a new checkpoint directory the
-            numbering starts again, so use another `app_id`. The table stores the id of the query beside the
-            number, and the sink refuses another query under the same `app_id`. Over Spark Connect, the sink
-            reads this id from `checkpoint`, so pass both `app_id` and `checkpoint`. Give both `app_id` and
-            `batch_id`, or None for both.
+            numbering starts again, so use another `app_id`. The table stores that the query has begun in it,
+            by the id that Spark gives the query, or else by `app_id`. Over Spark Connect, the sink reads this
+            id from `checkpoint`, so pass both `app_id` and `checkpoint`. Give both `app_id` and `batch_id`,
+            or None for both.
         checkpoint: The `checkpointLocation` of the query: a folder, or a URL that Spark can read.
-        create: False to raise an error if the table does not exist.
+        create: When the sink makes the table, and takes over a table that it has not marked: `"first"`, if
+            the query of the batch has delivered no row before; `"always"`; or `"never"`: the table must
+            exist. A later batch without its table is refused, because the rows before it would be missing
+            for good: the table was dropped, or the checkpoint is that of another table. A page says by
+            `resumed_from` whether it is the first, and a batch of Spark by its number and `checkpoint`. A
+            pyarrow table without a number does not say it, and counts as the first.
         new_columns: What to do if the batch contains a column that the table does not have: `"add"` adds the
             column, with null in the existing rows; `"refuse"` refuses the batch.
         missing_state: What to do if the last change of a key has no document: `"refuse"` refuses the batch;
@@ -148,17 +160,18 @@ def merge_into_delta(
             `partition_id`, `database` and `collection`, from which the sink otherwise knows it.
 
     Returns:
-        True if the batch was merged; False if it was empty or the table already contained it.
+        True if the batch was merged; False if it was empty.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a column is missing, has a different type than in
             the table, has a type that a Delta table cannot store, or is new and refused; if a row
             has no key, no `order_key`, or a `type` that is not the type of a change; if a change has no
             document and `missing_state` is `"refuse"`; if the table was filled from a feed of another
-            kind; if another query has used `app_id`; if a snapshot needs `checkpoint`, or the checkpoint
-            belongs to another query; `NOT_FOUND` if the table does not exist and `create` is False.
-            If the category is `INVALID_REQUEST` or `NOT_FOUND`, no row was written. `CONFLICT` if
-            other processes change the table all the time, for five minutes; merge the batch again.
+            kind; if it lacks what the query has delivered before; if a snapshot needs `checkpoint`, or the
+            checkpoint belongs to another query; `NOT_FOUND` if the table does not exist and `create` does not
+            allow to make it. If the category is `INVALID_REQUEST` or `NOT_FOUND`, no row was written.
+            `CONFLICT` if other processes change the table all the time, for five minutes; merge the batch
+            again.
         ImportError: Raised if `deltalake` is not installed: `pip install "multiclouddb-spark[delta]"`.
     """
     _check_rows("batch", batch, or_page=True)
@@ -174,28 +187,31 @@ def merge_into_delta(
         raise invalid_request("max_bytes", "is less than 1", "give the maximum number of bytes of a piece")
     said = told(batch, batch_id, app_id, checkpoint)
     scan = said.scan
-    done = None
-    if batch_id is not None and app_id is not None:
-        done = Numbered(app_id, batch_id, said.query, said.notes)
+    done = None if batch_id is None else Numbered(app_id, batch_id, said.query, said.notes)
     is_page = isinstance(batch, ChangeFeedPage)
     begun, ended = scans_in(batch)
     if scan is not None:
         begun, ended = [*begun, scan], [*ended, scan]
-    return merge_batch(
-        DeltaStorage(os.fspath(table_path), create=create, new_columns=new_columns),
-        "merge_into_delta",
-        Batch(
-            lambda: _pieces(batch, max_bytes, missing_state),
-            lambda: _stored_schema(batch),
-            done,
-            begun,
-            ended,
-            scan,
-            is_told=checkpoint is not None and not is_page,
-            is_page=is_page,
-            source=feed_of(batch, source, said.feed),
-        ),
+    work = Batch(
+        lambda: _pieces(batch, max_bytes, missing_state),
+        lambda: _stored_schema(batch),
+        done,
+        begun,
+        ended,
+        scan,
+        is_told=checkpoint is not None and not is_page,
+        is_page=is_page,
+        source=feed_of(batch, source, said.feed),
+        is_first=is_first(batch, batch_id, said.is_first),
+        create=create,
     )
+    storage = DeltaStorage(
+        os.fspath(table_path),
+        create=create != "never",
+        new_columns=new_columns,
+        place=place_of(work),
+    )
+    return merge_batch(storage, "merge_into_delta", work)
 
 
 def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = None) -> pa.RecordBatchReader:

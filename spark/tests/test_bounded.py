@@ -64,13 +64,12 @@ class TestPieces:
         assert documents(path) == model
         table = DeltaTable(path)
         assert table.version() > 3
-        assert table.transaction_version("app") == 0
         # The part that was already merged is merged again, which changes nothing.
         assert merge_into_delta(frame, 1, path, "app", max_bytes=9000)
         assert DeltaTable(path).version() == table.version()
 
-    def test_number_of_a_batch_is_stored_with_its_last_piece(self, spark, tmp_path, path, monkeypatch):
-        """A batch that fails at its last piece is merged again; a batch that fails keeps nothing in Spark."""
+    def test_batch_that_fails_at_its_last_piece_is_merged_again(self, spark, tmp_path, path, monkeypatch):
+        """A batch that fails keeps nothing in Spark."""
         changes, model = self.changes()
         frame, table = spark.createDataFrame(rows(*changes)), path
         merges, fails_at, execute = [], None, TableMerger.execute
@@ -82,17 +81,15 @@ class TestPieces:
             return execute(merger)
 
         monkeypatch.setattr(TableMerger, "execute", failing)
-        merge_into_delta(frame, 3, tmp_path / "other", "app", max_bytes=4000)
+        merge_into_delta(frame, 0, tmp_path / "other", "app", max_bytes=4000)
         assert len(merges) > 2
         fails_at = len(merges)
         merges.clear()
-        with pytest.raises(RuntimeError, match="the last piece fails") as caught:
-            merge_into_delta(frame, 3, table, "app", max_bytes=4000)
-        assert DeltaTable(table).transaction_version("app") is None
+        with pytest.raises(MulticloudDbError, match="the last piece fails") as caught:
+            merge_into_delta(frame, 0, table, "app", max_bytes=4000)
         assert is_nothing_kept(spark), caught
-        assert merge_into_delta(frame, 3, table, "app", max_bytes=9000)
+        assert merge_into_delta(frame, 0, table, "app", max_bytes=9000)
         assert documents(table) == model
-        assert DeltaTable(table).transaction_version("app") == 3
         assert is_nothing_kept(spark)
 
     def test_pieces_are_full_and_share_no_key(self, spark, monkeypatch):
@@ -140,10 +137,12 @@ class TestPieces:
         assert [piece.is_last for piece in found] == [*[False] * (len(found) - 1), True]
         assert found[0].rows.column_names == frame.columns
 
-    def test_frame_without_rows_makes_no_table(self, spark, path):
+    def test_frame_without_rows_makes_the_table_only_if_it_is_the_first(self, spark, path):
         frame = spark.createDataFrame(rows(("a", 1, {}))).where("false")
+        assert not merge_into_delta(frame, None, path, None)
+        assert not path.exists()
         assert not merge_into_delta(frame, 0, path, "app")
-        assert not (path).exists()
+        assert documents(path) == {}
 
     def test_single_row_above_the_bound_is_a_piece(self, spark):
         frame = spark.createDataFrame(rows(("a", 1, {"text": "x" * 9000}), ("b", 1, {})))

@@ -34,7 +34,7 @@ def added(batch, name, values, kind=None):
 def refused(path, batch, *parts, category=ErrorCategory.INVALID_REQUEST, **more):
     version = DeltaTable(path).version() if path.exists() else None
     with pytest.raises(MulticloudDbError) as caught:
-        merge_into_delta(batch, **{"batch_id": 1, "table_path": path, "app_id": "app", **more})
+        merge_into_delta(batch, **{"batch_id": 0, "table_path": path, "app_id": "app", **more})
     assert caught.value.detail.category == category
     assert [part for part in parts if part not in str(caught.value)] == []
     assert (DeltaTable(path).version() if path.exists() else None) == version

@@ -4,8 +4,8 @@ An older change may arrive after a newer one in many ways; tombstones keep it aw
 """
 
 import json
-import logging
 import random
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -13,22 +13,27 @@ from functools import partial
 from threading import Barrier
 from types import SimpleNamespace
 
+import attrs
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from deltalake.table import TableAlterer, TableMerger
 
 from multiclouddb_api import (
+    BackfillDone,
     ErrorCategory,
     MulticloudDbError,
+    ResourceAddress,
+    SnapshotStarted,
 )
+from multiclouddb_conformance.targets import events, page
+from multiclouddb_spi import encode_partition_id
 from multiclouddb_spi.sink_rules import PLACES, Scan, SinkTable
 from pyspark_multiclouddb import drop_tombstones, latest_by_key, live_rows, merge_into_delta
 from pyspark_multiclouddb.columns import ROW_SCHEMA
 from pyspark_multiclouddb.delta import DeltaStorage
 
 from .micro_batches import (
-    Killed,
     apply,
     documents,
     make_checkpoint,
@@ -40,7 +45,6 @@ from .micro_batches import (
     with_columns,
     write_offset,
 )
-from .test_source import run_sink
 
 
 class TestLatestByKey:
@@ -78,9 +82,11 @@ class TestLatestByKey:
 
 
 class TestMergeIntoDelta:
-    def test_empty_batch_makes_no_table(self, path):
-        assert not merge_into_delta(rows(), 0, path, "app")
+    def test_empty_batch_makes_the_table_only_if_it_is_the_first(self, path):
+        assert not merge_into_delta(rows(), None, path, None)
         assert not path.exists()
+        assert not merge_into_delta(rows(), 0, path, "app")
+        assert DeltaTable(path).to_pyarrow_dataset().count_rows() == 0
 
     def test_columns(self, path):
         def columns(batch, name):
@@ -139,19 +145,10 @@ class TestPrunedFiles:
         assert model.keys() <= table_of(path).keys()
 
 
-def test_replay_whose_number_was_lost(path):
-    """A merge that changes nothing does not commit, so the number of its batch is not stored."""
-    merge_into_delta(rows(("a", 1, {"n": 1}), ("b", 2, None)), 0, path, "app")
-    version = DeltaTable(path).version()
-    for number in range(1, 3):
-        assert merge_into_delta(rows(("a", 1, {"n": 1}), ("b", 1, {})), number, path, "app")
-    assert (DeltaTable(path).version(), DeltaTable(path).transaction_version("app")) == (version, 0)
-
-
 class TestCleaning:
-    def test_only_old_tombstones_go_and_the_number_of_the_last_batch_stays(self, path):
+    def test_only_old_tombstones_go(self, path):
         before = datetime.now(UTC)
-        merge_into_delta(rows(("a", 1, {"n": 1}), ("b", 2, None), ("c", 3, None)), 4, path, "app")
+        merge_into_delta(rows(("a", 1, {"n": 1}), ("b", 2, None), ("c", 3, None)), 0, path, "app")
         for lifetime in (timedelta(hours=1), timedelta(days=365 * 2_000), timedelta.max):
             assert drop_tombstones(path, lifetime) == 0
         assert drop_tombstones(path) == 0
@@ -160,7 +157,6 @@ class TestCleaning:
         assert drop_tombstones(path, timedelta(0)) == 2
         assert tombstones(path) == {}
         assert documents(path) == {"a": {"n": 1}}
-        assert not merge_into_delta(rows(("b", 1, {})), 4, path, "app")
 
     def test_lifetime_begins_at_the_merge_and_a_replay_does_not_renew_it(self, path):
         merge_into_delta(rows(("b", 2, None)), None, path, None)
@@ -193,54 +189,111 @@ def second(tmp_path):
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_another_query_is_refused_under_the_same_app_id(path, first, second, number):
-    """The numbers of a new checkpoint begin again; 0 and 1 would count as replays."""
-    merge_into_delta(A, 0, path, "app", checkpoint=first)
-    merge_into_delta(B, 1, path, "app", checkpoint=first)
-    version = DeltaTable(path).version()
-    assert version == 2, "number and query are one commit with the rows"
-    with pytest.raises(MulticloudDbError, match=r"app_id: is 'app'.*after-an-outage") as caught:
-        merge_into_delta(C, number, path, "app", checkpoint=second)
-    assert caught.value.category == ErrorCategory.INVALID_REQUEST
-    assert DeltaTable(path).version() == version
-    assert merge_into_delta(C, 0, path, "other", checkpoint=second)
-    assert not merge_into_delta(C, 0, path, "other", checkpoint=second)
+def test_checkpoint_that_was_restored_or_copied_delivers_other_rows_under_old_numbers(path, first, number):
+    for at, change in enumerate((A, B)):
+        merge_into_delta(change, at, path, "app", checkpoint=first)
+    assert merge_into_delta(C, number, path, "app", checkpoint=first)
     assert documents(path) == {"a": {"n": 1}, "b": {"n": 2}, "c": {"n": 3}}
 
 
-class TestOlderTable:
-    """A table whose batch numbers were stored without the id of a query."""
+class TestAnotherTable:
+    """A query delivers each row once, so the table of another one lacks what it has delivered before."""
 
-    @pytest.mark.parametrize("number", [0, 4, 5])
-    def test_no_batch_is_left_out_and_the_way_out_is_said_once(self, path, first, second, caplog, number):
-        merge_into_delta(A, 4, path, "app")
-        with caplog.at_level(logging.WARNING, "multiclouddb.spark"):
-            assert merge_into_delta(B, number, path, "app", checkpoint=first)
-            assert merge_into_delta(C, number + 1, path, "app", checkpoint=first)
-        [said] = caplog.records
-        assert "after-an-outage" in said.getMessage()
-        assert documents(path) == {"a": {"n": 1}, "b": {"n": 2}, "c": {"n": 3}}
-        assert not merge_into_delta(C, number + 1, path, "app", checkpoint=first)
-        with pytest.raises(MulticloudDbError, match="app_id: is 'app'"):
-            merge_into_delta(C, 0, path, "app", checkpoint=second)
+    def test_that_does_not_exist(self, path, first):
+        with pytest.raises(MulticloudDbError, match="delivered rows before") as caught:
+            merge_into_delta(B, 1, path, "app", checkpoint=first)
+        assert caught.value.category == ErrorCategory.NOT_FOUND
+        assert not path.exists()
 
-    def test_process_that_dies_between_two_pieces(self, spark, path, first, kills):
-        """The old number must not count for the new query while its batch is incomplete."""
-        merge_into_delta(A, 4, path, "app")
-        changes = rows(*((f"k{number}", number, {"n": number}) for number in range(10, 20)))
-
-        def merge():
-            frame = spark.createDataFrame(changes)
-            return merge_into_delta(frame, 0, path, "app", checkpoint=first, max_bytes=1)
-
-        kills(dice=SimpleNamespace(random=iter([1, 0, 1]).__next__), chance=0.5)  # at the second commit
+    def test_of_another_query(self, path, first, second):
+        merge_into_delta(A, 0, path, "app", checkpoint=first)
         version = DeltaTable(path).version()
-        with pytest.raises(Killed):
-            merge()
-        assert DeltaTable(path).version() > version
-        kills(dice=None)
-        assert merge()
-        assert len(documents(path)) == 11
+        with pytest.raises(MulticloudDbError, match=r"does not contain what .*after-an-outage"):
+            merge_into_delta(B, 1, path, "app", checkpoint=second)
+        assert DeltaTable(path).version() == version
+        assert merge_into_delta(B, 0, path, "app", checkpoint=second)
+        assert merge_into_delta(C, 1, path, "app", checkpoint=second)
+
+    def test_that_somebody_has_made_again(self, path, first):
+        merge_into_delta(A, 0, path, "app", checkpoint=first)
+        empty = DeltaTable(path).to_pyarrow_dataset().schema.empty_table()
+        shutil.rmtree(path)
+        write_deltalake(path, empty)
+        with pytest.raises(MulticloudDbError, match="made again"):
+            merge_into_delta(B, 1, path, "app", checkpoint=first)
+        assert merge_into_delta(B, 1, path, "app", checkpoint=first, create="always")
+        assert merge_into_delta(C, 2, path, "app", checkpoint=first)
+        assert documents(path) == {"b": {"n": 2}, "c": {"n": 3}}
+
+    @pytest.mark.parametrize("number", [0, 1, 2])
+    def test_offset_says_whether_a_row_was_delivered(self, path, first, number):
+        """The first batches of a query may have no rows, and may not have come to the sink."""
+        for at in range(number):
+            write_offset(first, at, fresh=True)
+        assert merge_into_delta(A, number, path, "app", checkpoint=first)
+        assert documents(path) == {"a": {"n": 1}}
+
+
+class TestRestored:
+    """RESTORE takes back rows which no query delivers again."""
+
+    def fill(self, path, first):
+        versions = []
+        for at, change in enumerate((A, B, C)):
+            merge_into_delta(change, at, path, "app", checkpoint=first)
+            versions.append(DeltaTable(path).version())
+        return versions
+
+    @pytest.mark.parametrize("then", [0, 1])
+    @pytest.mark.parametrize("commits", [0, 40])
+    def test_further_than_the_checkpoint_is_refused(self, path, first, then, commits):
+        version = self.fill(path, first)[then]
+        DeltaTable(path).restore(version)
+        for _ in range(commits):
+            write_deltalake(path, DeltaTable(path).to_pyarrow_dataset().schema.empty_table(), mode="append")
+        with pytest.raises(MulticloudDbError, match=r"restored to an earlier version.*after-an-outage"):
+            merge_into_delta(rows(("d", 4, {})), 3, path, "app", checkpoint=first)
+        # With the checkpoint, the query delivers the rest again.
+        for at, change in list(enumerate((A, B, C)))[then + 1 :]:
+            assert merge_into_delta(change, at, path, "app", checkpoint=first)
+        assert merge_into_delta(rows(("d", 4, {})), 3, path, "app", checkpoint=first)
+        assert documents(path).keys() == {"a", "b", "c", "d"}
+
+    def test_before_the_query_began_is_refused(self, path, first):
+        merge_into_delta(rows(("x", 1, {})), None, path, None)
+        version = DeltaTable(path).version()
+        self.fill(path, first)
+        DeltaTable(path).restore(version)
+        with pytest.raises(MulticloudDbError, match="does not contain what"):
+            merge_into_delta(rows(("d", 4, {})), 3, path, "app", checkpoint=first)
+
+    def test_pages_begin_a_snapshot_again(self, path):
+        merge_into_delta(page(events(("a", 1, {}))), None, path, None)
+        version = DeltaTable(path).version()
+        merge_into_delta(page(events(("b", 2, {}))), None, path, None)
+        DeltaTable(path).restore(version)
+        later = attrs.evolve(page(events(("c", 3, {}))), resumed_from="token")
+        with pytest.raises(MulticloudDbError, match="restored to an earlier version"):
+            merge_into_delta(later, None, path, None)
+        plan = encode_partition_id("provider", ResourceAddress("main", "orders"), "first", "snapshot:s")
+        merge_into_delta(page([], SnapshotStarted("000010~", plan)), None, path, None)
+        scan = events(("b", 0, {}), mark="snapshot:s:", backfilled=True, floor="000010~")
+        scan = page(scan, BackfillDone(plan, "000010~"))
+        merge_into_delta(attrs.evolve(scan, resumed_from="token"), None, path, None)
+        assert documents(path) == {"b": {}}
+
+    def test_takes_back_what_is_known_of_a_snapshot(self, path):
+        """A snapshot that the table has forgotten begins again, and ends again."""
+        merge_into_delta(page(events(("a", 1, {}), ("gone", 2, {}))), None, path, None)
+        version = DeltaTable(path).version()
+        plan = encode_partition_id("provider", ResourceAddress("main", "orders"), "first", "snapshot:s")
+        scan = events(("a", 0, {"s": 1}), mark="snapshot:s:", backfilled=True, floor="000010~")
+        pages = [page([], SnapshotStarted("000010~", plan)), page(scan, BackfillDone(plan, "000010~"))]
+        for _ in range(2):
+            for each in pages:
+                merge_into_delta(each, None, path, None)
+            assert documents(path) == {"a": {"s": 1}}
+            DeltaTable(path).restore(version)
 
 
 def test_commit_names_what_the_offset_says_is_left_out(path, first):
@@ -253,28 +306,15 @@ def test_commit_names_what_the_offset_says_is_left_out(path, first):
     assert "multiclouddb.poison" in DeltaTable(path).history()[1]
 
 
-def test_batch_of_which_nothing_can_be_decoded_is_noted_once(path, first):
-    merge_into_delta(A, None, path, None)
+def test_batch_of_which_nothing_can_be_decoded_is_noted(path, first):
+    merge_into_delta(A, 0, path, "app", checkpoint=first)
     poison = {"count": 1, "first": [["p0", "sequence 4"]]}
     write_offset(first, 7, poison=poison)
-    for _ in range(2):
-        assert not merge_into_delta(rows(), 7, path, "app", checkpoint=first)
+    assert not merge_into_delta(rows(), 7, path, "app", checkpoint=first)
     assert [json.loads(each) for each in notes_of(path, "poison")] == [poison]
 
 
 class TestWithoutAQuery:
-    def test_table_or_page_is_left_out_by_its_number_alone(self, path, first):
-        merge_into_delta(A, 4, path, "app")
-        assert not merge_into_delta(B, 4, path, "app")
-        merge_into_delta(B, 1, path, "other", checkpoint=first)
-        assert not merge_into_delta(C, 1, path, "other")
-        assert documents(path) == {"a": {"n": 1}, "b": {"n": 2}}
-
-    def test_frame_that_no_query_runs(self, spark, path):
-        frame = spark.createDataFrame(A)
-        assert merge_into_delta(frame, 0, path, "app")
-        assert not merge_into_delta(frame, 0, path, "app")
-
     def test_frame_of_connect_needs_the_checkpoint(self, spark, path, tmp_path, monkeypatch):
         frame = spark.createDataFrame(A)
         unknown = property(lambda session: (_ for _ in ()).throw(AttributeError("not over Connect")))
@@ -283,28 +323,6 @@ class TestWithoutAQuery:
             with pytest.raises(MulticloudDbError, match=r"app_id: .*pass checkpoint="):
                 merge_into_delta(frame, 0, path, "app", checkpoint=checkpoint)
         assert merge_into_delta(frame, None, path, None)
-
-
-def test_spark_with_a_new_checkpoint_directory_and_the_same_app_id(spark, source, path, tmp_path):
-    """The refused query has merged nothing."""
-
-    def run(name):
-        def merge(frame, batch_id):
-            if name == "second":
-                with pytest.raises(MulticloudDbError, match="app_id: is 'app'"):
-                    merge_into_delta(frame.toArrow(), batch_id, path, "app")
-            merge_into_delta(frame, batch_id, path, "app")
-
-        return run_sink(spark, source, tmp_path / name, merge)
-
-    source.write(30)
-    run("first")
-    before = documents(path)
-    assert before == source.documents
-    source.write(30)
-    with pytest.raises(Exception, match=r"INVALID_REQUEST.*app_id: is 'app'"):
-        run("second")
-    assert documents(path) == before
 
 
 @pytest.fixture
@@ -344,7 +362,6 @@ class TestCommitOfAnother:
         assert merge_into_delta(rows(("a", 3, {"n": 3}), ("b", 4, {"n": 4})), 1, path, "app")
         assert others == []
         assert documents(path) == {"a": {"n": 3}, "b": {"n": 4}}
-        assert DeltaTable(path).transaction_version("app") == 1
 
     def test_merges_the_same_new_key(self, path, others):
         """The other process writes `a` at 5. The older change does not win, and makes no second row."""
@@ -388,7 +405,6 @@ class TestCommitOfAnother:
             merge_into_delta(rows(("a", 200, {"n": 200})), 1, path, "app")
         assert caught.value.detail.category == ErrorCategory.CONFLICT
         assert caught.value.detail.retryable
-        assert DeltaTable(path).transaction_version("app") == 0
         others.clear()
         assert merge_into_delta(rows(("a", 200, {"n": 200})), 1, path, "app")
         assert documents(path) == {"a": {"n": 200}}
@@ -420,5 +436,4 @@ class TestThreads:
                 each.result()
         last = {"n": 72}
         assert documents(path) == {"seed": {"n": 1}} | dict.fromkeys((f"k{key}" for key in range(5)), last)
-        assert {DeltaTable(path).transaction_version(name) for name in ("1", "2")} == {7}
         assert len(waits) <= 3 * 8

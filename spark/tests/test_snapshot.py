@@ -229,24 +229,16 @@ class TestRefusals:
         second.drain()
         check_equal(second.table, source)
 
-    @pytest.mark.parametrize("has_older_rows", [True, False])
-    def test_checkpoint_that_comes_when_rows_were_merged_without_it(
-        self, source, tmp_path, path, has_older_rows
-    ):
-        """Without the checkpoint, the sink cannot distinguish the snapshot's rows from older rows."""
+    @pytest.mark.parametrize("steps", [1, 4])
+    def test_checkpoint_that_comes_when_rows_were_merged_without_it(self, source, tmp_path, steps):
+        """The table does not know the query of the checkpoint, so nobody knows what it contains."""
         source.write(40)
-        if has_older_rows:
-            merge_into_delta(rows(("old", 1, {})), None, path, None)
         query = MergedQuery(source, tmp_path, passes_checkpoint=False, **SMALL)
-        for _ in range(1 if has_older_rows else 4):
+        for _ in range(steps):
             query.step()
         query.passes_checkpoint = True
-        if has_older_rows:
-            with pytest.raises(MulticloudDbError, match=r"was not given when the snapshot began"):
-                query.drain()
-        else:
+        with pytest.raises(MulticloudDbError, match=r"does not contain what the query|has no mark"):
             query.drain()
-            check_equal(path, source)
 
     def test_checkpoint_without_the_batch(self, tmp_path, path):
         checkpoint = make_checkpoint(tmp_path / "one", "query-1")
@@ -320,7 +312,7 @@ class TestBegin:
         query.batch(scanned("a"), over=True)
         shutil.rmtree(query.table)
         for batch in (rows(), rows(("b", 11, {})), rows(("c", 12, {}))):
-            with pytest.raises(MulticloudDbError, match=r"of which .* has no mark.* dropped"):
+            with pytest.raises(MulticloudDbError, match=r"does not exist, but .* was dropped"):
                 query.batch(batch, over=True)
         again = {"plan": "again", "floor": "000020~"}
         query.batch(rows(), **again)
@@ -342,7 +334,7 @@ class TestBegin:
         with patch.object(DeltaStorage, "store", stores_and_dies), pytest.raises(Killed):
             merge()
         assert not merge()
-        assert DeltaTable(query.table).transaction_version("multiclouddb-snapshot:p") == 0
+        assert DeltaTable(query.table).metadata().configuration["multiclouddb-snapshot:p"] == "0"
 
 
 class TestEnd:

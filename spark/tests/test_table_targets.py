@@ -23,10 +23,9 @@ from .micro_batches import make_checkpoint, read_counted, write_offset
 class TableSink:
     """A query whose checkpoint says which snapshot a batch belongs to, as that of a stream does."""
 
-    numbers = False
-
     def __init__(self, spark, folder, left):
-        self.spark, self.left, self.batch = spark, left, 0
+        self.spark, self.left, self.batch = spark, left, -1
+        self.known, self.fresh = {}, True
         self.table = f"lake_{uuid.uuid4().hex}.shop.orders"
         catalog = f"spark.sql.catalog.{self.table.partition('.')[0]}"
         spark.conf.set(catalog, "multiclouddb.test.Catalog")
@@ -34,10 +33,9 @@ class TableSink:
         spark.conf.set(f"{catalog}.root", str(self.lake))
         self.target = TableTarget(spark, self.table)
         self.checkpoint, self.snapshot, self.seen = make_checkpoint(folder / "checkpoint", "q"), None, set()
-        write_offset(self.checkpoint, 0)
 
-    def merge(self, batch, batch_id=None, app_id=None, *, create=True, **options):
-        notices, feed = (), {}
+    def merge(self, batch, batch_id=None, app_id=None, *, create="first", **options):
+        notices, feed, given = (), {}, batch
         if isinstance(batch, ChangeFeedPage):
             notices, made = batch.notices, decode_token(batch.continuation_token)
             feed = {
@@ -49,20 +47,24 @@ class TableSink:
         for notice in notices:
             plan = notice.partition_id.rpartition(":")[2]
             if isinstance(notice, SnapshotStarted) and plan not in self.seen:
-                snapshot = {"plan": plan, "floor": notice.floor, "over": False, "whole": True}
+                snapshot = {"plan": plan, "floor": notice.floor, "over": False, "whole": notice.whole}
             if isinstance(notice, BackfillDone) and snapshot["plan"] == plan:
                 snapshot = {**snapshot, "over": True}
-        # A batch that is repeated after a death has the same number.
-        number = self.batch + 1
-        write_offset(self.checkpoint, number, **({"s": snapshot} if snapshot else {}), **feed)
+        # A batch that is repeated has the same number and the same offset.
+        number, _, snapshot, fresh = self.known.get(
+            id(given), (self.batch + 1, given, snapshot, self.fresh and not batch.num_rows)
+        )
+        self.known[id(given)] = number, given, snapshot, fresh
+        write_offset(self.checkpoint, number, **({"s": snapshot} if snapshot else {}), fresh=fresh, **feed)
         # Over Connect, a frame without rows needs its columns.
         rows = batch if batch.num_rows else []
         frame = self.spark.createDataFrame(rows, from_arrow_schema(batch.schema, prefer_timestamp_ntz=True))
         merged = merge_into_table(
-            frame, number, self.table, checkpoint=self.checkpoint if snapshot else None,
-            create_using="test" if create else None, **options,
+            frame, number, self.table, checkpoint=self.checkpoint,
+            create_using=None if create == "never" else "test", **options,
         )  # fmt: skip
-        self.batch, self.snapshot = number, snapshot
+        if number > self.batch:
+            self.batch, self.snapshot, self.fresh = number, snapshot, fresh
         if snapshot:
             self.seen.add(snapshot["plan"])
         return merged

@@ -13,8 +13,6 @@ from .micro_batches import Killed
 
 
 class DeltaSink:
-    numbers = True
-
     def __init__(self, path, kills):
         self.path, self.kills, self.target = path, kills, DeltaTarget(path)
 
