@@ -117,6 +117,7 @@ class Repair:
         """Write rows; a row that the table refuses does not stop the others."""
         if not fixes:
             return
+        self._sides.check_mark()
         try:
             self._written += self._sides.target.fix(fixes)
         except MulticloudDbError as error:

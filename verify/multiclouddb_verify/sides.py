@@ -20,6 +20,7 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_spi.batch import collector_paused
+from multiclouddb_spi.table_mark import FeedSource, TableMark
 from multiclouddb_verify.comparison import (
     GONE,
     Seen,
@@ -86,6 +87,8 @@ class Sides:
 
     state: State
     """Set before anything else is called."""
+    feed: FeedSource
+    """The feed whose changes the table has to contain; set before the table is looked at."""
 
     def __init__(
         self,
@@ -106,7 +109,9 @@ class Sides:
             )
         self.patience: float = settings.get("patience_seconds", 600.0)
         self.force: bool = settings.get("force", False)
+        self._adopts: bool = settings.get("adopt", False)
         self.is_adopted = False
+        self._is_marked = False
         self.transform: Transform | None = settings.get("transform")
         self.held: Callable[[Any], Any] | None = None
         self._on_progress: Callable[[Progress], None] | None = settings.get("on_progress")
@@ -243,6 +248,38 @@ class Sides:
                 follow_at = self.clock() + (0.0 if is_behind else 1.0)
         assert page is not None, "a scan has at least one page"
         flush(page, is_last=True)
+
+    def check_mark(self) -> TableMark | None:
+        """Refuse the table of another feed, and one of which nobody says whose changes it contains.
+
+        The table may be replaced by another one of its name at any time, so it is asked again before each
+        write, and before a verdict.
+        """
+        target, source, mark = self.target, self.feed, self.target.mark()
+        if mark is None:
+            if self._is_marked:
+                raise invalid_request(
+                    "target",
+                    f"{target.name} was replaced meanwhile by a table without a mark of a sink",
+                    "run verify again, when nobody makes the table again any more",
+                )
+            if not self._adopts:
+                raise invalid_request(
+                    "target",
+                    f"{target.name} has no mark of a sink, so nothing says that it is the table of {source}",
+                    "let the sink merge a batch, which marks the table; or, if you know that it is, pass "
+                    "adopt=True (--adopt)",
+                )
+            self.is_adopted = True
+            return None
+        if not mark.source.may_be(source):
+            if (mark.provider, mark.address) == (source.provider, source.address):
+                problem = f"was filled from {source} before that was dropped and created again"
+            else:
+                problem = f"is the table of {mark.source}, and not of {source}"
+            raise invalid_request("target", f"{target.name} {problem}", "correct the collection or the table")
+        self._is_marked = True
+        return mark
 
     def check_foreign(self, wrong: int, count: int) -> None:
         """Stop if a table that only the user calls that of the collection looks like that of another one.

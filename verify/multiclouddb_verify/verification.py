@@ -334,6 +334,7 @@ class Verification:
         self._rounds.run()
         if self._repair:
             self._repair_all()
+        self._sides.check_mark()
         report = self._report(began)
         through, since = report.verified_through, self._incomplete_since
         if through is not None and since is not None and (self._repair or self._record):
@@ -373,37 +374,13 @@ class Verification:
         # The table is looked at before the source is read, because it may be none.
         for _ in self._sides.target.rows([], own=self._sides.transform is not None):
             break
-        self._check_mark(FeedSource.of_token(page.continuation_token))
+        self._sides.feed = FeedSource.of_token(page.continuation_token)
+        mark = self._sides.check_mark()
+        self._incomplete_since = None if mark is None else mark.incomplete_since
         self._sides.look_at_columns()
         if self._repair and self._sides.transform is None:
             self._sides.target.fix(())
         return page
-
-    def _check_mark(self, source: FeedSource) -> None:
-        """Refuse the table of another source, and one of which nobody says whose changes it contains."""
-        target = self._sides.target
-        mark = target.mark()
-        if mark is None:
-            if not self._settings.get("adopt", False):
-                raise invalid_request(
-                    "target",
-                    f"{target.name} has no mark of a sink, so nothing says that it is the table of {source}",
-                    "let the sink merge a batch, which marks the table; or, if you know that it is, pass "
-                    "adopt=True (--adopt)",
-                )
-            self._sides.is_adopted = True
-        elif not mark.source.may_be(source):
-            if (mark.provider, mark.address) == (source.provider, source.address):
-                problem = f"was filled from {source} before that was dropped and created again"
-            else:
-                problem = f"is the table of {mark.source}, and not of {source}"
-            raise invalid_request(
-                "target",
-                f"{target.name} {problem}; nothing was compared",
-                "correct the collection or the table",
-            )
-        else:
-            self._incomplete_since = mark.incomplete_since
 
     def _begin(self, first: str) -> None:
         """Store K and begin the scan."""

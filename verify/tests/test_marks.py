@@ -1,5 +1,7 @@
 """A table is compared with the collection of its mark, and with no other one."""
 
+import shutil
+
 import attrs
 import pytest
 from deltalake import DeltaTable
@@ -21,16 +23,20 @@ def shop(tmp_path):
         yield shop
 
 
-def unmark(shop):
-    """Let the table be one that no sink has marked."""
-    table = DeltaTable(shop.table)
-    rows = table.to_pyarrow_dataset().scanner(use_threads=False).to_table()
-    shop.table = shop.folder / "unmarked"
-    DeltaTable.create(shop.table, rows.schema)
+def without_mark(where, copy):
+    """Copy a table to one that no sink has marked; return its path."""
+    rows = DeltaTable(where).to_pyarrow_dataset().scanner(use_threads=False).to_table()
+    DeltaTable.create(copy, rows.schema)
     from deltalake import write_deltalake
 
-    write_deltalake(shop.table, rows, mode="append")
-    assert DeltaTarget(shop.table).mark() is None
+    write_deltalake(copy, rows, mode="append")
+    assert DeltaTarget(copy).mark() is None
+    return copy
+
+
+def unmark(shop):
+    """Let the table be one that no sink has marked."""
+    shop.table = without_mark(shop.table, shop.folder / "unmarked")
 
 
 def set_mark(shop, **changes):
@@ -138,6 +144,34 @@ class TestUnmarked:
     def test_a_marked_one_is_that_of_its_collection_whatever_it_contains(self, shop):
         DeltaTable(shop.table).delete()
         assert shop.verify(repair=True).equal
+
+
+class TestReplaced:
+    """Somebody makes another table under the name while `verify` runs."""
+
+    @pytest.mark.parametrize("is_marked", [False, True])
+    @pytest.mark.parametrize(
+        ("phase", "repair"), [("scan", True), ("table", False), ("rounds", False), ("repair", True)]
+    )
+    def test_nothing_is_written_into_it_and_it_gets_no_verdict(self, phase, repair, is_marked, shop):
+        other = other_collection(shop, 40)
+        if not is_marked:
+            other = without_mark(other, shop.folder / "unmarked")
+        plant(shop.table, key_of(shop.names[3]), Kind.MISSING)
+        before, replaced = rows_of(other), []
+
+        def replace(told):
+            if told.phase == phase and not replaced:
+                replaced.append(True)
+                shutil.rmtree(shop.table)
+                shutil.copytree(other, shop.table)
+
+        text = "is the table of" if is_marked else "was replaced meanwhile by a table without a mark"
+        with pytest.raises(MulticloudDbError, match=text) as caught:
+            shop.verify(repair=repair, force=True, on_progress=replace, adopt=True, record=True)
+        assert replaced
+        assert caught.value.category == ErrorCategory.INVALID_REQUEST
+        assert rows_of(shop.table) == before
 
 
 def test_by_default_a_tenth_of_the_rows_is_repaired_and_at_least_100(tmp_path):
