@@ -106,7 +106,10 @@ def test_driver_gets_few_rows_and_its_work_does_not_grow(sink, spark, tmp_path):
             spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
             before, began = counter.rows(), cpu_seconds()
             frame = made(spark, count, order)
-            assert merge_into_table(frame.mapInArrow(counted, frame.schema), order, name, create_using="test")
+            assert merge_into_table(
+                frame.mapInArrow(counted, frame.schema), order - 1, name, create_using="test",
+                source="provider:main/orders",
+            )  # fmt: skip
             costs[count].append(cpu_seconds() - began)
             spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
             assert 1 <= counter.rows() - before <= 100

@@ -226,7 +226,7 @@ def test_a_mark_is_stored_in_a_table_that_deltalake_cannot_read(table):
     DeltaTable(table).alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
     begins = SnapshotStarted("000010~", "p:r:snapshot:s")
     merge_into_delta(page([], begins), None, table, None)
-    assert DeltaTable(table).transaction_version("multiclouddb-snapshot:s") == 0
+    assert DeltaTable(table).metadata().configuration["multiclouddb-snapshot:s"] == "0"
 
 
 def test_a_row_that_the_table_refuses_does_not_keep_the_others_from_being_repaired(tmp_path):

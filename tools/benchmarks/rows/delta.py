@@ -35,7 +35,9 @@ def changes(numbers: list[int], order: int) -> pa.Table:
     """Return one change for each of the given keys."""
     import pyarrow as pa
 
+    from multiclouddb_api import ResourceAddress
     from multiclouddb_api.arrow import EVENT_SCHEMA
+    from multiclouddb_spi import encode_partition_id
 
     count = len(numbers)
     types = ["DELETE" if place % 10 == 9 and order else "UPDATE" for place in range(count)]
@@ -47,6 +49,10 @@ def changes(numbers: list[int], order: int) -> pa.Table:
         "new_item_state": [None if kind == "DELETE" else "x" * 300 for kind in types],
         "order_key": [f"{order + place:020d}" for place in range(count)],
         "backfilled": [False] * count,
+        "database": ["bench"] * count,
+        "collection": ["orders"] * count,
+        "partition_id": [encode_partition_id("embedded", ResourceAddress("bench", "orders"), None, "p0")]
+        * count,
     }
     return pa.table(
         [pa.array(values.get(field.name, [None] * count), field.type) for field in EVENT_SCHEMA],
@@ -58,7 +64,7 @@ def by_sink(path: Path, batch: pa.Table) -> None:
     """Merge with the library's sink."""
     from pyspark_multiclouddb import merge_into_delta
 
-    merge_into_delta(batch, 1, path, "bench")
+    merge_into_delta(batch, 0, path, "bench")
 
 
 def by_deltalake(path: Path, latest: pa.Table) -> None:

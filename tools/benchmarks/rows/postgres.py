@@ -80,7 +80,7 @@ def postgres_merge(bench: Bench) -> Iterator[Sides]:
                 connection.execute("CREATE TABLE orders (LIKE first INCLUDING ALL)")
                 connection.execute("INSERT INTO orders SELECT * FROM first")
             began, cpu, server_cpu = time.perf_counter(), time.process_time(), server.cpu_seconds()
-            merge_into_postgres(batch, 1, server.dsn, "orders", "bench")
+            merge_into_postgres(batch, 0, server.dsn, "orders", "bench")
             seconds, client = time.perf_counter() - began, time.process_time() - cpu
             spent = server.cpu_seconds() - server_cpu
             again = server.cpu_seconds()

@@ -30,7 +30,7 @@ def by_sink(spark: SparkSession, batch: DataFrame, latest: DataFrame, table: str
     del spark, latest
     from pyspark_multiclouddb import merge_into_table
 
-    merge_into_table(batch, 1, table)
+    merge_into_table(batch, 0, table)
 
 
 def by_statement(spark: SparkSession, batch: DataFrame, latest: DataFrame, table: str) -> None:
