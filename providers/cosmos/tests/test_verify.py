@@ -5,17 +5,15 @@ import json
 import pytest
 from deltalake import DeltaTable
 
-from multiclouddb_api import Beginning, encode_json
-from multiclouddb_cosmos import CosmosOptions
+from multiclouddb_api import encode_json
 from multiclouddb_cosmos_emulator.faults import Fail
 from multiclouddb_verify import DeltaTarget, Kind, verify
 from pyspark_multiclouddb import live_rows, merge_into_delta
 
 from .world import ADDRESS
 
-pytestmark = pytest.mark.usefixtures("hasty")
+pytestmark = [pytest.mark.usefixtures("hasty"), pytest.mark.slow]
 
-LATEST = CosmosOptions(mode="latest")
 PLAIN = ["plain", "another", "third"]
 ODD = ["a/b", "c/", "tab\tid", "no#1", "end ", "p%20"]
 
@@ -23,9 +21,9 @@ ODD = ["a/b", "c/", "tab\tid", "no#1", "end ", "p%20"]
 @pytest.fixture
 def sink(world, tmp_path):
     """Write the items, merge them into a table, and damage all of its rows."""
+    consumer = world.consumer()
     for item_id in PLAIN + ODD:  # azure-cosmos checks the ids of items, but not those in a batch
         world.batch("p", ("upsert", ({"id": item_id, "pk": "p", "n": 1},)))
-    consumer = world.consumer(Beginning(), provider_options=LATEST)
     page = consumer.read()
     merge_into_delta(page, None, tmp_path / "orders", None)
     while not page.idle:
@@ -44,7 +42,7 @@ def key_of(item_id):
 def repaired(world, tmp_path, token):
     return verify(
         world.client(), ADDRESS, DeltaTarget(tmp_path / "orders"), position=token, repair=True,
-        provider_options=LATEST, state=tmp_path / "state", patience_seconds=10.0,
+        state=tmp_path / "state", patience_seconds=10.0,
     )  # fmt: skip
 
 
