@@ -20,7 +20,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, Protocol, TypeAlias, assert_never
 
 import attrs
 import pyarrow as pa
@@ -30,15 +31,22 @@ from multiclouddb_api import (
     BackfillDone,
     ChangeFeedPage,
     ChangeType,
+    Dropped,
     ErrorCategory,
     ErrorDetail,
+    FeedEnded,
+    Gap,
+    Invalidated,
     MulticloudDbError,
+    PartitionFoundLate,
     RecordSkipped,
+    Renamed,
     ResourceAddress,
     SnapshotStarted,
     invalid_request,
 )
 from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
+from multiclouddb_api.redaction import rfc3339
 from multiclouddb_api.validators import check_type, type_name
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE, key_digest
 from multiclouddb_spi.scan.contract import LATEST_MARK, plan_id_of
@@ -184,6 +192,7 @@ class Batch:
     is_told: bool = False  # the checkpoint of a query was given
     is_page: bool = False
     source: FeedSource | None = None  # the feed, if the caller or a page says it
+    has_gap: bool = False  # changes were lost, and its user has chosen to go on without them
     is_first: bool | None = None  # its query has delivered no row before; None if nobody knows
     create: Create = "first"
 
@@ -311,7 +320,7 @@ class SinkTable:
         if source is None:
             return stored  # a batch without rows
         if stored is None or (batch.begins_anew and stored.source != source):
-            return TableMark(source, columns)
+            return _since(TableMark(source, columns), batch)
         if not stored.source.may_be(source):
             if (stored.provider, stored.address) == (source.provider, source.address):
                 problem = f"comes from {source}, which was dropped and created again after {where} was filled"
@@ -320,7 +329,7 @@ class SinkTable:
                 problem = f"comes from {source}, but {where} is filled from {stored.source}"
                 way_out = "use a table of its own for each collection"
             raise invalid_request("batch", problem, way_out)
-        return stored.with_columns(columns)
+        return _since(stored.with_columns(columns), batch)
 
     def check_place(self, batch: Batch) -> None:
         """Refuse a batch whose query has delivered rows before, if the table does not contain them.
@@ -392,6 +401,10 @@ class SinkTable:
         if self._stage(scan.plan) == _ENDED:
             return
         self._storage.bury(scan.floor, _staged(scan.plan, _ENDED))
+        # A whole snapshot has brought what was lost.
+        mark = self._storage.feed_mark()
+        if mark is not None and mark.incomplete_since is not None:
+            self._storage.set_feed_mark(attrs.evolve(mark, incomplete_since=None))
         self._ensure(scan.plan, _ENDED)
 
     def accept(self, plan: str, *, is_page: bool) -> None:
@@ -494,6 +507,8 @@ def merge_batch(storage: Storage, sink: str, batch: Batch) -> bool:
                 _begin(table, batch, piece.plan)
             storage.merge(piece.rows, notes)
             merged = True
+    if batch.has_gap and not merged:
+        table.claim_empty(batch)
     if not merged and batch.done is not None and (batch.is_first or batch.begins_anew or batch.done.notes):
         # 1. The first batch of a query may have no rows. It makes the table, so that a later batch can tell
         #    whether the table was dropped since.
@@ -513,6 +528,13 @@ def merge_batch(storage: Storage, sink: str, batch: Batch) -> bool:
         if scan.is_over:
             table.end(scan)
     return merged
+
+
+def _since(mark: TableMark, batch: Batch) -> TableMark:
+    """Return the mark of a table that lacks changes from now on, if the batch says so."""
+    if not batch.has_gap or mark.incomplete_since is not None:
+        return mark
+    return attrs.evolve(mark, incomplete_since=rfc3339(datetime.now(UTC)))
 
 
 def _notes(batch: Batch) -> Mapping[str, str]:
@@ -576,9 +598,36 @@ def scans_in(batch: object) -> tuple[list[Scan], list[Scan]]:
                     "snapshot, the sink would treat the document as deleted",
                     "change or delete the document in the database, and begin another Snapshot()",
                 )
+            case Dropped(name):
+                raise _other_rows(f"{name} was dropped, and the table still has its rows")
+            case Renamed(name, new_name):
+                raise _other_rows(f"{name} was renamed to {new_name}, and the table still has its rows")
+            case Invalidated(reason):
+                raise _other_rows(f"the feed has lost its resource ({reason}), and the table has its rows")
+            case RecordSkipped() | Gap() | FeedEnded() | PartitionFoundLate():
+                pass  # a gap marks the table; the others change no row
             case _:
-                pass
+                assert_never(notice)
     return begun, ended
+
+
+def has_gap(batch: object) -> bool:
+    """Return whether a page says that changes were lost, and no whole snapshot begins on it for that reason.
+
+    A read that fails on expired positions has no such page, so its user has chosen `SkipToOldest()`.
+    """
+    notices = batch.notices if isinstance(batch, ChangeFeedPage) else ()
+    begins = any(isinstance(each, SnapshotStarted) and each.whole for each in notices)
+    return not begins and any(isinstance(each, Gap) for each in notices)
+
+
+def _other_rows(problem: str) -> MulticloudDbError:
+    return invalid_request(
+        "batch",
+        f"says that {problem}; nothing was merged",
+        "if a collection of this name exists again, read it from Snapshot(), which removes the rows of the "
+        f"old one from the table; else drop the table, or stop the sink before this page; {AFTER_AN_OUTAGE}",
+    )
 
 
 def _plan_of(partition_id: str) -> str | None:

@@ -29,10 +29,14 @@ from multiclouddb_api import (
     ChangeEvent,
     ChangeFeedPage,
     ChangeType,
+    Dropped,
     ErrorCategory,
+    Gap,
+    Invalidated,
     MulticloudDbError,
     MulticloudDbKey,
     Notice,
+    Renamed,
     ResourceAddress,
     SnapshotStarted,
     decode_json,
@@ -56,6 +60,8 @@ __all__ = [
     "TestLives",
     "TestMarked",
     "TestMerged",
+    "TestNoticed",
+    "TestNoticesOfPages",
     "TestRead",
     "TestRepeated",
     "TestSnapshot",
@@ -651,6 +657,53 @@ def _history() -> list[tuple[pa.Table | ChangeFeedPage, dict[str, Any], dict[str
         (page(events(("a", 22, {"n": 22}))), {}, {"a": {"n": 22}}),
     ]
     return steps
+
+
+class TestNoticesOfPages:
+    """Tests notices that change which rows exist."""
+
+    @pytest.mark.parametrize(
+        "notice",
+        [Dropped("main/orders"), Renamed("main/orders", "main/old"), Invalidated("it was dropped")],
+        ids=lambda notice: type(notice).__name__,
+    )
+    def test_a_page_after_which_other_rows_exist_is_refused(self, sink: SinkHarness, notice: Notice) -> None:
+        sink.merge(page(events(("a", 1, {"n": 1}))))
+        message = refused(sink.merge, page(events(("b", 2, {})), notice)).message
+        assert "Snapshot()" in message
+        assert documents(sink) == {"a": {"n": 1}}
+
+
+class TestNoticed:
+    """Tests what a gap leaves in the mark of the table."""
+
+    def test_a_gap_marks_the_table_until_a_whole_snapshot_has_ended(self, sink: SinkHarness) -> None:
+        def since() -> str | None:
+            mark = sink.target.mark()
+            assert mark is not None
+            return mark.incomplete_since
+
+        sink.merge(page(events(("a", 1, {"n": 1}))))
+        assert since() is None
+        lost = Gap(_PLAN, "5", "9")
+        sink.merge(page(events(("b", 9, {})), lost))
+        first = since()
+        assert first is not None
+        sink.merge(page([], lost))
+        sink.merge(page(events(("c", 10, {}))))
+        assert since() == first
+        sink.merge(page([], Gap(_PLAN, "11", "a new snapshot"), SnapshotStarted("000020~", _PLAN)))
+        assert since() == first
+        scanned = events(("c", 0, {}), mark="snapshot:s:", backfilled=True, floor="000020~")
+        sink.merge(page(scanned, BackfillDone(_PLAN, "000020~")))
+        assert since() is None
+        assert documents(sink) == {"c": {}}
+
+    def test_a_gap_before_the_first_event_marks_the_table_too(self, sink: SinkHarness) -> None:
+        sink.merge(page([], Gap(_PLAN, "5", "9")))
+        mark = sink.target.mark()
+        assert mark is not None
+        assert mark.incomplete_since is not None
 
 
 class TestRepeated:

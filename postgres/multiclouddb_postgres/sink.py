@@ -22,6 +22,7 @@ from multiclouddb_spi.sink_rules import (
     check_needed,
     check_options,
     feed_of,
+    has_gap,
     in_utc,
     is_first,
     merge_batch,
@@ -143,19 +144,19 @@ def merge_into_postgres(
         )
     place = where(dsn, table)
     location = checkpoint if isinstance(checkpoint, str | os.PathLike) else None
-    query, scan, notes, feed, told_first = None, None, dict[str, str](), None, None
+    query, scan, notes, feed, told_first, told_gap = None, None, dict[str, str](), None, None, False
     if is_frame or location is not None:
         from pyspark_multiclouddb.checkpoint import told
 
         said = told(batch, batch_id, app_id, location)
         query, scan, notes, feed = said.query, said.scan, dict(said.notes), said.feed
-        told_first = said.is_first
+        told_first, told_gap = said.is_first, said.has_gap
     begun, ended = scans_in(batch)
     feed = feed_of(batch, source, feed)
     if scan is not None:
         begun, ended = [*begun, scan], [*ended, scan]
     done = None if batch_id is None else Numbered(app_id, batch_id, query, notes)
-    first = is_first(batch, batch_id, told_first)
+    first, gap = is_first(batch, batch_id, told_first), has_gap(batch) or told_gap
     told_by_query = location is not None and not is_page
     if is_frame:
         assert isinstance(dsn, str)
@@ -165,14 +166,14 @@ def merge_into_postgres(
             cast("DataFrame", batch), dsn, table, place, missing_state, connections,
             {"create": create != "never", "new_columns": new_columns, "documents": documents},
             lambda pieces, schema: Batch(
-                pieces, schema, done, begun, ended, scan, told_by_query, False, feed, first, create
+                pieces, schema, done, begun, ended, scan, told_by_query, False, feed, gap, first, create
             ),
         )  # fmt: skip
     changes = table_of(cast("pa.Table | ChangeFeedPage", batch))
     work = Batch(
         lambda: piece_of(changes, missing_state),
         lambda: in_utc(changes.select(check_needed(changes.column_names)[:-1])).schema,
-        done, begun, ended, scan, told_by_query, is_page, feed, first, create,
+        done, begun, ended, scan, told_by_query, is_page, feed, gap, first, create,
     )  # fmt: skip
 
     def merge(connection: Connection) -> bool:

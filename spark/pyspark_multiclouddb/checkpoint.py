@@ -273,6 +273,12 @@ class Checkpoint:
         before = self._offsets(batch_id - 1) if batch_id else []
         return all(offset.get("fresh") is True for offset in before)
 
+    def has_gap(self, batch_id: int) -> bool:
+        """Return True if changes were skipped since the batch before; every later offset says it again."""
+        after = self.notes(batch_id).get("multiclouddb.warning")
+        before = self.notes(batch_id - 1) if batch_id and after is not None else {}
+        return after is not None and after != before.get("multiclouddb.warning")
+
     def feed(self, batch_id: int) -> FeedSource | None:
         """Return the feed that the query reads, if its offsets name one feed."""
         found = {_feed_of(offset) for offset in self._offsets(batch_id)}
@@ -382,6 +388,7 @@ class Told:
         notes: What the table's commit says about changes that the batch lacks.
         feed: The feed that the query reads.
         is_first: True if no row was delivered before the batch; None if the checkpoint is not known.
+        has_gap: True if the batch comes after changes that `failOnDataLoss=false` has skipped.
     """
 
     query: str | None
@@ -389,6 +396,7 @@ class Told:
     notes: Mapping[str, str] = attrs.field(factory=dict)
     feed: FeedSource | None = None
     is_first: bool | None = None
+    has_gap: bool = False
 
 
 def told(
@@ -409,7 +417,7 @@ def told(
         told = Checkpoint(os.fspath(checkpoint), None if frame is None else frame.sparkSession)
         found = Told(
             told.query(query), told.scan(batch_id), told.notes(batch_id), told.feed(batch_id),
-            told.is_first(batch_id),
+            told.is_first(batch_id), told.has_gap(batch_id),
         )  # fmt: skip
     if app_id is not None and found.query is None and not is_reported:
         raise invalid_request(

@@ -145,7 +145,7 @@ def merge_into_table(
     work = Batch(
         lambda: _pieces(batch, missing_state), lambda: needed(batch).drop("type", *HELPERS).schema, done,
         scans, scans, scan, is_told=checkpoint is not None, source=feed_of(batch, source, said.feed),
-        is_first=is_first(batch, batch_id, said.is_first),
+        has_gap=said.has_gap, is_first=is_first(batch, batch_id, said.is_first),
     )  # fmt: skip
     merged = merge_batch(storage, "merge_into_table", work)
     if notes and storage.exists:

@@ -31,6 +31,7 @@ from multiclouddb_spi.sink_rules import (
     Piece,
     check_options,
     feed_of,
+    has_gap,
     in_utc,
     is_first,
     last_changes,
@@ -202,6 +203,7 @@ def merge_into_delta(
         is_told=checkpoint is not None and not is_page,
         is_page=is_page,
         source=feed_of(batch, source, said.feed),
+        has_gap=has_gap(batch) or said.has_gap,
         is_first=is_first(batch, batch_id, said.is_first),
         create=create,
     )
