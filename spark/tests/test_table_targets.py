@@ -75,8 +75,10 @@ class TableSink:
         # Over Connect, a frame without rows needs its columns.
         rows = batch if batch.num_rows else []
         frame = self.spark.createDataFrame(rows, from_arrow_schema(batch.schema, prefer_timestamp_ntz=True))
+        # Rows of a snapshot whose beginning nobody has seen come without a checkpoint that knows it.
+        known = snapshot or not any(batch["backfilled"].to_pylist())
         merged = merge_into_table(
-            frame, number, self.table, checkpoint=self.checkpoint,
+            frame, number, self.table, checkpoint=self.checkpoint if known else None,
             create_using=None if create == "never" else "test", **options,
         )  # fmt: skip
         if number > self.batch:
