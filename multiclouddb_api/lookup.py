@@ -21,7 +21,8 @@ class NotKnown:
     Portability:
         On Cosmos DB, some ids cannot be asked for: the service accepts them when an item is written, and its
         gateway refuses to read them. On each database, an answer is not known if the service has answered
-        with a row whose key equals none of the keys that were asked.
+        with a row whose key equals none of the keys that were asked. See warning 23 in
+        docs/configuration.md.
     """
 
     reason: str = attrs.field(validator=is_a(str))
