@@ -315,7 +315,21 @@ class Sides:
         if self.transform is not None and not isinstance(self.transform, OwnColumns):
             documents = self.source.first_documents()
             known = self.target.columns()
+            if not documents:
+                known = {name: kind for name, kind in known.items() if name in self._sinks_own_columns()}
             self.transform = OwnColumns.of(self.transform, self.target.name, known, documents)
+
+    def _sinks_own_columns(self) -> Sequence[str]:
+        """Return the columns of the sink: an empty collection does not say which ones `transform` fills."""
+        mark = self.target.mark()
+        if mark is None:
+            raise invalid_request(
+                "transform",
+                f"cannot be asked which columns of {self.target.name} it fills, because "
+                f"{self.source.address} is empty, and the table has no mark of a sink that says it",
+                "let the sink merge a batch, which marks the table",
+            )
+        return mark.columns
 
     def document_digests(self, documents: Sequence[Mapping[str, Any] | None]) -> Integers:
         """Return the digests of documents of the source, in the form in which the table has them."""

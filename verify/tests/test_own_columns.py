@@ -72,6 +72,19 @@ def test_a_column_of_another_job_is_neither_compared_nor_written(shop):
     assert all(row["note"] == row["key"] for row in found)
 
 
+def test_in_an_empty_collection_a_column_of_another_job_is_not_written_either(shop):
+    DeltaTable(shop.table).alter.add_columns([Field("note", PrimitiveType("string"))])
+    DeltaTable(shop.table).update(updates={"note": "key"})
+    for name in shop.names:
+        shop.store.delete("orders", name)
+    shop.follow()
+    DeltaTable(shop.table).update(updates={"_deleted_at": "NULL", "n": "7"})
+    report = shop.verify(transform=columns, repair=True)
+    assert (report.equal, report.counts.repaired) == (True, 20)
+    found = DeltaTable(shop.table).to_pyarrow_table().to_pylist()
+    assert all((row["note"], row["n"]) == (row["key"], None) for row in found)
+
+
 def test_a_ghost_alone_is_removed_with_what_transform_fills(shop):
     shop.store.delete("orders", shop.names[2])
     shop.follow()
