@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, Protocol, TypeAlias, assert_never
 
 import attrs
@@ -110,6 +110,8 @@ _LATEST: Final = "multiclouddb-latest"
 """The name of the mark that records whether the table was filled from a feed of latest versions."""
 _QUERY: Final = "multiclouddb-query:"
 """The name of the mark that records that a query has begun in the table; the query's id follows."""
+_LACKING: Final = "multiclouddb-lacking"
+"""The name of the mark that records which gap a snapshot repairs; the snapshot's id follows."""
 _BEGUN: Final = 0
 _ENDED: Final = 1
 _SAID: Final = set[tuple[str, str]]()
@@ -389,7 +391,10 @@ class SinkTable:
         if self._storage.exists and self._stage(scan.plan) is not None:
             return
         if scan.is_first and scan.whole:
-            self._storage.outdate(scan.floor, _staged(scan.plan, _BEGUN))
+            marks = {**_staged(scan.plan, _BEGUN), **self._lacking(scan.plan)}
+            self._storage.outdate(scan.floor, marks)
+            if self._stage(scan.plan) is None:
+                self._storage.store(marks, {})
         elif scan.is_first:
             self._check_empty()
         elif not (scan.was_over and self._storage.exists and not self._storage.is_empty()):
@@ -401,11 +406,20 @@ class SinkTable:
         if self._stage(scan.plan) == _ENDED:
             return
         self._storage.bury(scan.floor, _staged(scan.plan, _ENDED))
-        # A whole snapshot has brought what was lost.
-        mark = self._storage.feed_mark()
-        if mark is not None and mark.incomplete_since is not None:
+        # A whole snapshot has brought what was lost before it began. What is lost during its scan may be a
+        # change of a row that it had read already.
+        mark, lacking = self._storage.feed_mark(), self._lacking(scan.plan)
+        if mark is not None and any(self._storage.mark(name) == each for name, each in lacking.items()):
             self._storage.set_feed_mark(attrs.evolve(mark, incomplete_since=None))
         self._ensure(scan.plan, _ENDED)
+
+    def _lacking(self, plan: str) -> Mapping[str, int]:
+        """Return the mark that says which gap a snapshot repairs; none if the table lacks nothing."""
+        mark = self._storage.feed_mark() if self._storage.exists else None
+        if mark is None or mark.incomplete_since is None:
+            return {}
+        at = datetime.fromisoformat(mark.incomplete_since)
+        return {f"{_LACKING}:{plan}": (at - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)}
 
     def accept(self, plan: str, *, is_page: bool) -> None:
         """Accept rows of a snapshot if the sink does not know where the snapshot begins and ends."""
@@ -532,8 +546,10 @@ def merge_batch(storage: Storage, sink: str, batch: Batch) -> bool:
 
 def _since(mark: TableMark, batch: Batch) -> TableMark:
     """Return the mark of a table that lacks changes from now on, if the batch says so."""
-    if not batch.has_gap or mark.incomplete_since is not None:
+    if not batch.has_gap:
         return mark
+    # Each gap has a time of its own, because neither a snapshot nor a comparison that was under way has
+    # brought what a later gap has lost.
     return attrs.evolve(mark, incomplete_since=rfc3339(datetime.now(UTC)))
 
 

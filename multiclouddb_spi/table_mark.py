@@ -127,9 +127,9 @@ class TableMark:
         source: The feed that fills the table.
         columns: The columns that the sink has written, in the table's spelling; the others belong to somebody
             else.
-        incomplete_since: The time, as RFC 3339, since when the table lacks changes that a gap has lost and
-            that its user has chosen to skip; None if no such gap is known. Only a whole snapshot, or a proof
-            that the table equals the collection, removes it.
+        incomplete_since: The time, as RFC 3339, of the last gap that has lost changes of the table, and that
+            its user has chosen to skip; None if no such gap is known. Only a whole snapshot that began after
+            it, or a proof that the table equals the collection, removes it.
     """
 
     source: FeedSource
