@@ -720,7 +720,8 @@ class TestNoticed:
         assert since() == last
 
     def test_a_second_gap_is_told_from_the_first(self, sink: SinkHarness) -> None:
-        sink.merge(page(events(("a", 1, {})), Gap("p", "0", "1")))
+        sink.merge(page(events(("a", 1, {}))))
+        sink.merge(page([], Gap("p", "1", "2")))
         first = sink.target.mark()
         sink.merge(page([], Gap("p", "5", "9")))
         assert first is not None

@@ -57,7 +57,7 @@ class TableSink:
         if any(isinstance(each, Gap) for each in notices) and not any(
             isinstance(each, SnapshotStarted) for each in notices
         ):
-            feed |= {"lost": True, "warning": "lost"}
+            feed |= {"lost": True, "warning": f"lost: {notices}"}
         for notice in notices:
             if isinstance(notice, Gap):
                 continue
