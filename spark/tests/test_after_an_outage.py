@@ -373,7 +373,7 @@ def healed(outage, position):
     with connect(f"embedded://{outage.source.store.path}") as client:
         report = verify(
             client, ADDRESS, DeltaTarget(outage.table), position=position(client), repair=True,
-            state=outage.folder / "state",
+            state=outage.folder / "state", max_repairs=3 * COUNT,
         )  # fmt: skip
     assert (report.equal, report.counts.repaired) == (True, 3 * COUNT)
 
@@ -405,7 +405,8 @@ def spark_skip_command(outage):
     query = skipped(outage)
     words = ["verify", f"embedded://{outage.source.store.path}", str(ADDRESS), "--repair", "--json"]
     words += ["--target", f"delta:{outage.table}", "--position", f"spark:{query.checkpoint}"]
-    ran = CliRunner().invoke(app, [*words, "--state", str(outage.folder / "state")])
+    words += ["--state", str(outage.folder / "state"), "--max-repairs", str(3 * COUNT)]
+    ran = CliRunner().invoke(app, words)
     assert (ran.exit_code, json.loads(ran.stdout)["counts"]["repaired"]) == (0, 3 * COUNT)
 
 
