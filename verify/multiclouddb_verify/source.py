@@ -86,6 +86,7 @@ def own_text(text: str) -> str | None:
 def _key(text: str, parts: int) -> MulticloudDbKey | None:
     try:
         components = decode_json(text)
+        encode_json(components)  # no sink can write a value that is nested too deeply
         return MulticloudDbKey(components, parts) if isinstance(components, Mapping) else None
     except (MulticloudDbError, ValueError, RecursionError):
         return None

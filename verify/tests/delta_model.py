@@ -15,7 +15,7 @@ class DeltaModelTable:
         self.path = path
 
     def merge(self, page):
-        merge_into_delta(page, None, self.path, None)
+        merge_into_delta(page, None, self.path, None, create="always")
 
     def target(self):
         return DeltaTarget(self.path)

@@ -151,7 +151,7 @@ class TestNothingIsWritten:
         )
         self.repaired(world, tmp_path, key, "do not say the same")
 
-    @pytest.mark.parametrize("text", ["", "abc", "5", '{"id":1e400}'])
+    @pytest.mark.parametrize("text", ["", "abc", "5", '{"id":1e400}', f'{{"id":{"[" * 500}{"]" * 500}}}'])
     def test_if_the_row_has_no_key_at_all(self, text, tmp_path):
         world = quiet([])
         world.target.table.append(Row(text, "", '{"v": 1}'))
