@@ -25,7 +25,6 @@ from multiclouddb_verify import DeltaTarget, Kind, Outcome, verify
 from multiclouddb_verify.repair import _Plan
 from multiclouddb_verify.sides import Sides
 from multiclouddb_verify.state import State
-from multiclouddb_verify.verification import Verification
 from pyspark_multiclouddb import merge_into_delta
 
 from .tables import Shop, key_of, plant
@@ -313,7 +312,7 @@ def test_a_resume_that_reads_the_old_table_is_noticed(tmp_path, monkeypatch):
 
 
 def test_a_mark_that_is_ignored_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(Verification, "_check_mark", lambda run, source: None)
+    monkeypatch.setattr(Sides, "check_mark", lambda sides: None)
     assert noticed(tmp_path)
 
 
