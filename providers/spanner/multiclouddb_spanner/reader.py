@@ -270,7 +270,8 @@ class SpannerReader(Reader):
     def _checked(self, record: DataRecord, deadline: Deadline) -> DataRecord:
         """If rows are wanted, store in the record whether the stream watched all columns."""
         view, shape = self._view, record.shape
-        if shape is not self._fitting and not self._source.fits(shape):
+        known = shape is self._fitting or shape.problem is not None  # a shape with a problem has no types
+        if not known and not self._source.fits(shape):
             # Either the table is another one by now, which is raised here, or the record is older than it.
             self._source.check_key(self._scope.at(deadline))
             problem = f"it is a change of an earlier table {record.table!r}, which had another primary key"

@@ -40,6 +40,7 @@ class Shape:
     python: Mapping[str, Converter] = attrs.field(factory=dict)  # for columns whose values are converted
     json: Mapping[str, Converter] = attrs.field(factory=dict)  # the same, for the library's JSON
     keys: Mapping[str, Converter] = attrs.field(factory=dict)  # from a converted value to its form in a key
+    key_names: frozenset[str] = frozenset()  # the columns that a change record calls its primary key
     problem: str | None = None  # why the columns cannot be read
     whole: bool = True  # False if the stream did not watch all columns of the table
 
@@ -95,12 +96,16 @@ class Shapes:
     def __init__(self) -> None:
         self._known: dict[bytes, Shape] = {}
 
-    def find(self, key: bytes, columns: Callable[[], Iterable[tuple[str, Any]]]) -> Shape:
+    def find(self, key: bytes, columns: Callable[[], Iterable[tuple[str, Any, bool]]]) -> Shape:
+        """Return the shape of a record, whose columns have a name, a type, and True for a key column."""
         shape = self._known.get(key)
         if shape is None:
             if len(self._known) >= _MOST_SHAPES:
                 self._known.clear()
-            shape = self._known[key] = shape_of(columns())
+            found = tuple(columns())
+            names = frozenset(name for name, _, is_key in found if is_key)
+            made = shape_of((name, kind) for name, kind, _ in found)
+            shape = self._known[key] = attrs.evolve(made, key_names=names)
         return shape
 
 
@@ -208,10 +213,10 @@ def _data_of_struct(fields: Sequence[Any], shapes: Shapes) -> DataRecord:
         found.append(made)
     commit_text, kind_text = commit.string_value, kind.string_value
 
-    def read_columns() -> Iterator[tuple[str, Any]]:
+    def read_columns() -> Iterator[tuple[str, Any, bool]]:
         for each in columns.list_value.values:
-            name, type_text, *_ = each.list_value.values
-            yield name.string_value, orjson.loads(type_text.string_value)
+            name, type_text, is_key, *_ = each.list_value.values
+            yield name.string_value, orjson.loads(type_text.string_value), is_key.bool_value
 
     return DataRecord(
         micros_of(commit_text),
@@ -287,7 +292,10 @@ def _data_of_json(data: Mapping[str, Any], shapes: Shapes) -> DataRecord:
         data["record_sequence"],
         data["server_transaction_id"],
         data["table_name"],
-        shapes.find(orjson.dumps(columns), lambda: ((each["name"], each["type"]) for each in columns)),
+        shapes.find(
+            orjson.dumps(columns),
+            lambda: ((each["name"], each["type"], each.get("is_primary_key") is True) for each in columns),
+        ),
         mods,
         data["mod_type"],
         data["value_capture_type"],

@@ -301,9 +301,10 @@ class Source:
         check_table(self.client, self.info, scope)
 
     def fits(self, shape: Shape) -> bool:
-        """Return True if a record has the key columns of the table, with their types."""
+        """Return True if a record has the key columns of the table and no others, with their types."""
+        # With a key column more or less, changes of several rows would have one key, or none.
         kinds = zip(self.info.key_names, self.info.key_types, strict=False)
-        return all(name in shape.kinds for name in self.info.key_names) and all(
+        return shape.key_names == set(self.info.key_names) and all(
             shape.kinds[name] == kind for name, kind in kinds if kind
         )
 

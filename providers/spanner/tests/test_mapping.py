@@ -42,8 +42,8 @@ COLUMNS = {"id": "STRING", "n": "INT64", "text": "STRING"}
 
 
 def shape_of(types):
-    columns = [(name, {"code": code} if isinstance(code, str) else code) for name, code in types.items()]
-    return Shapes().find(b"", lambda: columns)
+    kinds = {name: {"code": code} if isinstance(code, str) else code for name, code in types.items()}
+    return Shapes().find(b"", lambda: [(name, kind, name == "id") for name, kind in kinds.items()])
 
 
 def changed(

@@ -12,6 +12,7 @@ from multiclouddb_api import (
     Snapshot,
     connect,
 )
+from multiclouddb_spanner import values
 
 from .feeds import feed, once
 from .servers.emulator import STILL
@@ -84,19 +85,35 @@ class TestGone:
 
 
 class TestKept:
-    @pytest.mark.parametrize("table", [ANOTHER_NAME, ANOTHER_TYPE])
-    def test_a_change_with_another_key_is_no_poison(self, table):
-        """It comes before the minute has passed after which the table is looked at."""
-        with feed(TABLE, ALL, initial_partitions=1) as items:
+    @pytest.mark.parametrize(
+        ("before", "after"), [*((TABLE, again) for again in AGAIN), (MORE_COLUMNS, TABLE)], ids=str
+    )
+    def test_a_change_with_another_key_is_neither_delivered_nor_poison(self, before, after):
+        """It comes before the minute has passed after which the table is looked at.
+
+        With a key column more, two rows would have one key.
+        """
+        with feed(before, ALL, initial_partitions=1) as items:
             token = items.token()
             items.put(("a", 1))
             token = items.page(token).continuation_token
-            items.run("DROP TABLE items", table)
-            name = "other" if table is ANOTHER_NAME else "id"
-            items.put(("AAAA", 2), names=(name, "n"))
+            items.run("DROP TABLE items", after)
+            name = "other" if after is ANOTHER_NAME else "id"
+            rows = [("AAAA", 2), ("AAAA", 3)] if after is MORE_COLUMNS else [("AAAA", 2)]
+            items.put(*rows, names=(name, "n"))
             for _ in range(2):
                 message = items.refused(ErrorCategory.INVALID_REQUEST, token)
                 assert "recreated under the same name" in message
+
+    @pytest.mark.parametrize("postgres", [False, True])
+    def test_a_type_that_is_not_known_is_not_called_another_table(self, monkeypatch, postgres):
+        monkeypatch.delitem(values._PYTHON, "INT64")
+        with feed(postgres=postgres, initial_partitions=1) as items:
+            items.put(("a", 1))
+            with pytest.raises(MulticloudDbError) as caught:
+                items.page(Beginning())
+            assert "a column has the type 'INT64', which this version does not know" in caught.value.message
+            assert caught.value.detail.skip_token
 
     def test_a_change_of_the_earlier_table_is_named_and_can_be_skipped(self):
         with feed(TABLE, ALL, initial_partitions=1) as items:
