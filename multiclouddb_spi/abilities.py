@@ -16,6 +16,7 @@ from multiclouddb_api import (
     ErrorCategory,
     LookupAnswer,
     MulticloudDbKey,
+    Notice,
     NotKnown,
     ResourceAddress,
     invalid_request,
@@ -75,12 +76,15 @@ class Head:
         records: The number of records before this position, or None if the service does not report it.
         outcome: `Continue`, or the way in which the partition ends at that position.
         answer: Filled in by the planner; a feed leaves it out.
+        notices: The notices at this position. A feed leaves out a partition with notices before the
+            head, so that the planner reads it.
     """
 
     cursor: Cursor
     records: int | None
     outcome: Outcome
     answer: Answer = Answer()
+    notices: tuple[Notice, ...] = ()
 
 
 @runtime_checkable

@@ -38,6 +38,7 @@ from multiclouddb_api import (
     Gap,
     Invalidated,
     MulticloudDbError,
+    Notice,
     PartitionFoundLate,
     RecordSkipped,
     Renamed,
@@ -614,17 +615,38 @@ def scans_in(batch: object) -> tuple[list[Scan], list[Scan]]:
                     "snapshot, the sink would treat the document as deleted",
                     "change or delete the document in the database, and begin another Snapshot()",
                 )
-            case Dropped(name):
-                raise _other_rows(f"{name} was dropped, and the table still has its rows")
-            case Renamed(name, new_name):
-                raise _other_rows(f"{name} was renamed to {new_name}, and the table still has its rows")
-            case Invalidated(reason):
-                raise _other_rows(f"the feed has lost its resource ({reason}), and the table has its rows")
-            case RecordSkipped() | Gap() | FeedEnded() | PartitionFoundLate():
-                pass  # a gap marks the table; the others change no row
             case _:
-                assert_never(notice)
+                if (what := other_rows(notice)) is not None:
+                    raise rows_stay(what)
     return begun, ended
+
+
+def other_rows(notice: Notice) -> str | None:
+    """Return what a notice says if other rows exist after it, and the feed does not say which; else None."""
+    match notice:
+        case Dropped(name):
+            return f"{name} was dropped"
+        case Renamed(name, new_name):
+            return f"{name} was renamed to {new_name}"
+        case Invalidated(reason):
+            return f"the feed has lost its resource ({reason})"
+        case SnapshotStarted() | BackfillDone():
+            return None  # the sink begins and ends the snapshot
+        case RecordSkipped() | Gap() | FeedEnded() | PartitionFoundLate():
+            return None  # a gap marks the table; the others change no row
+        case _:
+            assert_never(notice)
+
+
+def rows_stay(what: str) -> MulticloudDbError:
+    """Make the error for a batch after which other rows exist; `what` is the text of `other_rows`."""
+    return invalid_request(
+        "batch",
+        f"says that {what}, and the table still has its rows; nothing was merged",
+        "if a collection of this name exists again, read it from Snapshot(), in Spark with "
+        "startingPosition=snapshot, which removes the rows of the old one from the table; else drop the "
+        f"table, or stop the sink before this batch; {AFTER_AN_OUTAGE}",
+    )
 
 
 def has_gap(batch: object) -> bool:
@@ -635,15 +657,6 @@ def has_gap(batch: object) -> bool:
     notices = batch.notices if isinstance(batch, ChangeFeedPage) else ()
     begins = any(isinstance(each, SnapshotStarted) and each.whole for each in notices)
     return not begins and any(isinstance(each, Gap) for each in notices)
-
-
-def _other_rows(problem: str) -> MulticloudDbError:
-    return invalid_request(
-        "batch",
-        f"says that {problem}; nothing was merged",
-        "if a collection of this name exists again, read it from Snapshot(), which removes the rows of the "
-        f"old one from the table; else drop the table, or stop the sink before this page; {AFTER_AN_OUTAGE}",
-    )
 
 
 def _plan_of(partition_id: str) -> str | None:

@@ -30,6 +30,7 @@ from multiclouddb_api import (
     ErrorCategory,
     Fail,
     Gap,
+    Notice,
     OnExpired,
     PartitionFoundLate,
     SkipToOldest,
@@ -38,7 +39,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.value import frozen
 from multiclouddb_spi.abilities import Answer, Head, SupportsHeads
-from multiclouddb_spi.batch import Continue
+from multiclouddb_spi.batch import Continue, Ended
 from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.follow import Follow, Found, Looks, apply_end, is_search_due
 from multiclouddb_spi.continuation.lineage import Lineage
@@ -88,6 +89,8 @@ class Step:
         skipped: The parts that were left out because they are older than the retention, as readable text with
             partition and position.
         answers: What each partition that was asked has told about the moment up to which `after` has read it.
+        notices: The notices of the partitions, which a step ends at. A feed that finds heads without reading
+            may have others, which only `read_range` finds.
     """
 
     before: Lineage
@@ -99,6 +102,7 @@ class Step:
     records: int | None = 0
     skipped: tuple[str, ...] = ()
     answers: Mapping[str, Answer] = attrs.field(factory=dict)
+    notices: tuple[Notice, ...] = ()
 
     @property
     def moved(self) -> bool:
@@ -147,7 +151,9 @@ def clip(feed: Feed, heads: dict[str, Head], target: Target | None) -> dict[str,
             if order != -1:
                 # An end exactly at the target is also left for a later step, because its children lie after
                 # the target.
-                head = Head(bound, None if order != 0 and head.records else head.records, Continue())
+                told = head.notices if order == 0 else ()
+                records = None if order != 0 and head.records else head.records
+                head = Head(bound, records, Continue(), notices=told)
         clipped[name] = head
     return clipped
 
@@ -390,6 +396,7 @@ class Planner:
             name
             for name, head in heads.items()
             if head.records
+            or head.notices
             or (head.records is None and name in moved)
             or not isinstance(head.outcome, Continue)
         )
@@ -403,7 +410,8 @@ class Planner:
         counts = [heads[name].records for name in news]
         records = None if None in counts else sum(count or 0 for count in counts)
         answers = {name: head.answer for name, head in heads.items()}
-        return Step(before, after, ends, empty, late, news, records, tuple(self._skipped), answers)
+        notices = tuple(notice for head in heads.values() for notice in _notices(head))
+        return Step(before, after, ends, empty, late, news, records, tuple(self._skipped), answers, notices)
 
     def _search(self, lineage: Lineage, follow: Follow, deadline: Deadline) -> tuple[PartitionFoundLate, ...]:
         """Search for uncovered partitions, if that is due; a failed search does not stop planning."""
@@ -470,6 +478,7 @@ class Planner:
                 if (
                     count == share
                     and isinstance(head.outcome, Continue)
+                    and not head.notices
                     and within(self._feed, entry, target)
                 ):
                     hungry[name] = head.cursor
@@ -533,6 +542,11 @@ class Planner:
                 self._feed.spec.address,
                 place,
             )
+
+
+def _notices(head: Head) -> tuple[Notice, ...]:
+    end = head.outcome.notice if isinstance(head.outcome, Ended) else None
+    return head.notices if end is None else (*head.notices, end)
 
 
 def offsets_in(line: str) -> Iterator[dict[str, Any]]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
 from typing import Final, assert_never
 
-from multiclouddb_api import ErrorCategory, Fail, OnExpired, SkipToOldest
+from multiclouddb_api import ErrorCategory, Fail, Notice, OnExpired, SkipToOldest
 from multiclouddb_api.value import frozen
 from multiclouddb_spi.abilities import Answer, Head
 from multiclouddb_spi.batch import Awaiting, Batch, Continue, Drained, Ended, Outcome, Reached, Scanned
@@ -66,6 +66,7 @@ def read_range(
     part: Range,
     on_expired: OnExpired | None = None,
     on_poison: Callable[[RecordFault], None] | None = None,
+    on_notice: Callable[[Notice], None] | None = None,
 ) -> Iterator[Batch]:
     """Read a range with retries; no batch is empty.
 
@@ -80,12 +81,13 @@ def read_range(
         on_poison: Called for each record that cannot be fetched; reading continues after the record. None
             to raise an error. A record that is fetched but cannot be mapped is left to the caller, because
             the caller maps the batch.
+        on_notice: Called for each notice of the range, after the batch that it follows was yielded.
 
     Raises:
         MulticloudDbError: An error with a category; `CHECKPOINT_EXPIRED` if a part of the range is older than
             the retention.
     """
-    reading = RangeReading(provider, feed, part, on_poison)
+    reading = RangeReading(provider, feed, part, on_poison, on_notice)
     try:
         with user_errors(provider, "read"):
             yield from reading.batches(on_expired or Fail())
@@ -102,9 +104,10 @@ class RangeReading:
         feed: Feed,
         part: Range,
         on_poison: Callable[[RecordFault], None] | None = None,
+        on_notice: Callable[[Notice], None] | None = None,
     ) -> None:
         self._provider, self._feed, self._part = provider, feed, part
-        self._on_poison = on_poison
+        self._on_poison, self._on_notice = on_poison, on_notice
         self._tries = Tries(provider, pause=lambda seconds: _sleep(seconds))
         self._position = part.start
         self._reader: Reader | None = None
@@ -145,13 +148,17 @@ class RangeReading:
                 if count >= _LONG and isinstance(batch.outcome, Continue) and not batch.poll_after:
                     self._read_ahead()
                 yield batch
+            self._tell(batch.notices)
             if isinstance(batch.outcome, Scanned):
                 self.close()
                 for piece in batch.outcome.pieces:
                     part = Range(piece.segment_id, piece.cursor, None)
-                    with closing(RangeReading(self._provider, self._feed, part, self._on_poison)) as rest:
+                    rest = RangeReading(self._provider, self._feed, part, self._on_poison, self._on_notice)
+                    with closing(rest):
                         yield from rest.batches(on_expired)
             if self._is_over(batch.outcome):
+                if isinstance(batch.outcome, Ended) and batch.outcome.notice is not None:
+                    self._tell((batch.outcome.notice,))
                 return
             if len(batch) or self._feed.compare(before, self._position) == -1:
                 still, skips = Deadline.after(_STILL_SECONDS), 0
@@ -170,6 +177,11 @@ class RangeReading:
             pool.shutdown(cancel_futures=True)  # a reader can be closed when its fetch has ended
             self._ahead = None
         self._free()
+
+    def _tell(self, notices: Iterable[Notice]) -> None:
+        if self._on_notice is not None:
+            for notice in notices:
+                self._on_notice(notice)
 
     def _free(self) -> None:
         reader, self._reader = self._reader, None
@@ -292,8 +304,9 @@ def read_head(
             cursor = batch.cursor_after(len(batch))
             likely = batch.likely_read_until or answer.likely_read_until
             answer = Answer(batch.watermark, likely, asked_at if batch.caught_up is True else None)
-            if not isinstance(batch.outcome, Continue) or (not len(batch) and batch.caught_up is not False):
-                return Head(cursor, count, batch.outcome, answer)
+            is_last = not len(batch) and batch.caught_up is not False
+            if batch.notices or is_last or not isinstance(batch.outcome, Continue):
+                return Head(cursor, count, batch.outcome, answer, batch.notices)
     finally:
         reading.close()
     return Head(cursor, count, outcome, answer)

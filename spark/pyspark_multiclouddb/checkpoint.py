@@ -24,6 +24,9 @@ new data. Offsets have two forms:
   rows does not name them.
 - `fresh`, for the sink: no step up to this offset has delivered a row, so that a table may still have to be
   made.
+- `gone`: what the notices at the end of the step say, if other rows exist after them: the collection was
+  dropped or renamed. A DataFrame carries no notices, so the sink reads them here, and refuses the batch. The
+  query fails when it plans the next step.
 - `warning`: a target may stay wrong, and how to repair it; in the first offset of a query that does not begin
   with a snapshot, and with `lost` in every offset after `failOnDataLoss=false` has skipped lost changes.
 - `s`, for the sink, after a snapshot has begun: the id of the plan (`plan`), the floor (`floor`), whether the
@@ -48,7 +51,7 @@ from multiclouddb_spi import Cursor, FeedStart, InvalidCursor, Range, ranges_bet
 from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, Rules
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.planning.planner import offsets_in
-from multiclouddb_spi.sink_rules import Scan
+from multiclouddb_spi.sink_rules import Scan, rows_stay
 from multiclouddb_spi.table_mark import FeedSource
 from pyspark_multiclouddb.errors import NEW_QUERY
 from pyspark_multiclouddb.options import Settings, position_from_text, position_text
@@ -84,6 +87,7 @@ class Pinned:
     lost: bool = False
     feed: FeedSource | None = None
     fresh: bool = False
+    gone: tuple[str, ...] = ()
     _built: list[Lineage] = attrs.field(factory=list, init=False, eq=False, repr=False)
 
     def lineage(self, rules: Rules = INSPECTED) -> Lineage:
@@ -108,11 +112,23 @@ def offset_to_json(settings: Settings, offset: Offset) -> dict[str, Any]:
         case Symbolic(position):
             value["from"] = position_text(position)
         case Pinned(
-            incarnation, cursors, ends, empty, origin, more, snapshot, poison, warning, lost, feed, fresh
+            incarnation,
+            cursors,
+            ends,
+            empty,
+            origin,
+            more,
+            snapshot,
+            poison,
+            warning,
+            lost,
+            feed,
+            fresh,
+            gone,
         ):
             value |= {"inc": incarnation, "c": cursors}
             optional = {"e": dict(ends), "empty": empty, "o": origin, "more": more, "s": snapshot}
-            optional |= {"fresh": fresh}
+            optional |= {"fresh": fresh, "gone": list(gone)}
             optional |= {"modes": settings.modes, "poison": poison, "warning": warning, "lost": lost}
             if feed is not None:
                 optional["feed"] = [feed.provider, feed.address.database, feed.address.collection]
@@ -152,6 +168,7 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
             and isinstance(value.get("poison"), dict | None)
             and isinstance(value.get("warning"), str | None)
             and _is_feed(value.get("feed"))
+            and isinstance(value.get("gone", []), list)
         ):
             return Pinned(
                 incarnation,
@@ -166,6 +183,7 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
                 value.get("lost") is True,
                 _feed_of(value),
                 value.get("fresh") is True,
+                tuple(map(str, value.get("gone", []))),
             )
         case _:
             raise _damaged("holds an offset that is not of this source")
@@ -272,6 +290,12 @@ class Checkpoint:
         """Return True if no row was delivered before a batch."""
         before = self._offsets(batch_id - 1) if batch_id else []
         return all(offset.get("fresh") is True for offset in before)
+
+    def check_rows(self, batch_id: int) -> None:
+        """Refuse a batch if other rows exist after it, because its collection was dropped or renamed."""
+        for offset in self._offsets(batch_id):
+            for what in offset.get("gone", []):
+                raise rows_stay(what)
 
     def has_gap(self, batch_id: int) -> bool:
         """Return True if changes were skipped since the batch before; every later offset says it again."""
@@ -415,8 +439,10 @@ def told(
                 "checkpoint", "must be given together with batch_id", "give both, or leave both out"
             )
         told = Checkpoint(os.fspath(checkpoint), None if frame is None else frame.sparkSession)
+        owner = told.query(query)
+        told.check_rows(batch_id)
         found = Told(
-            told.query(query), told.scan(batch_id), told.notes(batch_id), told.feed(batch_id),
+            owner, told.scan(batch_id), told.notes(batch_id), told.feed(batch_id),
             told.is_first(batch_id), told.has_gap(batch_id),
         )  # fmt: skip
     if app_id is not None and found.query is None and not is_reported:

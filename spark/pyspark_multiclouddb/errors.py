@@ -104,6 +104,15 @@ def poisoned(where: str, fault: RecordFault, *, is_row: bool = False) -> Provide
     return ProviderFault.of(ErrorCategory.PROVIDER_ERROR, f"{where}: {fault}; {way_out}", fault.code)
 
 
+def gone(where: object, what: str) -> MulticloudDbError:
+    """Return the error for a read after which other rows exist; `what` is the text of `other_rows`."""
+    return MulticloudDbError(
+        f"the feed of {where} says that {what}; if a collection of this name exists again, the changes say "
+        f"nothing of the rows of the old one, which may still be in a table; {NEW_QUERY}",
+        ErrorDetail(ErrorCategory.NOT_FOUND),
+    )
+
+
 def _marked(category: ErrorCategory, message: str) -> SourceError:
     message = " ".join(message.split())
     for theirs, ours in _IN_SPARK:

@@ -25,6 +25,7 @@ from multiclouddb_spi import FeedStart, Step, SupportsChangeMark, Target
 from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Plan
 from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, Rules
 from multiclouddb_spi.planning.planner import check_kept
+from multiclouddb_spi.sink_rules import other_rows
 from multiclouddb_spi.table_mark import FeedSource
 from pyspark_multiclouddb.checkpoint import (
     Offset,
@@ -36,7 +37,7 @@ from pyspark_multiclouddb.checkpoint import (
     ranges_of,
 )
 from pyspark_multiclouddb.connection import Connection, connection_for
-from pyspark_multiclouddb.errors import NEW_QUERY, REPAIR, source_errors
+from pyspark_multiclouddb.errors import NEW_QUERY, REPAIR, gone, source_errors
 from pyspark_multiclouddb.options import Settings
 from pyspark_multiclouddb.progress import Reports, snapshot_state
 from pyspark_multiclouddb.rows import find_poison, work_of
@@ -110,7 +111,13 @@ class MicroBatches:
                 more = _may_have_more(start, step.after, max_records)
                 origin, after = offset.cursors, step.after.to_json()
                 offset = attrs.evolve(
-                    offset, cursors=after, ends=step.ends, origin=origin, more=more, fresh=False
+                    offset,
+                    cursors=after,
+                    ends=step.ends,
+                    origin=origin,
+                    more=more,
+                    fresh=False,
+                    gone=_gone(step),
                 )
             self._saved = time.monotonic()
             return self._named(offset)
@@ -169,7 +176,8 @@ class MicroBatches:
                 after.check_incarnation(connection.opened)
                 self._leave_out(find_poison(connection, ranges))
             skip = self.settings.skip_poison or after.poison is not None
-            return work_of(self.settings, after.incarnation, ranges, skip_poison=skip)
+            is_told = bool(after.gone)
+            return work_of(self.settings, after.incarnation, ranges, skip_poison=skip, is_told=is_told)
 
     def _offset(self, value: dict[str, Any]) -> Offset:
         for known, offset in self._parsed:
@@ -197,6 +205,9 @@ class MicroBatches:
         offset.check_incarnation(connection.opened)
         self._rules = connection.feed
         before = offset.lineage(self._rules)
+        if offset.gone:
+            what = f"{' and '.join(offset.gone)}, and all its changes were delivered"
+            raise gone(self.settings.address, what)
         if not len(before):
             raise MulticloudDbError(
                 f"the feed of {self.settings.address} has ended, and all its changes were delivered; "
@@ -242,7 +253,7 @@ class MicroBatches:
         pinned = Pinned(
             offset.incarnation, stands.to_json(), step.ends, nothing, more=more, snapshot=state,
             warning=warning, lost=warning is not None, feed=_feed(connection),
-            fresh=offset.fresh and nothing,
+            fresh=offset.fresh and nothing, gone=_gone(step),
         )  # fmt: skip
         end = self._named(pinned)
         self._ahead = end, step.after
@@ -349,6 +360,11 @@ class MicroBatches:
 def _feed(connection: Connection) -> FeedSource:
     identity = connection.feed.identity
     return FeedSource.made(identity.provider_id, identity.address, identity.incarnation)
+
+
+def _gone(step: Step) -> tuple[str, ...]:
+    """Return what the notices of a step say, if other rows exist after them."""
+    return tuple(what for notice in step.notices if (what := other_rows(notice)) is not None)
 
 
 def _entries(lineage: Lineage) -> dict[str, AnyEntry]:

@@ -12,15 +12,16 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from multiclouddb_api import ChangeFeedPage, invalid_request
+from multiclouddb_api import ChangeFeedPage, Notice, invalid_request
 from multiclouddb_api.arrow import events_to_arrow
 from multiclouddb_api.validators import check_type, type_name
 from multiclouddb_spi import Range, RecordFault, collector_paused, read_range
 from multiclouddb_spi.scan.contract import plan_id_of
+from multiclouddb_spi.sink_rules import other_rows
 from pyspark_multiclouddb.checkpoint import Pinned
 from pyspark_multiclouddb.columns import ROW_SCHEMA, SPARK_SCHEMA
 from pyspark_multiclouddb.connection import Connection, connection_for
-from pyspark_multiclouddb.errors import check_has, poisoned, source_errors
+from pyspark_multiclouddb.errors import check_has, gone, poisoned, source_errors
 from pyspark_multiclouddb.options import Settings
 
 if TYPE_CHECKING:
@@ -37,15 +38,21 @@ class Work:
     incarnation: str | None
     ranges: tuple[Range, ...]
     skip_poison: bool = False
+    is_told: bool = False  # the offset at the end of the batch has the notices
 
 
 def work_of(
-    settings: Settings, incarnation: str | None, ranges: Sequence[Range], *, skip_poison: bool
+    settings: Settings,
+    incarnation: str | None,
+    ranges: Sequence[Range],
+    *,
+    skip_poison: bool,
+    is_told: bool = False,
 ) -> list[InputPartition]:
     """Assign ranges to tasks. The maximum number of tasks does not depend on the cores of the machine."""
     tasks = min(len(ranges), settings.max_tasks)
     parts = [tuple(ranges[first::tasks]) for first in range(tasks)]
-    return [InputPartition(Work(incarnation, part, skip_poison)) for part in parts]
+    return [InputPartition(Work(incarnation, part, skip_poison, is_told)) for part in parts]
 
 
 def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -58,7 +65,8 @@ def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.Reco
         Pinned(work.incarnation, []).check_incarnation(connection.opened)
         for part in work.ranges:
             done = 0
-            parts = _events(connection, part, skip_poison=work.skip_poison, on_poison=_warn)
+            is_told = work.is_told
+            parts = _events(connection, part, skip_poison=work.skip_poison, on_poison=_warn, is_told=is_told)
             while True:
                 with collector_paused():
                     events = next(parts, None)
@@ -78,15 +86,24 @@ def find_poison(connection: Connection, ranges: Sequence[Range]) -> list[tuple[s
 
     for part in ranges:
         if plan_id_of(part.partition_id) is None:
-            for _ in _events(connection, part, skip_poison=True, on_poison=note):
+            for _ in _events(connection, part, skip_poison=True, on_poison=note, is_told=True):
                 pass
     return found
 
 
 def _events(
-    connection: Connection, part: Range, *, skip_poison: bool, on_poison: Callable[[str, RecordFault], None]
+    connection: Connection,
+    part: Range,
+    *,
+    skip_poison: bool,
+    on_poison: Callable[[str, RecordFault], None],
+    is_told: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """Return the events of a range; `on_poison` is called with each change that is left out."""
+    """Return the events of a range; `on_poison` is called with each change that is left out.
+
+    A DataFrame carries no notices. If other rows exist after one of them, and no offset says so, then the
+    read fails, because nobody would know.
+    """
     where = connection.feed.public_id(part.partition_id)
     is_row = plan_id_of(part.partition_id) is not None
 
@@ -95,7 +112,12 @@ def _events(
             raise poisoned(where, fault, is_row=is_row) from fault
         on_poison(where, fault)
 
-    batches = read_range(connection.provider, connection.feed, part, connection.settings.on_expired, skip)
+    def refuse(notice: Notice) -> None:
+        if not is_told and (what := other_rows(notice)) is not None:
+            raise gone(where, what)
+
+    on_expired = connection.settings.on_expired
+    batches = read_range(connection.provider, connection.feed, part, on_expired, skip, refuse)
     for batch in batches:
         first = 0
         while first < len(batch):

@@ -5,12 +5,14 @@ from datetime import UTC, datetime
 
 import pytest
 
+from multiclouddb_api import Dropped, Invalidated, PartitionFoundLate, Renamed
 from multiclouddb_conformance.simulation import (
     ServiceBehaviour,
     Simulation,
     SimulationFeed,
     SimulationProvider,
 )
+from multiclouddb_conformance.simulation.partition_log import PartitionLog
 from multiclouddb_spi.planning.planner import offsets_in
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.options import parse_options
@@ -195,3 +197,50 @@ def test_start_that_was_trimmed_is_told(source):
 @pytest.mark.parametrize("line", ["v1", "7", "[]", "null", '{"a": [1, {"src": 2}]}'])
 def test_lines_of_other_sources_hold_no_offsets(line):
     assert list(offsets_in(line)) == []
+
+
+GONE = [(Dropped("sim/items"), "was dropped"), (Renamed("sim/items", "sim/old"), "was renamed to sim/old")]
+
+
+@pytest.mark.parametrize(("notice", "text"), [*GONE, (Invalidated("it is over"), "it is over")])
+@pytest.mark.parametrize("is_alone", [True, False])
+@pytest.mark.parametrize("limit", [{}, {"maxRecordsPerTrigger": "3"}])
+def test_notice_that_other_rows_exist_is_in_the_offset_and_ends_the_query(
+    make, notice, text, is_alone, limit
+):
+    sim, query = make(2, **limit)
+    for number in range(0 if is_alone else 10):
+        sim.write(f"k{number}", {"n": number})
+    sim.announce("p0", notice)
+    for _ in range(3):
+        sim.write("later", {"n": 1})
+    rows = []
+    while not any("gone" in end for end in query.log):
+        rows += query.step()
+    assert text in "".join(query.log[-1]["gone"])
+    restarted = query.restart()
+    assert set(ids(restarted.read())) <= set(ids(rows))
+    with pytest.raises(SourceError, match=f"NOT_FOUND.*{text}.*startingPosition=snapshot"):
+        restarted.step()
+
+
+def test_notices_that_change_no_row_are_no_end(make):
+    sim, query = make(1)
+    sim.announce("p0", PartitionFoundLate("p0", "here"))
+    sim.write("a", {"n": 1})
+    assert len(query.drain()) == 1
+    assert not any("gone" in end for end in query.log)
+
+
+@pytest.mark.parametrize("notice", [notice for notice, _ in GONE])
+def test_task_fails_at_a_notice_that_no_offset_names(make, heads, monkeypatch, notice):
+    sim, query = make(1)
+    monkeypatch.setattr(PartitionLog, "has_notice", lambda *_: False)
+    sim.write("a", {"n": 1})
+    sim.announce("p0", notice)
+    sim.write("b", {"n": 1})
+    assert query.plan()
+    assert ("gone" in query.log[-1]) == (not heads)
+    query.log[-1].pop("gone", None)
+    with pytest.raises(SourceError, match=r"NOT_FOUND.*startingPosition=snapshot"):
+        query.read()

@@ -314,6 +314,16 @@ def test_batch_of_which_nothing_can_be_decoded_is_noted(path, first):
     assert [json.loads(each) for each in notes_of(path, "poison")] == [poison]
 
 
+def test_batch_after_which_other_rows_exist_is_refused(path, first):
+    merge_into_delta(A, 0, path, "app", checkpoint=first)
+    write_offset(first, 1, gone=["main/orders was dropped"])
+    version = DeltaTable(path).version()
+    for batch in (B, rows()):
+        with pytest.raises(MulticloudDbError, match=r"main/orders was dropped.*startingPosition=snapshot"):
+            merge_into_delta(batch, 1, path, "app", checkpoint=first)
+    assert DeltaTable(path).version() == version
+
+
 class TestWithoutAQuery:
     def test_frame_of_connect_needs_the_checkpoint(self, spark, path, tmp_path, monkeypatch):
         frame = spark.createDataFrame(A)

@@ -20,13 +20,12 @@ from multiclouddb_api.arrow import events_to_arrow
 from multiclouddb_conformance.targets import *  # noqa: F403
 from multiclouddb_conformance.targets import Death, bare, documents, key_of, page, rows, tombstones
 from multiclouddb_spi.continuation.token import decode_token
+from multiclouddb_spi.sink_rules import other_rows
 from multiclouddb_verify import Fix
 from pyspark_multiclouddb import TableTarget, drop_tombstones, merge_into_table
 from pyspark_multiclouddb.cluster import TableStorage
 
 from .micro_batches import make_checkpoint, read_counted, write_offset
-
-del TestNoticesOfPages  # noqa: F821 - a frame has no notices
 
 
 class TableSink:
@@ -53,13 +52,15 @@ class TableSink:
             }
             batch = pa.Table.from_batches([events_to_arrow(batch.events)])
         snapshot = self.snapshot
-        # A frame has no notices; the planner says in the offset that changes were skipped.
+        # A frame has no notices; the planner says in the offset what they mean for the table.
+        if gone := [what for each in notices if (what := other_rows(each)) is not None]:
+            feed |= {"gone": gone}
         if any(isinstance(each, Gap) for each in notices) and not any(
             isinstance(each, SnapshotStarted) for each in notices
         ):
             feed |= {"lost": True, "warning": f"lost: {notices}"}
         for notice in notices:
-            if isinstance(notice, Gap):
+            if not isinstance(notice, SnapshotStarted | BackfillDone):
                 continue
             plan = notice.partition_id.rpartition(":")[2]
             if isinstance(notice, SnapshotStarted) and plan not in self.seen:

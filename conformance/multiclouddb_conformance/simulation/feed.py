@@ -171,7 +171,14 @@ class SimulationFeed(Feed):
         self.sim.control("heads")
         with self.sim.changed:
             self._check_alive()
-            return {name: self._head(name, to_place(cursor), max_records) for name, cursor in cursors.items()}
+            places = {name: to_place(cursor) for name, cursor in cursors.items()}
+            heads = {name: self._head(name, place, max_records) for name, place in places.items()}
+            partitions = self.sim.partitions
+            return {
+                name: head
+                for name, head in heads.items()
+                if not partitions[name].has_notice(places[name][0], to_place(head.cursor)[0])
+            }
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         if is_segment_cursor(cursor):

@@ -74,6 +74,7 @@ class PartitionLog:
         self._numbers: list[int] = []
         self._commits: list[Commit] = []
         self._counts: list[int] = [0]
+        self._noticed: list[int] = []
 
     @property
     def gone(self) -> bool:
@@ -98,6 +99,8 @@ class PartitionLog:
         self._numbers.append(commit.number)
         self._commits.append(commit)
         self._counts.append(self._counts[-1] + len(commit.records))
+        if commit.notices:
+            self._noticed.append(commit.number)
 
     def trim(self, upto: int) -> None:
         """Remove every commit up to and including the given number."""
@@ -117,6 +120,11 @@ class PartitionLog:
     def commit(self, index: int) -> Commit | None:
         """Return the kept commit at an index, or None after the last commit."""
         return self._commits[index] if 0 <= index < len(self._commits) else None
+
+    def has_notice(self, first: int, stop: int) -> bool:
+        """Return True if a commit from `first` on, and before `stop`, has a notice."""
+        index = bisect_left(self._noticed, first)
+        return index < len(self._noticed) and self._noticed[index] < stop
 
     def records_before(self, index: int) -> int:
         """Return the number of records before the commit at an index, including removed records."""

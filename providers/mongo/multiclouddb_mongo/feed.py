@@ -291,6 +291,8 @@ class MongoFeed(Feed):
     def _head(self, name: str, cursor: Cursor, deadline: Deadline) -> Head | None:
         """Return the head (end position) of a partition; None if the head must be found by reading."""
         first = self._peek(name, cursor, deadline)
+        if first.notices:
+            return None
         at_end = first.cursor_after(len(first))
         if not isinstance(first.outcome, Continue):
             return Head(at_end, len(first), first.outcome)
@@ -316,7 +318,7 @@ class MongoFeed(Feed):
         with closing(self._reader(name, cursor, None, batch_size=1)) as reader:
             while True:
                 batch = reader.fetch(1, _PEEK_BYTES, 0.0, deadline)
-                found = len(batch) or not isinstance(batch.outcome, Continue)
+                found = len(batch) or batch.notices or not isinstance(batch.outcome, Continue)
                 if found or batch.caught_up is not False or deadline.passed():
                     return batch
 

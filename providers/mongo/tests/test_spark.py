@@ -92,6 +92,22 @@ def test_last_changes_of_a_dropped_collection_come_and_then_its_end(spark, one, 
         assert [(row.key, row.type) for row in rows] == expected
 
 
+@pytest.mark.parametrize("limit", ["2", "1000"])
+def test_changes_of_an_earlier_collection_of_the_name_end_the_query(
+    spark, one, here, written, tmp_path, limit
+):
+    """No change says that the rows of the dropped collection are gone, so a table would keep them."""
+    written.insert_many([{"_id": number} for number in range(1, 4)])
+    written.drop()
+    written.insert_one({"_id": 4})
+    rows, options = [], {"startingPosition": "beginning", "maxRecordsPerTrigger": limit}
+    for _ in range(2):
+        with pytest.raises(StreamingQueryException, match=f"{here} was dropped") as caught:
+            run(spark, one, here, tmp_path, rows, **options)
+        assert error_from_query(caught.value) == ErrorCategory.NOT_FOUND
+        assert [decode_json(row.key)["_id"] for row in rows] == [0, 1, 2, 3]
+
+
 def test_the_first_change_after_the_start_cannot_be_read(spark, one, here, written, tmp_path):
     """With `onPoison=skip`, each run starts, and the other changes arrive once."""
     since = later_time().isoformat()
