@@ -76,8 +76,8 @@ class Head:
         records: The number of records before this position, or None if the service does not report it.
         outcome: `Continue`, or the way in which the partition ends at that position.
         answer: Filled in by the planner; a feed leaves it out.
-        notices: The notices at this position. A feed leaves out a partition with notices before the
-            head, so that the planner reads it.
+        notices: The notices up to this position. A feed that knows of notices without their texts leaves the
+            partition out, so that the planner reads it.
     """
 
     cursor: Cursor

@@ -197,7 +197,7 @@ class Batch:
     source: FeedSource | None = None  # the feed, if the caller or a page says it
     has_gap: bool = False  # changes were lost, and its user has chosen to go on without them
     is_first: bool | None = None  # its query has delivered no row before; None if nobody knows
-    create: Create = "first"
+    create: Create | None = "first"  # None if the function of the sink has no such argument
 
     @property
     def query(self) -> str | None:
@@ -344,7 +344,10 @@ class SinkTable:
         if batch.is_first is not False or batch.begins_anew or batch.create == "always":
             return
         where = self._storage.where
-        way_out = f'{self._repair}; or pass create="always" if you know that no row is missing'
+        way_out, because = self._repair, ""
+        if batch.create is not None:
+            way_out += '; or pass create="always" if you know that no row is missing'
+            because = ", for example because the checkpoint was restored to the same time"
         if not self._storage.exists:
             raise MulticloudDbError(
                 f"table: {where} does not exist, but the query of this batch has delivered rows before; it "
@@ -364,7 +367,7 @@ class SinkTable:
                 "table",
                 f"{where} was restored to an earlier version, and the query does not deliver again what the "
                 "table has lost by that",
-                f"{way_out}, for example because the checkpoint was restored to the same time",
+                way_out + because,
             )
 
     def _is_known(self, query: str | None) -> bool:

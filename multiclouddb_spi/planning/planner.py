@@ -89,8 +89,8 @@ class Step:
         skipped: The parts that were left out because they are older than the retention, as readable text with
             partition and position.
         answers: What each partition that was asked has told about the moment up to which `after` has read it.
-        notices: The notices of the partitions, which a step ends at. A feed that finds heads without reading
-            may have others, which only `read_range` finds.
+        notices: The notices in the ranges of the step, and those of partitions that end. If a feed finds
+            heads without reading, there may be others, which only `read_range` finds.
     """
 
     before: Lineage
@@ -473,12 +473,12 @@ class Planner:
                 if earlier is not None:
                     known = earlier.records is not None and head.records is not None
                     total = (earlier.records or 0) + (head.records or 0)
-                    heads[name] = attrs.evolve(head, records=total if known else None)
+                    notices = earlier.notices + head.notices
+                    heads[name] = attrs.evolve(head, records=total if known else None, notices=notices)
                 entry = Entry.read(name, head.cursor)
                 if (
                     count == share
                     and isinstance(head.outcome, Continue)
-                    and not head.notices
                     and within(self._feed, entry, target)
                 ):
                     hungry[name] = head.cursor

@@ -285,6 +285,7 @@ def read_head(
     """Find a partition's head by reading, if the feed offers no cheaper way."""
     reading = RangeReading(provider, feed, Range(name, cursor, None))
     start, count, outcome, answer = cursor, 0, Continue(), Answer()
+    notices: tuple[Notice, ...] = ()
     try:
         while (most is None or count < most) and not (count and deadline.remaining() < _SPARE_SECONDS):
             wanted = _RECORDS if most is None else min(_RECORDS, most - count)
@@ -304,12 +305,12 @@ def read_head(
             cursor = batch.cursor_after(len(batch))
             likely = batch.likely_read_until or answer.likely_read_until
             answer = Answer(batch.watermark, likely, asked_at if batch.caught_up is True else None)
-            is_last = not len(batch) and batch.caught_up is not False
-            if batch.notices or is_last or not isinstance(batch.outcome, Continue):
-                return Head(cursor, count, batch.outcome, answer, batch.notices)
+            notices += batch.notices
+            if not isinstance(batch.outcome, Continue) or (not len(batch) and batch.caught_up is not False):
+                return Head(cursor, count, batch.outcome, answer, notices)
     finally:
         reading.close()
-    return Head(cursor, count, outcome, answer)
+    return Head(cursor, count, outcome, answer, notices)
 
 
 def _sleep(seconds: float) -> None:

@@ -111,7 +111,8 @@ def merge_into_table(
         batch: The DataFrame that `foreachBatch` passes.
         batch_id: The batch number that Spark passes.
         table: The name of the table in Spark, such as `lake.shop.orders`, or ``delta.`/data/orders` ``.
-        checkpoint: The `checkpointLocation` of the query; a stream that begins with a snapshot needs it.
+        checkpoint: The `checkpointLocation` of the query, as in `merge_into_delta`; a stream that begins with
+            a snapshot needs it.
         create_using: The format of the table that the first merge creates, such as `iceberg`; None if the
             table must exist.
         new_columns: What to do if the batch contains a column that the table does not have: `"add"` adds the
@@ -145,7 +146,7 @@ def merge_into_table(
     work = Batch(
         lambda: _pieces(batch, missing_state), lambda: needed(batch).drop("type", *HELPERS).schema, done,
         scans, scans, scan, is_told=checkpoint is not None, source=feed_of(batch, source, said.feed),
-        has_gap=said.has_gap, is_first=is_first(batch, batch_id, said.is_first),
+        has_gap=said.has_gap, is_first=is_first(batch, batch_id, said.is_first), create=None,
     )  # fmt: skip
     merged = merge_batch(storage, "merge_into_table", work)
     if notes and storage.exists:

@@ -142,7 +142,11 @@ def merge_into_delta(
             by the id that Spark gives the query, or else by `app_id`. Over Spark Connect, the sink reads this
             id from `checkpoint`, so pass both `app_id` and `checkpoint`. Give both `app_id` and `batch_id`,
             or None for both.
-        checkpoint: The `checkpointLocation` of the query: a folder, or a URL that Spark can read.
+        checkpoint: The `checkpointLocation` of the query: a folder, or a URL that Spark can read. A DataFrame
+            carries no notices, so the sink knows only from there that `failOnDataLoss=false` has skipped
+            changes, and that the collection was dropped or renamed. Without it, such a table is not marked as
+            incomplete, and the last batch before a drop is merged; then only the log of the driver, and the
+            end of the query, tell you.
         create: When the sink makes the table, and takes over a table that it has not marked: `"first"`, if
             the query of the batch has delivered no row before; `"always"`; or `"never"`: the table must
             exist. A later batch without its table is refused, because the rows before it would be missing

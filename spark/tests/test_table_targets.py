@@ -171,6 +171,15 @@ def test_commit_names_what_a_batch_lacks(sink, spark):
     assert found["multiclouddb.warning"] == "changes are gone"
 
 
+def test_refusal_names_only_arguments_of_the_function(sink):
+    sink.merge(rows(("a", 1, {})))
+    sink.drop()
+    with pytest.raises(MulticloudDbError, match="delivered rows before") as caught:
+        sink.merge(rows(("b", 2, {})))
+    assert "create=" not in caught.value.message
+    assert "checkpoint=" in caught.value.message
+
+
 def test_another_commit_between_plan_and_commit_is_merged_over(sink, spark, monkeypatch):
     sink.merge(rows(("a", 1, {"n": 1})))
     sql = type(spark).sql

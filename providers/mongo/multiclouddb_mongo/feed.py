@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Final
 from weakref import WeakSet
 
+import attrs
 from pymongo.errors import PyMongoError
 
 from multiclouddb_api import (
@@ -20,6 +21,7 @@ from multiclouddb_api import (
     ErrorCategory,
     LookupAnswer,
     MulticloudDbKey,
+    Notice,
     Now,
     ResourceAddress,
     invalid_request,
@@ -291,11 +293,11 @@ class MongoFeed(Feed):
     def _head(self, name: str, cursor: Cursor, deadline: Deadline) -> Head | None:
         """Return the head (end position) of a partition; None if the head must be found by reading."""
         first = self._peek(name, cursor, deadline)
-        if first.notices:
-            return None
         at_end = first.cursor_after(len(first))
         if not isinstance(first.outcome, Continue):
-            return Head(at_end, len(first), first.outcome)
+            return Head(at_end, len(first), first.outcome, notices=first.notices)
+        if first.notices:
+            return None
         if not len(first):
             return None if first.caught_up is False else Head(at_end, 0, Continue())
         now = self._source.head()
@@ -315,12 +317,14 @@ class MongoFeed(Feed):
 
     def _peek(self, name: str, cursor: Cursor, deadline: Deadline) -> Batch:
         """Request and return at most one change: the first change after a position."""
+        notices: tuple[Notice, ...] = ()
         with closing(self._reader(name, cursor, None, batch_size=1)) as reader:
             while True:
                 batch = reader.fetch(1, _PEEK_BYTES, 0.0, deadline)
-                found = len(batch) or batch.notices or not isinstance(batch.outcome, Continue)
+                notices += batch.notices
+                found = len(batch) or not isinstance(batch.outcome, Continue)
                 if found or batch.caught_up is not False or deadline.passed():
-                    return batch
+                    return batch if notices == batch.notices else attrs.evolve(batch, notices=notices)
 
     def _resolved(self, position: FeedStart) -> Cursor:
         native = self._options.start()

@@ -205,7 +205,7 @@ def test_a_mark_right_behind_the_start_is_left_to_reading(make, monkeypatch, far
     begin = ticks_at(place_of(cursor))
     mark = After("h", f"82{begin + far:016X}2B0229296E04")
     late_place = After("e", f"82{begin:016X}2B0000")  # this sorts before the marks
-    first = mock.MagicMock(outcome=Continue(), **{"__len__.return_value": 1})
+    first = mock.MagicMock(outcome=Continue(), notices=(), **{"__len__.return_value": 1})
     first.cursor_after.return_value = cursor_of(late_place)
     monkeypatch.setattr(type(world.feed), "_peek", lambda *_: first)
     monkeypatch.setattr(Source, "head", lambda _: mark)
