@@ -6,6 +6,7 @@ delete, only the metadata contains the key. An item of the feed of latest versio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from hashlib import blake2b
@@ -15,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import attrs
 import orjson
 
-from multiclouddb_api import MulticloudDbKey, ResourceAddress
+from multiclouddb_api import MulticloudDbKey, ResourceAddress, invalid_request
 from multiclouddb_api.value import frozen
 from multiclouddb_cosmos.position import LIVE, Place
 
@@ -428,9 +429,33 @@ def spellings(value: Any) -> tuple[Any, ...]:
 
 
 def normal_key(key: MulticloudDbKey) -> MulticloudDbKey:
-    """Return the form that the key of an event has."""
-    components = {name: normal(value) for name, value in key.components.items()}
+    """Return the form that the key of an event has; refuse a key that no item can have."""
+    components = {name: given(name, value, "keys") for name, value in key.components.items()}
     return MulticloudDbKey(components, len(key.partition_key))
+
+
+def given(name: str, value: Any, field: str) -> Any:
+    """Return the one form of a component that the caller gave in `field`; refuse what no item can have."""
+    # azure-cosmos would take the elements of bytes or of a list for the levels of a partition key.
+    if value is None or isinstance(value, str | bool):
+        return value
+    if not isinstance(value, int | float | Decimal):
+        raise invalid_request(
+            field,
+            f"has a key whose {name!r} is of type {type(value).__name__}, which no item can have",
+            "give text, a number, true, false or null, as event.key has it",
+        )
+    try:
+        number = normal(value)
+    except (OverflowError, ValueError):  # an int beyond all doubles, or Decimal("sNaN")
+        number = math.nan
+    if not math.isfinite(number):
+        raise invalid_request(
+            field,
+            f"has a key whose {name!r} is a number that Cosmos DB cannot store",
+            "give a finite number that a double can hold, up to about 1.8E308",
+        )
+    return number
 
 
 def key_of(item: Item, view: View) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from multiclouddb_cosmos.errors import BAD_REQUEST, classify, is_disabled
 from multiclouddb_cosmos.hashing import effective_key
 from multiclouddb_cosmos.options import CosmosOptions
 from multiclouddb_cosmos.position import LEAST, MOST, KeyRange, RangeMap
-from multiclouddb_cosmos.records import UPSERT, View, is_of, lsn_of, normal, seconds_of, spellings
+from multiclouddb_cosmos.records import UPSERT, View, given, is_of, lsn_of, seconds_of, spellings
 from multiclouddb_cosmos.transport import LATEST, start_of
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader, expired, unsupported
 
@@ -256,15 +256,15 @@ class Source:
 
 def _wanted(key: MulticloudDbKey, definition: Definition) -> tuple[object, ...]:
     names = ["/".join(path) for path in definition.paths]
-    given = [name for name in key.components if name in names]
+    named = [name for name in key.components if name in names]
     most = len(names) if definition.hierarchical else 1
-    if not given or given != names[: len(given)] or len(given) > most:
+    if not named or named != names[: len(named)] or len(named) > most:
         raise invalid_request(
             "LogicalPartition.key",
             f"has the components {list(key.components)}",
             f"give the partition key of the container, or its first components: {names}",
         )
-    return tuple(normal(key.components[name]) for name in given)
+    return tuple(given(name, key.components[name], "LogicalPartition.key") for name in named)
 
 
 def _ranges_of(wanted: tuple[object, ...], definition: Definition) -> tuple[KeyRange, ...]:
@@ -274,7 +274,7 @@ def _ranges_of(wanted: tuple[object, ...], definition: Definition) -> tuple[KeyR
     for values in product(*map(spellings, wanted)):
         try:
             low = effective_key(values, definition.version, hierarchical=definition.hierarchical)
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise unsupported(
                 "the place of this partition key is not certain",
                 "read the whole container, or one PhysicalPartition, and filter in the application",

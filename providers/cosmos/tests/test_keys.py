@@ -1,6 +1,8 @@
 """Tests the places of partition keys, the paths at which they lie, and the one form of a key."""
 
+import math
 import struct
+from datetime import UTC, datetime
 from decimal import Decimal
 
 import pytest
@@ -194,6 +196,7 @@ NUMBERS = [
     (["1.7976931348623157e308"], 1.7976931348623157e308),
     (["5e-324"], 5e-324),
 ]
+IMPOSSIBLE = [10**400, -(10**400), math.inf, math.nan, Decimal("1E+6000"), Decimal("NaN"), Decimal("sNaN")]
 ALL = [(text, form) for texts, form in NUMBERS for text in texts]
 
 
@@ -269,6 +272,32 @@ class TestNumbers:
         with pytest.raises(MulticloudDbError, match="PhysicalPartition") as caught:
             world.client().read_changes(ChangeFeedRequest(ADDRESS, Now(), scope=scope), seconds(30))
         assert caught.value.category == ErrorCategory.UNSUPPORTED_CAPABILITY
+
+    @pytest.mark.parametrize(
+        ("value", "words"),
+        [
+            *((each, "a number that Cosmos DB cannot store") for each in IMPOSSIBLE),
+            (b"x", "of type bytes"),
+            ([1], "of type list"),
+            ({}, "of type dict"),
+            (datetime(2026, 1, 1, tzinfo=UTC), "of type datetime"),
+        ],
+        ids=lambda each: repr(each)[:20],
+    )
+    def test_a_component_that_no_item_can_have_is_refused(self, world, value, words):
+        """azure-cosmos asks for the partition key 120 if it is given b"x", and for 1 if it is given [1]."""
+        world.container.upsert_item({"id": "a", "pk": 120})
+        scope = LogicalPartition(MulticloudDbKey({"pk": value}))
+        request = ChangeFeedRequest(ADDRESS, Beginning(), scope=scope, provider_options=LATEST)
+        for ask, field in (
+            (lambda: world.client().lookup(ADDRESS, [MulticloudDbKey({"pk": value, "id": "a"}, 1)]), "keys"),
+            (lambda: world.client().read_changes(request, seconds(30)), "LogicalPartition.key"),
+        ):
+            with pytest.raises(MulticloudDbError, match=words) as caught:
+                ask()
+            assert caught.value.category == ErrorCategory.INVALID_REQUEST
+            assert str(caught.value).startswith(f"[INVALID_REQUEST] {field}: ")
+            assert "'pk'" in str(caught.value)
 
     @pytest.mark.parametrize("version", [1, 2])
     @pytest.mark.parametrize(

@@ -79,6 +79,27 @@ def test_a_prefix_that_spans_several_partitions_ends_and_goes_on(make_world, opt
     assert ids(consumer.events) == [f"i{number:02}" for number in range(1, 40, 2)]
 
 
+@BOTH
+@pytest.mark.parametrize("plain", [True, False], ids=["point_read", "query"])
+def test_an_item_may_lack_levels_of_a_hierarchical_key(make_world, put_text, options, plain):
+    """Azure/cosmos-explorer PR 2085: such an item was listed and could not be loaded."""
+    world = make_world(2, key=["/a", "/b", "/c/d"])
+    parts = {"a": '"a": "1"', "b": '"b": null', "c": '"c": {"d": 2}'}
+    number = 0
+    for count in range(4):
+        for chosen in itertools.combinations(parts, count):
+            number += 1
+            body = ", ".join([f'"id": "i{number}{"" if plain else "#"}"', *(parts[each] for each in chosen)])
+            put_text(world, f"{{{body}}}")
+    keys = [event.key for event in everything(world, options=options)]
+    assert len(keys) == number
+    assert sorted(len(key.components) for key in keys) == [1, 2, 2, 2, 3, 3, 3, 4]
+    rows = world.client().lookup(ADDRESS, keys, provider_options=options)
+    assert {asked: row.key for asked, row in rows.items()} == {key: key for key in keys}
+    other = MulticloudDbKey({"a": "2", "id": keys[0]["id"]}, 1)
+    assert world.client().lookup(ADDRESS, [other], provider_options=options) == {other: None}
+
+
 @pytest.mark.parametrize("options", [LATEST, None], ids=["latest", "all_versions"])
 def test_children_keep_their_own_positions(lone, options):
     """Azure/azure-sdk-for-java PR 50031: one position for all children of a split lost changes; PR 22718: the
