@@ -330,6 +330,6 @@ def _places_of(key: MulticloudDbKey, view: View, *, hierarchical: bool) -> list[
         raise invalid_request("keys", "has a key whose 'id' is no text", "give the id as event.key has it")
     # azure-cosmos cannot send its own mark within a list; there, its form for a missing property is {}, which
     # is the service's own (Azure/cosmos-explorer PR 2085).
-    missing = {} if hierarchical else NonePartitionKeyValue
+    missing: Any = {} if hierarchical else NonePartitionKeyValue
     values = [spellings(key[name]) if name in given else (missing,) for name in view.names]
     return [(key["id"], list(each) if hierarchical else each[0]) for each in product(*values)]
