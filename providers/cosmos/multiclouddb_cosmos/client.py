@@ -26,7 +26,7 @@ from multiclouddb_cosmos.config import names_in
 from multiclouddb_cosmos.credentials import RenewableCredential
 from multiclouddb_cosmos.errors import BAD_REQUEST, RECREATED, code_of, recreated
 from multiclouddb_cosmos.position import KeyRange
-from multiclouddb_cosmos.records import LSN, Doubled, told_apart
+from multiclouddb_cosmos.records import LSN, SYSTEM, Doubled, told_apart
 from multiclouddb_cosmos.transport import (
     ALL_VERSIONS,
     LATEST,
@@ -215,10 +215,11 @@ class Calls:
                 "understood, so that the keys of its items are not known",
                 "copy the items into a container whose partition key has plain names, and report the paths",
             )
-        if any(path[0] == LSN for path in paths):
+        # The service places an item by what was written, and the feed contains what the service has added.
+        if own := [path[0] for path in paths if path[0] in {LSN, *SYSTEM}]:
             raise unsupported(
-                f"the partition key of the container begins with {LSN}, which the service adds to the items "
-                "of the feed of latest versions",
+                f"the partition key of the container begins with {own[0]}, which the service adds to items, "
+                "so that their keys are not known",
                 "copy the items into a container whose partition key has another name",
             )
         # A container that tells no version has the first one.
