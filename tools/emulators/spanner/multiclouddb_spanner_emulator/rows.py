@@ -68,7 +68,7 @@ def rows_at(database: Database, request: Any, moment: int) -> tuple[Fields, Iter
                 rows.pop(key, None)
             else:
                 rows[key] = change.before
-    single = {_order(table, each) for each in request.key_set.keys}
+    single = {_order(table, _whole(table, each)) for each in request.key_set.keys}
     wanted = [
         key
         for key in rows
@@ -81,6 +81,18 @@ def rows_at(database: Database, request: Any, moment: int) -> tuple[Fields, Iter
     found = ([to_value(rows[key].get(column.name)) for column in columns] for key in wanted)
     limited = (row for number, row in enumerate(found) if not request.limit or number < request.limit)
     return [(column.name, column.type.described()) for column in columns], limited
+
+
+def _whole(table: Table, values: Any) -> Any:
+    """Return a key, after a check that it has a value for each key column; only a bound may have fewer."""
+    wanted, given = len(table.key), len(values.values)
+    if wanted != given:
+        raise ServiceError(
+            "FAILED_PRECONDITION",
+            f"Wrong number of key parts for {table.name}. Expected {wanted} key parts, "
+            f"found {given} key parts.",
+        )
+    return values
 
 
 def _is_in(table: Table, key: Sequence[Any], ranges: Sequence[Any]) -> bool:

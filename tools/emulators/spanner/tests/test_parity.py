@@ -276,6 +276,21 @@ class TestErrors:
         assert {name for name in told if told[name][0] == "OK"} == set()
         assert told == expected
 
+    @pytest.mark.parametrize("given", [[1], [1, "a", 2]], ids=len)
+    def test_a_key_with_a_part_less_or_more_is_refused(self, host, given):
+        native = Native(host, PAIRS, STREAM)
+        with native.batch() as batch:
+            batch.insert("u", ["k", "l"], [[1, "a"]])
+
+        def read():
+            with native.database.snapshot() as snapshot:
+                return list(snapshot.read("u", ["k"], spanner.KeySet(keys=[given])))
+
+        status, message = refused(read)
+        assert status == "FAILED_PRECONDITION"
+        count = f"Expected 2 key parts, found {len(given)} key parts."
+        assert message.startswith(f"Wrong number of key parts for u. {count}")
+
     def test_a_token_lives_from_its_start_to_its_end(self, kind):
         flags = (
             "--override_change_stream_partition_token_alive_seconds=1",
