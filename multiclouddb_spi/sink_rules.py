@@ -174,12 +174,17 @@ class Piece:
 
 @attrs.frozen
 class Numbered:
-    """The number of a batch in its query, with what its commit says about changes that it lacks."""
+    """The number of a batch in its query, with what its commit says about changes that it lacks.
+
+    `begin` and `end` are digests of the offsets between which it lies; None without a checkpoint.
+    """
 
     app_id: str | None
     batch_id: int
     query: str | None
     notes: Mapping[str, str] = attrs.field(factory=dict)
+    begin: str | None = None
+    end: str | None = None
 
 
 @attrs.frozen
@@ -254,8 +259,8 @@ class Storage(Protocol):
         """Return True if the table has never had a row, as far as it can tell."""
         ...
 
-    def gone_back(self, query: str | None, number: int | None) -> bool:
-        """Return True if the table has lost changes that the query will not deliver again."""
+    def gone_back(self, query: str | None, done: Numbered | None) -> bool:
+        """Return True if the table may have lost changes that the query will not deliver again."""
         ...
 
     def outdate(self, floor: str, marks: Mapping[str, int]) -> None:
@@ -266,8 +271,8 @@ class Storage(Protocol):
         """Make tombstones of rows below the floor; store marks in the same commit, if possible."""
         ...
 
-    def merge(self, rows: Any, notes: Mapping[str, str]) -> None:
-        """Merge the last changes of some keys; no row may change."""
+    def merge(self, rows: Any, notes: Mapping[str, str], *, is_last: bool) -> None:
+        """Merge the last changes of some keys, with `is_last` the last ones of a batch; no row may change."""
         ...
 
 
@@ -361,8 +366,7 @@ class SinkTable:
                 "of it, so it was made again or belongs to another query, or the first batch was not passed",
                 f"pass every batch, and checkpoint=; else {way_out}",
             )
-        number = None if batch.done is None else batch.done.batch_id
-        if self._storage.gone_back(batch.query, number):
+        if self._storage.gone_back(batch.query, batch.done):
             raise invalid_request(
                 "table",
                 f"{where} was restored to an earlier version, and the query does not deliver again what the "
@@ -523,7 +527,7 @@ def merge_batch(storage: Storage, sink: str, batch: Batch) -> bool:
                 table.check_mode(is_latest=piece.is_latest)
                 table.begun(batch)
                 _begin(table, batch, piece.plan)
-            storage.merge(piece.rows, notes)
+            storage.merge(piece.rows, notes, is_last=piece.is_last)
             merged = True
     if batch.has_gap and not merged:
         table.claim_empty(batch)
@@ -565,7 +569,7 @@ def place_of(batch: Batch) -> Mapping[str, Any]:
     """Return what each commit says about its batch."""
     place: dict[str, Any] = {"query": batch.query}
     if batch.done is not None:
-        place["batch"] = batch.done.batch_id
+        place |= {"batch": batch.done.batch_id, "begin": batch.done.begin, "end": batch.done.end}
     return {**place, "anew": True} if batch.begins_anew else place
 
 

@@ -51,8 +51,9 @@ class FrameStorage(PostgresStorage):
         update = super().bury
         repeated(self.connection, self.where, lambda _: update(floor, marks))
 
-    def merge(self, rows: DataFrame, notes: Mapping[str, str]) -> None:
+    def merge(self, rows: DataFrame, notes: Mapping[str, str], *, is_last: bool = True) -> None:
         """Let the executors merge the rows; then store the notes."""
+        del is_last
         from pyspark_multiclouddb.errors import error_from_query
 
         write = partial(_write, self._dsn, self._table_name, self.where, self._settings)

@@ -17,7 +17,15 @@ from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, inva
 from multiclouddb_api.validators import check_type
 from multiclouddb_postgres.server import DATA, Connection, repeated, said_by, where
 from multiclouddb_spi.faults import key_digest
-from multiclouddb_spi.sink_rules import DELETED_AT, DOCUMENT, STALE_SINCE, TIME, check_cases, check_stored
+from multiclouddb_spi.sink_rules import (
+    DELETED_AT,
+    DOCUMENT,
+    STALE_SINCE,
+    TIME,
+    Numbered,
+    check_cases,
+    check_stored,
+)
 from multiclouddb_spi.table_mark import TableMark
 
 Documents: TypeAlias = Literal["json", "jsonb"]
@@ -413,13 +421,14 @@ class PostgresStorage:
                 ErrorDetail(ErrorCategory.CONFLICT, retryable=True),
             )
 
-    def gone_back(self, query: str | None, number: int | None) -> bool:
+    def gone_back(self, query: str | None, done: Numbered | None) -> bool:
         """Return False: rows and marks of a database go back together, and with them `checkpoint_name`."""
-        del query, number
+        del query, done
         return False
 
-    def merge(self, rows: pa.Table, notes: Mapping[str, str]) -> None:
+    def merge(self, rows: pa.Table, notes: Mapping[str, str], *, is_last: bool = True) -> None:
         """Merge the last changes of some keys."""
+        del is_last
         check_values(rows, self.known().columns)
         with self.connection.transaction():
             self.upsert(rows)

@@ -35,6 +35,7 @@ new data. Offsets have two forms:
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -297,6 +298,13 @@ class Checkpoint:
             for what in offset.get("gone", []):
                 raise rows_stay(what)
 
+    def digest(self, batch_id: int) -> str | None:
+        """Return a digest of the number of a batch and of its end; None before the first batch."""
+        if batch_id < 0:
+            return None
+        text = json.dumps([batch_id, self._offsets(batch_id)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
     def has_gap(self, batch_id: int) -> bool:
         """Return True if changes were skipped since the batch before; every later offset says it again."""
         after = self.notes(batch_id).get("multiclouddb.warning")
@@ -413,6 +421,8 @@ class Told:
         feed: The feed that the query reads.
         is_first: True if no row was delivered before the batch; None if the checkpoint is not known.
         has_gap: True if the batch comes after changes that `failOnDataLoss=false` has skipped.
+        begin: A digest of the offset at which the batch begins, as in `Numbered`.
+        end: A digest of the offset at which it ends.
     """
 
     query: str | None
@@ -421,6 +431,8 @@ class Told:
     feed: FeedSource | None = None
     is_first: bool | None = None
     has_gap: bool = False
+    begin: str | None = None
+    end: str | None = None
 
 
 def told(
@@ -443,7 +455,7 @@ def told(
         told.check_rows(batch_id)
         found = Told(
             owner, told.scan(batch_id), told.notes(batch_id), told.feed(batch_id),
-            told.is_first(batch_id), told.has_gap(batch_id),
+            told.is_first(batch_id), told.has_gap(batch_id), told.digest(batch_id - 1), told.digest(batch_id),
         )  # fmt: skip
     if app_id is not None and found.query is None and not is_reported:
         raise invalid_request(

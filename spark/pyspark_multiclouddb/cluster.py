@@ -377,14 +377,14 @@ class TableStorage:
         ]
         self.commit(f"UPDATE {self._table} SET {', '.join(sets)} WHERE order_key < {_literal(floor)}")
 
-    def gone_back(self, query: str | None, number: int | None) -> bool:
+    def gone_back(self, query: str | None, done: Numbered | None) -> bool:
         """Return False: no statement of Spark says which version of a table follows which."""
-        del query, number
+        del query, done
         return False
 
-    def merge(self, rows: DataFrame, notes: Mapping[str, str]) -> None:
+    def merge(self, rows: DataFrame, notes: Mapping[str, str], *, is_last: bool) -> None:
         """Merge the last changes of some keys."""
-        del notes
+        del notes, is_last
         known = self.schema().names
         deleted = F.expr("CASE WHEN type = 'DELETE' THEN current_timestamp() END")
         source = rows.withColumn(DELETED_AT, deleted)

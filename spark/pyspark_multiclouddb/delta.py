@@ -20,6 +20,7 @@ from multiclouddb_spi.sink_rules import (
     DELETED_AT,
     STALE_SINCE,
     TIME,
+    Numbered,
     check_cases,
     check_stored,
     lacks_state,
@@ -84,7 +85,7 @@ class DeltaStorage:
         place: Mapping[str, Any] | None = None,
     ) -> None:
         self._where, self._new_columns = where, new_columns
-        self._place = {_PLACE: json.dumps(place or {}, sort_keys=True)}
+        self._place = dict(place or {})
         self._table = writable(where)
         if self._table is None and not create:
             raise missing(where)
@@ -188,17 +189,19 @@ class DeltaStorage:
         text = self._known().metadata().configuration.get(name)
         return None if text is None else int(text)
 
-    def gone_back(self, query: str | None, number: int | None) -> bool:
-        """Return True if RESTORE has taken back changes that the query will not deliver again.
+    def gone_back(self, query: str | None, done: Numbered | None) -> bool:
+        """Return True if RESTORE may have taken back changes that the query will not deliver again.
 
         Each commit of a sink names its query and its batch. The log is read from its end: if a commit of the
-        query comes first, then nothing was taken back since. If RESTORE comes first, the last commit of the
-        query before the restored version must be that of the batch before this one, or of a later one: the
-        checkpoint was taken back too. A log that was cleaned up tells nothing, and nothing is concluded.
+        query comes first, then nothing was taken back since. If RESTORE comes first, then a commit before the
+        restored version must prove that the table contains what came before this batch: the query has merged
+        a batch there that began at the same offset, or the last rows of a batch that ended at it. The number
+        alone is no proof if there is a checkpoint, because one that was restored from a copy gives the same
+        numbers to other rows. A log that was cleaned up proves nothing.
 
         Args:
             query: The id of the query, or None for pages.
-            number: The number of the batch.
+            done: The number of the batch, and its offsets.
         """
         table, is_back = self._known(), False
         until = int(table.version())
@@ -212,12 +215,13 @@ class DeltaStorage:
                 if to is None or not str(to).isdigit():
                     return True
                 until = int(to)
-            elif isinstance(place, dict) and (place.get("query") == query or place.get("anew")):
-                if not is_back:
-                    return False
-                if number is not None and isinstance(place.get("batch"), int):
-                    return bool(number > place["batch"] + 1)
-                return True
+            if not isinstance(place, dict):
+                continue
+            is_own = place.get("query") == query
+            if not is_back and (is_own or place.get("anew")):
+                return False
+            if is_back and is_own and done is not None and _precedes(place, done):
+                return False
         return is_back
 
     def is_empty(self) -> bool:
@@ -242,13 +246,13 @@ class DeltaStorage:
         if missing := [field for field in fields if field.name not in names]:
             self._known().alter.add_columns(missing)
 
-    def _properties(self, notes: Mapping[str, str]) -> CommitProperties:
+    def _properties(self, notes: Mapping[str, str], **more: bool) -> CommitProperties:
         """Return what a commit says beside its rows."""
         from deltalake import CommitProperties
 
-        return CommitProperties({**self._place, **notes})
+        return CommitProperties({_PLACE: json.dumps({**self._place, **more}, sort_keys=True), **notes})
 
-    def merge(self, rows: pa.Table, notes: Mapping[str, str]) -> None:
+    def merge(self, rows: pa.Table, notes: Mapping[str, str], *, is_last: bool) -> None:
         """Merge the last changes of some keys in one commit. If nothing changes, there is no commit."""
         table, lacking = self._known(), lacks_state(rows)
         now, none = pa.scalar(datetime.now(UTC), TIME), pa.scalar(None, TIME)
@@ -260,7 +264,7 @@ class DeltaStorage:
         is_newer, has_state = "s.order_key > t.order_key", f"s.{STALE_SINCE} IS NULL"
         moved = {name: f"s.{name}" for name in ("order_key", DELETED_AT)}
         moved[STALE_SINCE] = f"coalesce(t.{STALE_SINCE}, s.{STALE_SINCE})"
-        properties = self._properties(notes)
+        properties = self._properties(notes, done=True) if is_last else self._properties(notes)
 
         def commit() -> None:
             merger = table.merge(
@@ -282,6 +286,17 @@ class DeltaStorage:
             merger.when_not_matched_insert(columns).execute()
 
         committed(table, commit)
+
+
+def _precedes(place: Mapping[str, Any], done: Numbered) -> bool:
+    """Return whether a table with a commit of this place contains what comes before a batch."""
+    if done.begin is not None:
+        is_end = place.get("done") is True and place.get("end") == done.begin
+        return is_end or place.get("begin") == done.begin
+    batch = place.get("batch")
+    if not isinstance(batch, int):
+        return False
+    return done.batch_id <= batch or (done.batch_id == batch + 1 and place.get("done") is True)
 
 
 def _history(table: DeltaTable) -> Iterator[Mapping[str, Any]]:

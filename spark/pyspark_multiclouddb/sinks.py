@@ -192,7 +192,9 @@ def merge_into_delta(
         raise invalid_request("max_bytes", "is less than 1", "give the maximum number of bytes of a piece")
     said = told(batch, batch_id, app_id, checkpoint)
     scan = said.scan
-    done = None if batch_id is None else Numbered(app_id, batch_id, said.query, said.notes)
+    done = None
+    if batch_id is not None:
+        done = Numbered(app_id, batch_id, said.query, said.notes, said.begin, said.end)
     is_page = isinstance(batch, ChangeFeedPage)
     begun, ended = scans_in(batch)
     if scan is not None:

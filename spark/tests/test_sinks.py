@@ -259,6 +259,34 @@ class TestRestored:
         assert merge_into_delta(rows(("d", 4, {})), 3, path, "app", checkpoint=first)
         assert documents(path).keys() == {"a", "b", "c", "d"}
 
+    def test_between_two_commits_of_a_batch_is_refused(self, path, first):
+        """The first of them names the batch, and does not contain its rows."""
+        merge_into_delta(A, 0, path, "app", checkpoint=first)
+        wider = B.append_column("total", pa.array([1.5]))
+        merge_into_delta(wider, 1, path, "app", checkpoint=first, new_columns="add")
+        between = max(e["version"] for e in DeltaTable(path).history() if "PROPERTIES" in e["operation"])
+        DeltaTable(path).restore(between)
+        with pytest.raises(MulticloudDbError, match="restored to an earlier version"):
+            merge_into_delta(C, 2, path, "app", checkpoint=first)
+        assert merge_into_delta(wider, 1, path, "app", checkpoint=first, new_columns="add")
+        assert merge_into_delta(C, 2, path, "app", checkpoint=first)
+        assert documents(path).keys() == {"a", "b", "c"}
+
+    def test_number_of_another_copy_of_the_checkpoint_proves_nothing(self, path, first):
+        merge_into_delta(A, 0, path, "app", checkpoint=first)
+        merge_into_delta(B, 1, path, "app", checkpoint=first)
+        version = DeltaTable(path).version()
+        # A copy of the checkpoint has another batch 1, which is longer.
+        write_offset(first, 1, c={"p": 2})
+        longer = pa.concat_tables([B, C])
+        merge_into_delta(longer, 1, path, "app", checkpoint=first)
+        DeltaTable(path).restore(version)
+        with pytest.raises(MulticloudDbError, match="restored to an earlier version"):
+            merge_into_delta(rows(("d", 4, {})), 2, path, "app", checkpoint=first)
+        assert merge_into_delta(longer, 1, path, "app", checkpoint=first)
+        assert merge_into_delta(rows(("d", 4, {})), 2, path, "app", checkpoint=first)
+        assert documents(path).keys() == {"a", "b", "c", "d"}
+
     def test_before_the_query_began_is_refused(self, path, first):
         merge_into_delta(rows(("x", 1, {})), None, path, None)
         version = DeltaTable(path).version()
