@@ -77,7 +77,8 @@ class TableSink:
         rows = batch if batch.num_rows else []
         frame = self.spark.createDataFrame(rows, from_arrow_schema(batch.schema, prefer_timestamp_ntz=True))
         # Rows of a snapshot whose beginning nobody has seen come without a checkpoint that knows it.
-        known = snapshot or not any(batch["backfilled"].to_pylist())
+        is_scan = "backfilled" in batch.column_names and any(batch["backfilled"].to_pylist())
+        known = snapshot or not is_scan
         merged = merge_into_table(
             frame, number, self.table, checkpoint=self.checkpoint if known else None,
             create_using=None if create == "never" else "test", **options,
