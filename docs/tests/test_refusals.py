@@ -175,7 +175,8 @@ def spanner(folder):
         def config(with_tls, host):
             names = {"project": "shop", "instance": "main"}
             if not with_tls:
-                return api.ClientConfig("spanner", names | {"emulator_host": f"{host}:{plain.port}"})
+                there = {"emulator_host": f"{host}:{plain.port}", "allow_plaintext": True}
+                return api.ClientConfig("spanner", names | there)
             # With the credentials of an emulator, the client would not use TLS.
             settings = {"credentials": Credentials("token"), "disable_builtin_metrics": True}
             native = Client("shop", client_options={"api_endpoint": f"127.0.0.1:{tls.port}"}, **settings)
