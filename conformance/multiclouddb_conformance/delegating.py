@@ -25,6 +25,7 @@ from multiclouddb_api import (
     LookupAnswer,
     MulticloudDbKey,
     ProviderOptions,
+    ResourceAddress,
 )
 from multiclouddb_spi import (
     Batch,
@@ -49,6 +50,7 @@ from multiclouddb_spi import (
     SupportsCommands,
     SupportsHeads,
     SupportsLookup,
+    SupportsRenewal,
     SupportsSnapshot,
     Survey,
 )
@@ -204,6 +206,8 @@ class WrappedProvider(Provider):
             vars(self).update(run_command=inner.run_command, run_cursor_command=inner.run_cursor_command)
         if isinstance(inner, SupportsCollections):
             vars(self).update(collections=inner.collections)
+        if isinstance(inner, SupportsRenewal):
+            vars(self).update(renew=inner.renew)
         self.readers: weakref.WeakSet[WrappedReader] = weakref.WeakSet()
 
     def capabilities(self) -> CapabilitySet:
@@ -211,6 +215,9 @@ class WrappedProvider(Provider):
 
     def complete(self, options: ProviderOptions) -> ProviderOptions:
         return self.inner.complete(options)
+
+    def full_address(self, address: ResourceAddress) -> ResourceAddress:
+        return self.inner.full_address(address)
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> Feed:
         return WrappedFeed(self.inner.open_feed(spec, deadline), self)
