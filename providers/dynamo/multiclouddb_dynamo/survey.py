@@ -59,11 +59,12 @@ def survey_of_listing(
 
 
 def survey_of_children(source: Source, asked: Mapping[str, Cursor], deadline: Deadline) -> Survey:
-    """State the children of ended shards, if the rate limit of the stream currently allows the calls."""
+    """State the known children of ended shards; ask for more if the rate limit of the stream allows calls."""
     found = source.shards.discover(asked, deadline)
     listed, horizon = source.shards.listed, Horizon(source.seconds())
     present: dict[str, Partition] = {}
-    for name, children in found.items():
+    # A listing for another shard may have named the children since the shard ended; they need no call.
+    for name, children in ({name: source.shards.children(name) for name in asked} | found).items():
         place = horizon if asked[name] is None else place_of(asked[name])
         present |= {each.shard_id: _partition(each, cursor_of(start_of(each, place))) for each in children}
     childless = [name for name, children in found.items() if not children]

@@ -35,6 +35,19 @@ def places(survey):
     return {each.partition_id: each.oldest and place_of(each.oldest) for each in survey.present}
 
 
+def test_children_that_a_listing_has_named_wait_for_no_rate_limit():
+    """A listing for one shard names the children of others, which were withheld until calls were allowed."""
+    with chain(2) as (world, (a, b), feed):
+        shards = feed._source.shards
+        shards.read_again(soon())
+        shards._looks.credit = -100.0
+        world.journal.clear()
+        survey = feed.survey({a: OLD}, soon(), whole=False)
+        assert [each.partition_id for each in survey.present] == [b]
+        assert not survey.answered
+        assert world.journal.count("DescribeStream") == 0
+
+
 class TestWhole:
     def test_a_listing_names_all_shards_and_asks_about_none(self):
         with chain() as (world, (a, b, c), feed):
