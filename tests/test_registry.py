@@ -10,6 +10,7 @@ from importlib import metadata
 import pytest
 
 import multiclouddb_api as api
+from multiclouddb_api import entry_points as entry_points_module
 from multiclouddb_api import installed_providers, registry
 from multiclouddb_api.entry_points import EntryPoint, entry_points
 from multiclouddb_certify.certification import load_certification
@@ -89,7 +90,9 @@ def test_a_provider_offered_twice_names_both_owners(offer):
 def test_what_two_distributions_offer_is_given_to_neither(monkeypatch, group, call):
     """The one that is earlier on the path would get a URL or a command line that is not for it."""
     offers = [point("s3", "sys:path", "ours"), point("s3", "os:path", "imitation")]
-    monkeypatch.setattr(registry, "entry_points", lambda **asked: offers if asked == {"group": group} else [])
+    for module in (registry, entry_points_module):
+        found = lambda **asked: offers if asked == {"group": group} else []  # noqa: E731
+        monkeypatch.setattr(module, "entry_points", found)
     with pytest.raises(
         api.MulticloudDbError, match="'s3' is offered by imitation, ours; uninstall all but one"
     ):

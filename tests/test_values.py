@@ -40,7 +40,7 @@ VALUES = [
     api.EntireCluster(), api.Fail(), api.SkipToOldest(),
     api.ChangeFeedRequest(
         ADDRESS, api.AtTime(MOMENT), api.PhysicalPartition("p"), api.NewItemStateMode.REQUIRE,
-        api.OldItemStateMode.INCLUDE_IF_AVAILABLE, 7, api.SkipToOldest(), True, SomeOptions("s"),
+        api.OldItemStateMode.INCLUDE_IF_AVAILABLE, 7, 1000, api.SkipToOldest(), True, SomeOptions("s"),
     ),
     EVENT, api.ChangeFeedPage((EVENT,), SECRET, notices=(api.Gap("p", "1", "2"),)),
     api.ChildPartition("c", ("a", "b"), SECRET), api.Dropped("a"), api.Renamed("a", "b"),
@@ -54,7 +54,7 @@ VALUES = [
     api.CapabilitySet({api.Capability.CHANGE_FEED: api.CapabilityNote(api.Support.NATIVE)}),
     api.ClientConfig("embedded", {"url": "embedded:///x"}), api.Checkpoint(SECRET, "1"),
     api.ErrorDetail(api.ErrorCategory.THROTTLED, retryable=True), api.Tagged("mongo.objectid", "1"),
-    api.TokenPartition("p", "active", "5", MOMENT),
+    api.TokenPartition("p", "active", "5", MOMENT), api.NotKnown("nobody could be asked"),
     api.TokenReport(ADDRESS, "collection", MOMENT, None, (), None, True, None, "", False, 0.0, None),
 ]  # fmt: skip
 
@@ -125,7 +125,7 @@ class TestRequest:
 
     def test_the_defaults_are_the_design(self):
         modes = (api.NewItemStateMode.INCLUDE_IF_AVAILABLE, api.OldItemStateMode.OMIT)
-        settings = (ADDRESS, api.Now(), api.EntireCollection(), *modes, 0, api.Fail(), False, None)
+        settings = (ADDRESS, api.Now(), api.EntireCollection(), *modes, 0, 0, api.Fail(), False, None)
         assert api.ChangeFeedRequest(ADDRESS, api.Now()) == api.ChangeFeedRequest(*settings)
 
 

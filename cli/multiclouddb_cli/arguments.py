@@ -184,9 +184,6 @@ def to_checkpoint(where: str | None) -> str | None:
     return where
 
 
-_MOST_PATH: Final = 1024
-
-
 def to_token(text: str, option: str = "TOKEN") -> str:
     """Read a token: the token itself, `@FILE` with a token or a checkpoint, or `-` for stdin."""
     path, where = None, ""
@@ -201,7 +198,10 @@ def to_token(text: str, option: str = "TOKEN") -> str:
             raise _wrong(option, f"{path} cannot be read ({reason})") from error
     if not text.strip():
         raise _wrong(option, f"{where}is empty")
-    if not where and len(text) < _MOST_PATH and Path(text).is_file():
+    is_file = False
+    with suppress(OSError, ValueError):  # most tokens are longer than a file's name may be
+        is_file = not where and Path(text).is_file()
+    if is_file:
         raise _wrong(option, f"{text!r} is a file: write @{text}")
     if path is None or not text.startswith("{"):
         return text

@@ -35,9 +35,14 @@ class Commands(TyperGroup):
         found = super().get_command(ctx, cmd_name)
         if found is not None:
             return found
-        from multiclouddb_api.registry import sole_offer
+        from multiclouddb_api.entry_points import entry_points
 
-        if (point := sole_offer(cmd_name, _COMMANDS, "command")) is not None:
+        offers = {point.value: point for point in entry_points(group=_COMMANDS) if point.name == cmd_name}
+        if len(offers) > 1:
+            from multiclouddb_api.registry import sole_offer  # only now, because the help needs no attrs
+
+            sole_offer(cmd_name, _COMMANDS, "command")
+        for point in offers.values():
             command = typer.main.get_command(point.load())
             command.name = cmd_name
             return command

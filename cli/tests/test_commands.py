@@ -300,7 +300,7 @@ class TestOutput:
     def test_fits_into_a_narrow_terminal(self, url, shaped, token, words):
         words = words.replace("URL", url).replace("TOKEN", token).split()
         terminal = Terminal(*words, columns=80)
-        assert terminal.end(None) == 0
+        assert terminal.end(None) == 0, terminal.text
         lines = terminal.lines()
         assert max(map(len, lines)) <= 80
         top = next(number for number, line in enumerate(lines) if line.startswith("\u256d"))

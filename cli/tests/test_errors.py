@@ -17,7 +17,7 @@ CODES = {
     "UNSUPPORTED_CAPABILITY": 7,
     "THROTTLED": 8,
     "TRANSIENT_FAILURE": 8,
-    "CONFLICT": 9,
+    "CONFLICT": 14,
     "PERMANENT_FAILURE": 9,
     "PROVIDER_ERROR": 9,
 }
@@ -90,6 +90,7 @@ class TestExitCode:
             (("tail", "URL", "orders", "--scope", "embedded:x"), 3),
             (("tail", "URL", "plain", "--state", "require", "--from", "beginning"), 7),
             (("token", "inspect", "nonsense"), 3),
+            (("token", "inspect", "x" * 300), 3),
             (("token", "check", "URL", "nonsense"), 3),
         ],
     )
@@ -122,7 +123,7 @@ class TestDebug:
         words = ["tail", f"{fake}/CONFLICT", "orders"]
         words.insert(place, "--debug")
         result = run(*words)
-        assert result.exit_code == 9
+        assert result.exit_code == 14
         assert "Traceback (most recent call last)" in result.stderr
         assert result.stderr.splitlines()[-1].startswith("error: [CONFLICT]")
         assert "builtins.OSError\n" in result.stderr  # without its text

@@ -227,6 +227,7 @@ class TestRoles:
             ["read"],
             ["readAnyDatabase"],
             ["read", "local"],
+            ["clusterMonitor"],
         ]
         for roles, can in (
             ([{"role": "read", "db": "shop"}], {"collection", "key", "database"}),

@@ -143,7 +143,8 @@ def dynamodb(folder):
         def config(with_tls, host):
             scheme, port = ("https", tls.port) if with_tls else ("http", plain.port)
             return api.ClientConfig(
-                "dynamo", {"region": "eu-west-1", "endpoint_url": f"{scheme}://{host}:{port}"}
+                "dynamo",
+                {"region": "eu-west-1", "endpoint_url": f"{scheme}://{host}:{port}", "allow_plaintext": True},
             )
 
         def failing(code):
@@ -207,7 +208,9 @@ def cosmosdb(folder):
 
         def config(with_tls, host):
             place = f"[::1]:{tls.port}" if with_tls else f"{host}:{plain.port}"
-            return api.ClientConfig("cosmos", {"url": f"cosmos://{place}?tls={str(with_tls).lower()}"})
+            return api.ClientConfig(
+                "cosmos", {"url": f"cosmos://{place}?tls={str(with_tls).lower()}&allow_plaintext=true"}
+            )
 
         def failing(status):
             return until_the_end(lambda: made.faults.add(Fail(status), times=None), made.faults.clear)

@@ -165,7 +165,7 @@ def test_what_fits_beside_a_value_that_does_not_is_kept():
         empty | {"n": 2},
         empty,
     ]
-    with pytest.raises(Exception, match=r'map<.*map\.k\.a.*"id":"k1".* a text') as caught:
+    with pytest.raises(Exception, match=r"map<.*map\.k\.a.*sha256:.* a text") as caught:
         columns(schema_of(map=MapType(StringType(), inner))).rows(events("{}", text))
     assert caught.value.category == ErrorCategory.INVALID_REQUEST
 
@@ -250,7 +250,7 @@ def test_a_batch_has_exactly_the_columns_of_its_schema(spark, source):
     snapshot = load(spark.read, source, "backfilled BOOLEAN, n BIGINT", startingPosition="snapshot")
     assert sorted(map(tuple, snapshot.collect())) == [(True, 1), (True, 2)]
     source.put("d", {"n": "many"})
-    with pytest.raises(Exception, match=r'column n: is bigint.*"d".*a text') as caught:
+    with pytest.raises(Exception, match=r"column n: is bigint.*sha256:.*a text") as caught:
         load(spark.read, source, "n BIGINT").collect()
     assert error_from_query(caught.value) == ErrorCategory.INVALID_REQUEST
 

@@ -308,9 +308,9 @@ def test_one_row_an_event(spark):
     names = [name for name in frame.columns if name not in same]
     assert [dict(zip(names, map(row.get, names), strict=True)) | same for row in rows] == rows
     assert [tuple(map(row.get, names)) for row in rows] == [
-        ("a@1", "UPDATE", '{"id":"a"}', '{"n":1}', "000001", "p0", 0),
+        ("a@1", "UPDATE", '{"id":"a"}', '{"n":1}', "000001", first.partition_id, 0),
         ("b@2", "DELETE", '{"id":"b"}', None, "000002", "p1", 0),
-        ("c@3", "UPDATE", '{"id":"c"}', '{"n":3}', "000003", "p0", 1),
+        ("c@3", "UPDATE", '{"id":"c"}', '{"n":3}', "000003", first.partition_id, 1),
     ]
 
 

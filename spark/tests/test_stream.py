@@ -532,7 +532,7 @@ class TestRefusals:
         tasks = query.tasks()
         source.store.create_collection("orders", recreate=True)
         recreated = (
-            r"\[MULTICLOUDDB:INVALID_REQUEST\] checkpoint: belongs to an earlier orders, .*checkpointLocation"
+            r"\[MULTICLOUDDB:INVALID_REQUEST\] checkpoint: belongs to an earlier main/orders, .*checkpointL"
         )
         with pytest.raises(SourceError, match=recreated):
             query.restart().plan()

@@ -165,6 +165,7 @@ def test_row_says_since_when_its_document_is_old(sink, spark):
 
 
 def test_commit_names_what_a_batch_lacks(sink, spark):
+    write_offset(sink.checkpoint, 0, fresh=True)
     write_offset(sink.checkpoint, 1, lost=True, warning="changes are gone")
     frame = spark.createDataFrame(rows(("a", 1, {})))
     assert merge_into_table(frame, 1, sink.table, checkpoint=sink.checkpoint, create_using="test")

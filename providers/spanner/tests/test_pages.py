@@ -62,7 +62,7 @@ def made(own, monkeypatch, tmp_path):
     [("sql", DatabaseDialect.GOOGLE_STANDARD_SQL), ("postgresql", DatabaseDialect.POSTGRESQL)],
 )
 def test_from_an_empty_instance_to_the_first_event(made, language, dialect):
-    (block,) = blocks(PAGE, language)
+    block = blocks(PAGE, language)[0]
     with made([each.strip() for each in block.split(";") if each.strip()], dialect):
         run(PAGE, "write.py")
         assert run(PAGE, "first.py") == blocks(PAGE[PAGE.index('title="first.py"') :], "text")[0]
