@@ -82,6 +82,12 @@ def plain(value):
     return portable(bson.decode(raw({"v": value}), CODEC))["v"]
 
 
+def survives_pymongo(value):
+    """Return whether PyMongo writes what it has read; a key of another form is a poison record."""
+    stored = raw({"_id": value})
+    return raw(bson.decode(stored, CODEC)) == stored
+
+
 @st.composite
 def changes(draw, number):
     names = draw(st.sampled_from(NAMES))
@@ -98,7 +104,7 @@ def changes(draw, number):
         _id=token(number, draw(st.none() | st.binary(max_size=2))),
         clusterTime=draw(stamps),
         wallTime=draw(moments),
-        documentKey={name: draw(values) for name in names},
+        documentKey={name: draw(values.filter(survives_pymongo)) for name in names},
         ns={"db": draw(st.sampled_from(["a", "b"])), "coll": draw(st.sampled_from(["c.d", "ü"]))},
     )
     for name in ("fullDocument", "fullDocumentBeforeChange"):
