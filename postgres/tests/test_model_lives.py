@@ -1,16 +1,19 @@
 """Lives of a table of PostgreSQL and the embedded store, judged by a model of their own."""
 
+import runpy
+from pathlib import Path
+
 import psycopg
 import pytest
 from psycopg import sql
 
-from multiclouddb_api import Beginning, connect
 from multiclouddb_conformance.model_lives import Life, ModelRow
-from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_postgres import PostgresTarget, merge_into_postgres
 
 SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 4)) for seed in range(800)]
+SOURCE = runpy.run_path(str(Path(__file__).parents[2] / "verify" / "tests" / "embedded_model.py"))
+VALUES = (1, 1.5, None, "é", [{"a": 1}], True)
 COLUMNS = {"text": "new_item_state", "deleted": "_deleted_at", "order_key": "order_key"}
 
 
@@ -18,34 +21,6 @@ COLUMNS = {"text": "new_item_state", "deleted": "_deleted_at", "order_key": "ord
 def _quick(monkeypatch):
     monkeypatch.setattr(EmbeddedFeed, "visible_after", lambda feed: 0.02)
     monkeypatch.setattr("multiclouddb_verify.source._CLOCK_ERROR", 0.0)
-
-
-class EmbeddedSource:
-    start = Beginning()
-
-    def __init__(self, folder):
-        self.store = EmbeddedStore(folder / "shop.db", durable=False)
-        self.client = connect(f"embedded://{self.store.path}")
-        self.address = self.store.create_collection("orders", partitions=2)
-
-    def close(self):
-        self.client.close()
-        self.store.close()
-
-    def key(self, name):
-        return {"id": name}
-
-    def write(self, name, number):
-        document = {"n": number, "v": [number, 1.5, None, "é", [{"a": 1}], True][number % 6]}
-        self.store.put("orders", name, document)
-        return document
-
-    def remove(self, name):
-        self.store.delete("orders", name)
-
-    def recreate(self):
-        self.store.drop_collection("orders")
-        self.store.create_collection("orders", partitions=2)
 
 
 class PostgresModelTable:
@@ -97,7 +72,7 @@ class PostgresModelTable:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_verdict_is_todays_and_no_right_row_is_damaged(seed, tmp_path, dsn):
-    source = EmbeddedSource(tmp_path)
+    source = SOURCE["EmbeddedSource"](tmp_path, VALUES)
     table = PostgresModelTable(dsn, ["json", "jsonb"][seed % 2])
     try:
         Life(seed, tmp_path, source, table).live()

@@ -1,0 +1,34 @@
+"""A collection of the embedded store for the lives of `multiclouddb_conformance.model_lives`."""
+
+from multiclouddb_api import Beginning, connect
+from multiclouddb_embedded import EmbeddedStore
+
+
+class EmbeddedSource:
+    """The collection; its documents have one of `values` in turn."""
+
+    start = Beginning()
+
+    def __init__(self, folder, values):
+        self.values, self.store = values, EmbeddedStore(folder / "shop.db", durable=False)
+        self.client = connect(f"embedded://{self.store.path}")
+        self.address = self.store.create_collection("orders", partitions=2)
+
+    def close(self):
+        self.client.close()
+        self.store.close()
+
+    def key(self, name):
+        return {"id": name}
+
+    def write(self, name, number):
+        document = {"n": number, "v": self.values[number % len(self.values)]}
+        self.store.put("orders", name, document)
+        return document
+
+    def remove(self, name):
+        self.store.delete("orders", name)
+
+    def recreate(self):
+        self.store.drop_collection("orders")
+        self.store.create_collection("orders", partitions=2)
