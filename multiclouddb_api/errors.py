@@ -1,16 +1,18 @@
 """Defines the one error type that applications see, and its categories.
 
-Every error that this project raises to its users is a `MulticloudDbError`. Its category says what to do:
+Every error that this project raises to its users is a `MulticloudDbError`. Its category says what to do::
 
-    INVALID_REQUEST          the call is wrong: change it, a retry fails again UNSUPPORTED_CAPABILITY   this
-    database cannot do that: the message names an alternative AUTHENTICATION_FAILED    your credentials are
-    missing, or the service does not accept them AUTHORIZATION_FAILED     you are not allowed to do that
-    NOT_FOUND                no such database, table, container or collection CONFLICT                 another
-    writer was first THROTTLED                the service received too many requests: wait, then retry
-    TRANSIENT_FAILURE        the service is unavailable, or the deadline passed: retry PERMANENT_FAILURE
-    the service failed in a way that a retry does not fix PROVIDER_ERROR           a record cannot be decoded
-    or is too large: `detail.skip_token` skips it CHECKPOINT_EXPIRED       the service no longer keeps the
-    changes after the position
+    INVALID_REQUEST         the call is wrong: change it, because a retry fails again
+    UNSUPPORTED_CAPABILITY  that database cannot do it: the message names an alternative
+    AUTHENTICATION_FAILED   your credentials are missing, or the service does not accept them
+    AUTHORIZATION_FAILED    you are not allowed to do that
+    NOT_FOUND               there is no such database, table, container or collection
+    CONFLICT                another writer was first
+    THROTTLED               the service received too many requests: wait, then retry
+    TRANSIENT_FAILURE       the service is unavailable, or the deadline passed: retry
+    PERMANENT_FAILURE       the service failed in a way that a retry does not fix
+    PROVIDER_ERROR          a record cannot be decoded or is too large: `detail.skip_token` skips it
+    CHECKPOINT_EXPIRED      the service no longer keeps the changes after the position
 
 `MulticloudDbError.help_url` links to a page that explains the causes of each category and what to do.
 """

@@ -305,6 +305,8 @@ class PageBuilder:
         address, now = session.feed.spec.address, time.monotonic()
         if now - self._warned.get(address, -math.inf) < _WARNING_SECONDS:
             return
+        # Only the warnings of the last minute are kept, because a client may read any number of feeds.
+        self._warned = {each: when for each, when in self._warned.items() if now - when < _WARNING_SECONDS}
         self._warned[address] = now
         self._observing.headroom_low(address, session.feed.public_id(nearest.partition_id), nearest.headroom)
 
