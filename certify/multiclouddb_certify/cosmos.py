@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit
 
 from azure.cosmos import CosmosClient, PartitionKey
-from azure.cosmos.exceptions import CosmosResourceNotFoundError
+from azure.cosmos.exceptions import CosmosResourceExistsError, CosmosResourceNotFoundError
 
 from multiclouddb_api import Capability, ClientConfig, MulticloudDbKey, ProviderOptions, ResourceAddress
 from multiclouddb_certify.certification import (
@@ -128,7 +128,10 @@ class CosmosHarness(DrillHarness):
         if isinstance(key, str):
             self.secrets = (str(key),)
         self.database_id = self.prefix
-        self.database = client.create_database_if_not_exists(self.database_id, offer_throughput=_UNITS)
+        try:
+            self.database = client.create_database_if_not_exists(self.database_id, offer_throughput=_UNITS)
+        except CosmosResourceExistsError:  # created between the client's look and its request
+            self.database = client.get_database_client(self.database_id)
         self.containers: list[str] = []
 
     def close(self) -> None:
@@ -167,7 +170,12 @@ class CosmosHarness(DrillHarness):
     def make_container(self, name: str) -> ResourceAddress:
         """Create a container that shares the throughput of the database."""
         own: dict[str, Any] = {} if self.throughput is None else {"offer_throughput": self.throughput}
-        self.database.create_container(name, PartitionKey("/id"), default_ttl=-1, **own)
+        try:
+            self.database.create_container(name, PartitionKey("/id"), default_ttl=-1, **own)
+        except CosmosResourceExistsError:
+            # A killed process, or a first try, has asked for it; the name of a run is given only once.
+            if Run.of(self.database_id) is None:
+                raise
         self.containers.append(name)
         return ResourceAddress(self.database_id, name)
 
@@ -196,7 +204,8 @@ class CosmosHarness(DrillHarness):
 
     def recreate(self, address: ResourceAddress) -> None:
         """Delete and create the container."""
-        self.database.delete_container(str(address.collection))
+        with _absent():
+            self.database.delete_container(str(address.collection))
         self.make_container(str(address.collection))
 
     def opt_in(self, capability: Capability) -> ProviderOptions | None:

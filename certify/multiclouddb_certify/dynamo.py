@@ -176,20 +176,27 @@ class DynamoHarness(DrillHarness):
     def make_table(self, table: str, kind: Kind, partitions: int) -> ResourceAddress:
         """Create a table whose stream is enabled."""
         del partitions
-        made = self.native.create_table(
-            TableName=table,
-            KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
-            AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
-            BillingMode="PAY_PER_REQUEST",
-            StreamSpecification={"StreamEnabled": True, "StreamViewType": VIEWS[kind]},
-            **(
-                {"Tags": [{"Key": key, "Value": value} for key, value in self.tags.items()]}
-                if self.tags
-                else {}
-            ),
-        )
+        try:
+            made = self.native.create_table(
+                TableName=table,
+                KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
+                AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
+                BillingMode="PAY_PER_REQUEST",
+                StreamSpecification={"StreamEnabled": True, "StreamViewType": VIEWS[kind]},
+                **(
+                    {"Tags": [{"Key": key, "Value": value} for key, value in self.tags.items()]}
+                    if self.tags
+                    else {}
+                ),
+            )
+            status = made["TableDescription"]["TableStatus"]
+        except self.native.exceptions.ResourceInUseException:
+            # A killed process, or a first try, may have asked for it; the name of a run is given only once.
+            status = _status(self.native, table) if Run.of(table) else None
+            if status not in ("CREATING", "ACTIVE"):
+                raise
         self.tables.append(table)
-        if made["TableDescription"]["TableStatus"] != "ACTIVE":
+        if status != "ACTIVE":
             self.native.get_waiter("table_exists").wait(TableName=table, WaiterConfig={"Delay": 2})
         return ResourceAddress(collection=table)
 

@@ -16,7 +16,7 @@ import bson
 from bson.decimal128 import Decimal128
 from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient, monitoring
-from pymongo.errors import AutoReconnect, OperationFailure
+from pymongo.errors import AutoReconnect, CollectionInvalid, OperationFailure
 from pymongo.uri_parser import parse_uri
 
 from multiclouddb_api import ClientConfig, MulticloudDbKey, ProviderOptions, ResourceAddress
@@ -46,6 +46,7 @@ _COUNTER: Final = itertools.count()
 _NOTE: Final = "x" * 100_000
 _SMALL: Final = 4 << 20
 _SOON: Final = 5
+_EXISTS: Final = 48  # NamespaceExists
 _ELECTION_SECONDS: Final = 30
 _ACTIONS: Final = (
     "changeStream", "collMod", "createCollection", "createIndex", "dropCollection", "dropDatabase", "find",
@@ -146,7 +147,13 @@ class MongoHarness(DrillHarness):
         images: dict[str, Any] = {}
         if kind is Kind.OLD_IMAGES:
             images = {"changeStreamPreAndPostImages": {"enabled": True}}
-        self.native[self.database].create_collection(name, **images)
+        try:
+            self.native[self.database].create_collection(name, **images)
+        except (CollectionInvalid, OperationFailure) as error:
+            # A killed process, or a first try, has asked for it; the name of a run is given only once.
+            exists = isinstance(error, CollectionInvalid) or error.code == _EXISTS
+            if not exists or Run.of(self.database) is None:
+                raise
         return ResourceAddress(self.database, name)
 
     def missing(self) -> ResourceAddress:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import cache
@@ -14,8 +15,10 @@ from importlib.metadata import version
 from typing import Any, ClassVar, Final
 
 import grpc
+from google.api_core.exceptions import AlreadyExists, GoogleAPICallError, NotFound
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import spanner
+from google.cloud.spanner_admin_database_v1.types import Database
 
 from multiclouddb_api import ClientConfig, ResourceAddress
 from multiclouddb_certify.certification import (
@@ -50,6 +53,7 @@ __all__ = [
 _COUNTER: Final = itertools.count()
 _SECONDS: Final = 120
 _EXTRA: Final = "certify_extra"
+_CREATING: Final = Database.State.CREATING
 _ACTIONS: Final = (
     "spanner.databases.create", "spanner.databases.drop", "spanner.databases.list", "spanner.databases.read",
     "spanner.databases.select", "spanner.databases.updateDdl", "spanner.databases.write",
@@ -98,6 +102,29 @@ def native_instance(url: str) -> Any:
     return client.instance(config.instance)
 
 
+def _drop(database: Any) -> None:
+    """Drop a database; a first try that got no answer may have dropped it."""
+    with suppress(NotFound):
+        database.drop()
+
+
+def _wait_ready(database: Any) -> None:
+    """Wait until a database that is being created can be used."""
+    until = time.monotonic() + _SECONDS
+    while True:
+        database.reload()
+        if database.state != _CREATING:
+            return
+        if time.monotonic() > until:
+            raise TimeoutError(f"{database.name} is still being created after {_SECONDS} seconds")
+        time.sleep(1)
+
+
+def _has_extra(database: Any) -> bool:
+    database.reload()
+    return any(_EXTRA in statement for statement in database.ddl_statements)
+
+
 class SpannerHarness(DrillHarness):
     """A harness that writes with google-cloud-spanner; each test has its own database."""
 
@@ -121,7 +148,7 @@ class SpannerHarness(DrillHarness):
     def close(self) -> None:
         """Drop the database."""
         for database in self.databases:
-            database.drop()
+            _drop(database)
 
     def keep(self) -> None:
         """Leave the database when the harness is closed."""
@@ -130,10 +157,15 @@ class SpannerHarness(DrillHarness):
     def alter(self, address: ResourceAddress, *, column: bool) -> None:
         """Add a column to the table, or drop it."""
         database = self._database(address)
-        database.reload()
-        if any(_EXTRA in statement for statement in database.ddl_statements) is not column:
-            change = f"ADD COLUMN {_EXTRA} STRING(MAX)" if column else f"DROP COLUMN {_EXTRA}"
+        if _has_extra(database) is column:
+            return
+        change = f"ADD COLUMN {_EXTRA} STRING(MAX)" if column else f"DROP COLUMN {_EXTRA}"
+        try:
             database.update_ddl([f"ALTER TABLE {address.collection} {change}"]).result(_SECONDS)
+        except GoogleAPICallError:
+            # The same statement of a killed process, or of a first try, may have been carried out since then.
+            if _has_extra(database) is not column:
+                raise
 
     def _database(self, address: ResourceAddress) -> Any:
         """Return Google's object for a database, which a drill has created in an earlier process."""
@@ -152,7 +184,13 @@ class SpannerHarness(DrillHarness):
         else:
             name = f"{self.prefix}-{next(_COUNTER)}"
             made = self.instance.database(name, ddl_statements=statements)
-            made.create().result(_SECONDS)
+            try:
+                made.create().result(_SECONDS)
+            except AlreadyExists:
+                # A killed process, or a first try, has asked for it; the name of a run is given only once.
+                if Run.of(name) is None:
+                    raise
+                _wait_ready(made)
             self.databases.append(made)
         return str(self.databases[0].database_id)
 
@@ -312,8 +350,7 @@ class SpannerCertification(Certification):
 
     def remove(self, url: str, name: str) -> None:
         """Drop a database."""
-        database = native_instance(url).database(name)
-        database.drop()
+        _drop(native_instance(url).database(name))
 
     def versions(self) -> Mapping[str, str]:
         """Return the version of google-cloud-spanner."""

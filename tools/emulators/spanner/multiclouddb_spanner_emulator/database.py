@@ -47,7 +47,6 @@ class Database:
         postgres: True for the PostgreSQL dialect.
         tables: Maps each name to its table.
         streams: Maps each name to its change stream.
-        statements: The DDL statements with which the database was created.
         history: Every transaction, with its commit timestamp and its effects. Each effect is stored
             under its table and its key.
     """
@@ -57,7 +56,6 @@ class Database:
         self.postgres = postgres
         self.tables: dict[str, Table] = {}
         self.streams: dict[str, ChangeStream] = {}
-        self.statements: list[str] = []
         self.history: list[tuple[int, dict[str, dict[Key, Change]]]] = []
         self._clock = clock
         self._habits = habits
@@ -73,6 +71,10 @@ class Database:
                 self.tables[table.name] = table
             case ddl.AddColumn(name, column):
                 table = self.table(name)
+                if any(each.name.lower() == column.name.lower() for each in table.columns):
+                    raise ServiceError(
+                        "FAILED_PRECONDITION", f"Duplicate column name {table.name}.{column.name}."
+                    )
                 number = max(each.ordinal for each in table.columns) + 1
                 table.columns.append(attrs.evolve(column, ordinal=number))
                 for row in table.rows.values():
@@ -95,7 +97,16 @@ class Database:
                 stream.set_options(settings or {})
             case ddl.Drop(kind, name):
                 self._drop(kind, name)
-        self.statements.append(statement)
+
+    def statements(self) -> list[str]:
+        """Return the DDL statements that create the present schema; GetDatabaseDdl answers with them."""
+        return [
+            *(ddl.table_statement(each, postgres=self.postgres) for each in self.tables.values()),
+            *(
+                ddl.stream_statement(each.name, each.watch, each.options, postgres=self.postgres)
+                for each in self.streams.values()
+            ),
+        ]
 
     def _drop(self, kind: str, name: str) -> None:
         if kind == "TABLE":

@@ -1,8 +1,9 @@
-"""Parses the DDL statements that tests of change streams need, in both dialects."""
+"""Parses the DDL statements that tests of change streams need, and writes a schema, in both dialects."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import attrs
@@ -20,6 +21,8 @@ __all__ = [
     "DropColumn",
     "Statement",
     "parse",
+    "stream_statement",
+    "table_statement",
 ]
 
 _NAME: Final = r'[`"]?([A-Za-z_][A-Za-z0-9_]*)[`"]?'
@@ -249,3 +252,26 @@ def parse(text: str, *, postgres: bool) -> Statement:
         ServiceError: Raised if the emulator does not know the statement.
     """
     return _Parser(text, postgres=postgres).parse()
+
+
+def table_statement(table: Table, *, postgres: bool) -> str:
+    """Return the statement that creates a table as it is now."""
+    lines = [f"  {each.name} {each.text}{'' if each.nullable else ' NOT NULL'}," for each in table.columns]
+    key = ", ".join(f"{name} DESC" if name in table.descending else name for name in table.key)
+    last = [f"  PRIMARY KEY({key})", ")"] if postgres else [f") PRIMARY KEY({key})"]
+    return "\n".join([f"CREATE TABLE {table.name} (", *lines, *last])
+
+
+def stream_statement(name: str, watch: Watch, options: Mapping[str, str], *, postgres: bool) -> str:
+    """Return the statement that creates a change stream as it is now."""
+    parts = [f"CREATE CHANGE STREAM {name}"]
+    if watch.everything or watch.tables:
+        parts.append(f"FOR {'ALL' if watch.everything else ', '.join(_watched(watch.tables.items()))}")
+    if options:
+        chosen = ", ".join(f"{option} = '{value}'" for option, value in options.items())
+        parts.append(f"WITH ({chosen})" if postgres else f"OPTIONS ( {chosen} )")
+    return ("\n" if postgres else " ").join(parts)
+
+
+def _watched(tables: Iterable[tuple[str, Sequence[str] | None]]) -> Iterable[str]:
+    return (name if columns is None else f"{name}({', '.join(columns)})" for name, columns in tables)

@@ -127,7 +127,7 @@ class _Service:
 
     def get_database_ddl(self, request: Any, call: Call) -> Any:
         database = self.world.database(request.database)
-        return database_types.GetDatabaseDdlResponse.pb()(statements=database.statements)
+        return database_types.GetDatabaseDdlResponse.pb()(statements=database.statements())
 
     def list_databases(self, request: Any, call: Call) -> Any:
         names = sorted(

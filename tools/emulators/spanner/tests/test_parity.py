@@ -268,6 +268,8 @@ class TestErrors:
             "stream again": lambda: native.ddl(STREAM),
             "drop no stream": lambda: native.ddl("DROP CHANGE STREAM missing"),
             "drop no table": lambda: native.ddl("DROP TABLE missing"),
+            "column again": lambda: native.ddl("ALTER TABLE t ADD COLUMN n INT64"),
+            "drop no column": lambda: native.ddl("ALTER TABLE t DROP COLUMN missing"),
             "no option": lambda: native.ddl("CREATE CHANGE STREAM s3 FOR ALL OPTIONS (foo = 'x')"),
             "four": lambda: native.ddl("CREATE CHANGE STREAM s3 FOR t", "CREATE CHANGE STREAM s4 FOR t"),
         }
@@ -275,6 +277,33 @@ class TestErrors:
         expected = _expected("errors", told)
         assert {name for name in told if told[name][0] == "OK"} == set()
         assert told == expected
+
+    @pytest.mark.parametrize("postgres", [False, True])
+    def test_the_schema_is_the_present_one(self, host, postgres):
+        """GetDatabaseDdl answers with the statements that create it, whatever was executed before."""
+        if postgres:
+            table = (
+                "CREATE TABLE t (id varchar PRIMARY KEY, n bigint, v varchar(10) NOT NULL, a bigint[], "
+                "ts timestamptz)"
+            )
+            stream = "CREATE CHANGE STREAM s FOR t(n) WITH (value_capture_type = 'NEW_ROW')"
+            native = Native(host, table, stream, postgres=True)
+            changes = "ALTER CHANGE STREAM s SET (retention_period = '2d')"
+            column = "ALTER TABLE t ADD COLUMN more varchar(20)"
+        else:
+            native = Native(host, TABLE, PAIRS, STREAM, "CREATE CHANGE STREAM two FOR t(n, f), u")
+            changes = "ALTER CHANGE STREAM s SET OPTIONS (retention_period = '2d')"
+            column = "ALTER TABLE t ADD COLUMN more STRING(20)"
+        told = []
+        for statement in (None, column, "ALTER TABLE t DROP COLUMN more", changes, "CREATE CHANGE STREAM w"):
+            if statement is not None:
+                native.ddl(statement)
+            native.database.reload()
+            told.append([" ".join(each.split()) for each in native.database.ddl_statements])
+        native.ddl("DROP CHANGE STREAM w", "DROP CHANGE STREAM s")
+        native.database.reload()
+        told.append([" ".join(each.split()) for each in native.database.ddl_statements])
+        assert told == _expected(("schema", postgres), told)
 
     @pytest.mark.parametrize("given", [[1], [1, "a", 2]], ids=len)
     def test_a_key_with_a_part_less_or_more_is_refused(self, host, given):
