@@ -51,6 +51,10 @@ def bench(
     quick: Annotated[
         bool, typer.Option("--quick", help="Do only a hundredth of the work, to check that the rows run.")
     ] = False,
+    scale: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, metavar="FRACTION", help="Do only this fraction of the work."),
+    ] = None,
 ) -> None:
     """Measure multiclouddb and compare it with hand-written code; takes some minutes.
 
@@ -59,12 +63,12 @@ def bench(
     if redraw:
         _redraw()
         return
-    if quick and record:
-        raise _refused("--quick measures too little for a record; use either --quick or --record")
+    if record and (quick or scale is not None):
+        raise _refused("--quick and --scale measure too little for a record; leave them or --record out")
     rows = choose(only)
     if (load := os.getloadavg()[0]) > _QUIET * (os.cpu_count() or 1):
         typer.echo(f"warning: the machine is busy (load {load:.1f}); rows with threads suffer most", err=True)
-    results = run_all(rows, _QUICK if quick else 1.0)
+    results = run_all(rows, (_QUICK if quick else 1.0) if scale is None else scale)
     if record:
         _keep(results)
     _tell(rows, results, as_json=as_json)

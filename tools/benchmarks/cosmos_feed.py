@@ -28,15 +28,19 @@ def _serve(pipe: Connection, ranges: int) -> None:
     from multiclouddb_cosmos_emulator.faults import Slow
     from multiclouddb_cosmos_emulator.writes import Transaction
 
+    filled = 0
+
     def fill(items: int) -> None:
+        nonlocal filled
         # The emulator's own transactions write the items, because writing over HTTP would take minutes.
         with server._lock:
             container = server._container("shop", "orders")
-            for number in range(items):
+            for number in range(filled, filled + items):
                 transaction = Transaction(container, None)
                 text = f"{number:08d}" + "x" * 240
                 transaction.create({"id": str(number), "pk": f"k{number % 997}", "n": number, "text": text})
                 transaction.commit()
+        filled += items
 
     with CosmosEmulator() as server:
         with CosmosClient(server.endpoint, server.key, enable_endpoint_discovery=False) as client:

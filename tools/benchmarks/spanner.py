@@ -1,9 +1,11 @@
-"""Starts Google's Cloud Spanner emulator for the rows, and describes its changes."""
+"""Starts Google's Cloud Spanner emulator and our scripted server for the rows, and describes its changes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from typing import Any, Final
 
 import attrs
@@ -12,9 +14,11 @@ from benchmarks.dynamo import on_client_core, on_server_core
 from benchmarks.servers import server_module
 from multiclouddb_api import ChangeFeedRequest, ClientConfig, Now, ResourceAddress, connect
 
-__all__ = ["COLUMNS", "STREAM", "Backlog", "backlog", "on_client_core"]
+__all__ = ["COLUMNS", "STREAM", "Backlog", "Scripted", "backlog", "on_client_core", "scripted"]
 
 STREAM: Final = "items_stream"
+_START_SECONDS: Final = 60.0
+_AT_ONCE: Final = 20
 COLUMNS: Final = ("id", "number", *(f"field{index}" for index in range(7)))
 
 
@@ -119,3 +123,98 @@ def backlog(size: int, at_once: int) -> Iterator[Backlog]:
         yield made
     finally:
         server.stop()
+
+
+# -- The scripted server has its own process, so that it does not wait for the client's lock
+
+
+@attrs.frozen
+class Scripted:
+    """A scripted server in another process, with one database.
+
+    Attributes:
+        url: The connection string.
+    """
+
+    url: str
+    _pipe: Connection
+
+    def create(self, table: str) -> ResourceAddress:
+        """Create an empty table with a change stream."""
+        self._ask("create", table)
+        return ResourceAddress("shop", table)
+
+    def fill(self, address: ResourceAddress, rows: int) -> None:
+        """Insert this many more rows, in transactions of 20 rows."""
+        self._ask("fill", address.collection, rows)
+
+    def delay(self, seconds: float) -> None:
+        """Delay the beginning of each answer."""
+        self._ask("delay", seconds)
+
+    def queries(self) -> int:
+        """Return the number of queries of change streams."""
+        return int(self._ask("queries"))
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        self._pipe.send((method, arguments))
+        return self._pipe.recv()
+
+
+def _serve(pipe: Connection, partitions: int) -> None:
+    from multiclouddb_spanner_emulator import Habits, ScriptedSpanner, Write
+
+    database = "projects/tests/instances/tests/databases/shop"
+    with ScriptedSpanner(Habits(initial_partitions=partitions)) as server:
+        server.create(database)
+        written = 0
+
+        def create(table: str) -> None:
+            server.execute(
+                database,
+                f"CREATE TABLE {table} (id STRING(MAX) NOT NULL, text STRING(MAX)) PRIMARY KEY (id)",
+                f"CREATE CHANGE STREAM {table}_stream FOR {table} OPTIONS (value_capture_type = 'NEW_ROW')",
+            )
+
+        def fill(table: str, rows: int) -> None:
+            nonlocal written
+            for first in range(0, rows, _AT_ONCE):
+                numbers = range(written + first, written + min(rows, first + _AT_ONCE))
+                values = [[f"{number:08d}", "x" * 240] for number in numbers]
+                server.commit(database, Write("insert", table, ("id", "text"), values))
+            written += rows
+
+        def delay(seconds: float) -> None:
+            server.troubles.end()
+            if seconds:
+                server.troubles.delay(None, seconds)
+
+        methods: dict[str, Callable[..., None]] = {"create": create, "fill": fill, "delay": delay}
+        pipe.send(server.host)
+        with suppress(EOFError):
+            while True:
+                name, arguments = pipe.recv()
+                if name in methods:
+                    methods[name](*arguments)
+                pipe.send(len(server.journal.queries()) if name == "queries" else None)
+
+
+@contextmanager
+def scripted(partitions: int) -> Iterator[Scripted]:
+    """Start a scripted server.
+
+    Args:
+        partitions: The number of partitions of each change stream.
+    """
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs, partitions))
+    with on_server_core():
+        process.start()
+    theirs.close()
+    try:
+        if not ours.poll(_START_SECONDS):
+            raise TimeoutError("the scripted server did not start")
+        yield Scripted(f"spanner://tests/tests?emulator_host={ours.recv()}", ours)
+    finally:
+        ours.close()  # this ends the server
+        process.join()

@@ -88,7 +88,18 @@ class TestOutput:
         monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
         assert ("warning: the machine is busy" in invoke("--only", "good").stderr) == warned
 
-    def test_a_quick_run_is_not_recorded(self, rows):
-        ran = invoke("--quick", "--record")
+    @pytest.mark.parametrize("small", [["--quick"], ["--scale", "0.5"]])
+    def test_a_small_run_is_not_recorded(self, rows, small):
+        ran = invoke(*small, "--record")
         assert ran.exit_code == 2
-        assert ran.stderr.startswith("error: --quick measures too little")
+        assert ran.stderr.startswith("error: --quick and --scale measure too little")
+
+    @pytest.mark.parametrize(
+        ("wish", "scale"),
+        [([], 1.0), (["--quick"], 0.01), (["--scale", "0.25"], 0.25), (["--scale", "0"], 0.0)],
+    )
+    def test_a_run_does_the_wanted_part_of_the_work(self, monkeypatch, wish, scale):
+        asked = []
+        monkeypatch.setattr("benchmarks.command.run_all", lambda rows, scale: asked.append(scale) or [])
+        invoke("--only", "token", *wish)
+        assert asked == [scale]
