@@ -1,10 +1,11 @@
 """Lives of a table and its source, judged by a model that knows both and shares nothing with `verify`.
 
-The model reads the rows of the table itself, with their texts, and compares them with the documents that
-were written. Between two runs of `verify` anything happens to the table: rows are damaged, it goes back to
-an older version, it is made again; the collection is made again; a run is killed, and its folder is copied
-or put back; look-ups are refused. After each run, the verdict must be that of the model, and no row that was
-right may be worse.
+The model reads the rows of the table itself, with their texts, and compares them with the documents that the
+sink has merged. Between two runs of `verify` anything happens to the table: rows are damaged, it goes back to
+an older version, it is made again; the collection is made again; the sink stays behind. A run is killed, and
+its folder is copied or put back; look-ups are refused; the options change from run to run. After each run,
+the verdict must be that of the model, only what the report names may have been written, and no row may be
+worse.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from multiclouddb_api import (
     ErrorDetail,
     FromContinuationToken,
     MulticloudDbError,
+    NotKnown,
     ResourceAddress,
     encode_json,
 )
@@ -62,11 +64,13 @@ class ModelSource(Protocol):
         client: The client that reads it.
         address: Its address.
         start: Where the sink begins.
+        odd_names: Further names of documents, whose keys are easily written in another way.
     """
 
     client: Any
     address: ResourceAddress
     start: Any
+    odd_names: Sequence[str]
 
     def key(self, name: str) -> dict[str, Any]:
         """Return the components of the key of a document."""
@@ -114,23 +118,37 @@ class KilledError(BaseException):
 
 
 class RefusingClient:
-    """A client whose look-ups of some keys are refused, as by a gateway; everything else is passed on."""
+    """A client whose look-ups of some keys are refused, as by a gateway; everything else is passed on.
 
-    def __init__(self, client: Any, refuses: Callable[[str], bool]) -> None:
-        self._client, self._refuses = client, refuses
+    Args:
+        client: The client.
+        refuses: Says of the text of a key whether it is refused.
+        answers: True to answer *not known* for a refused key; False to refuse the whole look-up.
+    """
+
+    def __init__(self, client: Any, refuses: Callable[[str], bool], *, answers: bool = False) -> None:
+        self._client, self._refuses, self._answers = client, refuses, answers
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
     def lookup(self, address: Any, keys: Any, *args: Any, **settings: Any) -> Any:
-        """Refuse the look-up if it asks for one of the keys."""
+        """Refuse the look-up, or those of its keys that are refused."""
         keys = list(keys)
-        if any(self._refuses(encode_json(dict(key.components)).decode()) for key in keys):
-            raise MulticloudDbError(
-                "401 Unauthorized: the gateway cannot be asked for this id",
-                ErrorDetail(ErrorCategory.AUTHENTICATION_FAILED, "model", "lookup"),
-            )
-        return self._client.lookup(address, keys, *args, **settings)
+        refused = [key for key in keys if self._refuses(encode_json(dict(key.components)).decode())]
+        if refused and not self._answers:
+            return self.refuse(refused)
+        found = self._client.lookup(address, keys, *args, **settings)
+        return {**found, **self.refuse(refused)} if refused else found
+
+    def refuse(self, keys: Sequence[Any]) -> dict[Any, Any]:
+        """Return the answers for refused keys, or raise the error of their look-up."""
+        if self._answers:
+            return dict.fromkeys(keys, NotKnown("the gateway cannot be asked for this id"))
+        raise MulticloudDbError(
+            "401 Unauthorized: the gateway cannot be asked for this id",
+            ErrorDetail(ErrorCategory.AUTHENTICATION_FAILED, "model", "lookup"),
+        )
 
 
 class Life:
@@ -149,24 +167,29 @@ class Life:
     ) -> None:
         self.dice = random.Random(f"model {seed}")
         self.source, self.table, self.settings = source, table, settings
-        self.state, self.copy = folder / "state", folder / "copy"
+        self.folder, self.state = folder, folder / "state"
+        self.copies: list[Path] = []
         self.number, self.token = 0, ""
         self.documents: dict[str, dict[str, Any]] = {}
+        self.merged: dict[str, dict[str, Any]] = {}
+        self.open: set[str] = set()
         self._fill()
 
     def live(self) -> None:
         """Let things happen, and judge every verdict."""
         happenings = [
-            *[self.damage] * 4, self.table_goes_back, self.killed, self.killed, self.repaired_without_answers,
-            self.rebuild_table, self.recreate_source,
+            *[self.damage] * 4, self.table_goes_back, self.run, *[self.killed] * 3,
+            self.copy_folder, self.put_back_folder, self.rebuild_table, self.recreate_source,
         ]  # fmt: skip
         for _ in range(_STEPS):
             if self.dice.random() < 0.4:
                 self.change()
-                self.sink()
+                if self.dice.random() < 0.7:
+                    self.sink()
             self.dice.choice(happenings)()
             if self.dice.random() < 0.5:
-                self.dice.choice([self.compared, self.repaired])()
+                self.run()
+        self.sink()
         self.repaired()
         self.compared()
 
@@ -175,34 +198,43 @@ class Life:
     def _fill(self) -> None:
         self.documents, self.token = {}, ""
         self.start = self.source.start
-        for number in range(self.dice.randint(25, 40)):
-            self.write(f"o-{number}")
+        for name in (*(f"o-{number}" for number in range(self.dice.randint(25, 40))), *self.source.odd_names):
+            self.write(name)
         self.sink()
 
     def write(self, name: str) -> None:
         """Write a new version of a document."""
         self.number += 1
         self.documents[name] = self.source.write(name, self.number)
+        self.open.add(name)
 
     def change(self) -> None:
         """Write and remove some documents."""
+        names = [*(f"o-{number}" for number in range(45)), *self.source.odd_names]
         for _ in range(self.dice.randint(0, 6)):
-            name = f"o-{self.dice.randrange(45)}"
+            name = self.dice.choice(names)
             if name in self.documents and self.dice.random() < 0.4:
                 self.source.remove(name)
                 del self.documents[name]
+                self.open.add(name)
             else:
                 self.write(name)
 
     def sink(self) -> None:
         """Merge pages until the feed is idle."""
+        self.token = self._read(self.table.merge)
+        self.merged, self.open = dict(self.documents), set()
+
+    def _read(self, keep: Callable[[ChangeFeedPage], None]) -> str:
+        """Read until the feed is idle; return the position."""
+        token = self.token
         while True:
-            start = FromContinuationToken(self.token) if self.token else self.start
+            start = FromContinuationToken(token) if token else self.start
             page = self.source.client.read_changes(ChangeFeedRequest(self.source.address, start))
-            self.table.merge(page)
-            self.token = page.continuation_token
+            keep(page)
+            token = str(page.continuation_token)
             if page.idle:
-                return
+                return token
 
     # -- The model
 
@@ -210,24 +242,27 @@ class Life:
         """Return the text of a key, as the sink writes it."""
         return encode_json(self.source.key(name)).decode()
 
-    def right_rows(self) -> set[str]:
-        """Return the keys of the rows that say what the source says."""
-        rows, right = self.table.rows(), set[str]()
-        names = {self.key(name): name for name in self.documents}
-        for row in rows:
-            name = names.get(row.key)
-            if name is None or row.deleted or row.text is None or row.order_key >= _BLOCKED:
-                continue
-            with suppress(ValueError):
-                if json.loads(row.text) == json.loads(encode_json(self.documents[name])):
-                    right.add(row.key)
-        return {key for key in right if sum(row.key == key for row in rows) == 1}
+    def rows(self) -> dict[str, list[ModelRow]]:
+        """Return the rows of the table by their keys."""
+        found: dict[str, list[ModelRow]] = {}
+        for row in sorted(self.table.rows(), key=str):
+            found.setdefault(row.key, []).append(row)
+        return found
 
-    def equal(self) -> bool:
-        """Return whether the live rows are the documents, each once, under the key that the sink writes."""
-        right = self.right_rows()
-        live = [row.key for row in self.table.rows() if not row.deleted or row.order_key >= _BLOCKED]
-        return right == {self.key(name) for name in self.documents} and sorted(live) == sorted(right)
+    def wrong(self) -> set[str]:
+        """Return the keys of which the table does not have what the sink has merged.
+
+        Of a document that has changed since, only a second row and a blocked one are wrong for certain.
+        """
+        rows, merged = self.rows(), {self.key(name): each for name, each in self.merged.items()}
+        moved = {self.key(name) for name in self.open}
+        return {
+            key
+            for key in {*rows, *merged}
+            if len(mine := rows.get(key, [])) > 1
+            or any(row.order_key >= _BLOCKED for row in mine)
+            or (key not in moved and not _says(mine, merged.get(key)))
+        }
 
     # -- What happens between two runs
 
@@ -241,6 +276,7 @@ class Life:
             self.dice.choice(kinds)()
 
     def _some_key(self) -> str:
+        """Return the key of a document."""
         return self.key(self.dice.choice(sorted(self.documents)))
 
     def _lose(self) -> None:
@@ -276,9 +312,33 @@ class Life:
         self.token = ""
         self.sink()
 
+    def copy_folder(self) -> None:
+        """Copy what a killed run has left."""
+        if self.state.exists():
+            self.copies.append(self.folder / f"copy-{len(self.copies)}")
+            shutil.copytree(self.state, self.copies[-1])
+
+    def put_back_folder(self) -> None:
+        """Put an older copy back."""
+        if self.copies:
+            shutil.rmtree(self.state, ignore_errors=True)
+            shutil.copytree(self.dice.choice(self.copies), self.state)
+
     def recreate_source(self) -> None:
-        """Make the collection again, with another table."""
+        """Make the collection again; its table is refused, and it is made again as well."""
         self.source.recreate()
+        self.start, self.token = self.source.start, ""
+        self.token = self._read(lambda page: None)
+        before = self.rows()
+        try:
+            self.verify(repair=True, adopt=True)
+        except MulticloudDbError as error:
+            if error.category != ErrorCategory.INVALID_REQUEST:
+                raise
+        else:
+            raise AssertionError("the table of the collection before this one was compared")
+        finally:
+            assert self.rows() == before, "the table of the collection before this one was written"
         self.table.drop()
         self._fill()
 
@@ -294,60 +354,90 @@ class Life:
         return verify(client, self.source.address, self.table.target(), **settings)
 
     def killed(self) -> None:
-        """Run `verify`, which dies at a random moment; keep or copy its folder, or put an older copy back."""
-        after = self.dice.randrange(12)
+        """Run `verify`, which dies at a random moment; later the table is another one, and it runs again."""
+        self.run(dies_after=self.dice.randrange(9))
+        self.dice.choice([self.damage, self.damage, self.table_goes_back, self.copy_folder])()
+        self.run()
+
+    def run(self, *, dies_after: int | None = None) -> None:
+        """Run `verify` with any options, and compare what it says and does with the model."""
+        dice = self.dice
+        settings: dict[str, Any] = {"repair": dice.random() < 0.5, "resume": dice.random() < 0.7}
+        settings["sample"] = 2 if dice.random() < 0.1 else None
+        refused, answers = dice.choice([0, 0, 1, 1, 3]), dice.random() < 0.5
+        client = RefusingClient(
+            self.source.client, lambda key: sum(key.encode()) % 3 < refused, answers=answers
+        )
 
         def die(_: object) -> None:
-            nonlocal after
-            after -= 1
-            if after < 0:
-                raise KilledError
+            nonlocal dies_after
+            if dies_after is not None:
+                dies_after -= 1
+                if dies_after < 0:
+                    raise KilledError
 
-        with suppress(KilledError):
-            self.verify(on_progress=die, repair=self.dice.random() < 0.5, resume=self.dice.random() < 0.5)
-        if self.state.exists() and self.dice.random() < 0.3:
-            shutil.rmtree(self.copy, ignore_errors=True)
-            shutil.copytree(self.state, self.copy)
-        elif self.copy.exists() and self.dice.random() < 0.5:
-            shutil.rmtree(self.state, ignore_errors=True)
-            shutil.copytree(self.copy, self.state)
+        before, wrong, report = self.rows(), self.wrong(), None
+        try:
+            report = self.verify(client=client, on_progress=die, **settings)
+        except KilledError:
+            pass
+        except MulticloudDbError as error:
+            if not refused or error.category != ErrorCategory.AUTHENTICATION_FAILED:
+                raise
+        after, left = self.rows(), self.wrong()
+        assert left <= wrong, ("a row was damaged", left - wrong)
+        if report is not None:
+            written = {key for key in {*before, *after} if before.get(key) != after.get(key)}
+            self._judge(report, settings, wrong, left, written, has_answers=not refused)
+
+    def _judge(
+        self, report: Any, settings: dict[str, Any], wrong: set[str], left: set[str], written: set[str], *,
+        has_answers: bool,
+    ) -> None:  # fmt: skip
+        """Compare a report with what was wrong before, with what is now, and with what was written."""
+        told, repaired = ({each.key for each in found} for found in (report.differences, report.repaired))
+        assert told | repaired <= wrong, ("a false alarm", (told | repaired) - wrong, report)
+        assert told <= left, ("told, but right", told - left, report)
+        assert written <= (repaired if settings["repair"] else set()), ("written", written - repaired)
+        if settings["sample"] is None:
+            assert left <= told | {*report.unsettled}, ("not told", left - told, report)
+            assert not (report.equal and (left or self.open)), ("a false equal", left, self.open)
+            if has_answers:
+                assert not any(map(_is_key, report.unsettled)), report
+                if settings["repair"] and not self.open:
+                    assert not any(map(_is_key, left)), ("not repaired", left, report)
 
     def compared(self) -> None:
         """What `verify` says is what the model says; nothing is written."""
-        before = sorted(map(str, self.table.rows()))
+        before = self.rows()
         report = self.verify(resume=self.dice.random() < 0.5)
-        assert report.equal == self.equal(), report
-        assert sorted(map(str, self.table.rows())) == before
+        assert report.equal == (not self.wrong()), report
+        assert self.rows() == before
 
     def repaired(self) -> None:
-        """The table is equal afterwards, and no row that was right is worse."""
-        before = self.right_rows()
+        """The table is equal afterwards."""
         report = self.verify(repair=True, resume=self.dice.random() < 0.5)
         if report.unsettled:
             # Nobody can be asked for a text that is no key, so a person has to remove its row.
             assert not report.equal
             for key in report.unsettled:
-                assert not key.startswith("{"), report
+                assert not _is_key(key), report
                 assert "by hand" in report.reasons[key]
                 self.table.delete(key)
             report = self.verify(repair=True)
         assert report.equal, report
-        assert self.equal(), report
-        assert before <= self.right_rows()
+        assert not self.wrong(), report
 
-    def repaired_without_answers(self) -> None:
-        """What nobody could ask for is neither repaired nor called equal."""
-        refused = {self.key(name) for name in self.dice.sample(sorted(self.documents), 9)}
-        everything = self.dice.random() < 0.3
-        client = RefusingClient(self.source.client, lambda key: everything or key in refused)
-        before, was_equal = self.right_rows(), self.equal()
-        try:
-            report = self.verify(client=client, repair=True)
-        except MulticloudDbError as error:
-            if error.category != ErrorCategory.AUTHENTICATION_FAILED:
-                raise
-        else:
-            # What could not be asked for may be unsettled, although it is equal.
-            assert self.equal() or not report.equal, report
-        assert before <= self.right_rows()
-        assert self.equal() or not was_equal
+
+def _is_key(text: str) -> bool:
+    return text.startswith("{")
+
+
+def _says(rows: Sequence[ModelRow], document: dict[str, Any] | None) -> bool:
+    """Return whether the rows of a key say what a document is, or that there is none."""
+    live = [row for row in rows if not row.deleted]
+    if document is None or not live:
+        return document is None and not live
+    with suppress(ValueError):
+        return bool(json.loads(live[0].text or "") == json.loads(encode_json(document)))
+    return False

@@ -12,3 +12,4 @@ def _quick(monkeypatch):
     # The simulation's clock moves only with its commits and pauses: it is asked each time, and it is exact.
     monkeypatch.setattr(open_feed, "_CLOCK_SECONDS", 0.0)
     monkeypatch.setattr(source, "_CLOCK_ERROR", 0.0)
+    monkeypatch.setattr(source, "_POLL_SECONDS", 0.01)

@@ -34,7 +34,7 @@ class DeltaModelTable:
             sql[column] = "NULL" if value is None else f"'{value}'"
             if name == "deleted":
                 sql[column] = "to_timestamp_micros(1)"
-        DeltaTable(self.path).update(predicate=f"key = '{key}'", updates=sql)
+        DeltaTable(self.path).update(predicate=_is(key), updates=sql)
 
     def add(self, row):
         schema = DeltaTable(self.path).to_pyarrow_dataset().schema
@@ -43,7 +43,7 @@ class DeltaModelTable:
         write_deltalake(self.path, added, mode="append")
 
     def delete(self, key):
-        DeltaTable(self.path).delete(f"key = '{key}'")
+        DeltaTable(self.path).delete(_is(key))
 
     def go_back(self, dice):
         table = DeltaTable(self.path)
@@ -51,3 +51,7 @@ class DeltaModelTable:
 
     def drop(self):
         shutil.rmtree(self.path)
+
+
+def _is(key):
+    return "key = '" + key.replace("'", "''") + "'"

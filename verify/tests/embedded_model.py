@@ -8,6 +8,10 @@ class EmbeddedSource:
     """The collection; its documents have one of `values` in turn."""
 
     start = Beginning()
+    odd_names = (
+        "", " ", "a b", 'say "x"', "back\\slash", "line\nend", "é", "e\u0301", "\u2028", "😀", "{}", "'", "%",
+        "~",
+    )  # fmt: skip
 
     def __init__(self, folder, values):
         self.values, self.store = values, EmbeddedStore(folder / "shop.db", durable=False)

@@ -21,6 +21,7 @@ ODD = ("", "/a b", "#1", "%20x", " end ")
 
 class CosmosSource:
     address = ADDRESS
+    odd_names = ()  # each id has an odd end
 
     def __init__(self, world):
         self.world, self.client = world, world.client()

@@ -18,6 +18,8 @@ SPELLINGS = (int, float, Int64, lambda number: Decimal128(f"{number}.0"))
 class MongoSource:
     """Documents whose `_id` is a number, which is written in another type each time."""
 
+    odd_names = ()
+
     def __init__(self, client, database, native):
         self.client, self.native = client, native
         self.address = ResourceAddress(database, "lives")
