@@ -192,7 +192,9 @@ def _print(report: Report, *, show_values: bool) -> None:
         known = [(shown_key(key), reason) for key, reason in list(report.reasons.items())[:_SHOWN]]
         print_table(["not known", "because"], known)
     if report.expected:
-        print_text(f"{counted(counts.expected_ghosts, 'ghost')} expected: {report.expected}")
+        expected = ((counts.expected_ghosts, "ghost"), (counts.expected_missing, "missing row"))
+        told = " and ".join(counted(count, name) for count, name in expected if count)
+        print_text(f"{told} expected: {report.expected}")
     if report.refused:
         print_text(f"nothing was repaired: {report.refused}; here: --max-repairs N, or --force")
     if report.incomplete_since:

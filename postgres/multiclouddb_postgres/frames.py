@@ -11,8 +11,9 @@ import attrs
 import pyarrow as pa
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
+from multiclouddb_postgres.long_keys import MOST_KEY_BYTES, SHOWN, key_too_long, told
 from multiclouddb_postgres.server import Connection, connected, errors, repeated
-from multiclouddb_postgres.table import MOST_KEY_BYTES, PostgresStorage, key_too_long, naming, nul
+from multiclouddb_postgres.table import LOG, PostgresStorage, naming, nul
 from multiclouddb_spi.sink_rules import Batch, MissingState, Piece, check_stored, merge_batch
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _MOST_BYTES: Final = 32 << 20
 """The size of the part of a task that is copied and committed at once."""
+_IS_LONG: Final = f"octet_length(key) > {MOST_KEY_BYTES}"
 _MARKED: Final = re.compile(r"\[MULTICLOUDDB:([A-Z_]+)\] ([^\n]*)")
 
 
@@ -56,6 +58,9 @@ class FrameStorage(PostgresStorage):
         del is_last
         from pyspark_multiclouddb.errors import error_from_query
 
+        skipped = 0
+        if self._long_keys == "skip":
+            rows, skipped = rows.where(f"NOT ({_IS_LONG})"), self._told_skipped(rows)
         write = partial(_write, self._dsn, self._table_name, self.where, self._settings)
         try:
             rows.repartition(self._count, "key").mapInArrow(write, "written long").toArrow()
@@ -67,7 +72,18 @@ class FrameStorage(PostgresStorage):
             raise MulticloudDbError(
                 found[2], ErrorDetail(category, retryable=category in _RETRYABLE)
             ) from error
+        if skipped:
+            self.count_skipped(skipped)
         self.store({}, notes)
+
+    def _told_skipped(self, rows: DataFrame) -> int:
+        """Log which changes are left out, and return their number."""
+        long = rows.where(_IS_LONG)
+        count = long.count()
+        if count:
+            names = long.selectExpr("concat('sha256:', left(sha2(key, 256), 16)) AS name").limit(SHOWN)
+            LOG.warning("%s", told(count, names.toArrow()["name"].to_pylist(), self.where))
+        return count
 
 
 _RETRYABLE: Final = (ErrorCategory.CONFLICT, ErrorCategory.TRANSIENT_FAILURE)
@@ -91,7 +107,7 @@ def merge_frame(
         check_stored(batch.drop("type").limit(0).toArrow().schema)
         with kept_rows(rows, missing_state) as (kept, total):
             if total.rows:
-                _check_values(kept)
+                _check_values(kept, refuses_long=settings["long_keys"] == "refuse")
                 changes = kept.select(*total.columns)
                 yield FramePiece(
                     changes, True, total.plan, bool(total.lacking), total.is_latest, total.source
@@ -108,16 +124,15 @@ def merge_frame(
         return merge_batch(storage, "merge_into_postgres", batch_of(pieces, schema))
 
 
-def _check_values(kept: DataFrame) -> None:
+def _check_values(kept: DataFrame, *, refuses_long: bool) -> None:
     """Refuse what PostgreSQL cannot store before anything is written."""
     texts = [name for name, kind in kept.dtypes if kind == "string"]
-    long = f"octet_length(key) > {MOST_KEY_BYTES}"
     quoted = ["`" + name.replace("`", "``") + "`" for name in texts]
-    tests = [f"min(CASE WHEN {long} THEN key END)"]
+    tests = [f"min(CASE WHEN {_IS_LONG} THEN key END)"]
     tests += [f"min(CASE WHEN contains({name}, char(0)) THEN key END)" for name in quoted]
     columns = [f"{test} AS c{number}" for number, test in enumerate(tests)]
     [found] = kept.selectExpr(*columns).toArrow().to_pylist()
-    if found["c0"] is not None:
+    if found["c0"] is not None and refuses_long:
         raise key_too_long(found["c0"])
     for number, name in enumerate(texts, 1):
         if found[f"c{number}"] is not None:

@@ -12,6 +12,7 @@ from multiclouddb_api import ChangeFeedPage, Checkpoint, invalid_request
 from multiclouddb_api.checkpoint import check_name
 from multiclouddb_api.validators import check_type, local_path, type_name
 from multiclouddb_postgres.checkpoints import CHECKPOINTS, saved
+from multiclouddb_postgres.long_keys import LongKeys, check_long_keys
 from multiclouddb_postgres.server import Connection, check_dsn, repeated, secret_dsn, where
 from multiclouddb_postgres.table import Documents, PostgresStorage, identifier, naming
 from multiclouddb_spi.sink_rules import (
@@ -52,6 +53,7 @@ def merge_into_postgres(
     new_columns: Literal["add", "refuse"] = "refuse",
     missing_state: MissingState = "refuse",
     documents: Documents = "json",
+    long_keys: LongKeys = "refuse",
     connections: int = 4,
     source: str | None = None,
 ) -> bool:
@@ -95,6 +97,12 @@ def merge_into_postgres(
         missing_state: What to do if the last change of a key has no document, as in `merge_into_delta`.
         documents: The type of the column with the documents. `json` stores every document as it is. `jsonb`
             refuses some, for example one with the character NUL in a text.
+        long_keys: What to do with a key of more than 2,600 bytes of JSON text, for which an index may have no
+            room. `"refuse"` refuses the batch. `"hash"` stores its SHA-256 in `key`, as `sha256:` and 64
+            digits, and the whole key in the column `_long_key`, which is null in all other rows; a table
+            without this column gets it, for which the user has to own the table. `"skip"` leaves the changes
+            of such keys out, logs how many there were with digests of their keys, and adds to the number
+            `multiclouddb-skipped` in `multiclouddb_marks`; it is refused on a table that has hashes.
         connections: The number of connections over which a batch of Spark is written.
         source: The feed of the rows, as in `merge_into_delta`.
 
@@ -103,8 +111,8 @@ def merge_into_postgres(
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if an argument or a column is wrong, a key has more than 2,600
-            bytes, a text contains NUL, the server refuses a document, or for the reasons that
-            `merge_into_delta` names; the message names the key or the column, and nothing was written.
+            bytes (see `long_keys`), a text contains NUL, the server refuses a document, or for the reasons
+            that `merge_into_delta` names; the message names the key or the column, and nothing was written.
             `CONFLICT` if another worker has stored the checkpoint, or other transactions prevented this one
             ten times. `NOT_FOUND`, `AUTHENTICATION_FAILED`, `AUTHORIZATION_FAILED` and `PERMANENT_FAILURE`
             (a standby, a full disk) as the message says. `TRANSIENT_FAILURE` if the connection was lost: load
@@ -125,6 +133,7 @@ def merge_into_postgres(
     if documents not in ("json", "jsonb"):
         kind = type_name(documents)
         raise invalid_request("documents", f"is {documents!r}, a {kind}", 'pass "json" or "jsonb"')
+    check_long_keys(long_keys)
     check_type("connections", connections, int)
     if connections < 1:
         raise invalid_request("connections", "is less than 1", "give the number of connections")
@@ -164,7 +173,10 @@ def merge_into_postgres(
 
         return merge_frame(
             cast("DataFrame", batch), dsn, table, place, missing_state, connections,
-            {"create": create != "never", "new_columns": new_columns, "documents": documents},
+            {
+                "create": create != "never", "new_columns": new_columns, "documents": documents,
+                "long_keys": long_keys,
+            },
             lambda pieces, schema: Batch(
                 pieces, schema, done, begun, ended, scan, told_by_query, False, feed, gap, first, create
             ),
@@ -189,6 +201,7 @@ def merge_into_postgres(
             create=create != "never",
             new_columns=new_columns,
             documents=documents,
+            long_keys=long_keys,
             holds=True,
         )
         merged = merge_batch(storage, _SINK, work)

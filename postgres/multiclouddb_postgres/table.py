@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
@@ -15,8 +16,20 @@ from pyarrow import csv
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.validators import check_type
+from multiclouddb_postgres.long_keys import (
+    LONG_KEY,
+    SKIPPED,
+    LongKeys,
+    are_long,
+    digest_of,
+    hashed,
+    key_too_long,
+    may_meet,
+    names_of,
+    one_hash,
+    told,
+)
 from multiclouddb_postgres.server import DATA, Connection, repeated, said_by, where
-from multiclouddb_spi.faults import key_digest
 from multiclouddb_spi.sink_rules import (
     DELETED_AT,
     DOCUMENT,
@@ -33,10 +46,9 @@ Documents: TypeAlias = Literal["json", "jsonb"]
 
 MARKS: Final = "multiclouddb_marks"
 """The table with the batch numbers and the stages of snapshots, in the schema of the sink's table."""
+LOG: Final = logging.getLogger("multiclouddb.postgres")
 _FEED: Final = "multiclouddb-feed"
 """The name of the mark that says whose changes the table contains."""
-MOST_KEY_BYTES: Final = 2_600
-"""What fits into an index in any case."""
 _MOST_NAME_BYTES: Final = 63
 _CHUNK: Final = 8_192
 _BATCH: Final = "multiclouddb_batch"
@@ -144,9 +156,11 @@ class PostgresStorage:
         create: bool,
         new_columns: Literal["add", "refuse"],
         documents: Documents,
+        long_keys: LongKeys = "refuse",
         holds: bool = False,
     ) -> None:
         self.connection, self._name, self._holds = connection, name, holds
+        self._long_keys = long_keys
         self._new_columns, self._documents = new_columns, documents
         self._table = identifier(name)
         self._marks = identifier(name.rpartition(".")[0] + "." + MARKS if "." in name else MARKS)
@@ -164,6 +178,11 @@ class PostgresStorage:
     def exists(self) -> bool:
         """True if the table exists."""
         return self._found is not None
+
+    @property
+    def hashes(self) -> bool:
+        """True if the table keeps the hashes of keys that are too long for an index."""
+        return LONG_KEY in self.known().columns
 
     @property
     def keeps_marks(self) -> bool:
@@ -193,8 +212,10 @@ class PostgresStorage:
         for name in (*_TEXT, DELETED_AT):
             if name not in columns:
                 raise self._wrong(f"has no column {name}", "give a table that merge_into_postgres has made")
-        for name, kind in (*((name, "text") for name in _TEXT), (DELETED_AT, _INSTANT)):
-            column = columns[name]
+        for name, kind in (*((name, "text") for name in (*_TEXT, LONG_KEY)), (DELETED_AT, _INSTANT)):
+            column = columns.get(name)
+            if column is None:
+                continue  # the one of long keys
             if not column.fits(kind):
                 raise self._wrong(
                     f"has a column {name} of type {column.type}", f"give a table with {kind} there"
@@ -218,13 +239,19 @@ class PostgresStorage:
         """Make the table, or check it and add the columns that it lacks."""
         check_stored(schema)
         check_cases(schema.names)
+        if LONG_KEY in schema.names:
+            raise invalid_request(
+                "batch", f"has a column {LONG_KEY}", "the sink writes this column; rename yours"
+            )
         wanted = {field.name: self._type(field) for field in schema}
         with self.connection.transaction():
             if self._found is None:
                 # Of two that create the table at the same time, the second waits for the first.
                 self.connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (self._name,))
                 columns: list[sql.Composable] = [_declared(name, kind) for name, kind in wanted.items()]
-                columns += [_declared(DELETED_AT, _INSTANT), sql.SQL("PRIMARY KEY (key)")]
+                columns += [_declared(DELETED_AT, _INSTANT)]
+                columns += [_declared(LONG_KEY, "text")] if self._long_keys == "hash" else []
+                columns += [sql.SQL("PRIMARY KEY (key)")]
                 self.connection.execute(
                     sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(
                         self._table, sql.SQL(", ").join(columns)
@@ -234,6 +261,12 @@ class PostgresStorage:
                 if mark is not None and self.feed_mark() is None:
                     self.set_feed_mark(mark)
             known = self.known().columns
+            if self._long_keys == "skip" and self.hashes:
+                raise invalid_request(
+                    "long_keys",
+                    f'is "skip", but {self._where} has the hashes of long keys, whose rows would get old',
+                    'pass long_keys="hash", or fill another table',
+                )
             for name, kind in wanted.items():
                 if name in known and known[name].is_generated:
                     raise invalid_request(
@@ -259,11 +292,20 @@ class PostgresStorage:
                 )
             if may_be_stale and STALE_SINCE not in known:
                 new[STALE_SINCE] = _INSTANT
+            if self._long_keys == "hash" and LONG_KEY not in known:
+                new[LONG_KEY] = "text"
             for name, kind in new.items():
                 add = sql.SQL("ALTER TABLE {} ADD COLUMN IF NOT EXISTS {}")
                 self.connection.execute(add.format(self._table, _declared(name, kind)))
             if new:
                 self._found = self._look()
+            if self._long_keys == "hash" and (lacking := self.mark(SKIPPED)):
+                LOG.warning(
+                    'long_keys="hash": %s still lacks the rows of %s changes that were left out before; a '
+                    "snapshot, or verify with repair, brings them",
+                    self._where, f"{lacking:,}",
+                )  # fmt: skip
+                self.store({SKIPPED: 0}, {})
 
     def _type(self, field: pa.Field) -> str:
         if len(field.name.encode()) > _MOST_NAME_BYTES or not field.name or "\0" in field.name:
@@ -335,14 +377,7 @@ class PostgresStorage:
         if not rows:
             return
         with self.connection.transaction():
-            if not self._has_marks():
-                self.connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (MARKS,))
-                self.connection.execute(
-                    sql.SQL(
-                        "CREATE TABLE IF NOT EXISTS {} (target regclass, name text, value bigint, note text, "
-                        "at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (target, name))"
-                    ).format(self._marks)
-                )
+            self._make_marks()
             upsert = sql.SQL(
                 "INSERT INTO {} (target, name, value, note) VALUES ({}, {}, {}, {}) "
                 "ON CONFLICT (target, name) DO UPDATE SET value = excluded.value, note = excluded.note, "
@@ -350,6 +385,28 @@ class PostgresStorage:
             )
             for row in sorted(rows):
                 self.connection.execute(upsert.format(self._marks, self.known().oid, *row))
+
+    def _make_marks(self) -> None:
+        if not self._has_marks():
+            self.connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (MARKS,))
+            self.connection.execute(
+                sql.SQL(
+                    "CREATE TABLE IF NOT EXISTS {} (target regclass, name text, value bigint, note text, "
+                    "at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (target, name))"
+                ).format(self._marks)
+            )
+
+    def count_skipped(self, count: int) -> None:
+        """Add to the number of changes that were left out, because their keys are too long."""
+        with self.connection.transaction():
+            self._make_marks()
+            # Several workers count at the same time, so the server adds.
+            self.connection.execute(
+                sql.SQL(
+                    "INSERT INTO {} AS m (target, name, value) VALUES ({}, {}, {}) "
+                    "ON CONFLICT (target, name) DO UPDATE SET value = m.value + excluded.value, at = now()"
+                ).format(self._marks, self.known().oid, SKIPPED, count)
+            )
 
     def is_empty(self) -> bool:
         """Return True if the table has no row."""
@@ -374,7 +431,7 @@ class PostgresStorage:
             if not column.not_null
             and not column.is_generated
             and not column.is_unique
-            and column.name not in (*_TEXT, DELETED_AT)
+            and column.name not in (*_TEXT, DELETED_AT, LONG_KEY)
         ]
         with self.connection.transaction():
             self._lock()
@@ -399,7 +456,7 @@ class PostgresStorage:
         if left is not None:
             raise self._wrong(
                 "has a BEFORE trigger or a rule that keeps a row from being written, for example that of the "
-                f"key {key_digest(left[0])}",
+                f"key {digest_of(left[0])}",
                 "drop it, or let the trigger return NEW with key and order_key as they are",
             )
 
@@ -429,10 +486,27 @@ class PostgresStorage:
     def merge(self, rows: pa.Table, notes: Mapping[str, str], *, is_last: bool = True) -> None:
         """Merge the last changes of some keys."""
         del is_last
+        rows, skipped = self._fitting(rows)
         check_values(rows, self.known().columns)
         with self.connection.transaction():
-            self.upsert(rows)
+            if rows.num_rows:
+                self.upsert(rows)
+            if skipped.num_rows:
+                self.count_skipped(skipped.num_rows)
+                LOG.warning("%s", told(skipped.num_rows, names_of(skipped), self._where))
             self.store({}, notes)
+
+    def _fitting(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """Return rows whose keys fit into the index, and those that are left out."""
+        none = rows.slice(0, 0)
+        if self._long_keys == "hash":
+            return hashed(rows), none
+        are_too_long = are_long(rows)
+        if not pc.any(are_too_long).as_py():
+            return rows, none
+        if self._long_keys == "skip":
+            return rows.filter(pc.invert(are_too_long)), rows.filter(are_too_long)
+        raise key_too_long(rows["key"][pc.index(are_too_long, True).as_py()].as_py(), hashes=self.hashes)
 
     def upsert(self, rows: pa.Table) -> None:
         """Copy rows to the server, and take over those that are newer, in a transaction of the caller."""
@@ -456,9 +530,24 @@ class PostgresStorage:
             self._upsert_compared(names, known)
         else:
             self.connection.execute(self._upsert(names, known))
+        if LONG_KEY in names and may_meet(rows):
+            self._check_hashes()
         older = "{} AS s LEFT JOIN {} AS t ON t.key = s.key WHERE t.key IS NULL OR t.order_key < s.order_key"
         self._check_none_left(sql.SQL(older).format(sql.Identifier("pg_temp", _BATCH), self._table))
         self.connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier("pg_temp", _BATCH)))
+
+    def _check_hashes(self) -> None:
+        """Refuse a batch with a key whose hash is that of another key in the table."""
+        # The upsert leaves such a row as it is, also if another transaction has just made it.
+        batch = sql.Identifier("pg_temp", _BATCH)
+        met = self.connection.execute(
+            sql.SQL(
+                "SELECT s.key FROM {} AS s JOIN {} AS t ON t.key = s.key "
+                "WHERE t.{long} IS DISTINCT FROM s.{long} LIMIT 1"
+            ).format(batch, self._table, long=sql.Identifier(LONG_KEY))
+        ).fetchone()
+        if met is not None:
+            raise one_hash(met[0])
 
     def _upsert_compared(self, names: Sequence[str], known: Mapping[str, Column]) -> None:
         """Take over the newer rows, and refuse a trigger that has changed or deleted one of them."""
@@ -491,7 +580,7 @@ class PostgresStorage:
         if changed is not None:
             raise self._wrong(
                 "has a trigger that changes or deletes rows which the sink has written, for example that of "
-                f"the key {key_digest(changed[0])}",
+                f"the key {digest_of(changed[0])}",
                 "drop it, or let it write other tables and other columns only",
             )
         self.connection.execute(sql.SQL("DROP TABLE {}").format(written))
@@ -517,17 +606,23 @@ class PostgresStorage:
                 "THEN coalesce(t._stale_since, excluded._stale_since) END"
             )
         del sets["key"]
+        same: sql.Composable = sql.SQL("")
+        if LONG_KEY in names:
+            del sets[LONG_KEY]
+            same = sql.SQL(" AND t.{0} IS NOT DISTINCT FROM excluded.{0}").format(sql.Identifier(LONG_KEY))
         # The join leaves out what is not newer, which costs half of a conflict. The condition is repeated,
         # because another transaction may commit in between. All writers lock rows in the order of their keys.
         return sql.SQL(
             "INSERT INTO {table} AS t ({columns}) SELECT {values} FROM {batch} AS s "
             "LEFT JOIN {table} AS o ON o.key = s.key WHERE o.key IS NULL OR s.order_key > o.order_key "
-            "ORDER BY s.key ON CONFLICT (key) DO UPDATE SET {sets} WHERE excluded.order_key > t.order_key"
+            "ORDER BY s.key ON CONFLICT (key) DO UPDATE SET {sets} "
+            "WHERE excluded.order_key > t.order_key{same}"
         ).format(
             table=self._table,
             batch=sql.Identifier("pg_temp", _BATCH),
             columns=sql.SQL(", ").join(map(sql.Identifier, values)),
             values=sql.SQL(", ").join(values.values()),
+            same=same,
             sets=sql.SQL(", ").join(
                 sql.SQL("{} = {}").format(sql.Identifier(name), value) for name, value in sets.items()
             ),
@@ -556,7 +651,7 @@ def named(connection: Connection, refused: Refused) -> MulticloudDbError:
         if name != "type" and _is_refused(connection, rows.select([name]), refused.staged)
     ]
     return MulticloudDbError(
-        f"column {', '.join(columns) or 'key'}: the server refuses the value of the key {key_digest(key)} "
+        f"column {', '.join(columns) or 'key'}: the server refuses the value of the key {digest_of(key)} "
         f"({refused.text}); change the value, leave the column out, or, for a document, "
         'use a table with documents="json", which accepts every one',
         ErrorDetail(
@@ -637,10 +732,6 @@ def _declared(name: str, kind: str, *, required: bool = True) -> sql.Composed:
 
 def check_values(rows: pa.Table, known: Mapping[str, Column]) -> None:
     """Refuse, before anything is sent, what PostgreSQL cannot store."""
-    lengths = pc.binary_length(rows["key"])
-    if rows.num_rows and pc.max(lengths).as_py() > MOST_KEY_BYTES:
-        key = rows["key"][pc.index(lengths, pc.max(lengths)).as_py()].as_py()
-        raise key_too_long(key)
     for name in rows.column_names:
         column = rows[name]
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
@@ -655,26 +746,16 @@ def check_values(rows: pa.Table, known: Mapping[str, Column]) -> None:
                 raise invalid_request(
                     f"column {name}",
                     f"has a text that does not fit into {known[name].type} in the row of the "
-                    f"key {key_digest(key)}",
+                    f"key {digest_of(key)}",
                     f"run ALTER TABLE … ALTER COLUMN {name} TYPE text",
                 )
-
-
-def key_too_long(key: str) -> MulticloudDbError:
-    """Make the error for a key that may not fit into an index."""
-    return invalid_request(
-        "column key",
-        f"has a key of {len(key.encode())} bytes, and an index of PostgreSQL has room for {MOST_KEY_BYTES}: "
-        f"the key {key_digest(key)}",
-        "use another sink for this collection, for example merge_into_delta",
-    )
 
 
 def nul(name: str, key: str) -> MulticloudDbError:
     """Make the error for a text with the character NUL."""
     return invalid_request(
         f"column {name}",
-        f"has the character NUL in the row of the key {key_digest(key)}, which a text of PostgreSQL "
+        f"has the character NUL in the row of the key {digest_of(key)}, which a text of PostgreSQL "
         "cannot contain",
         "remove it, or store the column as JSON text",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -12,6 +12,15 @@ from psycopg import sql
 from multiclouddb_api import encode_json, invalid_request
 from multiclouddb_api.validators import check_type
 from multiclouddb_postgres.checkpoints import CHECKPOINTS, loaded
+from multiclouddb_postgres.long_keys import (
+    LONG_KEY,
+    SKIPPED,
+    is_long,
+    is_row_of,
+    key_column,
+    key_too_long,
+    stored,
+)
 from multiclouddb_postgres.server import Connection, check_dsn, repeated, secret_dsn, transaction, where
 from multiclouddb_postgres.sink import POSITION
 from multiclouddb_postgres.table import PostgresStorage, arrow_type, identifier
@@ -23,7 +32,7 @@ if TYPE_CHECKING:
     from multiclouddb_verify.target import Own
 
 _ROWS: Final = 8192
-_OURS: Final = ("key", "order_key", "timestamp", DELETED_AT, STALE_SINCE)
+_OURS: Final = ("key", "order_key", "timestamp", DELETED_AT, STALE_SINCE, LONG_KEY)
 _NO_ORDER: Final = "~null"
 """Stands for an `order_key` that is null: no change is higher, so the row refuses all of them."""
 
@@ -97,15 +106,19 @@ class PostgresTarget:
                 )
                 for name in (names if own else [DOCUMENT])
             ]
-            only = "" if keys is None else " WHERE key = ANY({})"
+            hashes = storage.hashes
+            only: sql.Composable = sql.SQL("")
+            if keys is not None:
+                only = sql.SQL(" WHERE ") + is_row_of(keys, hashes=hashes)
             query = sql.SQL(
-                "SELECT key, coalesce(order_key, {none}), _deleted_at IS NOT NULL, {columns} "
+                "SELECT {key}, coalesce(order_key, {none}), _deleted_at IS NOT NULL, {columns} "
                 "FROM {table}{only}"
             ).format(
+                key=key_column() if hashes else sql.SQL("key"),
                 none=sql.Literal(_NO_ORDER),
                 columns=sql.SQL(", ").join(columns) if columns else sql.SQL("NULL"),
                 table=identifier(self._table),
-                only=sql.SQL(only).format(list(keys or ())),
+                only=only,
             )
             with connection.cursor("multiclouddb_rows") as cursor:
                 cursor.execute(query)
@@ -133,6 +146,20 @@ class PostgresTarget:
             return column is not None and column.type == "jsonb"
 
         return as_jsonb if repeated(self._dsn, self._where, read) else None
+
+    def left_out(self, keys: Sequence[str]) -> Collection[str]:
+        """Return which keys are too long for the table, if the sink has left some out (`long_keys="skip"`).
+
+        Args:
+            keys: The keys.
+        """
+        long = [key for key in keys if is_long(key)]
+
+        def read(connection: Connection) -> bool:
+            return bool(self._opened(connection, own=True).mark(SKIPPED))
+
+        leaves_out = bool(long) and repeated(self._dsn, self._where, read)
+        return long if leaves_out else ()
 
     def position(self) -> str | None:
         """Return the token that the sink stores with the rows (`checkpoint_name=`), or None."""
@@ -198,6 +225,7 @@ class PostgresTarget:
                     f"{self._where} has columns of its own: {', '.join(extra)}",
                     "pass transform=, a function that returns their values for a document",
                 )
+            hashes = storage.hashes
             # 0 would be no limit.
             limit = max(1, int(1000 * self._patience))
             connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(limit))
@@ -207,34 +235,40 @@ class PostgresTarget:
             # Like all writers, this one locks rows in the order of their keys.
             writes = [(fix.key, fix) for fix in fixes if not fix.removes]
             locks = dict.fromkeys((*(fix.key for fix in removals), *beside))
-            for key, fix in sorted([*writes, *locks.items()], key=lambda each: each[0].encode()):
+            kept: Callable[[str], str] = stored if hashes else str
+            for key, fix in sorted([*writes, *locks.items()], key=lambda each: kept(each[0]).encode()):
                 if fix is None:
                     found = connection.execute(
-                        sql.SQL("SELECT coalesce(order_key, {}) FROM {} WHERE key = {} FOR UPDATE").format(
-                            _NO_ORDER, identifier(self._table), key
+                        sql.SQL("SELECT coalesce(order_key, {}) FROM {} WHERE {} FOR UPDATE").format(
+                            _NO_ORDER, identifier(self._table), is_row_of([key], hashes=hashes)
                         )
                     ).fetchone()
                     locked[key] = None if found is None else found[0]
                     continue
-                row: dict[str, Any] = {**(fix.columns or {}), "key": fix.key, "order_key": fix.order_key}
+                row: dict[str, Any] = {
+                    **(fix.columns or {}),
+                    "key": kept(fix.key),
+                    "order_key": fix.order_key,
+                }
+                row[LONG_KEY] = fix.key if is_long(fix.key) else None
                 row |= {"timestamp": fix.timestamp, DELETED_AT: fix.timestamp if fix.text is None else None}
                 row |= {DOCUMENT: fix.text, STALE_SINCE: None}
                 names = [name for name in known if name in row]
                 values = [sql.Literal(row[name]) for name in names]
                 if fix.seen:
-                    statement = sql.SQL(
-                        "UPDATE {} SET {} WHERE key = {} AND coalesce(order_key, {}) = {}"
-                    ).format(
+                    statement = sql.SQL("UPDATE {} SET {} WHERE {} AND coalesce(order_key, {}) = {}").format(
                         identifier(self._table),
                         sql.SQL(", ").join(
                             sql.SQL("{} = {}").format(sql.Identifier(name), value)
                             for name, value in zip(names, values, strict=True)
                         ),
-                        fix.key,
+                        is_row_of([fix.key], hashes=hashes),
                         _NO_ORDER,
                         fix.seen[0],
                     )
                 elif fix.text is not None:
+                    if is_long(fix.key) and not hashes:
+                        raise key_too_long(fix.key)
                     statement = sql.SQL(
                         "INSERT INTO {} ({}) VALUES ({}) ON CONFLICT (key) DO NOTHING"
                     ).format(
@@ -248,8 +282,8 @@ class PostgresTarget:
             for fix in removals:
                 is_there = fix.beside is None or locked[fix.beside[0]] == fix.beside[1]
                 if is_there and locked[fix.key] in fix.seen:
-                    statement = sql.SQL("DELETE FROM {} WHERE key = {}").format(
-                        identifier(self._table), fix.key
+                    statement = sql.SQL("DELETE FROM {} WHERE {}").format(
+                        identifier(self._table), is_row_of([fix.key], hashes=hashes)
                     )
                     written += connection.execute(statement).rowcount
             return written

@@ -1,5 +1,6 @@
 """Tests batches of Spark, which the executors write."""
 
+import hashlib
 import json
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -59,9 +60,26 @@ def test_what_cannot_be_written_is_named_before_anything_is_written(merge, dsn):
 
     names = [f"k{number}" for number in range(20)]
     fine = rows(*((name, 1, {}) for name in names))
-    refused(rows(("x" * 3000, 1, {}), *((name, 1, {}) for name in names)), "2600")
+    refused(rows(("x" * 3000, 1, {}), *((name, 1, {}) for name in names)), 'long_keys="hash"')
     refused(fine.append_column("x", pa.array(["a"] * 19 + ["\0"])), "column x")
     refused(fine.append_column("s", pa.array([{"a": 1}] * 20)), "column s")
+
+
+def test_long_keys_are_under_their_hashes_or_left_out(merge, dsn, caplog):
+    names = ["x" * 3000, "y" * 3000]
+    batch = rows(*((name, 1, {}) for name in (*names, *map(str, range(20)))))
+    assert merge(batch, 0, long_keys="skip")
+    assert len(documents(dsn)) == 20
+    [record] = [each for each in caplog.records if each.name == "multiclouddb.postgres"]
+    assert all(key_digest(key_of(name)) in record.getMessage() for name in names)
+    assert query(dsn, "SELECT value FROM multiclouddb_marks WHERE name = 'multiclouddb-skipped'") == [(2,)]
+    for order in (2, 1):
+        assert merge(rows((names[0], order, {"n": order}), (names[1], order, None)), 1, long_keys="hash")
+    found = query(dsn, "SELECT key, _long_key, new_item_state->>'n' FROM orders WHERE order_key = '000002'")
+    assert sorted(found) == sorted(
+        ("sha256:" + hashlib.sha256(key_of(name).encode()).hexdigest(), key_of(name), text)
+        for name, text in zip(names, ("2", None), strict=True)
+    )
 
 
 def test_document_that_jsonb_refuses_is_named_with_its_category(merge, dsn):

@@ -9,7 +9,7 @@ from psycopg import sql
 
 from multiclouddb_conformance.model_lives import Life, ModelRow
 from multiclouddb_embedded.feed import EmbeddedFeed
-from multiclouddb_postgres import PostgresTarget, merge_into_postgres
+from multiclouddb_postgres import PostgresTarget, long_keys, merge_into_postgres
 
 SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 4)) for seed in range(800)]
 SOURCE = runpy.run_path(str(Path(__file__).parents[2] / "verify" / "tests" / "embedded_model.py"))
@@ -24,17 +24,23 @@ def _quick(monkeypatch):
 
 
 class PostgresModelTable:
-    """A table with a primary key: no key has two rows, and no version can be restored."""
+    """A table with a primary key: no key has two rows, and no version can be restored.
 
-    def __init__(self, dsn, documents):
-        self.dsn, self.documents = dsn, documents
+    With `hashes`, it has the hash of every key.
+    """
+
+    def __init__(self, dsn, documents, *, hashes):
+        self.dsn, self.documents, self.hashes = dsn, documents, hashes
 
     def _run(self, text, *values):
         with psycopg.connect(self.dsn) as connection:
             return connection.execute(text, values)
 
     def merge(self, page):
-        merge_into_postgres(page, None, self.dsn, "orders", None, documents=self.documents)
+        merge_into_postgres(
+            page, None, self.dsn, "orders", None, documents=self.documents,
+            long_keys="hash" if self.hashes else "refuse",
+        )  # fmt: skip
 
     def target(self):
         return PostgresTarget(self.dsn, "orders")
@@ -42,7 +48,8 @@ class PostgresModelTable:
     def rows(self):
         with psycopg.connect(self.dsn) as connection:
             found = connection.execute(
-                "SELECT key, order_key, new_item_state::text, _deleted_at IS NOT NULL FROM orders"
+                f"SELECT {'_long_key' if self.hashes else 'key'}, order_key, new_item_state::text, "
+                "_deleted_at IS NOT NULL FROM orders"
             )
             return [ModelRow(*row) for row in found.fetchall()]
 
@@ -51,16 +58,21 @@ class PostgresModelTable:
             statement = sql.SQL("UPDATE orders SET {} = %s WHERE key = %s").format(
                 sql.Identifier(COLUMNS[name])
             )
-            self._run(statement, value, key)
+            self._run(statement, value, self._stored(key))
+
+    def _stored(self, key):
+        return long_keys.stored(key) if self.hashes else key
 
     def add(self, row):
         self._run(
             "INSERT INTO orders (key, order_key, new_item_state) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING",
-            row.key, row.order_key, row.text,
+            self._stored(row.key), row.order_key, row.text,
         )  # fmt: skip
+        if self.hashes:
+            self._run("UPDATE orders SET _long_key = %s WHERE key = %s", row.key, self._stored(row.key))
 
     def delete(self, key):
-        self._run("DELETE FROM orders WHERE key = %s", key)
+        self._run("DELETE FROM orders WHERE key = %s", self._stored(key))
 
     def go_back(self, dice):
         """Restore the rows of a dump: here, all of them are older than the source."""
@@ -71,9 +83,12 @@ class PostgresModelTable:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_verdict_is_todays_and_no_right_row_is_damaged(seed, tmp_path, dsn):
+def test_every_verdict_is_todays_and_no_right_row_is_damaged(seed, tmp_path, dsn, monkeypatch):
+    hashes = seed % 4 > 1
+    if hashes:
+        monkeypatch.setattr(long_keys, "MOST_KEY_BYTES", 0)
     source = SOURCE["EmbeddedSource"](tmp_path, VALUES)
-    table = PostgresModelTable(dsn, ["json", "jsonb"][seed % 2])
+    table = PostgresModelTable(dsn, ["json", "jsonb"][seed % 2], hashes=hashes)
     try:
         Life(seed, tmp_path, source, table).live()
     finally:

@@ -71,7 +71,8 @@ class Repair:
             while chunk := self._sides.state.confirmed(first, _AT_ONCE):
                 first = after(chunk[-1].key)
                 self._sides.tell("repair", left=sum(self._sides.state.kinds().values()))
-                self._fix([each for each in chunk if each.key not in self._refused], is_last=is_last)
+                left_out = self._sides.left_out(chunk).union(self._refused)
+                self._fix([each for each in chunk if each.key not in left_out], is_last=is_last)
             if not self._sides.state.pending_count():
                 return
             self._rounds.run()

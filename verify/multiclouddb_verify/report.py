@@ -78,6 +78,9 @@ class Counts:
     that it stores is before that change."""
     expected_ghosts: int = 0
     """How many of the differences are ghosts that are expected, because the feed contains no deletes."""
+    expected_missing: int = 0
+    """How many of the differences are missing rows that are expected, because the sink leaves out such keys
+    (`long_keys="skip"` of PostgreSQL)."""
 
 
 @attrs.frozen
@@ -152,7 +155,7 @@ class Report:
     refused: str | None = None
     """Why nothing was repaired although `repair` was given, or None."""
     expected: str | None = None
-    """Why the ghosts that are left are expected, or None if none is."""
+    """Why ghosts and missing rows that are left are expected, or None if none is."""
     sample: str | None = None
     """With `sample`, what the result says about all rows; otherwise None."""
     incomplete_since: str | None = None

@@ -23,6 +23,7 @@ from multiclouddb_spi.batch import collector_paused
 from multiclouddb_spi.table_mark import FeedSource, TableMark
 from multiclouddb_verify.comparison import (
     GONE,
+    Kind,
     Seen,
     document_digests,
     places_in,
@@ -31,8 +32,8 @@ from multiclouddb_verify.comparison import (
 from multiclouddb_verify.own_columns import OwnColumns
 from multiclouddb_verify.report import Progress
 from multiclouddb_verify.source import Answer, Change, Follower, Respelt, Source, key_texts
-from multiclouddb_verify.state import ORDER_BITS, Rows, State, rows_of
-from multiclouddb_verify.target import Own, SupportsHeld, Target, own_state
+from multiclouddb_verify.state import ORDER_BITS, Confirmed, Rows, State, rows_of
+from multiclouddb_verify.target import Own, SupportsHeld, SupportsLeftOut, Target, own_state
 from multiclouddb_verify.texts import Integers, Lines, column_digests, digests_of
 
 __all__ = [
@@ -330,6 +331,12 @@ class Sides:
                 "let the sink merge a batch, which marks the table",
             )
         return mark.columns
+
+    def left_out(self, chunk: Sequence[Confirmed]) -> frozenset[str]:
+        """Return the keys of differences that are expected, because the sink writes no row for them."""
+        if not isinstance(self.target, SupportsLeftOut):
+            return frozenset()
+        return frozenset(self.target.left_out([each.key for each in chunk if each.kind is Kind.MISSING]))
 
     def document_digests(self, documents: Sequence[Mapping[str, Any] | None]) -> Integers:
         """Return the digests of documents of the source, in the form in which the table has them."""

@@ -11,7 +11,17 @@ import pyarrow as pa
 
 from multiclouddb_spi.table_mark import TableMark
 
-__all__ = ["Fix", "Own", "Part", "SupportsHeld", "SupportsParts", "SupportsRecord", "Target", "own_state"]
+__all__ = [
+    "Fix",
+    "Own",
+    "Part",
+    "SupportsHeld",
+    "SupportsLeftOut",
+    "SupportsParts",
+    "SupportsRecord",
+    "Target",
+    "own_state",
+]
 
 
 Own: TypeAlias = bool | Collection[str]
@@ -164,6 +174,19 @@ class SupportsHeld(Protocol):
 
     def held(self) -> Callable[[Any], Any] | None:
         """Return what makes of a document the one that the column gives back; None if it is the same."""
+        ...
+
+
+@runtime_checkable
+class SupportsLeftOut(Protocol):
+    """A target whose sink may leave out keys, because the table cannot have them."""
+
+    def left_out(self, keys: Sequence[str]) -> Collection[str]:
+        """Return for which of some keys the sink writes no row, so that a missing row is expected.
+
+        Args:
+            keys: The keys, as JSON text.
+        """
         ...
 
 

@@ -51,7 +51,7 @@ from multiclouddb_verify.report import Cost, Counts, Difference, Progress, Repor
 from multiclouddb_verify.rounds import Rounds
 from multiclouddb_verify.sides import Position, Sides, Transform, own_values
 from multiclouddb_verify.source import Source, floor_of
-from multiclouddb_verify.state import FORMAT, State, default_folder
+from multiclouddb_verify.state import FORMAT, State, after, default_folder
 from multiclouddb_verify.target import SupportsRecord, Target
 
 __all__ = ["Verification", "VerifySettings", "checked", "verify"]
@@ -62,6 +62,10 @@ _COMPARED: Final = 100
 _EXPECTED: Final = (
     "the feed contains no deletes (see Capability.CHANGE_FEED_DELETES), so the sink cannot remove the rows "
     "of deleted documents; repair removes them"
+)
+_LEFT_OUT: Final = (
+    "the sink leaves out the changes of keys that are too long for the table, and a repair does not write "
+    "their rows either"
 )
 _NOT_RESUMABLE: Final = (
     ErrorCategory.CHECKPOINT_EXPIRED,
@@ -403,7 +407,7 @@ class Verification:
     # -- Step 6: the repair
 
     def _repair_all(self) -> None:
-        count = sum(self._sides.state.kinds().values())
+        count = sum(self._sides.state.kinds().values()) - self._left_out()
         most = (
             self._max_repairs
             if self._max_repairs is not None
@@ -417,17 +421,29 @@ class Verification:
             return
         Repair(self._sides, self._rounds).run()
 
+    def _left_out(self) -> int:
+        """Return the number of missing rows that are expected, and store with each of them that it is."""
+        state, first, count = self._sides.state, "", 0
+        while state.kinds().get(Kind.MISSING) and (chunk := state.confirmed(first, _SHOWN)):
+            first = after(chunk[-1].key)
+            keys = self._sides.left_out(chunk)
+            with state.transaction():
+                state.explain((key, _LEFT_OUT) for key in keys)
+            count += len(keys)
+        return count
+
     # -- The report
 
     def _report(self, began: float) -> Report:
         state = self._sides.state
-        left = state.kinds()
+        left, expected_missing = state.kinds(), self._left_out()
         unknown = state.unknown(_SHOWN)
         behind = dict.fromkeys(state.behind(float(state.fact("settled_at") or 0.0)))
         unsettled = state.pending_count() - len(behind) + state.unknown_count()
         equal = not left and not unsettled and not behind
         is_proved = equal and self._sides.sample is None
         expected_ghosts = 0 if self._sides.source.has_deletes else left.get(Kind.GHOST, 0)
+        reasons = ((_EXPECTED, expected_ghosts), (_LEFT_OUT, expected_missing))
         at = state.fact("at")
         charge = state.fact("charge")
         repaired = state.kinds(repaired=True)
@@ -448,6 +464,7 @@ class Verification:
                 repaired=sum(repaired.values()),
                 differences=left,
                 expected_ghosts=expected_ghosts,
+                expected_missing=expected_missing,
             ),
             differences=self._described(),
             repaired=tuple(
@@ -471,7 +488,7 @@ class Verification:
             ),
             settle_seconds=self._sides.facts.settle_seconds,
             refused=self._refused,
-            expected=_EXPECTED if expected_ghosts else None,
+            expected="; ".join(why for why, is_so in reasons if is_so) or None,
             sample=sample,
             left_over=state.left_over,
             incomplete_since=self._incomplete_since,
