@@ -8,6 +8,7 @@ from multiclouddb_api.loading import on_first_use
 
 if TYPE_CHECKING:
     from multiclouddb_spi.abilities import (
+        Follows,
         Head,
         SupportsChangeMark,
         SupportsCollections,
@@ -65,8 +66,8 @@ if TYPE_CHECKING:
     from multiclouddb_spi.time_limits import Deadline
 
 _HOMES: Final = {
-    "abilities": "Head SupportsChangeMark SupportsCollections SupportsCommands SupportsHeads SupportsLookup "
-    "SupportsRenewal",
+    "abilities": "Follows Head SupportsChangeMark SupportsCollections SupportsCommands SupportsHeads "
+    "SupportsLookup SupportsRenewal",
     "batch": (
         "Awaiting Batch Child Continue Drained Ended Mapper Outcome Reached Scanned Segment collector_paused"
     ),
@@ -107,6 +108,7 @@ __all__ = [
     "FeedIdentity",
     "FeedSpec",
     "FeedStart",
+    "Follows",
     "Head",
     "InlineExecutor",
     "InvalidCursor",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import datetime
+from enum import Enum, auto
 from typing import Any, Final, Protocol, runtime_checkable
 
 from multiclouddb_api import (
@@ -30,6 +31,7 @@ from multiclouddb_spi.time_limits import Deadline
 __all__ = [
     "LOOKUP_PLAN",
     "Answer",
+    "Follows",
     "Head",
     "SupportsChangeMark",
     "SupportsCollections",
@@ -67,6 +69,19 @@ class Answer:
     headroom: float = math.inf
 
 
+class Follows(Enum):
+    """What is known about records after a head."""
+
+    END = auto()
+    """When the service was asked, no record followed, or the partition has ended there."""
+    MORE = auto()
+    """The service has said that records follow."""
+    NOT_KNOWN = auto()
+    """The service has said neither. A number of records proves nothing, however small it is."""
+
+    __hash__ = object.__hash__  # faster than the hash of `Enum`, which is a Python function
+
+
 @frozen
 class Head:
     """The end position of a bounded read, found without reading the records (`SupportsHeads`).
@@ -75,6 +90,7 @@ class Head:
         cursor: The end position of the read; the record at this position is part of the read.
         records: The number of records before this position, or None if the service does not report it.
         outcome: `Continue`, or the way in which the partition ends at that position.
+        follows: What is known about records after this position. Only `END` makes a planned feed idle.
         answer: Filled in by the planner; a feed leaves it out.
         notices: The notices up to this position. A feed that knows of notices without their texts leaves the
             partition out, so that the planner reads it.
@@ -83,6 +99,7 @@ class Head:
     cursor: Cursor
     records: int | None
     outcome: Outcome
+    follows: Follows = Follows.NOT_KNOWN
     answer: Answer = Answer()
     notices: tuple[Notice, ...] = ()
 
@@ -101,7 +118,8 @@ class SupportsHeads(Protocol):
         """Return the end position of a bounded read for each partition.
 
         This position is the current end of the partition, but at most `max_records` records after
-        the cursor.
+        the cursor. `Head.follows` is `END` only if the service has shown that no record follows; the planner
+        asks again about a partition of which this is not known.
 
         Args:
             cursors: Maps each partition id to the position of its reader.

@@ -38,7 +38,7 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_api.value import frozen
-from multiclouddb_spi.abilities import Answer, Head, SupportsHeads
+from multiclouddb_spi.abilities import Answer, Follows, Head, SupportsHeads
 from multiclouddb_spi.batch import Continue, Ended
 from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.follow import Follow, Found, Looks, apply_end, is_search_due
@@ -47,7 +47,7 @@ from multiclouddb_spi.continuation.state import check_has_partitions, check_not_
 from multiclouddb_spi.contract import Feed, FeedStart, Provider
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.errors import fault_of
-from multiclouddb_spi.faults import RecordFault, undecided
+from multiclouddb_spi.faults import ProviderFault, RecordFault, undecided
 from multiclouddb_spi.planning.ranges import Range, read_head
 from multiclouddb_spi.retry import MOST_SKIPS, Call, directly
 from multiclouddb_spi.scan.start import resolve_snapshot
@@ -91,6 +91,8 @@ class Step:
         answers: What each partition that was asked has told about the moment up to which `after` has read it.
         notices: The notices in the ranges of the step, and those of partitions that end. If a feed finds
             heads without reading, there may be others, which only `read_range` finds.
+        left: The partitions of `after` that may have records behind this step, up to the target: those that
+            have said so, those that have not said that nothing follows, and those that were not asked.
     """
 
     before: Lineage
@@ -103,6 +105,13 @@ class Step:
     skipped: tuple[str, ...] = ()
     answers: Mapping[str, Answer] = attrs.field(factory=dict)
     notices: tuple[Notice, ...] = ()
+    left: frozenset[str] = frozenset()
+
+    @property
+    def is_end(self) -> bool:
+        """True if every partition has said that nothing follows this step, or has ended, and none waits."""
+        names = {entry.partition_id for entry in self.after.active()}
+        return not self.left and (self.after.is_quiet(names) or self.after.is_over())
 
     @property
     def moved(self) -> bool:
@@ -153,7 +162,7 @@ def clip(feed: Feed, heads: dict[str, Head], target: Target | None) -> dict[str,
                 # the target.
                 told = head.notices if order == 0 else ()
                 records = None if order != 0 and head.records else head.records
-                head = Head(bound, records, Continue(), notices=told)
+                head = Head(bound, records, Continue(), Follows.END, notices=told)
         clipped[name] = head
     return clipped
 
@@ -294,36 +303,54 @@ class Planner:
         wanted = {e.partition_id: e.cursor for e in before.active() if within(self._feed, e, target)}
         return self._step(before, wanted, max_records, deadline, target, allow_empty)
 
-    def steps(self, before: Lineage, deadline: Deadline, target: Target | None = None) -> Iterator[Step]:
+    def steps(self, before: Lineage, limit: Deadline | float, target: Target | None = None) -> Iterator[Step]:
         """Plan every step from a lineage to the current end of the feed, or to the target.
 
-        Each partition is asked only once, so planning ends even if new records keep arriving.
+        Each partition is asked until it says that nothing follows, or until the service's time shows that its
+        position is later than the beginning of this call. So planning ends even if new records keep arriving.
 
         Args:
             before: The lineage at which the first step starts.
-            deadline: The time limit.
+            limit: The time limit of all steps together, or the number of seconds for each step.
             target: The position at which to stop, or None for the current end.
+
+        Raises:
+            ProviderFault: `TRANSIENT_FAILURE` if the service has not said in time whether records follow.
         """
-        asked: set[str] = set()
+        done, began = set[str](), None
         while True:
-            fresh = [entry for entry in before.active() if entry.partition_id not in asked]
+            deadline = limit if isinstance(limit, Deadline) else Deadline.after(limit)
+            fresh = [entry for entry in before.active() if entry.partition_id not in done]
             wanted = {e.partition_id: e.cursor for e in fresh if within(self._feed, e, target)}
-            asked.update(wanted)
             step = self._step(before, wanted, None, deadline, target, allow_empty=True)
-            if not step.moved:
+            done |= wanted.keys() - step.left
+            if began is None and not wanted.keys() <= done:
+                began = self._call(partial(self._feed.clock, deadline), deadline)
+            elif began is not None:
+                times = {e.partition_id: self._feed.describe(e.cursor).time for e in step.after.active()}
+                done |= {name for name, time in times.items() if time is not None and time > began}
+            if step.moved:
+                yield step
+            elif wanted.keys() <= done:
                 return
-            yield step
+            elif deadline.passed():
+                where = self._feed.public_id(min(wanted.keys() - done))
+                raise ProviderFault.of(
+                    ErrorCategory.TRANSIENT_FAILURE,
+                    f"{where}: the service has not said in time whether more records follow; try again",
+                    retryable=True,
+                )
             before = step.after
 
-    def target(self, before: Lineage, deadline: Deadline) -> Target:
+    def target(self, before: Lineage, limit: Deadline | float) -> Target:
         """Return the current end of the feed, which lies before all records that are written later.
 
         Args:
             before: The lineage at which the read starts.
-            deadline: The time limit.
+            limit: The time limit, as for `steps`.
         """
         last, passed = before, set[str]()
-        for step in self.steps(before, deadline):
+        for step in self.steps(before, limit):
             # An ended partition may stay in the lineage while the engine searches for more children.
             passed |= {e.partition_id for e in step.before.active()}
             last = step.after
@@ -358,7 +385,8 @@ class Planner:
         if before.plan is None:
             return self._stream_step(before, wanted, max_records, deadline, target, allow_empty)
         if before.plan.holds:
-            return Step(before, scan_step(self._feed, self._call, before, max_records, deadline), {})
+            scanned = scan_step(self._feed, self._call, before, max_records, deadline)
+            return Step(before, scanned, {}, left=self._left(scanned, {}, target))
         stream = {name: cursor for name, cursor in wanted.items() if not before.is_segment(name)}
         limit = stream_limit(before, max_records)
         step = self._stream_step(before, stream, limit, deadline, target, allow_empty)
@@ -411,7 +439,19 @@ class Planner:
         records = None if None in counts else sum(count or 0 for count in counts)
         answers = {name: head.answer for name, head in heads.items()}
         notices = tuple(notice for head in heads.values() for notice in _notices(head))
-        return Step(before, after, ends, empty, late, news, records, tuple(self._skipped), answers, notices)
+        left = self._left(after, heads, target)
+        return Step(
+            before, after, ends, empty, late, news, records, tuple(self._skipped), answers, notices, left
+        )
+
+    def _left(self, after: Lineage, heads: Mapping[str, Head], target: Target | None) -> frozenset[str]:
+        """Return the partitions that have not said that nothing follows."""
+        said = {name for name, head in heads.items() if head.follows is Follows.END}
+        return frozenset(
+            each.partition_id
+            for each in after.active()
+            if each.listed and each.partition_id not in said and within(self._feed, each, target)
+        )
 
     def _search(self, lineage: Lineage, follow: Follow, deadline: Deadline) -> tuple[PartitionFoundLate, ...]:
         """Search for uncovered partitions, if that is due; a failed search does not stop planning."""
@@ -478,6 +518,7 @@ class Planner:
                 entry = Entry.read(name, head.cursor)
                 if (
                     count == share
+                    and head.follows is not Follows.END
                     and isinstance(head.outcome, Continue)
                     and within(self._feed, entry, target)
                 ):
@@ -501,8 +542,11 @@ class Planner:
                     with suppress(*([RecordFault] if self._skip_poison else [])):
                         answers = self._call(partial(self._feed.heads, left, most, deadline), deadline)
                         for name, head in answers.items():
-                            is_end = most is None or (head.records is not None and head.records < most)
-                            at = asked_at if is_end and isinstance(head.outcome, Continue) else None
+                            is_known = head.follows is not Follows.NOT_KNOWN
+                            if not (is_known or head.records or head.cursor != left[name]):
+                                continue  # it says nothing, so the partition is read
+                            is_end = head.follows is Follows.END and isinstance(head.outcome, Continue)
+                            at = asked_at if is_end else None
                             found[name] = attrs.evolve(head, answer=Answer(caught_up_at=at))
                 for failed in [name for name in left if name not in found]:
                     read = partial(read_head, self._provider, self._feed, failed, left[failed], most)

@@ -26,7 +26,7 @@ from pyspark_multiclouddb.options import Settings
 
 T = TypeVar("T")
 
-_CALL_SECONDS: Final = 120.0
+CALL_SECONDS: Final = 120.0
 _TRIES: Final = 100
 _MOST_OPEN: Final = 16
 _LOG: Final = logging.getLogger("multiclouddb.spark")
@@ -47,7 +47,7 @@ class Connection:
         spec = spec_of(self.provider, settings.request(), "open")
         self._looks = Looks()
         self._tries = Tries(self.provider, _TRIES, on_retry=self._on_retry)
-        self.opened = OpenFeed(self.provider, spec, self._tries.call, _CALL_SECONDS)
+        self.opened = OpenFeed(self.provider, spec, self._tries.call, CALL_SECONDS)
 
     @property
     def feed(self) -> Feed:
@@ -76,7 +76,7 @@ class Connection:
         planner = self._planner(self._tries.call)
         with user_errors(self.provider, operation):
             try:
-                return ask(planner, Deadline.after(_CALL_SECONDS))
+                return ask(planner, Deadline.after(CALL_SECONDS))
             except RecordFault as fault:
                 raise poisoned(str(self.settings.address), fault) from fault
 

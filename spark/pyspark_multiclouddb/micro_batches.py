@@ -36,7 +36,7 @@ from pyspark_multiclouddb.checkpoint import (
     poison_state,
     ranges_of,
 )
-from pyspark_multiclouddb.connection import Connection, connection_for
+from pyspark_multiclouddb.connection import CALL_SECONDS, Connection, connection_for
 from pyspark_multiclouddb.errors import NEW_QUERY, REPAIR, gone, source_errors
 from pyspark_multiclouddb.options import Settings
 from pyspark_multiclouddb.progress import Reports, snapshot_state
@@ -64,7 +64,7 @@ class MicroBatches:
         # The end of a query that ends by itself is determined when its first batch is planned, because the
         # planner must follow all splits from the position in the checkpoint.
         self.ends_by_itself = False
-        # True after a micro-batch has had fewer rows than its limit: the initial backlog is read.
+        # True after every partition has said that nothing follows a step: the initial backlog is read.
         self.caught_up = False
         # A summary for the query's progress, which is not an offset.
         self.report: dict[str, Any] | None = None
@@ -81,6 +81,8 @@ class MicroBatches:
         self._poison: list[tuple[str, str]] = []
         self._searched: dict[str, Any] | None = None
         self._warning: str | None = None
+        # True if the last step found nothing, but not every partition has said that nothing follows.
+        self._is_unread = False
         # Spark passes the same offset as the end of a step, as the start of the next one and to `tasks`.
         self._parsed: deque[tuple[dict[str, Any], Offset]] = deque(maxlen=2)
         self._rules: Rules = INSPECTED
@@ -105,10 +107,10 @@ class MicroBatches:
             said = _start_warning(self.settings)
             offset = Pinned(
                 connection.incarnation, start.to_json(), snapshot=state, warning=said, feed=_feed(connection),
-                fresh=True,
+                fresh=True, more=bool(step.left),
             )  # fmt: skip
             if step.moved and not step.empty:
-                more = _may_have_more(start, step.after, max_records)
+                more = not step.is_end
                 origin, after = offset.cursors, step.after.to_json()
                 offset = attrs.evolve(
                     offset,
@@ -142,11 +144,13 @@ class MicroBatches:
                 self._idle, self._misled = (start, time.monotonic()), False
                 return start
             self._still = None
-            end = self._plan(start, max_records, tell_more)
+            # 4. To return `start` says that nothing is left to read, so the service must have said it.
+            while (end := self._plan(start, max_records, tell_more)) is start and self._is_unread:
+                time.sleep(_NAP_SECONDS)
         if end is not start:
             self.close()
         # After a position that moved without a record, there is nothing to read either.
-        nothing = end is start or "empty" in end
+        nothing = (end is start or "empty" in end) and not self._is_unread
         self._idle, self._misled = (end, time.monotonic()) if nothing else None, is_hinted and nothing
         return end
 
@@ -227,11 +231,14 @@ class MicroBatches:
                 raise
             return self._begun_again(connection, offset, again.snapshot, error)
         nothing = step.empty or not step.moved
-        if step.before.plan is None:
-            self.caught_up |= step.records is None or max_records is None or step.records < max_records
+        self.caught_up |= step.is_end
+        self._is_unread = nothing and bool(step.left)
         state = snapshot_state(offset.snapshot, before, step.after)
-        self.report = self._reports.report(connection, step.after, step, idle=nothing, snapshot=state)
+        self.report = self._reports.report(
+            connection, step.after, step, idle=nothing and step.is_end, snapshot=state
+        )
         due = time.monotonic() - self._saved >= self.settings.idle_checkpoint_seconds or bool(step.skipped)
+        due = due or self._is_unread
         if step.skipped:
             self._lose(", ".join(step.skipped[:_PLACES]))
         warning = self._warning or (offset.warning if offset.lost else None)
@@ -239,7 +246,7 @@ class MicroBatches:
         if nothing and is_said and not self._poison and not _is_worth_saving(before, step.after, due):
             # The next call begins here, so that the same records are not scanned again.
             self._ahead = start, step.after
-            if mark is not None and not step.after.ends():
+            if mark is not None and not (step.after.ends() or step.left):
                 self._still = start, mark, time.monotonic()
             asked, watch = self._watch or (None, None)
             is_waiting = asked == start and isinstance(watch, ReadWatch) and not watch.wait(0)
@@ -249,7 +256,7 @@ class MicroBatches:
                 self._watch = None if watch is None else (start, watch)
             return start
         stands = step.after if nothing or due else _without_idle_moves(before, step)
-        more = tell_more and not nothing and _may_have_more(before, step.after, max_records)
+        more = tell_more and not (nothing or step.is_end)
         pinned = Pinned(
             offset.incarnation, stands.to_json(), step.ends, nothing, more=more, snapshot=state,
             warning=warning, lost=warning is not None, feed=_feed(connection),
@@ -348,7 +355,7 @@ class MicroBatches:
 
     def _step(self, connection: Connection, before: Lineage, max_records: int | None) -> Step:
         if self.ends_by_itself and self._target is None:
-            self._target = connection.plan("plan", lambda planner, deadline: planner.target(before, deadline))
+            self._target = connection.plan("plan", lambda planner, _: planner.target(before, CALL_SECONDS))
         return connection.plan(
             "plan",
             lambda planner, deadline: planner.advance(
@@ -390,11 +397,6 @@ def _without_idle_moves(before: Lineage, step: Step) -> Lineage:
         if entry.partition_id not in step.news and kept.reading(entry.partition_id) is not None:
             kept.took(entry.partition_id, entry.cursor)
     return kept
-
-
-def _may_have_more(before: Lineage, after: Lineage, max_records: int | None) -> bool:
-    """Return True if more records may exist after a step."""
-    return max_records is not None or _entries(before).keys() != _entries(after).keys()
 
 
 def _start_warning(settings: Settings) -> str | None:

@@ -20,7 +20,7 @@ from multiclouddb_api import invalid_request
 from multiclouddb_api.registry import load_plugin
 from multiclouddb_spi import Deadline, Planner, ProviderPlugin, Range
 from pyspark_multiclouddb.columns import SPARK_SCHEMA, columns_of
-from pyspark_multiclouddb.connection import connection_for
+from pyspark_multiclouddb.connection import CALL_SECONDS, connection_for
 from pyspark_multiclouddb.errors import source_errors
 from pyspark_multiclouddb.micro_batches import MicroBatches
 from pyspark_multiclouddb.options import Settings, parse_options
@@ -68,8 +68,8 @@ class ChangeFeedReader(DataSourceReader):
             end = self._settings.end
             target = None if end is None else connection.target_at(end)
 
-            def ranges(planner: Planner, deadline: Deadline) -> list[Range]:
-                steps = planner.steps(start, deadline, target)
+            def ranges(planner: Planner, _: Deadline) -> list[Range]:
+                steps = planner.steps(start, CALL_SECONDS, target)
                 return [part for step in steps for part in step.ranges()]
 
             found = connection.plan("plan", ranges)

@@ -3,6 +3,7 @@
 import pickle
 from datetime import UTC, datetime
 
+import attrs
 import pytest
 
 from multiclouddb_api import Dropped, Invalidated, PartitionFoundLate, Renamed
@@ -13,8 +14,10 @@ from multiclouddb_conformance.simulation import (
     SimulationProvider,
 )
 from multiclouddb_conformance.simulation.partition_log import PartitionLog
+from multiclouddb_spi import Follows
 from multiclouddb_spi.planning.planner import offsets_in
 from pyspark_multiclouddb.errors import SourceError
+from pyspark_multiclouddb.micro_batches import MicroBatches
 from pyspark_multiclouddb.options import parse_options
 from pyspark_multiclouddb.readers import ChangeFeedReader
 
@@ -244,3 +247,76 @@ def test_task_fails_at_a_notice_that_no_offset_names(make, heads, monkeypatch, n
     query.log[-1].pop("gone", None)
     with pytest.raises(SourceError, match=r"NOT_FOUND.*startingPosition=snapshot"):
         query.read()
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Let each answer stop after one change, without saying whether more follow."""
+    heads = SimulationFeed.heads
+
+    def answer(feed, cursors, most, deadline):
+        found = heads(feed, cursors, 1, deadline)
+        unknown = {name: head for name, head in found.items() if head.follows is Follows.MORE}
+        return found | {name: attrs.evolve(each, follows=Follows.NOT_KNOWN) for name, each in unknown.items()}
+
+    monkeypatch.setattr(SimulationFeed, "heads", answer)
+
+
+@pytest.mark.usefixtures("short")
+class TestNotKnown:
+    """An answer that is shorter than the limit is not the end."""
+
+    @pytest.fixture
+    def source(self, simulation):
+        for number in range(30):
+            simulation.write(f"k{number}", {"n": number})
+        return simulation
+
+    @pytest.mark.parametrize("limit", [{}, {"maxRecordsPerTrigger": "20"}])
+    def test_a_query_is_caught_up_and_idle_when_everything_was_read(self, source, limit):
+        query = Query(source, pollInterval="1 hour", **limit)
+        batches, found = query.reader._batches, []
+        while query.plan():
+            found += ids(query.read())
+            assert batches.caught_up == (len(found) == 30)
+            assert not batches.report["idle"]
+        assert len(found) == 30
+        assert batches.report["idle"]
+
+    def test_a_plain_stream_says_that_more_follows_until_everything_was_read(self, source):
+        query, found, more = Query(source, is_plain=True, maxRecordsPerTrigger="20"), 0, True
+        while more:
+            rows = query.restart().step()
+            found, more = found + len(rows or []), rows is not None and query.log[-1].get("more", False)
+        assert found == 30
+
+    def test_a_batch_that_ends_by_itself_has_everything(self, source):
+        assert count(source) == 30
+
+    @pytest.mark.parametrize("limit", [{}, {"maxRecordsPerTrigger": "20"}])
+    def test_a_stream_that_ends_by_itself_has_everything(self, source, limit):
+        query = Query(source, **limit)
+        query.reader.prepareForTriggerAvailableNow()
+        assert len(query.drain()) == 30
+
+    def test_nothing_left_is_said_only_when_it_is_known(self, source, monkeypatch):
+        """A plan that has found nothing and knows nothing is made again, without a pause."""
+        query = Query(source, pollInterval="1 hour")
+        query.drain()
+        query.restart()
+        asked = []
+        late = [lambda: source.write("late", {"n": 1})]
+        none = MicroBatches._step
+
+        def unknown(self, connection, before, most):
+            step = none(self, connection, before, most)
+            asked.append(step)
+            if len(asked) < 3:
+                return attrs.evolve(step, left=frozenset({"p0"}))
+            while late:
+                late.pop()()
+            return none(self, connection, before, most)
+
+        monkeypatch.setattr(MicroBatches, "_step", unknown)
+        assert len(query.step()) == 1
+        assert len(asked) == 3

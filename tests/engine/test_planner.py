@@ -19,7 +19,16 @@ from multiclouddb_conformance.simulation import (
     SimulationProvider,
     TrimmedError,
 )
-from multiclouddb_spi import Deadline, FeedSpec, Planner, RecordFault, SupportsHeads, ranges_between
+from multiclouddb_spi import (
+    Deadline,
+    FeedSpec,
+    Follows,
+    Planner,
+    ProviderFault,
+    RecordFault,
+    SupportsHeads,
+    ranges_between,
+)
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.planning import ranges
@@ -416,6 +425,79 @@ def test_a_step_that_its_limit_has_cut_does_not_say_that_the_end_was_reached(hea
     assert step.answers["p0"].caught_up_at is None
     step = consumer.planner.advance(step.after, 9, consumer.deadline)
     assert step.answers["p0"].caught_up_at is not None
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Let each answer stop after at most two changes, without saying whether more follow."""
+    heads = SimulationFeed.heads
+
+    def answer(feed, cursors, most, deadline):
+        found = heads(feed, cursors, 2 if most is None else min(most, 2), deadline)
+        unknown = {name: head for name, head in found.items() if head.follows is Follows.MORE}
+        return found | {name: attrs.evolve(each, follows=Follows.NOT_KNOWN) for name, each in unknown.items()}
+
+    monkeypatch.setattr(SimulationFeed, "heads", answer)
+
+
+@pytest.mark.usefixtures("short")
+class TestNotKnown:
+    """An answer with fewer changes than were asked for proves nothing."""
+
+    @pytest.fixture
+    def consumer(self):
+        sim = Simulation(2)
+        consumer = Consumer(sim)
+        few_and_many(sim)
+        return consumer
+
+    @pytest.mark.parametrize("most", [None, 100])
+    def test_the_end_is_what_was_said_and_no_number(self, consumer, most):
+        step = consumer.planner.advance(consumer.at, most, consumer.deadline)
+        assert 0 < len(consumer.read(step.ranges())) <= 4
+        assert (step.left, step.is_end) == ({"p0", "p1"}, False)
+        assert {answer.caught_up_at for answer in step.answers.values()} == {None}
+        while (step := consumer.planner.advance(step.after, most, consumer.deadline)).moved:
+            last = step
+        assert (last.left, last.is_end) == (frozenset(), True)
+        assert last.answers["p1"].caught_up_at is not None
+
+    @pytest.mark.parametrize("most", [None, 3])
+    def test_a_target_lies_after_everything_that_was_there(self, consumer, most):
+        written = {item.event_id for item in consumer.sim.truth}
+        target = consumer.planner.target(consumer.at, consumer.deadline)
+        few_and_many(consumer.sim)
+        consumer.drain(most, target)
+        assert set(consumer.delivered) == written
+
+    def test_the_steps_of_a_batch_read_everything(self, consumer):
+        steps = consumer.planner.steps(consumer.at, consumer.deadline)
+        found = [name for step in steps for name in consumer.read(step.ranges())]
+        assert sorted(found) == sorted(item.event_id for item in consumer.sim.truth)
+
+    def test_a_target_ends_although_no_answer_is_the_last_one(self, consumer, monkeypatch):
+        """Whoever writes faster than the planner asks does not keep it from ending."""
+        sim, heads = consumer.sim, SimulationFeed.heads
+        written = {item.event_id for item in sim.truth}
+
+        def busy(*asked):
+            sim.advance(1)
+            few_and_many(sim)
+            assert len(sim.truth) < 10_000, "the plan does not end"
+            return heads(*asked)
+
+        monkeypatch.setattr(SimulationFeed, "heads", busy)
+        target = consumer.planner.target(consumer.at, consumer.deadline)
+        monkeypatch.setattr(SimulationFeed, "heads", heads)
+        consumer.drain(None, target)
+        assert written < set(consumer.delivered) < {item.event_id for item in sim.truth}
+
+    def test_a_partition_of_which_nothing_is_known_is_an_error_in_the_end(self, consumer, monkeypatch):
+        monkeypatch.setattr(ranges, "follows_of", lambda batch: Follows.NOT_KNOWN)
+        monkeypatch.setattr(SimulationFeed, "heads", lambda *_: {})
+        with pytest.raises(ProviderFault, match="has not said in time") as caught:
+            consumer.planner.target(consumer.planner.start(Now(), consumer.deadline), 0.0)
+        assert caught.value.fault.retryable
 
 
 @both

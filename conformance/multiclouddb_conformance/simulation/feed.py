@@ -40,6 +40,7 @@ from multiclouddb_spi import (
     Feed,
     FeedSpec,
     FeedStart,
+    Follows,
     Head,
     Position,
     ProviderFault,
@@ -283,13 +284,13 @@ class SimulationFeed(Feed):
         records = self._records_before(partition, end) - first
         if max_records is None or records <= max_records:
             outcome = self.view.ending(partition_id, asked=False)
-            return Head(to_cursor(max(end, place)), records if known else None, outcome)
+            return Head(to_cursor(max(end, place)), records if known else None, outcome, Follows.END)
         index = partition.index_of_record(first + max_records - 1)
         commit = partition.commit(index)
         assert commit is not None
         done = first + max_records - partition.records_before(index)
         stop = place_after(commit.number) if done == len(commit.records) else (commit.number, done)
-        return Head(to_cursor(stop), max_records if known else None, Continue())
+        return Head(to_cursor(stop), max_records if known else None, Continue(), Follows.MORE)
 
     def _records_before(self, partition: PartitionLog, place: Place) -> int:
         return partition.records_before(partition.find(place[0])) + place[1]

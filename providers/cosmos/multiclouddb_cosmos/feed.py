@@ -32,6 +32,7 @@ from multiclouddb_spi import (
     Feed,
     FeedIdentity,
     FeedStart,
+    Follows,
     Head,
     InvalidCursor,
     Partition,
@@ -146,7 +147,8 @@ class CosmosFeed(Feed):
                 if here.past is not None and here.past > (end.seconds or 0):
                     end = attrs.evolve(end, seconds=None, past=here.past)  # the start lies ahead
                 later = end if compare(end, here) > 0 else here
-                heads[name] = Head(cursor_of(later), None if later is end else 0, Continue())
+                records = None if later is end else 0
+                heads[name] = Head(cursor_of(later), records, Continue(), Follows.END)
                 if later is end and not self._source.is_latest:
                     ahead[span] = here
         lost = ahead.keys() - self._kept(ahead, deadline)

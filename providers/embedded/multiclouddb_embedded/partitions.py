@@ -25,6 +25,7 @@ from multiclouddb_spi import (
     Cursor,
     Drained,
     FeedSpec,
+    Follows,
     Head,
     InvalidCursor,
     Outcome,
@@ -254,10 +255,10 @@ def find_head(
     row, first = state.row, max(position[0], state.before)
     count, last = _count(connection, scope, row, first, most)
     if last is not None:
-        return Head(cursor_of(*last), count, Continue())
+        return Head(cursor_of(*last), count, Continue(), Follows.MORE)
     end_seq, end_ts = state.end
     end = max(end_seq, position[0]), max(end_ts, position[1])
-    return Head(cursor_of(*end), count, outcome_of(connection, scope, row, end))
+    return Head(cursor_of(*end), count, outcome_of(connection, scope, row, end), Follows.END)
 
 
 def _count(

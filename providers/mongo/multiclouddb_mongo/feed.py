@@ -67,6 +67,7 @@ from multiclouddb_spi import (
     Feed,
     FeedIdentity,
     FeedStart,
+    Follows,
     Head,
     Partition,
     PartitionState,
@@ -295,17 +296,17 @@ class MongoFeed(Feed):
         first = self._peek(name, cursor, deadline)
         at_end = first.cursor_after(len(first))
         if not isinstance(first.outcome, Continue):
-            return Head(at_end, len(first), first.outcome, notices=first.notices)
+            return Head(at_end, len(first), first.outcome, Follows.END, notices=first.notices)
         if first.notices:
             return None
         if not len(first):
-            return None if first.caught_up is False else Head(at_end, 0, Continue())
+            return None if first.caught_up is False else Head(at_end, 0, Continue(), Follows.END)
         now = self._source.head()
         if now is None:
             return None
         order = compare(place_of(at_end), now)
         if order in (0, 1):
-            return Head(at_end, len(first), Continue())
+            return Head(at_end, len(first), Continue(), Follows.END)
         if order is None or not _is_far(place_of(cursor), now):
             return None
         if not self._endless:
@@ -313,7 +314,7 @@ class MongoFeed(Feed):
             found = find(self._source.client, self.spec, self._source.address)
             if found.uuid != self._uuid:
                 return None
-        return Head(cursor_of(now, start_of(cursor)), None, Continue())
+        return Head(cursor_of(now, start_of(cursor)), None, Continue(), Follows.END)
 
     def _peek(self, name: str, cursor: Cursor, deadline: Deadline) -> Batch:
         """Request and return at most one change: the first change after a position."""

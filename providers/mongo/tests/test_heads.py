@@ -31,6 +31,7 @@ from multiclouddb_spi import (
     Deadline,
     Ended,
     FeedSpec,
+    Follows,
     Head,
     Planner,
     ProviderFault,
@@ -209,7 +210,9 @@ def test_a_mark_right_behind_the_start_is_left_to_reading(make, monkeypatch, far
     first.cursor_after.return_value = cursor_of(late_place)
     monkeypatch.setattr(type(world.feed), "_peek", lambda *_: first)
     monkeypatch.setattr(Source, "head", lambda _: mark)
-    assert world.heads(cursor) == ({"0": Head(cursor_of(mark), None, Continue())} if far == 2 else {})
+    assert world.heads(cursor) == (
+        {"0": Head(cursor_of(mark), None, Continue(), Follows.END)} if far == 2 else {}
+    )
 
 
 def test_a_change_from_behind_the_end_of_the_log_is_a_head_itself(make, monkeypatch):

@@ -34,6 +34,7 @@ from multiclouddb_spi import (
     FeedIdentity,
     FeedSpec,
     FeedStart,
+    Follows,
     Head,
     Partition,
     PartitionState,
@@ -198,7 +199,7 @@ class SpannerFeed(Feed):
                     continue  # it can be read only up to lost changes, which is not its end
                 found = found or self._has_change(name, place, now, deadline)
                 end = cursor_of(Place.at(now + 1, place.since))
-                heads[name] = Head(end, None if found else 0, Continue())
+                heads[name] = Head(end, None if found else 0, Continue(), Follows.END)
         return heads
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
