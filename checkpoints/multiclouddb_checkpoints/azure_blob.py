@@ -6,6 +6,7 @@ import os
 from typing import Any, ClassVar, Final
 
 from multiclouddb_api import ErrorCategory, invalid_request
+from multiclouddb_api.checkpoint import MOST_BYTES
 from multiclouddb_checkpoints.store import (
     ATTEMPTS,
     CONNECT_SECONDS,
@@ -99,7 +100,7 @@ class AzureBlobCheckpointStore(SharedCheckpointStore):
 
         try:
             found = self._blob(key).download_blob()
-            return found.readall(), str(found.properties.etag)
+            return found.read(MOST_BYTES + 1), str(found.properties.etag)
         except ResourceNotFoundError as error:
             if _code(error) != "BlobNotFound":
                 raise

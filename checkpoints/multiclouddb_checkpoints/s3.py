@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Final
 
 from multiclouddb_api import ErrorCategory
+from multiclouddb_api.checkpoint import MOST_BYTES
 from multiclouddb_checkpoints.aws import CODES, WHO, AwsCheckpointStore, code_of
 from multiclouddb_checkpoints.store import Advice, RefusedError
 from multiclouddb_spi.faults import Row
@@ -62,7 +63,9 @@ class S3CheckpointStore(AwsCheckpointStore):
                 return None
             raise
         with found["Body"] as body:
-            return body.read(), found["ETag"]
+            content = body.read(MOST_BYTES + 1)
+            body.read(1)  # at the end, botocore compares the length with the announced one
+            return content, found["ETag"]
 
     def _write(self, key: str, body: bytes, tag: str | None) -> str:
         client = self._client

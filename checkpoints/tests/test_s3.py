@@ -5,7 +5,8 @@ from uuid import uuid4
 import pytest
 from botocore.awsrequest import AWSResponse
 
-from multiclouddb_api import open_checkpoint_store
+from multiclouddb_api import checkpoint, open_checkpoint_store
+from multiclouddb_checkpoints import s3
 from multiclouddb_conformance.checkpoint_stores import (  # noqa: F401
     TestCompareAndSet,
     TestCrash,
@@ -73,3 +74,39 @@ class Raw:
     def read(self, *_):
         body, self.body = self.body, b""
         return body
+
+
+@pytest.mark.parametrize("announced", [None, 1 << 40])
+def test_an_object_is_read_up_to_the_bound_of_a_checkpoint(served, monkeypatch, announced):
+    """Whoever can write the object, or stands between, may send whatever fills the memory."""
+    store = opened(served, f"large-{uuid4().hex}")
+    monkeypatch.setattr(checkpoint, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(s3, "MOST_BYTES", 1 << 20)
+    endless = Endless()
+    headers = {"content-type": "application/json", "etag": '"1"'}
+    if announced is not None:
+        headers["content-length"] = str(announced)
+    store._client.meta.events.register(
+        "before-send.s3.GetObject", lambda request, **_: AWSResponse(request.url, 200, headers, endless)
+    )
+    assert refusal(store.load, "orders").message.startswith(
+        f"checkpoint {store.place}/orders.checkpoint.json: has more"
+    )
+    assert endless.read_bytes < 3 << 20
+
+
+class Endless:
+    """A body that never ends; botocore reads it like that of urllib3."""
+
+    read_bytes = 0
+
+    def read(self, amount=None):
+        assert amount is not None, "the whole body was asked for"
+        self.read_bytes += amount
+        return bytes(amount)
+
+    def close(self):
+        """Close nothing."""
+
+    def release_conn(self):
+        """Release nothing."""

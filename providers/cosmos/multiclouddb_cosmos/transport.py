@@ -35,8 +35,8 @@ from multiclouddb_cosmos.config import CosmosConfig
 from multiclouddb_cosmos.credentials import RenewableCredential
 from multiclouddb_cosmos.errors import BAD_REQUEST, GONE, RECREATED, TOO_MANY, retry_after
 from multiclouddb_cosmos.position import KeyRange
-from multiclouddb_spi import Deadline
-from multiclouddb_spi.bounded_pools import bounded_pools
+from multiclouddb_spi import Deadline, ProviderFault
+from multiclouddb_spi.bounded_pools import AnswerBound, bounded_pools
 
 if TYPE_CHECKING:
     from azure.cosmos import CosmosClient
@@ -46,6 +46,12 @@ _PLAIN: Final = frozenset(
     {"headers", "data", "files", "verify", "timeout", "cert", "allow_redirects", "proxies"}
 )
 """The arguments of the requests that azure-cosmos makes."""
+_BOUND: Final = AnswerBound(
+    32 << 20, "a page of Cosmos DB has at most 4 MB, which JSON's escapes make at most six times as long"
+)
+# https://learn.microsoft.com/azure/cosmos-db/concepts-limits#sql-query-limits: the maximum size of a response
+_STEP_BYTES: Final = _BOUND.nbytes + 1
+"""How much is decompressed at once. In smaller steps, urllib3 would copy what is left at each of them."""
 _USUAL: Final = {name: default_headers()[name] for name in ("Accept-Encoding", "Connection")}
 
 
@@ -93,7 +99,7 @@ class Session(requests.Session):
         answer = self.get_adapter(asked.url).send(asked, timeout=kwargs["timeout"], **settings)
         # The whole body is read at once. The `requests` library would read the body in steps of 10 KB, which
         # takes as long as parsing the page.
-        answer._content = b"".join(answer.iter_content(None))
+        answer._content = b"".join(answer.iter_content(_STEP_BYTES))
         return answer
 
     def _prepared(self, url: str) -> str:
@@ -105,6 +111,18 @@ class Session(requests.Session):
             asked.prepare_url(url, None)
             found = self._urls[url] = str(asked.url)
         return found
+
+
+class Answer(requests.Response):
+    """An answer whose body is bounded while it is decompressed."""
+
+    def iter_content(self, chunk_size: int | None = 1, decode_unicode: Any = False) -> Iterator[Any]:
+        """Return the chunks of the body."""
+        try:
+            yield from _BOUND.within(super().iter_content(chunk_size or _STEP_BYTES, decode_unicode))
+        except ProviderFault:
+            self.close()
+            raise
 
 
 class Adapter(HTTPAdapter):
@@ -125,7 +143,7 @@ class Adapter(HTTPAdapter):
 
     def build_response(self, req: Any, resp: Any) -> requests.Response:
         """Return the answer before its body is read."""
-        answer = requests.Response()
+        answer = Answer()
         answer.status_code, answer.reason = resp.status, resp.reason
         answer.headers = Headers(resp.headers)
         answer.encoding = get_encoding_from_headers(answer.headers)
@@ -134,7 +152,7 @@ class Adapter(HTTPAdapter):
 
 
 def _bound(manager: Any) -> None:
-    manager.pool_classes_by_scheme = bounded_pools(manager.pool_classes_by_scheme)
+    manager.pool_classes_by_scheme = bounded_pools(manager.pool_classes_by_scheme, _BOUND)
 
 
 def _unchanged(request: Any) -> Any:

@@ -2,6 +2,8 @@
 
 import gzip
 import threading
+import tracemalloc
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -9,9 +11,10 @@ from azure.core.exceptions import AzureError
 from azure.core.pipeline.transport import HttpRequest
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
-from multiclouddb_api import Now
+from multiclouddb_api import ChangeFeedRequest, MulticloudDbError, Now, ResourceAddress, connect
 from multiclouddb_cosmos.errors import classify
 from multiclouddb_cosmos.transport import Adapter, Transport
+from multiclouddb_spi import ProviderFault
 
 from .world import soon
 
@@ -55,6 +58,82 @@ def server():
         yield f"http://127.0.0.1:{made.server_port}", made.asked
         made.shutdown()
         thread.join()
+
+
+class Bomb(BaseHTTPRequestHandler):
+    """Answers with 400 MB, which take 400 kB on the wire unless the path says that nothing is compressed."""
+
+    protocol_version = "HTTP/1.1"
+    PACKED = gzip.compress(b" " * 40_000_000)
+    asked = 0
+
+    def do_POST(self):
+        self.do_GET()
+
+    def do_GET(self):
+        type(self).asked += 1
+        self.send_response(200)
+        if "plain" not in self.path:
+            self.send_header("Content-Encoding", "gzip")
+        self.send_header("Content-Type", "application/json")
+        if "chunked" in self.path:
+            self.send_header("Transfer-Encoding", "chunked")
+        else:
+            self.send_header("Content-Length", str(400_000_000 if "plain" in self.path else len(self.PACKED)))
+        self.end_headers()
+        with suppress(OSError):  # the client goes away
+            if "plain" in self.path:
+                for _ in range(400):
+                    self.wfile.write(b" " * 1_000_000)
+            elif "chunked" in self.path:
+                self.wfile.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(self.PACKED), self.PACKED))
+            else:
+                self.wfile.write(self.PACKED)
+
+    def log_message(self, *_):
+        """Suppress log messages."""
+
+
+@pytest.fixture
+def bomb():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Bomb) as made:
+        Bomb.asked = 0
+        thread = threading.Thread(target=made.serve_forever, args=(0.01,))
+        thread.start()
+        yield made.server_port
+        made.shutdown()
+        thread.join()
+
+
+@contextmanager
+def memory_of_at_most(megabytes):
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < megabytes << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("way", ["dbs/a/colls/b/docs", "", "chunked", "plain"])
+def test_an_answer_is_bounded_while_it_is_decompressed(bomb, way, method):
+    with memory_of_at_most(100), Transport(2) as transport:
+        request = HttpRequest(method, f"http://127.0.0.1:{bomb}/{way}", headers={"accept": "*/*"})
+        with pytest.raises(ProviderFault, match="the answer has more than 32 MiB") as refused:
+            transport.send(request).body()
+    assert refused.value.fault.category == "PROVIDER_ERROR"
+
+
+def test_an_answer_that_is_too_large_is_not_asked_for_again(bomb, monkeypatch):
+    monkeypatch.setenv("AZURE_COSMOS_KEY", "YWJj")
+    request = ChangeFeedRequest(ResourceAddress("d", "c"), Now())
+    url = f"cosmos://127.0.0.1:{bomb}?tls=false"
+    with memory_of_at_most(120), pytest.raises(MulticloudDbError) as refused, connect(url) as client:
+        client.read_changes(request)
+    assert (refused.value.category, refused.value.detail.retryable) == ("PROVIDER_ERROR", False)
+    assert "check the address of the service and the proxy" in refused.value.message
+    assert Bomb.asked == 1
 
 
 def read(url, **more):

@@ -19,7 +19,7 @@ from multiclouddb_api.value import frozen
 from multiclouddb_dynamo.config import DynamoClients
 from multiclouddb_dynamo.errors import classify
 from multiclouddb_spi import Deadline, ProviderFault, collector_paused
-from multiclouddb_spi.bounded_pools import bounded_pools
+from multiclouddb_spi.bounded_pools import AnswerBound, bounded_pools
 from multiclouddb_spi.errors import classified
 
 T = TypeVar("T")
@@ -27,6 +27,12 @@ _Answer = TypeVar("_Answer", bound=Mapping[str, Any])
 _DESCRIBES_A_SECOND: Final = 10
 _WINDOW_SECONDS: Final = 1.05  # calls may arrive closer together than they were sent
 _JSON: Final = "application/x-amz-json"
+_BOUND: Final = AnswerBound(
+    256 << 20,
+    "an answer of DynamoDB has at most 16 MB of data, which JSON makes at most 14 times as long",
+)
+# The API reference says 1 MB for GetRecords and Scan, 16 MB for BatchGetItem. A null in a list counts as
+# one byte, and becomes {"NULL":true}, in JSON. botocore decompresses nothing.
 _SWELLING: Final = 6  # the size of a parsed record in memory as a multiple of its text's size
 RECORD_BYTES: Final = 4096  # the first estimate of a record's size in memory
 
@@ -252,7 +258,7 @@ def _bound(client: Any) -> None:
     session: Any = getattr(getattr(client, "_endpoint", None), "http_session", None)
     manager, pools = getattr(session, "_manager", None), getattr(session, "_pool_classes_by_scheme", None)
     if manager is not None and pools is not None:
-        bounded = bounded_pools(pools)
+        bounded = bounded_pools(pools, _BOUND)
         manager.pool_classes_by_scheme = bounded
         session._pool_classes_by_scheme = bounded  # for the pools of a proxy
 

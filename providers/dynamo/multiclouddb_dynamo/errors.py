@@ -185,6 +185,8 @@ def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
             row = Row(ErrorCategory.INVALID_REQUEST, "name the region: dynamo://eu-west-1")
         case ParamValidationError():
             row = _REFUSED
+        case boto.HTTPClientError() if isinstance(found := error.kwargs.get("error"), ProviderFault):
+            return found.fault  # botocore wraps what is raised while an answer is read
         case boto.ConnectionError() | boto.HTTPClientError():
             way_out = "check the region, the endpoint_url and the network (proxy, VPC endpoint)"
             row = row_of_connection(error) or Row(ErrorCategory.TRANSIENT_FAILURE, way_out)

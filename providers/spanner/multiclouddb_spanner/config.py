@@ -38,6 +38,7 @@ ALIVE: Final = (
     ("grpc.http2.lookahead_bytes", 1 << 20),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_reconnect_backoff_ms", 5_000),
+    ("grpc.max_receive_message_length", 64 << 20),
 )
 """The settings of our channels. If nothing arrives for 30 seconds during a call, gRPC sends a ping. If
 there is no answer within 10 seconds, gRPC opens another connection. Without these settings, every later
@@ -50,6 +51,9 @@ way, no other ping is sent. Therefore gRPC does not measure, and has a fixed amo
 By default, gRPC waits up to two minutes before it connects again, and all channels of a process that have the
 same address and settings wait together. A feed could not be read for so long after an outage. Therefore each
 client has a connection of its own, and waits 5 seconds at most.
+
+A message has at most 64 MiB, also after gRPC has decompressed it. The service sends rows in messages of about
+1 MB, and cuts larger values, which have at most 10 MiB (https://cloud.google.com/spanner/quotas).
 
 A known defect of gRPC is left: if a connection ends just when a streaming call begins to receive, the call
 waits for ever; neither its deadline nor `cancel` ends it. (Measured with versions 1.76 to 1.85: once in about

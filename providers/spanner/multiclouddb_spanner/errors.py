@@ -48,6 +48,10 @@ _NO_STREAM: Final = Row(
     "the change stream was dropped; create it again (CREATE CHANGE STREAM … FOR …) and start again",
 )
 _UNKNOWN: Final = Row(ErrorCategory.PERMANENT_FAILURE, REPORT)
+_TOO_LARGE: Final = Row(
+    ErrorCategory.PROVIDER_ERROR,
+    "Spanner sends no message of 64 MiB, so something else answers; check the endpoint and the proxy",
+)
 
 STATUSES: Final[Mapping[grpc.StatusCode, Row]] = {
     _Code.CANCELLED: _INTERRUPTED,
@@ -92,6 +96,7 @@ _TEXTS: Final[tuple[tuple[grpc.StatusCode, str, Row], ...]] = (
     (_Code.NOT_FOUND, "Session not found", _INTERRUPTED),
     (_Code.NOT_FOUND, "Session was concurrently deleted", _INTERRUPTED),
     (_Code.UNAVAILABLE, "Getting metadata from plugin failed", _AUTHENTICATION),
+    (_Code.RESOURCE_EXHAUSTED, "essage larger than max", _TOO_LARGE),  # of gRPC in this process
 )
 # What gRPC and Google's front ends say about a broken connection, with a status that also stands for lasting
 # failures. Google's own clients try these calls again.
