@@ -3,6 +3,7 @@ import pytest
 from psycopg import sql
 
 from multiclouddb_conformance.postgres_server import PostgresServer
+from multiclouddb_conformance.targets import Death
 
 OTHERS = """
     SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
@@ -37,3 +38,34 @@ def dsn(database):
         connection.execute("CREATE SCHEMA public AUTHORIZATION pg_database_owner")
         connection.execute("GRANT USAGE ON SCHEMA public TO PUBLIC")
         connection.execute("SELECT pg_stat_reset()")
+
+
+@pytest.fixture
+def deaths(monkeypatch):
+    """Return a function that makes the process die once: around a statement, a COPY, or a commit."""
+    left = {"dice": None, "chance": 0.0}
+
+    def patched(owner, name):
+        original = getattr(owner, name)
+
+        def call(*args, **kwargs):
+            dice = left["dice"]
+            if dice is None or dice.random() >= left["chance"]:
+                return original(*args, **kwargs)
+            left["dice"] = None
+            if dice.random() < 0.5:
+                original(*args, **kwargs)
+            elif name == "__exit__":
+                original(args[0], Death, Death(), None)
+            raise Death
+
+        monkeypatch.setattr(owner, name, call)
+
+    patched(psycopg.Connection, "execute")
+    patched(psycopg.Cursor, "copy")
+    patched(psycopg.Transaction, "__exit__")
+
+    def dies(dice, chance=0.0):
+        left.update(dice=dice, chance=chance)
+
+    return dies

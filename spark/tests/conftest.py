@@ -12,12 +12,13 @@ from deltalake import DeltaTable
 from deltalake.table import TableMerger
 
 from multiclouddb_conformance.simulation import Simulation, SimulationProvider
+from multiclouddb_conformance.targets import Death
 from multiclouddb_embedded import EmbeddedStore
 from pyspark_multiclouddb import connection
+from pyspark_multiclouddb.cluster import TableStorage
 from pyspark_multiclouddb.connection import close_connections
 
 from .drivers import Cosmos, Dynamo, Embedded, Mongo, Queries, credentials, end
-from .micro_batches import Killed
 
 COLLECTION = "orders"
 
@@ -127,7 +128,7 @@ def kills(monkeypatch):
             left["dice"] = None
             if dice.random() < 0.5:
                 original(*args, **kwargs)
-            raise Killed
+            raise Death
 
         return call
 
@@ -136,6 +137,44 @@ def kills(monkeypatch):
     monkeypatch.setattr(DeltaTable, "create", staticmethod(patched(DeltaTable.create)))
     monkeypatch.setattr(deltalake, "write_deltalake", patched(deltalake.write_deltalake))
     return partial(left.update)
+
+
+@pytest.fixture
+def table_deaths(monkeypatch):
+    """Return a function that makes the process die once, around a statement that changes Spark's table."""
+    left, commit = {"dice": None, "chance": 0.0}, TableStorage.commit
+
+    def call(self, statement):
+        dice = left["dice"]
+        if dice is None or dice.random() >= left["chance"]:
+            return commit(self, statement)
+        left["dice"] = None
+        if dice.random() < 0.5:
+            commit(self, statement)
+        raise Death
+
+    def dies(dice, chance=0.0):
+        left.update(dice=dice, chance=chance)
+
+    monkeypatch.setattr(TableStorage, "commit", call)
+    return dies
+
+
+@pytest.fixture
+def few_tasks(spark):
+    """Let the session run each step in one task, because a table with some dozens of rows needs no more."""
+    wanted = {
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.sql.leafNodeDefaultParallelism": "1",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+    }
+    before = {name: spark.conf.get(name, None) for name in wanted}
+    for name, value in wanted.items():
+        spark.conf.set(name, value)
+    yield
+    for name, value in before.items():
+        spark.conf.unset(name) if value is None else spark.conf.set(name, value)
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from multiclouddb_api import ResourceAddress
+from multiclouddb_conformance.spark_checkpoint import make_checkpoint, write_offset
 from multiclouddb_spi import encode_partition_id
 from pyspark_multiclouddb import live_rows, merge_into_delta
 from pyspark_multiclouddb.columns import ROW_SCHEMA
@@ -27,10 +28,6 @@ CHILD = SimpleNamespace(getpid=lambda: -1)
 PARTITION = encode_partition_id("provider", ResourceAddress("main", "orders"), "first", "p0")
 LOST = "lost"
 """The document of a change that the service sends without its document."""
-
-
-class Killed(BaseException):
-    """Raised to simulate the death of the process at this point."""
 
 
 def rows(*changes):
@@ -107,23 +104,6 @@ def check_equal(path, source):
     """Check that a table contains what its source contains, and that no row waits for a snapshot."""
     assert documents(path) == source.documents
     assert all(row["order_key"] for row in table_of(path).values())
-
-
-def make_checkpoint(folder, query=None, batches=0):
-    """Make the folder of a checkpoint, with the id of its query and with offsets without a snapshot."""
-    for part in ("offsets", "commits"):
-        (folder / part).mkdir(parents=True)
-    if query is not None:
-        (folder / "metadata").write_text(json.dumps({"id": query}))
-    for number in range(batches):
-        write_offset(folder, number)
-    return folder
-
-
-def write_offset(folder, number, **fields):
-    offset = {"v": 1, "src": "x", "c": {}, "inc": None, **fields}
-    text = "\n".join(["v1", json.dumps({"batchWatermarkMs": 0}), json.dumps(offset)])
-    (folder / "offsets" / str(number)).write_text(text)
 
 
 def notes_of(path, name):

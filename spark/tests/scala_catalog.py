@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import uuid
 import zipfile
 from pathlib import Path
 
@@ -30,6 +31,14 @@ def catalog_jar():
         if not jar.exists():
             _compile(jar, Path(pyspark.__file__).parent / "jars")
     return jar
+
+
+def table_in(spark, folder):
+    """Return the name of a table in a catalog of its own, whose files are in a folder."""
+    name = f"lake_{uuid.uuid4().hex}"
+    spark.conf.set(f"spark.sql.catalog.{name}", CLASS)
+    spark.conf.set(f"spark.sql.catalog.{name}.root", str(folder))
+    return f"{name}.shop.orders"
 
 
 def _compile(jar, jars):

@@ -36,6 +36,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.arrow import events_to_arrow
 from multiclouddb_cli.main import app
+from multiclouddb_conformance.targets import Death
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE
 from multiclouddb_verify import DeltaTarget, spark_position, verify
@@ -44,7 +45,6 @@ from pyspark_multiclouddb.errors import SourceError
 
 from .conftest import COLLECTION
 from .micro_batches import (
-    Killed,
     MergedQuery,
     check_equal,
     documents,
@@ -139,7 +139,7 @@ class TestRepairs:
                 stored = pages.token
                 try:
                     pages.step()
-                except Killed:
+                except Death:
                     deaths += 1
                 if dice.random() < 0.15:
                     pages.token = stored

@@ -13,12 +13,12 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from multiclouddb_api import MulticloudDbError
+from multiclouddb_conformance.targets import Death
 from pyspark_multiclouddb import drop_tombstones, merge_into_delta, micro_batches, stream
 from pyspark_multiclouddb.delta import DeltaStorage
 from pyspark_multiclouddb.errors import SourceError
 
 from .micro_batches import (
-    Killed,
     MergedQuery,
     Query,
     check_equal,
@@ -195,7 +195,7 @@ def test_equal_after_kills_splits_expired_positions_and_another_query(
         kills(dice=dice, chance=dice.choice([0.0, 0.3]))
         try:
             query.step()
-        except Killed:
+        except Death:
             deaths += 1
             query.restart()
         source.write(dice.choice([0, 2, 5]), seed=f"{seed} {moment}")
@@ -329,9 +329,9 @@ class TestBegin:
 
         def stores_and_dies(*given):
             stored(*given)
-            raise Killed
+            raise Death
 
-        with patch.object(DeltaStorage, "store", stores_and_dies), pytest.raises(Killed):
+        with patch.object(DeltaStorage, "store", stores_and_dies), pytest.raises(Death):
             merge()
         assert not merge()
         assert DeltaTable(query.table).metadata().configuration["multiclouddb-snapshot:p"] == "0"

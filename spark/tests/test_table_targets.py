@@ -1,7 +1,6 @@
 """Runs the contract of sinks on a table that Spark merges, in the test catalog."""
 
 import shutil
-import uuid
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
@@ -18,27 +17,24 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.arrow import events_to_arrow
 from multiclouddb_conformance.targets import *  # noqa: F403
-from multiclouddb_conformance.targets import Death, bare, documents, key_of, page, rows, tombstones
+from multiclouddb_conformance.targets import bare, documents, key_of, page, rows, tombstones
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.sink_rules import other_rows
 from multiclouddb_verify import Fix
 from pyspark_multiclouddb import TableTarget, drop_tombstones, merge_into_table
-from pyspark_multiclouddb.cluster import TableStorage
 
 from .micro_batches import make_checkpoint, read_counted, write_offset
+from .scala_catalog import table_in
 
 
 class TableSink:
     """A query whose checkpoint says which snapshot a batch belongs to, as that of a stream does."""
 
-    def __init__(self, spark, folder, left):
-        self.spark, self.left, self.batch = spark, left, -1
+    def __init__(self, spark, folder, deaths):
+        self.spark, self.dies, self.batch = spark, deaths, -1
         self.known, self.fresh = {}, True
-        self.table = f"lake_{uuid.uuid4().hex}.shop.orders"
-        catalog = f"spark.sql.catalog.{self.table.partition('.')[0]}"
-        spark.conf.set(catalog, "multiclouddb.test.Catalog")
         self.lake = folder / "lake"
-        spark.conf.set(f"{catalog}.root", str(self.lake))
+        self.table = table_in(spark, self.lake)
         self.target = TableTarget(spark, self.table)
         self.checkpoint, self.snapshot, self.seen = make_checkpoint(folder / "checkpoint", "q"), None, set()
 
@@ -92,27 +88,10 @@ class TableSink:
     def drop(self):
         shutil.rmtree(self.lake)
 
-    def dies(self, dice, chance=0.0):
-        self.left.update(dice=dice, chance=chance)
-
 
 @pytest.fixture
-def sink(spark, tmp_path, monkeypatch):
-    """Die before or after a statement that changes the table."""
-    left = {"dice": None, "chance": 0.0}
-    commit = TableStorage.commit
-
-    def call(self, statement):
-        dice = left["dice"]
-        if dice is None or dice.random() >= left["chance"]:
-            return commit(self, statement)
-        left["dice"] = None
-        if dice.random() < 0.5:
-            commit(self, statement)
-        raise Death
-
-    monkeypatch.setattr(TableStorage, "commit", call)
-    return TableSink(spark, tmp_path, left)
+def sink(spark, tmp_path, table_deaths):
+    return TableSink(spark, tmp_path, table_deaths)
 
 
 def test_nothing_of_a_batch_stays_on_the_executors(sink, spark):

@@ -5,11 +5,8 @@ import shutil
 import pytest
 
 from multiclouddb_conformance.targets import *  # noqa: F403
-from multiclouddb_conformance.targets import Death
 from multiclouddb_verify import DeltaTarget
 from pyspark_multiclouddb import merge_into_delta
-
-from .micro_batches import Killed
 
 
 class DeltaSink:
@@ -17,10 +14,7 @@ class DeltaSink:
         self.path, self.kills, self.target = path, kills, DeltaTarget(path)
 
     def merge(self, batch, batch_id=None, app_id=None, **options):
-        try:
-            return merge_into_delta(batch, batch_id, self.path, app_id, **options)
-        except Killed:
-            raise Death from None
+        return merge_into_delta(batch, batch_id, self.path, app_id, **options)
 
     def drop(self):
         shutil.rmtree(self.path)

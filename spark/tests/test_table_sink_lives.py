@@ -1,0 +1,87 @@
+"""Lives of a table that Spark merges, which is dropped, and whose checkpoint is restored and copied."""
+
+import shutil
+
+import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from multiclouddb_conformance.sink_lives import SinkLife, StoredRow
+from multiclouddb_spi.sink_rules import SinkTable
+from pyspark_multiclouddb import merge_into_table
+
+from .scala_catalog import table_in
+
+SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 1)) for seed in range(50)]
+MOST = 100
+# A life of a hundred batches on Spark takes as long as a hundred lives on the other tables.
+STEPS = 12
+
+pytestmark = pytest.mark.usefixtures("few_tasks")
+
+
+class SparkLifeTable:
+    """A table of the test catalog, which has no statement that restores a version."""
+
+    def __init__(self, spark, folder, dies):
+        self._spark, self._folder, self.dies = spark, folder, dies
+        self._table = table_in(spark, folder)
+
+    @property
+    def exists(self):
+        return self._folder.exists()
+
+    def merge(self, batch, number, checkpoint):
+        # Without rows, a frame needs its columns.
+        rows = batch if batch.num_rows else []
+        frame = self._spark.createDataFrame(rows, from_arrow_schema(batch.schema, prefer_timestamp_ntz=True))
+        merge_into_table(frame, number, self._table, checkpoint=checkpoint, create_using="test")
+
+    def rows(self):
+        columns = "key, order_key, new_item_state, _deleted_at IS NOT NULL"
+        return [StoredRow(*row) for row in self._spark.sql(f"SELECT {columns} FROM {self._table}").collect()]
+
+    def restore(self, dice):
+        return False
+
+    def drop(self):
+        shutil.rmtree(self._folder)
+
+
+def lived(seed, folder, spark, dies):
+    folder.mkdir()
+    return SinkLife(seed, folder, SparkLifeTable(spark, folder / "lake", dies), steps=STEPS).live()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_table_equals_its_collection_or_the_sink_refuses(seed, tmp_path, spark, table_deaths):
+    lived(seed, tmp_path / "life", spark, table_deaths)
+
+
+class TestDefects:
+    """Each defect is found by one of the first lives."""
+
+    def find(self, folder, spark, dies):
+        for seed in range(MOST):
+            try:
+                lived(seed, folder / str(seed), spark, dies)
+            except AssertionError:
+                return
+        pytest.fail(f"{MOST} lives have not found it")
+
+    @pytest.mark.soak
+    def test_mark_is_ignored(self, tmp_path, spark, table_deaths, monkeypatch):
+        monkeypatch.setattr(SinkTable, "check_place", lambda *_: None)
+        self.find(tmp_path, spark, table_deaths)
+
+    @pytest.mark.soak
+    def test_batch_is_left_out_because_of_its_number(self, tmp_path, spark, table_deaths, monkeypatch):
+        merge, seen = SparkLifeTable.merge, {}
+
+        def skipping(table, batch, number, checkpoint):
+            query = (checkpoint / "metadata").read_text()
+            if number > seen.get(query, -1):
+                merge(table, batch, number, checkpoint)
+                seen[query] = number
+
+        monkeypatch.setattr(SparkLifeTable, "merge", skipping)
+        self.find(tmp_path, spark, table_deaths)
