@@ -6,6 +6,9 @@ an older version, it is made again; the collection is made again; the sink stays
 its folder is copied or put back; look-ups are refused; the options change from run to run. After each run,
 the verdict must be that of the model, only what the report names may have been written, and no row may be
 worse.
+
+The choices of a life depend on its seed alone, and those of a step on no step before it. A life that fails
+tells its history.
 """
 
 from __future__ import annotations
@@ -13,10 +16,11 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
+from unittest.mock import patch
 
 import attrs
 
@@ -31,11 +35,11 @@ from multiclouddb_api import (
     ResourceAddress,
     encode_json,
 )
+from multiclouddb_conformance.history import History
 from multiclouddb_verify import Target, verify
 
 __all__ = ["Life", "ModelRow", "ModelSource", "ModelTable"]
 
-_STEPS: Final = 9
 _BLOCKED: Final = "~"
 _SPELLINGS: Final[Sequence[Callable[[str], str]]] = (
     lambda text: text.replace(":", ": ", 1),
@@ -55,6 +59,10 @@ class ModelRow:
     order_key: str
     text: str | None
     deleted: bool
+
+
+_Rows: TypeAlias = Mapping[str, Sequence[ModelRow]]
+"""The rows of the table by their keys."""
 
 
 class ModelSource(Protocol):
@@ -159,13 +167,16 @@ class Life:
         folder: An empty folder.
         source: The collection, which is empty.
         table: The table, which does not exist yet.
+        steps: How much happens.
         settings: Further settings of `verify`.
     """
 
     def __init__(
-        self, seed: int, folder: Path, source: ModelSource, table: ModelTable, **settings: Any
-    ) -> None:
-        self.dice = random.Random(f"model {seed}")
+        self, seed: int, folder: Path, source: ModelSource, table: ModelTable, *, steps: int = 9,
+        **settings: Any,
+    ) -> None:  # fmt: skip
+        self.dice, self.told = random.Random(f"model {seed}"), History(seed)
+        self._seed, self._steps = seed, steps
         self.source, self.table, self.settings = source, table, settings
         self.folder, self.state = folder, folder / "state"
         self.copies: list[Path] = []
@@ -173,25 +184,32 @@ class Life:
         self.documents: dict[str, dict[str, Any]] = {}
         self.merged: dict[str, dict[str, Any]] = {}
         self.open: set[str] = set()
-        self._fill()
 
-    def live(self) -> None:
-        """Let things happen, and judge every verdict."""
+    def live(self) -> History:
+        """Let things happen, and judge every verdict; return what has happened."""
+        with self.told.told(), _without_waits():
+            self._fill()
+            for step in range(self._steps):
+                # One choice more or less in a step does not change the steps after it.
+                self.dice = random.Random(f"model {self._seed} {step}")
+                self._step()
+            self.sink()
+            self.repaired()
+            self.compared()
+        return self.told
+
+    def _step(self) -> None:
         happenings = [
             *[self.damage] * 4, self.table_goes_back, self.run, *[self.killed] * 3,
             self.copy_folder, self.put_back_folder, self.rebuild_table, self.recreate_source,
         ]  # fmt: skip
-        for _ in range(_STEPS):
-            if self.dice.random() < 0.4:
-                self.change()
-                if self.dice.random() < 0.7:
-                    self.sink()
-            self.dice.choice(happenings)()
-            if self.dice.random() < 0.5:
-                self.run()
-        self.sink()
-        self.repaired()
-        self.compared()
+        if self.dice.random() < 0.4:
+            self.change()
+            if self.dice.random() < 0.7:
+                self.sink()
+        self.dice.choice(happenings)()
+        if self.dice.random() < 0.5:
+            self.run()
 
     # -- The application and the sink
 
@@ -219,11 +237,13 @@ class Life:
                 self.open.add(name)
             else:
                 self.write(name)
+        self.told.add(f"documents that the sink has not merged: {sorted(self.open)}")
 
     def sink(self) -> None:
         """Merge pages until the feed is idle."""
         self.token = self._read(self.table.merge)
         self.merged, self.open = dict(self.documents), set()
+        self.told.add(f"the sink merges: {len(self.merged)} documents")
 
     def _read(self, keep: Callable[[ChangeFeedPage], None]) -> str:
         """Read until the feed is idle; return the position."""
@@ -242,19 +262,19 @@ class Life:
         """Return the text of a key, as the sink writes it."""
         return encode_json(self.source.key(name)).decode()
 
-    def rows(self) -> dict[str, list[ModelRow]]:
+    def rows(self) -> _Rows:
         """Return the rows of the table by their keys."""
         found: dict[str, list[ModelRow]] = {}
         for row in sorted(self.table.rows(), key=str):
             found.setdefault(row.key, []).append(row)
         return found
 
-    def wrong(self) -> set[str]:
+    def wrong(self, rows: _Rows) -> set[str]:
         """Return the keys of which the table does not have what the sink has merged.
 
         Of a document that has changed since, only a second row and a blocked one are wrong for certain.
         """
-        rows, merged = self.rows(), {self.key(name): each for name, each in self.merged.items()}
+        merged = {self.key(name): each for name, each in self.merged.items()}
         moved = {self.key(name) for name in self.open}
         return {
             key
@@ -280,34 +300,46 @@ class Life:
         return self.key(self.dice.choice(sorted(self.documents)))
 
     def _lose(self) -> None:
-        self.table.delete(self._some_key())
+        key = self._some_key()
+        self.told.add(f"the row {key!r} is lost")
+        self.table.delete(key)
 
     def _change_row(self) -> None:
-        self.table.update(self._some_key(), text='{"n":-1}')
+        self._update(self._some_key(), text='{"n":-1}')
 
     def _bury(self) -> None:
-        self.table.update(self._some_key(), text=None, deleted="now")
+        self._update(self._some_key(), text=None, deleted="now")
+
+    def _update(self, key: str, **values: str | None) -> None:
+        self.told.add(f"the row {key!r} gets {values}")
+        self.table.update(key, **values)
+
+    def _add(self, key: str) -> None:
+        self.told.add(f"a row {key!r} is added")
+        self.table.add(ModelRow(key, "0", '{"n":0}', False))
 
     def _haunt(self) -> None:
-        self.table.add(ModelRow(self.key(f"ghost-{self.dice.randrange(9)}"), "0", '{"n":0}', False))
+        self._add(self.key(f"ghost-{self.dice.randrange(9)}"))
 
     def _respell(self) -> None:
         """Add a row whose key is another spelling of a document's key, or of none, or no key at all."""
         text = self.key(self.dice.choice([*sorted(self.documents), "nobody"]))
-        self.table.add(ModelRow(self.dice.choice(_SPELLINGS)(text), "0", '{"n":0}', False))
+        self._add(self.dice.choice(_SPELLINGS)(text))
 
     def _double(self) -> None:
-        self.table.add(ModelRow(self._some_key(), "0", '{"n":0}', False))
+        self._add(self._some_key())
 
     def _block(self) -> None:
-        self.table.update(self._some_key(), order_key=_BLOCKED)
+        self._update(self._some_key(), order_key=_BLOCKED)
 
     def table_goes_back(self) -> None:
         """Set the table back to an older version."""
+        self.told.add("the table goes back")
         self.table.go_back(self.dice)
 
     def rebuild_table(self) -> None:
         """Make the table again from the beginning of the feed."""
+        self.told.add("the table is made again")
         self.table.drop()
         self.token = ""
         self.sink()
@@ -315,17 +347,20 @@ class Life:
     def copy_folder(self) -> None:
         """Copy what a killed run has left."""
         if self.state.exists():
+            self.told.add("the folder is copied")
             self.copies.append(self.folder / f"copy-{len(self.copies)}")
             shutil.copytree(self.state, self.copies[-1])
 
     def put_back_folder(self) -> None:
         """Put an older copy back."""
         if self.copies:
+            self.told.add("a copy of the folder is put back")
             shutil.rmtree(self.state, ignore_errors=True)
             shutil.copytree(self.dice.choice(self.copies), self.state)
 
     def recreate_source(self) -> None:
         """Make the collection again; its table is refused, and it is made again as well."""
+        self.told.add("the collection is made again, and then its table")
         self.source.recreate()
         self.start, self.token = self.source.start, ""
         self.token = self._read(lambda page: None)
@@ -351,7 +386,19 @@ class Life:
             "position": self.token, "state": self.state, "patience_seconds": 0.0, "force": True,
             **self.settings, **settings,
         }  # fmt: skip
-        return verify(client, self.source.address, self.table.target(), **settings)
+        shown = {name: settings[name] for name in ("repair", "resume", "sample") if settings.get(name)}
+        try:
+            report = verify(client, self.source.address, self.table.target(), **settings)
+        except (KilledError, MulticloudDbError) as error:
+            said = error.category if isinstance(error, MulticloudDbError) else "killed"
+            self.told.add(f"verify {shown}: {said}")
+            raise
+        told, repaired = ([each.key for each in found] for found in (report.differences, report.repaired))
+        self.told.add(
+            f"verify {shown}: {report.outcome}, different {told}, repaired {repaired}, "
+            f"unsettled {sorted(report.unsettled)}"
+        )
+        return report
 
     def killed(self) -> None:
         """Run `verify`, which dies at a random moment; later the table is another one, and it runs again."""
@@ -376,7 +423,8 @@ class Life:
                 if dies_after < 0:
                     raise KilledError
 
-        before, wrong, report = self.rows(), self.wrong(), None
+        before, report = self.rows(), None
+        wrong = self.wrong(before)
         try:
             report = self.verify(client=client, on_progress=die, **settings)
         except KilledError:
@@ -384,7 +432,8 @@ class Life:
         except MulticloudDbError as error:
             if not refused or error.category != ErrorCategory.AUTHENTICATION_FAILED:
                 raise
-        after, left = self.rows(), self.wrong()
+        after = self.rows()
+        left = self.wrong(after)
         assert left <= wrong, ("a row was damaged", left - wrong)
         if report is not None:
             written = {key for key in {*before, *after} if before.get(key) != after.get(key)}
@@ -411,7 +460,7 @@ class Life:
         """What `verify` says is what the model says; nothing is written."""
         before = self.rows()
         report = self.verify(resume=self.dice.random() < 0.5)
-        assert report.equal == (not self.wrong()), report
+        assert report.equal == (not self.wrong(before)), report
         assert self.rows() == before
 
     def repaired(self) -> None:
@@ -426,7 +475,16 @@ class Life:
                 self.table.delete(key)
             report = self.verify(repair=True)
         assert report.equal, report
-        assert not self.wrong(), report
+        assert not self.wrong(self.rows()), report
+
+
+@contextmanager
+def _without_waits() -> Iterator[None]:
+    """Let `verify` wait for nothing, because nobody writes while it runs, and all clocks are one."""
+    with patch.multiple(
+        "multiclouddb_verify.source", _CLOCK_ERROR=0.0, _POLL_SECONDS=0.001, _IDLE_SECONDS=0.0
+    ):
+        yield
 
 
 def _is_key(text: str) -> bool:

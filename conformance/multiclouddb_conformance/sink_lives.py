@@ -15,30 +15,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import attrs
 import pyarrow as pa
 
 from multiclouddb_api import MulticloudDbError, encode_json
 from multiclouddb_conformance.history import History
+from multiclouddb_conformance.model_lives import ModelRow
 from multiclouddb_conformance.spark_checkpoint import make_checkpoint, write_offset
 from multiclouddb_conformance.targets import Change, Death, rows
 
-__all__ = ["LifeTable", "SinkLife", "StoredRow"]
+__all__ = ["LifeTable", "SinkLife"]
 
 _KEYS: Final = 12
 _LIKELY: Final = {
     "batch": 40, "death": 10, "save": 10, "restored": 8, "beside": 8, "restore": 8, "drop": 3, "check": 8
 }  # fmt: skip
-
-
-@attrs.frozen
-class StoredRow:
-    """A row of the table as it is stored."""
-
-    key: str
-    order_key: str
-    text: str | None
-    deleted: bool
 
 
 class LifeTable(Protocol):
@@ -52,7 +42,7 @@ class LifeTable(Protocol):
     def merge(self, batch: pa.Table, number: int, checkpoint: Path) -> None:
         """Let the sink merge a batch of the query with this checkpoint."""
 
-    def rows(self) -> Sequence[StoredRow]:
+    def rows(self) -> Sequence[ModelRow]:
         """Return all rows, read with the table's own calls."""
         ...
 

@@ -3,7 +3,8 @@
 import psycopg
 import pytest
 
-from multiclouddb_conformance.sink_lives import SinkLife, StoredRow
+from multiclouddb_conformance.model_lives import ModelRow
+from multiclouddb_conformance.sink_lives import SinkLife
 from multiclouddb_postgres import merge_into_postgres
 from multiclouddb_spi.sink_rules import SinkTable
 
@@ -34,7 +35,7 @@ class PostgresLifeTable:
 
     def rows(self):
         found = self._run("SELECT key, order_key, new_item_state::text, _deleted_at IS NOT NULL FROM orders")
-        return [StoredRow(*row) for row in found.fetchall()]
+        return [ModelRow(*row) for row in found.fetchall()]
 
     def restore(self, dice):
         return False

@@ -5,7 +5,8 @@ import shutil
 import pytest
 from deltalake import DeltaTable
 
-from multiclouddb_conformance.sink_lives import SinkLife, StoredRow
+from multiclouddb_conformance.model_lives import ModelRow
+from multiclouddb_conformance.sink_lives import SinkLife
 from multiclouddb_spi.sink_rules import SinkTable
 from pyspark_multiclouddb import merge_into_delta
 from pyspark_multiclouddb.delta import DeltaStorage
@@ -28,7 +29,7 @@ class DeltaLifeTable:
     def rows(self):
         found = DeltaTable(self.path).to_pyarrow_dataset().scanner(use_threads=False).to_table()
         return [
-            StoredRow(row["key"], row["order_key"], row["new_item_state"], row["_deleted_at"] is not None)
+            ModelRow(row["key"], row["order_key"], row["new_item_state"], row["_deleted_at"] is not None)
             for row in found.to_pylist()
         ]
 

@@ -5,7 +5,8 @@ import shutil
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from multiclouddb_conformance.sink_lives import SinkLife, StoredRow
+from multiclouddb_conformance.model_lives import ModelRow
+from multiclouddb_conformance.sink_lives import SinkLife
 from multiclouddb_spi.sink_rules import SinkTable
 from pyspark_multiclouddb import merge_into_table
 
@@ -38,7 +39,7 @@ class SparkLifeTable:
 
     def rows(self):
         columns = "key, order_key, new_item_state, _deleted_at IS NOT NULL"
-        return [StoredRow(*row) for row in self._spark.sql(f"SELECT {columns} FROM {self._table}").collect()]
+        return [ModelRow(*row) for row in self._spark.sql(f"SELECT {columns} FROM {self._table}").collect()]
 
     def restore(self, dice):
         return False

@@ -13,6 +13,7 @@ from pyspark_multiclouddb import merge_into_delta
 class DeltaModelTable:
     def __init__(self, path):
         self.path = path
+        self._read = None, []
 
     def merge(self, page):
         merge_into_delta(page, None, self.path, None, create="always")
@@ -21,6 +22,13 @@ class DeltaModelTable:
         return DeltaTarget(self.path)
 
     def rows(self):
+        """Read the table, unless there is no commit since it was read."""
+        commits = sorted(each.name for each in (self.path / "_delta_log").iterdir())
+        if self._read[0] != commits:
+            self._read = commits, self._rows()
+        return self._read[1]
+
+    def _rows(self):
         table = DeltaTable(self.path).to_pyarrow_dataset().scanner(use_threads=False).to_table()
         return [
             ModelRow(row["key"], row["order_key"], row["new_item_state"], row["_deleted_at"] is not None)
@@ -51,6 +59,7 @@ class DeltaModelTable:
 
     def drop(self):
         shutil.rmtree(self.path)
+        self._read = None, []
 
 
 def _is(key):
