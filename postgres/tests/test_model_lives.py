@@ -8,19 +8,13 @@ import pytest
 from psycopg import sql
 
 from multiclouddb_conformance.model_lives import Life, ModelRow
-from multiclouddb_embedded.feed import EmbeddedFeed
+from multiclouddb_conformance.planted import PLANTED, lives_until_noticed
 from multiclouddb_postgres import PostgresTarget, long_keys, merge_into_postgres
 
 SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 4)) for seed in range(800)]
 SOURCE = runpy.run_path(str(Path(__file__).parents[2] / "verify" / "tests" / "embedded_model.py"))
 VALUES = (1, 1.5, None, "é", [{"a": 1}], True)
 COLUMNS = {"text": "new_item_state", "deleted": "_deleted_at", "order_key": "order_key"}
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(EmbeddedFeed, "visible_after", lambda feed: 0.02)
-    monkeypatch.setattr("multiclouddb_verify.source._CLOCK_ERROR", 0.0)
 
 
 class PostgresModelTable:
@@ -31,10 +25,11 @@ class PostgresModelTable:
 
     def __init__(self, dsn, documents, *, hashes):
         self.dsn, self.documents, self.hashes = dsn, documents, hashes
+        self._own = psycopg.connect(dsn, autocommit=True)
 
-    def _run(self, text, *values):
-        with psycopg.connect(self.dsn) as connection:
-            return connection.execute(text, values)
+    def close(self):
+        self._own.execute("DROP TABLE IF EXISTS orders")
+        self._own.close()
 
     def merge(self, page):
         merge_into_postgres(
@@ -46,50 +41,63 @@ class PostgresModelTable:
         return PostgresTarget(self.dsn, "orders")
 
     def rows(self):
-        with psycopg.connect(self.dsn) as connection:
-            found = connection.execute(
-                f"SELECT {'_long_key' if self.hashes else 'key'}, order_key, new_item_state::text, "
-                "_deleted_at IS NOT NULL FROM orders"
-            )
-            return [ModelRow(*row) for row in found.fetchall()]
+        found = self._own.execute(
+            f"SELECT {'_long_key' if self.hashes else 'key'}, order_key, new_item_state::text, "
+            "_deleted_at IS NOT NULL FROM orders"
+        )
+        return [ModelRow(*row) for row in found.fetchall()]
 
     def update(self, key, **values):
         for name, value in values.items():
             statement = sql.SQL("UPDATE orders SET {} = %s WHERE key = %s").format(
                 sql.Identifier(COLUMNS[name])
             )
-            self._run(statement, value, self._stored(key))
+            self._own.execute(statement, (value, self._stored(key)))
 
     def _stored(self, key):
         return long_keys.stored(key) if self.hashes else key
 
     def add(self, row):
-        self._run(
+        stored = self._stored(row.key)
+        self._own.execute(
             "INSERT INTO orders (key, order_key, new_item_state) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING",
-            self._stored(row.key), row.order_key, row.text,
-        )  # fmt: skip
+            (stored, row.order_key, row.text),
+        )
         if self.hashes:
-            self._run("UPDATE orders SET _long_key = %s WHERE key = %s", row.key, self._stored(row.key))
+            self._own.execute("UPDATE orders SET _long_key = %s WHERE key = %s", (row.key, stored))
 
     def delete(self, key):
-        self._run("DELETE FROM orders WHERE key = %s", self._stored(key))
+        self._own.execute("DELETE FROM orders WHERE key = %s", (self._stored(key),))
 
     def go_back(self, dice):
         """Restore the rows of a dump: here, all of them are older than the source."""
-        self._run("""UPDATE orders SET new_item_state = '{"n":-2}', order_key = '0'""")
+        self._own.execute("""UPDATE orders SET new_item_state = '{"n":-2}', order_key = '0'""")
 
     def drop(self):
-        self._run("DROP TABLE orders")
+        self._own.execute("DROP TABLE orders")
+
+
+def live(seed, folder, dsn):
+    folder = folder / str(seed)
+    folder.mkdir()
+    source = SOURCE["EmbeddedSource"](folder, VALUES)
+    hashes = seed % 4 > 1
+    table = PostgresModelTable(dsn, ["json", "jsonb"][seed % 2], hashes=hashes)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            if hashes:
+                patch.setattr(long_keys, "MOST_KEY_BYTES", 0)
+            Life(seed, folder, source, table).live()
+    finally:
+        table.close()
+        source.close()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_verdict_is_todays_and_no_right_row_is_damaged(seed, tmp_path, dsn, monkeypatch):
-    hashes = seed % 4 > 1
-    if hashes:
-        monkeypatch.setattr(long_keys, "MOST_KEY_BYTES", 0)
-    source = SOURCE["EmbeddedSource"](tmp_path, VALUES)
-    table = PostgresModelTable(dsn, ["json", "jsonb"][seed % 2], hashes=hashes)
-    try:
-        Life(seed, tmp_path, source, table).live()
-    finally:
-        source.close()
+def test_every_verdict_is_todays_and_no_right_row_is_damaged(seed, tmp_path, dsn):
+    live(seed, tmp_path, dsn)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_defect_is_noticed(name, tmp_path, dsn):
+    assert lives_until_noticed(name, lambda seed: live(seed, tmp_path, dsn))
