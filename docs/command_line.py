@@ -59,6 +59,9 @@ _STEPS: Final = (
     ("Show the content of the consumer's checkpoint, and check whether a read can still resume from it:",
      "multiclouddb token inspect @orders.pos",
      f"multiclouddb token check {_URL} @orders.pos"),
+    ("Ask whether the consumer is behind. The exit code is 15 if a change that is older than the limit "
+     "waits, and 16 if nobody knows ([Am I behind?](../how-to/production.md#am-i-behind)):",
+     f"multiclouddb token check {_URL} @orders.pos --max-lag 1s"),
     ("Measure the lag of the checkpoint for one second:",
      f"multiclouddb top {_URL} main/orders --from @orders.pos --once"),
     ("If changes after the checkpoint were trimmed, the exit code is 6:",

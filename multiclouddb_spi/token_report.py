@@ -27,7 +27,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.value import frozen
 from multiclouddb_spi.continuation.entry import AnyEntry, Plan, Stage
-from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage
+from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, Rules
 from multiclouddb_spi.continuation.state import FeedOver, Retired, state_from_json
 from multiclouddb_spi.continuation.token import Envelope, encode_token, scope_text, to_moment
 from multiclouddb_spi.contract import Feed
@@ -78,9 +78,14 @@ def read_standings(envelope: Envelope) -> list[Standing]:
             return [_standing(entry) for entry in lineage]
 
 
-def lineage_of(envelope: Envelope) -> Lineage | None:
-    """Return the partitions of a feed that continues; None for a feed that has ended."""
-    state = _state(envelope)
+def lineage_of(envelope: Envelope, rules: Rules = INSPECTED) -> Lineage | None:
+    """Return the partitions of a feed that continues; None for a feed that has ended.
+
+    Args:
+        envelope: The content of the token.
+        rules: The feed, to change the lineage; by default, it is only looked at.
+    """
+    state = _state(envelope, rules)
     return state if isinstance(state, Lineage) else None
 
 
@@ -106,9 +111,9 @@ def one_partition(envelope: Envelope, standing: Standing) -> str:
     )
 
 
-def _state(envelope: Envelope) -> Lineage | Retired | FeedOver:
+def _state(envelope: Envelope, rules: Rules = INSPECTED) -> Lineage | Retired | FeedOver:
     try:
-        return state_from_json(envelope.state, INSPECTED)
+        return state_from_json(envelope.state, rules)
     except InvalidCursor as error:
         raise _damaged(error) from error
 

@@ -25,6 +25,8 @@ from multiclouddb_api import (
     EntireCluster,
     EntireCollection,
     EntireDatabase,
+    ErrorCategory,
+    ErrorDetail,
     Fail,
     FeedScope,
     FromContinuationToken,
@@ -73,7 +75,7 @@ class Bookmark:
 
 
 _MOST_CHARACTERS: Final = 64 * 1024 * 1024
-_AGE: Final = re.compile(r"-((?:\d+(?:\.\d+)?[smhdw])+)", re.ASCII)
+_AGE: Final = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+", re.ASCII)
 _PARTS: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])", re.ASCII)
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _SNAPSHOTS: Final = {"snapshot": SnapshotOrder.AUTO} | {
@@ -148,9 +150,8 @@ def to_moment(text: str, option: str, known: str = "now") -> datetime:
     if text == "now":
         return now
     try:
-        if (age := _AGE.fullmatch(text)) is not None:
-            parts = _PARTS.findall(age[1])
-            return now - timedelta(**{_UNITS[unit]: float(count) for count, unit in parts})
+        if text.startswith("-") and (age := _age(text[1:])) is not None:
+            return now - age
         time = datetime.fromisoformat(text)
     except (ValueError, OverflowError) as error:
         example = "a time like 2026-01-31T12:00:00Z or an age like -1h"
@@ -158,6 +159,20 @@ def to_moment(text: str, option: str, known: str = "now") -> datetime:
     if time.utcoffset() is None:
         raise _wrong(option, f"{text} has no time zone: add Z, or an offset like +02:00")
     return time
+
+
+def to_age(text: str, option: str) -> timedelta:
+    """Read an age like `1h30m`."""
+    with suppress(OverflowError):
+        if (age := _age(text)) is not None:
+            return age
+    raise _wrong(option, f"{text!r} is not an age like 90s, 1h or 1h30m (s, m, h, d, w)")
+
+
+def _age(text: str) -> timedelta | None:
+    if _AGE.fullmatch(text) is None:
+        return None
+    return timedelta(**{_UNITS[unit]: float(count) for count, unit in _PARTS.findall(text)})
 
 
 def to_checkpoint(where: str | None) -> str | None:
@@ -185,8 +200,19 @@ def to_checkpoint(where: str | None) -> str | None:
 
 
 def to_token(text: str, option: str = "TOKEN") -> str:
-    """Read a token: the token itself, `@FILE` with a token or a checkpoint, or `-` for stdin."""
+    """Read a token: the token itself, `-` for stdin, or what names a checkpoint.
+
+    That is `@FILE` with a token or a checkpoint, the URL of a checkpoint in a store, or `spark:FOLDER` for
+    the `checkpointLocation` of a Spark query.
+    """
     path, where = None, ""
+    if text.startswith("spark:"):
+        return _spark_token(text.removeprefix("spark:"))
+    if "://" in text and not text.startswith("@"):
+        bookmark = Bookmark(text)
+        if (stored := bookmark.load()) is None:
+            raise _wrong(option, f"there is no checkpoint {bookmark.name!r} in the store yet")
+        return stored.token
     if text == "-":
         text, where = sys.stdin.read(_MOST_CHARACTERS).strip(), "standard input "
     elif text.startswith("@"):
@@ -208,6 +234,17 @@ def to_token(text: str, option: str = "TOKEN") -> str:
     checkpoint = Bookmark(str(path)).load()
     assert checkpoint is not None
     return checkpoint.token
+
+
+def _spark_token(folder: str) -> str:
+    try:
+        from multiclouddb_verify.position import spark_token
+    except ImportError as error:
+        raise MulticloudDbError(
+            f'spark:: cannot import {error.name}; run: pip install "multiclouddb[verify]"',
+            ErrorDetail(ErrorCategory.INVALID_REQUEST),
+        ) from error
+    return spark_token(folder)
 
 
 def _to_scope(text: str, provider: str) -> FeedScope:

@@ -13,6 +13,8 @@ DIFFERENT: Final = 11
 UNSETTLED: Final = 12
 BEHIND: Final = 13
 BUSY: Final = 14
+LATE: Final = 15
+NOT_KNOWN: Final = 16
 INTERRUPTED: Final = 130
 
 _CODES: Final = {
@@ -43,6 +45,8 @@ TABLE: Final = {
     UNSETTLED: "verify: no difference, but some keys could not be compared",
     BEHIND: "verify: the sink has not reached the source, or the table is marked as incomplete",
     BUSY: "CONFLICT: another process uses the state folder, the table or the checkpoint: try again later",
+    LATE: "token check --max-lag: a change that is older has not been read",
+    NOT_KNOWN: "token check --max-lag: nobody knows whether an older change has not been read",
     INTERRUPTED: "interrupted by ctrl-C (143: by SIGTERM)",
 }
 """Maps each exit code to its meaning; the help and the README show this table."""

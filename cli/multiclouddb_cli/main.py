@@ -320,6 +320,7 @@ def inspect(token: cli.Token, as_json: cli.Json = False) -> None:
 def check(
     url: cli.Url,
     token: cli.Token,
+    max_lag: cli.MaxLag = None,
     key: cli.Key = None,
     options: cli.ProviderOption = None,
     as_json: cli.Json = False,
@@ -329,12 +330,18 @@ def check(
     Nothing is changed. The exit code is 0 if the token can be resumed and covers every partition, 10 if it
     can be resumed but does not cover every open partition, and otherwise the exit code of the error. Coverage
     is checked only for a whole collection of a database that may list partitions late.
+
+    With --max-lag, the exit code is 15 if a change after the token is older, by the service's clock, and 16
+    if nobody knows. The age of the token does not matter: the token of an idle feed may be old.
     """
     from multiclouddb_cli import tokens
-    from multiclouddb_cli.arguments import to_config, to_key, to_options, to_token
+    from multiclouddb_cli.arguments import to_age, to_config, to_key, to_options, to_token
 
     config, wanted = to_config(url), None if key is None else to_key(key, "--key")
-    tokens.check(config, to_token(token), wanted, to_options(config, options or ()), as_json=as_json)
+    tokens.check(
+        config, to_token(token), wanted, to_options(config, options or ()),
+        max_lag=None if max_lag is None else to_age(max_lag, "--max-lag"), as_json=as_json,
+    )  # fmt: skip
 
 
 def run() -> None:

@@ -82,7 +82,20 @@ Database: TypeAlias = Annotated[
     str | None, typer.Argument(metavar="DATABASE", help="List only the collections of this database.")
 ]
 Token: TypeAlias = Annotated[
-    str, typer.Argument(metavar="TOKEN", help="A token, @FILE with a token or a checkpoint, or - (stdin).")
+    str,
+    typer.Argument(
+        metavar="TOKEN",
+        help="A token, @FILE with a token or a checkpoint, a checkpoint's URL (s3://bucket/prefix/NAME), "
+        "spark:CHECKPOINT, or - (stdin).",
+    ),
+]
+MaxLag: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--max-lag",
+        metavar="AGE",
+        help="How old a change may be that has not been read, such as 1h or 1h30m.",
+    ),
 ]
 Scope: TypeAlias = Annotated[
     str,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import time
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import attrs
@@ -29,15 +29,17 @@ from multiclouddb_api import (
     MulticloudDbError,
     MulticloudDbKey,
     NewItemStateMode,
+    NotKnown,
     PhysicalPartition,
     ProviderOptions,
 )
 from multiclouddb_api.redaction import rfc3339
-from multiclouddb_cli.exits import NOT_COVERED
+from multiclouddb_cli.exits import LATE, NOT_COVERED, NOT_KNOWN
 from multiclouddb_cli.failure import scrub
 from multiclouddb_cli.screen import Cell, duration, moment, print_fields, print_table, safe_json
 from multiclouddb_cli.session import Session
 from multiclouddb_spi.continuation.token import VERSION, Envelope, decode_token, scope_text
+from multiclouddb_spi.lateness import Late, Lateness, OnTime, lateness
 from multiclouddb_spi.token_report import (
     Standing,
     before,
@@ -181,6 +183,7 @@ class Verdict:
     expired: MulticloudDbError | None
     answers: list[Answer]
     missed: list[str] | None
+    late: Lateness | None = None  # None if nobody asked, or if the token cannot be resumed
 
     @property
     def error(self) -> MulticloudDbError | None:
@@ -227,9 +230,10 @@ def check(
     key: MulticloudDbKey | None,
     options: ProviderOptions | None,
     *,
+    max_lag: timedelta | None,
     as_json: bool,
 ) -> None:
-    """Print whether the token can be resumed."""
+    """Print whether the token can be resumed and, with `max_lag`, whether its reader is late."""
     envelope = decode_token(token)
     check_provider(config.provider, envelope)
     if envelope.options_digest and options is None:
@@ -250,9 +254,16 @@ def check(
         answers = _ask_each(session, request, envelope, page, expired)
         missed = None if page is None else _missed(session, envelope)
         verdict = Verdict(envelope, page, expired, answers, missed)
+        if max_lag is not None and verdict.error is None:
+            now = session.opened.call("clock", session.feed.clock)
+            late = lateness(session.read, now, session.feed, request, envelope, max_lag)
+            verdict = attrs.evolve(verdict, late=late)
         (_print_json if as_json else _print)(session, verdict)
     if verdict.error is not None:
         raise verdict.error
+    if isinstance(verdict.late, Late):
+        typer.echo(f"error: [LATE] {late_text(verdict.late)}", err=True)
+        raise typer.Exit(LATE)
     if verdict.missed:
         typer.echo(
             "error: [NOT_COVERED] the token does not lead to every open partition; a consumer that "
@@ -261,6 +272,20 @@ def check(
             err=True,
         )
         raise typer.Exit(NOT_COVERED)
+    if isinstance(verdict.late, NotKnown):
+        typer.echo(f"error: [NOT_KNOWN] {scrub(verdict.late.reason)}", err=True)
+        raise typer.Exit(NOT_KNOWN)
+
+
+def late_text(late: Lateness) -> str:
+    """Return whether a reader is late, in words."""
+    match late:
+        case OnTime():
+            return "no"
+        case Late(change, seconds):
+            return f"a change of {moment(change)}, {duration(seconds)} ago, has not been read"
+        case NotKnown(reason):
+            return f"not known: {scrub(reason)}"
 
 
 def _missed(session: Session, envelope: Envelope) -> list[str] | None:
@@ -340,6 +365,8 @@ def _print(session: Session, verdict: Verdict) -> None:
         ("lag", duration(verdict.lag)),
         ("kept for", "the service does not say" if headroom is None else duration(headroom)),
     ]
+    if verdict.late is not None:
+        fields.append(("late", late_text(verdict.late)))
     if end is not None:
         fields.append(("ended", scrub(end)))
     print_fields(fields)
@@ -377,11 +404,24 @@ def _print_json(session: Session, verdict: Verdict) -> None:
         "open_watches": sum(answer.standing.state == "watched" for answer in verdict.answers),
         "watermark": None if watermark is None else rfc3339(watermark),
         "lag_seconds": verdict.lag,
+        "late": _late_facts(verdict.late),
         "retention_headroom_seconds": verdict.headroom,
         "ended": ending(verdict.envelope),
         "partitions": [_answer_facts(session, answer) for answer in verdict.answers],
     }
     typer.echo(safe_json(orjson.dumps(facts)))
+
+
+def _late_facts(late: Lateness | None) -> dict[str, Any] | None:
+    match late:
+        case None:
+            return None
+        case OnTime():
+            return {"is_late": False}
+        case Late(change, seconds):
+            return {"is_late": True, "change": rfc3339(change), "seconds": seconds}
+        case NotKnown(reason):
+            return {"is_late": None, "reason": scrub(reason)}
 
 
 def _answer_facts(session: Session, answer: Answer) -> dict[str, Any]:

@@ -145,8 +145,8 @@ def _position(
         return None
     if text.startswith("spark:"):
         return spark_position(client, address, text.removeprefix("spark:"), options)
-    if text.startswith("@"):
-        # The sink replaces the file while it runs.
+    if text.startswith("@") or "://" in text:
+        # The sink replaces the checkpoint while it runs.
         return lambda: to_token(text, "--position")
     return to_token(text, "--position")
 

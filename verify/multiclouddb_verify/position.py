@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from multiclouddb_api import (
     CheckpointStore,
@@ -20,7 +21,7 @@ from multiclouddb_spi.continuation.token import Envelope, encode_token, scope_te
 from multiclouddb_spi.planning.planner import offsets_in
 from multiclouddb_verify.source import Source
 
-__all__ = ["spark_position", "stored_position"]
+__all__ = ["spark_position", "spark_token", "stored_position"]
 
 
 def stored_position(store: CheckpointStore, name: str) -> Callable[[], str | None]:
@@ -66,25 +67,55 @@ def spark_position(
     digest = "" if provider_options is None else provider_options.position_digest()
 
     def position() -> str | None:
-        # Spark removes old files while they are listed, and writes a file under another name first.
-        for number in sorted(_numbers(folder / "commits"), reverse=True):
-            try:
-                text = (folder / "offsets" / str(number)).read_text(encoding="utf-8")
-            except FileNotFoundError:
-                continue
-            offsets = [offset for line in text.splitlines()[2:] for offset in offsets_in(line)]
-            if len(offsets) != 1 or not isinstance(offsets[0].get("c"), dict):
-                raise _wrong(folder, "does not belong to a query with this source alone")
-            [offset] = offsets
-            return encode_token(
-                Envelope(
-                    client.config.provider, source.address, offset.get("inc"), scope_text(EntireCollection()),
-                    digest, offset["c"],
-                )
-            )  # fmt: skip
-        raise _wrong(folder, "has no complete micro-batch")
+        return _token(folder, _committed(folder), client.config.provider, source.address, digest)
 
     return position
+
+
+def spark_token(checkpoint: str | os.PathLike[str]) -> str:
+    """Return the position of a Spark query as a continuation token.
+
+    The position is the end of the last micro-batch that Spark has committed.
+
+    Args:
+        checkpoint: The `checkpointLocation` of the query, a folder that this process can read.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` if the folder is no checkpoint of this source, or no
+            micro-batch is complete yet.
+    """
+    folder = Path(local_path("checkpoint", checkpoint))
+    offset = _committed(folder)
+    match offset.get("feed"):
+        case [str(provider), str() | None as database, str() | None as collection]:
+            return _token(folder, offset, provider, ResourceAddress(database, collection), "")
+        case _:
+            raise _wrong(folder, "does not name the collection that its query reads")
+
+
+def _token(
+    folder: Path, offset: Mapping[str, Any], provider: str, address: ResourceAddress, digest: str
+) -> str:
+    incarnation = offset.get("inc")
+    if not isinstance(incarnation, str | None):
+        raise _wrong(folder, "has a damaged offset")
+    envelope = Envelope(provider, address, incarnation, scope_text(EntireCollection()), digest, offset["c"])
+    return encode_token(envelope)
+
+
+def _committed(folder: Path) -> dict[str, Any]:
+    """Return the offset at the end of the last micro-batch that Spark has committed."""
+    # Spark removes old files while they are listed, and writes a file under another name first.
+    for number in sorted(_numbers(folder / "commits"), reverse=True):
+        try:
+            text = (folder / "offsets" / str(number)).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            continue
+        offsets = [offset for line in text.splitlines()[2:] for offset in offsets_in(line)]
+        if len(offsets) != 1 or not isinstance(offsets[0].get("c"), dict):
+            raise _wrong(folder, "does not belong to a query with this source alone")
+        return offsets[0]
+    raise _wrong(folder, "has no complete micro-batch")
 
 
 def _numbers(folder: Path) -> Iterator[int]:

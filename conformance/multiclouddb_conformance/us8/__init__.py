@@ -16,6 +16,7 @@ from multiclouddb_conformance.us8.faults import TestEndlessTrouble, TestTrimmedO
 from multiclouddb_conformance.us8.following import TestFollowing
 from multiclouddb_conformance.us8.identity import TestEventIdentity, TestForeignTokens, TestRecreated
 from multiclouddb_conformance.us8.idle import TestIdle, TestLongPoll, TestReadUntil, TestWatermark
+from multiclouddb_conformance.us8.lateness import TestLateness
 from multiclouddb_conformance.us8.latest import TestLatestVersions
 from multiclouddb_conformance.us8.lineage import (
     TestDescendants,
@@ -66,6 +67,7 @@ __all__ = [
     "TestKeys",
     "TestLateChildren",
     "TestLateSiblings",
+    "TestLateness",
     "TestLatestVersions",
     "TestLogicalPartition",
     "TestLongPoll",
