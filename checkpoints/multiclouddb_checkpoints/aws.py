@@ -5,6 +5,8 @@ from __future__ import annotations
 from json import JSONDecodeError
 from typing import Any, Final
 
+import attrs
+
 from multiclouddb_api import ErrorCategory
 from multiclouddb_checkpoints.store import (
     ATTEMPTS,
@@ -23,7 +25,7 @@ WHO: Final = (
 REGION: Final = Row(
     ErrorCategory.INVALID_REQUEST, "name the region: set AWS_DEFAULT_REGION, or add ?region=NAME to the URL"
 )
-_NOT_ACCEPTED: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, WHO, confidential=True)
+_NOT_ACCEPTED: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, WHO, confidential=True, renewable=True)
 _THROTTLED: Final = Row(
     ErrorCategory.THROTTLED, "save less often (checkpoint_interval_seconds), or use more names"
 )
@@ -58,6 +60,7 @@ CODES: Final = {
             "ExpiredTokenException",
             "IncompleteSignatureException",
             "InvalidAccessKeyId",
+            "InvalidClientTokenId",
             "InvalidSignatureException",
             "InvalidToken",
             "MissingAuthenticationTokenException",
@@ -119,10 +122,11 @@ class AwsCheckpointStore(SharedCheckpointStore):
                 status, text = int(metadata.get("HTTPStatusCode", 0)), str(found.get("Message", ""))
                 code = str(found.get("Code", status))
                 if (late := row_of_clock(text)) is not None:
-                    return late
+                    return attrs.evolve(late, renewable=True)
                 if code in _LATE:
                     date = metadata.get("HTTPHeaders", {}).get("date")
-                    return clock_row(found.get("RequestTime"), found.get("ServerTime") or date)
+                    late = clock_row(found.get("RequestTime"), found.get("ServerTime") or date)
+                    return attrs.evolve(late, renewable=True)
                 if error.operation_name not in _OPERATIONS and code not in CODES and status < 500:
                     # boto3 asks other services for credentials, for example STS.
                     return Row(_AUTHENTICATION, WHO)

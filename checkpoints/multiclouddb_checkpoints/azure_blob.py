@@ -22,7 +22,7 @@ from multiclouddb_spi.faults import Row, row_of_connection
 
 _KEY: Final = "AZURE_STORAGE_KEY"
 _WHO: Final = f"check {_KEY}, or what azure-identity finds (az login, managed identity)"
-_NOT_ACCEPTED: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True)
+_NOT_ACCEPTED: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True, renewable=True)
 _REFUSED: Final = ("BlobAlreadyExists", "ConditionNotMet", "BlobNotFound")
 _LEASED: Final = Row(
     ErrorCategory.CONFLICT,

@@ -37,7 +37,7 @@ class DynamoCheckpointStore(AwsCheckpointStore):
     advice = Advice(WHO, "grant dynamodb:GetItem and dynamodb:PutItem on the table", _TABLE)
     meanings: ClassVar = {
         **CODES,
-        "AccessDeniedException": Row(ErrorCategory.AUTHORIZATION_FAILED, advice.grant),
+        "AccessDeniedException": Row(ErrorCategory.AUTHORIZATION_FAILED, advice.grant, renewable=True),
         "ResourceNotFoundException": Row(ErrorCategory.NOT_FOUND, _TABLE),
         "ValidationException": Row(ErrorCategory.INVALID_REQUEST, _TABLE),
     }

@@ -19,7 +19,7 @@ from multiclouddb_spi.faults import Row, row_of_connection
 _TIMES: Final = (CONNECT_SECONDS, READ_SECONDS)
 _RETRY_SECONDS: Final = 20.0
 _WHO: Final = "check what google-auth finds (gcloud auth application-default login, or a service account)"
-_NOT_ACCEPTED: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True)
+_NOT_ACCEPTED: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True, renewable=True)
 
 
 class GcsCheckpointStore(SharedCheckpointStore):

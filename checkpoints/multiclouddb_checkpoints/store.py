@@ -89,8 +89,8 @@ class Advice:
         """Return the meaning of each HTTP status."""
         return {
             # The messages of a 401 may quote the signed request.
-            401: Row(ErrorCategory.AUTHENTICATION_FAILED, self.who, confidential=True),
-            403: Row(ErrorCategory.AUTHORIZATION_FAILED, self.grant),
+            401: Row(ErrorCategory.AUTHENTICATION_FAILED, self.who, confidential=True, renewable=True),
+            403: Row(ErrorCategory.AUTHORIZATION_FAILED, self.grant, renewable=True),
             404: Row(ErrorCategory.NOT_FOUND, self.missing),
             408: _NETWORK,
             409: _MET,
@@ -292,8 +292,24 @@ class SharedCheckpointStore(ABC):
         return self._made[process]
 
     def _called(self, name: str, call: Callable[[], T]) -> T:
-        """Make a call, and raise the user's error for its failure."""
+        """Make a call, and raise the user's error for its failure.
+
+        A refusal of this machine's identity is tried once more with a new client, which looks for credentials
+        again: a file of credentials may have been renewed, and a request that waited is signed anew. The
+        client that a call has just made has the newest ones already.
+        """
+        process = os.getpid()
+        used = self._made.get(process)
         try:
+            try:
+                return call()
+            except Exception as error:
+                is_refusal = isinstance(error, RefusedError | MulticloudDbError)
+                if used is None or is_refusal or not self._fault(error).renewable:
+                    raise
+                # Of several threads whose calls fail together, the first one leaves the client.
+                if self._made.get(process) is used:
+                    del self._made[process]
             return call()
         except (RefusedError, MulticloudDbError):
             raise

@@ -20,7 +20,7 @@ from multiclouddb_conformance.checkpoint_stores import (  # noqa: F401
 )
 
 from .stores import azure_blob, opened
-from .trouble import TestTrouble  # noqa: F401
+from .trouble import TestRenewal, TestTrouble  # noqa: F401
 
 SCHEME = "azblob"
 

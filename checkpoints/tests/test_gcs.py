@@ -8,6 +8,6 @@ from multiclouddb_conformance.checkpoint_stores import (  # noqa: F401
     TestSaveAndLoad,
 )
 
-from .trouble import TestPromisedConditions, TestTrouble  # noqa: F401
+from .trouble import TestPromisedConditions, TestRenewal, TestTrouble  # noqa: F401
 
 SCHEME = "gs"

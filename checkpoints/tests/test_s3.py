@@ -17,7 +17,7 @@ from multiclouddb_conformance.checkpoint_stores import (  # noqa: F401
 )
 
 from .stores import opened
-from .trouble import TestExceptionClasses, TestIgnoredConditions, TestTrouble  # noqa: F401
+from .trouble import TestExceptionClasses, TestIgnoredConditions, TestRenewal, TestTrouble  # noqa: F401
 
 SCHEME = "s3"
 

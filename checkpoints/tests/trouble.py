@@ -80,6 +80,8 @@ ANSWERS = {
         "INVALID_REQUEST": dynamo(400, "ValidationException"),
     },
 }
+OF_THE_LIBRARY = re.compile(r"/b/[^/?]+\?")
+"""The path of a request about the bucket, which Google's library makes for its traces."""
 RETRYABLE = ("THROTTLED", "TRANSIENT_FAILURE")
 # Answers without a code that a store knows, by their status, on all services alike.
 UNKNOWN = {
@@ -107,12 +109,16 @@ class Between:
         unconditional: Which conditions are taken out of the requests: "every" one, or those on the "version".
         forbidden: A text; a write whose path contains it is answered with 403.
         asked: The method and path of every request.
+        signed: Who has signed every request, in the words of its service.
+        once: The answer to the next request, or None.
+        refused: The answer to requests of the identities that have signed requests so far, or None.
     """
 
     def __init__(self, target):
         self.peers = set()
         self.answer, self.lost, self.weak, self.unconditional = None, 0, False, ""
-        self.forbidden, self.asked = None, []
+        self.forbidden, self.asked, self.signed = None, [], []
+        self.refused, self.aged, self.once = None, set(), None
         target = urlsplit(target)
         between = self
 
@@ -127,6 +133,14 @@ class Between:
                 # Some clients send chunks, which this server does not read: they name a length here.
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 between.asked.append((self.command, self.path))
+                between.signed.append(self.headers.get("Authorization", "").partition(", ")[0])
+                if between.refused is not None and between.signed[-1] in between.aged:
+                    self.give(*between.refused)
+                    return
+                if between.once is not None and not OF_THE_LIBRARY.search(self.path):
+                    answer, between.once = between.once, None
+                    self.give(*answer)
+                    return
                 if between.answer is not None:
                     self.give(*between.answer)
                     return
@@ -180,6 +194,14 @@ class Between:
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._thread.start()
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}{target.path}"
+
+    def count(self):
+        """Return the number of the requests of the store."""
+        return sum(not OF_THE_LIBRARY.search(path) for _, path in self.asked)
+
+    def refuse_aged(self, answer):
+        """Refuse from now on whoever has signed a request so far."""
+        self.refused, self.aged = answer, set(self.signed)
 
     def close(self):
         self._server.shutdown()
@@ -335,6 +357,79 @@ class TestTrouble(Troubled):
                 type(opened(served))(url)
             assert caught.value.category == ErrorCategory.INVALID_REQUEST
             assert "hush" not in str(caught.value)
+
+
+REFUSALS = {
+    "s3": [
+        xml(400, "ExpiredToken"),
+        xml(400, "TokenRefreshRequired"),
+        xml(403, "InvalidAccessKeyId"),
+        xml(403, "SignatureDoesNotMatch"),
+        xml(403, "RequestTimeTooSkewed"),
+        xml(403, "RequestExpired"),
+        xml(403, "AccessDenied"),
+    ],
+    "gs": [google(401, SIGNED), google(403, "no access to the object")],
+    "azblob": [
+        xml(401, "InvalidAuthenticationInfo"),
+        xml(403, "AuthenticationFailed"),
+        xml(403, "AuthorizationFailure"),
+    ],
+    "dynamodb": [
+        dynamo(400, "ExpiredTokenException"),
+        dynamo(400, "UnrecognizedClientException"),
+        dynamo(400, "InvalidSignatureException"),
+        dynamo(400, "RequestExpired"),
+        dynamo(400, "AccessDeniedException"),
+    ],
+}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+class TestRenewal(Troubled):
+    """Tests that a store finds credentials that were renewed, and asks once more and no more."""
+
+    def test_a_refusal_is_answered_with_the_credentials_of_today(self, served, store, between, monkeypatch):
+        for number, answer in enumerate(REFUSALS[served.scheme]):
+            first = store.save(f"orders-{number}", "1", None)
+            between.refuse_aged(answer)
+            if served.scheme in ("s3", "dynamodb"):
+                # A key of the environment, as a file of credentials, is read by new clients only.
+                monkeypatch.setenv("AWS_ACCESS_KEY_ID", f"renewed{number}")
+            else:
+                between.aged.clear()
+                between.once = answer
+            asked = between.count()
+            assert store.load(f"orders-{number}") == first
+            assert between.count() == asked + 2
+            assert store.save(f"orders-{number}", "2", first.version).token == "2"
+            if served.scheme in ("s3", "dynamodb"):
+                assert f"renewed{number}" in between.signed[-1]
+                assert between.count() == asked + 3, "the credentials are renewed once"
+
+    def test_a_refusal_that_no_credentials_change_costs_one_more_request(self, served, store, between):
+        first = store.save("orders", "1", None)
+        for answer in REFUSALS[served.scheme]:
+            for call in (
+                lambda: store.load("orders"),
+                lambda: store.save("orders", "2", first.version),
+                lambda: store.delete("orders"),
+            ):
+                store.load("others")
+                asked = between.count()
+                between.answer = answer
+                refusal(call)
+                assert between.count() == asked + 2, (answer, between.asked)
+                between.answer = None
+        assert store.load("orders") == first
+
+    def test_the_applications_own_client_is_used_as_it_is(self, served, store, between):
+        store.save("orders", "1", None)
+        own = type(store)(served.url("own", endpoint=between.endpoint), client=store._client)
+        between.answer = REFUSALS[served.scheme][0]
+        asked = between.count()
+        refusal(own.load, "orders")
+        assert (between.count(), own._client) == (asked + 1, store._client)
 
 
 class TestIgnoredConditions(Troubled):
