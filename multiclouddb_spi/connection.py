@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
-from typing import Any, TypeVar
+from logging import Logger
+from typing import Any, Final, TypeVar
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from multiclouddb_api import MulticloudDbError, invalid_request
@@ -12,6 +14,8 @@ from multiclouddb_api.validators import suggestion, unknown_name
 from multiclouddb_api.value import frozen
 
 T = TypeVar("T")
+_WARNED: Final = dict[tuple[int, str, str], object]()
+"""The addresses about which each process has warned."""
 
 
 @frozen
@@ -134,6 +138,27 @@ def check_plaintext(
             f"reaches {host} without TLS, so documents and keys are readable on the way",
             "use https or TLS; or add allow_plaintext=true if nobody else can read that network",
         )
+
+
+def warn_of_plaintext(log: Logger, address: str, way_out: str) -> None:
+    """Log that credentials and documents go to another machine without TLS, once per process and address.
+
+    Where the vendor's own defaults leave TLS out, a refusal would stop what works; `check_plaintext` is for
+    what this library configures itself.
+
+    Args:
+        log: The logger of the package that connects.
+        address: The hosts, without credentials.
+        way_out: What switches TLS on.
+    """
+    told = object()
+    # A process that was forked inherits what its parent has said. Of several threads, one sets the mark.
+    if _WARNED.setdefault((os.getpid(), log.name, address), told) is told:
+        log.warning(
+            "%s is reached with credentials and without TLS, so documents, keys and perhaps the password are "
+            "readable on the way; %s",
+            address, way_out,
+        )  # fmt: skip
 
 
 def truth(field: str, value: object) -> bool:

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_postgres.long_keys import MOST_KEY_BYTES, SHOWN, key_too_long, told
-from multiclouddb_postgres.server import Connection, connected, errors, repeated
-from multiclouddb_postgres.table import LOG, PostgresStorage, naming, nul
+from multiclouddb_postgres.server import LOG, Connection, connected, errors, repeated
+from multiclouddb_postgres.table import PostgresStorage, naming, nul
 from multiclouddb_spi.sink_rules import Batch, MissingState, Piece, check_stored, merge_batch
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import re
 import time
@@ -17,10 +18,12 @@ from psycopg.pq import TransactionStatus
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.config import SecretText, settled
 from multiclouddb_api.validators import type_name
+from multiclouddb_spi.connection import is_loopback, warn_of_plaintext
 from multiclouddb_spi.faults import holds_data, one_line
 
 Connection: TypeAlias = psycopg.Connection[Any]
 
+LOG: Final = logging.getLogger("multiclouddb.postgres")
 _T = TypeVar("_T")
 _Dsn = TypeVar("_Dsn")
 _URL: Final = re.compile(r"postgres(?:ql)?://(?:[^/?@]*@)?[^/?@]*")
@@ -170,7 +173,20 @@ def connected(dsn: str) -> Connection:
     if isinstance(connection, psycopg.Error):
         raise connection
     connection.isolation_level = IsolationLevel.READ_COMMITTED
+    _warn_of_plaintext(connection)
     return connection
+
+
+def _warn_of_plaintext(connection: Connection) -> None:
+    """Warn if the server was given a password over a connection without TLS, by what libpq has done."""
+    made, info = connection.pgconn, connection.info
+    # A host that begins with / or @ is a Unix socket; its address is empty.
+    address = info.hostaddr or info.host
+    is_readable = made.used_password and not made.ssl_in_use
+    if is_readable and not address.startswith(("/", "@")) and not is_loopback(address):
+        warn_of_plaintext(
+            LOG, f"postgres:{info.host}:{info.port}", "add sslmode=verify-full to the connection string"
+        )
 
 
 def _connection(dsn: str) -> Connection | psycopg.Error:

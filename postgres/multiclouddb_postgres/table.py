@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
@@ -29,7 +28,7 @@ from multiclouddb_postgres.long_keys import (
     one_hash,
     told,
 )
-from multiclouddb_postgres.server import DATA, Connection, repeated, said_by, where
+from multiclouddb_postgres.server import DATA, LOG, Connection, repeated, said_by, where
 from multiclouddb_spi.sink_rules import (
     DELETED_AT,
     DOCUMENT,
@@ -46,7 +45,6 @@ Documents: TypeAlias = Literal["json", "jsonb"]
 
 MARKS: Final = "multiclouddb_marks"
 """The table with the batch numbers and the stages of snapshots, in the schema of the sink's table."""
-LOG: Final = logging.getLogger("multiclouddb.postgres")
 _FEED: Final = "multiclouddb-feed"
 """The name of the mark that says whose changes the table contains."""
 _MOST_NAME_BYTES: Final = 63

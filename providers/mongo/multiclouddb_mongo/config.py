@@ -18,7 +18,7 @@ from multiclouddb_api.config import SecretText, settled
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_api.validators import suggestion
 from multiclouddb_api.value import frozen
-from multiclouddb_spi.connection import check_names
+from multiclouddb_spi.connection import check_names, is_loopback
 from multiclouddb_spi.faults import one_line
 
 _OPTIONS: Final = ("app_name", "password", "url", "username")
@@ -89,6 +89,19 @@ class MongoConfig:
         # A call must stop waiting for the server before `timeoutMS` has passed.
         seconds = self.options.get("timeoutms")
         return round(seconds * 1000) if seconds else None
+
+    @property
+    def readable_hosts(self) -> str | None:
+        """Return the hosts that get credentials without TLS over a network, or None; PyMongo decides both."""
+        hosts = _parts(self.url)[0]
+        userinfo, _, names = hosts.rpartition("@")
+        is_srv = self.url.startswith(_SCHEMES[1])
+        has_tls = self.options.get("tls", self.options.get("ssl", is_srv))
+        if has_tls or not (userinfo or self.username or self.options.get("authmechanism")):
+            return None
+        nodes = split_hosts(names, None if is_srv else 27017)
+        remote = [host for host, _ in nodes if not host.endswith(".sock") and not is_loopback(host)]
+        return names if remote else None
 
     def client(self, concurrency: int, **internals: Any) -> MongoClient[dict[str, Any]]:
         """Make PyMongo's client. The client connects, and queries DNS, when it is first used."""

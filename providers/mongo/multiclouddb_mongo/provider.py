@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 from weakref import WeakSet
@@ -34,8 +35,9 @@ from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.snapshots import SegmentReader
 from multiclouddb_mongo.source import Source, elected
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
-from multiclouddb_spi.connection import checked_native
+from multiclouddb_spi.connection import checked_native, warn_of_plaintext
 
+_LOG: Final = logging.getLogger("multiclouddb.mongo")
 _WIRE_OF_7_0: Final = 21
 _WIRE_OF_6_0: Final = 17
 _SPLITS_SINCE: Final = (6, 0, 9)
@@ -174,6 +176,8 @@ class MongoPlugin(ProviderPlugin):
                 client = checked.client(config.max_concurrency, **bounded_pool())
             except PyMongoError as error:
                 raise ProviderFault(classify(error)) from None
+            if (hosts := checked.readable_hosts) is not None:
+                warn_of_plaintext(_LOG, f"mongo:{hosts}", "add tls=true to the URL, or use mongodb+srv://")
             return MongoProvider(client, checked.database, ours=True)
         own: MongoClient[Any] = checked_native(native_client, MongoClient, "pass a pymongo.MongoClient")
         database = MongoConfig.from_client(config).database if "url" in config.connection else None

@@ -8,11 +8,13 @@ import attrs
 import pytest
 from bson import CodecOptions
 from bson.timestamp import Timestamp
+from pymongo import MongoClient
 
 from multiclouddb_api import ClientConfig, ErrorCategory, MulticloudDbError, OperationOptions
 from multiclouddb_conformance import refusals
 from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.config import MongoConfig
+from multiclouddb_mongo.provider import PLUGIN
 from multiclouddb_mongo.values import CODEC
 
 SECRET = "wJalrXUtnFEMIK7MDENG"
@@ -357,3 +359,56 @@ def test_the_order_of_stages_counts():
     one, other = {"$match": {"a": 1}}, {"$match": {"b": 1}}
     digests = {MongoOptions(pipeline=stages).position_digest() for stages in ([one, other], [other, one])}
     assert len(digests) == 2
+
+
+class TestPlaintext:
+    """PyMongo's default has no TLS, so a URL with a user and nothing else sends it as text."""
+
+    @pytest.fixture(autouse=True)
+    def _anew(self, monkeypatch):
+        monkeypatch.setattr("multiclouddb_spi.connection._WARNED", {})
+
+    def told(self, caplog, url, **more):
+        for _ in range(2):
+            PLUGIN.connect(ClientConfig("mongo", {"url": url, **more}), None).close()
+        return [each.getMessage() for each in caplog.records if each.name == "multiclouddb.mongo"]
+
+    @pytest.mark.parametrize(
+        ("url", "more"),
+        [
+            (f"mongodb://me:{SECRET}@db.example.com/shop", {}),
+            (f"mongodb://me:{SECRET}@localhost,db.example.com:27018/?replicaSet=rs0", {}),
+            ("mongodb://db.example.com/shop", {"username": "me", "password": SECRET}),
+            (f"mongodb://me:{SECRET}@db.example.com/?tls=false", {}),
+            (f"mongodb://me:{SECRET}@192.0.2.1/?ssl=false", {}),
+            (f"mongodb+srv://me:{SECRET}@db.example.com/?tls=false", {}),
+            ("mongodb://db.example.com/?authMechanism=MONGODB-AWS&authSource=$external", {}),
+        ],
+    )
+    def test_credentials_on_the_way_to_another_machine_are_warned_of_once(self, caplog, url, more):
+        [message] = self.told(caplog, url, **more)
+        assert "without TLS" in message
+        assert "tls=true" in message
+        assert ("example.com" in message) is ("example.com" in url)
+        assert SECRET not in message
+        assert "me:" not in message
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "mongodb://db.example.com/shop",
+            f"mongodb://me:{SECRET}@db.example.com/?tls=true",
+            f"mongodb://me:{SECRET}@db.example.com/?ssl=true",
+            f"mongodb+srv://me:{SECRET}@db.example.com/shop",
+            f"mongodb://me:{SECRET}@localhost,127.0.0.1:27018,[::1]/shop",
+            f"mongodb://me:{SECRET}@%2Ftmp%2Fmongodb-27017.sock/shop",
+        ],
+    )
+    def test_others_are_not(self, caplog, url):
+        assert self.told(caplog, url) == []
+
+    def test_a_client_of_the_application_is_its_own(self, caplog):
+        with MongoClient(f"mongodb://me:{SECRET}@db.example.com/", connect=False) as client:
+            url = f"mongodb://me:{SECRET}@db.example.com/"
+            PLUGIN.connect(ClientConfig("mongo", {"url": url}), client).close()
+        assert caplog.records == []
