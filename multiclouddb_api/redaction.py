@@ -22,6 +22,9 @@ _OPTION_NAME = r"[A-Za-z][A-Za-z0-9_.]*"
 _SWITCH = r"(?i:true|false)"
 _WORD = r"[\w.-]*"
 _HARMLESS = {
+    "allow_plaintext": _SWITCH,
+    "change_stream": _WORD,
+    "emulator_host": _HOSTS,
     "endpoint_url": rf"https?://{_HOSTS}/?",
     "profile": _WORD,
     "replicaset": _WORD,

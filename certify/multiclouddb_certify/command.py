@@ -27,22 +27,11 @@ _RUN: Final = "run"
 _SHORT: Final = 90
 
 
-def _url(text: str) -> str:
-    """Return the URL; `env:NAME` reads it from the environment, so that no password is an argument."""
-    if not text.startswith("env:"):
-        return text
-    url = os.environ.get(text.removeprefix("env:"))
-    if not url:
-        raise typer.BadParameter(f"the variable {text.removeprefix('env:')} is not set", param_hint="URL")
-    return url
-
-
 Url = Annotated[
     str,
     typer.Argument(
         metavar="URL",
-        parser=_url,
-        help="The URL that `connect` accepts, or env:NAME for that in a variable.",
+        help="A URL or a .toml file, as `connect` accepts them, or env:NAME for a URL in a variable.",
         show_default=False,
     ),
 ]
@@ -96,6 +85,7 @@ def run(
     from multiclouddb_certify.report import content_of, new_folder, write_report
     from multiclouddb_certify.run import Ended, certify
     from multiclouddb_certify.run import plan as planned
+    from multiclouddb_certify.source import url_of
 
     if report is not None:
         new_folder(report)
@@ -106,7 +96,7 @@ def run(
         if not dry_run:
             _check_account(place.account, account)
 
-    with planned(url, budget, only, check, price or (), record) as plan:
+    with planned(url_of(url), budget, only, check, price or (), record) as plan:
         folder = new_folder(report or Path(f"certify-{plan.run.name}"))
         typer.echo("\n".join(_lines_of(plan, budget)))
         if dry_run:
@@ -171,8 +161,9 @@ def clean(
 ) -> None:
     """Remove what interrupted runs left: those of this user, and those that have expired."""
     from multiclouddb_certify.run import clean as remove
+    from multiclouddb_certify.source import url_of
 
-    removed, kept = remove(url, name)
+    removed, kept = remove(url_of(url), name)
     for each in removed:
         typer.echo(f"removed {each}")
     for each, why in kept.items():
@@ -279,10 +270,10 @@ def start(
 
     chosen = folder or Path(f"drill-{drill}")
     state, certification, run = begin(drill, url, chosen, budget)
-    place, _ = look(certification, url, run, lambda place: _check_account(place.account, account))
+    place, _ = look(certification, state.url, run, lambda place: _check_account(place.account, account))
     typer.echo(f"run          {run.name}, expires {run.expires:%Y-%m-%d %H:%M} UTC")
     typer.echo(f"where        {place.service}, account {place.account}, region {place.region or 'none'}")
-    for line in certification.creates(url, run):
+    for line in certification.creates(state.url, run):
         typer.echo(f"creates      {line}")
     for unit, number in DRILLS[drill].least.items():
         typer.echo(f"uses         at least {number:,.0f} x {unit}, in each clock hour that it waits")

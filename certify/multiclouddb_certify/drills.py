@@ -7,7 +7,6 @@ after a kill, so it compares states, never counts.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,8 +35,10 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_certify.certification import Certification, DrillHarness, Run, load_certification
+from multiclouddb_certify.private_files import make_private_folder, write_private
 from multiclouddb_certify.report import versions
 from multiclouddb_certify.run import DRILL_FILE, classified, drill_marker, remove_run
+from multiclouddb_certify.source import check_storable, storable, url_of
 from multiclouddb_certify.wire import Answer, Call, Meter, cost, dollars
 from multiclouddb_conformance.collection import feed_request
 from multiclouddb_conformance.harness import Kind, Write
@@ -70,7 +71,7 @@ class State:
 
     Attributes:
         drill: The name of the drill.
-        url: Where it runs; it may contain a password.
+        source: Where it runs: a URL without a secret, the path of a TOML file, or `env:NAME`.
         run: The name of its run.
         step: The number of the next step.
         data: What earlier steps kept: tokens, keys, times.
@@ -83,7 +84,7 @@ class State:
     """
 
     drill: str
-    url: str = attrs.field(repr=False)
+    source: str = attrs.field(validator=lambda *given: check_storable(given[2]))
     run: str
     step: int = 0
     data: dict[str, Any] = attrs.field(factory=dict)
@@ -94,13 +95,14 @@ class State:
     hourly: float = 0.0
     ended: str | None = None
 
+    @property
+    def url(self) -> str:
+        """The URL, which is read from the variable or the file each time."""
+        return url_of(self.source)
+
     def save(self, folder: Path) -> None:
         """Store the state, for this user alone; a kill leaves the old one or the new one."""
-        new = folder / f"{DRILL_FILE}.new"
-        new.unlink(missing_ok=True)
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(json.dumps(attrs.asdict(self), indent=2))
-        new.replace(folder / DRILL_FILE)
+        write_private(folder / DRILL_FILE, json.dumps(attrs.asdict(self), indent=2))
 
 
 class Stage:
@@ -452,7 +454,7 @@ def least_cost(name: str, certification: Certification) -> float:
     return cost(DRILLS[name].least, {each.unit: each.usd for each in certification.prices})
 
 
-def start(name: str, url: str, folder: Path, budget: float) -> tuple[State, Certification, Run]:
+def start(name: str, source: str, folder: Path, budget: float) -> tuple[State, Certification, Run]:
     """Store a new drill in a folder; nothing has been created yet.
 
     Raises:
@@ -461,6 +463,8 @@ def start(name: str, url: str, folder: Path, budget: float) -> tuple[State, Cert
     drill = DRILLS.get(name)
     if drill is None:
         raise invalid_request("--drill", f"there is no drill {name!r}", f"choose one of {', '.join(DRILLS)}")
+    check_storable(source)
+    url = url_of(source)
     certification = load_certification(url)
     if certification.provider_id != drill.provider:
         own = [each for each, one in DRILLS.items() if one.provider == certification.provider_id]
@@ -485,7 +489,7 @@ def start(name: str, url: str, folder: Path, budget: float) -> tuple[State, Cert
             "--budget", f"${budget:g} is too small for this drill", f"it has to be at least {dollars(usd)}"
         )
     run = Run.new(drill.hours)
-    return State(name, url, run.name, budget=budget), certification, run
+    return State(name, storable(source), run.name, budget=budget), certification, run
 
 
 def resume(folder: Path, state: State | None, tell: Callable[[str], None]) -> tuple[State, Wait | None]:
@@ -523,10 +527,10 @@ def resume(folder: Path, state: State | None, tell: Callable[[str], None]) -> tu
             ErrorDetail(ErrorCategory.CHECKPOINT_EXPIRED),
         )
     drill = DRILLS[state.drill]
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     state.save(folder)
     drill_marker(run).parent.mkdir(parents=True, exist_ok=True)
-    drill_marker(run).write_text(str(folder.absolute()))
+    write_private(drill_marker(run), str(folder.absolute()))
     try:
         # A harness raises the errors of the vendor's SDK.
         if state.step == 0:  # a first step that was killed may have left something
@@ -590,5 +594,6 @@ def _end(folder: Path, run: Run, state: State, how: str) -> None:
     lines = [f"# The drill {state.drill} of {DRILLS[state.drill].provider}", "", f"- ended: {how}"]
     lines += [f"- cost: ${state.usd:.4f} of a budget of ${state.budget:.2f}"]
     lines += [f"- {name}: {number}" for name, number in versions(load_certification(state.url)).items()]
-    (folder / "report.md").write_text("\n".join([*lines, "", *(f"- {each}" for each in state.told), ""]))
+    page = "\n".join([*lines, "", *(f"- {each}" for each in state.told), ""])
+    write_private(folder / "report.md", page)
     drill_marker(run).unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from multiclouddb_api import invalid_request
 from multiclouddb_certify.certification import Certification
+from multiclouddb_certify.private_files import make_private_folder, write_private
 from multiclouddb_certify.progress import Progress
 from multiclouddb_certify.run import Plan
 
@@ -68,9 +69,9 @@ def content_of(
 
 def write_report(folder: Path, content: Mapping[str, Any]) -> None:
     """Write `report.json` and `report.md`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.json").write_text(json.dumps(content, indent=2) + "\n")
-    (folder / "report.md").write_text(_page(content))
+    make_private_folder(folder)
+    write_private(folder / "report.json", json.dumps(content, indent=2) + "\n")
+    write_private(folder / "report.md", _page(content))
 
 
 def _page(content: Mapping[str, Any]) -> str:

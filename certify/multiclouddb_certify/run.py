@@ -36,6 +36,7 @@ from multiclouddb_certify.certification import (
     owner,
 )
 from multiclouddb_certify.order import Order
+from multiclouddb_certify.private_files import make_private_folder, open_private, write_private
 from multiclouddb_certify.progress import Progress
 from multiclouddb_certify.wire import Price, add, cost, priced
 from multiclouddb_conformance.servers import cache_folder
@@ -68,7 +69,7 @@ class _Child:
 
     def __init__(self, order: Order, folder: Path) -> None:
         self.log = folder / "pytest.log"
-        with self.log.open("wb") as output:
+        with open_private(self.log) as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _CHILD],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, cwd=folder,
@@ -494,10 +495,8 @@ def _give_up(run: Run) -> None:
     if drill_marker(run).exists():
         file = Path(drill_marker(run).read_text()) / DRILL_FILE
         with suppress(OSError, ValueError):
-            new = file.with_name(f"{DRILL_FILE}.new")
             state = {**json.loads(file.read_text()), "ended": "it was given up"}
-            new.write_text(json.dumps(state, indent=2))
-            new.replace(file)
+            write_private(file, json.dumps(state, indent=2))
         drill_marker(run).unlink(missing_ok=True)
 
 
@@ -518,7 +517,7 @@ def _child(order: Order) -> Iterator[_Child]:
     folder, run = cache_folder("certify") / order.name, Run.of(PREFIX + order.name)
     assert run is not None
     with _alive(run):
-        folder.mkdir(parents=True)
+        make_private_folder(folder)
         try:
             child = _Child(order, folder)
             try:

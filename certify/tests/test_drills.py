@@ -209,11 +209,12 @@ def test_a_drill_fails_if_something_was_lost(emulator, monkeypatch):
         assert list(native.list_databases()) == []
 
 
-def test_another_member_is_elected():
+def test_another_member_is_elected(monkeypatch):
     module = server_module("mongo", "mongod")
     with module.ReplicaSet(module.folder(), 3, election_ms=module.QUICK_ELECTION_MS) as servers:
         before = servers.wait_primary()
-        ran = in_new_process("certify", "start", servers.uri(), "--drill", "election", *START, *folder())
+        monkeypatch.setenv("PLACE", servers.uri())
+        ran = in_new_process("certify", "start", "env:PLACE", "--drill", "election", *START, *folder())
         for _ in range(10):
             if "waits" in ran.stdout:
                 ran = in_new_process("certify", "resume", Path("drill").absolute())
@@ -222,14 +223,14 @@ def test_another_member_is_elected():
         assert not {*servers.client().list_database_names()} - {"admin", "config", "local"}
 
 
-def test_who_may_not_ask_for_an_election_waits_for_it():
+def test_who_may_not_ask_for_an_election_waits_for_it(monkeypatch):
     module = server_module("mongo", "mongod")
     roles = ["readWriteAnyDatabase", "dbAdminAnyDatabase"]
     with module.ReplicaSet(module.folder(), 3, auth=True, election_ms=module.QUICK_ELECTION_MS) as servers:
         before = servers.wait_primary()
         servers.client().admin.command("createUser", "writer", pwd="x", roles=roles)
-        url = f"mongodb://writer:x@{servers.uri().partition('@')[2]}"
-        ran = in_new_process("certify", "start", url, "--drill", "election", *START, *folder())
+        monkeypatch.setenv("PLACE", f"mongodb://writer:x@{servers.uri().partition('@')[2]}")
+        ran = in_new_process("certify", "start", "env:PLACE", "--drill", "election", *START, *folder())
         assert "still takes the writes" in ran.stdout, ran.stderr
         assert step() == 2
         with suppress(AutoReconnect):
@@ -319,10 +320,11 @@ class TestRefusals:
         assert len(ran.stderr.strip().splitlines()) == 1
         assert not Path("drill").exists()
 
-    def test_an_election_needs_three_members(self, run):
+    def test_an_election_needs_three_members(self, run, monkeypatch):
         module = server_module("mongo", "mongod")
         with module.ReplicaSet(module.folder()) as servers:
-            ran = run("certify", "start", servers.uri(), "--drill", "election", "--folder", "drill", *START)
+            monkeypatch.setenv("PLACE", servers.uri())
+            ran = run("certify", "start", "env:PLACE", "--drill", "election", "--folder", "drill", *START)
         assert ran.exit_code == 7, ran.output
         assert "it needs three" in ran.stderr
         assert not Path("drill").exists()

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import yaml
 
+from multiclouddb_certify.private_files import make_private_folder, write_private
 from multiclouddb_certify.recordings.hiding import Numbers, Veil
 from multiclouddb_certify.recordings.rules import Codec
 from multiclouddb_certify.wire import Answer, Call
@@ -75,8 +76,8 @@ class Recorder:
                 parts.append(dumped([{"cut": f"{len(exchanges) - place} further exchanges"}]))
                 break
             parts.append(text)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / file_name(test)).write_text("".join(parts), encoding="utf-8")
+        make_private_folder(self._folder)
+        write_private(self._folder / file_name(test), "".join(parts))
 
     def asked(self, call: Call) -> None:
         """Take note of nothing: an exchange is stored when it ends."""
