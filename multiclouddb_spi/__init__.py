@@ -49,8 +49,9 @@ if TYPE_CHECKING:
     from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault, cancelled, expired, unsupported
     from multiclouddb_spi.fetching.fetcher import InlineExecutor
     from multiclouddb_spi.partition import PartitionId, decode_partition_id, encode_partition_id
-    from multiclouddb_spi.planning.planner import Planner, Step, Target, ranges_between
+    from multiclouddb_spi.planning.planner import Planner, Step, ranges_between
     from multiclouddb_spi.planning.ranges import Range, read_range
+    from multiclouddb_spi.planning.target import Target
     from multiclouddb_spi.plugin import ProviderPlugin, open_provider
     from multiclouddb_spi.reading.page_builder import Reading
     from multiclouddb_spi.scan.contract import (
@@ -79,8 +80,9 @@ _HOMES: Final = {
     "faults": "Fault ProviderFault RecordFault cancelled expired unsupported",
     "fetching.fetcher": "InlineExecutor",
     "partition": "PartitionId decode_partition_id encode_partition_id",
-    "planning.planner": "Planner Step Target ranges_between",
+    "planning.planner": "Planner Step ranges_between",
     "planning.ranges": "Range read_range",
+    "planning.target": "Target",
     "plugin": "ProviderPlugin open_provider",
     "reading.page_builder": "Reading",
     "scan.contract": (

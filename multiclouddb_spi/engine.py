@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import closing
 from datetime import datetime
 from functools import partial
@@ -55,8 +54,7 @@ from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.contract import Feed, PartitionState, Provider
 from multiclouddb_spi.errors import user_errors
 from multiclouddb_spi.faults import ProviderFault, unwritten
-from multiclouddb_spi.fetching.fetcher import Fetcher, ReadContext, late_fault
-from multiclouddb_spi.fetching.readers import Budget, ReaderCache
+from multiclouddb_spi.fetching.fetcher import ReadContext, late_fault
 from multiclouddb_spi.fetching.turns import DueTimes, PollResult
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.open_feed import FeedCache
@@ -73,7 +71,6 @@ if TYPE_CHECKING:
     from multiclouddb_spi.token_report import Standing
 
 T = TypeVar("T")
-_MOST_READERS: Final = 16384
 _PAGES_IN_BUFFER: Final = 4
 """A page has at most this part of the bytes that a client may buffer, unless the request says otherwise."""
 _ENDS: Final = (Dropped, Renamed, Invalidated, FeedEnded)
@@ -104,27 +101,19 @@ class Engine:
         pause: Callable[[float], object] | None = None,
     ) -> None:
         self._provider = provider
-        self._closed = threading.Event()
-        # The pool has twice the width, so that the long polls of one call do not prevent another call from
-        # reading.
-        self._executor = executor or ThreadPoolExecutor(2 * config.max_concurrency, "multiclouddb")
         self._observing = Observing(observer)
-        budget = Budget(config.max_buffered_bytes)
+        self._context = context = ReadContext.made(
+            provider, config, self._observing, executor=executor, attempts=attempts, pause=pause
+        )
+        self._fetcher = context.fetcher
         self._page_bytes = max(1, config.max_buffered_bytes // _PAGES_IN_BUFFER)
-        self._readers = ReaderCache(budget, _MOST_READERS, config.max_readers_per_partition)
-        self._fetcher = Fetcher(provider, self._executor, self._observing, self._closed, attempts, pause)
-        self._feeds = FeedCache(self._fetcher.call, self._readers.forget)
+        self._feeds = FeedCache(self._fetcher.call, context.cache.forget)
         written = WrittenTokens()
         self._pages = PageBuilder(
             provider.provider_id, self._fetcher, self._feeds, self._observing,
             config.headroom_warning_seconds, written,
         )  # fmt: skip
         self._opener = SessionOpener(provider, self._feeds, self._fetcher, written)
-        self._context = ReadContext(
-            self._fetcher, self._readers, budget, self._observing, self._closed,
-            width=config.max_concurrency, page_records=provider.page_records,
-            watch_seconds=config.child_watch_seconds, audit_seconds=config.coverage_audit_seconds,
-        )  # fmt: skip
         self._resting = Resting(self._opener.feed, self._context)
 
     @property
@@ -416,15 +405,14 @@ class Engine:
 
     def close(self) -> None:
         """End all calls within a second."""
-        if self._closed.is_set():
+        if self._context.closed.is_set():
             return
-        self._closed.set()
-        self._readers.close()
+        self._context.stop()
         try:
             with user_errors(self._provider, "close"):
                 self._provider.close()
         finally:
-            self._executor.shutdown(wait=False, cancel_futures=True)
+            self._fetcher.shut_down()
             self._feeds.close()
 
     def _commands(self, operation: str) -> SupportsCommands:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import Final, TypeVar
 
 import attrs
 
-from multiclouddb_api import ErrorCategory
+from multiclouddb_api import ClientConfig, ErrorCategory
 from multiclouddb_api.pacing import answered, check_stopped, still_waiting
 from multiclouddb_api.value import frozen
 from multiclouddb_spi.batch import Batch
@@ -32,6 +32,7 @@ _BYTES_AT_ONCE: Final = 2 * 1024 * 1024
 _REST_SECONDS: Final = 0.05
 _MOST_SCANS: Final = 1024
 _PAUSE_SECONDS: Final = 0.25
+_MOST_READERS: Final = 16384
 
 
 class InlineExecutor(Executor):
@@ -116,6 +117,10 @@ class Fetcher:
             raise
         answered()
         return result
+
+    def shut_down(self) -> None:
+        """Accept no more work; does not wait for what is running."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
     def rest(self) -> None:
         """Pause briefly before the caller repeats its request."""
@@ -228,6 +233,35 @@ class ReadContext:
     audit_seconds: float  # how often the coverage of a collection is audited
     rates: ScanRates = attrs.field(factory=ScanRates)
     looks: Looks = attrs.field(factory=Looks)
+
+    @classmethod
+    def made(
+        cls,
+        provider: Provider,
+        config: ClientConfig,
+        observing: Observing,
+        *,
+        executor: Executor | None = None,
+        attempts: int = ATTEMPTS,
+        pause: Callable[[float], object] | None = None,
+    ) -> ReadContext:
+        """Make the objects of one client or of one connection of Spark."""
+        # The pool has twice the width, so that the long polls of one call do not prevent another call from
+        # reading.
+        pool = executor or ThreadPoolExecutor(2 * config.max_concurrency, "multiclouddb")
+        closed, budget = threading.Event(), Budget(config.max_buffered_bytes)
+        return cls(
+            Fetcher(provider, pool, observing, closed, attempts, pause),
+            ReaderCache(budget, _MOST_READERS, config.max_readers_per_partition),
+            budget, observing, closed,
+            width=config.max_concurrency, page_records=provider.page_records,
+            watch_seconds=config.child_watch_seconds, audit_seconds=config.coverage_audit_seconds,
+        )  # fmt: skip
+
+    def stop(self) -> None:
+        """Cancel all fetches, and close all readers; every call that is running ends within a second."""
+        self.closed.set()
+        self.cache.close()
 
     def pause(self, seconds: float) -> None:
         """Wait until the time has passed."""

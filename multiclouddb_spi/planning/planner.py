@@ -14,19 +14,16 @@ from __future__ import annotations
 
 import json
 import logging
-import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from itertools import islice
 from typing import Any, Final
 
 import attrs
 
 from multiclouddb_api import (
     AtTime,
+    ClientConfig,
     ErrorCategory,
     Fail,
     Gap,
@@ -38,38 +35,27 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_api.value import frozen
-from multiclouddb_spi.abilities import Answer, Follows, Head, SupportsHeads
+from multiclouddb_spi.abilities import Answer, Follows, Head
 from multiclouddb_spi.batch import Continue, Ended
 from multiclouddb_spi.continuation.entry import Entry, Stage
-from multiclouddb_spi.continuation.follow import Follow, Found, Looks, apply_end, is_search_due
+from multiclouddb_spi.continuation.follow import Follow, Found, apply_end, is_search_due
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import check_has_partitions, check_not_ahead, resolve_start
 from multiclouddb_spi.contract import Feed, FeedStart, Provider
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.errors import fault_of
-from multiclouddb_spi.faults import ProviderFault, RecordFault, undecided
-from multiclouddb_spi.planning.ranges import Range, read_head
-from multiclouddb_spi.retry import MOST_SKIPS, Call, directly
+from multiclouddb_spi.faults import ProviderFault
+from multiclouddb_spi.fetching.fetcher import ReadContext
+from multiclouddb_spi.observing import Observing
+from multiclouddb_spi.planning.heads import Heads
+from multiclouddb_spi.planning.ranges import Range
+from multiclouddb_spi.planning.target import Target, within
+from multiclouddb_spi.retry import Call, directly
 from multiclouddb_spi.scan.start import resolve_snapshot
 from multiclouddb_spi.scan.step import scan_beside, scan_step, stream_limit
 from multiclouddb_spi.time_limits import Deadline
 
 _BYTES: Final = 1 << 20
-
-
-@frozen
-class Target:
-    """The end position of a run that ends by itself.
-
-    Attributes:
-        cursors: Maps a partition to the position at which to stop reading it.
-        passed: Partitions that ended before the target; a run reads them to their ends. None means
-            that every partition without a cursor is read to its end. If a partition has no cursor
-            and is not in `passed`, the partition appeared after the target.
-    """
-
-    cursors: Mapping[str, Cursor]
-    passed: frozenset[str] | None
 
 
 @frozen
@@ -148,39 +134,6 @@ def ranges_between(before: Lineage, after: Lineage, ends: Mapping[str, Cursor]) 
     return [part for part in parts if part.until != part.start]
 
 
-def clip(feed: Feed, heads: dict[str, Head], target: Target | None) -> dict[str, Head]:
-    """Return the heads; if a head is or may be after the target, return the target instead."""
-    if target is None:
-        return heads
-    clipped = {}
-    for name, head in heads.items():
-        if name in target.cursors:
-            bound = target.cursors[name]
-            order = feed.compare(head.cursor, bound)
-            if order != -1:
-                # An end exactly at the target is also left for a later step, because its children lie after
-                # the target.
-                told = head.notices if order == 0 else ()
-                records = None if order != 0 and head.records else head.records
-                head = Head(bound, records, Continue(), Follows.END, notices=told)
-        clipped[name] = head
-    return clipped
-
-
-def within(feed: Feed, entry: Entry, target: Target | None) -> bool:
-    """Return True if a partition may have records between its position and the target."""
-    if target is None:
-        return True
-    if entry.partition_id not in target.cursors:
-        return target.passed is None or entry.partition_id in target.passed
-    bound = target.cursors[entry.partition_id]
-    order = feed.compare(entry.cursor, bound)
-    if order != 0 or entry.cursor == bound:
-        return order in (-1, None)
-    # At the same position, only different hints matter, because they record what was already scanned.
-    return bool(feed.without_hints(entry.cursor) == feed.without_hints(bound))
-
-
 def check_kept(feed: Feed, lineage: Lineage, deadline: Deadline, *, surely: bool = False) -> None:
     """Read from every position that may be older than the service's retention."""
     # A provider may plan up to the current end without reading. When a range is read, it is too late to plan
@@ -196,24 +149,25 @@ def check_kept(feed: Feed, lineage: Lineage, deadline: Deadline, *, surely: bool
                 reader.close()
 
 
-_AT_ONCE: Final = 256
 _AUDIT_SECONDS: Final = 10.0
 _log = logging.getLogger("multiclouddb.planner")
 
 
 class Planner:
-    """Plans the reads of one feed; each call of the client uses its own instance.
+    """Plans the reads of one feed; one thread uses it.
 
     Args:
         provider: Classifies failures.
         feed: The opened feed; if it implements `SupportsHeads`, planning reads few or no records.
         on_expired: `SkipToOldest()` to continue planning after records that were lost because they were older
             than the retention.
-        call: The function that sends requests to the service, for example `Tries.call`.
-        watch_seconds: How long to search for more children of an ended partition.
-        audit_seconds: How often the coverage of a collection is audited.
-        looks: When the client last looked for more children of an ended partition. Pass the same object to
-            all planners of one client, or no search for children ever ends.
+        context: The threads, and what is kept between two steps: readers with records and with the walk
+            through empty answers, and when the client last looked for more children of an ended partition.
+            Pass the same object to all planners of one client, or a partition may have to be read again from
+            its position, and no search for children ever ends. None to make one, which `close` ends.
+        call: The function that sends requests to the service, except those for records; for example
+            `Tries.call`.
+        audit_seconds: How often the coverage of a collection is audited; that of the context by default.
         skip_poison: True to continue planning after a record that cannot be fetched. The record counts, so
             the range that contains it is read.
     """
@@ -224,17 +178,27 @@ class Planner:
         feed: Feed,
         on_expired: OnExpired | None = None,
         *,
+        context: ReadContext | None = None,
         call: Call = directly,
-        watch_seconds: float = 600.0,
-        audit_seconds: float = 600.0,
-        looks: Looks | None = None,
+        audit_seconds: float | None = None,
         skip_poison: bool = False,
     ) -> None:
-        self._looks = looks or Looks()
-        self._provider, self._feed = provider, feed.for_one_call()
+        self._provider, self._feed, self._asked = provider, feed, feed.for_one_call()
         self._skip_poison = skip_poison
         self._on_expired, self._call = on_expired or Fail(), call
-        self._watch_seconds, self._audit_seconds = watch_seconds, audit_seconds
+        self._own = None
+        if context is None:
+            self._own = context = ReadContext.made(
+                provider, ClientConfig(provider.provider_id), Observing(None)
+            )
+        self._context = context
+        self._audit_seconds = context.audit_seconds if audit_seconds is None else audit_seconds
+
+    def close(self) -> None:
+        """Close the readers of a planner that was made without `context`."""
+        if self._own is not None:
+            self._own.stop()
+            self._own.fetcher.shut_down()
 
     def start(self, position: FeedStart | Snapshot, deadline: Deadline, field: str = "AtTime.utc") -> Lineage:
         """Convert a start position into a lineage.
@@ -258,12 +222,12 @@ class Planner:
                     "plan the rows alone with client.plan_partitions",
                 )
             clock = partial(self._call, lambda: self._feed.clock(deadline), deadline)
-            return resolve_snapshot(self._feed, self._feed, position, clock, self._call, deadline)
+            return resolve_snapshot(self._feed, self._asked, position, clock, self._call, deadline)
         lineage = resolve_start(
             self._feed,
             position,
             partial(self._call, lambda: self._feed.clock(deadline), deadline),
-            partial(self._call, lambda: self._feed.start(position, None, deadline), deadline),
+            partial(self._call, lambda: self._asked.start(position, None, deadline), deadline),
             field=field,
         )
         return check_has_partitions(lineage)
@@ -406,8 +370,9 @@ class Planner:
         self._skipped: list[str] = []
         if after.waiting():
             after.start_passed()
+        context = self._context
         follow = Follow(
-            self._feed, after, self._call, deadline, self._on_expired, self._looks, self._watch_seconds
+            self._feed, after, self._call, deadline, self._on_expired, context.looks, context.watch_seconds
         )
         late = self._noted(follow.look(due)) if (due := follow.due()) else ()
         late += self._search(after, follow, deadline)
@@ -417,7 +382,13 @@ class Planner:
             for name, cursor in wanted.items()
             if (one := after.reading(name)) is not None and one.said[0] == cursor
         }
-        heads = self._heads(follow, after, wanted, max_records, deadline, target)
+        finder = Heads(
+            self._provider, self._feed, self._context, follow, after, target, max_records, deadline,
+            call=self._call, skips_loss=isinstance(self._on_expired, SkipToOldest),
+            skips_poison=self._skip_poison,
+        )  # fmt: skip
+        heads = finder.find(wanted)
+        self._tell(finder.gaps)
         moved = {name: head for name, head in heads.items() if head.cursor != after.cursor(name)}
         # A partition may have records or an end, or only its position has moved.
         news = frozenset(
@@ -473,109 +444,6 @@ class Planner:
             what = "%s: the feed did not cover %s, and reads it from now on"
             _log.warning(what, self._feed.spec.address, late.partition_id)
         return found.late
-
-    def _heads(
-        self,
-        follow: Follow,
-        after: Lineage,
-        wanted: dict[str, Cursor],
-        max_records: int | None,
-        deadline: Deadline,
-        target: Target | None,
-    ) -> dict[str, Head]:
-        """Find the position up to which to read each partition; in total, read at most `max_records`."""
-        if max_records is None:
-            return clip(self._feed, self._ask(wanted, None, follow, after, deadline), target)
-        heads: dict[str, Head] = {}
-        left, hungry = max_records, dict(wanted)
-        while left > 0 and hungry:
-            share = max(1, left // len(hungry))
-            asked = dict(islice(hungry.items(), max(left, _AT_ONCE)))
-            stood, skipped = {name: after.reading(name) for name in heads}, len(self._skipped)
-            answers = clip(self._feed, self._ask(asked, share, follow, after, deadline), target)
-            if len(self._skipped) > skipped:  # a loss may have moved or ended any partition
-                if heads:
-                    return {name: heads[name] for name, one in stood.items() if after.reading(name) == one}
-                hungry = dict(asked)
-            for name, cursor in asked.items():
-                head = answers.get(name)
-                if head is None:
-                    del hungry[name]
-                    continue
-                count = head.records
-                if count is None:
-                    count = 0 if head.cursor == cursor else share
-                if count > left:
-                    continue
-                left -= count
-                earlier = heads.get(name)
-                heads[name] = head
-                if earlier is not None:
-                    known = earlier.records is not None and head.records is not None
-                    total = (earlier.records or 0) + (head.records or 0)
-                    notices = earlier.notices + head.notices
-                    heads[name] = attrs.evolve(head, records=total if known else None, notices=notices)
-                entry = Entry.read(name, head.cursor)
-                if (
-                    count == share
-                    and head.follows is not Follows.END
-                    and isinstance(head.outcome, Continue)
-                    and within(self._feed, entry, target)
-                ):
-                    hungry[name] = head.cursor
-                else:
-                    del hungry[name]
-        return heads
-
-    def _ask(
-        self, cursors: dict[str, Cursor], most: int | None, follow: Follow, after: Lineage, deadline: Deadline
-    ) -> dict[str, Head]:
-        """Find the head of each partition."""
-        left, skips = dict(cursors), Counter[str]()
-        found: dict[str, Head] = {}
-        together = isinstance(self._feed, SupportsHeads)
-        while True:
-            failed: str | None = None
-            try:
-                if left and not found and together and isinstance(self._feed, SupportsHeads):
-                    asked_at = time.monotonic()
-                    with suppress(*([RecordFault] if self._skip_poison else [])):
-                        answers = self._call(partial(self._feed.heads, left, most, deadline), deadline)
-                        for name, head in answers.items():
-                            is_known = head.follows is not Follows.NOT_KNOWN
-                            if not (is_known or head.records or head.cursor != left[name]):
-                                continue  # it says nothing, so the partition is read
-                            is_end = head.follows is Follows.END and isinstance(head.outcome, Continue)
-                            at = asked_at if is_end else None
-                            found[name] = attrs.evolve(head, answer=Answer(caught_up_at=at))
-                for failed in [name for name in left if name not in found]:
-                    read = partial(read_head, self._provider, self._feed, failed, left[failed], most)
-                    ask = partial(read, deadline, skip_poison=self._skip_poison)
-                    found[failed] = self._call(ask, deadline)
-                return {name: found[name] for name in left}
-            except Exception as error:
-                fault = fault_of(self._provider, error)
-                expired = fault.category == ErrorCategory.CHECKPOINT_EXPIRED
-                if not expired or not isinstance(self._on_expired, SkipToOldest):
-                    raise
-                # All were asked together: the positions show which have expired, or each is asked alone.
-                losses = follow.lost(() if failed is None else (failed,))
-                if failed is None and not losses:
-                    together = False
-                    continue
-                if failed is not None:
-                    if not losses:
-                        raise undecided(self._feed.public_id(failed)) from error
-                    # The oldest record may expire before it is read, but this must not be repeated for ever.
-                    skips[failed] += 1
-                    if skips[failed] > MOST_SKIPS:
-                        raise
-                self._tell(follow.told(losses))
-                if any(loss.everything for loss in losses):
-                    return {}  # the feed begins again: this step ends here
-                moved = {name: after.cursor(name) for name in left if after.reading(name) is not None}
-                found = {name: head for name, head in found.items() if moved.get(name) == left[name]}
-                left = moved
 
     def _tell(self, gaps: Iterable[tuple[Gap, tuple[str, ...]]]) -> None:
         for gap, _ in gaps:

@@ -12,7 +12,6 @@ from typing import Final, assert_never
 
 from multiclouddb_api import ErrorCategory, Fail, Notice, OnExpired, SkipToOldest
 from multiclouddb_api.value import frozen
-from multiclouddb_spi.abilities import Answer, Follows, Head
 from multiclouddb_spi.batch import Awaiting, Batch, Continue, Drained, Ended, Outcome, Reached, Scanned
 from multiclouddb_spi.contract import Feed, Provider, Reader
 from multiclouddb_spi.cursor import Cursor
@@ -270,61 +269,6 @@ class RangeReading:
             where, text = self._feed.public_id(part.partition_id), self._feed.describe(lost).text
             _log.warning("%s: the changes after %s were lost to retention", where, text)
         return left
-
-
-def read_head(
-    provider: Provider,
-    feed: Feed,
-    name: str,
-    cursor: Cursor,
-    most: int | None,
-    deadline: Deadline,
-    *,
-    skip_poison: bool = False,
-) -> Head:
-    """Find a partition's head by reading, if the feed offers no cheaper way."""
-    reading = RangeReading(provider, feed, Range(name, cursor, None))
-    start, count, follows, answer = cursor, 0, Follows.NOT_KNOWN, Answer()
-    notices: tuple[Notice, ...] = ()
-    try:
-        while most is None or count < most:
-            if deadline.remaining() < (_SPARE_SECONDS if count else 0) or deadline.passed():
-                break
-            wanted = _RECORDS if most is None else min(_RECORDS, most - count)
-            asked_at = time.monotonic()
-            try:
-                batch = reading.fetch(wanted, deadline)
-            except Exception as error:
-                if skip_poison and isinstance(error, RecordFault):
-                    count, cursor, answer = count + 1, error.skip_cursor, Answer()
-                    follows = Follows.NOT_KNOWN
-                    reading.continue_at(cursor)
-                    continue
-                # What is before a poison record, or before lost changes, is delivered first.
-                if cursor != start and fault_of(provider, error).category in _DELIVER_FIRST:
-                    follows = Follows.MORE
-                    break
-                raise
-            count += len(batch)
-            cursor = batch.cursor_after(len(batch))
-            likely = batch.likely_read_until or answer.likely_read_until
-            answer = Answer(batch.watermark, likely, asked_at if batch.caught_up is True else None)
-            notices += batch.notices
-            follows = follows_of(batch)
-            if follows is Follows.END:
-                return Head(cursor, count, batch.outcome, follows, answer, notices)
-    finally:
-        reading.close()
-    return Head(cursor, count, Continue(), follows, answer, notices)
-
-
-def follows_of(batch: Batch) -> Follows:
-    """Return what a whole batch says about the records after it."""
-    if not isinstance(batch.outcome, Continue) or batch.caught_up is True:
-        return Follows.END
-    # Without records, None means that no records follow.
-    is_end = batch.caught_up is None and not len(batch)
-    return Follows.END if is_end else Follows.NOT_KNOWN
 
 
 def _sleep(seconds: float) -> None:

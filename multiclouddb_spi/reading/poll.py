@@ -29,19 +29,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from multiclouddb_api import OnExpired
-from multiclouddb_api.pacing import Wakeup, answered, still_waiting
+from multiclouddb_api.pacing import answered
 from multiclouddb_spi.batch import Batch, collector_paused
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import ProviderFault, RecordFault
-from multiclouddb_spi.fetching.fetcher import ReadContext, closed_fault, late_fault
+from multiclouddb_spi.fetching.fetcher import ReadContext, late_fault
+from multiclouddb_spi.fetching.fetches import Fetches
 from multiclouddb_spi.fetching.readers import PartitionReader
 from multiclouddb_spi.fetching.turns import HEAD_SECONDS, DueTimes, PollResult, Stage, Turn, Turns
 from multiclouddb_spi.reading.answers import Answers
@@ -62,10 +62,6 @@ _MOST_PAUSE_SECONDS: Final = 0.5
 _LEAST_REST_SECONDS: Final = 0.1
 _LOOK_REST_SECONDS: Final = 1.0
 _SEARCH_REST_SECONDS: Final = 5.0
-_MIN_ASK: Final = 4096
-_MAX_ASK: Final = 8 * 1024 * 1024
-_LOOK_SECONDS: Final = 0.2
-_SEND_SECONDS: Final = 50e-6
 
 
 class Poll(Generic[T]):
@@ -237,7 +233,7 @@ class Poll(Generic[T]):
         wait = 0.0  # in the first round, no fetch blocks
         if self._waiting.rounds and not self._result.count and len(self._lineage) <= self._context.width:
             wait = self._waiting.of_fetch(self._longest_wait())
-        scanning, feed, cache = self._scanning, self._feed, self._context.cache
+        scanning, cache = self._scanning, self._context.cache
         while fetches.may_ask():
             name, due = next(iter(turns.due.items()))
             turn = due or turns.of(name)
@@ -247,22 +243,7 @@ class Poll(Generic[T]):
             if entry is None:
                 turns.move(turn, Stage.ANSWERED)
                 continue
-            # What an earlier call has left there.
-            reader = cache.pop(feed, turn.partition_id, entry.said[0], fetches.hand)
-            if reader is not None:
-                reader.cursor = entry.said[0]  # they may differ in their hints
-            runs = reader is not None and reader.future is not None and not reader.future.done()
-            if reader is not None and runs and reader.takes_too_long():
-                reader.discard()
-                reader = None
-            if reader is None:
-                observing = self._context.observing
-                reader = PartitionReader(
-                    feed, turn.partition_id, entry.said[0], self._context.budget, observing
-                )
-            elif reader.call is not self._call:
-                reader.proven = True
-            reader.call = self._call
+            reader = fetches.reader_at(turn.partition_id, entry.said[0], self._call)
             now, starts = time.monotonic(), reader.batch is None and reader.future is None
             not_before = reader.not_before
             if scanning is not None:
@@ -554,180 +535,3 @@ class Waiting:
         """Begin a round in which all partitions are read again."""
         self.rounds, self.end = self.rounds + 1, min(self._last, self.until + HEAD_SECONDS)
         self._round_began = time.monotonic()
-
-
-class Fetches:
-    """The fetches of one call, and the readers that the call has taken out of the cache for these fetches.
-
-    The first read of a partition requests at most `limit` records; later reads may request more.
-    `hand` has the readers that have left the cache or a turn, and are not in the other one yet.
-    """
-
-    def __init__(
-        self,
-        context: ReadContext,
-        feed: Feed,
-        turns: Turns,
-        active: int,
-        limit: int,
-        most_bytes: int,
-        deadline: Deadline,
-    ) -> None:
-        self._context, self._feed, self._turns = context, feed, turns
-        self._limit, self._deadline = limit, deadline
-        self._cache, self._budget = context.cache, context.budget
-        share = min(context.budget.limit // (active + 1), most_bytes)
-        self._share = min(_MAX_ASK, max(_MIN_ASK, share))
-        self._most = max(limit, context.page_records)
-        self._no_room = self._sorted = self._at_once = False
-        self._landed: deque[Turn] = deque()
-        self.hand = list[PartitionReader]()
-        self._slow_from = 0.0  # before this time, no partition that is being read counts as slow
-        self._wakeup = Wakeup()
-        # They wait for memory while records of others are returned, and keep their place in the lineage.
-        self.overtaken: frozenset[str] = frozenset()
-
-    def may_ask(self) -> bool:
-        """Return whether one more partition can be read now."""
-        if not self._turns.due or (len(self._turns.asked) >= self._context.width and self._full()):
-            return False
-        if self._at_once and (self._landed or self._deadline.passed()):
-            return False  # the answer is there already; the next partition may not be needed
-        reserve = max(self._share, self._budget.expected)
-        fits = self._budget.used + reserve <= self._budget.limit
-        return fits or self._make_room(reserve) or self._may_ask_without()
-
-    def _full(self) -> bool:
-        """Return whether enough partitions are being read."""
-        now = time.monotonic()
-        if now < self._slow_from:
-            return True
-        began = [turn.reader.asked_at for turn in self._turns.asked.values() if turn.reader]
-        fresh = [at for at in began if at > now - HEAD_SECONDS]
-        if len(fresh) == len(began):
-            self._slow_from = min(fresh, default=now) + HEAD_SECONDS
-        return len(fresh) >= self._context.width
-
-    def _make_room(self, reserve: int) -> bool:
-        """Evict other readers' records; return whether enough bytes are then free for one more answer."""
-        if not self._no_room:  # no room was found before, so there is none for the rest of this call
-            self._no_room = not self._cache.make_room(reserve, self._in_use)
-        return self._budget.over(reserve) <= 0
-
-    def _may_ask_without(self) -> bool:
-        """Return whether a partition may be read although no bytes are left for an answer."""
-        due = self._turns.due
-        if not self._sorted:  # partitions with records go first, because returning records frees bytes
-            self._sorted = True
-            fetched = [name for name in due if self._holds(name)]
-            for name in reversed(fetched):
-                due.move_to_end(name, last=False)
-            self.overtaken = frozenset(due).difference(fetched) if fetched else frozenset()
-        return not self._turns.asked or self._holds(next(iter(due)))
-
-    def _holds(self, partition_id: str) -> bool:
-        return self._cache.holds(self._feed, partition_id, self._turns.position(partition_id))
-
-    def _in_use(self, reader: PartitionReader) -> bool:
-        return reader.feed is self._feed and self._turns.position(reader.partition_id) == reader.cursor
-
-    def ask_held(self) -> None:
-        """Read again from partitions that have records left, because the page may have room for them now."""
-        self._turns.ask(list(self._turns.held))
-        self._sorted = False
-
-    def launch(self, turn: Turn, reader: PartitionReader, wait: float, most: int | None = None) -> None:
-        """Start a fetch of a partition; it is finished at once if the reader still has records."""
-        turn.reader, turn.awaited, turn.silent = reader, turn.silent and wait > 0, False
-        turn.stage, self._turns.asked[turn.partition_id] = Stage.ASKED, turn
-        del self._turns.due[turn.partition_id]
-        if reader.batch is not None:
-            self._landed.append(turn)
-            return
-        if reader.future is None:
-            self._start(reader, wait, most)
-        if reader.at_once:
-            self._landed.append(turn)
-            return
-        assert reader.future is not None
-        self._slow_from = min(self._slow_from, reader.asked_at + HEAD_SECONDS)
-
-        def arrived(_: object) -> None:
-            """Record that an answer arrived; any thread may call this method."""
-            self._landed.append(turn)
-            self._wakeup.send()
-
-        reader.future.add_done_callback(arrived)
-
-    def land(self, patience: float) -> Turn | None:
-        """Return the next partition that has answered; None if none answers within `patience` seconds."""
-        until = time.monotonic() + patience
-        while True:
-            landed = bool(self._landed)  # read before `closed`: closing cancels fetches, which then arrive
-            if self._context.closed.is_set():
-                raise closed_fault()
-            if landed:
-                return self._landed.popleft()
-            left = until - time.monotonic()
-            if left <= 0:
-                return None
-            if not self._wakeup.wait(min(_LOOK_SECONDS, left)):
-                still_waiting(self._trouble)
-
-    def _trouble(self) -> str | None:
-        """Return the reason for the last retry of a running fetch."""
-        readers = [turn.reader for turn in self._turns.asked.values() if turn.reader]
-        failures = [reader.trouble for reader in readers if reader.trouble is not None]
-        return self._context.fetcher.fault(failures[-1]).message if failures else None
-
-    def prefetch(self, reader: PartitionReader) -> None:
-        """Start the next read of a partition that has more records, if enough bytes are free."""
-        if (
-            reader.future is None
-            and not reader.at_once
-            and len(self._turns.asked) < self._context.width
-            and not self._no_room  # otherwise, other partitions are waiting for these bytes
-            and self._budget.over(max(self._share, self._budget.expected)) <= 0
-        ):
-            self._start(reader, 0.0)
-            if not self._landed:
-                # Let the pool's thread send the request now, because the mapping that follows does not
-                # release the interpreter lock. If another answer has already arrived, this call is not
-                # waiting for the service.
-                time.sleep(_SEND_SECONDS)
-
-    def park(self) -> dict[str, Exception | None]:
-        """Leave running fetches to the next call, except those that have been running for too long."""
-        passed, asked = time.monotonic() >= self._deadline.at, self._turns.asked
-        late: dict[str, Exception | None] = {}
-        while asked:
-            turn = next(iter(asked.values()))
-            reader = turn.reader
-            assert reader is not None
-            gives_up = False
-            if passed and reader.future is not None and not reader.future.done():
-                if not (turn.awaited and reader.trouble is None):  # else there are just no records
-                    late[turn.partition_id] = reader.trouble
-                gives_up = reader.takes_too_long()
-            if gives_up:
-                reader.discard()
-            else:
-                self._cache.put(reader)
-            del asked[turn.partition_id]
-        self._cache.tidy(self._in_use)
-        return late
-
-    def abandon(self) -> None:
-        """Cancel every running fetch; after an interrupt, a reader may already be in the cache again."""
-        for reader in [*self.hand, *(turn.reader for turn in self._turns.asked.values() if turn.reader)]:
-            self._cache.remove(reader)
-            reader.discard()
-
-    def _start(self, reader: PartitionReader, wait: float, most: int | None = None) -> None:
-        reader.window = min(self._most, max(self._limit, 2 * reader.window))
-        reader.waiting = wait > 0
-        reserve = max(self._share, self._budget.expected)
-        records = reader.window if most is None else min(reader.window, most)
-        reader.hold(reserve)
-        self._context.fetcher.start(reader, records, self._share, wait, self._deadline)
-        self._at_once = reader.at_once

@@ -13,11 +13,12 @@ from collections.abc import Callable, Hashable
 from datetime import datetime
 from typing import Final, TypeVar
 
-from multiclouddb_api import AtTime, Snapshot
+from multiclouddb_api import AtTime, Observer, ResourceAddress, Snapshot
 from multiclouddb_spi import Deadline, Feed, FeedStart, Planner, Provider, RecordFault, Target, open_provider
-from multiclouddb_spi.continuation.follow import Looks
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.errors import fault_of, user_errors
+from multiclouddb_spi.fetching.fetcher import ReadContext
+from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import Call, Tries, directly
@@ -45,7 +46,10 @@ class Connection:
         self.settings = settings
         self.provider: Provider = open_provider(settings.config)
         spec = spec_of(self.provider, settings.request(), "open")
-        self._looks = Looks()
+        # What the planner keeps between two batches; its threads start when it first reads.
+        self._context = ReadContext.made(
+            self.provider, settings.config, Observing(_Retries()), attempts=_TRIES
+        )
         self._tries = Tries(self.provider, _TRIES, on_retry=self._on_retry)
         self.opened = OpenFeed(self.provider, spec, self._tries.call, CALL_SECONDS)
 
@@ -81,30 +85,39 @@ class Connection:
                 raise poisoned(str(self.settings.address), fault) from fault
 
     def _planner(self, call: Call) -> Planner:
-        config = self.settings.config
         return Planner(
             self.provider,
             self.feed,
             self.settings.on_expired,
+            context=self._context,
             call=call,
-            watch_seconds=config.child_watch_seconds,
-            audit_seconds=config.coverage_audit_seconds,
-            looks=self._looks,
             skip_poison=self.settings.skip_poison,
         )
 
     def close(self) -> None:
         """Close the feed and the provider. Later calls do nothing."""
+        self._context.stop()
         try:
             self.opened.close()
         finally:
             self.provider.close()
+            self._context.fetcher.shut_down()
 
     def _on_retry(self, attempt: int, seconds: float, error: Exception) -> None:
-        fault = fault_of(self.provider, error)
-        _LOG.warning(
-            "attempt %d of a call failed (%s); the next one is in %.1f s", attempt, fault.message, seconds
-        )
+        _warn(attempt, seconds, fault_of(self.provider, error).message)
+
+
+class _Retries(Observer):
+    """Logs the retries of reads as those of other calls."""
+
+    def retry(
+        self, address: ResourceAddress, partition_id: str, attempt: int, seconds: float, reason: str
+    ) -> None:
+        _warn(attempt, seconds, reason)
+
+
+def _warn(attempt: int, seconds: float, reason: str) -> None:
+    _LOG.warning("attempt %d of a call failed (%s); the next one is in %.1f s", attempt, reason, seconds)
 
 
 def connection_for(settings: Settings) -> Connection:

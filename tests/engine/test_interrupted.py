@@ -9,7 +9,7 @@ import pytest
 
 from multiclouddb_api import Now
 from multiclouddb_conformance.simulation import ServiceBehaviour, SimulationMapper, ThrottledError
-from multiclouddb_spi.fetching import readers
+from multiclouddb_spi.fetching import fetches, readers
 from multiclouddb_spi.fetching.readers import Budget, PartitionReader, ReaderCache
 from multiclouddb_spi.reading import poll
 
@@ -76,7 +76,7 @@ def test_at_any_line_of_a_page_it_leaks_no_reader_and_no_byte(make_bench, ids):
     while True:
         bench.connect(page_records=5)
         token = bench.page(bench.page(size=3).continuation_token, 3).continuation_token
-        modules = (poll.__file__, readers.__file__)
+        modules = (poll.__file__, fetches.__file__, readers.__file__)
         if not interrupted_at(line, modules, lambda token=token: bench.page(token, 3), READING):
             break
         before = ids(bench.page(token, 3))

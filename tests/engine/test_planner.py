@@ -31,8 +31,8 @@ from multiclouddb_spi import (
 )
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.errors import fault_of
-from multiclouddb_spi.planning import ranges
-from multiclouddb_spi.planning.planner import Target, within
+from multiclouddb_spi.planning import heads, ranges
+from multiclouddb_spi.planning.target import Target, within
 
 from .reading import Asked, events_of, write
 
@@ -160,6 +160,7 @@ class Consumer:
             assert self.read(parts) == events
 
     def close(self):
+        self.planner.close()
         assert self.provider.calls.open_readers == 0
         assert not self.provider.calls.violations
 
@@ -493,7 +494,7 @@ class TestNotKnown:
         assert written < set(consumer.delivered) < {item.event_id for item in sim.truth}
 
     def test_a_partition_of_which_nothing_is_known_is_an_error_in_the_end(self, consumer, monkeypatch):
-        monkeypatch.setattr(ranges, "follows_of", lambda batch: Follows.NOT_KNOWN)
+        monkeypatch.setattr(heads, "follows_of", lambda batch: Follows.NOT_KNOWN)
         monkeypatch.setattr(SimulationFeed, "heads", lambda *_: {})
         with pytest.raises(ProviderFault, match="has not said in time") as caught:
             consumer.planner.target(consumer.planner.start(Now(), consumer.deadline), 0.0)
@@ -617,16 +618,17 @@ def test_a_notice_inside_a_range_does_not_end_it(heads):
     consumer.check_all()
 
 
-def test_a_head_lies_after_a_record_that_may_be_skipped():
+def test_heads_lie_after_a_record_that_may_be_skipped():
     sim = Simulation(behaviour=ServiceBehaviour(poison_at_fetch=True))
     consumer = Consumer(sim, heads="none")
     for name in "abc":
         sim.write(name, {"n": 1}, poison=name == "b")
-    start = consumer.at.cursor("p0")
-    head = ranges.read_head(
-        consumer.provider, consumer.feed, "p0", start, None, consumer.deadline, skip_poison=True
-    )
-    assert head.records == 3
+    planner = Planner(consumer.provider, consumer.feed, skip_poison=True)
+    records, at = 0, consumer.at
+    while (step := planner.advance(at, None, consumer.deadline)).moved:
+        records, at = records + step.records, step.after
+    assert (records, step.is_end) == (3, True)
+    planner.close()
 
 
 def test_a_search_that_finds_an_expired_position_says_so(monkeypatch):

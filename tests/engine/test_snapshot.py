@@ -312,7 +312,7 @@ class TestTrouble:
     def test_changes_do_not_wait_for_a_scan_that_fails(self, monkeypatch):
         sim = filled(200, 2)
         consumer, waits = Consumer(sim, threads=True), []
-        consumer.engine._fetcher._pause = consumer.engine._closed.wait
+        consumer.engine._fetcher._pause = consumer.engine._context.closed.wait
         consumer.page()
 
         def fetch(self, most, nbytes):

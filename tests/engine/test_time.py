@@ -102,7 +102,7 @@ class TestSlowPartitions:
     @pytest.fixture(autouse=True)
     def shorter_turns(self, monkeypatch):
         """Shorten the time for which a call waits only for the first partition in the queue."""
-        for module in ("reading.poll", "scan.scanning"):
+        for module in ("reading.poll", "fetching.fetches", "scan.scanning"):
             monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", 1.0)
 
     def test_slow_head_of_the_queue_holds_up_the_others_once(self, threaded, ids):
@@ -150,7 +150,8 @@ class TestSlowPartitions:
             release.join()
 
     def test_a_moved_head_is_not_waited_for(self, threaded, monkeypatch):
-        monkeypatch.setattr("multiclouddb_spi.reading.poll.HEAD_SECONDS", 60.0)
+        for module in ("reading.poll", "fetching.fetches"):
+            monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", 60.0)
         bench, moved = threaded(4), threading.Event()
         survey = SimulationFeed.survey
         place = bench.page(Now()).continuation_token
@@ -299,7 +300,7 @@ class TestClose:
         """If a vendor's client is closed, it raises its own error text."""
 
         def start(*_):
-            bench.engine._closed.set()
+            bench.engine._context.closed.set()
             raise CorruptError("cannot use the client after close")
 
         monkeypatch.setattr(SimulationFeed, "start", start)
@@ -308,7 +309,7 @@ class TestClose:
     def test_read_while_the_process_ends_says_so(self, threaded):
         """The interpreter shuts down every thread pool before it stops daemon threads."""
         bench = threaded()
-        bench.engine._executor.shutdown()
+        bench.engine._fetcher.shut_down()
         error = bench.refused(ErrorCategory.TRANSIENT_FAILURE, match="its process ended")
         assert not error.retryable
 
@@ -374,7 +375,8 @@ class TestOutlasts:
             bench.sim.hold(name)
         late = bench.page(token, timeout=BRIEF)
         assert len(late.diagnostics.partition_errors) == 2
-        monkeypatch.setattr("multiclouddb_spi.reading.poll.HEAD_SECONDS", 60.0)
+        for module in ("reading.poll", "fetching.fetches"):
+            monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", 60.0)
         prompt = bench.fill_partition("p2", 2)
         with within(10):
             assert ids(bench.page(late.continuation_token, timeout=30)) == prompt
@@ -521,7 +523,8 @@ class TestRounds:
         """The service keeps the poll of `p0` open for the whole call, but the engine does not treat `p0` as
         slow.
         """
-        monkeypatch.setattr("multiclouddb_spi.reading.poll.HEAD_SECONDS", LONG)
+        for module in ("reading.poll", "fetching.fetches"):
+            monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", LONG)
         bench = make_bench(2)
         bench.connect(threads=True)
         token = bench.page(Now()).continuation_token

@@ -41,8 +41,9 @@ from multiclouddb_spi.fetching.readers import Budget, ReaderCache
 from multiclouddb_spi.fetching.turns import DueTimes
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.partition import decode_partition_id
-from multiclouddb_spi.planning.planner import Planner, Target
+from multiclouddb_spi.planning.planner import Planner
 from multiclouddb_spi.planning.ranges import Range, read_range
+from multiclouddb_spi.planning.target import Target
 from multiclouddb_spi.reading.poll import Poll
 from multiclouddb_spi.retry import directly
 
@@ -334,7 +335,8 @@ class Planned(Reader):
                 self._repeat(at, provider, feed, batch)
                 return at.token, Got()
             audit = 0.0 if name == "plan and search" else _NEVER
-            planner = Planner(provider, feed, _policy(at), audit_seconds=audit)
+            context = _context(provider, audit=audit)
+            planner = Planner(provider, feed, _policy(at), context=context)
             try:
                 step = planner.advance(
                     planner.restore(state),
@@ -347,6 +349,8 @@ class Planned(Reader):
                 if not _may_end(at, _category(provider, error)):
                     raise
                 return at.token, Got(over=True)
+            finally:
+                context.cache.close()
             parts = [(each, self._rows(at, provider, feed, each)) for each in step.ranges()]
             rows = [row for _, found in parts for row in found]
             gap, again = _gaps(at, [place.split(" after ")[0] for place in step.skipped])

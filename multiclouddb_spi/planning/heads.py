@@ -1,0 +1,422 @@
+"""Finds where the ranges of one step end: asks the partitions at once, and reads those without a cheap head.
+
+The fetches are those of pages (`Fetches`): as many at once as threads and bytes allow, with their pacing and
+retries, in the order of the lineage. What is left in a reader, records or the walk through empty answers,
+stays in the `ReaderCache` for the next step. The numbers in the code mark where these rules are applied:
+
+ 1. A range ends where an answer ended. One answer with records is enough for a step, so a partition is not
+    read until it has proved that nothing follows.
+ 2. With a limit, each partition gets an equal share. What is not used is divided among those that have used
+    theirs, round after round. A share is reserved while its answer is outstanding, so the limit is hard.
+ 3. An answer without records that does not say whether any follow is no end. A reader that an earlier step
+    has left is asked once, because its walk goes on in the next step. A reader that is new, or was not used
+    for long, is asked until it finds a record or the end: if it were lost again, its walk would never end.
+ 4. If nothing was found, everything is asked again until each partition has said that nothing follows.
+ 5. As soon as something was found, a slow partition is waited for only shortly. It, and one that fails with
+    an error that may pass, keeps its position. Without anything else to read, its error is raised.
+ 6. What is lost moves positions or removes partitions; what was found of these is dropped. A partition that
+    starts because of a loss is read by the next step.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import partial
+from itertools import islice
+from typing import Final
+
+import attrs
+
+from multiclouddb_api import ErrorCategory, Gap
+from multiclouddb_api.pacing import answered
+from multiclouddb_spi.abilities import Answer, Follows, Head, SupportsHeads
+from multiclouddb_spi.batch import Batch, Continue
+from multiclouddb_spi.continuation.entry import Entry
+from multiclouddb_spi.continuation.follow import Follow
+from multiclouddb_spi.continuation.lineage import Lineage, Loss
+from multiclouddb_spi.contract import Feed, Provider
+from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.errors import fault_of
+from multiclouddb_spi.faults import ProviderFault, RecordFault, undecided
+from multiclouddb_spi.fetching.fetcher import ReadContext, late_fault
+from multiclouddb_spi.fetching.fetches import Fetches
+from multiclouddb_spi.fetching.readers import PartitionReader
+from multiclouddb_spi.fetching.turns import HEAD_SECONDS, Stage, Turn, Turns
+from multiclouddb_spi.planning.target import Target, clip, within
+from multiclouddb_spi.retry import MOST_SKIPS, Call
+from multiclouddb_spi.time_limits import Deadline
+
+_RECORDS: Final = 10_000
+_BYTES: Final = 8 * 1024 * 1024
+_AT_ONCE: Final = 256
+# A reader that was not used for this long may have to begin its walk again, because what it holds of the
+# service has expired.
+_LIVE_SECONDS: Final = 60.0
+# What lies before a record with such an error is delivered first.
+_DELIVER_FIRST: Final = (ErrorCategory.PROVIDER_ERROR, ErrorCategory.CHECKPOINT_EXPIRED)
+_log = logging.getLogger("multiclouddb.planner")
+
+
+class Heads:
+    """Finds the heads of some partitions, for one step; `after` is changed only by losses.
+
+    Args:
+        provider: Classifies failures.
+        feed: The opened feed.
+        context: The threads, and what is kept between two steps.
+        follow: Applies losses to `after`.
+        after: The lineage after the step.
+        target: The latest position up to which the step may read, or None.
+        limit: The hard limit on the records of the step, or None.
+        deadline: The time limit.
+        call: Sends requests to the feed.
+        skips_loss: True to continue after records that are older than the retention.
+        skips_poison: True to continue after a record that cannot be fetched; the record counts.
+
+    Attributes:
+        gaps: What was lost; each with the partitions that are read because of it.
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        feed: Feed,
+        context: ReadContext,
+        follow: Follow,
+        after: Lineage,
+        target: Target | None,
+        limit: int | None,
+        deadline: Deadline,
+        *,
+        call: Call,
+        skips_loss: bool,
+        skips_poison: bool,
+    ) -> None:
+        self._provider, self._feed, self._context, self._follow = provider, feed, context, follow
+        self._after, self._target, self._deadline, self._call = after, target, deadline, call
+        self._skips_loss, self._skips_poison = skips_loss, skips_poison
+        self._limit, self._left, self._share = limit, limit, _RECORDS
+        self.gaps = list[tuple[Gap, tuple[str, ...]]]()
+        # `after` keeps the positions before the step until all heads are known; these are beyond them.
+        self._reads = after.copy()
+        self._turns = turns = Turns(self._reads)
+        self._fetches = Fetches(
+            context, feed, turns, len(after.active()), limit or _RECORDS, _BYTES, deadline
+        )
+        self._step, self._began = object(), time.monotonic()
+        self._found, self._starts = dict[str, Head](), dict[str, Cursor]()
+        self._counted, self._reserved = dict[str, int](), dict[str, int]()
+        self._walking, self._hungry, self._unknown = set[str](), dict[str, None](), dict[str, None]()
+        self._failed = dict[str, Exception]()
+        self._lost = Counter[str]()
+        self._has_news = self._begins_again = False
+        self._together, self._is_read = isinstance(feed, SupportsHeads), set[str]()
+
+    def find(self, wanted: Mapping[str, Cursor]) -> dict[str, Head]:
+        """Return the heads of partitions, which stand at these positions, in the same order.
+
+        A partition that is left out keeps its position; whether records follow in it is not known.
+        """
+        self._starts.update(wanted)
+        self._begin(wanted)
+        try:
+            while not self._begins_again:
+                self._ask_together()
+                self._launch()
+                if self._turns.asked:
+                    turn = self._fetches.land(self._patience())
+                    if turn is not None:
+                        self._answer(turn)
+                        self._fetches.hand.clear()
+                    elif self._deadline.passed() or (self._has_news and not self._may_launch()):
+                        break  # 5.
+                elif not self._begin_round():
+                    break
+            late = self._fetches.park()
+        except BaseException:
+            self._fetches.abandon()
+            raise
+        if self._begins_again:
+            return {}
+        self._tell_failed(late)
+        return {name: self._found[name] for name in wanted if name in self._found}
+
+    # -- Rounds
+
+    def _begin(self, names: Iterable[str]) -> None:
+        """Ask these partitions, each for an equal share of what is left."""
+        names = list(names)
+        if self._left is not None:  # 2.
+            self._share = max(1, self._left // max(1, len(names)))
+        self._turns.ask(names)
+
+    def _begin_round(self) -> bool:
+        """After all have answered, return whether to ask some of them again."""
+        if self._may_launch() or self._deadline.passed():
+            return False  # no thread or no bytes are left for them in this step
+        hungry, self._hungry = self._hungry, {}
+        if hungry and self._left:
+            self._begin(hungry)
+            return True
+        if self._has_news:
+            return False
+        unknown, self._unknown = self._unknown, {}
+        if unknown:  # 4.
+            self._begin(unknown)
+            return True
+        if not self._turns.paced:
+            return False
+        soonest = min(turn.not_before for turn in self._turns.paced.values())
+        self._context.pause(max(0.0, min(soonest, self._deadline.at) - time.monotonic()))
+        self._turns.ask_paced()
+        return True
+
+    def _may_launch(self) -> bool:
+        return bool(self._turns.due) and self._left != 0 and not self._begins_again
+
+    def _patience(self) -> float:
+        """Return how long to wait for the next answer."""
+        shortly = self._has_news or bool(self._turns.due)
+        return min(self._deadline.remaining(), HEAD_SECONDS if shortly else float("inf"))
+
+    # -- Ask
+
+    def _ask_together(self) -> None:
+        """Ask the feed for cheap heads; those that it leaves out are read."""
+        while self._together and self._may_launch():
+            due = (name for name in self._turns.due if name not in self._is_read)
+            names = list(due if self._left is None else islice(due, max(self._left, _AT_ONCE)))
+            if not names or not isinstance(self._feed, SupportsHeads):
+                return
+            asked = {name: self._reads.cursor(name) for name in names}
+            most = None if self._left is None else self._share
+            asked_at = time.monotonic()
+            try:
+                answers = self._call(partial(self._feed.heads, asked, most, self._deadline), self._deadline)
+            except RecordFault:
+                if not self._skips_poison:
+                    raise
+                answers = {}
+            except Exception as error:
+                if not self._is_skipped_loss(error):
+                    raise
+                # The positions show which have expired, or each is asked alone.
+                losses = self._follow.lost(())
+                self._together = bool(losses)
+                self._apply(losses)
+                continue
+            for name, cursor in asked.items():
+                head = answers.get(name)
+                is_silent = head is None or (
+                    head.follows is Follows.NOT_KNOWN and not head.records and head.cursor == cursor
+                )
+                if head is None or is_silent:
+                    self._is_read.add(name)
+                    continue
+                at = asked_at if head.follows is Follows.END and isinstance(head.outcome, Continue) else None
+                head = attrs.evolve(head, answer=Answer(caught_up_at=at))
+                head = clip(self._feed, name, head, self._target)
+                self._turns.move(self._turns.of(name), Stage.ANSWERED)
+                count = head.records
+                if count is None:
+                    count = 0 if head.cursor == cursor else self._share
+                if self._left is None or count <= self._left:
+                    self._keep(name, head, count)
+                else:
+                    self._hungry[name] = None
+
+    def _launch(self) -> None:
+        """1. Start as many fetches as threads and bytes allow."""
+        turns, fetches = self._turns, self._fetches
+        while self._may_launch() and not self._deadline.passed() and fetches.may_ask():
+            name = next(iter(turns.due))
+            turn = turns.of(name)
+            if self._after.reading(name) is None:  # 6.
+                turns.move(turn, Stage.ANSWERED)
+                continue
+            reader = fetches.reader_at(name, self._reads.cursor(name), self._step)
+            now = time.monotonic()
+            if reader.batch is None and reader.future is None and reader.not_before > now:
+                turn.not_before = reader.not_before
+                turns.move(turn, Stage.PACED)
+                self._context.cache.put(reader)
+                fetches.hand.clear()
+                continue
+            if reader.reader is None or now - reader.used_at > _LIVE_SECONDS:  # 3.
+                self._walking.add(name)
+            most = None
+            if self._left is not None:  # 2.
+                most = self._reserved[name] = min(self._share, self._left)
+                self._left -= most
+            fetches.launch(turn, reader, 0.0, most)
+            fetches.hand.clear()
+
+    # -- Take an answer
+
+    def _answer(self, turn: Turn) -> None:
+        name, reader = turn.partition_id, turn.reader
+        assert reader is not None
+        self._fetches.hand.append(reader)
+        del self._turns.asked[name]
+        turn.stage, turn.reader = Stage.ANSWERED, None
+        share = self._reserved.pop(name, 0)
+        if self._left is not None:
+            self._left += share
+        if self._after.reading(name) is None or self._reads.cursor(name) != reader.cursor:  # 6.
+            reader.discard()
+            self._turns.ask([name])
+            return
+        try:
+            batch = reader.land() if reader.batch is None else reader.batch
+        except Exception as error:  # noqa: BLE001 - classified by the provider
+            reader.discard()
+            self._fail(name, reader, error)
+            return
+        answered()
+        self._failed.pop(name, None)
+        self._take(name, reader, batch, share)
+
+    def _take(self, name: str, reader: PartitionReader, batch: Batch, share: int) -> None:
+        """Take the records of an answer, or as many as the share allows; the rest stays in the reader."""
+        count = len(batch) - reader.taken
+        if self._left is not None:
+            count = min(count, share)
+        stop = reader.taken + count
+        if stop < len(batch):
+            head = Head(batch.cursor_after(stop), count, Continue(), Follows.MORE)
+        else:
+            follows = follows_of(batch)
+            if isinstance(batch.outcome, Continue) and reader.asked_at < self._began:
+                follows = Follows.NOT_KNOWN  # it was asked by an earlier step
+            caught_up = batch.caught_up is True and isinstance(batch.outcome, Continue)
+            at = reader.asked_at if caught_up else None
+            answer = Answer(batch.watermark, batch.likely_read_until, at)
+            head = Head(batch.end, count, batch.outcome, follows, answer, batch.notices)
+        clipped = clip(self._feed, name, head, self._target)
+        if clipped is not head or not isinstance(head.outcome, Continue):
+            reader.discard()  # nothing of it is read again
+        else:
+            reader.cursor, reader.taken = head.cursor, stop
+            if stop == len(batch):
+                reader.used_up()
+                reader.not_before = reader.asked_at + batch.poll_after if batch.poll_after else 0.0
+            self._context.cache.put(reader)
+        self._keep(name, clipped, count)
+        is_silent = not count and head.follows is Follows.NOT_KNOWN and not head.notices
+        if is_silent and clipped is head:
+            if name in self._walking:  # 3.
+                self._turns.ask([name])
+            else:
+                self._unknown[name] = None
+
+    def _keep(self, name: str, head: Head, count: int) -> None:
+        """Keep a head, together with what this step has found of the partition before."""
+        earlier, is_full = self._found.get(name), count >= self._share
+        if self._left is not None:
+            self._left -= count
+        self._counted[name] = self._counted.get(name, 0) + count
+        self._reads.took(name, head.cursor)
+        is_read = not isinstance(head.outcome, Continue) or head.follows is Follows.END
+        if self._left is not None and is_full and not is_read:
+            entry = Entry.read(name, head.cursor)
+            if within(self._feed, entry, self._target):
+                self._hungry[name] = None  # 2.
+        if earlier is not None:
+            known = earlier.records is not None and head.records is not None
+            total = (earlier.records or 0) + (head.records or 0)
+            notices = earlier.notices + head.notices
+            likely = head.answer.likely_read_until or earlier.answer.likely_read_until
+            answer = attrs.evolve(head.answer, likely_read_until=likely)
+            head = attrs.evolve(head, records=total if known else None, notices=notices, answer=answer)
+        self._found[name] = head
+        self._has_news = (
+            self._has_news
+            or bool(count or head.records or head.notices)
+            or (not isinstance(head.outcome, Continue))
+        )
+
+    # -- Failures and losses
+
+    def _fail(self, name: str, reader: PartitionReader, error: Exception) -> None:
+        """Skip, keep what lies before, or note that the partition has failed; raise what does not pass."""
+        if isinstance(error, RecordFault) and self._skips_poison:
+            self._keep(name, Head(error.skip_cursor, 1, Continue()), 1)
+            self._hungry.pop(name, None)
+            self._turns.ask([name])
+            return
+        if self._is_skipped_loss(error):
+            self._skip(name, error)
+            return
+        fault = fault_of(self._provider, error)
+        head = self._found.get(name)
+        has_moved = head is not None and head.cursor != self._starts[name]
+        if head is not None and has_moved and fault.category in _DELIVER_FIRST:
+            self._found[name] = attrs.evolve(head, follows=Follows.MORE)
+            return
+        if not fault.retryable:
+            raise error
+        if reader.asked_at < self._began:  # an earlier step has asked; a new fetch may succeed
+            self._turns.ask([name])
+        else:
+            self._failed[name] = error
+
+    def _is_skipped_loss(self, error: Exception) -> bool:
+        category = fault_of(self._provider, error).category
+        return self._skips_loss and category == ErrorCategory.CHECKPOINT_EXPIRED
+
+    def _skip(self, name: str, error: Exception) -> None:
+        """Continue where the service still keeps the changes of a lost partition."""
+        losses = self._follow.lost((name,))
+        if not losses:
+            raise undecided(self._feed.public_id(name)) from error
+        # The oldest record may expire before it is read, but this must not be repeated for ever.
+        self._lost[name] += 1
+        if self._lost[name] > MOST_SKIPS:
+            raise error
+        self._apply(losses)
+        self._turns.ask([name])
+
+    def _apply(self, losses: Iterable[Loss]) -> None:
+        """6. Drop what was found of partitions that a loss has moved or removed."""
+        losses = tuple(losses)
+        self.gaps += self._follow.told(losses)
+        if any(loss.everything for loss in losses):
+            self._begins_again = True  # the feed begins again: the step ends here
+            return
+        for name, start in self._starts.items():
+            entry = self._after.reading(name)
+            if entry is not None and entry.cursor == start:
+                continue
+            self._found.pop(name, None)
+            count = self._counted.pop(name, 0)
+            if self._left is not None:
+                self._left += count
+            self._hungry.pop(name, None)
+            self._unknown.pop(name, None)
+            if entry is not None:
+                self._starts[name] = entry.cursor
+                self._reads.took(name, entry.cursor)
+                self._turns.ask([name])
+
+    def _tell_failed(self, late: Mapping[str, Exception | None]) -> None:
+        """5. Raise the error of a partition if nothing was found, or log it."""
+        troubles = {name: error or ProviderFault(late_fault()) for name, error in late.items()} | self._failed
+        for error in troubles.values():
+            if not self._has_news:
+                raise error
+        for name, error in troubles.items():
+            where, fault = self._feed.public_id(name), fault_of(self._provider, error)
+            what = "%s: %s is not in this step, because its read has failed (%s)"
+            _log.warning(what, self._feed.spec.address, where, fault.message)
+
+
+def follows_of(batch: Batch) -> Follows:
+    """Return what a whole batch says about the records after it."""
+    if not isinstance(batch.outcome, Continue) or batch.caught_up is True:
+        return Follows.END
+    # Without records, None means that no records follow.
+    is_end = batch.caught_up is None and not len(batch)
+    return Follows.END if is_end else Follows.NOT_KNOWN
