@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from multiclouddb_api import ErrorCategory
+from multiclouddb_api.checkpoint import MOST_BYTES
 from multiclouddb_checkpoints.store import (
     CONNECT_SECONDS,
     NO_ANSWER,
@@ -58,11 +59,14 @@ class GcsCheckpointStore(SharedCheckpointStore):
         return {"timeout": _TIMES, "retry": DEFAULT_RETRY.with_timeout(_RETRY_SECONDS)}
 
     def _read(self, key: str) -> tuple[bytes, str] | None:
-        from google.api_core.exceptions import NotFound
+        from google.api_core.exceptions import NotFound, RequestRangeNotSatisfiable
 
         blob = self._blob(key)
         try:
-            body = blob.download_as_bytes(**self._times())
+            # As it is stored: the library would decompress a content that says that it is compressed.
+            body = blob.download_as_bytes(end=MOST_BYTES, raw_download=True, **self._times())
+        except RequestRangeNotSatisfiable:
+            body = b""  # what the service says about an empty object
         except NotFound as error:
             if "bucket does not exist" in str(error):
                 raise

@@ -45,11 +45,16 @@ _REFUSES: Final = Row(
     "the service does not take such a request; look its code up in the service's documentation",
 )
 _MET: Final = Row(ErrorCategory.TRANSIENT_FAILURE, "others write at the same time; try again")
+_NOT_OFFERED: Final = Row(
+    ErrorCategory.UNSUPPORTED_CAPABILITY,
+    "the service does not offer this call, which a checkpoint needs (conditional writes among others); use "
+    "another service, or FileCheckpointStore on one machine",
+)
 UNCONDITIONAL: Final = Row(
     ErrorCategory.UNSUPPORTED_CAPABILITY,
     "use a service that takes conditional writes, or FileCheckpointStore on one machine",
 )
-"""The row for a service that does not take the condition of a write."""
+"""The row for a service that ignores the condition of a write."""
 
 
 class RefusedError(Exception):
@@ -95,7 +100,7 @@ class Advice:
             408: _NETWORK,
             409: _MET,
             429: _OVERLOADED,
-            501: UNCONDITIONAL,
+            501: _NOT_OFFERED,
         }
 
 
@@ -141,6 +146,9 @@ class SharedCheckpointStore(ABC):
         path = location.path.strip("/")
         if not location.host or (path and not _SAFE.fullmatch(path)):
             raise invalid_request("checkpoint_store", "has no name, or one with other characters", self.form)
+        # HTTP clients take such a part for a folder above, so that the objects would be in another place.
+        if not {".", ".."}.isdisjoint([location.host, *path.split("/")]):
+            raise invalid_request("checkpoint_store", "has a part . or ..", self.form)
         endpoint = location.options.get("endpoint_url", "")
         if "@" in endpoint:
             raise invalid_request("checkpoint_store", "has an endpoint_url with an @", self.form)

@@ -1,13 +1,34 @@
 """Tests that this store keeps the promises of every checkpoint store, also when its service fails."""
 
+import gzip
+from uuid import uuid4
+
+from multiclouddb_api import ErrorCategory
+from multiclouddb_checkpoints import gcs
 from multiclouddb_conformance.checkpoint_stores import (  # noqa: F401
     TestCompareAndSet,
     TestCrash,
     TestDamage,
     TestName,
     TestSaveAndLoad,
+    refusal,
 )
 
+from .stores import opened
 from .trouble import TestPromisedConditions, TestRenewal, TestTrouble  # noqa: F401
 
 SCHEME = "gs"
+
+
+def test_a_content_is_read_as_it_is_stored_and_up_to_the_bound(served, monkeypatch):
+    """A library would make a megabyte of an object of a kilobyte that says that it is compressed."""
+    monkeypatch.setattr(gcs, "MOST_BYTES", 1 << 16)
+    store = opened(served, f"large-{uuid4().hex}")
+    saved = store.save("orders", "1", None)
+    assert store.load("orders") == saved
+    blob = store._blob(store._key("orders"))
+    for content, encoding in ((gzip.compress(bytes(1 << 20)), "gzip"), (bytes(1 << 20), None), (b"", None)):
+        blob.content_encoding = encoding
+        blob.upload_from_string(content)
+        assert store._read(store._key("orders"))[0] == content[: (1 << 16) + 1]
+        assert refusal(store.load, "orders").category == ErrorCategory.INVALID_REQUEST
