@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,7 +37,8 @@ from multiclouddb_api import (
     encode_json,
 )
 from multiclouddb_conformance.history import History
-from multiclouddb_verify import Target, verify
+from multiclouddb_verify import Target
+from multiclouddb_verify.verification import Verification, checked
 
 __all__ = ["Life", "ModelRow", "ModelSource", "ModelTable"]
 
@@ -91,6 +93,9 @@ class ModelSource(Protocol):
 
     def recreate(self) -> None:
         """Drop the collection, and make an empty one of the same name."""
+
+    def tick(self) -> None:
+        """Let the time of the service go on, if it goes on only with what happens there."""
 
 
 class ModelTable(Protocol):
@@ -178,6 +183,7 @@ class Life:
         self._seed, self._steps = seed, steps
         self.source, self.table, self.settings = source, table, settings
         self.folder, self.state = folder, folder / "state"
+        self._paused = 0.0
         self.copies: list[Path] = []
         self.number, self.token = 0, ""
         self.documents: dict[str, dict[str, Any]] = {}
@@ -186,7 +192,7 @@ class Life:
 
     def live(self) -> History:
         """Let things happen, and judge every verdict; return what has happened."""
-        with self.told.told(), _without_waits():
+        with self.told.told(), _one_clock():
             self._fill()
             for step in range(self._steps):
                 # One choice more or less in a step does not change the steps after it.
@@ -379,7 +385,7 @@ class Life:
     # -- verify
 
     def verify(self, **settings: Any) -> Any:
-        """Run `verify` while nothing changes."""
+        """Run `verify` while nothing changes; it waits for nothing, because its time goes on at once."""
         client = settings.pop("client", self.source.client)
         settings = {
             "position": self.token, "state": self.state, "patience_seconds": 0.0, "force": True,
@@ -387,7 +393,11 @@ class Life:
         }  # fmt: skip
         shown = {name: settings[name] for name in ("repair", "resume", "sample") if settings.get(name)}
         try:
-            report = verify(client, self.source.address, self.table.target(), **settings)
+            target = self.table.target()
+            checked_source = checked(client, self.source.address, target, Target, settings)
+            report = Verification(
+                checked_source, target, pause=self._pause, clock=self._clock, **settings
+            ).run()
         except (KilledError, MulticloudDbError) as error:
             said = error.category if isinstance(error, MulticloudDbError) else "killed"
             self.told.add(f"verify {shown}: {said}")
@@ -398,6 +408,13 @@ class Life:
             f"unsettled {sorted(report.unsettled)}"
         )
         return report
+
+    def _pause(self, seconds: float) -> None:
+        self._paused += seconds
+        self.source.tick()
+
+    def _clock(self) -> float:
+        return time.time() + self._paused
 
     def killed(self) -> None:
         """Run `verify`, which dies at a random moment; later the table is another one, and it runs again."""
@@ -480,11 +497,9 @@ class Life:
 
 
 @contextmanager
-def _without_waits() -> Iterator[None]:
-    """Let `verify` wait for nothing, because nobody writes while it runs, and all clocks are one."""
-    with patch.multiple(
-        "multiclouddb_verify.source", _CLOCK_ERROR=0.0, _POLL_SECONDS=0.001, _IDLE_SECONDS=0.0
-    ):
+def _one_clock() -> Iterator[None]:
+    """Let `verify` allow for no error of a clock, because both sides have that of this machine."""
+    with patch.multiple("multiclouddb_verify.source", _CLOCK_ERROR=0.0, _IDLE_SECONDS=0.0):
         yield
 
 
