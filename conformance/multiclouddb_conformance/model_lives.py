@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 from unittest.mock import patch
 
 import attrs
@@ -39,6 +39,9 @@ from multiclouddb_api import (
 from multiclouddb_conformance.history import History
 from multiclouddb_verify import Target
 from multiclouddb_verify.verification import Verification, checked
+
+if TYPE_CHECKING:
+    from multiclouddb_verify.verification import VerifySettings
 
 __all__ = ["Life", "ModelRow", "ModelSource", "ModelTable"]
 
@@ -394,7 +397,9 @@ class Life:
         shown = {name: settings[name] for name in ("repair", "resume", "sample") if settings.get(name)}
         try:
             target = self.table.target()
-            checked_source = checked(client, self.source.address, target, Target, settings)
+            checked_source = checked(
+                client, self.source.address, target, Target, cast("VerifySettings", settings)
+            )
             report = Verification(
                 checked_source, target, pause=self._pause, clock=self._clock, **settings
             ).run()
