@@ -92,10 +92,20 @@ def _redacted(connection: Mapping[str, Any]) -> str:
 def _copied(connection: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of the settings; no text in the copy shows a secret in its repr."""
     found = to_dict("ClientConfig.connection", connection)
-    return {
-        name: SecretText(value) if isinstance(value, str) and name not in _HARMLESS else value
-        for name, value in found.items()
-    }
+    return {name: value if name in _HARMLESS else _hidden(value) for name, value in found.items()}
+
+
+def _hidden(value: Any) -> Any:
+    """Return a setting whose repr shows no text in it, also inside of tables and lists."""
+    match value:
+        case str():
+            return SecretText(value)
+        case dict():
+            return {name: _hidden(each) for name, each in value.items()}
+        case list() | tuple():
+            return type(value)(map(_hidden, value)) if type(value) in (list, tuple) else value
+        case _:
+            return value
 
 
 @frozen(init=False)

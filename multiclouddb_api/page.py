@@ -275,7 +275,7 @@ class ChangeFeedPage:
     """
     diagnostics: OperationDiagnostics = attrs.field(factory=OperationDiagnostics)
     """Measurements of the call, such as its cost and lag."""
-    resumed_from: str | None = None
+    resumed_from: str | None = attrs.field(default=None, repr=shorten)
     """The token after which the page was read; None as long as this feed has delivered no event before it: on
     its first page, and on the pages after it up to the first one with events. A sink makes its table only
     then, because the events before a later page are not delivered again.

@@ -39,6 +39,20 @@ class TestFields:
         assert "hunter2" not in repr(config)
         assert "password" in repr(config)
 
+    def test_no_text_of_the_connection_is_shown_where_a_reporter_shows_variables(self):
+        connection = {
+            "password": "hunter2",
+            "auth_mechanism_properties": {"AWS_SESSION_TOKEN": "hunter2"},
+            "list": ["hunter2", ["hunter2"]],
+            "pair": ("hunter2", {"a": "hunter2"}),
+            "number": 1,
+        }
+        config = ClientConfig("mongo", connection)
+        assert config.connection == connection
+        assert "hunter2" not in repr(config.connection)
+        assert type(config.connection["pair"]) is tuple
+        assert pickle.loads(pickle.dumps(config)).connection == connection
+
 
 class TestFromUrl:
     @pytest.mark.parametrize(

@@ -256,3 +256,13 @@ class TestKey:
         assert api.MulticloudDbKey({"_id": one}) != api.MulticloudDbKey({"_id": other})
         assert api.MulticloudDbKey({"_id": [one]}) != api.MulticloudDbKey({"_id": [other]})
         assert api.MulticloudDbKey({"_id": one}) == api.MulticloudDbKey({"_id": dict(one)})
+
+
+def test_every_field_that_is_a_token_is_shortened():
+    """A token may hold the key of a document."""
+    names = ("token", "continuation_token", "skip_token", "resumed_from")
+    public = [getattr(api, name) for name in api.__all__]
+    kinds = [each for each in public if isinstance(each, type) and attrs.has(each)]
+    fields = [(kind, field) for kind in kinds for field in attrs.fields(kind) if field.name in names]
+    assert len(fields) >= 6
+    assert [(kind, field.name) for kind, field in fields if "x" * 60 in field.repr("x" * 60)] == []

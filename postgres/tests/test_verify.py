@@ -1,6 +1,8 @@
 """`multiclouddb verify` on a table of PostgreSQL."""
 
 import json
+import stat
+from contextlib import suppress
 from functools import partial
 
 import psycopg
@@ -151,6 +153,30 @@ def test_own_columns_are_compared_and_repaired_with_transform(shop, tmp_path, ds
         assert check().counts.differences == {Kind.STALE: 1}
         assert check(repair=True).equal
     assert check
+
+
+def test_the_state_folder_holds_keys_and_digests_and_nothing_else(shop, tmp_path):
+    """A killed run leaves it, so only its user may read it, and it holds no document and no password."""
+    shop.store.put("orders", "o-marked", {"t": "a-field-that-no-file-holds"})
+    shop.follow()
+    shop.plant()
+    folder, seen = tmp_path / "state", {}
+
+    def look(progress):
+        for each in (folder, *folder.iterdir()):
+            with suppress(FileNotFoundError):
+                mode = stat.S_IMODE(each.stat().st_mode)
+                seen[each.name] = (mode, b"" if each.is_dir() else each.read_bytes())
+
+    with connect(shop.url) as client:
+        target = PostgresTarget(f"{shop.dsn} password=a-password-that-no-file-holds", "orders")
+        assert verify(client, shop.address, target, state=folder, on_progress=look).counts.differences
+    assert {"state", "state.db", "lock"} <= set(seen)
+    assert {mode for name, (mode, _) in seen.items() if name != "state"} == {0o600}
+    assert seen["state"][0] == 0o700
+    whole = b"".join(content for _, content in seen.values())
+    assert b"o-1" in whole
+    assert b"that-no-file-holds" not in whole
 
 
 def test_command_line_never_shows_the_password(shop, tmp_path):

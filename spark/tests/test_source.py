@@ -212,6 +212,17 @@ class TestErrors:
         assert "collection" in out or "multiclouddb" in out
         assert "hush-hush" not in out
 
+    def test_a_checkpoint_folder_holds_positions_and_no_document(self, spark, source, tmp_path):
+        for number in range(9):
+            source.put(f"k{number}", {"text": "a-field-that-no-offset-holds"})
+        options = {"startingPosition": "snapshot", "maxRecordsPerTrigger": "4"}
+        rows = Rows()
+        run_sink(spark, source, tmp_path / "checkpoint", rows, **options)
+        assert len(rows.all()) == 9
+        files = [each for each in (tmp_path / "checkpoint").rglob("*") if each.is_file()]
+        assert {"offsets", "commits"} <= {each.parent.name for each in files}
+        assert [each for each in files if b"a-field-that" in each.read_bytes()] == []
+
 
 class TestSession:
     """`test_versions.py` checks that a session prints nothing."""

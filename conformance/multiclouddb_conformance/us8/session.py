@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import os
 import pickle
@@ -11,12 +12,13 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
 import attrs
+import orjson
 import pytest
 
 from multiclouddb_api import (
@@ -279,6 +281,29 @@ class TestSecrets:
         assert len(token) > 48
         assert token not in repr(page)
         assert token not in repr(collection.request(token))
+        assert token not in repr(collection.page(token))
+
+    def test_a_token_and_a_partition_id_hold_no_document_and_no_secret(
+        self, harness: Harness, collection: Collection
+    ) -> None:
+        hidden = ("a-field-that-no-token-may-hold", *harness.secrets)
+        collection.put("k-one", n=1, text=hidden[0])
+        collection.put("k-two", n=2, text=hidden[0])
+        held = [orjson.dumps([*collection.partitions()]).decode()]
+        for page in collection.pages(collection.begin, 1):
+            envelope = decode_token(page.continuation_token)
+            held += [orjson.dumps(envelope.state).decode(), repr(envelope.address), *map(str, page.notices)]
+            held += [repr(page.diagnostics), *(child.partition_id for child in page.child_partitions)]
+        forms = [form for text in hidden for form in _forms(text)]
+        assert not [text for text in held for form in forms if form in text]
+
+
+def _forms(text: str) -> Iterator[str]:
+    """Return a text as positions spell it: plain, in hexadecimal digits, or in base64."""
+    raw = text.encode()
+    yield from (text, raw.hex(), raw.hex().upper())
+    # Three alphabets begin at another place of a longer text; the ends depend on what is beside it.
+    yield from (base64.b64encode(raw[start:])[: len(raw) // 3 * 4 - 8].decode() for start in range(3))
 
 
 def _position(collection: Collection) -> str:
