@@ -300,10 +300,15 @@ class SinkTable:
         """
         stored = self._storage.feed_mark() if self._storage.exists else None
         wanted = self._marked(stored, batch, source, schema.names)
-        if wanted is not None and may_be_stale:
-            wanted = wanted.with_columns((STALE_SINCE,))
+        stale = (STALE_SINCE,) if may_be_stale else ()
+        wanted = None if wanted is None else wanted.with_columns(stale)
         self._storage.prepare(schema, wanted, may_be_stale=may_be_stale)
-        if wanted is not None and self._storage.feed_mark() != wanted:
+        found = self._storage.feed_mark()
+        if found not in (stored, wanted):
+            # Another sink has made or marked the table since it was looked at.
+            wanted = self._marked(found, batch, source, schema.names)
+            wanted = None if wanted is None else wanted.with_columns(stale)
+        if wanted is not None and found != wanted:
             self._storage.set_feed_mark(wanted)
 
     def claim_empty(self, batch: Batch) -> None:
@@ -337,7 +342,7 @@ class SinkTable:
                 problem = f"comes from {source}, but {where} is filled from {stored.source}"
                 way_out = "use a table of its own for each collection"
             raise invalid_request("batch", problem, way_out)
-        return _since(stored.with_columns(columns), batch)
+        return _since(stored.learned(source).with_columns(columns), batch)
 
     def check_place(self, batch: Batch) -> None:
         """Refuse a batch whose query has delivered rows before, if the table does not contain them.

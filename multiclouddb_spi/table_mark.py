@@ -15,6 +15,10 @@ Each kind of table stores it so that it goes with the table:
 - Spark's catalog: the table property `multiclouddb.mark`. A user who may not alter the table gets the
   statement that somebody else has to run once.
 
+A mark alone does not tell a table from one that was made again under its name, nor from its own earlier
+version. `FoundTable` is what was found under the name at one moment, and `Expected` is the table into which
+alone something may be written; both are compared in the step that writes.
+
 An *incarnation* is stored as the digest that partition ids contain, because rows contain nothing else. It is
 None if the service has none (a database, a cluster, Spanner) or if it is not known; then it does not tell two
 feeds apart.
@@ -27,7 +31,14 @@ from typing import Any, Final
 
 import attrs
 
-from multiclouddb_api import ChangeFeedPage, MulticloudDbError, ResourceAddress, invalid_request
+from multiclouddb_api import (
+    ChangeFeedPage,
+    ErrorCategory,
+    ErrorDetail,
+    MulticloudDbError,
+    ResourceAddress,
+    invalid_request,
+)
 from multiclouddb_api.validators import check_type
 from multiclouddb_spi.continuation.token import Envelope, decode_token
 from multiclouddb_spi.partition import address_digest, incarnation_digest
@@ -136,6 +147,10 @@ class TableMark:
     columns: tuple[str, ...] = ()
     incomplete_since: str | None = None
 
+    def learned(self, source: FeedSource) -> TableMark:
+        """Return the mark with the incarnation of its feed, if a batch knows it first."""
+        return attrs.evolve(self, source=source) if self.incarnation is None else self
+
     @property
     def provider(self) -> str:
         """The provider's id."""
@@ -205,3 +220,85 @@ class TableMark:
                     f"{where} has a damaged mark, so nobody knows which feed fills it",
                     "fill a new table with a query that begins with a snapshot",
                 )
+
+
+@attrs.frozen
+class FoundTable:
+    """The table that was found under a name.
+
+    Attributes:
+        mark: The mark of the sink, or None if no sink has left one.
+        identity: What no other table of this name has; None if the kind of table has nothing of that kind.
+        version: The version that was found; None if the kind of table does not number them.
+        went_back: True if the table went back to an earlier version since it was last looked at, or if
+            nothing shows that it did not.
+    """
+
+    mark: TableMark | None
+    identity: str | None = None
+    version: int | None = None
+    went_back: bool = False
+
+    def check_still(self, before: FoundTable, where: str, source: FeedSource | None = None) -> None:
+        """Refuse to merge into another table than the one into which it was decided to merge.
+
+        Args:
+            before: The table when it was decided.
+            where: The name of the table, for the message.
+            source: The feed whose mark a table without one gets now.
+
+        Raises:
+            MulticloudDbError: `CONFLICT`, retryable, because the repetition decides on what is there now.
+        """
+        wanted = source if before.mark is None else before.mark.source
+        is_of_feed = before.mark is None
+        if self.mark is not None:
+            is_of_feed = wanted is None or self.mark.source.may_be(wanted)
+        if not self.is_same(before) or self.went_back or not is_of_feed:
+            raise MulticloudDbError(
+                f"table: {where} was made again, restored or marked by another sink during the merge; try "
+                "again",
+                ErrorDetail(ErrorCategory.CONFLICT, retryable=True),
+            )
+
+    def is_same(self, before: FoundTable) -> bool:
+        """Return whether this is the table that was found before, unless nothing says it."""
+        return None in (self.identity, before.identity) or self.identity == before.identity
+
+
+@attrs.frozen
+class Expected:
+    """The only table into which the result of a comparison may be written.
+
+    Attributes:
+        source: The feed whose changes the table contains.
+        found: The table, as it was looked at last.
+    """
+
+    source: FeedSource
+    found: FoundTable
+
+    def check(self, now: FoundTable, where: str) -> None:
+        """Refuse another table than the one that was looked at.
+
+        Args:
+            now: What is under the name now, in the step that writes.
+            where: The name, for the message.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if it is another table, one that went back to an earlier
+                version, or the table of another feed.
+        """
+        if self.found.mark is not None and now.mark is None:
+            problem = "was replaced meanwhile by a table without a mark of a sink"
+        elif now.mark is not None and not now.mark.source.may_be(self.source):
+            problem = f"is the table of {now.mark.source} now, and not of {self.source}"
+        elif not now.is_same(self.found):
+            problem = "was replaced meanwhile by another table of its name"
+        elif now.went_back:
+            problem = "went back to an earlier version meanwhile, or its log does not show that it did not"
+        else:
+            return
+        raise invalid_request(
+            "target", f"{where} {problem}", "run verify again, when nobody replaces or restores it any more"
+        )

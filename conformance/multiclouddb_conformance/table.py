@@ -11,7 +11,7 @@ import attrs
 import pyarrow as pa
 
 from multiclouddb_api import ChangeEvent, ChangeType, decode_json, encode_json
-from multiclouddb_spi.table_mark import FeedSource, TableMark
+from multiclouddb_spi.table_mark import Expected, FeedSource, FoundTable, TableMark
 from multiclouddb_verify import Fix, Kind
 from multiclouddb_verify.target import Own
 
@@ -88,18 +88,22 @@ class MemoryTable:
     def position(self) -> None:
         """Return None: the table stores no position."""
 
-    def mark(self) -> TableMark | None:
-        """Return the feed of the merged events."""
-        return self._mark
+    def found(self, since: FoundTable | None = None) -> FoundTable:
+        """Return the feed of the merged events; the table is always the same one."""
+        del since
+        return FoundTable(self._mark)
 
-    def complete(self, since: str) -> None:
+    def complete(self, expected: Expected) -> None:
         """Remove the time from the mark."""
-        if self._mark is not None and self._mark.incomplete_since == since:
-            self._mark = attrs.evolve(self._mark, incomplete_since=None)
+        before = expected.found.mark
+        mark = self._mark
+        if mark is not None and before is not None and mark.incomplete_since == before.incomplete_since:
+            self._mark = attrs.evolve(mark, incomplete_since=None)
 
-    def fix(self, fixes: Sequence[Fix]) -> int:
+    def fix(self, fixes: Sequence[Fix], expected: Expected) -> int:
         """Repair rows that are still as they were seen."""
         self.tick()
+        expected.check(self.found(), self.name)
         before = self.written
         for fix in fixes:
             there = [row for row in self.table if row.key == fix.key]

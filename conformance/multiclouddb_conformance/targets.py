@@ -47,11 +47,11 @@ from multiclouddb_conformance.values import KEYS, VALUES
 from multiclouddb_spi import encode_partition_id
 from multiclouddb_spi.continuation.token import Envelope, encode_token
 from multiclouddb_spi.partition import incarnation_digest
-from multiclouddb_spi.sink_rules import TIME
-from multiclouddb_spi.table_mark import FeedSource
+from multiclouddb_spi.sink_rules import TIME, SinkTable
+from multiclouddb_spi.table_mark import Expected, FeedSource
 from multiclouddb_verify import Fix, Target
 from multiclouddb_verify.own_columns import OwnColumns
-from multiclouddb_verify.target import own_state
+from multiclouddb_verify.target import SupportsRecord, own_state
 
 __all__ = [
     "Death",
@@ -64,6 +64,7 @@ __all__ = [
     "TestNoticesOfPages",
     "TestRead",
     "TestRepeated",
+    "TestReplaced",
     "TestSnapshot",
     "TestVanished",
     "page",
@@ -207,6 +208,11 @@ def read(sink: SinkHarness, keys: Sequence[str] | None = None) -> dict[str, dict
     by_key = {row["key"]: row for row in found}
     assert len(by_key) == len(found), "a key has several rows"
     return by_key
+
+
+def expected(sink: SinkHarness) -> Expected:
+    """Return the table as it is now, for what is written after a comparison."""
+    return Expected(_SOURCE, sink.target.found())
 
 
 def documents(sink: SinkHarness) -> dict[str, Any]:
@@ -374,10 +380,10 @@ class TestMerged:
             Fix(key_of("a"), ("000001",), "000001", text, own({"n": 4}), _NOW),
             Fix(key_of("b"), ("000001",), "000001", None, own(None), _NOW),
         ]
-        assert sink.target.fix(fixes[:1]) == 1
+        assert sink.target.fix(fixes[:1], expected(sink)) == 1
         assert stored()["a"] | {"total": 4.0, "note": "of another job"} == stored()["a"]
         assert encode_json(stored((*own.types,))["a"]) == encode_json(own_state(own({"n": 4})))
-        assert sink.target.fix(fixes[1:]) == 1
+        assert sink.target.fix(fixes[1:], expected(sink)) == 1
         assert read(sink)[key_of("b")]["deleted"]
         assert stored()["b"] == {"note": "of another job"}
 
@@ -538,17 +544,17 @@ class TestMarked:
 
     def test_the_mark_names_the_feed_and_the_columns_of_the_sink(self, sink: SinkHarness) -> None:
         sink.merge(rows(("a", 1, {"n": 1})))
-        mark = sink.target.mark()
+        mark = sink.target.found().mark
         assert mark is not None
         assert (mark.source, mark.incomplete_since) == (_SOURCE, None)
         ours = {"key", "order_key", "timestamp", "new_item_state", "_deleted_at"}
         assert set(mark.columns) == ours
         sink.merge(rows(("b", 1, {"n": 1})).append_column("total", pa.array([1.5])), new_columns="add")
-        mark = sink.target.mark()
+        mark = sink.target.found().mark
         assert mark is not None
         assert set(mark.columns) == {*ours, "total"}
         sink.merge(bare(("c", 1, {})), missing_state="keep")
-        mark = sink.target.mark()
+        mark = sink.target.found().mark
         assert mark is not None
         assert set(mark.columns) == {*ours, "total", "_stale_since"}
 
@@ -559,7 +565,7 @@ class TestMarked:
         assert str(other) in message
         assert "orders" in message
         assert documents(sink) == {"a": {"n": 1}}
-        mark = sink.target.mark()
+        mark = sink.target.found().mark
         assert mark is not None
         assert mark.source == _SOURCE
         sink.merge(rows(("a", 3, {"n": 3})))
@@ -575,7 +581,7 @@ class TestMarked:
             less = batch.drop_columns([name]) if name != "database" else _without(batch, "partition_id")
             assert "source=" in refused(sink.merge, less).message
         assert sink.merge(batch.drop_columns(["partition_id"]), source="provider:main/orders")
-        mark = sink.target.mark()
+        mark = sink.target.found().mark
         assert mark is not None
         assert mark.source == FeedSource("provider", _ADDRESS)
         less = rows(("a", 2, {})).drop_columns(["database"])
@@ -592,7 +598,7 @@ class TestMarked:
         )
         sink.merge(pa.concat_tables([first, second]))
         sink.merge(first)
-        mark = sink.target.mark()
+        mark = sink.target.found().mark
         assert mark is not None
         assert mark.source == shop
         refused(sink.merge, rows(("a", 2, {})))
@@ -611,7 +617,7 @@ class TestMarked:
         )
         sink.merge(page([], SnapshotStarted("000002~", plan), token=token))
         sink.merge(page(scanned, BackfillDone(plan, "000002~"), token=token))
-        mark = sink.target.mark()
+        mark = sink.target.found().mark
         assert mark is not None
         assert mark.incarnation not in (None, _SOURCE.incarnation)
         assert documents(sink) == {"c": {"n": 3}}
@@ -621,8 +627,78 @@ class TestMarked:
         sink.merge(rows(("a", 1, {})))
         sink.drop()
         with pytest.raises(MulticloudDbError) as caught:
-            sink.target.mark()
+            sink.target.found()
         assert caught.value.category == ErrorCategory.NOT_FOUND
+
+
+class TestReplaced:
+    """Tests that the step that writes looks at what is there, and not an earlier step."""
+
+    def _made_again(self, sink: SinkHarness) -> None:
+        """Drop the table, and fill another one of its name from the same feed."""
+        sink.drop()
+        sink.merge(page([], SnapshotStarted("000000~", _PLAN)))
+        scanned = events(("a", 0, {"n": 9}), mark="snapshot:s:", backfilled=True, floor="000001")
+        sink.merge(page(scanned, BackfillDone(_PLAN, "000000~")))
+
+    def test_what_was_compared_before_is_not_written_into_another_table_of_the_feed(
+        self, sink: SinkHarness
+    ) -> None:
+        sink.merge(rows(("a", 1, {"n": 1}), ("b", 1, {"n": 1})))
+        before = expected(sink)
+        assert sink.target.found(before.found).is_same(before.found)
+        self._made_again(sink)
+        fixes = [
+            Fix(key_of("a"), ("000001",), "000001", '{"n":1}', None, _NOW),
+            Fix(key_of("b"), (), "000001", '{"n":1}', None, _NOW),
+        ]
+        assert "another table" in refused(sink.target.fix, fixes, before).message
+        assert "another table" in refused(sink.target.complete, before).message
+        if isinstance(sink.target, SupportsRecord):
+            assert "another table" in refused(sink.target.record, {"a": "b"}, before).message
+        assert documents(sink) == {"a": {"n": 9}}
+
+    def test_the_table_of_another_feed_is_not_written(self, sink: SinkHarness) -> None:
+        sink.merge(rows(("a", 1, {"n": 1})))
+        before = attrs.evolve(expected(sink), source=_OTHERS[0])
+        fixes = [Fix(key_of("a"), ("000001",), "000001", '{"n":2}', None, _NOW)]
+        assert "is the table of" in refused(sink.target.fix, fixes, before).message
+        assert documents(sink) == {"a": {"n": 1}}
+
+    def test_of_two_feeds_that_make_the_table_at_the_same_time_one_fills_it(
+        self, sink: SinkHarness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The other one is merged after this one has found no table."""
+        marked, theirs = SinkTable._marked, [_from(_OTHERS[0], rows(("b", 1, {"n": 2})))]
+
+        def after_another(table: SinkTable, stored: Any, *arguments: Any) -> Any:
+            found = marked(table, stored, *arguments)
+            if theirs:
+                sink.merge(theirs.pop())
+            return found
+
+        monkeypatch.setattr(SinkTable, "_marked", after_another)
+        with pytest.raises(MulticloudDbError):
+            sink.merge(rows(("a", 1, {"n": 1})))
+        assert not theirs
+        assert documents(sink) == {"b": {"n": 2}}
+        mark = sink.target.found().mark
+        assert mark is not None
+        assert mark.source.address == _OTHERS[0].address
+
+    def test_a_mark_learns_the_incarnation_from_the_first_batch_that_names_it(
+        self, sink: SinkHarness
+    ) -> None:
+        less = rows(("a", 1, {"n": 1})).drop_columns(["partition_id"])
+        sink.merge(less, source="provider:main/orders")
+        sink.merge(rows(("b", 2, {"n": 2})))
+        mark = sink.target.found().mark
+        assert mark is not None
+        assert mark.source == _SOURCE
+        again = _from(attrs.evolve(_SOURCE, incarnation=incarnation_digest("second")), rows(("a", 3, {})))
+        assert "created again" in refused(sink.merge, again).message
+        sink.merge(less, source="provider:main/orders")
+        assert sink.target.found().mark == mark
 
 
 def _history() -> list[tuple[pa.Table | ChangeFeedPage, dict[str, Any], dict[str, Any]]]:
@@ -681,7 +757,7 @@ class TestNoticed:
 
     def test_a_gap_marks_the_table_until_a_whole_snapshot_has_ended(self, sink: SinkHarness) -> None:
         def since() -> str | None:
-            mark = sink.target.mark()
+            mark = sink.target.found().mark
             assert mark is not None
             return mark.incomplete_since
 
@@ -702,7 +778,7 @@ class TestNoticed:
     @pytest.mark.parametrize("is_first", [True, False])
     def test_a_gap_during_a_snapshot_stays(self, sink: SinkHarness, is_first: bool) -> None:
         def since() -> str | None:
-            mark = sink.target.mark()
+            mark = sink.target.found().mark
             assert mark is not None
             return mark.incomplete_since
 
@@ -722,19 +798,20 @@ class TestNoticed:
     def test_a_second_gap_is_told_from_the_first(self, sink: SinkHarness) -> None:
         sink.merge(page(events(("a", 1, {}))))
         sink.merge(page([], Gap("p", "1", "2")))
-        first = sink.target.mark()
+        before = expected(sink)
+        first = before.found.mark
         sink.merge(page([], Gap("p", "5", "9")))
         assert first is not None
         assert first.incomplete_since is not None
         # A comparison that began before the second gap proves nothing about what that gap has lost.
-        sink.target.complete(first.incomplete_since)
-        found = sink.target.mark()
+        sink.target.complete(before)
+        found = sink.target.found().mark
         assert found is not None
         assert found.incomplete_since not in (None, first.incomplete_since)
 
     def test_a_gap_before_the_first_event_marks_the_table_too(self, sink: SinkHarness) -> None:
         sink.merge(page([], Gap(_PLAN, "5", "9")))
-        mark = sink.target.mark()
+        mark = sink.target.found().mark
         assert mark is not None
         assert mark.incomplete_since is not None
 
@@ -817,13 +894,13 @@ class TestFixed:
         one = "000001"
         fixes = [fix("seen", one, '{"n":"fixed"}'), fix("moved", one, "{}"), fix("gone", one, None)]
         fixes += [fix("new", None, '{"n":"new"}'), fix("never", None, None), fix("dead", None, "{}")]
-        assert sink.target.fix(fixes) == 3
+        assert sink.target.fix(fixes, expected(sink)) == 3
         assert documents(sink) == {"seen": {"n": "fixed"}, "moved": {"n": 2}, "new": {"n": "new"}}
         assert tombstones(sink) == {"gone": "000001~", "dead": "000002"}
-        assert sink.target.fix(fixes) == 0
+        assert sink.target.fix(fixes, expected(sink)) == 0
         sink.merge(page(events(("seen", 3, {"n": 3}), ("gone", 1, {"n": 1}))))
         assert documents(sink)["seen"] == {"n": 3}
-        assert sink.target.fix([]) == 0
+        assert sink.target.fix([], expected(sink)) == 0
 
     def test_a_row_is_removed_only_beside_the_one_that_was_seen(self, sink: SinkHarness) -> None:
         sink.merge(page(events(("a", 1, {}), ("b", 2, {}), ("c", 3, {}))))
@@ -835,11 +912,11 @@ class TestFixed:
             return Fix(key, (seen,), "", None, None, _NOW, removes=True, beside=place)
 
         moved = [removal("b", "000001"), removal("c", "000003", seen="000008"), removal("e", "000001")]
-        assert sink.target.fix([removal("a", "000001"), removal("d", None), *moved]) == 2
+        assert sink.target.fix([removal("a", "000001"), removal("d", None), *moved], expected(sink)) == 2
         assert documents(sink).keys() == {"a", "b", "c", "other b", "other c", "other e"}
-        assert sink.target.fix([removal("b", "000002"), removal("c", "000003")]) == 2
+        assert sink.target.fix([removal("b", "000002"), removal("c", "000003")], expected(sink)) == 2
         assert documents(sink).keys() == {"a", "b", "c", "other e"}
-        assert sink.target.fix([removal("b", "000002")]) == 0
+        assert sink.target.fix([removal("b", "000002")], expected(sink)) == 0
         assert tombstones(sink) == {}
 
 

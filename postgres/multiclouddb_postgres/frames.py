@@ -61,7 +61,8 @@ class FrameStorage(PostgresStorage):
         skipped = 0
         if self._long_keys == "skip":
             rows, skipped = rows.where(f"NOT ({_IS_LONG})"), self._told_skipped(rows)
-        write = partial(_write, self._dsn, self._table_name, self.where, self._settings)
+        place = self._dsn, self._table_name, self.where, self.known().oid
+        write = partial(_write, *place, self._settings)
         try:
             rows.repartition(self._count, "key").mapInArrow(write, "written long").toArrow()
         except Exception as error:
@@ -140,7 +141,7 @@ def _check_values(kept: DataFrame, *, refuses_long: bool) -> None:
 
 
 def _write(
-    dsn: str, name: str, place: str, settings: Mapping[str, Any], batches: Iterator[pa.RecordBatch]
+    dsn: str, name: str, place: str, oid: int, settings: Mapping[str, Any], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Merge the rows of a task, and return their number."""
     from pyspark_multiclouddb.errors import source_errors
@@ -148,14 +149,18 @@ def _write(
     written = 0
     with source_errors():
         for rows in _parts(batches):
-            naming(dsn, place, partial(_merge, dsn, name, place, settings, rows))
+            naming(dsn, place, partial(_merge, dsn, name, place, oid, settings, rows))
             written += rows.num_rows
     yield pa.RecordBatch.from_pydict({"written": [written]})
 
 
-def _merge(dsn: str, name: str, place: str, settings: Mapping[str, Any], rows: pa.Table) -> bool:
+def _merge(
+    dsn: str, name: str, place: str, oid: int, settings: Mapping[str, Any], rows: pa.Table
+) -> bool:  # fmt: skip
     def merge(connection: Connection) -> bool:
-        PostgresStorage(connection, name, holds=True, **settings).merge(rows, {})
+        storage = PostgresStorage(connection, name, holds=True, **settings)
+        storage.check_still(oid)
+        storage.merge(rows, {})
         return True
 
     return repeated(dsn, place, merge)

@@ -38,7 +38,7 @@ from multiclouddb_spi.sink_rules import (
     check_cases,
     check_stored,
 )
-from multiclouddb_spi.table_mark import TableMark
+from multiclouddb_spi.table_mark import FoundTable, TableMark
 
 Documents: TypeAlias = Literal["json", "jsonb"]
 """The type of the column with the documents."""
@@ -163,6 +163,7 @@ class PostgresStorage:
         self._table = identifier(name)
         self._marks = identifier(name.rpartition(".")[0] + "." + MARKS if "." in name else MARKS)
         self._where = where(connection, name)
+        self._last_mark: TableMark | None = None
         self._found = self._look()
         if self._found is None and not create:
             raise missing(self._where)
@@ -341,6 +342,10 @@ class PostgresStorage:
 
     def feed_mark(self) -> TableMark | None:
         """Return the mark of the table; one that was dropped and made again has none."""
+        self._last_mark = self._read_mark()
+        return self._last_mark
+
+    def _read_mark(self) -> TableMark | None:
         if not self._has_marks():
             return None
         query = sql.SQL("SELECT note FROM {} WHERE target = {} AND name = {}").format(
@@ -350,8 +355,14 @@ class PostgresStorage:
         return None if row is None else TableMark.from_json(row[0], self._where)
 
     def set_feed_mark(self, mark: TableMark) -> None:
-        """Store the mark of the table."""
-        self.store({}, {_FEED: mark.to_json()})
+        """Store the mark of the table, unless another sink has stored that of its own feed meanwhile."""
+        with self.connection.transaction():
+            # A transaction that waits here sees what the one before it has committed.
+            self.connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (self._name,))
+            found = FoundTable(self._read_mark())
+            found.check_still(FoundTable(self._last_mark), self._where, mark.source)
+            self.store({}, {_FEED: mark.to_json()})
+            self._last_mark = mark
 
     def names(self, prefix: str) -> list[str]:
         """Return the names of the marks that begin with a text, without it."""
@@ -470,11 +481,15 @@ class PostgresStorage:
             )  # fmt: skip
         self.connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(self._table))
         before, self._found = self.known().oid, self._look()
-        if self.known().oid != before:
-            raise MulticloudDbError(
-                f"table: {self._where} was made again during the merge; try again",
-                ErrorDetail(ErrorCategory.CONFLICT, retryable=True),
-            )
+        self.check_still(before)
+
+    def check_still(self, oid: int) -> None:
+        """Refuse another table than the one of which it was decided that the batch may be merged."""
+        self.found().check_still(FoundTable(None, str(oid)), self._where)
+
+    def found(self) -> FoundTable:
+        """Return the object id and the mark of the table."""
+        return FoundTable(self.feed_mark(), str(self.known().oid))
 
     def gone_back(self, query: str | None, done: Numbered | None) -> bool:
         """Return False: rows and marks of a database go back together, and with them `checkpoint_name`."""

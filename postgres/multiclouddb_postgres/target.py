@@ -25,7 +25,7 @@ from multiclouddb_postgres.server import Connection, check_dsn, repeated, secret
 from multiclouddb_postgres.sink import POSITION
 from multiclouddb_postgres.table import PostgresStorage, arrow_type, identifier
 from multiclouddb_spi.sink_rules import DELETED_AT, DOCUMENT, STALE_SINCE
-from multiclouddb_spi.table_mark import TableMark
+from multiclouddb_spi.table_mark import Expected, FoundTable
 
 if TYPE_CHECKING:
     from multiclouddb_verify import Fix
@@ -74,10 +74,20 @@ class PostgresTarget:
         """Server, database and table, without secrets."""
         return self._where
 
-    def _opened(self, connection: Connection, *, own: bool) -> PostgresStorage:
+    def _opened(
+        self, connection: Connection, *, own: bool, expected: Expected | None = None
+    ) -> PostgresStorage:
+        """Look at the table; if one is expected, nobody can replace it until the transaction ends."""
+        if expected is not None:
+            # 0 would be no limit.
+            limit = max(1, int(1000 * self._patience))
+            connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(limit))
         storage = PostgresStorage(
-            connection, self._table, create=False, new_columns="refuse", documents="json"
-        )
+            connection, self._table, create=False, new_columns="refuse", documents="json",
+            holds=expected is not None,
+        )  # fmt: skip
+        if expected is not None:
+            expected.check(storage.found(), self._where)
         if not own and DOCUMENT not in storage.known().columns:
             raise invalid_request(
                 "table",
@@ -182,42 +192,46 @@ class PostgresTarget:
 
         return repeated(self._dsn, self._where, read)
 
-    def mark(self) -> TableMark | None:
-        """Return the mark of the sink; see `Target.mark`."""
-        return repeated(
-            self._dsn, self._where, lambda connection: self._opened(connection, own=True).feed_mark()
-        )
-
-    def complete(self, since: str) -> None:
-        """Store the mark without that time; see `Target.complete`.
+    def found(self, since: FoundTable | None = None) -> FoundTable:
+        """Return the table's object id and mark; see `Target.found`.
 
         Args:
-            since: The time.
+            since: What was found before. A table of PostgreSQL does not go back on its own.
+        """
+        del since
+        return repeated(self._dsn, self._where, lambda connection: self._opened(connection, own=True).found())
+
+    def complete(self, expected: Expected) -> None:
+        """Store the mark without its time; see `Target.complete`.
+
+        Args:
+            expected: The table, as it was before the comparison.
         """
 
         def write(connection: Connection) -> None:
-            storage = self._opened(connection, own=True)
-            mark = storage.feed_mark()
-            if mark is not None and mark.incomplete_since == since:
+            storage = self._opened(connection, own=True, expected=expected)
+            mark, before = storage.feed_mark(), expected.found.mark
+            if mark is not None and before is not None and mark.incomplete_since == before.incomplete_since:
                 storage.set_feed_mark(attrs.evolve(mark, incomplete_since=None))
 
         repeated(self._dsn, self._where, write)
 
-    def fix(self, fixes: Sequence[Fix]) -> int:
+    def fix(self, fixes: Sequence[Fix], expected: Expected) -> int:
         """Write rows in one transaction, each only if its key still has the row that was seen.
 
         Args:
             fixes: At most one for each key.
+            expected: The table that was compared. The transaction makes sure that it is this one.
 
         Raises:
             MulticloudDbError: `CONFLICT` if other transactions prevented this one ten times, or if one has
-                locked a row for longer than `patience_seconds`; `INVALID_REQUEST` if a row is refused, or if
-                the table has columns of its own and no `transform` was given.
+                locked a row for longer than `patience_seconds`; `INVALID_REQUEST` if a row is refused, if the
+                table is not the expected one, or if it has columns of its own and no `transform` was given.
         """
         own = any(fix.columns is not None for fix in fixes)
 
         def write(connection: Connection) -> int:
-            storage = self._opened(connection, own=own)
+            storage = self._opened(connection, own=own, expected=expected)
             known = storage.known().columns
             if not own and (extra := [name for name in _own(storage) if name != DOCUMENT]):
                 raise invalid_request(
@@ -226,9 +240,6 @@ class PostgresTarget:
                     "pass transform=, a function that returns their values for a document",
                 )
             hashes = storage.hashes
-            # 0 would be no limit.
-            limit = max(1, int(1000 * self._patience))
-            connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(limit))
             written, removals = 0, [fix for fix in fixes if fix.removes]
             beside = {each.beside[0]: each.beside[1] for each in removals if each.beside is not None}
             locked = dict[str, str | None]()
@@ -290,15 +301,18 @@ class PostgresTarget:
 
         return repeated(self._dsn, self._where, write)
 
-    def record(self, facts: dict[str, str]) -> None:
+    def record(self, facts: dict[str, str], expected: Expected) -> None:
         """Store facts with the table, in `multiclouddb_marks`; no row changes.
 
         Args:
             facts: Names and texts.
+            expected: The table that was compared.
         """
-        repeated(
-            self._dsn, self._where, lambda connection: self._opened(connection, own=True).store({}, facts)
-        )
+
+        def write(connection: Connection) -> None:
+            self._opened(connection, own=True, expected=expected).store({}, facts)
+
+        repeated(self._dsn, self._where, write)
 
     def __repr__(self) -> str:
         return f"PostgresTarget({self._where!r})"

@@ -42,7 +42,7 @@ def use(dsn):
     merge_into_postgres(page([], token="t"), None, dsn, "orders", None, checkpoint_name="w")
     merge_into_postgres(rows(("a", 1, {})), None, dsn, "orders", None)
     assert PostgresCheckpointStore(dsn).load("w").token == "t"
-    assert PostgresTarget(dsn, "orders").mark() is not None
+    assert PostgresTarget(dsn, "orders").found().mark is not None
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("DROP TABLE orders, multiclouddb_marks, multiclouddb_checkpoints")
 

@@ -7,13 +7,14 @@ import psycopg
 import pytest
 from typer.testing import CliRunner
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError, connect, open_checkpoint_store
+from multiclouddb_api import ErrorCategory, MulticloudDbError, ResourceAddress, connect, open_checkpoint_store
 from multiclouddb_api.checkpoint import checkpoint_at
 from multiclouddb_cli.main import app
 from multiclouddb_conformance.frames import shown_by
 from multiclouddb_conformance.targets import rows
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_postgres import PostgresCheckpointStore, PostgresTarget, merge_into_postgres
+from multiclouddb_spi.table_mark import Expected, FeedSource, FoundTable
 from multiclouddb_verify import verify
 from multiclouddb_verify.target import Fix
 
@@ -31,6 +32,7 @@ FORMS = {
 }
 ENCODED = ("a URL with an encoded password", "a URL with the password among the options", "words with quotes")
 FIX = Fix("k", (), "1", "{}", None, datetime.now(UTC))
+EXPECTED = Expected(FeedSource("provider", ResourceAddress()), FoundTable(None))
 
 
 def written(form, character, first=FIRST, second=SECOND):
@@ -46,7 +48,7 @@ def use(dsn, shown):
         lambda: PostgresCheckpointStore(dsn).load("a"),
         lambda: shown.append(repr(PostgresCheckpointStore(dsn))),
         lambda: list(PostgresTarget(dsn, "orders").rows()),
-        lambda: PostgresTarget(dsn, "orders").fix([FIX]),
+        lambda: PostgresTarget(dsn, "orders").fix([FIX], EXPECTED),
         lambda: PostgresTarget(dsn, "orders").position(),
         lambda: shown.extend([repr(PostgresTarget(dsn, "orders")), PostgresTarget(dsn, "orders").name]),
         lambda: merge_into_postgres(rows(("a", 1, {})), None, dsn, "orders", None),

@@ -29,6 +29,7 @@ new data. Offsets have two forms:
   query fails when it plans the next step.
 - `warning`: a target may stay wrong, and how to repair it; in the first offset of a query that does not begin
   with a snapshot, and with `lost` in every offset after `failOnDataLoss=false` has skipped lost changes.
+- `lost`: how often changes were skipped up to this offset.
 - `s`, for the sink, after a snapshot has begun: the id of the plan (`plan`), the floor (`floor`), whether the
   scan is over (`over`), and `whole` if the scan reads every existing row.
 """
@@ -85,7 +86,7 @@ class Pinned:
     snapshot: Mapping[str, Any] | None = None
     poison: Mapping[str, Any] | None = None
     warning: str | None = None
-    lost: bool = False
+    lost: int = 0
     feed: FeedSource | None = None
     fresh: bool = False
     gone: tuple[str, ...] = ()
@@ -168,6 +169,7 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
             and _is_snapshot(value.get("s"))
             and isinstance(value.get("poison"), dict | None)
             and isinstance(value.get("warning"), str | None)
+            and isinstance(value.get("lost", 0), int)
             and _is_feed(value.get("feed"))
             and isinstance(value.get("gone", []), list)
         ):
@@ -181,7 +183,7 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
                 value.get("s"),
                 value.get("poison"),
                 value.get("warning"),
-                value.get("lost") is True,
+                value.get("lost", 0),
                 _feed_of(value),
                 value.get("fresh") is True,
                 tuple(map(str, value.get("gone", []))),
@@ -307,9 +309,12 @@ class Checkpoint:
 
     def has_gap(self, batch_id: int) -> bool:
         """Return True if changes were skipped since the batch before; every later offset says it again."""
-        after = self.notes(batch_id).get("multiclouddb.warning")
-        before = self.notes(batch_id - 1) if batch_id and after is not None else {}
-        return after is not None and after != before.get("multiclouddb.warning")
+        return self._lost(batch_id) > (self._lost(batch_id - 1) if batch_id else 0)
+
+    def _lost(self, batch_id: int) -> int:
+        """Return how often changes were skipped up to the end of a batch, over all sources of the query."""
+        counts = (offset.get("lost", 0) for offset in self._offsets(batch_id))
+        return sum(count for count in counts if isinstance(count, int))
 
     def feed(self, batch_id: int) -> FeedSource | None:
         """Return the feed that the query reads, if its offsets name one feed."""
@@ -320,7 +325,7 @@ class Checkpoint:
         """Return what the end of a batch says about changes that it lacks, for the commit of the table."""
         found: dict[str, str] = {}
         for offset in self._offsets(batch_id):
-            if offset.get("lost") is True:
+            if offset.get("lost"):
                 found["multiclouddb.warning"] = str(offset.get("warning"))
             if isinstance(poison := offset.get("poison"), dict):
                 found["multiclouddb.poison"] = json.dumps(poison)

@@ -19,8 +19,9 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -47,7 +48,7 @@ from multiclouddb_spi.sink_rules import (
     is_first,
     merge_batch,
 )
-from multiclouddb_spi.table_mark import TableMark
+from multiclouddb_spi.table_mark import Expected, FeedSource, FoundTable, TableMark
 from multiclouddb_verify.delta import MARK, in_backticks, quoted
 from multiclouddb_verify.delta_refusals import safe_cause
 from multiclouddb_verify.own_columns import SINKS, as_stored
@@ -66,6 +67,8 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("multiclouddb.spark")
 _TEXT: Final = ("key", "order_key")
+_IDENTITY: Final = "multiclouddb.table"
+"""The table property that no other table of the name has."""
 _ROWS: Final = 8192
 _NO_ORDER: Final = "~null"
 """Stands for an `order_key` that is null: no change is higher, so the row refuses all of them."""
@@ -198,6 +201,7 @@ class TableStorage:
         self._spark, self._table = spark, table
         self._create_using, self._new_columns = create_using, new_columns
         self._keeps: bool | None = None
+        self._seen: FoundTable | None = None
         self._schema = self._look()
         if self._schema is None and create_using is None:
             raise MulticloudDbError(
@@ -233,13 +237,22 @@ class TableStorage:
                 raise invalid_request("table", problem, "give a table that this sink created")
         return self._schema
 
-    def commit(self, statement: str) -> None:
-        """Run a statement, and run it again if the commit of another writer prevents it."""
+    def commit(self, statement: str, check: Callable[[], object] | None = None) -> None:
+        """Run a statement, and run it again if the commit of another writer prevents it.
+
+        Args:
+            statement: The statement.
+            check: Called before each run; raises if the table is not the one that is meant.
+        """
         wait = _FIRST_WAIT
         for left in reversed(range(_TRIES)):
             try:
+                if check is not None:
+                    check()
                 self._spark.sql(statement)
                 return
+            except MulticloudDbError:
+                raise
             except Exception as error:
                 if found := _REFUSED.search(str(error)):
                     # Spark prints the whole row.
@@ -278,7 +291,7 @@ class TableStorage:
                 f"CREATE TABLE IF NOT EXISTS {self._table} ({_declared(wanted)}) USING {self._create_using}"
             )
             if mark is not None and self.keeps_marks:
-                statement += f" TBLPROPERTIES ({_literal(MARK)} = {_literal(mark.to_json())})"
+                statement += f" TBLPROPERTIES ({_pairs(_marked(mark, uuid.uuid4().hex))})"
             self._spark.sql(statement)
             self._schema = self._look()
         known = {field.name: field.dataType.simpleString() for field in self.schema()}
@@ -322,16 +335,27 @@ class TableStorage:
         return self._keeps
 
     def feed_mark(self) -> TableMark | None:
-        """Return the mark among the properties of the table."""
-        text = self._property(MARK)
-        return None if text is None else TableMark.from_json(text, self._table)
+        """Return the mark among the properties of the table; from now on, no merge accepts another one."""
+        self._seen = self.found()
+        return self._seen.mark
+
+    def found(self) -> FoundTable:
+        """Return the mark of the table, and its id.
+
+        Not every kind of table has an id that a statement can read, so the sink stores one with its mark.
+        """
+        properties = self._properties() if self.keeps_marks else {}
+        text = properties.get(MARK)
+        mark = None if text is None else TableMark.from_json(text, self._table)
+        return FoundTable(mark, properties.get(_IDENTITY))
 
     def set_feed_mark(self, mark: TableMark) -> None:
         """Set the property; who may not alter the table is told which statement somebody else has to run."""
         if not self.keeps_marks:
             return
         try:
-            self._alter({MARK: mark.to_json()})
+            self._alter(_marked(mark, self.found().identity or uuid.uuid4().hex), mark.source)
+            self.feed_mark()
         except MulticloudDbError:
             raise
         except Exception as error:
@@ -346,9 +370,11 @@ class TableStorage:
         pair = f"{_literal(MARK)} = {_literal(mark.to_json())}"
         return f"ALTER TABLE {self._table} SET TBLPROPERTIES ({pair})"
 
-    def _alter(self, properties: Mapping[str, str]) -> None:
-        pairs = ", ".join(f"{_literal(name)} = {_literal(value)}" for name, value in properties.items())
-        self.commit(f"ALTER TABLE {self._table} SET TBLPROPERTIES ({pairs})")
+    def _alter(self, properties: Mapping[str, str], source: FeedSource | None = None) -> None:
+        self.commit(
+            f"ALTER TABLE {self._table} SET TBLPROPERTIES ({_pairs(properties)})",
+            partial(self._check_still, source),
+        )
 
     def store(self, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
         """Set properties of the table."""
@@ -382,6 +408,11 @@ class TableStorage:
         del query, done
         return False
 
+    def _check_still(self, source: FeedSource | None = None) -> None:
+        """Refuse another table than the one that was looked at, as near to the statement as possible."""
+        if self._seen is not None:
+            self.found().check_still(self._seen, self._table, source)
+
     def merge(self, rows: DataFrame, notes: Mapping[str, str], *, is_last: bool) -> None:
         """Merge the last changes of some keys."""
         del notes, is_last
@@ -410,7 +441,8 @@ class TableStorage:
             self.commit(
                 f"MERGE INTO {self._table} AS t USING {view} AS s ON t.key = s.key {when} "
                 f"WHEN NOT MATCHED THEN INSERT ({', '.join(names)}) "
-                f"VALUES ({', '.join(f's.{name}' for name in names)})"
+                f"VALUES ({', '.join(f's.{name}' for name in names)})",
+                self._check_still,
             )
         finally:
             self._spark.catalog.dropTempView(view)
@@ -525,31 +557,42 @@ class TableTarget:
     def position(self) -> None:
         """Return None: Spark stores the position in its checkpoint."""
 
-    def mark(self) -> TableMark | None:
-        """Return the mark of the sink; see `Target.mark`."""
-        storage, _ = self._opened(own=True)
-        return storage.feed_mark()
+    def found(self, since: FoundTable | None = None) -> FoundTable:
+        """Return the mark of the sink, and the id that the sink has given the table; see `Target.found`.
 
-    def complete(self, since: str) -> None:
+        Args:
+            since: What was found before. Nothing in the properties says that a table went back.
+        """
+        del since
+        storage, _ = self._opened(own=True)
+        return storage.found()
+
+    def complete(self, expected: Expected) -> None:
         """Set the table's property; see `Target.complete`.
 
         Args:
-            since: The time.
+            expected: The table, as it was before the comparison.
         """
         storage, _ = self._opened(own=True)
-        mark = storage.feed_mark()
-        if mark is not None and mark.incomplete_since == since:
+        expected.check(storage.found(), self.name)
+        mark, before = storage.feed_mark(), expected.found.mark
+        if mark is not None and before is not None and mark.incomplete_since == before.incomplete_since:
             storage.set_feed_mark(attrs.evolve(mark, incomplete_since=None))
 
-    def fix(self, fixes: Sequence[Fix]) -> int:
+    def fix(self, fixes: Sequence[Fix], expected: Expected) -> int:
         """Write rows in one `MERGE`, each only if its key still has the row that was seen.
+
+        No statement of Spark can look at the properties of a table and write its rows. So the table is looked
+        at directly before each `MERGE`, and a table that is replaced while the statement begins to run gets
+        rows whose `order_key` it has as well. A table that went back to an earlier version is not noticed.
 
         Args:
             fixes: At most one for each key.
+            expected: The table that was compared.
 
         Raises:
             MulticloudDbError: `CONFLICT` if other writers prevented ten attempts; `INVALID_REQUEST` if the
-                table has columns of its own and no `transform` was given.
+                table has columns of its own and no `transform` was given, or if it is not the expected one.
         """
         own = any(fix.columns is not None for fix in fixes)
         storage, extra = self._opened(own=own)
@@ -610,7 +653,8 @@ class TableTarget:
                 f"WHEN MATCHED AND s._drop AND {is_seen} THEN DELETE "
                 f"WHEN MATCHED AND {is_seen} THEN UPDATE SET {sets} "
                 f"WHEN NOT MATCHED AND (s._match IS NULL OR {is_new}) "
-                f"THEN INSERT ({', '.join(names)}) VALUES ({values})"
+                f"THEN INSERT ({', '.join(names)}) VALUES ({values})",
+                lambda: expected.check(storage.found(), self.name),
             )
         finally:
             self._spark.catalog.dropTempView(view)
@@ -640,6 +684,15 @@ def _declared(columns: Mapping[str, str]) -> str:
     # With spark.sql.timestampType, TIMESTAMP may be the type without a zone.
     kinds = {name: "timestamp_ltz" if kind == "timestamp" else kind for name, kind in columns.items()}
     return ", ".join(f"{in_backticks(name)} {kind}" for name, kind in kinds.items())
+
+
+def _marked(mark: TableMark, identity: str) -> dict[str, str]:
+    """Return the properties of a table with a mark."""
+    return {MARK: mark.to_json(), _IDENTITY: identity}
+
+
+def _pairs(properties: Mapping[str, str]) -> str:
+    return ", ".join(f"{_literal(name)} = {_literal(value)}" for name, value in properties.items())
 
 
 def _literal(text: str) -> str:

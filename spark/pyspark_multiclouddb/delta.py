@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -25,13 +26,15 @@ from multiclouddb_spi.sink_rules import (
     check_stored,
     lacks_state,
 )
-from multiclouddb_spi.table_mark import TableMark
+from multiclouddb_spi.table_mark import FeedSource, TableMark
 from multiclouddb_verify.delta import (
     MARK,
     committed,
     feed_mark,
+    found_in,
     in_backticks,
     quoted,
+    said,
     schema_of,
     writable,
     written,
@@ -89,6 +92,7 @@ class DeltaStorage:
         self._table = writable(where)
         if self._table is None and not create:
             raise missing(where)
+        self._seen = None if self._table is None else found_in(self._table, where)
 
     @property
     def where(self) -> str:
@@ -105,10 +109,11 @@ class DeltaStorage:
         check_cases(wanted)
         if self._table is None:
             self._table = _created(self._where, schema, mark)
+            self._seen = found_in(self._table, self._where)
         known = {field.name: _kind(field.type) for field in self._known().schema().fields}
         kinds = {name: _kind(field.type) for name, field in wanted.items()}
         if new := lacking_columns(self._where, kinds, known, self._new_columns):
-            committed(self._table, lambda: self._add([wanted[name] for name in new]))
+            self._commit(lambda: self._add([wanted[name] for name in new]))
 
     @property
     def exists(self) -> bool:
@@ -124,8 +129,7 @@ class DeltaStorage:
         """Give rows from the floor on the lowest `order_key`; the marks follow in a commit of their own."""
         del marks
         table = self._known()
-        committed(
-            table,
+        self._commit(
             lambda: table.update(
                 updates={"order_key": "''"},
                 predicate=f"order_key >= {quoted(floor)}",
@@ -147,8 +151,7 @@ class DeltaStorage:
             "order_key": quoted(floor),
             DELETED_AT: f"coalesce({DELETED_AT}, to_timestamp_micros({micros}))",
         }
-        committed(
-            table,
+        self._commit(
             lambda: table.update(
                 updates=updates,
                 predicate=f"order_key < {quoted(floor)}",
@@ -166,22 +169,41 @@ class DeltaStorage:
         return self._table
 
     def feed_mark(self) -> TableMark | None:
-        """Return the mark among the properties of the table."""
-        return feed_mark(self._known(), self._where)
+        """Return the mark among the properties of the table; from now on, no commit accepts another one."""
+        mark = feed_mark(self._known(), self._where)
+        self._seen = None if self._seen is None else attrs.evolve(self._seen, mark=mark)
+        return mark
 
     def set_feed_mark(self, mark: TableMark) -> None:
         """Set the property, in a commit of its own."""
-        self._set({MARK: mark.to_json()}, {})
+        self._set({MARK: mark.to_json()}, {}, mark.source)
+        self.feed_mark()
 
-    def _set(self, properties: dict[str, str], notes: Mapping[str, str]) -> None:
+    def _commit(self, commit: Callable[[], object], source: FeedSource | None = None) -> None:
+        """Make a commit on a version of the table that was looked at when this object was made.
+
+        Then the batch was found to belong into the table. Another table at the path, an earlier version, and
+        the table of another feed are refused, although it was found to be the right one shortly before.
+        """
+        table = self._known()
+
+        def check() -> None:
+            if self._seen is not None:
+                found_in(table, self._where, self._seen).check_still(self._seen, self._where, source)
+
+        committed(table, commit, check=check)
+
+    def _set(
+        self, properties: dict[str, str], notes: Mapping[str, str], source: FeedSource | None = None
+    ) -> None:
         # A property goes back with RESTORE, and with it what is known of a snapshot; the number of a
         # transaction, or what a commit says, would not.
         table, told = self._known(), self._properties(notes)
-        committed(
-            table,
+        self._commit(
             lambda: table.alter.set_table_properties(
                 properties, raise_if_not_exists=False, commit_properties=told
             ),
+            source,
         )
 
     def mark(self, name: str) -> int | None:
@@ -237,20 +259,18 @@ class DeltaStorage:
             return
         nothing = schema_of(table := self._known()).empty_table()
         properties = self._properties(notes)
-        committed(table, lambda: write_deltalake(table, nothing, mode="append", commit_properties=properties))
+        self._commit(lambda: write_deltalake(table, nothing, mode="append", commit_properties=properties))
         table.update_incremental()
 
     def _add(self, fields: list[Field]) -> None:
         """Add the columns that the table does not have yet; another thread may have added some of them."""
         names = {field.name for field in self._known().schema().fields}
         if missing := [field for field in fields if field.name not in names]:
-            self._known().alter.add_columns(missing)
+            self._known().alter.add_columns(missing, commit_properties=said({}))
 
     def _properties(self, notes: Mapping[str, str], **more: bool) -> CommitProperties:
         """Return what a commit says beside its rows."""
-        from deltalake import CommitProperties
-
-        return CommitProperties({_PLACE: json.dumps({**self._place, **more}, sort_keys=True), **notes})
+        return said({_PLACE: json.dumps({**self._place, **more}, sort_keys=True), **notes})
 
     def merge(self, rows: pa.Table, notes: Mapping[str, str], *, is_last: bool) -> None:
         """Merge the last changes of some keys in one commit. If nothing changes, there is no commit."""
@@ -285,7 +305,7 @@ class DeltaStorage:
                 merger = merger.when_matched_update(moved, f"{is_newer} AND NOT {has_state}")
             merger.when_not_matched_insert(columns).execute()
 
-        committed(table, commit)
+        self._commit(commit)
 
 
 def _precedes(place: Mapping[str, Any], done: Numbered) -> bool:

@@ -83,6 +83,7 @@ class MicroBatches:
         self._warning: str | None = None
         # True if the last step found nothing, but not every partition has said that nothing follows.
         self._is_unread = False
+        self._lost = 0
         # Spark passes the same offset as the end of a step, as the start of the next one and to `tasks`.
         self._parsed: deque[tuple[dict[str, Any], Offset]] = deque(maxlen=2)
         self._rules: Rules = INSPECTED
@@ -173,7 +174,7 @@ class MicroBatches:
             if skips and not planned_here and isinstance(before, Pinned):
                 connection = connection_for(self.settings)
                 after.check_incarnation(connection.opened)
-                self._check_kept(connection, before.lineage(connection.feed), surely=True)
+                self._check_kept(connection, before, surely=True)
             if self.settings.skip_poison and after.poison is None and end != self._searched:
                 self._searched = end
                 connection = connection_for(self.settings)
@@ -220,7 +221,7 @@ class MicroBatches:
             )
         mark = self._mark()
         try:
-            self._check_kept(connection, before)
+            self._check_kept(connection, offset)
             # The step begins after what an earlier call has found to be empty.
             known, ahead = self._ahead or (None, before)
             step = self._step(connection, ahead if known == start else before, max_records)
@@ -240,9 +241,10 @@ class MicroBatches:
         due = time.monotonic() - self._saved >= self.settings.idle_checkpoint_seconds or bool(step.skipped)
         due = due or self._is_unread
         if step.skipped:
-            self._lose(", ".join(step.skipped[:_PLACES]))
+            self._lose(", ".join(step.skipped[:_PLACES]), offset)
         warning = self._warning or (offset.warning if offset.lost else None)
-        is_said = warning is None or warning == offset.warning
+        lost = max(self._lost, offset.lost)
+        is_said = lost == offset.lost
         if nothing and is_said and not self._poison and not _is_worth_saving(before, step.after, due):
             # The next call begins here, so that the same records are not scanned again.
             self._ahead = start, step.after
@@ -259,7 +261,7 @@ class MicroBatches:
         more = tell_more and not (nothing or step.is_end)
         pinned = Pinned(
             offset.incarnation, stands.to_json(), step.ends, nothing, more=more, snapshot=state,
-            warning=warning, lost=warning is not None, feed=_feed(connection),
+            warning=warning, lost=lost, feed=_feed(connection),
             fresh=offset.fresh and nothing, gone=_gone(step),
         )  # fmt: skip
         end = self._named(pinned)
@@ -288,23 +290,25 @@ class MicroBatches:
         self._poison, self._searched = [], offset_to_json(self.settings, named)
         return self._searched
 
-    def _check_kept(self, connection: Connection, before: Lineage, *, surely: bool = False) -> None:
+    def _check_kept(self, connection: Connection, offset: Pinned, *, surely: bool = False) -> None:
         """Find expired positions before ranges are planned or read, because tasks cannot report them."""
         due, self._planned = time.monotonic() - self._planned > _FRESH_SECONDS, time.monotonic()
         if not due or isinstance(self.settings.on_loss, Fail):
             return
+        lineage = offset.lineage(connection.feed)
         try:
             connection.opened.call(
-                "plan", lambda deadline: check_kept(connection.feed, before, deadline, surely=surely)
+                "plan", lambda deadline: check_kept(connection.feed, lineage, deadline, surely=surely)
             )
         except MulticloudDbError as error:
             if not isinstance(self.settings.on_loss, SkipToOldest):
                 raise
             if error.category == ErrorCategory.CHECKPOINT_EXPIRED:  # the tasks meet every other error
-                self._lose(error.message.partition(";")[0])
+                self._lose(error.message.partition(";")[0], offset)
 
-    def _lose(self, where: str) -> None:
-        """Say in the log, and in the offsets from now on, that changes were skipped."""
+    def _lose(self, where: str, offset: Pinned) -> None:
+        """Say in the log, and in the offsets from now on, that changes after an offset were skipped."""
+        self._lost = offset.lost + 1
         self._warning = f"failOnDataLoss=false has skipped lost changes: {where}; {REPAIR}"
         _LOG.warning("%s: %s", self.settings.address, self._warning)
 

@@ -45,7 +45,7 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_api.validators import check_type
-from multiclouddb_spi.table_mark import TableMark
+from multiclouddb_spi.table_mark import Expected, FoundTable
 from multiclouddb_verify import Fix, Part, Report, SupportsParts, SupportsRecord, Transform
 from multiclouddb_verify.comparison import GONE
 from multiclouddb_verify.sides import (
@@ -332,22 +332,22 @@ class _Table:
         """See `Target.position`."""
         return self._target.position()
 
-    def mark(self) -> TableMark | None:
-        """See `Target.mark`."""
-        return self._target.mark()
+    def found(self, since: FoundTable | None = None) -> FoundTable:
+        """See `Target.found`."""
+        return self._target.found(since)
 
-    def complete(self, since: str) -> None:
+    def complete(self, expected: Expected) -> None:
         """See `Target.complete`."""
-        self._target.complete(since)
+        self._target.complete(expected)
 
-    def fix(self, fixes: Sequence[Fix]) -> int:
+    def fix(self, fixes: Sequence[Fix], expected: Expected) -> int:
         """Write rows in the driver; see `Target.fix`."""
-        return self._target.fix(fixes)
+        return self._target.fix(fixes, expected)
 
-    def record(self, facts: dict[str, str]) -> None:
+    def record(self, facts: dict[str, str], expected: Expected) -> None:
         """Store facts in the table, if it can."""
         if isinstance(self._target, SupportsRecord):
-            self._target.record(facts)
+            self._target.record(facts, expected)
 
 
 # -- What the executors run

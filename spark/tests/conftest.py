@@ -144,13 +144,13 @@ def table_deaths(monkeypatch):
     """Return a function that makes the process die once, around a statement that changes Spark's table."""
     left, commit = {"dice": None, "chance": 0.0}, TableStorage.commit
 
-    def call(self, statement):
+    def call(self, statement, check=None):
         dice = left["dice"]
         if dice is None or dice.random() >= left["chance"]:
-            return commit(self, statement)
+            return commit(self, statement, check)
         left["dice"] = None
         if dice.random() < 0.5:
-            commit(self, statement)
+            commit(self, statement, check)
         raise Death
 
     def dies(dice, chance=0.0):

@@ -49,11 +49,11 @@ def test_batch_whose_executors_die_around_the_merge_is_merged_by_its_repetition(
     sink.merge(rows(*((f"k{number}", 1, {"n": 1}) for number in range(100))))
     commit, left = TableStorage.commit, [1]
 
-    def call(self, statement):
+    def call(self, statement, check=None):
         if statement.startswith("MERGE") and left:
             left.pop()
             if not before:
-                commit(self, statement)
+                commit(self, statement, check)
             lost = executors()
             assert len(lost) == 2
             for pid in lost:
@@ -61,7 +61,7 @@ def test_batch_whose_executors_die_around_the_merge_is_merged_by_its_repetition(
             wait_until(lambda: not set(lost) & set(executors()), seconds=60)
             if not before:
                 raise RuntimeError("the driver notices later")
-        return commit(self, statement)
+        return commit(self, statement, check)
 
     monkeypatch.setattr(TableStorage, "commit", call)
     batch = rows(*((f"k{number}", 2, None if number % 2 else {"n": 2}) for number in range(100)))

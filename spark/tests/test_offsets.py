@@ -44,13 +44,13 @@ STORED = [
     (SETTINGS, Pinned(None, at(), {"p9": [4]}), {"c": at(), "e": {"p9": [4]}, "inc": None}),
     (
         MODES,
-        Pinned("i-1", at(["p0", 5]), {"p3": 9}, True, at(["p0", 1]), True, SNAPSHOT, {"count": 1}, "w", True),
+        Pinned("i-1", at(["p0", 5]), {"p3": 9}, True, at(["p0", 1]), True, SNAPSHOT, {"count": 1}, "w", 2),
         {
             "c": at(["p0", 5]),
             "e": {"p3": 9},
             "empty": True,
             "inc": "i-1",
-            "lost": True,
+            "lost": 2,
             "modes": {"oldItemState": "require"},
             "more": True,
             "o": at(["p0", 1]),

@@ -326,7 +326,7 @@ class TestRestored:
 
 def test_commit_names_what_the_offset_says_is_left_out(path, first):
     poison = {"count": 2, "first": [["p0", "7"]]}
-    write_offset(first, 1, poison=poison, warning="lost 5 to 7", lost=True)
+    write_offset(first, 1, poison=poison, warning="lost 5 to 7", lost=1)
     for number, change in enumerate((A, B, C)):
         merge_into_delta(change, number, path, "app", checkpoint=first)
     assert [json.loads(each) for each in notes_of(path, "poison")] == [poison]
@@ -413,15 +413,29 @@ class TestCommitOfAnother:
         merge_into_delta(rows(("a", 1, {})), 0, path, "app")
         add_columns = TableAlterer.add_columns
 
-        def call(self, fields):
+        def call(self, fields, **settings):
             monkeypatch.setattr(TableAlterer, "add_columns", add_columns)
             DeltaTable(path).alter.add_columns(fields)
-            add_columns(self, fields)
+            add_columns(self, fields, **settings)
 
         monkeypatch.setattr(TableAlterer, "add_columns", call)
         batch = rows(("a", 2, {"n": 2})).append_column("n", pa.array([2]))
         assert merge_into_delta(batch, 1, path, "app", new_columns="add")
         assert DeltaTable(path).to_pyarrow_table()["n"].to_pylist() == [2]
+
+    def test_restores_an_earlier_version(self, path, others):
+        """The query does not deliver again what the table has lost by that."""
+        merge_into_delta(rows(("a", 1, {"n": 1})), 0, path, "app")
+        version = DeltaTable(path).version()
+        merge_into_delta(rows(("b", 2, {"n": 2})), 1, path, "app")
+        others.append(lambda: DeltaTable(path).restore(version))
+        batch = rows(("c", 3, {"n": 3}))
+        with pytest.raises(MulticloudDbError, match=r"restored.*try again") as caught:
+            merge_into_delta(batch, 2, path, "app")
+        assert (caught.value.category, caught.value.retryable) == (ErrorCategory.CONFLICT, True)
+        with pytest.raises(MulticloudDbError, match="restored to an earlier version"):
+            merge_into_delta(batch, 2, path, "app")
+        assert documents(path) == {"a": {"n": 1}}
 
     def test_at_the_begin_and_at_the_end_of_a_snapshot(self, path, others):
         merge_into_delta(rows(("a", 5, {}), ("gone", 6, {})), 0, path, "older")

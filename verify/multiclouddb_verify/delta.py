@@ -25,7 +25,7 @@ from multiclouddb_api import MulticloudDbError, encode_json, invalid_request
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_api.validators import check_type, local_path
 from multiclouddb_spi.sink_rules import DELETED_AT, DOCUMENT, STALE_SINCE
-from multiclouddb_spi.table_mark import TableMark
+from multiclouddb_spi.table_mark import Expected, FoundTable, TableMark
 from multiclouddb_verify.delta_refusals import (
     check_readable,
     check_writable,
@@ -50,9 +50,11 @@ __all__ = [
     "committed",
     "dataset_of",
     "feed_mark",
+    "found_in",
     "in_backticks",
     "opened",
     "quoted",
+    "said",
     "schema_of",
     "writable",
     "written",
@@ -106,10 +108,33 @@ def feed_mark(table: DeltaTable, where: str) -> TableMark | None:
     return None if text is None else TableMark.from_json(text, where)
 
 
+def found_in(table: DeltaTable, where: str, since: FoundTable | None = None) -> FoundTable:
+    """Return what the version is that the table object has loaded.
+
+    Args:
+        table: The table.
+        where: Its name, for messages.
+        since: What was found before.
+    """
+    version, before = int(table.version()), None if since is None else since.version
+    went_back = before is not None and _went_back(table, before, version)
+    return FoundTable(feed_mark(table, where), str(table.metadata().id), version, went_back)
+
+
+def _went_back(table: DeltaTable, before: int, version: int) -> bool:
+    """Return whether one of the commits after a version was RESTORE, or is not in the log any more."""
+    if version <= before:
+        return version < before
+    # deltalake adds the commits after the version that is loaded, and numbers them as if there were none.
+    made = table.history(version - before)
+    return len(made) < version - before or any(each.get("operation") == "RESTORE" for each in made)
+
+
 def committed(
     table: DeltaTable,
     commit: Callable[[], _T],
     *,
+    check: Callable[[], object] | None = None,
     patience_seconds: float | None = None,
     yields: bool = False,
 ) -> _T:
@@ -119,7 +144,10 @@ def committed(
 
     Args:
         table: The table; it is brought up to date before each further try.
-        commit: Makes the commit; it may be called several times.
+        commit: Makes the commit; it may be called several times. It must not be repeated by deltalake itself
+            (`max_commit_retries=0`), so that it is based on the version that `check` has seen.
+        check: Called before each try; raises if the version that the table object has loaded is not that of
+            the table that is meant.
         patience_seconds: For how long the commit is tried; five minutes by default.
         yields: True to wait longer between the tries, so that the sink goes first.
     """
@@ -129,6 +157,8 @@ def committed(
         until, tried = time.monotonic() + patience, 0
         while True:
             try:
+                if check is not None:
+                    check()
                 return commit()
             except MulticloudDbError:
                 raise
@@ -163,6 +193,13 @@ def in_backticks(name: str) -> str:
 def schema_of(table: DeltaTable) -> pa.Schema:
     """Return the columns of the table in Arrow's types."""
     return pa.schema(table.schema().to_arrow())
+
+
+def said(facts: Mapping[str, str]) -> CommitProperties:
+    """Return what a commit says; deltalake refuses it if it does not follow the version it is based on."""
+    from deltalake import CommitProperties
+
+    return CommitProperties(dict(facts), max_commit_retries=0)
 
 
 def written(names: Sequence[str]) -> WriterProperties:
@@ -287,31 +324,56 @@ class DeltaTarget:
     def position(self) -> None:
         """Return None: the sink stores its position in a checkpoint."""
 
-    def mark(self) -> TableMark | None:
-        """Return the mark of the sink in the latest version; see `Target.mark`."""
-        return feed_mark(self._open(own=True), self._where)
+    def found(self, since: FoundTable | None = None) -> FoundTable:
+        """Return the table's id, latest version and mark; see `Target.found`.
 
-    def complete(self, since: str) -> None:
+        Args:
+            since: What was found before.
+        """
+        return found_in(self._open(own=True), self._where, since)
+
+    def _write(self, table: DeltaTable, expected: Expected, commit: Callable[[], _T]) -> _T:
+        """Make a commit on a version of the table that is meant.
+
+        The version says which table it is, and a commit that is not the next one after it is refused. So
+        nothing is written into a table that was made again at the path, or after RESTORE. What Delta cannot
+        prevent: if the whole folder is replaced between the last look at it and the commit, and the new log
+        is shorter, then that log gets a commit with a number that it has not reached.
+        """
+        return committed(
+            table, commit,
+            check=lambda: expected.check(found_in(table, self._where, expected.found), self.name),
+            patience_seconds=self._patience, yields=True,
+        )  # fmt: skip
+
+    def complete(self, expected: Expected) -> None:
         """Set the table's property in a commit of its own; see `Target.complete`.
 
         Args:
-            since: The time.
+            expected: The table, as it was before the comparison.
         """
         table = self._open(own=True)
-        mark = feed_mark(table, self._where)
-        if mark is not None and mark.incomplete_since == since:
-            properties = {MARK: attrs.evolve(mark, incomplete_since=None).to_json()}
-            committed(table, lambda: table.alter.set_table_properties(properties, raise_if_not_exists=False))
 
-    def fix(self, fixes: Sequence[Fix]) -> int:
+        def commit() -> None:
+            mark, before = feed_mark(table, self._where), expected.found.mark
+            if mark is not None and before is not None and mark.incomplete_since == before.incomplete_since:
+                properties = {MARK: attrs.evolve(mark, incomplete_since=None).to_json()}
+                table.alter.set_table_properties(
+                    properties, raise_if_not_exists=False, commit_properties=said({})
+                )
+
+        self._write(table, expected, commit)
+
+    def fix(self, fixes: Sequence[Fix], expected: Expected) -> int:
         """Write rows in one commit; see `Target.fix`.
 
         Args:
             fixes: At most one for each key.
+            expected: The table that was compared.
 
         Raises:
             MulticloudDbError: `CONFLICT` if the sink commits all the time; `INVALID_REQUEST` if the table has
-                columns of its own and no `transform` was given.
+                columns of its own and no `transform` was given, or if it is not the expected one.
         """
         own = any(fix.columns is not None for fix in fixes)
         table = self._open(own=own, writes=True)
@@ -322,8 +384,6 @@ class DeltaTarget:
                 f"{self._where} has columns of its own: {', '.join(extra)}",
                 "pass transform=, a function that returns their values for a document",
             )
-        if not fixes:
-            return 0
         # A key with several rows gets one of them back in the same commit. Which rows there are is read from
         # the version on which the commit is based: if another commit comes first, this one is refused.
         several = [fix.key for fix in fixes if len(fix.seen) > 1 or fix.removes]
@@ -342,7 +402,7 @@ class DeltaTarget:
             given = {name for fix in fixes for name in fix.columns or ()}
             return self._merge(table, [name for name in names if name in SINKS or name in given], kept)
 
-        return committed(table, commit, patience_seconds=self._patience, yields=True)
+        return self._write(table, expected, commit)
 
     def _orders(self, table: DeltaTable, keys: Sequence[str]) -> dict[str, list[str]]:
         """Return the order keys of the rows of some keys, in the version that the table object has loaded."""
@@ -387,7 +447,7 @@ class DeltaTarget:
         merged = (
             table.merge(
                 source, "s._match = t.key", source_alias="s", target_alias="t",
-                writer_properties=written(names), streamed_exec=False,
+                writer_properties=written(names), streamed_exec=False, commit_properties=said({}),
             )
             .when_matched_update(
                 columns, f"coalesce(t.order_key, {quoted(_NO_ORDER)}) = s._seen AND NOT s._drop"
@@ -401,23 +461,21 @@ class DeltaTarget:
         removed = sum(fix.removes for fix in fixes)
         return removed + int(merged["num_target_rows_updated"]) + int(merged["num_target_rows_inserted"])
 
-    def record(self, facts: dict[str, str]) -> None:
+    def record(self, facts: dict[str, str], expected: Expected) -> None:
         """Make a commit that changes no row, and contains facts.
 
         Args:
             facts: Names and texts.
+            expected: The table that was compared.
         """
-        from deltalake import CommitProperties, write_deltalake
+        from deltalake import write_deltalake
 
         table = self._open(own=True, writes=True)
-        nothing = schema_of(table).empty_table()
-        properties: CommitProperties = CommitProperties(dict(facts))
-        committed(
-            table,
+        nothing, properties = schema_of(table).empty_table(), said(facts)
+        self._write(
+            table, expected,
             lambda: write_deltalake(table, nothing, mode="append", commit_properties=properties),
-            patience_seconds=self._patience,
-            yields=True,
-        )
+        )  # fmt: skip
 
 
 def _batches(

@@ -81,6 +81,7 @@ class Repair:
 
     def _fix(self, chunk: Sequence[Confirmed], *, is_last: bool) -> None:
         """Write the rows of the source where both answers agree, and judge their keys again."""
+        self._sides.check_table()
         state, floor = self._sides.state, self._floor()
         answers = self._sides.look_up([each.key for each in chunk])
         # This reads every change that a look-up may have shown. It fails if the collection was created again.
@@ -118,9 +119,8 @@ class Repair:
         """Write rows; a row that the table refuses does not stop the others."""
         if not fixes:
             return
-        self._sides.check_mark()
         try:
-            self._written += self._sides.target.fix(fixes)
+            self._written += self._sides.target.fix(fixes, self._sides.expected)
         except MulticloudDbError as error:
             if error.retryable or error.category not in _OF_A_ROW:
                 raise

@@ -14,13 +14,14 @@ from multiclouddb_api import (
     ChangeEvent,
     ChangeFeedPage,
     MulticloudDbError,
+    MulticloudDbKey,
     NotKnown,
     ScanFacts,
     ScanFloor,
     invalid_request,
 )
 from multiclouddb_spi.batch import collector_paused
-from multiclouddb_spi.table_mark import FeedSource, TableMark
+from multiclouddb_spi.table_mark import Expected, FeedSource, TableMark
 from multiclouddb_verify.comparison import (
     GONE,
     Kind,
@@ -88,8 +89,8 @@ class Sides:
 
     state: State
     """Set before anything else is called."""
-    feed: FeedSource
-    """The feed whose changes the table has to contain; set before the table is looked at."""
+    expected: Expected
+    """The table that is compared; set when it is first looked at."""
 
     def __init__(
         self,
@@ -112,7 +113,6 @@ class Sides:
         self.force: bool = settings.get("force", False)
         self._adopts: bool = settings.get("adopt", False)
         self.is_adopted = False
-        self._is_marked = False
         self.transform: Transform | None = settings.get("transform")
         self.held: Callable[[Any], Any] | None = None
         self._on_progress: Callable[[Progress], None] | None = settings.get("on_progress")
@@ -175,6 +175,7 @@ class Sides:
             if seen is not None:
                 seen.update(change[1] for change in kept)
             with self.state.transaction():
+                self._keep_parts([event.key for event in page.events[:1]])
                 self.state.add_changes(kept, self.clock())
                 # A later comparison goes on where all changes were kept, not only those of some keys.
                 self.state.put("follow" if wanted is None else "judged", page.continuation_token)
@@ -231,8 +232,7 @@ class Sides:
                 keys.append(texts)
                 runs.append(rows)
                 count += len(texts)
-            if page.events and not self.done("parts"):
-                state.put("parts", page.events[0].key.partition_components)
+            self._keep_parts([event.key for event in page.events[:1]])
             done = page.diagnostics.snapshot
             self.tell(
                 "scan",
@@ -250,24 +250,22 @@ class Sides:
         assert page is not None, "a scan has at least one page"
         flush(page, is_last=True)
 
-    def check_mark(self) -> TableMark | None:
-        """Refuse the table of another feed, and one of which nobody says whose changes it contains.
+    def expect(self, source: FeedSource) -> TableMark | None:
+        """Look at the table; refuse that of another feed, and one of which nobody says whose it is.
 
-        The table may be replaced by another one of its name at any time, so it is asked again before each
-        write, and before a verdict.
+        Args:
+            source: The feed whose changes the table has to contain.
+
+        Returns:
+            The mark of the table; None if its user has said that the table is that of the feed.
         """
-        target, source, mark = self.target, self.feed, self.target.mark()
+        found, where = self.target.found(), self.target.name
+        self.expected, mark = Expected(source, found), found.mark
         if mark is None:
-            if self._is_marked:
-                raise invalid_request(
-                    "target",
-                    f"{target.name} was replaced meanwhile by a table without a mark of a sink",
-                    "run verify again, when nobody makes the table again any more",
-                )
             if not self._adopts:
                 raise invalid_request(
                     "target",
-                    f"{target.name} has no mark of a sink, so nothing says that it is the table of {source}",
+                    f"{where} has no mark of a sink, so nothing says that it is the table of {source}",
                     "let the sink merge a batch, which marks the table; or, if you know that it is, pass "
                     "adopt=True (--adopt)",
                 )
@@ -278,9 +276,20 @@ class Sides:
                 problem = f"was filled from {source} before that was dropped and created again"
             else:
                 problem = f"is the table of {mark.source}, and not of {source}"
-            raise invalid_request("target", f"{target.name} {problem}", "correct the collection or the table")
-        self._is_marked = True
+            raise invalid_request("target", f"{where} {problem}", "correct the collection or the table")
         return mark
+
+    def check_table(self) -> None:
+        """Refuse a table that is another one than at the beginning, or that went back since.
+
+        What was read before is no longer in it, so there is no verdict. Each write checks the same again in
+        its own step.
+        """
+        now = self.target.found(self.expected.found)
+        self.expected.check(now, self.target.name)
+        self.expected = attrs.evolve(
+            self.expected, found=attrs.evolve(self.expected.found, version=now.version)
+        )
 
     def check_foreign(self, wrong: int, count: int) -> None:
         """Stop if a table that only the user calls that of the collection looks like that of another one.
@@ -322,7 +331,7 @@ class Sides:
 
     def _sinks_own_columns(self) -> Sequence[str]:
         """Return the columns of the sink: an empty collection does not say which ones `transform` fills."""
-        mark = self.target.mark()
+        mark = self.expected.found.mark
         if mark is None:
             raise invalid_request(
                 "transform",
@@ -420,11 +429,19 @@ class Sides:
 
     def look_up(self, keys: Sequence[str]) -> dict[str, Answer]:
         """Read rows of the source by key."""
+        if not self.done("parts"):
+            # The collection was empty while it was scanned, and its stream had nothing either.
+            self._keep_parts(self.source.some_keys()[:1])
         found = self.source.look_up(keys, self.state.number("parts") or 1)
         with self.state.transaction():
             count = sum(each is not None and not isinstance(each, NotKnown) for each in found.values())
             self.state.add("looked_up", count)
         return found
+
+    def _keep_parts(self, keys: Sequence[MulticloudDbKey]) -> None:
+        """Keep how many components of a key form its partition key: the texts in the table do not say it."""
+        if keys and not self.done("parts"):
+            self.state.put("parts", keys[0].partition_components)
 
     def events(self, keys: Sequence[str]) -> tuple[dict[str, ChangeEvent | None], dict[str, str]]:
         """Read rows of the source by key; return them, and why others are not known."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import attrs
 import pyarrow as pa
 
-from multiclouddb_spi.table_mark import TableMark
+from multiclouddb_spi.table_mark import Expected, FoundTable
 
 __all__ = [
     "Fix",
@@ -93,8 +93,11 @@ class Target(Protocol):
         """Return the token that the sink has stored in the table itself, or None if it stores none there."""
         ...
 
-    def mark(self) -> TableMark | None:
-        """Return the mark that says whose changes the table contains, or None if no sink has left one.
+    def found(self, since: FoundTable | None = None) -> FoundTable:
+        """Return the table that is there now, with the mark that says whose changes it contains.
+
+        Args:
+            since: What was found before; None if the table was not looked at before.
 
         Raises:
             MulticloudDbError: `NOT_FOUND` if there is no such table; `INVALID_REQUEST` if the mark is
@@ -102,16 +105,19 @@ class Target(Protocol):
         """
         ...
 
-    def complete(self, since: str) -> None:
+    def complete(self, expected: Expected) -> None:
         """Remove from the mark that the table is incomplete, because it was proved to be complete.
 
         Args:
-            since: The `incomplete_since` of the mark that was read before the comparison. A mark that
-                contains another time meanwhile stays as it is.
+            expected: The table, as it was before the comparison. A mark that contains another time than then
+                stays as it is.
+
+        Raises:
+            MulticloudDbError: As `fix`.
         """
         ...
 
-    def fix(self, fixes: Sequence[Fix]) -> int:
+    def fix(self, fixes: Sequence[Fix], expected: Expected) -> int:
         """Write rows in one commit, each only if its key still has exactly the rows that were seen.
 
         A row that has changed meanwhile stays as it is: the sink's change always wins.
@@ -120,12 +126,15 @@ class Target(Protocol):
             fixes: At most one for each key. Without a document, the row becomes a tombstone; it is not made
                 if there is no row. With `removes`, all rows of the key are removed, if there are still those
                 that were seen, and the row `beside` as well. Without any, only the table is checked.
+            expected: The table that was compared. The step that writes makes sure that it writes into this
+                one, and not into another table of its name or an earlier version.
 
         Returns:
             The number of rows that were written.
 
         Raises:
-            MulticloudDbError: `CONFLICT` if other commits prevented this one again and again.
+            MulticloudDbError: `CONFLICT` if other commits prevented this one again and again;
+                `INVALID_REQUEST` if the table is not the expected one.
         """
         ...
 
@@ -159,11 +168,12 @@ class SupportsParts(Target, Protocol):
 class SupportsRecord(Protocol):
     """A target that can store in a commit when it was proved equal."""
 
-    def record(self, facts: dict[str, str]) -> None:
+    def record(self, facts: dict[str, str], expected: Expected) -> None:
         """Make a commit that changes no row, and contains facts.
 
         Args:
             facts: Names and texts.
+            expected: The table that was compared.
         """
         ...
 

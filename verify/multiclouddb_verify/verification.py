@@ -338,17 +338,16 @@ class Verification:
         self._rounds.run()
         if self._repair:
             self._repair_all()
-        self._sides.check_mark()
+        self._sides.check_table()
         report = self._report(began)
         through, since = report.verified_through, self._incomplete_since
         if through is not None and since is not None and (self._repair or self._record):
-            self._sides.target.complete(since)
+            self._sides.target.complete(self._sides.expected)
             report = attrs.evolve(report, incomplete_since=None)
         if self._record and through is not None and isinstance(self._sides.target, SupportsRecord):
             at = datetime.now(UTC).isoformat()
-            self._sides.target.record(
-                {"multiclouddb.verified_at": at, "multiclouddb.verified_through": through}
-            )
+            facts = {"multiclouddb.verified_at": at, "multiclouddb.verified_through": through}
+            self._sides.target.record(facts, self._sides.expected)
         return report
 
     def _compare_sides(self) -> None:
@@ -378,12 +377,11 @@ class Verification:
         # The table is looked at before the source is read, because it may be none.
         for _ in self._sides.target.rows([], own=self._sides.transform is not None):
             break
-        self._sides.feed = FeedSource.of_token(page.continuation_token)
-        mark = self._sides.check_mark()
+        mark = self._sides.expect(FeedSource.of_token(page.continuation_token))
         self._incomplete_since = None if mark is None else mark.incomplete_since
         self._sides.look_at_columns()
         if self._repair and self._sides.transform is None:
-            self._sides.target.fix(())
+            self._sides.target.fix((), self._sides.expected)
         return page
 
     def _begin(self, first: str) -> None:

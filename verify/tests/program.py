@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 
 from multiclouddb_api import FileCheckpointStore, ResourceAddress, connect
 from multiclouddb_embedded.feed import EmbeddedFeed
+from multiclouddb_spi.table_mark import Expected, FeedSource, FoundTable
 from multiclouddb_verify import DeltaTarget, Fix, stored_position, verify
 from multiclouddb_verify.delta import committed
 from multiclouddb_verify.source import Source
@@ -63,6 +64,8 @@ def merge(folder, commits):
 def fix(folder, commits):
     """Repair the shared key as it was some time ago, and add another key, many times."""
     target = DeltaTarget(folder / "table")
+    found = target.found()
+    source = FeedSource.of_text("embedded:main/orders")
     for number in range(int(commits)):
         fixes = [Fix(key_of(f"fix-{number}"), (), "1", '{"n":0}', None, datetime.now(UTC))]
         for batch in target.rows([key_of("shared")]):
@@ -70,7 +73,7 @@ def fix(folder, commits):
             fixes.append(Fix(key_of("shared"), (order,), f"{order}~", text, None, datetime.now(UTC)))
         # What was seen is old when it is written, if the sink has merged meanwhile.
         time.sleep(0.001)
-        target.fix(fixes)
+        target.fix(fixes, Expected(source, found))
 
 
 def maintain(folder, commits):
@@ -128,13 +131,13 @@ def many(folder, count, damage="0"):
         def position(self):
             return None
 
-        def mark(self):
-            return None
+        def found(self, since=None):
+            return FoundTable(None)
 
-        def complete(self, since):
+        def complete(self, expected):
             raise AssertionError
 
-        def fix(self, fixes):
+        def fix(self, fixes, expected):
             raise AssertionError
 
     from multiclouddb_api import Beginning, ChangeFeedRequest

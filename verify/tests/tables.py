@@ -113,7 +113,8 @@ class Shop:
         settings = {"state": self.folder / "state", "patience_seconds": 30.0, **settings}
         position = stored_position(self.checkpoints, NAME)
         settings = {"position": position, **settings}
-        return verify(self.client, self.address, DeltaTarget(self.table), **settings)
+        target = settings.pop("target", None) or DeltaTarget(self.table)
+        return verify(self.client, self.address, target, **settings)
 
     def plant(self, *names, kinds=tuple(Kind)):
         """Damage a row of each kind; return the kinds by key."""

@@ -71,8 +71,8 @@ def test_foreign_row_is_removed_although_the_right_one_is_missing(tmp_path, monk
     seen = []
     original = world.target.fix
 
-    def fix(fixes):
-        done = original(fixes)
+    def fix(fixes, expected):
+        done = original(fixes, expected)
         names = {own_text(row.key) for row in world.target.table if not row.deleted}
         seen.append(names >= set(map(own_text, world.faults)))
         return done
@@ -123,7 +123,7 @@ def restless(world):
     """Let the application change keys, and the sink merge that, just before they are repaired."""
     original = world.target.fix
 
-    def fix(fixes):
+    def fix(fixes, expected):
         for each in fixes[:3]:
             [name] = [name for name in world.reserved if key_of(name) == each.key] or [None]
             if name is not None:
@@ -131,7 +131,7 @@ def restless(world):
         world.moves = False
         world.drain()
         world.moves = True
-        return original(fixes)
+        return original(fixes, expected)
 
     world.target.fix = fix
 

@@ -7,15 +7,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import MappingProxyType
 
 import attrs
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError, encode_json
+from multiclouddb_api import ErrorCategory, FileCheckpointStore, MulticloudDbError, encode_json
 from multiclouddb_embedded import Delete, Put
-from multiclouddb_verify import DeltaTarget, Kind, verify
+from multiclouddb_verify import DeltaTarget, Kind, stored_position, verify
 
 from .tables import NAME, Busy, Shop, documents, key_of, plant
 
@@ -355,3 +356,43 @@ def test_a_row_that_a_constraint_refuses_does_not_stop_the_others(tmp_path):
         [left] = report.differences
         assert "kept" in left.note
         assert encode_json(shop.truth()[json.loads(stale)["id"]]).decode() not in left.note
+
+
+class TestEmptyScan:
+    """Only a key of the source says how many of its components form the partition key."""
+
+    @pytest.fixture
+    def lines(self, tmp_path):
+        with Shop(tmp_path, 0) as shop:
+            shop.address = shop.store.create_collection("lines", partitions=1, partition_key=("a", "b"))
+            shop.checkpoints = FileCheckpointStore(tmp_path / "checkpoints of lines")
+            self.put(shop, {"n": 1})
+            shop.store.batch("lines", [Delete(dict(self.key))])
+            shop.follow()
+            yield shop
+
+    key = MappingProxyType({"a": 1, "b": 2, "id": "x"})
+    text = encode_json(key).decode()
+
+    def put(self, shop, document):
+        shop.store.batch("lines", [Put(dict(self.key), document)])
+        shop.follow()
+
+    def test_a_collection_that_is_filled_after_it_was_scanned_is_repaired(self, lines):
+        def fill(told):
+            if told.phase == "table" and not list(lines.store.scan("lines")):
+                self.put(lines, {"n": 2})
+                plant(lines.table, self.text, Kind.STALE)
+
+        report = lines.verify(
+            repair=True, on_progress=fill, position=stored_position(lines.checkpoints, NAME)
+        )
+        assert (report.equal, kinds(report.repaired)) == (True, {self.text: Kind.STALE})
+
+    def test_what_nobody_can_ask_an_empty_collection_for_is_not_touched(self, lines):
+        row = {"new_item_state": "'{}'", "_deleted_at": "NULL"}
+        DeltaTable(lines.table).update(predicate=f"key = '{self.text}'", updates=row)
+        report = lines.verify(repair=True)
+        assert (report.equal, report.unsettled, report.repaired) == (False, (self.text,), ())
+        self.put(lines, {"n": 3})
+        assert lines.verify(repair=True).equal

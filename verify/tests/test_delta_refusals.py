@@ -10,9 +10,10 @@ import pytest
 from deltalake import DeltaTable, Field, TableFeatures
 from deltalake.schema import PrimitiveType
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError, SnapshotStarted
+from multiclouddb_api import ErrorCategory, MulticloudDbError, ResourceAddress, SnapshotStarted
 from multiclouddb_conformance.targets import page, rows
 from multiclouddb_spi.sink_rules import TIME
+from multiclouddb_spi.table_mark import Expected, FeedSource
 from multiclouddb_verify import DeltaTarget
 from multiclouddb_verify.delta import committed
 from multiclouddb_verify.target import Fix
@@ -73,12 +74,16 @@ def drop(path):
     return drop_tombstones(path, timedelta(0))
 
 
+def expected(path):
+    return Expected(FeedSource("provider", ResourceAddress("main", "orders")), DeltaTarget(path).found())
+
+
 def fix(path):
-    return DeltaTarget(path).fix([FIX])
+    return DeltaTarget(path).fix([FIX], expected(path))
 
 
 def record(path):
-    return DeltaTarget(path).record({"a": "b"})
+    return DeltaTarget(path).record({"a": "b"}, expected(path))
 
 
 READS, WRITES = [read, parts, live], [merge, drop, fix, record]
@@ -143,7 +148,7 @@ def test_a_row_that_a_check_refuses_shows_the_rule_and_not_the_row(table, name, 
     wrong = Fix(key_of(SECRET), (), "1", SECRET, {"n": -5}, FIX.timestamp)
     for call in (
         lambda: merged(table, (name, order, {"v": SECRET}), n=-5),
-        lambda: DeltaTarget(table).fix([wrong]),
+        lambda: DeltaTarget(table).fix([wrong], expected(table)),
     ):
         error = refused(call)
         assert (error.category, error.retryable) == (ErrorCategory.INVALID_REQUEST, False)

@@ -4,7 +4,8 @@ import shutil
 
 import attrs
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
+from deltalake.table import TableMerger
 
 from multiclouddb_api import Beginning, ChangeFeedRequest, ErrorCategory, MulticloudDbError
 from multiclouddb_embedded import Put
@@ -14,6 +15,8 @@ from pyspark_multiclouddb import merge_into_delta
 
 from .tables import Shop, key_of, plant
 
+FIRST_LOOK = 1
+"""The number of the call that looks at the table first."""
 SINCE = "2026-01-02T03:04:05Z"
 
 
@@ -27,10 +30,8 @@ def without_mark(where, copy):
     """Copy a table to one that no sink has marked; return its path."""
     rows = DeltaTable(where).to_pyarrow_dataset().scanner(use_threads=False).to_table()
     DeltaTable.create(copy, rows.schema)
-    from deltalake import write_deltalake
-
     write_deltalake(copy, rows, mode="append")
-    assert DeltaTarget(copy).mark() is None
+    assert DeltaTarget(copy).found().mark is None
     return copy
 
 
@@ -40,7 +41,7 @@ def unmark(shop):
 
 
 def set_mark(shop, **changes):
-    mark = attrs.evolve(DeltaTarget(shop.table).mark(), **changes)
+    mark = attrs.evolve(DeltaTarget(shop.table).found().mark, **changes)
     DeltaTable(shop.table).alter.set_table_properties({MARK: mark.to_json()}, raise_if_not_exists=False)
 
 
@@ -90,7 +91,7 @@ class TestForeign:
         refused(shop, "dropped and created again", position=token, repair=True)
 
     def test_a_mark_without_incarnation_is_that_of_any(self, shop):
-        mark = DeltaTarget(shop.table).mark()
+        mark = DeltaTarget(shop.table).found().mark
         set_mark(shop, source=attrs.evolve(mark.source, incarnation=None))
         assert shop.verify().equal
 
@@ -174,6 +175,132 @@ class TestReplaced:
         assert rows_of(shop.table) == before
 
 
+class Swapped:
+    """A target whose table is swapped directly before one of the calls to it."""
+
+    def __init__(self, target, at, swap):
+        self.target, self.at, self.swap, self.name = target, at, swap, target.name
+
+    def _call(self, name, *arguments, **settings):
+        if self.at == 0:
+            self.swap()
+        self.at -= 1
+        return getattr(self.target, name)(*arguments, **settings)
+
+    def columns(self):
+        return self._call("columns")
+
+    def rows(self, *arguments, **settings):
+        yield from self._call("rows", *arguments, **settings)
+
+    def position(self):
+        return self._call("position")
+
+    def found(self, *arguments):
+        return self._call("found", *arguments)
+
+    def complete(self, *arguments):
+        self._call("complete", *arguments)
+
+    def fix(self, *arguments):
+        return self._call("fix", *arguments)
+
+    def record(self, *arguments):
+        self._call("record", *arguments)
+
+
+class TestSwapped:
+    """The table is swapped between any two steps of a comparison that repairs and records."""
+
+    def made_again(self, shop):
+        """The same feed fills another table at the path, which lacks the same row."""
+        copy = shop.folder / "copy"
+        rows = DeltaTable(shop.table).to_pyarrow_dataset().scanner(use_threads=False).to_table()
+        mark = {MARK: DeltaTarget(shop.table).found().mark.to_json()}
+        DeltaTable.create(copy, rows.schema, configuration=mark, raise_if_key_not_exists=False)
+        write_deltalake(copy, rows, mode="append")
+
+        def swap():
+            shutil.rmtree(shop.table)
+            shutil.copytree(copy, shop.table)
+
+        return swap
+
+    def restored(self, shop):
+        table = DeltaTable(shop.table)
+        version = table.version()
+        table.update(updates={"new_item_state": "new_item_state"})
+
+        def swap():
+            DeltaTable(shop.table).restore(version)
+
+        return swap
+
+    @pytest.mark.parametrize("how", [made_again, restored])
+    def test_it_is_not_written_and_gets_no_verdict(self, how, shop):
+        plant(shop.table, key_of(shop.names[3]), Kind.MISSING)
+        set_mark(shop, incomplete_since=SINCE)
+        at, kept = 0, shop.folder / "kept"
+        shutil.copytree(shop.table, kept)
+        while True:
+            shutil.rmtree(shop.table)
+            shutil.copytree(kept, shop.table)
+            shutil.rmtree(shop.folder / "copy", ignore_errors=True)
+            swap, after = how(self, shop), []
+
+            def swapped(swap=swap, after=after):
+                swap()
+                after.append((rows_of(shop.table), DeltaTable(shop.table).version()))
+
+            target = Swapped(DeltaTarget(shop.table), at, swapped)
+            try:
+                report = shop.verify(target=target, repair=True, record=True)
+            except MulticloudDbError as error:
+                if error.category != ErrorCategory.INVALID_REQUEST:
+                    raise
+                assert after == [(rows_of(shop.table), DeltaTable(shop.table).version())]
+            else:
+                # Before the first look at it, it is the table that is compared; or nobody has swapped it.
+                assert report.equal
+                assert at <= FIRST_LOOK or not after
+            if not after:
+                break
+            at += 1
+        assert at >= 10
+
+    def test_not_even_between_the_last_look_and_the_commit(self, shop, monkeypatch):
+        plant(shop.table, key_of(shop.names[3]), Kind.MISSING)
+        execute, swap = TableMerger.execute, self.restored(shop)
+
+        def call(merger):
+            monkeypatch.setattr(TableMerger, "execute", execute)
+            swap()
+            return execute(merger)
+
+        monkeypatch.setattr(TableMerger, "execute", call)
+        with pytest.raises(MulticloudDbError, match="went back to an earlier version"):
+            shop.verify(repair=True)
+        assert DeltaTable(shop.table).history(1)[0]["operation"] == "RESTORE"
+
+    def test_another_commit_of_the_sink_does_not_disturb(self, shop):
+        plant(shop.table, key_of(shop.names[3]), Kind.MISSING)
+        for at in (1, 7):
+            shop.store.batch("orders", [Put(shop.names[-1], {"n": at})])
+            assert shop.verify(target=Swapped(DeltaTarget(shop.table), at, shop.follow), repair=True).equal
+
+
+def test_a_log_that_does_not_show_what_happened_proves_nothing(shop):
+    before = DeltaTarget(shop.table).found()
+    for number in range(3):
+        plant(shop.table, key_of(shop.names[number]), Kind.STALE)
+    assert not DeltaTarget(shop.table).found(before).went_back
+    table = DeltaTable(shop.table)
+    table.create_checkpoint()
+    for version in range(table.version()):
+        (shop.table / "_delta_log" / f"{version:020d}.json").unlink()
+    assert DeltaTarget(shop.table).found(before).went_back
+
+
 def test_by_default_a_tenth_of_the_rows_is_repaired_and_at_least_100(tmp_path):
     with Shop(tmp_path, 1100) as shop:
         for count, is_repaired in ((111, False), (110, True)):
@@ -204,7 +331,7 @@ class TestIncomplete:
         assert report.equal
         assert report.incomplete_since == (SINCE if is_left else None)
         assert (report.outcome, report.exit_code) == ((Outcome.BEHIND, 13) if is_left else (Outcome.EQUAL, 0))
-        mark = DeltaTarget(shop.table).mark()
+        mark = DeltaTarget(shop.table).found().mark
         assert mark.incomplete_since == report.incomplete_since
         assert mark.columns
 
@@ -213,7 +340,7 @@ class TestIncomplete:
         plant(shop.table, key_of(shop.names[3]), Kind.STALE)
         report = shop.verify(repair=True, max_repairs=0)
         assert (report.outcome, report.incomplete_since) == (Outcome.DIFFERENT, SINCE)
-        assert DeltaTarget(shop.table).mark().incomplete_since == SINCE
+        assert DeltaTarget(shop.table).found().mark.incomplete_since == SINCE
 
     def test_a_gap_that_the_sink_skips_meanwhile_stays(self, shop):
         set_mark(shop, incomplete_since=SINCE)
@@ -223,4 +350,4 @@ class TestIncomplete:
             on_progress=lambda told: told.phase == "compare" and set_mark(shop, incomplete_since=later),
         )
         assert report.equal
-        assert DeltaTarget(shop.table).mark().incomplete_since == later
+        assert DeltaTarget(shop.table).found().mark.incomplete_since == later

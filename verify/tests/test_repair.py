@@ -174,7 +174,9 @@ def test_a_key_that_moves_before_it_is_written_is_judged_again(tmp_path):
     answering(world, move)
     written = []
     original = world.target.fix
-    world.target.fix = lambda fixes: written.extend(each.key for each in fixes) or original(fixes)
+    world.target.fix = lambda fixes, expected: (
+        written.extend(each.key for each in fixes) or original(fixes, expected)
+    )
     report = world.verify(tmp_path / "state", repair=True)
     # The sink's own change has made the row right, or a second look-up has.
     assert report.equal
@@ -256,10 +258,10 @@ class TestRefusedByTheTable:
     def fixing(self, world, refused, category=ErrorCategory.INVALID_REQUEST, **more):
         original = world.target.fix
 
-        def fix(fixes):
+        def fix(fixes, expected):
             if any(refused(each) for each in fixes):
                 raise MulticloudDbError("a CHECK constraint refuses a row", ErrorDetail(category, **more))
-            return original(fixes)
+            return original(fixes, expected)
 
         world.target.fix = fix
 
