@@ -32,6 +32,7 @@ from multiclouddb_postgres import PostgresCheckpointStore, PostgresTarget, merge
 from multiclouddb_postgres import long_keys as module
 from multiclouddb_spi import encode_partition_id
 from multiclouddb_spi.faults import key_digest
+from multiclouddb_spi.table_mark import Expected, FeedSource
 from multiclouddb_verify import Fix, Kind, Outcome, verify
 
 
@@ -391,10 +392,12 @@ def test_repair_of_a_table_without_hashes_never_writes_a_long_key(dsn, long_keys
     """An index may have room for it, because of its content; later, the sink would write its hash too."""
     merged(dsn, ("a", 1, {}), long_keys=long_keys)
     fix = Fix(key_of("x" * 4000), (), "000001", "{}", None, datetime(2026, 1, 2, tzinfo=UTC))
-    assert "long_keys" in refused(lambda: PostgresTarget(dsn, "orders").fix([fix]))
+    target = PostgresTarget(dsn, "orders")
+    expected = Expected(FeedSource.of_page(page(events(("a", 1, {})))), target.found())
+    assert "long_keys" in refused(lambda: target.fix([fix], expected))
     assert documents(dsn) == {key_of("a"): "{}"}
     merged(dsn, ("b", 1, {}))
-    assert PostgresTarget(dsn, "orders").fix([fix]) == 1
+    assert target.fix([fix], expected) == 1
     assert documents(dsn)[fix.key] == "{}"
 
 
