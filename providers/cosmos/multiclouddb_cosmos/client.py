@@ -10,7 +10,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
@@ -61,6 +61,8 @@ space. See CosmosItemIdEncodingTestsBase.cs in azure-cosmos-dotnet-v3, and TestI
 azure-sdk-for-go. And azure-cosmos cuts off slashes at the end of a link, so it would read another
 item.
 """
+_ESCAPED_LSN: Final = re.compile(rb"\\u00(?:5[fF]|6[cCeE]|73)").search
+"""Finds a letter of `_lsn` that is written with a JSON escape."""
 _BY_ID: Final = "SELECT * FROM c WHERE c.id = @id"
 _NOW: Final[dict[str, Any]] = {"Type": "Now"}
 
@@ -360,7 +362,7 @@ class Calls:
             # The text tells what azure-cosmos does not: that a document has `_lsn` twice.
             body = seen["body"] or {}
             text = seen.get("text") if mode == LATEST else None
-            if text is not None and _is_doubled(text, len(body.get("Documents", ()))):
+            if text is not None and _is_doubled(text, body.get("Documents", ())):
                 body = _parsed(text)
                 return body["Documents"], body, 1
             return ([] if page is None else list(page)), body, 1
@@ -374,9 +376,11 @@ class Calls:
         return body["Documents"], body, watch.requests
 
 
-def _is_doubled(text: bytes, count: int) -> bool:
+def _is_doubled(text: bytes, documents: Sequence[Any]) -> bool:
     """Return True if some of the documents may have `_lsn` twice."""
-    return text.count(b'"_lsn"') > count
+    # A writer may spell the name with escapes, such as "\u005flsn".
+    count = sum(isinstance(each, dict) and LSN in each for each in documents)
+    return text.count(b'"_lsn"') > count or _ESCAPED_LSN(text) is not None
 
 
 def _whole_number(text: str) -> Any:
@@ -407,7 +411,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
             raise DecodeError("the page is not JSON", error=error) from None
     if not isinstance(found, dict) or not isinstance(found.get("Documents"), list):
         raise DecodeError("the page has no Documents")
-    if _is_doubled(text, len(found["Documents"])):
+    if _is_doubled(text, found["Documents"]):
         found = json.loads(text, object_pairs_hook=_object, parse_int=_whole_number)
     body: dict[str, Any] = found
     return body

@@ -4,6 +4,10 @@ In the feed of latest versions, the service adds `_lsn` to every item, also to o
 microsoft/kafka-connect-cosmosdb issue 46, Azure/azure-sdk-for-java issue 18091.
 """
 
+import json
+import re
+
+import attrs
 import pytest
 
 from multiclouddb_api import (
@@ -19,6 +23,7 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_cosmos import CosmosOptions
+from multiclouddb_cosmos.client import _parsed
 from multiclouddb_cosmos.records import LSN, SYSTEM, Doubled, told_apart
 from multiclouddb_cosmos_emulator import feed as emulator
 
@@ -126,22 +131,57 @@ class TestLatest:
         assert [event.key["id"] for event in events] == sorted(written)
 
 
-def turned(page):
-    """Move the service's `_lsn` to the front of each item."""
-    import json
-    import re
+    @pytest.mark.parametrize("spelling", ["\\u005flsn", "_\\u006Csn", "\\u005Flsn", "_l\\u0073\\u006e"])
+    @pytest.mark.parametrize("is_own_client", [False, True])
+    def test_the_name_may_be_written_with_escapes(self, own, monkeypatch, spelling, is_own_client):
+        """The value of such a property was lost, although the name is the same one for every reader of JSON."""
+        world, written = own
+        read_feed = emulator.read_feed
 
-    import attrs
+        def escaped(container, request):
+            page = read_feed(container, request)
+            return attrs.evolve(page, text=b",".join(_escaped(each, spelling) for each in items_of(page)))
 
+        monkeypatch.setattr("multiclouddb_cosmos_emulator.documents.read_feed", escaped)
+        request = ChangeFeedRequest(ADDRESS, Beginning(), max_page_size=3, provider_options=LATEST)
+        native = world.native if is_own_client else None
+        with connect(world.config(), native_client=native) as client:
+            events = list(client.iterate_changes(request, until_idle=True))
+        assert states(events) == written
+        assert [int(event.order_key) for event in events] == list(range(2, len(written) + 2))
+
+    def test_an_item_without_the_service_s_is_not_taken_for_one_that_has_two(self):
+        """One name for each document of a page is no proof that each has one."""
+        text = b'{"Documents": [{"id": "a", "n": 1}, {"id": "b", "_lsn": "mine", "_lsn": 7}]}'
+        first, second = _parsed(text)["Documents"]
+        assert first == {"id": "a", "n": 1}
+        assert second.own == ["mine", 7]
+
+
+def _escaped(item, spelling):
+    """Write the name of the item's own property `_lsn` as in `spelling`."""
+    head, name, tail = item.rpartition(b',"_lsn":')
+    return head.replace(b'"_lsn"', f'"{spelling}"'.encode()) + name + tail
+
+
+def items_of(page):
+    """Return the text of each item."""
     text = page.text.decode()
     found, decoder, at = [], json.JSONDecoder(), 0
     while at < len(text):
         _, end = decoder.raw_decode(text, at)
-        item = text[at:end]
-        lsn = re.search(r',"_lsn":(\d+)}$', item)
-        found.append(f'{{"_lsn":{lsn[1]},' + item[1 : lsn.start()] + "}")
+        found.append(text[at:end].encode())
         at = end + 1
-    return attrs.evolve(page, text=",".join(found).encode())
+    return found
+
+
+def turned(page):
+    """Move the service's `_lsn` to the front of each item."""
+    found = []
+    for item in items_of(page):
+        lsn = re.search(rb',"_lsn":(\d+)}$', item)
+        found.append(b'{"_lsn":%b,' % lsn[1] + item[1 : lsn.start()] + b"}")
+    return attrs.evolve(page, text=b",".join(found))
 
 
 class TestElsewhere:
