@@ -21,7 +21,7 @@ from multiclouddb_spanner.errors import PROVIDER_ID, is_broken, is_past
 from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.position import Place, compare, cursor_of, describe, moment_of, ordered, place_of
 from multiclouddb_spanner.reader import SpannerReader
-from multiclouddb_spanner.records import DataRecord, Item
+from multiclouddb_spanner.records import UNTIMED, DataRecord, Item
 from multiclouddb_spanner.segment_reader import SegmentReader, look_up
 from multiclouddb_spanner.snapshots import Scans, cut, is_segment, plan_scan, span_of
 from multiclouddb_spanner.source import Source
@@ -238,10 +238,11 @@ class SpannerFeed(Feed):
         """Return True if there is a change after a position and up to the present time."""
 
         def is_new(item: Item) -> bool:
-            if not isinstance(item, DataRecord) or item.at < place.since:
+            if not isinstance(item, DataRecord):
                 return False
+            at = max(place.edge.at, place.cut.at) if item.at == UNTIMED else item.at
             mark = (ordered(item.sequence), len(item.mods))
-            return not place.cut.has(item.at, item.transaction, mark)
+            return at >= place.since and not place.cut.has(at, item.transaction, mark)
 
         # An answer that is cancelled may already be on its way, so a small window is read first.
         start, length = place.cut.at, max(0, now - place.cut.at)

@@ -17,7 +17,7 @@ from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_api.value import define, frozen
 from multiclouddb_spanner.position import Place, cursor_of, fixed_text, moment_of, ordered
-from multiclouddb_spanner.records import DataRecord, Mod, Shape
+from multiclouddb_spanner.records import DAMAGED_ERRORS, DataRecord, Mod, Shape
 from multiclouddb_spanner.values import Converter, normal
 from multiclouddb_spi import Cursor, Mapper, RecordFault
 from multiclouddb_spi.cursor import Cut
@@ -30,8 +30,6 @@ _TYPES: Final = {"INSERT": ChangeType.CREATE, "UPDATE": ChangeType.UPDATE, "DELE
 _TEXTS: Final = {name: kind.value for name, kind in _TYPES.items()}
 _WITH_ROW: Final = frozenset({"NEW_ROW", "NEW_ROW_AND_OLD_VALUES"})
 _WITH_OLD: Final = frozenset({"OLD_AND_NEW_VALUES", "NEW_ROW_AND_OLD_VALUES"})
-# The exceptions that the code below raises for a damaged record.
-_DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
 
 
 class Change(NamedTuple):
@@ -267,13 +265,13 @@ class SpannerMapper(Mapper):
         """Map changes; if that fails, raise the fault of the first change that cannot be mapped."""
         try:
             return make(records.items[start:stop], self.view)
-        except _DAMAGED:
+        except DAMAGED_ERRORS:
             pass
         place, reason = start, "one of the changes from here on; which one is unknown"
         for index in range(start, stop):
             try:
                 _events(records.items[index : index + 1], self.view)
-            except _DAMAGED as error:
+            except DAMAGED_ERRORS as error:
                 place, reason = index, type(error).__name__
                 break
         record = records.items[place].record

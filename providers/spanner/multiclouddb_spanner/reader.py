@@ -13,7 +13,7 @@ from multiclouddb_spanner.errors import interval_of, is_broken, is_outside_parti
 from multiclouddb_spanner.forks import Interrupted
 from multiclouddb_spanner.mapping import Change, Changes, SpannerMapper, View, has_new, has_old, place_after
 from multiclouddb_spanner.position import Place, cursor_of, micros_of, moment_of, ordered
-from multiclouddb_spanner.records import Children, DataRecord, Heartbeat, Item, Shape
+from multiclouddb_spanner.records import UNTIMED, Children, DataRecord, Heartbeat, Item, Shape
 from multiclouddb_spanner.source import Source, Window
 from multiclouddb_spi import Batch, Child, Continue, Deadline, Drained, Outcome, Reached, Reader, unsupported
 from multiclouddb_spi.cursor import Cut
@@ -200,6 +200,10 @@ class SpannerReader(Reader):
             item = self._items[0]
             match item:
                 case DataRecord():
+                    if item.at == UNTIMED:
+                        # The service sends records in the order of their commits.
+                        at = max(self._seen, self._heard, self._from.cut.at, self._since)
+                        item = self._items[0] = attrs.evolve(item, at=at)
                     self._seen = max(self._seen, item.at)
                     start, stop = self._wanted(item)
                     start = max(start, self._used)
@@ -247,6 +251,8 @@ class SpannerReader(Reader):
 
     def _lacks(self, record: DataRecord, taken: list[Change]) -> bool:
         """Return True if a record lacks a required row."""
+        if record.shape.problem is not None:
+            return False  # the mapper says what is wrong with it
         new = has_new(record) or not self._require_new
         old = has_old(record) or not self._require_old
         whole = self._view.whole and record.shape.whole

@@ -7,7 +7,9 @@ PostgreSQL the column is a JSON object. This module returns the same items for b
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import attrs
@@ -19,6 +21,10 @@ from multiclouddb_spanner.position import micros_of
 from multiclouddb_spanner.values import KEY_FORMS, Converter, converter, json_converter
 from multiclouddb_spi import collector_paused
 
+UNTIMED: Final = -1
+"""The time of a record without a readable commit timestamp; it is not before the preceding record's."""
+DAMAGED_ERRORS: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
+"""The exceptions that a damaged record can cause."""
 _MOST_SHAPES: Final = 4096
 _MOD_BYTES: Final = 400
 
@@ -49,7 +55,7 @@ class Shape:
 class DataRecord:
     """Changes that one transaction made to one table, of one kind and with the same columns."""
 
-    at: int
+    at: int  # the commit timestamp in microseconds since 1970, or `UNTIMED`
     commit: str  # the commit timestamp, as the service wrote it
     sequence: str  # the place among the transaction's records in this partition
     transaction: str
@@ -88,6 +94,8 @@ _FIELDS: Final = (
     "transaction_tag", "is_system_transaction",
 )  # fmt: skip
 _EXPIRY_TAG: Final = "RowDeletionPolicy"
+_DATA_HEAD: Final = '{"data_change_record"'
+_NO_MOD: Final = Mod(None, None, None)
 
 
 class Shapes:
@@ -172,7 +180,7 @@ def parse_rows(rows: Iterable[Sequence[Any]], table: str, shapes: Shapes) -> Ite
     """Return the items in the rows of a change stream, except changes of other tables."""
     for (value,) in rows:
         if value.HasField("string_value"):
-            yield from _of_json(orjson.loads(value.string_value), table, shapes)
+            yield from _of_text(value.string_value, table, shapes)
         else:
             for struct in value.list_value.values:
                 yield from _of_struct(struct.list_value.values, table, shapes)
@@ -182,10 +190,16 @@ def _of_struct(lists: Sequence[Any], table: str, shapes: Shapes) -> Iterator[Ite
     data, heartbeats, children = lists
     for each in data.list_value.values:
         fields = each.list_value.values
-        if fields[4].string_value == table:
-            yield _data_of_struct(fields, shapes)
+        try:
+            if fields[4].string_value == table:
+                yield _data_of_struct(fields, shapes)
+        except DAMAGED_ERRORS as error:
+            at = fields[0].string_value if fields else ""
+            yield _unreadable(each.SerializeToString(deterministic=True), at, table, error)
     for each in heartbeats.list_value.values:
-        yield Heartbeat(micros_of(each.list_value.values[0].string_value))
+        # Without a readable time, a heartbeat confirms nothing.
+        with contextlib.suppress(*DAMAGED_ERRORS):
+            yield Heartbeat(micros_of(each.list_value.values[0].string_value))
     for each in children.list_value.values:
         start, _, found = each.list_value.values
         yield Children(
@@ -197,6 +211,21 @@ def _of_struct(lists: Sequence[Any], table: str, shapes: Shapes) -> Iterator[Ite
                 for child in found.list_value.values
             },
         )
+
+
+def _unreadable(data: bytes, commit: object, table: str, error: Exception) -> DataRecord:
+    """Return a record that becomes a fault, in place of one that cannot be read.
+
+    Its transaction is named after its bytes, so that a position can say that it was skipped.
+    """
+    try:
+        at, text = micros_of(str(commit)), str(commit)
+    except DAMAGED_ERRORS:
+        at, text = UNTIMED, "(no commit timestamp)"
+    problem = f"it cannot be decoded as a record of a change stream ({type(error).__name__})"
+    name = f"unreadable-{blake2b(data, digest_size=12).hexdigest()}"
+    shape = Shape((), problem=problem, whole=False)
+    return DataRecord(at, text, "", name, table, shape, [_NO_MOD], "", "", None, dict, len(data))
 
 
 def _data_of_struct(fields: Sequence[Any], shapes: Shapes) -> DataRecord:
@@ -265,12 +294,27 @@ def plain_value(value: Any) -> Any:
     return None if kind in (None, "null_value") else getattr(value, kind)
 
 
-def _of_json(record: Mapping[str, Any], table: str, shapes: Shapes) -> Iterator[Item]:
+def _of_text(text: str, table: str, shapes: Shapes) -> Iterator[Item]:
+    """Return the item in a row of PostgreSQL, which is an object with one member."""
+    try:
+        record = orjson.loads(text)
+    except ValueError as error:
+        # A row that names the partitions that follow must not be passed, so it must not be taken for another.
+        if not text.startswith(_DATA_HEAD):
+            raise
+        yield _unreadable(text.encode("utf-8", "surrogatepass"), None, table, error)
+        return
     if "data_change_record" in record:
-        if record["data_change_record"]["table_name"] == table:
-            yield _data_of_json(record["data_change_record"], shapes)
+        data = record["data_change_record"]
+        try:
+            if data["table_name"] == table:
+                yield _data_of_json(data, shapes)
+        except DAMAGED_ERRORS as error:
+            at = data.get("commit_timestamp") if isinstance(data, dict) else None
+            yield _unreadable(text.encode(), at, table, error)
     elif "heartbeat_record" in record:
-        yield Heartbeat(micros_of(record["heartbeat_record"]["timestamp"]))
+        with contextlib.suppress(*DAMAGED_ERRORS):
+            yield Heartbeat(micros_of(record["heartbeat_record"]["timestamp"]))
     elif "child_partitions_record" in record:
         found = record["child_partitions_record"]
         yield Children(
