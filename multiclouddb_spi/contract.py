@@ -127,7 +127,8 @@ class FeedIdentity:
         incarnation: The service's own id of this resource (for example, a stream ARN, a container rid or a
             collection UUID), which changes when the resource is recreated under the same name. None if the
             resource has no such id; then only the service itself can refuse a position of the deleted
-            resource.
+            resource. Where a copy of the resource has the same id in another deployment, `@` and the id of
+            the deployment follow, if it is known; the feed then overrides `Feed.resumes`.
     """
 
     provider_id: str

@@ -45,8 +45,18 @@ def address_digest(address: ResourceAddress) -> str:
 
 
 def incarnation_digest(incarnation: str | None) -> str:
-    """Return the digest of an incarnation, as it stands in the ids of its partitions."""
-    return _digest(incarnation)
+    """Return the digest of an incarnation, as it stands in the ids of its partitions.
+
+    It does not contain the deployment (see `FeedIdentity.incarnation`), so that an id stays the same if a
+    user learns the deployment only later.
+    """
+    return _digest(None if incarnation is None else incarnation.partition("@")[0] or None)
+
+
+def may_be_same(incarnation: str | None, other: str | None) -> bool:
+    """Return False if two incarnations are known to be of different resources."""
+    here, there, unknown = map(incarnation_digest, (incarnation, other, None))
+    return here == there or unknown in (here, there)
 
 
 @frozen

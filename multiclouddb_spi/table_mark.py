@@ -73,7 +73,8 @@ class FeedSource:
     @classmethod
     def made(cls, provider: str, address: ResourceAddress, incarnation: str | None) -> FeedSource:
         """Return a feed from the incarnation itself, or None, instead of its digest."""
-        return cls(provider, address, None if incarnation is None else incarnation_digest(incarnation))
+        digest = incarnation_digest(incarnation)
+        return cls(provider, address, None if digest == _NO_INCARNATION else digest)
 
     @classmethod
     def of_envelope(cls, envelope: Envelope) -> FeedSource:

@@ -52,6 +52,7 @@ from multiclouddb_api import ChangeFeedPage, MulticloudDbError, ResourceAddress,
 from multiclouddb_spi import Cursor, FeedStart, InvalidCursor, Range, ranges_between
 from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, Rules
 from multiclouddb_spi.open_feed import OpenFeed
+from multiclouddb_spi.partition import may_be_same
 from multiclouddb_spi.planning.planner import offsets_in
 from multiclouddb_spi.sink_rules import Scan, rows_stay
 from multiclouddb_spi.table_mark import FeedSource
@@ -206,7 +207,7 @@ def ranges_of(start: Offset, end: Offset, rules: Rules = INSPECTED) -> list[Rang
         case Symbolic(), _:
             return []
         case Pinned(), Pinned():
-            if start.incarnation != end.incarnation:
+            if not may_be_same(start.incarnation, end.incarnation):
                 raise _damaged("contains positions of two incarnations of the resource")
             return [] if end.empty else ranges_between(start.lineage(rules), end.lineage(rules), end.ends)
         case _:

@@ -130,11 +130,10 @@ class TestLatest:
         events = list(world.client().iterate_changes(request, until_idle=True))
         assert [event.key["id"] for event in events] == sorted(written)
 
-
     @pytest.mark.parametrize("spelling", ["\\u005flsn", "_\\u006Csn", "\\u005Flsn", "_l\\u0073\\u006e"])
     @pytest.mark.parametrize("is_own_client", [False, True])
     def test_the_name_may_be_written_with_escapes(self, own, monkeypatch, spelling, is_own_client):
-        """The value of such a property was lost, although the name is the same one for every reader of JSON."""
+        """The value of such a property was lost, although for every reader of JSON it is the same name."""
         world, written = own
         read_feed = emulator.read_feed
 

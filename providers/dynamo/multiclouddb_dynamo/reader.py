@@ -81,11 +81,6 @@ _CLOSED_LOOKS: Final = 1000
 _GROWTH: Final = 1_000_000
 _LEAST_NUMBER: Final = 10**21  # sequence numbers have 21 digits; in DynamoDB Local they have leading zeros
 _MISSING_ATTEMPTS: Final = 5
-_GONE_CATEGORIES: Final = (
-    ErrorCategory.NOT_FOUND,
-    ErrorCategory.INVALID_REQUEST,
-    ErrorCategory.CHECKPOINT_EXPIRED,
-)
 _STALE: Final = GONE | {EXPIRED_ITERATOR}
 _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 1.0
@@ -101,7 +96,8 @@ class DynamoReader(Reader):
     def __init__(self, source: Source, view: View, place: Place, until: Place | None) -> None:
         self._source, self._view, self._place, self._until = source, view, place, until
         self._iterator: str | None = None
-        self._walks = self._fresh = self._closed = self._doubts = False
+        self._walks = self._fresh = self._closed = False
+        self._unsure = 0  # how many answers in succession had no iterator, although no end is known
         self._outcome: Outcome = Continue()
         self._requests, self._asked, self._empty = 0, 0.0, EmptyAnswers()
         self._lost_at = -math.inf
@@ -124,19 +120,17 @@ class DynamoReader(Reader):
             self._looks = self._far(self._found_nothing)
         limit = min(max_records, _MOST_RECORDS, max(1, max_bytes // self._record_bytes))
         answer = self._answer(limit, deadline)
-        is_over = answer is not None and answer.get("NextShardIterator") is None
-        is_doubtful = is_over and not self._is_proved_end(deadline)
-        if answer is not None and is_doubtful:
-            is_over = False
-            if not answer.get("Records"):
-                answer, is_over = self._second_answer(answer, limit, deadline)
         if answer is None:  # the shard was trimmed before its first read, so its children are read instead
             self._outcome = end_of(self._source.shards.children(self._view.shard_id), self._place)
             return self._batch([], self._place)
-        self._iterator, self._fresh = answer.get("NextShardIterator"), False
-        batch = self._taken(answer, deadline, is_over=is_over)
-        self._doubts = self._doubts or is_doubtful
-        return batch
+        asked, self._iterator, self._fresh = self._iterator, answer.get("NextShardIterator"), False
+        has_ended: bool | None = False
+        if self._iterator is None:
+            has_ended = self._has_ended(answer, deadline)
+            if not has_ended and isinstance(self._place, Latest):
+                self._iterator = asked  # only a scan of the whole shard would give another one
+        self._unsure = self._unsure + 1 if has_ended is None else 0
+        return self._taken(answer, deadline, is_over=has_ended is True)
 
     def cancel(self) -> None:
         self._cancelled.set()
@@ -153,35 +147,18 @@ class DynamoReader(Reader):
 
     # -- Calls
 
-    def _is_proved_end(self, deadline: Deadline) -> bool:
-        """Return True if an answer without an iterator proves that the shard has ended.
+    def _has_ended(self, answer: Mapping[str, Any], deadline: Deadline) -> bool | None:
+        """Return whether a shard has ended whose answer has no iterator; None if this is not known.
 
-        Some servers leave the iterator out once although the shard is open (localstack/localstack#12483). So
-        the end is taken from an iterator that was made after a first such answer, or from what is known of
-        the shard.
+        Some servers leave the iterator out although the shard is open (localstack/localstack#12483). So the
+        end has to be stated twice, by `GetRecords` and by `DescribeStream`. The Kinesis Client Library does
+        the same: its `ShutdownTask` looks for children of the shard.
         """
-        shards, shard_id = self._source.shards, self._view.shard_id
-        if self._doubts or self._fresh or shards.children(shard_id) or self._source.is_known_closed(shard_id):
+        source, shard_id = self._source, self._view.shard_id
+        if source.is_known_end(shard_id):
             return True
-        if not isinstance(self._place, Latest):
-            return False
-        # Only a scan of the whole shard would give another iterator for such a position.
-        return self._place.since is None or self._source.is_listed_closed(shard_id, self._asked, deadline)
-
-    def _second_answer(
-        self, first: Mapping[str, Any], limit: int, deadline: Deadline
-    ) -> tuple[Mapping[str, Any] | None, bool]:
-        """Return the answer to a new iterator, and True if it ends the shard."""
-        self._iterator, self._place = None, without_iterator(self._place)
-        self._doubts = True
-        try:
-            answer = self._answer(limit, deadline)
-        except ProviderFault as error:
-            if error.fault.category not in _GONE_CATEGORIES:
-                raise
-            return first, True
-        is_over = answer is None or answer.get("NextShardIterator") is None
-        return answer, is_over and (answer is None or self._is_proved_end(deadline))
+        # Records are delivered before the service is asked about the shard.
+        return None if answer.get("Records") else source.has_ended(shard_id, self._asked, deadline)
 
     def _answer(self, limit: int, deadline: Deadline) -> Mapping[str, Any] | None:
         """Request a page of records; None if the shard no longer exists and no unread record was lost."""
@@ -344,7 +321,7 @@ class DynamoReader(Reader):
         if not found:
             self._empty.add(self._asked)
         else:
-            self._empty, self._doubts = EmptyAnswers(), False
+            self._empty = EmptyAnswers()
             self._found_nothing = -1  # for the next reader, this is a new position
             self._looks = self._looks if self._until is not None else min(self._looks, _FEW)
         if self._empty.count > self._looks and not self._closed:
@@ -456,15 +433,21 @@ class DynamoReader(Reader):
             self._outcome,
             nbytes,
             # A shard that has ended gets no new records, so continue to its end without a pause.
-            caught_up=False if waits and (self._closed or not is_quiet) else None,
-            poll_after=min(self._longest_pause(), _FIRST_PAUSE * (1 << min(looked - 1, 8)))
-            if waits and (looked > _CLOSED_LOOKS if self._closed else is_quiet)
-            else 0.0,
+            caught_up=False if waits and (self._closed or self._unsure or not is_quiet) else None,
+            poll_after=self._pause(looked, is_quiet=is_quiet) if waits else 0.0,
             watermark=None if seconds is None else datetime.fromtimestamp(seconds, UTC),
             likely_read_until=read_until,
             headroom=None if now is None else headroom(self._place, now),
             requests=self._requests,
         )
+
+    def _pause(self, looked: int, *, is_quiet: bool) -> float:
+        """Return the pause after an answer without records."""
+        if self._unsure:
+            looked = self._unsure
+        elif not (looked > _CLOSED_LOOKS if self._closed else is_quiet):
+            return 0.0
+        return min(self._longest_pause(), _FIRST_PAUSE * (1 << min(looked - 1, 8)))
 
     def _longest_pause(self) -> float:
         """Return the maximum pause, which is longer if the feed has many readers."""

@@ -70,6 +70,7 @@ START_SECONDS: Final = 3600
 """If records are trimmed within this time after a start at `Beginning`, the feed reports no gap."""
 _LIFE_SECONDS: Final = 4 * 3600  # about the lifetime of a shard
 _LISTED_SECONDS: Final = 600.0
+_ENDS_SECONDS: Final = 1.0  # between two listings for shards that may have ended
 _LOOK_SECONDS: Final = 600.0
 
 
@@ -149,12 +150,37 @@ class Source:
         shard = self.shards.find(shard_id)
         return shard is not None and shard.last is not None
 
-    def is_listed_closed(self, shard_id: str, since: float, deadline: Deadline) -> bool:
-        """Return False if a listing that began after the monotonic time `since` shows the shard as open."""
+    def is_known_end(self, shard_id: str) -> bool:
+        """Return True if this process has seen the last sequence number or a child of a shard."""
+        return bool(self.shards.children(shard_id)) or self.is_known_closed(shard_id)
+
+    def has_ended(self, shard_id: str, since: float, deadline: Deadline) -> bool | None:
+        """Ask whether a shard has ended.
+
+        Args:
+            shard_id: The shard.
+            since: The monotonic time after which an answer must have been given to count.
+            deadline: The time limit of the call.
+
+        Returns:
+            True if the service has named children or the last sequence number of the shard, or says that
+            there is no such shard. False if it lists the shard as open. None if it cannot be asked now,
+            because few calls of this kind are allowed.
+        """
+        # The children have to be found in any case, and this is the cheapest call.
+        if shard_id not in self.shards.discover([shard_id], deadline):
+            return True if self.is_known_end(shard_id) else None
+        if self.is_known_end(shard_id):
+            return True
+        # Children may be listed late, and a disabled stream has none.
         with self._listing:  # readers whose shards end together share one listing
             if self.shards.age() > time.monotonic() - since:
+                if self.shards.age() < _ENDS_SECONDS:
+                    return None
                 self.shards.read_again(deadline)
-        return self.shards.find(shard_id) is None or self.is_known_closed(shard_id)
+        if self.shards.find(shard_id) is None:
+            return True if self.shards.gone([shard_id], deadline) else None
+        return self.is_known_end(shard_id)
 
     def is_closed(self, shard_id: str, since: int | None, deadline: Deadline) -> bool:
         shard = self.shards.find(shard_id)

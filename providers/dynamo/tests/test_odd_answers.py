@@ -162,9 +162,14 @@ class TestOptionalFields:
 
 
 class TestEndsAndNumbers:
+    @pytest.fixture(autouse=True)
+    def short_pauses(self, monkeypatch):
+        monkeypatch.setattr("multiclouddb_dynamo.reader._MOST_PAUSE", 0.05)
+
     @STARTS
     @pytest.mark.parametrize("read", [0, 1], ids=["nothing read", "one read"])
-    def test_an_open_shard_without_an_iterator_has_not_ended(self, start, read):
+    @pytest.mark.parametrize("times", [1, 2, 7])
+    def test_an_open_shard_without_an_iterator_has_not_ended(self, start, read, times):
         """localstack/localstack#12483: DynamoDB Local leaves the iterator out now and then."""
         with World() as world:
             consumer = world.consumer(start)
@@ -172,9 +177,9 @@ class TestEndsAndNumbers:
             world.put(*["a"][:read])
             consumer.until_idle()
             trouble = world.troubles.rewrite(
-                lambda answer: answer.pop("NextShardIterator", None), 1, operation="GetRecords"
+                lambda answer: answer.pop("NextShardIterator", None), times, operation="GetRecords"
             )
-            for _ in range(3):
+            for _ in range(times + 2):
                 consumer.read()
             trouble.end()
             world.put("b")
@@ -183,6 +188,41 @@ class TestEndsAndNumbers:
             world.put("c")
             consumer.until_idle()
             assert consumer.markers == list(range(1, read + 3))
+
+    @STARTS
+    def test_a_server_that_never_sends_an_iterator_loses_nothing(self, start):
+        with World() as world:
+            world.troubles.rewrite(
+                lambda answer: answer.pop("NextShardIterator", None), operation="GetRecords"
+            )
+            consumer = world.consumer(start)
+            for number in range(3):
+                consumer.until_idle()
+                world.put("a", "b")
+                if number == 1:
+                    world.roll_over()
+                    world.put("c")
+            consumer.until_idle()
+            assert consumer.markers == list(range(1, 8))
+
+    def test_children_that_are_listed_late_do_not_make_a_feed_idle(self, world):
+        """Until the service has said in both places that the shard has ended, its end is not known."""
+        consumer = world.consumer()
+        consumer.until_idle()
+        (parent,) = world.open()
+        world.roll_over()
+        world.put("b")
+
+        def hide(answer):
+            listed = answer["StreamDescription"]["Shards"]
+            listed[:] = [each for each in listed if each.get("ParentShardId") != parent]
+            for each in listed:
+                each["SequenceNumberRange"].pop("EndingSequenceNumber", None)
+
+        trouble = described(world, hide)
+        assert not any(consumer.read(seconds(1)).idle for _ in range(3))
+        trouble.end()
+        assert consumer.until_idle() == [1]
 
     def test_an_ended_shard_costs_at_most_one_more_iterator(self, world):
         world.put("a")

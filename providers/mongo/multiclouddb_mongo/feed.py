@@ -115,9 +115,13 @@ class MongoFeed(Feed):
         self._endless = follows or isinstance(self.spec.scope, EntireCluster)
         self._bound = self._options.after_invalidate == "end" and not self._options.allow_missing
         self._uuid = found.uuid if self._bound else None
-        # The stream of a database or a cluster belongs to the deployment, whose positions are only times.
-        self._is_wide, self._is_warned = source.address.collection is None, False
-        incarnation = deployment if self._is_wide else self._uuid
+        # Positions are only times, so they mean nothing in another deployment. A copy of the data files has
+        # the same collections with the same UUIDs.
+        self._deployment, self._is_warned = deployment, False
+        self._is_wide = source.address.collection is None
+        incarnation = deployment
+        if not self._is_wide:
+            incarnation = self._uuid if deployment is None else f"{self._uuid or ''}@{deployment}"
         self.identity = FeedIdentity(PROVIDER_ID, self.spec.address, incarnation)
         self._scan = ScanSource(source)
         self._log = Log(source)
@@ -129,14 +133,14 @@ class MongoFeed(Feed):
         if self._is_wide:
             self._check_deployment(incarnation)
             return True
+        uuid, _, deployment = (incarnation or "").partition("@")
+        self._check_deployment(deployment or None)
         # The log still contains the last changes of a dropped collection, and the drop itself. Therefore a
         # token is refused only if it is from another collection with the same name.
-        return (
-            incarnation is None or not self._bound or not self._found.there or incarnation == self._found.uuid
-        )
+        return not uuid or not self._bound or not self._found.there or uuid == self._found.uuid
 
     def _check_deployment(self, other: str | None) -> None:
-        own = self.identity.incarnation
+        own = self._deployment
         if other == own:
             return
         if None not in (other, own):

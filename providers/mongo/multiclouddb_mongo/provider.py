@@ -83,8 +83,7 @@ class MongoProvider(Provider):
             bounded=self._ours,
             believed=self._believed,
         )
-        deployment = self._deployment_id(sharded=sharded) if address.collection is None else None
-        return MongoFeed(source, found, self._readers, deployment)
+        return MongoFeed(source, found, self._readers, self._deployment_id(sharded=sharded))
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
         """Return the collections of the given database, by default of the connection string's database."""

@@ -1,33 +1,44 @@
-"""Tests that a token of a database or a cluster is used only in the deployment that it came from."""
+"""Tests that a token is used only in the deployment that it came from."""
 
 import functools
 import logging
 from urllib.parse import quote
+from uuid import uuid4
 
 import pytest
+from bson import Binary
 
 from multiclouddb_api import (
     EntireCluster,
+    EntireCollection,
     EntireDatabase,
     ErrorCategory,
     Now,
+    PhysicalPartition,
     ResourceAddress,
     connect,
 )
 from multiclouddb_conformance.refusals import refusal
+from multiclouddb_mongo import MongoOptions
+from multiclouddb_spi.table_mark import FeedSource
 
 from .harness import SMALL
 from .monitor import ids, in_scope, read
 from .servers.mongod import PASSWORD, shared
 
-SCOPES = [EntireDatabase(), EntireCluster()]
+SCOPES = [EntireCollection(), EntireDatabase(), EntireCluster()]
 
 
 @pytest.fixture
 def both(one, small, database):
-    """Return the urls of two deployments that have the same database."""
+    """Return the urls of two deployments whose collection has one UUID, as after a copy of the data files."""
+    uuid = Binary.from_uuid(uuid4())
     for server in (one, small):
+        made = {"op": "c", "ns": f"{database}.$cmd", "ui": uuid, "o": {"create": "c"}}
+        server.client().admin.command("applyOps", [made])
         server.client()[database]["c"].insert_one({"_id": 0})
+        (listed,) = server.client()[database].list_collections()
+        assert listed["info"]["uuid"] == uuid
     return one.uri(), small.uri()
 
 
@@ -42,6 +53,17 @@ def test_a_token_of_another_deployment_is_refused(both, database, scope):
             error = refusal(ErrorCategory.INVALID_REQUEST, act, "another replica set")
             assert "restored" in error.message
         assert read(there, place=Now(), **asked).events == ()
+
+
+@pytest.mark.parametrize("after_invalidate", ["end", "follow"])
+def test_a_collection_that_is_followed_by_its_name(both, database, after_invalidate):
+    options = MongoOptions(after_invalidate=after_invalidate, allow_missing=True)
+    asked = {**in_scope(EntireCollection(), ResourceAddress(database, "c")), "provider_options": options}
+    with connect(both[0]) as here, connect(both[1]) as there:
+        token = read(here, place=Now(), **asked).continuation_token
+        assert read(here, place=token, **asked).events == ()
+        act = functools.partial(read, there, place=token, **asked)
+        refusal(ErrorCategory.INVALID_REQUEST, act, "another replica set")
 
 
 @pytest.fixture
@@ -72,3 +94,17 @@ def test_what_a_user_may_not_know_is_accepted_with_a_warning(roles, scope, way, 
                 assert ids(read(second, place=token, **asked)) == ["new"]
     told = [record for record in caplog.records if "clusterMonitor" in record.getMessage()]
     assert len(told) == 1
+
+
+@pytest.mark.parametrize("way", [1, -1], ids=["then it is known", "it was known"])
+def test_partition_ids_and_marks_of_tables_do_not_depend_on_what_a_user_may_know(roles, way):
+    _, *urls = roles
+    address = ResourceAddress("mine", "c")
+    with connect(urls[::way][0]) as first, connect(urls[::way][1]) as second:
+        (name,) = first.list_physical_partitions(address)
+        assert second.list_physical_partitions(address) == (name,)
+        asked = {"address": address, "scope": PhysicalPartition(name)}
+        token = read(first, place=Now(), **asked).continuation_token
+        assert read(second, place=token, **asked).events == ()
+        other = read(second, place=Now(), address=address).continuation_token
+        assert FeedSource.of_token(token) == FeedSource.of_token(other)
