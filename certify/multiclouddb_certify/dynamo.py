@@ -33,7 +33,7 @@ from multiclouddb_certify.certification import (
 from multiclouddb_certify.recordings.http import HttpCodec
 from multiclouddb_certify.recordings.rules import WORDS, Codec, Portion, Rules
 from multiclouddb_certify.wire import Answer, Call, Price, WireObserver, http_wire
-from multiclouddb_conformance.harness import Harness, Kind, Write
+from multiclouddb_conformance.harness import Harness, Kind, Spelled, Write
 from multiclouddb_dynamo.capabilities import CAPABILITIES
 from multiclouddb_dynamo.config import DynamoConfig
 from multiclouddb_dynamo.provider import PLUGIN
@@ -173,14 +173,23 @@ class DynamoHarness(DrillHarness):
         """Create a table with a unique name, because a server continues to run after the test."""
         return self.make_table(f"{self.prefix}-{name}-{next(_COUNTER)}", kind, partitions)
 
-    def make_table(self, table: str, kind: Kind, partitions: int) -> ResourceAddress:
+    def spelled(self, name: str) -> Spelled:
+        """Create a table whose keys are numbers."""
+        address = self.make_table(f"{self.prefix}-{name}-{next(_COUNTER)}", Kind.PLAIN, self.partitions, "N")
+
+        def write(value: Any, n: int | None) -> None:
+            self.write(address, [Write(value, None if n is None else {"n": n})])
+
+        return Spelled(address, [Decimal("1.5"), Decimal("1.50"), 2, Decimal("2.0")], self.key, write)
+
+    def make_table(self, table: str, kind: Kind, partitions: int, key_type: str = "S") -> ResourceAddress:
         """Create a table whose stream is enabled."""
         del partitions
         try:
             made = self.native.create_table(
                 TableName=table,
                 KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
-                AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
+                AttributeDefinitions=[{"AttributeName": "id", "AttributeType": key_type}],
                 BillingMode="PAY_PER_REQUEST",
                 StreamSpecification={"StreamEnabled": True, "StreamViewType": VIEWS[kind]},
                 **(

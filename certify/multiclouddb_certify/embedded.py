@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, ClassVar, Final
 
 from multiclouddb_api import ClientConfig, ResourceAddress
@@ -27,6 +28,7 @@ class EmbeddedHarness(Harness):
     profile: ClassVar[str | None] = None
     capabilities = CAPABILITIES
     plugin = PLUGIN
+    spellings = (1, 1.0, Decimal(1), True, "1")
     can_expire = can_other_options = can_secrets = can_notices = can_named_keys = False
 
     def open(self) -> None:

@@ -88,6 +88,7 @@ class MongoHarness(DrillHarness):
     can_trim = can_expire = False  # they need hours, or minutes, as a cluster is set by default
     value_types = frozenset(VALUES) - {"integer over 64 bit", "set"}
     key_types = frozenset(KEYS)
+    spellings = (1, 1.0, Decimal("1.00"), 1.5, Decimal("1.50"), True, "1")
     url: ClassVar[str]
     prefix: ClassVar[str] = PREFIX
 

@@ -34,7 +34,7 @@ from multiclouddb_certify.certification import (
 from multiclouddb_certify.recordings.rpc import SpannerCodec
 from multiclouddb_certify.recordings.rules import Codec
 from multiclouddb_certify.wire import Answer, Call, WireObserver
-from multiclouddb_conformance.harness import Harness, Kind, Write
+from multiclouddb_conformance.harness import Harness, Kind, Spelled, Write
 from multiclouddb_conformance.values import KEYS, VALUES
 from multiclouddb_spanner.capabilities import CAPABILITIES
 from multiclouddb_spanner.config import SpannerConfig
@@ -197,10 +197,24 @@ class SpannerHarness(DrillHarness):
     def create(self, name: str, kind: Kind, partitions: int) -> ResourceAddress:
         """Create a table with its change stream."""
         del partitions
+        return self._table(name, kind, "STRING(MAX)")
+
+    def spelled(self, name: str) -> Spelled:
+        """Create a table whose keys are numbers."""
+        address = self._table(name, Kind.PLAIN, "NUMERIC")
+
+        def write(value: Any, n: int | None) -> None:
+            self.write(address, [Write(value, None if n is None else {"n": n})])
+
+        return Spelled(
+            address, [Decimal("1.5"), Decimal("1.50"), Decimal(2), Decimal("2.0")], self.key, write
+        )
+
+    def _table(self, name: str, kind: Kind, key: str) -> ResourceAddress:
         capture = "NEW_ROW_AND_OLD_VALUES" if kind is Kind.OLD_IMAGES else "NEW_ROW"
-        columns = ", ".join(f"{column} {kind}" for column, kind in COLUMNS.items())
+        columns = ", ".join(f"{column} {form}" for column, form in COLUMNS.items())
         self.statements = [
-            f"CREATE TABLE {name} (id STRING(MAX) NOT NULL, {columns}) PRIMARY KEY (id)",
+            f"CREATE TABLE {name} (id {key} NOT NULL, {columns}) PRIMARY KEY (id)",
             f"CREATE CHANGE STREAM {name}_stream FOR {name} OPTIONS (value_capture_type = '{capture}')",
         ]
         return ResourceAddress(self.run(self.statements), name)

@@ -46,7 +46,7 @@ from multiclouddb_conformance.through_asyncio import AsyncioClient
 from multiclouddb_conformance.values import KEYS, VALUES
 from multiclouddb_spi import ProviderPlugin
 
-__all__ = ["ABILITIES", "Harness", "Kind", "Write"]
+__all__ = ["ABILITIES", "Harness", "Kind", "Spelled", "Write"]
 
 
 class Kind(Enum):
@@ -71,6 +71,24 @@ class Write:
 
     key: Any
     document: Mapping[str, Any] | None
+
+
+@attrs.frozen
+class Spelled:
+    """A collection whose keys a writer can spell in several ways.
+
+    Attributes:
+        address: The address of the empty collection.
+        values: The values of one component of the key. Any two of them may be spellings of one key for the
+            service, or two keys: the test sees it from the rows that the service stores.
+        key: Returns the key with such a value, as an application would give it to a look-up.
+        write: Writes the document `{"n": n}` under a value, or deletes it if `n` is None.
+    """
+
+    address: ResourceAddress
+    values: Sequence[Any]
+    key: Callable[[Any], MulticloudDbKey]
+    write: Callable[[Any, int | None], None]
 
 
 ABILITIES: Final[Mapping[str, str]] = {
@@ -102,6 +120,7 @@ ABILITIES: Final[Mapping[str, str]] = {
     "interleaved": "no interleaved scan",
     "clock_moves": "the service's clock stands still",
     "named_keys": "a key may have any components",
+    "spellings": "each key has only one spelling",
 }
 """Maps each ability that a harness may lack to the text that the summary shows if the ability is missing.
 
@@ -128,6 +147,7 @@ class Harness(ABC):
         expiry_updates: The number of changes that `expire` makes before the delete.
         value_types: The values from `multiclouddb_conformance.values` that documents preserve exactly.
         key_types: The values that may be used as keys.
+        spellings: Values for `spelled`, for a service whose `create` and `write` take any value as a key.
         secrets: The texts in `config()` that must never be shown.
         through_asyncio: True to make every call through the client of asyncio, which refuses a child process.
         folder: An empty folder for the current test.
@@ -145,6 +165,7 @@ class Harness(ABC):
     expiry_updates: ClassVar[int] = 0
     value_types: ClassVar[frozenset[str]] = frozenset(VALUES)
     key_types: ClassVar[frozenset[str]] = frozenset(KEYS)
+    spellings: ClassVar[Sequence[Any]] = ()
     secrets: tuple[str, ...] = ()
 
     can_several: ClassVar[bool] = True
@@ -175,6 +196,7 @@ class Harness(ABC):
     can_interleaved: ClassVar[bool] = True
     can_clock_moves: ClassVar[bool] = True
     can_named_keys: ClassVar[bool] = True
+    can_spellings: ClassVar[bool] = True
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -237,6 +259,17 @@ class Harness(ABC):
     def announce(self, address: ResourceAddress) -> None:
         """Cause one notice without an event. The feed continues after the notice."""
         self._lacks("announce", "notices")
+
+    def spelled(self, name: str) -> Spelled:
+        """Create an empty collection for keys in several spellings, such as `1` and `1.0`."""
+        if not self.spellings:
+            self._lacks("spelled", "spellings")
+        address = self.create(name, Kind.PLAIN, self.partitions)
+
+        def write(value: Any, n: int | None) -> None:
+            self.write(address, [Write(value, None if n is None else {"n": n})])
+
+        return Spelled(address, self.spellings, self.key, write)
 
     def other_options(self) -> ProviderOptions:
         """Return options that change the meaning of a token's positions."""

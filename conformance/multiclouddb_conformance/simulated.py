@@ -102,6 +102,7 @@ class SimulationHarness(Harness):
     capabilities: ClassVar[CapabilitySet] = SIMULATED
     secrets = ("correct horse battery staple",)
     patience_seconds = 0.5
+    spellings = (1, 1.0, True, "1")
     behaviour: ClassVar[ServiceBehaviour] = ServiceBehaviour()
     can_keys_only = False
     can_clock_moves = False

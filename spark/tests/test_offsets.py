@@ -120,6 +120,10 @@ READ = [Range("p1", 3, 8), Range("p2", 0, 4)]
         (Symbolic(Now()), Pinned("i", MOVED), []),
         (Symbolic(Now()), Pinned("i", MOVED, {"p1": 8}, origin=START), READ),
         (Pinned("i", START), Pinned("i", MOVED, {"p1": 8}), READ),
+        # Between them, the user was allowed to know the deployment, or no longer.
+        (Pinned("i", START), Pinned("i@d", MOVED, {"p1": 8}), READ),
+        (Pinned("i@d", START), Pinned("i", MOVED, {"p1": 8}), READ),
+        (Pinned(None, START), Pinned("d", MOVED, {"p1": 8}), READ),
         # Nothing lies between idle positions.
         (Pinned("i", at(["p0", 5])), Pinned("i", at(["p0", 9]), empty=True), []),
         (Pinned("i", at(["p0", 9]), empty=True), Pinned("i", at(["p0", 12])), [Range("p0", 9, 12)]),
@@ -134,8 +138,7 @@ def test_ranges_are_what_moved_and_what_ended(before, after, ranges):
     [
         (Pinned("i", at()), Symbolic(Now()), "contains a range that ends before its start"),
         (Pinned("i", at()), Pinned("j", at()), "contains positions of two incarnations"),
-        (Pinned(None, at()), Pinned("j", at()), "contains positions of two incarnations"),
-        (Pinned("i", at()), Pinned(None, at()), "contains positions of two incarnations"),
+        (Pinned("i@d", at()), Pinned("j@d", at()), "contains positions of two incarnations"),
         (Pinned("i", at([5])), Pinned("i", at()), "holds a damaged offset"),
     ],
 )

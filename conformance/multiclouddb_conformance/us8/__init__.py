@@ -34,6 +34,7 @@ from multiclouddb_conformance.us8.rows import (
     TestNoRowsAlone,
     TestRowsAlone,
     TestScannedRow,
+    TestSpellings,
 )
 from multiclouddb_conformance.us8.scope import TestLogicalPartition, TestPhysicalPartition, TestWiderScopes
 from multiclouddb_conformance.us8.session import (
@@ -96,6 +97,7 @@ __all__ = [
     "TestSharing",
     "TestSnapshot",
     "TestSnapshotUnderLoad",
+    "TestSpellings",
     "TestSplit",
     "TestTransactions",
     "TestTrimmedOnTheWay",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any, Final
 
 import attrs
@@ -34,7 +35,14 @@ from multiclouddb_conformance.harness import Write
 from multiclouddb_conformance.snapshots import Source, changes, is_done, started_of, walk
 from multiclouddb_conformance.values import KEYS, VALUES
 
-__all__ = ["TestLookup", "TestNoLookup", "TestNoRowsAlone", "TestRowsAlone", "TestScannedRow"]
+__all__ = [
+    "TestLookup",
+    "TestNoLookup",
+    "TestNoRowsAlone",
+    "TestRowsAlone",
+    "TestScannedRow",
+    "TestSpellings",
+]
 
 _ALONE: Final = Capability.CHANGE_FEED_ROWS
 _KEY: Final = Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE
@@ -289,3 +297,48 @@ def _are_last_images(collection: Collection, documents: Sequence[tuple[Any, Any]
                 assert scanned.order_key < change.order_key
             case ScanFloor.ROW:
                 assert scanned.order_key == change.order_key
+
+
+@pytest.mark.shows("Further 17")
+@pytest.mark.requires(_ALONE, _LOOKUP, Capability.CHANGE_FEED_ALL_VERSIONS)
+@pytest.mark.needs("alone", "spellings")
+class TestSpellings:
+    """Keys are equal exactly if the service takes them for one item, in every place where a key stands."""
+
+    def test_two_spellings_are_one_key_exactly_if_the_service_keeps_one_item(
+        self, collection: Collection
+    ) -> None:
+        spelled = collection.harness.spelled("spelled")
+        collection.restart()
+        there = Collection(collection.harness, spelled.address, collection.client)
+        has_scope = there.client.capabilities().is_supported(_KEY)
+        for pair in combinations(spelled.values, 2):
+            begin, keys = there.now(), [spelled.key(value) for value in pair]
+            scopes = [LogicalPartition(key) for key in keys if has_scope]
+            starts = [there.now(scope=scope) for scope in scopes]
+            for n, value in enumerate(pair, 1):
+                spelled.write(value, n)
+            events = there.read(begin, 2)
+            rows = [event for page in walk(there, _ROWS) for event in page.events]
+            # The service has stored so many items, whatever the library takes for their keys.
+            last = {event.key: event.new_item_state for event in events}
+            assert len(last) == len(rows), pair
+            assert {row.key: row.new_item_state for row in rows} == last
+            assert len({event.key.canonical() for event in events}) == len(rows)
+            answers = _look_up(there, *keys)
+            assert [_number(answers[key]) for key in keys] == ([1, 2] if len(rows) == 2 else [2, 2])
+            assert {row.key for row in answers.values() if row is not None} == last.keys()
+            for scope, start in zip(scopes, starts, strict=True):
+                assert len(there.drain(start, scope=scope)) == 3 - len(rows), (pair, scope)
+            end = there.now()
+            for value in pair[2 - len(rows) :]:
+                spelled.write(value, None)
+            deletes = there.read(end, len(rows))
+            assert {event.key for event in deletes} == last.keys(), pair
+            assert {event.type for event in deletes} == {ChangeType.DELETE}
+
+
+def _number(row: ChangeEvent | None) -> Any:
+    assert row is not None
+    assert row.new_item_state is not None
+    return row.new_item_state["n"]

@@ -52,8 +52,11 @@ class CosmosHarness(ServiceHarness):
         return ClientConfig("cosmos", {"url": f"cosmos://{host}?tls={str(self.https).lower()}"})
 
     def create(self, name, kind, partitions):
+        return self.make_container(name, partitions=partitions)
+
+    def make_container(self, name, path="/id", partitions=partitions):
         self.database.create_container(
-            name, PartitionKey("/id"), offer_throughput=max(400, 6_000 * partitions), default_ttl=-1
+            name, PartitionKey(path), offer_throughput=max(400, 6_000 * partitions), default_ttl=-1
         )
         return ResourceAddress(DATABASE, name)
 

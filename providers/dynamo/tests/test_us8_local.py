@@ -14,6 +14,7 @@ from multiclouddb_conformance.us8 import (  # noqa: F401
     TestPropagation,
     TestRecreated,
     TestScannedRow,
+    TestSpellings,
     TestTransactions,
     TestValues,
 )

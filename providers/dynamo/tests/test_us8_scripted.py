@@ -52,9 +52,9 @@ class ScriptedHarness(ServerHarness):
     def close(self):
         self.server.close()
 
-    def make_table(self, table, kind, partitions):
+    def make_table(self, table, kind, partitions, key="S"):
         self.script.habits.initial_shards = partitions
-        return super().make_table(table, kind, partitions)
+        return super().make_table(table, kind, partitions, key)
 
     def split(self, address, partition_id):
         self.script.split(self.native_id(partition_id))

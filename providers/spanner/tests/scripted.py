@@ -100,7 +100,7 @@ class ScriptedHarness(SpannerHarness):
         natives = []
         for write in writes:
             if write.document is None:
-                natives.append(Write("delete", address.collection, (), [[write.key]]))
+                natives.append(Write("delete", address.collection, (), [[wire("id", write.key)]]))
             else:
                 row = self.document(write.key, write.document)
                 values = [wire(name, value) for name, value in row.items()]

@@ -20,6 +20,7 @@ from multiclouddb_certify.suites.spanner import (  # noqa: F401
     TestRetirement,
     TestSnapshot,
     TestSnapshotUnderLoad,
+    TestSpellings,
     TestSplit,
     TestTrimmedOnTheWay,
     TestTrouble,
