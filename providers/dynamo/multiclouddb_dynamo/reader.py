@@ -127,7 +127,7 @@ class DynamoReader(Reader):
         has_ended: bool | None = False
         if self._iterator is None:
             has_ended = self._has_ended(answer, deadline)
-            if not has_ended and isinstance(self._place, Latest):
+            if not has_ended and isinstance(self._place, Latest) and not answer.get("Records"):
                 self._iterator = asked  # only a scan of the whole shard would give another one
         self._unsure = self._unsure + 1 if has_ended is None else 0
         return self._taken(answer, deadline, is_over=has_ended is True)

@@ -31,6 +31,7 @@ _MOST_LOOKED: Final = 16384
 _MOST_GONE: Final = 65536
 _ASKED_AT_ONCE: Final = 16
 _LISTING_SECONDS: Final = 5.0
+_JUST_NOW_SECONDS: Final = 1.0
 _OLD_SECONDS: Final = 300.0
 # A shard of a disabled stream has no children if two listings that are this many seconds apart show none.
 _SETTLED_SECONDS: Final = 5.0
@@ -78,7 +79,8 @@ class Looks:
     """Chooses the ended shards whose children are requested now, within the rate limit of the stream."""
 
     def __init__(self) -> None:
-        self._asked: OrderedDict[str, None] = OrderedDict()  # sorted by the time of the request
+        # The time of the last request for each shard, in order.
+        self._asked: OrderedDict[str, float] = OrderedDict()
         self.credit, self._filled = _LOOKS_AT_ONCE, time.monotonic()
         self._pause, self._next = 0.0, 0.0
 
@@ -91,6 +93,9 @@ class Looks:
         if fresh:
             self._pause = self._next = 0.0
         again = set(shard_ids).difference(waiting if now < self._next else fresh)
+        # A reader has just asked for the children of the shard that it has read to its end.
+        just_now = now - _JUST_NOW_SECONDS
+        again = {name for name in again if name in waiting or self._asked.get(name, just_now) <= just_now}
         if not again or self.credit < 1:
             return fresh
         order = [name for name in shard_ids if name in again and name not in self._asked]
@@ -99,7 +104,7 @@ class Looks:
 
     def note(self, shard_ids: Iterable[str], childless: Iterable[str]) -> None:
         for name in shard_ids:
-            self._asked[name] = None
+            self._asked[name] = time.monotonic()
             self._asked.move_to_end(name)
         while len(self._asked) > _MOST_LOOKED:
             self._asked.popitem(last=False)

@@ -160,8 +160,6 @@ class TestListing:
             _, feed = world.feed()
             seeds = feed.start(Beginning(), None, soon())
             world.roll_over()
-            for seed in seeds[:3]:
-                fetch(feed.open(seed.partition_id, seed.cursor))
             world.journal.clear()
             world.troubles.fail(LISTING, REFUSAL, every=2)
             ended = {seed.partition_id: seed.cursor for seed in seeds[:3]}
@@ -173,11 +171,22 @@ class TestListing:
             _, feed = world.feed()
             seed = feed.start(Beginning(), None, soon())[0]
             children = world.script.split(seed.partition_id)
-            fetch(feed.open(seed.partition_id, seed.cursor))
             world.journal.clear()
             found = feed.survey({seed.partition_id: seed.cursor}, soon(), whole=False).present
             assert {each.partition_id for each in found} == set(children)
             assert world.journal.count(LISTING) == 2  # a page for each child, and no listing of all shards
+
+    def test_the_end_of_a_shard_takes_one_call_for_its_children(self):
+        """The reader asks for them, because only they show that the shard has ended."""
+        with World(shards=3, shards_per_page=1) as world:
+            _, feed = world.feed()
+            seed = feed.start(Beginning(), None, soon())[0]
+            world.journal.clear()
+            children = world.script.split(seed.partition_id)
+            fetch(feed.open(seed.partition_id, seed.cursor))
+            found = feed.survey({seed.partition_id: seed.cursor}, soon(), whole=False).present
+            assert {each.partition_id for each in found} == set(children)
+            assert world.journal.count(LISTING) == 2  # a page for each child
 
 
 class TestCost:
