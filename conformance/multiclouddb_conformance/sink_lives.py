@@ -2,7 +2,8 @@
 
 Checkpoints are restored from copies, and copies run beside one another; the table is restored and dropped,
 and the process is killed between two commits. A sink may refuse a batch only after such a change. Without a
-refusal, the table equals the collection as soon as the query has delivered everything.
+refusal, the table equals the collection as soon as the query has delivered everything. If table and
+checkpoint are put back together from copies of one moment, then nothing is missing, and no batch is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ __all__ = ["LifeTable", "SinkLife"]
 
 _KEYS: Final = 12
 _LIKELY: Final = {
-    "batch": 40, "death": 10, "save": 10, "restored": 8, "beside": 8, "restore": 8, "drop": 3, "check": 8
+    "batch": 40, "death": 10, "save": 10, "restored": 8, "beside": 8, "restore": 8, "drop": 3, "check": 8,
+    "copy both": 5, "put both back": 5,
 }  # fmt: skip
 
 
@@ -49,6 +51,12 @@ class LifeTable(Protocol):
     def restore(self, dice: random.Random) -> bool:
         """Restore an earlier version; return False if there is none, or if the format has no such thing."""
         ...
+
+    def copy(self, place: Path) -> bool:
+        """Copy the table to a place that does not exist; return False if it is in no folder."""
+
+    def put_back(self, place: Path) -> None:
+        """Replace the table by such a copy."""
 
     def drop(self) -> None:
         """Remove the table."""
@@ -127,6 +135,7 @@ class SinkLife:
         self.folders = self.refused = self.compared = 0
         self._is_harmed = self._is_restored = False
         self._saved = list[_Filling]()
+        self._both = list[tuple[_Filling, Path]]()
         self._write(8)
         self._query = _Filling(self, self._new_folder(), is_snapshot=self.dice.random() < 0.5)
 
@@ -234,6 +243,19 @@ class SinkLife:
                 self.told.add("the table is dropped")
                 self.table.drop()
                 self._is_harmed = True
+            case "copy both" if self.table.exists and not self._is_harmed:
+                place = self._new_folder()
+                if self.table.copy(place):
+                    self.told.add(f"save {self._query.folder.name} together with the table")
+                    self._both.append((self._query.copied(self._new_folder()), place))
+            case "put both back" if self._both:
+                saved, place = dice.choice(self._both)
+                self._query = saved.copied(self._new_folder())
+                self.told.add(f"{saved.folder.name} goes on as {self._query.folder.name}, with its table")
+                self.table.put_back(place)
+                self._is_harmed = self._is_restored = False
+                # The sink cannot tell a copy of the checkpoint that has delivered more.
+                self._saved.clear()
             case "check":
                 self._check()
             case _:

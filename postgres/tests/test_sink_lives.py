@@ -40,6 +40,12 @@ class PostgresLifeTable:
     def restore(self, dice):
         return False
 
+    def copy(self, place):
+        return False
+
+    def put_back(self, place):
+        raise NotImplementedError
+
     def drop(self):
         self._run("DROP TABLE orders")
 

@@ -15,7 +15,10 @@ from pyspark_multiclouddb import TableTarget, merge_into_table
 
 from .scala_catalog import table_in
 
-SEEDS = [pytest.param(seed, marks=pytest.mark.soak) for seed in range(200)]
+LIVES = [
+    pytest.param(0, 1, id="short"),
+    *(pytest.param(seed, 9, marks=pytest.mark.soak, id=str(seed)) for seed in range(200)),
+]
 SOURCE = runpy.run_path(str(Path(__file__).parents[2] / "verify" / "tests" / "embedded_model.py"))
 VALUES = (1, 1.5, None, "é", [{"a": 1}], True)
 COLUMNS = {"text": "new_item_state", "deleted": "_deleted_at"}
@@ -83,19 +86,19 @@ def literal(text):
     return "NULL" if text is None else "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def live(seed, folder, spark):
+def live(seed, folder, spark, steps=9):
     folder = folder / str(seed)
     folder.mkdir()
     source = SOURCE["EmbeddedSource"](folder, VALUES)
     try:
-        Life(seed, folder, source, SparkModelTable(spark, folder / "lake")).live()
+        Life(seed, folder, source, SparkModelTable(spark, folder / "lake"), steps=steps).live()
     finally:
         source.close()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_every_verdict_is_todays_and_no_right_row_is_damaged(seed, tmp_path, spark):
-    live(seed, tmp_path, spark)
+@pytest.mark.parametrize(("seed", "steps"), LIVES)
+def test_every_verdict_is_todays_and_no_right_row_is_damaged(seed, steps, tmp_path, spark):
+    live(seed, tmp_path, spark, steps)
 
 
 @pytest.mark.soak

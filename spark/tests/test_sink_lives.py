@@ -40,6 +40,14 @@ class DeltaLifeTable:
             table.restore(dice.randint(max(0, version - 8), version - 1))
         return version > 0
 
+    def copy(self, place):
+        shutil.copytree(self.path, place)
+        return True
+
+    def put_back(self, place):
+        shutil.rmtree(self.path, ignore_errors=True)
+        shutil.copytree(place, self.path)
+
     def drop(self):
         shutil.rmtree(self.path)
 
