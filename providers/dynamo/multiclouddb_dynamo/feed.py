@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from datetime import datetime
+from typing import Final
 
 import attrs
 
@@ -36,11 +37,19 @@ from multiclouddb_spi import (
     plan_id_of,
 )
 
+_ARN_PARTS: Final = 5
+
 
 @define
 class _Learned:  # the partial results that the attempts of one call share
     resolution: Resolution
     listing: Listing = attrs.field(factory=Listing)
+
+
+def _place_of(arn: str | None) -> str | None:
+    """Return the region and the account in the ARN of a stream; None if the text is no ARN."""
+    parts = (arn or "").split(":")
+    return f"region {parts[3]} of account {parts[4]}" if len(parts) > _ARN_PARTS and all(parts[3:5]) else None
 
 
 class DynamoFeed(Feed):
@@ -55,6 +64,19 @@ class DynamoFeed(Feed):
         self._learned: _Learned | None = None
         self._unfinished: list[Listing] = []
         self._same = SameTable(source)
+
+    def resumes(self, incarnation: str | None) -> bool:
+        """Return True for a token of this stream; refuse one of the table's replica in another region."""
+        own = self._source.arn
+        here, there = _place_of(own), _place_of(incarnation)
+        if None not in (here, there) and here != there:
+            raise ProviderFault.of(
+                ErrorCategory.INVALID_REQUEST,
+                f"continuation_token: is of a table in {there}, and this client reads {here}: each region of "
+                "a global table, and each account, has a stream of its own, in which the position means "
+                "nothing; connect to the region that it came from, or start again here with a Snapshot()",
+            )
+        return incarnation == own
 
     def for_one_call(self) -> DynamoFeed:
         """Return a feed that reuses the partial results of earlier attempts of the same call."""

@@ -2,6 +2,7 @@
 
 import time
 
+import attrs
 import pytest
 
 from multiclouddb_api import (
@@ -19,6 +20,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.refusals import refused
 from multiclouddb_dynamo_emulator import ChildFilter, Order, Remains
+from multiclouddb_spi.continuation.token import decode_token, encode_token
 
 from .world import ADDRESS, HOUR, TABLE, World, markers, native, seconds, state_of
 
@@ -545,6 +547,20 @@ class TestIncarnations:
         with refused(ErrorCategory.INVALID_REQUEST, "recreated"):
             consumer.until_idle()
         assert consumer.markers in ([1], [1, 2])
+
+    @pytest.mark.parametrize(
+        ("part", "other"), [(3, "eu-west-3"), (4, "123456789012")], ids=["region", "account"]
+    )
+    def test_the_stream_of_a_replica_is_no_earlier_stream(self, world, part, other):
+        """Each region of a global table has a stream of its own (localstack/localstack#7405)."""
+        consumer = world.consumer()
+        consumer.until_idle()
+        envelope = decode_token(consumer.start.token)
+        names = envelope.incarnation.split(":")
+        names[part] = other
+        token = encode_token(attrs.evolve(envelope, incarnation=":".join(names)))
+        with refused(ErrorCategory.INVALID_REQUEST, other, "has a stream of its own"):
+            world.consumer(FromContinuationToken(token)).read()
 
     @pytest.mark.parametrize("start", [Beginning(), Now()], ids=["beginning", "now"])
     def test_a_client_that_knew_the_old_stream_starts_in_the_new_one(self, world, start):
