@@ -47,6 +47,7 @@ class Table:
     key_names: tuple[str, ...]
     nbytes: int = 0
     items: int = 0
+    replicated: bool = False  # true if it is a replica of a global table
 
 
 class RateLimiter:
@@ -115,6 +116,7 @@ class Calls:
             key_names=tuple(kinds[kind] for kind in ("HASH", "RANGE") if kind in kinds),
             nbytes=answer.get("TableSizeBytes") or 0,
             items=answer.get("ItemCount") or 0,
+            replicated=bool(answer.get("Replicas") or answer.get("GlobalTableVersion")),
         )
 
     def table_names(self, deadline: Deadline) -> list[str]:

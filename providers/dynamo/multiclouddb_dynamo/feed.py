@@ -188,4 +188,5 @@ class DynamoFeed(Feed):
             with_new=spec.with_new,
             with_old=spec.with_old,
             native=spec.include_native,
+            replicated=self._source.table.replicated,
         )

@@ -42,6 +42,7 @@ class View:
     with_new: bool = True
     with_old: bool = False
     native: bool = False
+    replicated: bool = False  # true if the table has replicas in other regions
 
 
 def seq_of(record: Record) -> str:
@@ -88,7 +89,7 @@ def _events(records: Sequence[Record], view: View, known: int | None) -> list[Ch
         _items(datas, "NewImage", decode_map) if view.with_new else repeat(None),
         _items(datas, "OldImage", decode_map) if view.with_old else repeat(None),
         [order_key(data["SequenceNumber"]) for data in datas],
-        _expiries(records, types),
+        _expiries(records, types, view),
         repeat(False),
         repeat(view.address),
         repeat(view.partition_id),
@@ -137,10 +138,14 @@ def _items(datas: Sequence[Record], name: str, decoded: Callable[[Any], Any]) ->
     return [decoded(data[name]) if data.get(name) else None for data in datas]
 
 
-def _expiries(records: Sequence[Record], types: Sequence[ChangeType]) -> list[bool]:
-    delete = ChangeType.DELETE
+def _expiries(records: Sequence[Record], types: Sequence[ChangeType], view: View) -> list[bool | None]:
+    # The deletes of time to live are replicated (TTL.html in the service's developer guide), and nothing
+    # promises that the record of a replicated one names the service too.
+    delete, without = ChangeType.DELETE, None if view.replicated else False
     return [
-        kind is delete and "userIdentity" in record and _by_service(record["userIdentity"])
+        (_by_service(record["userIdentity"]) if "userIdentity" in record else without)
+        if kind is delete
+        else False
         for record, kind in zip(records, types, strict=True)
     ]
 
@@ -162,7 +167,7 @@ def _arrow(records: Sequence[Record], view: View, known: int | None) -> pa.Recor
         _items(datas, "NewImage", json_text) if view.with_new else repeat(None),
         _items(datas, "OldImage", json_text) if view.with_old else repeat(None),
         [order_key(data["SequenceNumber"]) for data in datas],
-        _expiries(records, types),
+        _expiries(records, types, view),
         repeat(False),
     ]
     return to_batch(len(records), columns, view)

@@ -161,6 +161,30 @@ class TestOptionalFields:
         assert consumer.markers == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("told", "by_hand"),
+    [
+        ({}, False),
+        ({"Replicas": [{"RegionName": "eu-west-3"}]}, None),
+        ({"GlobalTableVersion": "2019.11.21"}, None),
+    ],
+    ids=["one region", "replicas", "a replica"],
+)
+def test_with_replicas_only_an_expiry_that_is_named_is_known(world, told, by_hand):
+    """The replicated delete of an item that has expired elsewhere looks like a delete of the application."""
+    world.troubles.rewrite(lambda answer: answer["Table"].update(told), operation="DescribeTable")
+    consumer = world.consumer()
+    consumer.until_idle()
+    world.put("a", "b")
+    world.server.client().delete_item(TableName=TABLE, Key={"id": {"S": "a"}})
+    world.script.expire_item(TABLE, {"id": {"S": "b"}})
+    consumer.until_idle()
+    found = {(event.key["id"], event.type.value): event.by_expiry for event in consumer.events}
+    assert found == {
+        ("a", "CREATE"): False, ("b", "CREATE"): False, ("a", "DELETE"): by_hand, ("b", "DELETE"): True
+    }  # fmt: skip
+
+
 class TestEndsAndNumbers:
     @pytest.fixture(autouse=True)
     def short_pauses(self, monkeypatch):
