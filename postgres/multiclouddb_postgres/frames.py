@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_postgres.long_keys import MOST_KEY_BYTES, SHOWN, key_too_long, told
-from multiclouddb_postgres.server import LOG, Connection, connected, errors, repeated
+from multiclouddb_postgres.server import DURABLE, LOG, Connection, connected, errors, repeated
 from multiclouddb_postgres.table import PostgresStorage, naming, nul
 from multiclouddb_spi.sink_rules import Batch, MissingState, Piece, check_stored, merge_batch
 
@@ -122,7 +122,11 @@ def merge_frame(
 
     with errors(place), connected(dsn) as connection:
         storage = FrameStorage(connection, dsn, name, count, settings)
-        return merge_batch(storage, "merge_into_postgres", batch_of(pieces, schema))
+        merged = merge_batch(storage, "merge_into_postgres", batch_of(pieces, schema))
+        with connection.transaction():
+            # What the driver has committed before is on the disk with this commit, which needs a number.
+            connection.execute(f"SELECT txid_current() FROM ({DURABLE}) AS is_off")
+    return merged
 
 
 def _check_values(kept: DataFrame, *, refuses_long: bool) -> None:

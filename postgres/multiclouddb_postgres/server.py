@@ -45,6 +45,20 @@ _KINDS: Final[Mapping[str, _Row]] = {
         True,
         "another transaction has locked the table, or a row of it; try again",
     ),
+    **dict.fromkeys(
+        DATA, (ErrorCategory.INVALID_REQUEST, False, "change the value, or leave the column out")
+    ),
+    "54000": (
+        ErrorCategory.INVALID_REQUEST,
+        False,
+        "if an index of yours has no room for a value, drop the index, or index a hash of the value; else "
+        "change the value, or leave the column out",
+    ),
+    "23514": (
+        ErrorCategory.INVALID_REQUEST,
+        False,
+        "drop the constraint that refuses the row, or add the partition that the row needs",
+    ),
     "23": (ErrorCategory.INVALID_REQUEST, False, "drop the constraint or the trigger that refuses the row"),
     "25006": (
         ErrorCategory.PERMANENT_FAILURE,
@@ -79,6 +93,10 @@ _KINDS: Final[Mapping[str, _Row]] = {
 }
 _LOST: Final[_Row] = (ErrorCategory.TRANSIENT_FAILURE, True, "the server cannot be reached; try again")
 _OTHER: Final[_Row] = (ErrorCategory.PERMANENT_FAILURE, False, "look into the server's log")
+DURABLE: Final = """
+SELECT set_config('synchronous_commit', 'local', true) WHERE current_setting('synchronous_commit') = 'off'
+"""
+"""Lets the commit of a transaction return when its rows are on the disk of the server."""
 _QUOTED: Final = re.compile(r'".*"|".*$')
 # libpq gives no code for a refused connection; the server's text is English unless its lc_messages differ.
 _REFUSED: Final[Mapping[str, re.Pattern[str]]] = {
@@ -192,7 +210,8 @@ def _warn_of_plaintext(connection: Connection) -> None:
 def _connection(dsn: str) -> Connection | psycopg.Error:
     """Open a connection, or return the error without its frames, which have the password."""
     try:
-        return psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
+        # A server without an encoding (SQL_ASCII) keeps bytes as they are. A pooler passes this setting on.
+        return psycopg.connect(dsn, autocommit=True, prepare_threshold=None, client_encoding="UTF8")
     except psycopg.Error as error:
         linked: BaseException | None = error
         while linked is not None:
@@ -202,13 +221,26 @@ def _connection(dsn: str) -> Connection | psycopg.Error:
 
 
 @contextmanager
-def transaction(dsn: str | Connection, place: str) -> Iterator[Connection]:
-    """Open a connection for one transaction; a given connection's own transaction goes on around it."""
+def transaction(dsn: str | Connection, place: str, *, reads: bool = False) -> Iterator[Connection]:
+    """Open a connection for one transaction; a given connection's own transaction goes on around it.
+
+    With `reads`, nothing is written, and the caller may set the level of isolation first.
+    """
     with errors(place):
         if isinstance(dsn, str):
             with connected(dsn) as connection, connection.transaction():
+                # A position that is stored elsewhere must not be ahead of rows that a crash takes back.
+                if not reads:
+                    connection.execute(DURABLE)
                 yield connection
         else:
+            if dsn.info.encoding == "ascii":
+                # psycopg then returns bytes in place of text.
+                raise invalid_request(
+                    "dsn",
+                    "is a connection with client_encoding SQL_ASCII, which does not say what a text is",
+                    "run SET client_encoding = 'UTF8' on it, or pass a connection string",
+                )
             with dsn.transaction():
                 yield dsn
 
@@ -261,8 +293,6 @@ def _told(place: str, error: psycopg.Error) -> MulticloudDbError:
         code = next((code for code, pattern in _REFUSED.items() if pattern.search(str(error))), None)
     if code is None:
         row = _LOST if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) else _OTHER
-    elif code[:2] in DATA:
-        row = (ErrorCategory.INVALID_REQUEST, False, "change the value, or leave the column out")
     else:
         row = next((_KINDS[code[:n]] for n in (5, 3, 2) if code[:n] in _KINDS), _OTHER)
     category, retryable, way_out = row

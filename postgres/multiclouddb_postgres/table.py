@@ -72,6 +72,7 @@ _TYPES: Final[Sequence[tuple[Any, str]]] = (
     (pa.types.is_binary, "bytea"),
     (pa.types.is_large_binary, "bytea"),
 )
+_TOO_DEEP: Final = "54001"
 _MOST_DIGITS: Final = 38
 _ARROW: Final[Mapping[str, pa.DataType]] = {
     "smallint": pa.int16(), "integer": pa.int32(), "bigint": pa.int64(), "real": pa.float32(),
@@ -82,6 +83,11 @@ _ARROW: Final[Mapping[str, pa.DataType]] = {
 _COLUMNS: Final = """
 SELECT c.oid, CASE
         WHEN c.relkind NOT IN ('r', 'p') THEN 'is no table, but a view or a foreign table'
+        WHEN c.relpersistence = 't' THEN 'is a temporary table, which is gone with its session'
+        WHEN c.relpersistence = 'u' OR EXISTS (
+            SELECT FROM pg_class p WHERE p.relpersistence <> 'p'
+            AND p.oid IN (SELECT relid FROM pg_partition_tree(c.oid))
+        ) THEN 'is unlogged, so that a crash of the server empties it: make it SET LOGGED'
         WHEN row_security_active(c.oid) THEN 'has row-level security, which may hide rows from the user'
         WHEN EXISTS (SELECT FROM pg_rewrite w WHERE w.ev_class = c.oid) THEN 'has rules, which may drop rows'
         WHEN c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits h WHERE h.inhparent = c.oid)
@@ -663,10 +669,14 @@ def named(connection: Connection, refused: Refused) -> MulticloudDbError:
         for name in rows.column_names
         if name != "type" and _is_refused(connection, rows.select([name]), refused.staged)
     ]
+    way_out = "change the value, or leave the column out"
+    if any(each.as_string(connection).endswith(" jsonb") for each in refused.staged):
+        way_out += '; or, for a document, use a table with documents="json"'
+    elif refused.code == _TOO_DEEP:
+        way_out += "; or raise the server's max_stack_depth"
     return MulticloudDbError(
         f"column {', '.join(columns) or 'key'}: the server refuses the value of the key {digest_of(key)} "
-        f"({refused.text}); change the value, leave the column out, or, for a document, "
-        'use a table with documents="json", which accepts every one',
+        f"({refused.text}); {way_out}",
         ErrorDetail(
             ErrorCategory.INVALID_REQUEST, native_class="psycopg.DataError", native_code=refused.code,
             native_text=refused.text,

@@ -103,8 +103,11 @@ class PostgresTarget:
             keys: The keys to read; None for all rows.
             own: The table's own columns to read instead of `new_item_state`.
         """
-        with transaction(self._dsn, self._where) as connection:
+        with transaction(self._dsn, self._where, reads=True) as connection:
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            # A role may have settings with which a number loses digits, and a time is no ISO text.
+            connection.execute("SET LOCAL extra_float_digits = 1")
+            connection.execute("SET LOCAL DateStyle = 'ISO'")
             storage = self._opened(connection, own=bool(own))
             names = _own(storage) if isinstance(own, bool) else sorted(own)
             if keys is not None and not keys:

@@ -10,7 +10,9 @@ import pyarrow as pa
 import pytest
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_conformance.postgres_server import PostgresServer
 from multiclouddb_conformance.targets import applied, drawn, key_of, rows
+from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_postgres import merge_into_postgres
 from multiclouddb_spi.faults import key_digest
@@ -63,6 +65,20 @@ def test_what_cannot_be_written_is_named_before_anything_is_written(merge, dsn):
     refused(rows(("x" * 3000, 1, {}), *((name, 1, {}) for name in names)), 'long_keys="hash"')
     refused(fine.append_column("x", pa.array(["a"] * 19 + ["\0"])), "column x")
     refused(fine.append_column("s", pa.array([{"a": 1}] * 20)), "column s")
+
+
+def test_what_was_merged_outlives_a_crash_whatever_the_role_has_set(spark):
+    """Spark goes on behind a batch that the server has not written to its disk."""
+    with PostgresServer("wal_writer_delay=10s", "wal_writer_flush_after=1GB") as server:
+        lazy = f"{server.dsn} options='-c synchronous_commit=off'"
+        frame = spark.createDataFrame(rows(("a", 1, {})))
+        merge_into_postgres(frame, 0, lazy, "orders", "app")
+        server.kill()
+        server.start()
+        wait_until(lambda: query(server.dsn, "SELECT NOT pg_is_in_recovery()") == [(True,)], seconds=60)
+        assert documents(server.dsn) == {"a": {}}
+        found = query(server.dsn, "SELECT count(*) FROM multiclouddb_marks WHERE name LIKE '%query%'")
+        assert found == [(1,)]
 
 
 def test_long_keys_are_under_their_hashes_or_left_out(merge, dsn, caplog):

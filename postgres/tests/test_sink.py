@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import string
 import subprocess
 import sys
 import threading
@@ -656,6 +657,69 @@ class TestRefused:
         assert "startup parameter: options" in error.message
         assert not error.retryable
 
+    @pytest.mark.parametrize(
+        ("change", "way_out"),
+        [
+            ("CREATE INDEX ON orders ((new_item_state->>'t'))", "index a hash of the value"),
+            ("CREATE INDEX ON orders (key, (new_item_state->>'t'))", "index a hash of the value"),
+            (
+                f"DROP TABLE orders; {TABLE} PARTITION BY HASH (key); "
+                "CREATE TABLE p PARTITION OF orders FOR VALUES WITH (MODULUS 1000, REMAINDER 0)",
+                "add the partition",
+            ),
+            ("CREATE UNIQUE INDEX ON orders ((new_item_state->>'n'))", "drop the constraint"),
+        ],
+    )
+    def test_index_or_partition_of_the_user_that_has_no_place_for_a_row(self, dsn, change, way_out):
+        merged(dsn, ("a", 1, {"n": 1}))
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            for each in change.split("; "):
+                connection.execute(each)
+        text = "".join(random.Random(1).choices(string.ascii_letters, k=6000))
+        message = refused(lambda: merged(dsn, ("b", 1, {"n": 1, "t": text}))).message
+        assert way_out in message
+        assert text[:20] not in message
+
+    def test_document_that_is_nested_too_deeply(self, dsn):
+        batch = rows(("a", 1, {}))
+        at = batch.column_names.index("new_item_state")
+        batch = batch.set_column(at, "new_item_state", pa.array(["[" * 20_000 + "]" * 20_000]))
+        for documents in ("json", "jsonb"):
+            message = refused(
+                lambda documents=documents: merge_into_postgres(
+                    batch, None, dsn, "orders", None, documents=documents
+                )
+            ).message
+            assert ("max_stack_depth" in message) is (documents == "json")
+
+    def test_connection_that_does_not_know_what_a_text_is(self, dsn):
+        with psycopg.connect(f"{dsn} client_encoding=SQL_ASCII") as connection:
+            batch = rows(("a", 1, {}))
+            error = refused(lambda: merge_into_postgres(batch, None, connection, "orders", None))
+        assert "client_encoding" in error.message
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            "ALTER TABLE orders SET UNLOGGED",
+            f"DROP TABLE orders; {TABLE} PARTITION BY HASH (key); "
+            "CREATE UNLOGGED TABLE p PARTITION OF orders FOR VALUES WITH (MODULUS 1, REMAINDER 0)",
+        ],
+    )
+    def test_table_that_a_crash_empties(self, dsn, change):
+        """Its marks and the token of its query outlive the crash."""
+        merged(dsn, ("a", 1, {}))
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(change)
+        assert "SET LOGGED" in refused(lambda: merged(dsn, ("b", 1, {}))).message
+
+    def test_table_that_ends_with_its_session(self, dsn):
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(TABLE.replace("CREATE", "CREATE TEMPORARY"))
+            batch = rows(("a", 1, {}))
+            error = refused(lambda: merge_into_postgres(batch, None, connection, "orders", None))
+        assert "temporary" in error.message
+
     def test_table_that_hides_rows_from_the_user(self, dsn):
         """Otherwise a snapshot would leave hidden rows as they are."""
         merged(dsn, ("a", 1, {}))
@@ -750,6 +814,19 @@ class TestRefused:
         )
 
 
+def test_what_was_merged_outlives_a_crash_whatever_the_role_has_set():
+    """The position may be stored elsewhere, and must not be ahead of the rows."""
+    with PostgresServer("wal_writer_delay=10s", "wal_writer_flush_after=1GB") as server:
+        lazy = f"{server.dsn} options='-c synchronous_commit=off'"
+        merged(lazy, ("a", 1, {}))
+        PostgresCheckpointStore(lazy).save("w", "t", None)
+        server.kill()
+        server.start()
+        wait_until(lambda: query(server.dsn, "SELECT NOT pg_is_in_recovery()") == [(True,)], seconds=60)
+        assert keys(server.dsn) == {key_of("a")}
+        assert PostgresCheckpointStore(server.dsn).load("w").token == "t"
+
+
 def test_tombstone_has_the_time_of_its_merge(dsn):
     """The events are from January, and a later snapshot does not change the time of a tombstone."""
     merged(dsn, ("a", 1, None), ("b", 1, {}))
@@ -806,7 +883,7 @@ class TestColumns:
             assert list(first) == ours
             assert set(second) == {None}
 
-    @pytest.mark.parametrize("encoding", ["UTF8", "LATIN1"])
+    @pytest.mark.parametrize("encoding", ["UTF8", "LATIN1", "SQL_ASCII"])
     def test_text_is_utf_8_whatever_the_encodings_of_client_and_server(self, server, dsn, encoding):
         name = f"in_{encoding.lower()}_{abs(hash(dsn))}"
         with psycopg.connect(server.dsn, autocommit=True) as connection:
@@ -820,6 +897,8 @@ class TestColumns:
             merged(there, ("é", 2, {"n": "ü"}))
             found = query(f"{there} client_encoding=utf8", "SELECT key, new_item_state FROM orders")
             assert found == [('{"id":"é"}', {"n": "ü"})]
+            [read] = PostgresTarget(there, "orders").rows()
+            assert read.to_pylist()[0]["key"] == '{"id":"é"}'
         finally:
             with psycopg.connect(server.dsn, autocommit=True) as connection:
                 connection.execute(f"DROP DATABASE {name} WITH (FORCE)")

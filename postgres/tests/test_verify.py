@@ -3,6 +3,7 @@
 import json
 import stat
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 
 import psycopg
@@ -177,6 +178,27 @@ def test_the_state_folder_holds_keys_and_digests_and_nothing_else(shop, tmp_path
     whole = b"".join(content for _, content in seen.values())
     assert b"o-1" in whole
     assert b"that-no-file-holds" not in whole
+
+
+def test_settings_of_the_role_change_no_value(shop, tmp_path, dsn):
+    """Fewer digits of a float would make a difference, or hide one; another form of times cannot be read."""
+    third = 1 / 3
+    with psycopg.connect(dsn) as connection:
+        connection.execute(
+            "ALTER TABLE orders ADD COLUMN f double precision, ADD COLUMN r real, ADD COLUMN at timestamptz, "
+            "ADD COLUMN d date; ALTER TABLE orders DROP COLUMN new_item_state; "
+            f"UPDATE orders SET f = {third!r}, r = {third!r}, at = '2026-02-01T03:04:05.000006Z', "
+            "d = '2026-02-01' WHERE _deleted_at IS NULL"
+        )
+    at = datetime(2026, 2, 1, 3, 4, 5, 6, UTC)
+    lazy = f"{dsn} options='-c extra_float_digits=-10 -c DateStyle=SQL,DMY -c TimeZone=Asia/Kolkata'"
+    with connect(shop.url) as client:
+        for f, is_equal in ((third, True), (0.33333, False)):
+            report = verify(
+                client, shop.address, PostgresTarget(lazy, "orders"), state=tmp_path / "state",
+                transform=lambda _, f=f: {"f": f, "r": third, "at": at, "d": at.date()}, patience_seconds=5.0,
+            )  # fmt: skip
+            assert report.equal is is_equal
 
 
 def test_command_line_never_shows_the_password(shop, tmp_path):
