@@ -47,11 +47,12 @@ _SLOWER: Final = (
 _ASKED: Final = "pass a token or partition id unchanged, and a table name that DynamoDB allows"
 _KEPT: Final = "DynamoDB keeps a stream record for 24 hours"
 
-_AUTHENTICATION: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO)
+# A key that was replaced is refused by another code than a token that has expired.
+_AUTHENTICATION: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, renewable=True)
 _CREDENTIALS_LATE: Final = Row(ErrorCategory.TRANSIENT_FAILURE, f"try again; if that does not help, {_WHO}")
 _AUTHORIZATION: Final = Row(ErrorCategory.AUTHORIZATION_FAILED, _DENIED)
 # The messages of these errors may quote the signed request, which may contain a session token.
-_SIGNED: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True)
+_SIGNED: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True, renewable=True)
 _THROTTLED: Final = Row(ErrorCategory.THROTTLED, _SLOWER)
 _REFUSED: Final = Row(ErrorCategory.INVALID_REQUEST, _ASKED)
 _SCANNED_SLOWER: Final = Row(

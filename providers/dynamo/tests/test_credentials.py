@@ -92,6 +92,18 @@ class TestAgedCredentials:
         refusals = [call for call in world.journal.calls() if call.code == EXPIRED]
         assert len(refusals) <= 1
 
+    @pytest.mark.parametrize(
+        "code", ["UnrecognizedClientException", "InvalidSignatureException", "InvalidClientTokenId"]
+    )
+    def test_a_key_that_was_replaced_is_looked_for_again_too(self, world, files, client, code):
+        """The service does not call it expired."""
+        world.put("a")
+        key = MulticloudDbKey({"id": "a"})
+        client.lookup(ADDRESS, [key])
+        write(files, "NEW")
+        world.troubles.fail("BatchGetItem", code, 1)
+        assert client.lookup(ADDRESS, [key])[key].new_item_state["n"] == 1
+
     def test_look_ups_and_scans_go_on_too(self, world, files, client):
         world.put("a")
         key = MulticloudDbKey({"id": "a"})
