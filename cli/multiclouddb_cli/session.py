@@ -43,6 +43,8 @@ class Session(ExitStack):
         self._engine = Engine(self._provider, config, observer)
         self.callback(self._engine.close)
         self._request = request
+        self.width = config.max_concurrency
+        """The number of partitions that are read at once."""
 
     @cached_property
     def opened(self) -> OpenFeed:

@@ -12,7 +12,7 @@ import hashlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any
 
 import attrs
 import orjson
@@ -146,9 +146,6 @@ def _position(standing: Standing) -> str:
 
 def _digest(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()[:8]
-
-
-_AT_ONCE: Final = 8
 
 
 @attrs.frozen
@@ -351,7 +348,7 @@ def _ask_each(
         except MulticloudDbError as error:
             return Answer(item, error=error)
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(session.width) as pool:
         return list(pool.map(ask, standings))
 
 

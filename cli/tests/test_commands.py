@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -16,8 +17,10 @@ import pytest
 import multiclouddb_api as api
 from multiclouddb_cli.rendering import event_line
 from multiclouddb_cli.screen import print_table
+from multiclouddb_cli.session import Session
 from multiclouddb_cli.top import Board
 from multiclouddb_conformance.waiting import wait_until
+from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_spi.continuation.token import decode_token, encode_token
 
 from .terminals import Terminal, follow, in_terminal
@@ -252,6 +255,20 @@ class TestCheck:
         assert run(*words).exit_code == 2
         assert run(*words, "--key", '{"id": "o-5"}').exit_code == 2
         assert run(*words, "--key", '{"id": "o-4"}').exit_code == 0
+
+    def test_asks_as_many_partitions_at_once_as_a_client_does(self, run, tmp_path, monkeypatch):
+        url, at_once = f"embedded://{tmp_path}/wide.db", 24
+        with EmbeddedStore(tmp_path / "wide.db", durable=False) as store:
+            store.create_collection("orders", at_once)
+        token, read, together = token_of(url), Session.read, threading.Barrier(at_once)
+
+        def meet(session, request, *rest):
+            if isinstance(request.scope, api.PhysicalPartition):
+                together.wait(30)  # fails if fewer are asked at once
+            return read(session, request, *rest)
+
+        monkeypatch.setattr(Session, "read", meet)
+        assert run("token", "check", url, token).exit_code == 0
 
     def test_of_a_foreign_one_is_refused(self, run, fake, url, store, token):
         result = run("token", "check", f"{fake}/NOT_FOUND", token)
