@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import Final, TypeVar
@@ -24,6 +24,7 @@ from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.retry import ATTEMPTS, Tries
 from multiclouddb_spi.time_limits import CALL_SILENT_SECONDS, AnswerSizes, Arrival, Deadline
 
+S = TypeVar("S")
 T = TypeVar("T")
 _LOOK_SECONDS: Final = 0.2
 # What a store in the same process reads within some milliseconds. A larger page has several such parts.
@@ -117,6 +118,20 @@ class Fetcher:
             raise
         answered()
         return result
+
+    def each(self, work: Callable[[S], T], items: Sequence[S]) -> list[T]:
+        """Do some work for each item, as many at once as there are threads; return the results in order.
+
+        The work sends its own requests with their retries, so it must not call this object. If it fails for
+        an item, no more of it is started, and the error is raised when what runs has ended.
+        """
+        futures = [self._executor.submit(work, item) for item in items]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+            wait_for(futures)
 
     def shut_down(self) -> None:
         """Accept no more work; does not wait for what is running."""

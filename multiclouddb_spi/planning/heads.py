@@ -33,7 +33,7 @@ import attrs
 from multiclouddb_api import ErrorCategory, Gap
 from multiclouddb_api.pacing import answered
 from multiclouddb_spi.abilities import Answer, Follows, Head, SupportsHeads
-from multiclouddb_spi.batch import Batch, Continue
+from multiclouddb_spi.batch import Batch, Continue, Ended
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.follow import Follow
 from multiclouddb_spi.continuation.lineage import Lineage, Loss
@@ -45,6 +45,7 @@ from multiclouddb_spi.fetching.fetcher import ReadContext, late_fault
 from multiclouddb_spi.fetching.fetches import Fetches
 from multiclouddb_spi.fetching.readers import PartitionReader
 from multiclouddb_spi.fetching.turns import HEAD_SECONDS, Stage, Turn, Turns
+from multiclouddb_spi.planning.pieces import Pieces
 from multiclouddb_spi.planning.target import Target, clip, within
 from multiclouddb_spi.retry import MOST_SKIPS, Call
 from multiclouddb_spi.time_limits import Deadline
@@ -75,8 +76,10 @@ class Heads:
         call: Sends requests to the feed.
         skips_loss: True to continue after records that are older than the retention.
         skips_poison: True to continue after a record that cannot be fetched; the record counts.
+        keep_bytes: About how many bytes of the records that were read to keep.
 
     Attributes:
+        pieces: The records that were read, as far as they were kept.
         gaps: What was lost; each with the partitions that are read because of it.
     """
 
@@ -94,12 +97,14 @@ class Heads:
         call: Call,
         skips_loss: bool,
         skips_poison: bool,
+        keep_bytes: int = 0,
     ) -> None:
         self._provider, self._feed, self._context, self._follow = provider, feed, context, follow
         self._after, self._target, self._deadline, self._call = after, target, deadline, call
         self._skips_loss, self._skips_poison = skips_loss, skips_poison
         self._limit, self._left, self._share = limit, limit, _RECORDS
         self.gaps = list[tuple[Gap, tuple[str, ...]]]()
+        self.pieces = Pieces(keep_bytes)
         # `after` keeps the positions before the step until all heads are known; these are beyond them.
         self._reads = after.copy()
         self._turns = turns = Turns(self._reads)
@@ -224,6 +229,8 @@ class Heads:
                 if count is None:
                     count = 0 if head.cursor == cursor else self._share
                 if self._left is None or count <= self._left:
+                    if head.cursor != cursor:
+                        self.pieces.drop(name)
                     self._keep(name, head, count)
                 else:
                     self._hungry[name] = None
@@ -296,6 +303,10 @@ class Heads:
             answer = Answer(batch.watermark, batch.likely_read_until, at)
             head = Head(batch.end, count, batch.outcome, follows, answer, batch.notices)
         clipped = clip(self._feed, name, head, self._target)
+        if clipped is not head or head.notices or isinstance(head.outcome, Ended):
+            self.pieces.drop(name)  # a task says what the notices mean, and reads only up to the target
+        else:
+            self.pieces.add(name, batch, reader.taken, stop)
         if clipped is not head or not isinstance(head.outcome, Continue):
             reader.discard()  # nothing of it is read again
         else:
@@ -343,6 +354,7 @@ class Heads:
     def _fail(self, name: str, reader: PartitionReader, error: Exception) -> None:
         """Skip, keep what lies before, or note that the partition has failed; raise what does not pass."""
         if isinstance(error, RecordFault) and self._skips_poison:
+            self.pieces.drop(name)
             self._keep(name, Head(error.skip_cursor, 1, Continue()), 1)
             self._hungry.pop(name, None)
             self._turns.ask([name])
@@ -390,6 +402,7 @@ class Heads:
             entry = self._after.reading(name)
             if entry is not None and entry.cursor == start:
                 continue
+            self.pieces.drop(name)
             self._found.pop(name, None)
             count = self._counted.pop(name, 0)
             if self._left is not None:

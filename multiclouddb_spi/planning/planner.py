@@ -48,6 +48,7 @@ from multiclouddb_spi.faults import ProviderFault
 from multiclouddb_spi.fetching.fetcher import ReadContext
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.planning.heads import Heads
+from multiclouddb_spi.planning.pieces import Piece
 from multiclouddb_spi.planning.ranges import Range
 from multiclouddb_spi.planning.target import Target, within
 from multiclouddb_spi.retry import Call, directly
@@ -79,6 +80,8 @@ class Step:
             heads without reading, there may be others, which only `read_range` finds.
         left: The partitions of `after` that may have records behind this step, up to the target: those that
             have said so, those that have not said that nothing follows, and those that were not asked.
+        read: The records of some ranges of the step, by partition: all records of the range, without notices.
+            They are there only if the planner has read them, and was asked to keep them.
     """
 
     before: Lineage
@@ -92,6 +95,7 @@ class Step:
     answers: Mapping[str, Answer] = attrs.field(factory=dict)
     notices: tuple[Notice, ...] = ()
     left: frozenset[str] = frozenset()
+    read: Mapping[str, tuple[Piece, ...]] = attrs.field(factory=dict)
 
     @property
     def is_end(self) -> bool:
@@ -170,6 +174,7 @@ class Planner:
         audit_seconds: How often the coverage of a collection is audited; that of the context by default.
         skip_poison: True to continue planning after a record that cannot be fetched. The record counts, so
             the range that contains it is read.
+        keep_bytes: About how many bytes of records that were read a step may keep in `Step.read`.
     """
 
     def __init__(
@@ -182,8 +187,10 @@ class Planner:
         call: Call = directly,
         audit_seconds: float | None = None,
         skip_poison: bool = False,
+        keep_bytes: int = 0,
     ) -> None:
         self._provider, self._feed, self._asked = provider, feed, feed.for_one_call()
+        self._keep_bytes = keep_bytes
         self._skip_poison = skip_poison
         self._on_expired, self._call = on_expired or Fail(), call
         self._own = None
@@ -385,7 +392,7 @@ class Planner:
         finder = Heads(
             self._provider, self._feed, self._context, follow, after, target, max_records, deadline,
             call=self._call, skips_loss=isinstance(self._on_expired, SkipToOldest),
-            skips_poison=self._skip_poison,
+            skips_poison=self._skip_poison, keep_bytes=self._keep_bytes,
         )  # fmt: skip
         heads = finder.find(wanted)
         self._tell(finder.gaps)
@@ -411,9 +418,11 @@ class Planner:
         answers = {name: head.answer for name, head in heads.items()}
         notices = tuple(notice for head in heads.values() for notice in _notices(head))
         left = self._left(after, heads, target)
+        read = {name: pieces for name, pieces in finder.pieces.whole().items() if name in heads}
         return Step(
-            before, after, ends, empty, late, news, records, tuple(self._skipped), answers, notices, left
-        )
+            before, after, ends, empty, late, news, records, tuple(self._skipped), answers, notices, left,
+            read,
+        )  # fmt: skip
 
     def _left(self, after: Lineage, heads: Mapping[str, Head], target: Target | None) -> frozenset[str]:
         """Return the partitions that have not said that nothing follows."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from datetime import datetime
 from typing import Final, TypeVar
 
@@ -23,8 +23,9 @@ from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import Call, Tries, directly
 from pyspark_multiclouddb.errors import poisoned
-from pyspark_multiclouddb.options import Settings
+from pyspark_multiclouddb.options import BATCH_PAYLOADS, Settings
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 CALL_SECONDS: Final = 120.0
@@ -84,6 +85,11 @@ class Connection:
             except RecordFault as fault:
                 raise poisoned(str(self.settings.address), fault) from fault
 
+    def each(self, work: Callable[[S], T], items: Sequence[S]) -> list[T]:
+        """Do some work of the planner for each item, on its threads; return the results in order."""
+        _ = self.feed  # it is opened here, and not in one of the threads
+        return self._context.fetcher.each(work, items)
+
     def _planner(self, call: Call) -> Planner:
         return Planner(
             self.provider,
@@ -92,6 +98,7 @@ class Connection:
             context=self._context,
             call=call,
             skip_poison=self.settings.skip_poison,
+            keep_bytes=BATCH_PAYLOADS * self.settings.max_payload,
         )
 
     def close(self) -> None:

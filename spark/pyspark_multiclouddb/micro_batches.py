@@ -39,6 +39,7 @@ from pyspark_multiclouddb.checkpoint import (
 from pyspark_multiclouddb.connection import CALL_SECONDS, Connection, connection_for
 from pyspark_multiclouddb.errors import NEW_QUERY, REPAIR, gone, source_errors
 from pyspark_multiclouddb.options import Settings
+from pyspark_multiclouddb.payload import Payloads
 from pyspark_multiclouddb.progress import Reports, snapshot_state
 from pyspark_multiclouddb.rows import find_poison, work_of
 from pyspark_multiclouddb.watch import ReadWatch, Watch, watch_after
@@ -81,6 +82,8 @@ class MicroBatches:
         self._poison: list[tuple[str, str]] = []
         self._searched: dict[str, Any] | None = None
         self._warning: str | None = None
+        # What the last plan has read of the micro-batch that ends at this offset.
+        self._read: tuple[dict[str, Any] | None, Payloads] = None, Payloads()
         # True if the last step found nothing, but not every partition has said that nothing follows.
         self._is_unread = False
         self._lost = 0
@@ -104,7 +107,8 @@ class MicroBatches:
                 # would have no rows.
                 start, step = step.after, self._step(connection, step.after, max_records)
                 state = snapshot_state(state, start, step.after)
-            self._search(connection, step)
+            read = Payloads(step, self.settings.max_payload)
+            self._search(connection, step, read)
             said = _start_warning(self.settings)
             offset = Pinned(
                 connection.incarnation, start.to_json(), snapshot=state, warning=said, feed=_feed(connection),
@@ -123,7 +127,9 @@ class MicroBatches:
                     gone=_gone(step),
                 )
             self._saved = time.monotonic()
-            return self._named(offset)
+            end = self._named(offset)
+            self._read = end, read
+            return end
 
     def after(
         self, start: dict[str, Any], max_records: int | None, *, tell_more: bool = False
@@ -181,8 +187,11 @@ class MicroBatches:
                 after.check_incarnation(connection.opened)
                 self._leave_out(find_poison(connection, ranges))
             skip = self.settings.skip_poison or after.poison is not None
-            is_told = bool(after.gone)
-            return work_of(self.settings, after.incarnation, ranges, skip_poison=skip, is_told=is_told)
+            is_told, (known, payloads) = bool(after.gone), self._read
+            return work_of(
+                self.settings, after.incarnation, ranges, skip_poison=skip, is_told=is_told,
+                payloads=payloads if known == end else None,
+            )  # fmt: skip
 
     def _offset(self, value: dict[str, Any]) -> Offset:
         for known, offset in self._parsed:
@@ -225,7 +234,8 @@ class MicroBatches:
             # The step begins after what an earlier call has found to be empty.
             known, ahead = self._ahead or (None, before)
             step = self._step(connection, ahead if known == start else before, max_records)
-            self._search(connection, step)
+            read = Payloads(step, self.settings.max_payload)
+            self._search(connection, step, read)
         except MulticloudDbError as error:
             again = self.settings.on_loss
             if not isinstance(again, Resnapshot) or error.category != ErrorCategory.CHECKPOINT_EXPIRED:
@@ -265,16 +275,19 @@ class MicroBatches:
             fresh=offset.fresh and nothing, gone=_gone(step),
         )  # fmt: skip
         end = self._named(pinned)
-        self._ahead = end, step.after
+        self._ahead, self._read = (end, step.after), (end, read)
         if stands is step.after:
             self._saved = time.monotonic()
         return end
 
-    def _search(self, connection: Connection, step: Step) -> None:
+    def _search(self, connection: Connection, step: Step, read: Payloads) -> None:
         """With `onPoison=skip`, find the changes of a step that cannot be decoded."""
         # The tasks cannot report what they leave out, so it is found before the end of the step is stored.
         if self.settings.skip_poison:
-            parts = [part for part in step.ranges() if part.partition_id in step.news]
+            # What was read for the tasks was also decoded.
+            parts = [
+                part for part in step.ranges() if part.partition_id in step.news and read.of(part) is None
+            ]
             self._leave_out(find_poison(connection, parts))
 
     def _leave_out(self, poison: list[tuple[str, str]]) -> None:

@@ -56,6 +56,9 @@ CONNECTION: Final = "connection."
 BACKLOG_RECORDS: Final = 1_000_000
 """The limit on a micro-batch while a stream without `maxRecordsPerTrigger` has not yet caught up."""
 
+BATCH_PAYLOADS: Final = 8
+"""A batch passes at most this many times `maxTaskPayload` to its tasks."""
+
 
 @attrs.frozen
 class Option:
@@ -99,6 +102,13 @@ OPTIONS: Final = (
         "the desired number of tasks; a number above 32 raises `maxTasksPerBatch` to this number; a batch "
         "has at most one task for each partition with records, because tasks do not share a partition",
         "one task for each partition with records",
+    ),
+    Option(
+        "maxTaskPayload",
+        "the largest number of bytes of changes that the driver passes to one task, which then need not read "
+        "them again; a batch passes at most eight times as much; `0` to pass none",
+        "`524288`",
+        "stream",
     ),
     Option(
         "failOnDataLoss",
@@ -150,6 +160,8 @@ _NAMES: Final = {option.name.lower(): option.name for option in OPTIONS}
 _ALIAS_NAMES: Final = {alias.lower(): alias for alias in ALIASES}
 _ONLY: Final = {option.name: option.only for option in OPTIONS if option.only}
 _DEFAULT_TASKS: Final = 32
+_DEFAULT_PAYLOAD: Final = 512 * 1024
+_MOST_PAYLOAD: Final = 900 * 1024  # Spark warns of tasks with more than 1,000 KiB
 _SNAPSHOT_TEXT: Final = re.compile(r"snapshot (ordered|interleaved|auto)(?: ([0-9]+))?")
 # The default values of spark.redaction.regex and spark.sql.redaction.options.regex.
 _HIDDEN: Final = re.compile(r"secret|password|token|access[._]?key|url")
@@ -185,6 +197,7 @@ class Settings:
     end: datetime | None
     max_records: int | None
     max_tasks: int
+    max_payload: int
     on_loss: OnExpired
     skip_poison: bool
     new_item_state: NewItemStateMode
@@ -229,7 +242,7 @@ class Settings:
     def of_the_connection(self) -> Hashable:
         """The options that affect the connection; settings that are equal in them share one."""
         states = self.new_item_state, self.old_item_state
-        return self.connection, self.address, states, self.on_loss, self.skip_poison
+        return self.connection, self.address, states, self.on_loss, self.skip_poison, self.max_payload
 
     def request(self) -> ChangeFeedRequest:
         """Return the request that opens the feed; its start position is not used."""
@@ -303,6 +316,7 @@ def parse_options(options: Mapping[str, str]) -> Settings:
         end=end.utc if isinstance(end, AtTime) else None,
         max_records=_count(*given["maxRecordsPerTrigger"]) if "maxRecordsPerTrigger" in given else None,
         max_tasks=_tasks(given),
+        max_payload=_payload(*text("maxTaskPayload", str(_DEFAULT_PAYLOAD))),
         on_loss=_on_loss(given),
         skip_poison=_choice(*text("onPoison", "fail"), {"fail": False, "skip": True}),
         new_item_state=_mode(*text("newItemState", "include_if_available"), NewItemStateMode),
@@ -512,6 +526,14 @@ def _count(name: str, text: str) -> int:
     """Parse a whole number that is 1 or more."""
     if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) == 0:
         raise invalid_request(name, f"is {text!r}", "give a whole number, 1 or more")
+    return int(text)
+
+
+def _payload(name: str, text: str) -> int:
+    """Parse a number of bytes that a task may carry."""
+    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) > _MOST_PAYLOAD:
+        way_out = f"give a number of bytes up to {_MOST_PAYLOAD}, or 0 to pass no changes"
+        raise invalid_request(name, f"is {text!r}", way_out)
     return int(text)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -23,6 +23,7 @@ from pyspark_multiclouddb.columns import ROW_SCHEMA, SPARK_SCHEMA
 from pyspark_multiclouddb.connection import Connection, connection_for
 from pyspark_multiclouddb.errors import check_has, gone, poisoned, source_errors
 from pyspark_multiclouddb.options import Settings
+from pyspark_multiclouddb.payload import Payloads, decoded
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,6 +40,8 @@ class Work:
     ranges: tuple[Range, ...]
     skip_poison: bool = False
     is_told: bool = False  # the offset at the end of the batch has the notices
+    # What the driver has read of some ranges, by their places; it contains documents.
+    read: Mapping[int, bytes] = attrs.field(factory=dict, repr=False)
 
 
 def work_of(
@@ -48,11 +51,15 @@ def work_of(
     *,
     skip_poison: bool,
     is_told: bool = False,
+    payloads: Payloads | None = None,
 ) -> list[InputPartition]:
     """Assign ranges to tasks. The maximum number of tasks does not depend on the cores of the machine."""
     tasks = min(len(ranges), settings.max_tasks)
     parts = [tuple(ranges[first::tasks]) for first in range(tasks)]
-    return [InputPartition(Work(incarnation, part, skip_poison, is_told)) for part in parts]
+    read = payloads or Payloads()
+    return [
+        InputPartition(Work(incarnation, part, skip_poison, is_told, read.of_task(part))) for part in parts
+    ]
 
 
 def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -61,12 +68,18 @@ def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.Reco
     if work is None:
         return
     with source_errors():
-        connection = connection_for(settings)
-        Pinned(work.incarnation, []).check_incarnation(connection.opened)
-        for part in work.ranges:
+        connection: Connection | None = None
+        for place, part in enumerate(work.ranges):
             done = 0
-            is_told = work.is_told
-            parts = _events(connection, part, skip_poison=work.skip_poison, on_poison=_warn, is_told=is_told)
+            if (rows := work.read.get(place)) is not None:
+                parts = decoded(rows)
+            else:
+                if connection is None:
+                    connection = connection_for(settings)
+                    Pinned(work.incarnation, []).check_incarnation(connection.opened)
+                parts = _events(
+                    connection, part, skip_poison=work.skip_poison, on_poison=_warn, is_told=work.is_told
+                )
             while True:
                 with collector_paused():
                     events = next(parts, None)
@@ -79,16 +92,19 @@ def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.Reco
 
 def find_poison(connection: Connection, ranges: Sequence[Range]) -> list[tuple[str, str]]:
     """Read ranges, and return the partition and the position of each change that cannot be decoded."""
-    found: list[tuple[str, str]] = []
 
-    def note(where: str, fault: RecordFault) -> None:
-        found.append((where, fault.position))
+    def search(part: Range) -> list[tuple[str, str]]:
+        found: list[tuple[str, str]] = []
 
-    for part in ranges:
-        if plan_id_of(part.partition_id) is None:
-            for _ in _events(connection, part, skip_poison=True, on_poison=note, is_told=True):
-                pass
-    return found
+        def note(where: str, fault: RecordFault) -> None:
+            found.append((where, fault.position))
+
+        for _ in _events(connection, part, skip_poison=True, on_poison=note, is_told=True):
+            pass
+        return found
+
+    parts = [part for part in ranges if plan_id_of(part.partition_id) is None]
+    return [each for found in connection.each(search, parts) for each in found]
 
 
 def _events(

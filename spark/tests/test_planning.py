@@ -113,7 +113,7 @@ def test_what_lies_behind_a_record_that_cannot_be_fetched_is_planned_and_read(ma
 
 
 def test_range_of_a_collection_that_was_dropped_is_not_silently_short(make):
-    sim, query = make(1, ServiceBehaviour(drop_notice=True))
+    sim, query = make(1, ServiceBehaviour(drop_notice=True), maxTaskPayload="0")
     sim.write("a", {"n": 1})
     assert query.plan()
     sim.drop()
