@@ -5,6 +5,7 @@ import pytest
 from azure.cosmos import CosmosClient
 
 from multiclouddb_api import connect
+from multiclouddb_cosmos.feed import CosmosFeed
 from multiclouddb_cosmos_emulator.auth import WELL_KNOWN_KEY
 from multiclouddb_cosmos_emulator.writes import Transaction
 
@@ -23,6 +24,13 @@ def hasty(monkeypatch):
     """Make the reader poll idle ranges after only a short pause, because calls to the emulator are cheap."""
     monkeypatch.setattr("multiclouddb_cosmos.reader._FIRST_PAUSE", 0.005)
     monkeypatch.setattr("multiclouddb_cosmos.reader._MOST_PAUSE", 0.02)
+
+
+@pytest.fixture
+def prompt(monkeypatch):
+    """Let a change be in the feed as soon as it is committed, as in the emulator."""
+    monkeypatch.setattr(CosmosFeed, "visible_after", lambda feed: 0.02)
+    monkeypatch.setattr("multiclouddb_verify.source._CLOCK_ERROR", 0.0)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pyspark_multiclouddb import live_rows, merge_into_delta
 
 from .world import ADDRESS
 
-pytestmark = [pytest.mark.usefixtures("hasty"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("hasty", "prompt")
 
 PLAIN = ["plain", "another", "third"]
 ODD = ["a/b", "c/", "tab\tid", "no#1", "end ", "p%20"]
