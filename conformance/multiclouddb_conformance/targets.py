@@ -808,6 +808,8 @@ class TestNoticed:
         found = sink.target.found().mark
         assert found is not None
         assert found.incomplete_since not in (None, first.incomplete_since)
+        sink.target.complete(expected(sink))
+        assert sink.target.found().mark == attrs.evolve(found, incomplete_since=None)
 
     def test_a_gap_before_the_first_event_marks_the_table_too(self, sink: SinkHarness) -> None:
         sink.merge(page([], Gap(_PLAN, "5", "9")))

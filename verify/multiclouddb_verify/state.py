@@ -578,6 +578,11 @@ class State:
         self.add_pending((each.key, each.scanned) for each in found)
         self._sql_many("DELETE FROM difference WHERE key = ?", [(each.key,) for each in found])
 
+    def name_foreign(self, keys: Iterable[str]) -> None:
+        """Store of ghosts that their keys are texts which the sink would not write."""
+        named = [(Kind.FOREIGN.value, key) for key in keys]
+        self._sql_many("UPDATE difference SET kind = ? WHERE key = ? AND repaired = 0", named)
+
     def give_up(self, found: Iterable[tuple[str, str]]) -> None:
         """Store keys of which nobody knows what the source has: key, and the reason. They are not judged."""
         rows = list(found)

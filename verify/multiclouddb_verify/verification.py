@@ -50,13 +50,14 @@ from multiclouddb_verify.repair import Repair
 from multiclouddb_verify.report import Cost, Counts, Difference, Progress, Report
 from multiclouddb_verify.rounds import Rounds
 from multiclouddb_verify.sides import Position, Sides, Transform, own_values
-from multiclouddb_verify.source import Source, floor_of
+from multiclouddb_verify.source import Respelt, Source, floor_of
 from multiclouddb_verify.state import FORMAT, State, after, default_folder
 from multiclouddb_verify.target import SupportsRecord, Target
 
 __all__ = ["Verification", "VerifySettings", "checked", "verify"]
 
 _SHOWN: Final = 10_000
+_NAMED: Final = 1000
 _COMPARED: Final = 100
 """The number of differences of which the report names the first path that differs."""
 _EXPECTED: Final = (
@@ -338,6 +339,7 @@ class Verification:
         self._rounds.run()
         if self._repair:
             self._repair_all()
+        self._name_foreign()
         self._sides.check_table()
         report = self._report(began)
         through, since = report.verified_through, self._incomplete_since
@@ -418,6 +420,18 @@ class Verification:
             )
             return
         Repair(self._sides, self._rounds).run()
+
+    def _name_foreign(self) -> None:
+        """Name ghosts that the source knows under a key which the sink writes as another text.
+
+        Of the first ones only, because it costs a look-up. One that cannot be asked for stays a ghost.
+        """
+        state = self._sides.state
+        ghosts = [each.key for each in state.confirmed("", _NAMED) if each.kind is Kind.GHOST]
+        with suppress(MulticloudDbError):
+            answers = self._sides.look_up(ghosts) if ghosts else {}
+            with state.transaction():
+                state.name_foreign(key for key, answer in answers.items() if isinstance(answer, Respelt))
 
     def _left_out(self) -> int:
         """Return the number of missing rows that are expected, and store with each of them that it is."""

@@ -158,6 +158,28 @@ class TestNothingIsWritten:
         self.repaired(world, tmp_path, text, "no key")
 
 
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_text_that_only_the_source_takes_for_a_key_is_named_without_a_repair(is_refused, tmp_path):
+    """As MongoDB takes 1.0 and 1.00 for one key. What cannot be asked for stays a ghost."""
+    world = quiet([])
+    world.target.table.append(Row(key_of("spelt otherwise"), "", '{"v": 1}'))
+    real = MulticloudDbKey({"id": world.reserved[0]})
+    event = world.client.lookup(world.sim.address, [real])[real]
+
+    def spelt(answers):
+        if is_refused:
+            raise refusal()
+        return {key: event if key["id"] == "spelt otherwise" else each for key, each in answers.items()}
+
+    answering(world, spelt)
+    before = rows(world)
+    report = world.verify(tmp_path / "state")
+    kind = Kind.GHOST if is_refused else Kind.FOREIGN
+    assert (found(report), report.counts.differences) == ({key_of("spelt otherwise"): kind}, {kind: 1})
+    assert rows(world) == before
+    world.close()
+
+
 def test_a_key_that_moves_before_it_is_written_is_judged_again(tmp_path):
     """The look-up shows the document before it is in the stream, and the sink has not merged it."""
     world = quiet([Kind.STALE])
