@@ -135,9 +135,10 @@ class Heads:
                     turn = self._fetches.land(self._patience())
                     if turn is not None:
                         self._answer(turn)
-                        self._fetches.hand.clear()
-                    elif self._deadline.passed() or (self._has_news and not self._may_launch()):
-                        break  # 5.
+                    elif self._deadline.passed():
+                        break
+                    elif not self._may_launch() and (self._has_news or self._turns.due):
+                        self._leave_slow()
                 elif not self._begin_round():
                     break
             late = self._fetches.park()
@@ -148,6 +149,17 @@ class Heads:
             return {}
         self._tell_failed(late)
         return {name: self._found[name] for name in wanted if name in self._found}
+
+    def _leave_slow(self) -> None:
+        """5. Leave running fetches to the next step, or to a later round; others may use their shares."""
+        slow = list(self._turns.asked.values())
+        self._fetches.park()
+        for turn in slow:
+            turn.stage, turn.reader = Stage.ANSWERED, None
+            self._unknown[turn.partition_id] = None
+        if self._left is not None:
+            self._left += sum(self._reserved.values())
+        self._reserved.clear()
 
     # -- Rounds
 
@@ -265,7 +277,8 @@ class Heads:
 
     def _answer(self, turn: Turn) -> None:
         name, reader = turn.partition_id, turn.reader
-        assert reader is not None
+        if reader is None or (reader.future is not None and not reader.future.done()):
+            return  # it was slow, and was left
         self._fetches.hand.append(reader)
         del self._turns.asked[name]
         turn.stage, turn.reader = Stage.ANSWERED, None
@@ -274,17 +287,20 @@ class Heads:
             self._left += share
         if self._after.reading(name) is None or self._reads.cursor(name) != reader.cursor:  # 6.
             reader.discard()
+            self._fetches.hand.clear()
             self._turns.ask([name])
             return
         try:
             batch = reader.land() if reader.batch is None else reader.batch
         except Exception as error:  # noqa: BLE001 - classified by the provider
             reader.discard()
+            self._fetches.hand.clear()
             self._fail(name, reader, error)
             return
         answered()
         self._failed.pop(name, None)
         self._take(name, reader, batch, share)
+        self._fetches.hand.clear()
 
     def _take(self, name: str, reader: PartitionReader, batch: Batch, share: int) -> None:
         """Take the records of an answer, or as many as the share allows; the rest stays in the reader."""
@@ -318,8 +334,9 @@ class Heads:
         self._keep(name, clipped, count)
         is_silent = not count and head.follows is Follows.NOT_KNOWN and not head.notices
         if is_silent and clipped is head:
-            if name in self._walking:  # 3.
+            if name in self._walking:  # 3. At the front, so that it keeps its share of a small limit.
                 self._turns.ask([name])
+                self._turns.due.move_to_end(name, last=False)
             else:
                 self._unknown[name] = None
 
@@ -430,6 +447,6 @@ def follows_of(batch: Batch) -> Follows:
     """Return what a whole batch says about the records after it."""
     if not isinstance(batch.outcome, Continue) or batch.caught_up is True:
         return Follows.END
-    # Without records, None means that no records follow.
-    is_end = batch.caught_up is None and not len(batch)
+    # Without records, None means that no records follow; after a notice, nothing is known.
+    is_end = batch.caught_up is None and not (len(batch) or batch.notices)
     return Follows.END if is_end else Follows.NOT_KNOWN

@@ -1,0 +1,369 @@
+"""Tests planning by reading: partitions answer in any order, late, or not at all, and readers are lost."""
+
+import itertools
+import os
+import random
+import threading
+from collections import Counter
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
+
+import attrs
+import pytest
+
+from multiclouddb_api import Beginning, ClientConfig, SkipToOldest
+from multiclouddb_conformance.simulation import (
+    CorruptError,
+    Listing,
+    ServerError,
+    ServiceBehaviour,
+    Simulation,
+)
+from multiclouddb_conformance.simulation.service_behaviour import CaughtUp
+from multiclouddb_spi import Continue, Planner
+from multiclouddb_spi.errors import fault_of
+from multiclouddb_spi.fetching.fetcher import InlineExecutor, ReadContext
+from multiclouddb_spi.observing import Observing
+from multiclouddb_spi.planning import ranges
+
+from .reading import Through, write
+from .test_planner import Consumer, act
+
+LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "8"))
+BRIEF = 0.01
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch, looks_at_once):
+    """Retry at once, and wait only briefly for a slow partition."""
+    monkeypatch.setattr(ranges, "_sleep", lambda seconds: None)
+    wait_for_slow_ones(monkeypatch, BRIEF)
+
+
+def wait_for_slow_ones(monkeypatch, seconds):
+    for module in ("planning.heads", "fetching.fetches"):
+        monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", seconds)
+
+
+class Shuffled(Executor):
+    """Runs what is submitted in another thread and in any order, some of it later than anybody waits."""
+
+    def __init__(self, dice, held=0.0):
+        self.dice, self.held = dice, held
+        self._waiting, self._later, self._change, self._over = [], [], threading.Condition(), False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def submit(self, fn, /, *args, **kwargs):
+        future = Future()
+        with self._change:
+            place = self._later if self.dice.random() < self.held else self._waiting
+            place.append((future, fn, args, kwargs))
+            self._change.notify()
+        return future
+
+    def release(self):
+        with self._change:
+            self._waiting += self._later
+            self._later.clear()
+            self._change.notify()
+
+    def shutdown(self, wait=True, *, cancel_futures=False):
+        with self._change:
+            self._over = True
+            self._change.notify()
+
+    def _run(self):
+        while True:
+            with self._change:
+                while not (self._waiting or self._over):
+                    if not self._change.wait(4 * BRIEF):
+                        self._waiting += self._later
+                        self._later.clear()
+                if not self._waiting:
+                    return
+                future, fn, args, kwargs = self._waiting.pop(self.dice.randrange(len(self._waiting)))
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - the future raises it
+                future.set_exception(error)
+
+
+def context_of(provider, executor, **limits):
+    config = ClientConfig("simulation", **limits)
+    return ReadContext.made(
+        provider, config, Observing(None), executor=executor, attempts=1, pause=lambda _: None
+    )
+
+
+class Reading(Consumer):
+    """A consumer that plans by reading, on an executor of the test."""
+
+    def __init__(self, sim, executor=None, through=None, position=None, on_expired=None, **limits):
+        super().__init__(sim, heads="none", position=position or Beginning(), on_expired=on_expired)
+        self.planner.close()
+        self.limits, self.executor = limits, executor or InlineExecutor()
+        self.planned = self.feed if through is None else Through(self.feed, through)
+        self.restart()
+
+    def restart(self):
+        """Plan as another process does, which has no reader yet."""
+        if hasattr(self, "context"):
+            self.context.stop()
+        self.context = context_of(self.provider, self.executor, **self.limits)
+        self.planner = Planner(self.provider, self.planned, self.on_expired, context=self.context)
+
+    def close(self):
+        self.context.stop()
+        self.executor.shutdown()
+        assert self.context.budget.used == 0
+        super().close()
+
+
+class Odd:
+    """Refuses some requests of readers, while it is switched on."""
+
+    def __init__(self, dice, refused):
+        self.dice, self.refused = dice, refused
+
+    def __call__(self, fetch, *arguments):
+        if self.dice.random() < self.refused:
+            raise ServerError("503")
+        return fetch(*arguments)
+
+
+ACTIONS = [
+    *itertools.repeat("write", 6), *itertools.repeat("step", 8), "transaction", "split", "split", "merge",
+    "roll", "idle", "restart",
+]  # fmt: skip
+
+
+def live(seed, *, loses=False):
+    """Let a consumer plan beside a service that changes; check what it has delivered at the end."""
+    dice = random.Random(seed)
+    form = dice.choice(list(Listing))
+    behaviour = ServiceBehaviour(
+        listing=form, caught_up=dice.choice(list(CaughtUp)), page_limit=dice.choice([1, 2, 1000]),
+        heartbeats=dice.random() < 0.5, scan_limit=dice.choice([None, 1]), late_children=dice.choice([0, 2]),
+        separate_end=dice.choice([0.0, 1.0]), seed=seed,
+    )  # fmt: skip
+    sim = Simulation(partitions=dice.choice([1, 2, 3]), behaviour=behaviour)
+    executor, odd = Shuffled(dice, dice.choice([0.0, 0.3])), Odd(dice, dice.choice([0.0, 0.2]))
+    limits = {"max_concurrency": dice.choice([1, 2, 32])}
+    if dice.random() < 0.3:
+        limits["max_buffered_bytes"] = 1 << 20
+    consumer = Reading(sim, executor, odd, on_expired=SkipToOldest() if loses else None, **limits)
+    most, trimmed = dice.choice([None, 1, 2, 3, 50]), {}
+    for _ in range(dice.randrange(5, 30)):
+        executor.release()
+        match dice.choice([*ACTIONS, *(["trim"] if loses else [])]):
+            case "step":
+                stepped(consumer, most)
+            case "restart":
+                consumer.restart()
+            case "trim":
+                sim.trim(upto=int(dice.random() * sim.head))
+                trimmed = {each.id: each.trimmed for each in sim.partitions.values()}
+            case name:
+                act(sim, consumer, (name, dice.randrange(12), dice.randrange(2, 5)))
+    executor.held, odd.refused = 0.0, 0.0
+    executor.release()
+    sim.behaviour = ServiceBehaviour(listing=form)
+    consumer.drain(most)
+    if loses:
+        consumer.check_left(trimmed, form)
+    else:
+        consumer.check_all()
+    consumer.close()
+
+
+def stepped(consumer, most):
+    """Plan and read a step; a step that finds nothing but failures that may pass is made later."""
+    try:
+        return consumer.step(most, allow_empty=True)
+    except Exception as error:
+        if not fault_of(consumer.provider, error).retryable:
+            raise
+
+
+class TestAnyOrder:
+    @pytest.mark.parametrize("seed", range(LIVES * 5))
+    def test_nothing_is_lost_and_nothing_comes_twice(self, seed):
+        live(seed)
+
+    @pytest.mark.parametrize("seed", range(LIVES * 3))
+    def test_what_retention_has_left_comes(self, seed):
+        live(seed, loses=True)
+
+    @pytest.mark.soak
+    @pytest.mark.parametrize("first", range(0, 100 * LIVES, 100))
+    def test_more_lives(self, first):
+        for seed in range(first, first + 100):
+            live(1000 + seed, loses=bool(seed % 3 == 0))
+
+
+def keys_of(partitions):
+    """Return a key of each partition of a new simulation."""
+    probe, found = Simulation(partitions), {}
+    for number in range(99):
+        found.setdefault(probe.write(f"k{number}", {"n": 0}).partition_id, f"k{number}")
+    assert len(found) == partitions
+    return dict(sorted(found.items()))
+
+
+@pytest.mark.parametrize("most", [None, 1, 2, 3])
+@pytest.mark.parametrize("answers", [*itertools.product(["now", "late", "refused"], repeat=3)], ids="-".join)
+def test_a_step_is_what_a_planner_could_do_that_asks_one_after_the_other(most, answers, monkeypatch):
+    """Three partitions with two changes each: those that answer are read, in order, up to the limit."""
+    if "late" not in answers:
+        wait_for_slow_ones(monkeypatch, 60.0)
+    sim, keys = Simulation(3), keys_of(3)
+    for name, number in itertools.product(keys, range(2)):
+        sim.write(keys[name], {"n": number})
+    asks = {f"p{number}": answer for number, answer in enumerate(answers)}
+    released = threading.Event()
+
+    def through(fetch, *arguments):
+        answer = asks[fetch.__self__._id] if not released.is_set() else "now"
+        if answer == "refused":
+            raise ServerError("503")
+        if answer == "late":
+            assert released.wait(20)
+        return fetch(*arguments)
+
+    consumer = Reading(sim, ThreadPoolExecutor(8), through)
+    prompt = [name for name, answer in asks.items() if answer == "now"]
+    if prompt:
+        events = consumer.step(most)
+        names = [part.partition_id for part in consumer.steps[-1][0]]
+        assert set(names) <= set(prompt)
+        allowed = min(2 * len(prompt), 99 if most is None else most)
+        assert 0 < len(events) <= allowed
+        assert len(events) == allowed or "late" in answers  # a busy machine may be late too
+    released.set()
+    consumer.drain(most)
+    consumer.check_all()
+    consumer.close()
+
+
+class TestOneThatDoesNotAnswer:
+    @pytest.fixture
+    def sim(self):
+        return Simulation(3, behaviour=ServiceBehaviour(heartbeats=False))
+
+    def consumer(self, sim, error):
+        self.broken = True
+
+        def through(fetch, *arguments):
+            if self.broken and fetch.__self__._id == "p1":
+                raise error
+            return fetch(*arguments)
+
+        return Reading(sim, through=through)
+
+    def test_keeps_its_position_while_others_have_records_and_is_told_then(self, sim, caplog):
+        """So a partition whose query ends without naming children does not stop the others."""
+        keys, consumer = keys_of(3), self.consumer(sim, ServerError("503"))
+        written = [sim.write(key, {"n": 1}).event_id for key in keys.values()]
+        step = consumer.planner.advance(consumer.at, None, consumer.deadline)
+        assert ("p1" in step.left, step.is_end) == (True, False)
+        assert "p1 is not in this step, because its read has failed (503)" in caplog.text
+        assert set(consumer.step()) == {written[0], written[2]}
+        with pytest.raises(ServerError):
+            consumer.step()
+        self.broken = False
+        assert consumer.step() == [written[1]]
+
+    def test_for_ever_is_an_error_at_once(self, sim):
+        consumer = self.consumer(sim, CorruptError("broken"))
+        for key in keys_of(3).values():
+            sim.write(key, {"n": 1})
+        with pytest.raises(CorruptError):
+            consumer.step()
+        consumer.close()
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_partitions_are_asked_at_once_but_no_more_than_the_client_may(width, monkeypatch):
+    wait_for_slow_ones(monkeypatch, 60.0)
+    sim, running, most, lock = Simulation(12), [], [], threading.Lock()
+    write(sim, 100)
+    full = threading.Barrier(width)
+
+    def through(fetch, *arguments):
+        with lock:
+            running.append(1)
+            most.append(len(running))
+        with suppress(threading.BrokenBarrierError):
+            full.wait(5)
+        try:
+            return fetch(*arguments)
+        finally:
+            with lock:
+                running.pop()
+
+    consumer = Reading(sim, ThreadPoolExecutor(12), through, max_concurrency=width)
+    assert len(consumer.step()) == 100
+    assert max(most) == width
+    consumer.close()
+
+
+class TestWalk:
+    """A partition answers without records several times before the first record comes."""
+
+    ANSWERS = 5
+
+    @pytest.fixture
+    def sim(self):
+        return Simulation(2, behaviour=ServiceBehaviour(heartbeats=False))
+
+    @pytest.fixture
+    def consumer(self, sim):
+        """Return a consumer of a service of which a new reader of `p1` finds nothing at first."""
+        walked = Counter()
+
+        def through(fetch, *arguments):
+            reader = fetch.__self__
+            walked[reader] += 1
+            if reader._id != "p1" or walked[reader] > self.ANSWERS:
+                return fetch(*arguments)
+            place = reader._place
+            batch = fetch(*arguments)
+            reader._place = place
+            return attrs.evolve(
+                batch, records=[], end=batch.begin, outcome=Continue(), caught_up=False, nbytes=0
+            )
+
+        return Reading(sim, through=through)
+
+    def test_goes_on_in_the_next_step_if_its_reader_lives(self, sim, consumer):
+        keys = keys_of(2)
+        consumer.drain()
+        asked = consumer.provider.calls.fetches
+        for _ in range(3):
+            sim.write(keys["p0"], {"n": 1})
+            before = asked["p1"]
+            assert len(consumer.step()) == 1
+            assert asked["p1"] == before + 1
+
+    def test_goes_on_inside_the_step_if_its_reader_is_lost_after_each(self, sim, consumer):
+        keys, found = keys_of(2), []
+        late = sim.write(keys["p1"], {"n": 1}).event_id
+        for _ in range(2):
+            sim.write(keys["p0"], {"n": 1})
+            found += consumer.step()
+            consumer.context.cache.forget()
+        assert late in found
+
+    def test_goes_on_inside_the_step_if_its_reader_was_not_used_for_long(self, sim, consumer, monkeypatch):
+        monkeypatch.setattr("multiclouddb_spi.planning.heads._LIVE_SECONDS", -1.0)
+        keys = keys_of(2)
+        late = sim.write(keys["p1"], {"n": 1}).event_id
+        sim.write(keys["p0"], {"n": 1})
+        assert late in consumer.step()
+
+    def test_is_no_end(self, sim, consumer):
+        assert consumer.planner.target(consumer.at, consumer.deadline)
+        assert consumer.provider.calls.fetches["p1"] > self.ANSWERS
