@@ -51,6 +51,7 @@ _PAGE: Final = 10_000
 _LOOKUP: Final = 1000
 _SOME: Final = 20
 _NO_KEY: Final = NotKnown("the table has a text that is no key; remove the row by hand")
+_NONE_OF_ITS_OWN: Final = "the source takes this text for no key of its own; remove the row by hand"
 _POLL_SECONDS: Final = 0.05
 _MOST_POLL_SECONDS: Final = 0.4
 _LEAST_PATIENCE: Final = 60.0
@@ -219,7 +220,10 @@ class _Lookup:
                 self.ask(texts[:middle])
                 self.ask(texts[middle:])
             elif self._is_answered():
-                self.found[texts[0]] = NotKnown(error.message)
+                reason = error.message
+                if error.category is ErrorCategory.INVALID_REQUEST:
+                    reason = f"{_NONE_OF_ITS_OWN} ({reason})"
+                self.found[texts[0]] = NotKnown(reason)
             else:
                 raise
             return

@@ -68,6 +68,23 @@ class TestLookUp:
         assert {key for key, each in answers.items() if isinstance(each, NotKnown)} == world.refused
         assert answers[key_of("r3")].reason == "check the credentials"
 
+    def test_key_that_the_source_takes_for_none_of_its_own_tells_the_way_out(self):
+        """Such as one with other components: nobody can be asked for it, so only a person can remove it."""
+        world, text = quiet([]), '{"ID":"r0"}'
+        original = world.client.lookup
+
+        def lookup(address, keys, *arguments, **settings):
+            if any("ID" in key.components for key in keys):
+                raise MulticloudDbError("the components", ErrorDetail(ErrorCategory.INVALID_REQUEST))
+            return original(address, keys, *arguments, **settings)
+
+        world.client.lookup = lookup
+        answers = self.look_up(world, text, key_of("r0"))
+        assert not isinstance(answers[key_of("r0")], NotKnown)
+        assert isinstance(answers[text], NotKnown)
+        assert "by hand" in answers[text].reason
+        assert "the components" in answers[text].reason
+
     def test_if_every_key_is_refused_that_is_the_error(self):
         world = quiet([])
         world.refused = {key_of(name) for name in (*world.reserved, *world.lively)}
