@@ -75,16 +75,20 @@ class PostgresTarget:
         return self._where
 
     def _opened(
-        self, connection: Connection, *, own: bool, expected: Expected | None = None
+        self, connection: Connection, *, own: bool, expected: Expected | None = None, holds: bool = False
     ) -> PostgresStorage:
-        """Look at the table; if one is expected, nobody can replace it until the transaction ends."""
-        if expected is not None:
+        """Look at the table, and refuse another one than the expected one.
+
+        With `holds`, nobody can replace it until the transaction ends. A mark needs no such lock, which takes
+        the right to write the table: it is stored by the table's object id.
+        """
+        if holds:
             # 0 would be no limit.
             limit = max(1, int(1000 * self._patience))
             connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(limit))
         storage = PostgresStorage(
             connection, self._table, create=False, new_columns="refuse", documents="json",
-            holds=expected is not None,
+            holds=holds,
         )  # fmt: skip
         if expected is not None:
             expected.check(storage.found(), self._where)
@@ -234,7 +238,7 @@ class PostgresTarget:
         own = any(fix.columns is not None for fix in fixes)
 
         def write(connection: Connection) -> int:
-            storage = self._opened(connection, own=own, expected=expected)
+            storage = self._opened(connection, own=own, expected=expected, holds=True)
             known = storage.known().columns
             if not own and (extra := [name for name in _own(storage) if name != DOCUMENT]):
                 raise invalid_request(

@@ -23,6 +23,7 @@ from multiclouddb_cli.main import app
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_postgres import PostgresCheckpointStore, PostgresTarget, merge_into_postgres
+from multiclouddb_spi.table_mark import Expected
 from multiclouddb_verify import Kind, verify
 
 DAMAGE = {
@@ -225,3 +226,31 @@ def test_command_line_never_shows_the_password(shop, tmp_path):
     assert "EQUAL" in run(target, "--repair").stdout
     for wrong in ("postgres:s3cret", "postgres:=s3cret#x", "postgres:#s3cret", "s3cret:x", f"{target}.a.b"):
         assert run(wrong).exit_code not in (0, 11)
+
+
+def test_nobody_can_replace_the_table_between_the_look_at_it_and_the_write(tmp_path, dsn, monkeypatch):
+    shop = Shop(tmp_path, dsn)
+    shop.follow()
+    with psycopg.connect(dsn) as connection:
+        connection.execute(DAMAGE[Kind.STALE], ('{"id":"o-3"}',))
+    check, tried = Expected.check, []
+
+    def check_and_replace(expected, now, where):
+        check(expected, now, where)
+        with psycopg.connect(dsn, options="-c lock_timeout=50") as connection:
+            try:
+                connection.execute("ALTER TABLE orders RENAME TO replaced")
+                connection.rollback()
+                tried.append(True)
+            except psycopg.errors.LockNotAvailable:
+                tried.append(False)
+
+    monkeypatch.setattr(Expected, "check", check_and_replace)
+    with connect(shop.url) as client:
+        position = PostgresCheckpointStore(dsn).load("sink").token
+        report = verify(
+            client, shop.address, PostgresTarget(dsn, "orders"), position=position, repair=True,
+            state=tmp_path / "state",
+        )  # fmt: skip
+    assert (report.equal, report.counts.repaired) == (True, 1)
+    assert False in tried

@@ -1,15 +1,17 @@
 """`verify_with_spark` on a Delta table; the report is that of `verify`."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
 from multiclouddb_verify import DeltaTarget, Kind, Outcome, stored_position
+from multiclouddb_verify.delta import MARK
 from pyspark_multiclouddb import verify_with_spark
 
 from .tables import NAME, Busy, Shop, key_of
@@ -150,6 +152,28 @@ def test_table_without_mark_that_looks_foreign_is_refused_unless_it_is_forced(sh
     with pytest.raises(MulticloudDbError, match="looks like the table of another collection"):
         shop.verify_with_spark(repair=True, adopt=True)
     assert shop.verify_with_spark(repair=True, adopt=True, force=True).equal
+
+
+@pytest.mark.parametrize("phase", ["compare", "repair"])
+def test_a_table_that_is_replaced_meanwhile_is_not_written_and_gets_no_verdict(shop, phase):
+    shop.plant(*shop.names[:8])
+    copy, replaced = shop.folder / "copy", []
+    rows = DeltaTable(shop.table).to_pyarrow_table()
+    mark = {MARK: DeltaTarget(shop.table).found().mark.to_json()}
+    DeltaTable.create(copy, rows.schema, configuration=mark, raise_if_key_not_exists=False)
+    write_deltalake(copy, rows, mode="append")
+
+    def replace(told):
+        if told.phase == phase and not replaced:
+            replaced.append(DeltaTable(copy).version())
+            shutil.rmtree(shop.table)
+            shutil.copytree(copy, shop.table)
+
+    with pytest.raises(MulticloudDbError) as caught:
+        shop.verify_with_spark(repair=True, record=True, on_progress=replace)
+    assert caught.value.category == ErrorCategory.INVALID_REQUEST
+    assert "was replaced meanwhile" in caught.value.message
+    assert [DeltaTable(shop.table).version()] == replaced
 
 
 def test_an_error_of_a_task_is_the_error_of_verify(shop):
