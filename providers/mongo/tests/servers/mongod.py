@@ -115,11 +115,12 @@ class ReplicaSet:
         proxied=False,
         election_ms=ELECTION_MS,
         parameters=(),
+        cache_gb=0.25,
     ):
         """Start the set; when the call returns, it has a primary that every other member follows."""
         self._folder, self._auth, self._election_ms = folder, auth, election_ms
         self._options = ["--oplogSize", str(oplog_mb), "--syncdelay", "1"] if oplog_mb else []
-        self._parameters = dict(parameters)
+        self._parameters, self._cache_gb = dict(parameters), cache_gb
         self._clients: dict[str, MongoClient[dict[str, Any]]] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.proxies: dict[str, Proxy] = {}
@@ -343,7 +344,7 @@ class ReplicaSet:
         data = self._data(index)
         data.mkdir(exist_ok=True)
         command = [str(fetch()), "--dbpath", str(data), "--port", str(self._ports[index].getsockname()[1])]
-        command += ["--bind_ip", "127.0.0.1", "--nounixsocket", "--wiredTigerCacheSizeGB", "0.25"]
+        command += ["--bind_ip", "127.0.0.1", "--nounixsocket", "--wiredTigerCacheSizeGB", str(self._cache_gb)]
         command += ["--wiredTigerEngineConfigString", SMALL_JOURNAL, *self._options, "--replSet", NAME]
         command += ["--keyFile", str(self._folder / "key")] if self._auth else []
         parameters = {"enableTestCommands": 1, "diagnosticDataCollectionEnabled": "false", **self._parameters}
