@@ -344,7 +344,8 @@ class ReplicaSet:
         data = self._data(index)
         data.mkdir(exist_ok=True)
         command = [str(fetch()), "--dbpath", str(data), "--port", str(self._ports[index].getsockname()[1])]
-        command += ["--bind_ip", "127.0.0.1", "--nounixsocket", "--wiredTigerCacheSizeGB", str(self._cache_gb)]
+        command += ["--bind_ip", "127.0.0.1", "--nounixsocket"]
+        command += ["--wiredTigerCacheSizeGB", str(self._cache_gb)]
         command += ["--wiredTigerEngineConfigString", SMALL_JOURNAL, *self._options, "--replSet", NAME]
         command += ["--keyFile", str(self._folder / "key")] if self._auth else []
         parameters = {"enableTestCommands": 1, "diagnosticDataCollectionEnabled": "false", **self._parameters}
