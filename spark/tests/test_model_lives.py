@@ -23,7 +23,7 @@ SOURCE = runpy.run_path(str(Path(__file__).parents[2] / "verify" / "tests" / "em
 VALUES = (1, 1.5, None, "é", [{"a": 1}], True)
 COLUMNS = {"text": "new_item_state", "deleted": "_deleted_at"}
 
-pytestmark = [pytest.mark.usefixtures("few_tasks"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.usefixtures("few_tasks"), pytest.mark.timeout(1800)]
 
 
 class SparkModelTable:

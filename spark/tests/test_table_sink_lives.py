@@ -19,7 +19,7 @@ LIVES = [
 ]
 MOST = 100
 
-pytestmark = pytest.mark.usefixtures("few_tasks")
+pytestmark = [pytest.mark.usefixtures("few_tasks"), pytest.mark.timeout(1800)]
 
 
 class SparkLifeTable:
