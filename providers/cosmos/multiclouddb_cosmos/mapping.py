@@ -51,6 +51,18 @@ _JSON_NAMES: Final = {
 }  # fmt: skip
 
 
+class NoLsn(ValueError):  # noqa: N818 - its name stands in the message of the fault
+    """Raised for an item without an LSN."""
+
+
+def _check_numbered(records: Records) -> None:
+    # The order key and the id of such an item would be guesses, and equal for several changes of one key.
+    if records.inners is None and records.afters is None:
+        return
+    if not all(map(records.is_numbered, range(len(records)))):
+        raise NoLsn
+
+
 def _events(records: Records, view: View) -> list[ChangeEvent]:
     kinds = _kinds(records, view)
     documents = _documents(records, kinds)
@@ -68,6 +80,7 @@ def _events(records: Records, view: View) -> list[ChangeEvent]:
         repeat(view.partition_id),
         records.items if view.native else repeat(None),
     ]
+    _check_numbered(records)
     return trusted_events(len(records), columns)
 
 
@@ -194,6 +207,7 @@ def _arrow(records: Records, view: View) -> pa.RecordBatch:
             for value in (view.address.database, view.address.collection, view.partition_id)
         ),
     ]
+    _check_numbered(records)
     return pa.RecordBatch.from_arrays(columns, schema=EVENT_SCHEMA)
 
 

@@ -146,6 +146,12 @@ class Records:
         """Return the place of an item within its LSN."""
         return None if self.inners is None else self.inners[index]
 
+    def is_numbered(self, index: int) -> bool:
+        """Return False if an item has no LSN, so that nobody knows its place among the changes of its key."""
+        if self.afters is not None and self.afters[index] is not None:
+            return False
+        return not (self.inner(index) or "").startswith(_DAMAGED)
+
     def number(self, index: int) -> int:
         """Return the number of an item among the changes of its key within its LSN, counted from 0."""
         inner = self.inner(index)

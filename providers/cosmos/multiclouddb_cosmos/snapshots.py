@@ -254,7 +254,9 @@ class ScanReader(Reader):
                 continue  # a row that is marked as deleted is no row
             seconds = found.seconds(index)
             is_early = scan.since is not None and seconds is not None and seconds < scan.since
-            if found.lsns[index] <= scan.bound and not is_early:
+            # An item without an LSN is kept, and cannot be mapped.
+            is_within = found.lsns[index] <= scan.bound or not found.is_numbered(index)
+            if is_within and not is_early:
                 kept.append(index)
         self._rest = found.chosen(kept)
         reached = answer.etag

@@ -171,11 +171,22 @@ def test_a_token_never_runs_ahead_of_what_was_delivered(lone):
 
 # -- Records that cannot be decoded, also as the first of a feed or a scan
 
+
+def without_lsn(item):
+    """Return the item of either feed without its place; its order key would be a guess."""
+    found = {name: value for name, value in item.items() if name != "_lsn"}
+    if "metadata" in found:
+        found["metadata"] = {name: value for name, value in item["metadata"].items() if name != "lsn"}
+    return found
+
+
 POISON = {
     "null": lambda item: None,
     "a number": lambda item: 5,
     "nothing": lambda item: {},
     "a document without its parts": lambda item: {"current": {}},
+    "no LSN": lambda item: without_lsn(item),
+    "a text as LSN": lambda item: {**without_lsn(item), "_lsn": "7"},
     "an id that is no text": lambda item: {**item, "id": 5, "current": {**item.get("current", {}), "id": 5}},
 }
 
