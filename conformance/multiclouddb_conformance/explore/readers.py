@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from multiclouddb_api import (
     ChangeEvent,
@@ -35,7 +35,9 @@ from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.follow import Follow, Found, Looks, apply_end
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.token import decode_token
+from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.errors import fault_of
+from multiclouddb_spi.faults import ProviderFault
 from multiclouddb_spi.fetching.fetcher import Fetcher, InlineExecutor, ReadContext
 from multiclouddb_spi.fetching.readers import Budget, ReaderCache
 from multiclouddb_spi.fetching.turns import DueTimes
@@ -53,6 +55,7 @@ _SECONDS: Final = 20.0
 _BYTES: Final = 1 << 20
 _ALL: Final = 1000
 _NEVER: Final = 1e9
+_REFUSED: Final = "refused by the explorer"
 
 
 class Reader(ABC):
@@ -321,8 +324,9 @@ class Planned(Reader):
         state = self.state(at.token)
         again = ["again"] if json.loads(at.token)[1] else []
         late = ["plan and search"] if "a" in state else []
-        alone = [f"plan only {at.index(item[0])}" for item in state["p"] if len(item) == 2]
-        return [*(alone if len(alone) > 1 else []), "plan", "plan one", *late, *again]
+        active = [at.index(item[0]) for item in state["p"] if len(item) == 2]
+        some = [f"plan {which} {i}" for which in ("only", "without") for i in active]
+        return [*(some if len(active) > 1 else []), "plan", "plan one", *late, *again]
 
     def rest(self, at: At, world: World) -> list[str]:
         steps = ["plan", "plan and search", "again"]
@@ -336,7 +340,10 @@ class Planned(Reader):
                 return at.token, Got()
             audit = 0.0 if name == "plan and search" else _NEVER
             context = _context(provider, audit=audit)
-            planner = Planner(provider, feed, _policy(at), context=context)
+            asked = feed
+            if name.startswith("plan without"):
+                asked = cast(Feed, _Refusing(feed, at.node.names[int(name.split()[-1])]))
+            planner = Planner(provider, asked, _policy(at), context=context)
             try:
                 step = planner.advance(
                     planner.restore(state),
@@ -346,6 +353,8 @@ class Planned(Reader):
                     allow_empty=True,
                 )
             except Exception as error:
+                if asked is not feed and fault_of(provider, error).code == _REFUSED:
+                    return at.token, Got()  # nothing else has records
                 if not _may_end(at, _category(provider, error)):
                     raise
                 return at.token, Got(over=True)
@@ -407,6 +416,28 @@ def marked(at: At, feed: Feed, lineage: Lineage) -> Iterator[Hashable]:
             end = each.stage is Stage.END
             said = () if end else tuple(at.service.place(feed, cursor) for cursor in each.said)
             yield each.partition_id, each.stage.name, said, each.waits, frozenset(each.children)
+
+
+class _Refusing:
+    """A feed without cheap heads, one partition of which does not answer."""
+
+    def __init__(self, feed: Feed, name: str) -> None:
+        self._feed, self._name = feed, name
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "heads":
+            raise AttributeError(name)
+        return getattr(self._feed, name)
+
+    def open(self, partition_id: str, cursor: Cursor, until: Cursor = None) -> Any:
+        reader = self._feed.open(partition_id, cursor, until)
+        if partition_id == self._name:
+            cast(Any, reader).fetch = _refuse
+        return reader
+
+
+def _refuse(*_: object) -> Batch:
+    raise ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, "no answer", _REFUSED, retryable=True)
 
 
 def _only(at: At, lineage: Lineage, step: str) -> Target | None:
