@@ -145,13 +145,13 @@ _CREDENTIALS: Final = (
     boto.NoAuthTokenError,
     boto.PartialCredentialsError,
     boto.UnknownCredentialError,
-    boto.UnknownTokenProviderError,
     boto.TokenRetrievalError,
     boto.RefreshWithMFAUnsupportedError,
     boto.InvalidConfigError,
     boto.ProfileNotFound,
     boto.SSOError,
-    *((boto.LoginError,) if hasattr(boto, "LoginError") else ()),  # not in older versions
+    # Older versions do not have these, so they do not raise them.
+    *(getattr(boto, name) for name in ("LoginError", "UnknownTokenProviderError") if hasattr(boto, name)),
 )
 _CHECKED: Final = (boto.ChecksumError, boto.FlexibleChecksumError, boto.IncompleteReadError)
 _CREDENTIAL_MODULES: Final = frozenset({"botocore.credentials", "botocore.tokens"})
