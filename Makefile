@@ -3,10 +3,12 @@
 PYTHON ?= python3
 UV ?= uv
 WORKERS ?= auto
+OLDEST_PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 BUILDER := build/wheels
 RELEASE := build/release
+OLDEST := build/oldest
 
 DISTRIBUTIONS := . ./providers/embedded ./providers/cosmos ./providers/dynamo ./providers/mongo ./providers/spanner \
 	./conformance ./tools/emulators/cosmos ./tools/emulators/dynamo ./tools/emulators/spanner ./verify ./checkpoints ./spark \
@@ -23,12 +25,20 @@ CHECKED := tests cli conformance/tests/test_faults.py conformance/tests/test_mut
 	$(wildcard $(foreach name,errors mapping position,providers/*/tests/test_$(name).py)) \
 	docs/tests/test_reference.py docs/tests/test_us8.py
 
+# What meets other people's packages: us8 with each provider's SDK, the private names of SDKs, the sinks, verify, the
+# checkpoint stores, the commands and the tables of pages.
+VENDORS := $(wildcard $(foreach name,us8 us8_one us8_scripted errors mapping stream transport guards listing slow_link, \
+	providers/*/tests/test_$(name).py)) \
+	checkpoints/tests postgres/tests/test_sink.py postgres/tests/test_targets.py postgres/tests/test_verify.py \
+	verify/tests/test_delta.py verify/tests/test_spark.py spark/tests/test_sinks.py spark/tests/test_targets.py \
+	cli/tests/test_commands.py tests/test_dependencies.py tests/test_face.py tests/test_private_names.py
+
 # Where it is set, each of the many processes of the tests would compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check test soak test-tools lint format mutate explore recordings demo bench bench-peers docs wheels release-check lock clean
+.PHONY: help setup check test soak test-oldest test-tools lint format mutate explore recordings demo bench bench-peers docs wheels release-check lock clean
 
 help: ## list these targets
 	@echo "make TARGET, where TARGET is one of"
@@ -47,6 +57,11 @@ soak: setup ## run the tests with hundreds of lives, seeds or rows; prints the s
 	@# us8 through asyncio: the tests of `make test`, then those of `make soak`.
 	$(if $(ARGS),,$(BIN)/python -m pytest -n $(WORKERS) --through-asyncio --timeout 7200 providers -k us8)
 	$(if $(ARGS),,$(BIN)/python -m pytest -n $(WORKERS) --through-asyncio --soak --timeout 7200 providers -k us8)
+
+test-oldest: $(OLDEST)/.ready ## us8, the sinks and verify with the oldest allowed version of each dependency
+	@# Old versions of others warn of what will change in theirs.
+	$(OLDEST)/bin/python -m pytest -n $(WORKERS) -p no:cacheprovider -W ignore::DeprecationWarning \
+		-W ignore::FutureWarning $(ARGS) $(VENDORS)
 
 test-tools: setup ## run the tests of tools/, and azure-cosmos' own on the emulator; the first run downloads them
 	$(BIN)/python -m pytest -n $(WORKERS) --timeout 3600 $(ARGS) tools
@@ -118,11 +133,13 @@ $(BUILDER)/.ready: requirements.txt
 	$(BUILDER)/bin/python -m pip --disable-pip-version-check install -q --require-hashes -r $(BUILDER)/requirements.txt
 	@touch $@
 
-lock: ## renew requirements.txt, the pins of .venv (needs uv)
+lock: ## renew the pins: requirements.txt of .venv, requirements-oldest.txt of test-oldest (needs uv)
 	@command -v $(UV) >/dev/null || { echo "make lock needs uv: pip install uv, or make lock UV=/path/to/uv" >&2; exit 1; }
 	$(UV) export -q --upgrade --format requirements.txt --no-emit-workspace --no-header --no-annotate \
 		--all-packages --all-extras -o requirements.txt
 	rm -f uv.lock
+	$(PYTHON) tools/oldest.py | $(UV) pip compile -q --upgrade --python-version 3.11 --resolution lowest-direct \
+		--generate-hashes --no-header --no-annotate - -o requirements-oldest.txt
 
 clean: ## remove .venv and everything built
 	rm -rf $(VENV) dist build site demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -144,4 +161,16 @@ $(VENV)/.requirements: requirements.txt
 $(VENV)/.workspace: $(VENV)/.requirements $(PROJECTS)
 	$(PIP) install -q --no-deps --no-build-isolation $(addprefix -e ,$(DISTRIBUTIONS) $(TOOLS))
 	@$(PIP) check -q
+	@touch $@
+
+# The same with the oldest versions, for `make test-oldest`.
+$(OLDEST)/.ready: requirements-oldest.txt $(PROJECTS)
+	@command -v $(OLDEST_PYTHON) >/dev/null || \
+		{ echo "make test-oldest needs the oldest supported Python; try make test-oldest OLDEST_PYTHON=/path/to/python3.11" >&2; exit 1; }
+	rm -rf $(OLDEST)
+	$(OLDEST_PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip --disable-pip-version-check install -q --require-hashes -r requirements-oldest.txt
+	$(OLDEST)/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation \
+		$(addprefix -e ,$(DISTRIBUTIONS) $(TOOLS))
+	@$(OLDEST)/bin/python -m pip --disable-pip-version-check check -q
 	@touch $@

@@ -91,6 +91,11 @@ def _native(name: str, value: Any) -> Any:
 @cache
 def native_instance(url: str) -> Any:
     """Return Google's object for the instance of a URL; a process makes it once."""
+    return _client(url).instance(SpannerConfig.from_client(ClientConfig("spanner", {"url": url})).instance)
+
+
+@cache
+def _client(url: str) -> Any:
     config = SpannerConfig.from_client(ClientConfig("spanner", {"url": url}))
     local: dict[str, Any] = {}
     if config.emulator_host is not None:
@@ -98,8 +103,7 @@ def native_instance(url: str) -> Any:
             "credentials": AnonymousCredentials(),  # type: ignore[no-untyped-call]
             "client_options": {"api_endpoint": config.emulator_host},
         }
-    client: Any = spanner.Client(project=config.project, disable_builtin_metrics=True, **local)
-    return client.instance(config.instance)
+    return spanner.Client(project=config.project, disable_builtin_metrics=True, **local)
 
 
 def _drop(database: Any) -> None:
@@ -315,7 +319,7 @@ class SpannerCertification(Certification):
     def place(self, url: str) -> Place:
         """Look up the instance."""
         instance = native_instance(url)
-        found = instance._client.instance_admin_api.get_instance(name=instance.name)
+        found = _client(url).instance_admin_api.get_instance(name=instance.name)
         region = str(found.config).rpartition("/")[2] or None
         config = SpannerConfig.from_client(ClientConfig("spanner", {"url": url}))
         if _is_local(url):
@@ -333,7 +337,7 @@ class SpannerCertification(Certification):
                 Permission(each, Granted.UNKNOWN, "a server on this machine has no IAM") for each in _ACTIONS
             ]
         instance = native_instance(url)
-        answer = instance._client.instance_admin_api.test_iam_permissions(
+        answer = _client(url).instance_admin_api.test_iam_permissions(
             resource=instance.name, permissions=list(_ACTIONS)
         )
         return [
@@ -424,9 +428,10 @@ class _Shown:
 @contextmanager
 def grpc_wire(observer: WireObserver) -> Iterator[None]:
     """Show the observer each call of every channel of gRPC that this process makes."""
-    from grpc._channel import Channel
-
-    before = {name: getattr(Channel, name) for name in _CALLS}
+    # gRPC names only the interface of its channels, not their class.
+    with grpc.insecure_channel("localhost") as unused:
+        kind: Any = type(unused)
+    before = {name: getattr(kind, name) for name in _CALLS}
 
     def shown(make: Any) -> Any:
         def made(channel: Any, method: str, *arguments: Any, **settings: Any) -> Any:
@@ -436,12 +441,12 @@ def grpc_wire(observer: WireObserver) -> Iterator[None]:
         return made
 
     for name, make in before.items():
-        setattr(Channel, name, shown(make))
+        setattr(kind, name, shown(make))
     try:
         yield
     finally:
         for name, make in before.items():
-            setattr(Channel, name, make)
+            setattr(kind, name, make)
 
 
 CERTIFICATION: Final = SpannerCertification()

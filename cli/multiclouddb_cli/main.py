@@ -15,6 +15,8 @@ from multiclouddb_cli import options as cli
 from multiclouddb_cli.exits import INTERRUPTED, OK, TABLE
 
 _NAME = "multiclouddb"
+# Where a shell writes which line it wants to complete.
+_COMPLETION = "_MULTICLOUDDB_COMPLETE"
 _COMMANDS = "multiclouddb.commands"
 
 
@@ -60,9 +62,10 @@ class Commands(TyperGroup):
         **extra: Any,
     ) -> Any:
         """Run the command that the arguments name, and exit."""
+        if os.environ.get(complete_var or _COMPLETION):
+            return super().main(args, _NAME, complete_var, standalone_mode, windows_expand_args, **extra)
         words = list(sys.argv[1:] if args is None else args)
         debug = _take_debug(words)
-        self._main_shell_completion(extra, _NAME, complete_var)
         sys.exit(self._run(words, extra, debug=debug))
 
     def _run(self, words: list[str], extra: MutableMapping[str, Any], *, debug: bool) -> int:

@@ -59,7 +59,8 @@ _EARLIEST: Final = re.compile(r"earliest read timestamp: ([\dT:.+-]+\dZ?)")
 
 def _plain(message: Any) -> Any:
     """Return the message of protobuf in a message of proto-plus."""
-    return getattr(message, "_pb", message)
+    kind: Any = type(message)
+    return kind.pb(message) if hasattr(kind, "pb") else message
 
 
 def _as_json(message: Any) -> dict[str, Any]:

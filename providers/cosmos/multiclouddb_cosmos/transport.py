@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future
 from contextlib import contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -23,6 +22,8 @@ import orjson
 import requests
 from azure.core.pipeline.transport import RequestsTransport
 from azure.cosmos import CosmosClient
+from azure.cosmos._retry_options import RetryOptions
+from azure.cosmos._routing import routing_map_provider
 from azure.cosmos.documents import ConnectionPolicy
 from azure.cosmos.exceptions import CosmosClientTimeoutError, CosmosHttpResponseError
 from requests.adapters import HTTPAdapter
@@ -63,8 +64,11 @@ class Headers(CaseInsensitiveDict[str]):
 
     def __iter__(self) -> Iterator[str]:
         """Return the names that exist at the time of the call."""
-        stored: Any = self._store
-        return iter([name for name, _ in list(stored.values())])
+        while True:
+            try:
+                return iter(list(super().__iter__()))
+            except RuntimeError:  # another thread has just extended them
+                continue
 
 
 class Session(requests.Session):
@@ -97,9 +101,7 @@ class Session(requests.Session):
         asked.method, asked.url = method, self._prepared(url)
         asked.headers = {**_USUAL, **kwargs["headers"]}  # type: ignore[assignment]
         answer = self.get_adapter(asked.url).send(asked, timeout=kwargs["timeout"], **settings)
-        # The whole body is read at once. The `requests` library would read the body in steps of 10 KB, which
-        # takes as long as parsing the page.
-        answer._content = b"".join(answer.iter_content(_STEP_BYTES))
+        _ = answer.content  # from here on, the connection can serve other requests
         return answer
 
     def _prepared(self, url: str) -> str:
@@ -114,7 +116,18 @@ class Session(requests.Session):
 
 
 class Answer(requests.Response):
-    """An answer whose body is bounded while it is decompressed."""
+    """An answer whose body is bounded while it is decompressed, and can be replaced."""
+
+    body: bytes | None = None
+    """The body, once it was read."""
+
+    @property
+    def content(self) -> bytes:
+        """Return the whole body."""
+        # The `requests` library would read it in steps of 10 KB, which takes as long as parsing the page.
+        if self.body is None:
+            self.body = b"".join(self.iter_content(_STEP_BYTES))
+        return self.body
 
     def iter_content(self, chunk_size: int | None = 1, decode_unicode: Any = False) -> Iterator[Any]:
         """Return the chunks of the body."""
@@ -178,27 +191,20 @@ class SameThread(Executor):
 
 
 def separate_locks(client: CosmosClient) -> None:
-    """Give a client its own locks for listings; other versions of azure-cosmos may have no such locks."""
-    cache: Any = getattr(client.client_connection, "_routing_map_provider", None)
-    if hasattr(cache, "_collection_locks") and hasattr(cache, "_locks_lock"):
-        # azure-cosmos makes the lock of a container when it needs it.
-        cache._collection_locks, cache._locks_lock = {}, threading.Lock()
+    """Give a client its own locks for listings."""
+    # azure-cosmos makes the lock of a container when it needs it.
+    cache: Any = client.client_connection._routing_map_provider
+    cache._collection_locks, cache._locks_lock = {}, threading.Lock()
 
 
 def renew_locks() -> None:
     """Replace the shared locks in a forked child, where the application's clients use these locks."""
-    shared: Any
-    try:
-        from azure.cosmos._routing import routing_map_provider as shared
-    except ImportError:  # pragma: no cover - a later version
-        return
-    if hasattr(shared, "_shared_cache_lock"):
-        shared._shared_cache_lock = threading.RLock()
-    for locks in getattr(shared, "_shared_collection_locks", {}).values():
+    shared: Any = routing_map_provider
+    shared._shared_cache_lock = threading.RLock()
+    for locks in shared._shared_collection_locks.values():
         locks.clear()
-    makers = getattr(shared, "_shared_locks_locks", {})
-    for endpoint in makers:
-        makers[endpoint] = threading.Lock()
+    for endpoint in shared._shared_locks_locks:
+        shared._shared_locks_locks[endpoint] = threading.Lock()
 
 
 ALL_VERSIONS: Final = "AllVersionsAndDeletes"
@@ -328,7 +334,7 @@ class Transport(RequestsTransport):  # type: ignore[misc]
         if status == _OK:
             # orjson parses the page later, in a fifth of the time.
             watch.body = answer.body()
-            answer.internal_response._content = _NO_ITEMS
+            answer.internal_response.body = _NO_ITEMS
         return answer
 
 
@@ -360,12 +366,8 @@ def make_client(
     # The client retries only in another region of the account.
     transport = Transport(concurrency + _SPARE_CONNECTIONS)
     policy = ConnectionPolicy()
-    retries = _no_retries()
-    settings: dict[str, Any] = {"availability_strategy_executor": SameThread()}
-    if retries is not None:
-        policy.RetryOptions = retries
-    else:
-        settings["retry_throttle_total"] = 1
+    # No retry after a 429 answer: `retry_throttle_total=0` is taken for the default, nine retries.
+    policy.RetryOptions = RetryOptions(0)
     credential = config.find_credential()
     renewable = None if isinstance(credential, str) else RenewableCredential(credential)
     client = CosmosClient(
@@ -383,19 +385,10 @@ def make_client(
         read_timeout=_READ_SECONDS,
         enable_endpoint_discovery=not config.is_local,
         user_agent_suffix="multiclouddb",
-        **settings,
+        availability_strategy_executor=SameThread(),
     )
     separate_locks(client)
     return client, transport, renewable
-
-
-def _no_retries() -> Any:
-    """Return the options that disable the retry of a 429 answer."""
-    try:
-        from azure.cosmos._retry_options import RetryOptions
-    except ImportError:  # pragma: no cover - a later version
-        return None
-    return RetryOptions(0)
 
 
 def close_client(client: CosmosClient) -> None:
@@ -427,23 +420,12 @@ def continuation_of(rid: str, place: KeyRange, etag: int | None, mode: str, star
 
 def start_of(since: int | None) -> dict[str, Any]:
     """Return the start of the feed of latest versions, in the format of azure-cosmos."""
+    # azure-cosmos reads its `PointInTimeMs` as seconds.
     # The service's times are only precise to a few seconds, so the caller must filter out earlier items.
     if since is None:
         return {"Type": "Beginning"}
     early = max(0, since - _EARLY_SECONDS)
-    return {"Type": "PointInTime", "PointInTimeMs": early * 1000 if _takes_milliseconds() else early}
-
-
-@cache
-def _takes_milliseconds() -> bool:
-    """Return True if this version of azure-cosmos expects times in milliseconds."""
-    from azure.cosmos._change_feed.change_feed_start_from import ChangeFeedStartFromPointInTime
-
-    try:
-        ChangeFeedStartFromPointInTime.from_json({"PointInTimeMs": 1_700_000_000_000})
-    except ValueError:
-        return False
-    return True
+    return {"Type": "PointInTime", "PointInTimeMs": early}
 
 
 def ranges_in(continuation: str) -> list[KeyRange]:

@@ -172,7 +172,7 @@ class MongoPlugin(ProviderPlugin):
         if native_client is None:
             checked = MongoConfig.from_client(config)
             try:
-                client = checked.client(config.max_concurrency, **bounded_pool())
+                client = checked.client(config.max_concurrency, _pool_class=bounded_pool())
             except PyMongoError as error:
                 raise ProviderFault(classify(error)) from None
             if (hosts := checked.readable_hosts) is not None:

@@ -1,8 +1,7 @@
 """The only module that uses PyMongo's internals, for cases in which its public interface is not sufficient.
 
-Some internals are optional: `bounded_pool`, `buffered`, `inner_cursor`, `interrupt`, `is_told_at_once` and
-`next_answer`. If a later version of PyMongo does not have the optional internals, reading still works, but
-sends more requests to the server, or waits longer for a server that has become silent.
+Each of these names is in `tests/private_names.toml`, with the reason. The requirement of PyMongo ends before
+the first minor version in which no test has seen them.
 """
 
 from __future__ import annotations
@@ -105,16 +104,13 @@ class Closer:
                 self._deaf_until = time.monotonic() + _DEAF_SECONDS
 
 
-def bounded_pool() -> dict[str, Any]:
-    """Return the settings of a `MongoClient` that gives up answers that do not arrive."""
+def bounded_pool() -> type:
+    """Return the class of the pools of a `MongoClient` that gives up answers that do not arrive."""
     # PyMongo's `socketTimeoutMS` is one limit for all calls, and it does not say whether bytes arrive. A
     # server may scan its log for minutes before it answers a change stream, so one limit does not fit.
     # PyMongo's `timeout` would make PyMongo retry until the time is over.
-    try:
-        from pymongo.network_layer import NetworkingInterface
-        from pymongo.synchronous.pool import Pool
-    except ImportError:  # pragma: no cover - a later version
-        return {}
+    from pymongo.network_layer import NetworkingInterface
+    from pymongo.synchronous.pool import Pool
 
     class Options:
         """The options of a pool; while a connection is being opened, its handshake has a time limit."""
@@ -179,7 +175,7 @@ def bounded_pool() -> dict[str, Any]:
                 made.conn = Bounded(made.conn.conn, self)
             return made
 
-    return {"_pool_class": BoundedPool}
+    return BoundedPool
 
 
 class GivenUp(ProviderFault):
@@ -355,11 +351,9 @@ def inner_cursor(stream: Stream) -> object:
 def is_told_at_once(client: MongoClient[Any]) -> bool:
     """Return True if the servers tell a client at once which of them is the primary."""
     # Otherwise, the client asks them every ten seconds.
+    from pymongo.pool_options import _is_faas
+
     mode = client.options.server_monitoring_mode
-    try:
-        from pymongo.pool_options import _is_faas
-    except ImportError:  # pragma: no cover - a later version
-        return mode == "stream"
     return mode == "stream" or (mode == "auto" and not _is_faas())
 
 
