@@ -75,7 +75,6 @@ _CONCURRENCY: Final = 32
 _HEADROOM_SECONDS: Final = 3600.0
 _WATCH_SECONDS: Final = 600.0
 _AUDIT_SECONDS: Final = 600.0
-_READERS: Final = 64
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 _HARMLESS: Final = ("app_name", "config", "path", "profile", "region", "session", "username")
 _SCHEMES: Final = {"mongodb": "mongo", "mongodb+srv": "mongo"}
@@ -149,14 +148,6 @@ class ClientConfig:
     """How often a feed of a whole collection is compared with the service's list of partitions, in seconds;
     every ten minutes by default. After a partition has left the token, a tenth of this time is enough.
     """
-    max_readers_per_partition: int = attrs.field(
-        default=_READERS,
-        validator=[is_a(int), at_least(1, "give at least 1; each consumer needs one reader")],
-    )
-    """The number of readers of one partition that are kept open between calls; 64 by default. Each consumer
-    of a feed in this client needs one. Without a reader of its own, a consumer opens a new cursor at the
-    service for every page.
-    """
 
     def __init__(
         self,
@@ -167,7 +158,6 @@ class ClientConfig:
         headroom_warning_seconds: float = _HEADROOM_SECONDS,
         child_watch_seconds: float = _WATCH_SECONDS,
         coverage_audit_seconds: float = _AUDIT_SECONDS,
-        max_readers_per_partition: int = _READERS,
     ) -> None:
         connection = outcome(_copied, connection)
         if isinstance(connection, MulticloudDbError):
@@ -180,7 +170,6 @@ class ClientConfig:
             headroom_warning_seconds,
             child_watch_seconds,
             coverage_audit_seconds,
-            max_readers_per_partition,
         )
 
     @classmethod

@@ -47,24 +47,26 @@ from multiclouddb_api import (
 )
 from multiclouddb_spi.abilities import SupportsCollections, SupportsCommands, SupportsLookup
 from multiclouddb_spi.batch import Batch
+from multiclouddb_spi.consumer_opener import ConsumerOpener, key_of
 from multiclouddb_spi.continuation.entry import Stage
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.state import Finished, Retired, Session, WrittenTokens
+from multiclouddb_spi.continuation.state import FeedOver, Finished, Retired
 from multiclouddb_spi.continuation.token import decode_token
-from multiclouddb_spi.contract import Feed, PartitionState, Provider
+from multiclouddb_spi.contract import Feed, FeedSpec, PartitionState, Provider
 from multiclouddb_spi.errors import user_errors
 from multiclouddb_spi.faults import ProviderFault, unwritten
+from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.fetcher import ReadContext, late_fault
-from multiclouddb_spi.fetching.turns import DueTimes, PollResult
+from multiclouddb_spi.fetching.turns import PollResult
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.open_feed import FeedCache
+from multiclouddb_spi.reading import resting
 from multiclouddb_spi.reading.answers import Look, look_again
 from multiclouddb_spi.reading.page_builder import PageBuilder, Reading, finished
 from multiclouddb_spi.reading.poll import Poll
-from multiclouddb_spi.reading.resting import Check, Resting
+from multiclouddb_spi.reading.resting import Check
 from multiclouddb_spi.request_check import check_plan, check_planned, options_of, require, spec_of
 from multiclouddb_spi.retry import ATTEMPTS
-from multiclouddb_spi.session_opener import SessionOpener
 from multiclouddb_spi.time_limits import Deadline
 
 if TYPE_CHECKING:
@@ -105,16 +107,14 @@ class Engine:
         self._context = context = ReadContext.made(
             provider, config, self._observing, executor=executor, attempts=attempts, pause=pause
         )
-        self._fetcher = context.fetcher
+        self._fetcher, self._consumers = context.fetcher, context.consumers
         self._page_bytes = max(1, config.max_buffered_bytes // _PAGES_IN_BUFFER)
-        self._feeds = FeedCache(self._fetcher.call, context.cache.forget)
-        written = WrittenTokens()
+        self._feeds = FeedCache(self._fetcher.call, self._consumers.forget)
         self._pages = PageBuilder(
             provider.provider_id, self._fetcher, self._feeds, self._observing,
-            config.headroom_warning_seconds, written,
+            config.headroom_warning_seconds,
         )  # fmt: skip
-        self._opener = SessionOpener(provider, self._feeds, self._fetcher, written)
-        self._resting = Resting(self._opener.feed, self._context)
+        self._opener = ConsumerOpener(provider, self._feeds, self._fetcher, self._consumers)
 
     @property
     def provider(self) -> Provider:
@@ -150,92 +150,142 @@ class Engine:
         Raises:
             MulticloudDbError: As `MulticloudDbClient.read_changes` does.
         """
-        began = time.monotonic()
+        began, call = time.monotonic(), object()
         deadline = Deadline(began + options.timeout_seconds)
+        consumer: Consumer | None = None
         try:
             spec = spec_of(self._provider, request, "read_changes")
-            check: Check | None = None
-            if self._resting.kept:
-                check = self._resting.check(request, spec, options, deadline)
-            if check is not None and check.page is not None:
-                return Reading((), check.page)
-            with self._opener.open(request, spec, deadline) as session:
-                if isinstance(session, Finished):
-                    return finished(session)
-                lineage = session.state
-                if isinstance(lineage, Retired):
-                    look = look_again(session, lineage, self._context, deadline)
-                    return self._pages.ended(session, look)
-                if not isinstance(lineage, Lineage):
-                    return self._pages.ended(session, Look(lineage))
-                if session.skipped:  # a separate page, so that the notice comes before the records after it
-                    return self._pages.reading(session, lineage, PollResult.nothing(lineage), deadline, began)
-                if lineage.waiting():
-                    lineage.check_waits()
-                    lineage.start_passed()
-                if lineage.plan is not None:
-                    # The first read of one segment of a plan starts from a token. Without changes, a row that
-                    # is changed during the scan may be left out.
-                    from multiclouddb_spi.scan.start import announced
-
-                    is_whole = isinstance(request.start_position, Beginning | Snapshot) and lineage.listed()
-                    whole = bool(is_whole) and isinstance(request.scope, EntireCollection)
-                    if (started := announced(session.feed, lineage, whole=whole)) is not None:
-                        return self._pages.reading(session, lineage, started, deadline, began)
-                return self._reading(session, lineage, request, options, check, view, deadline, began)
+            with self._opener.open(request, spec, deadline, call) as opened:
+                if isinstance(opened, Finished):
+                    return finished(opened)
+                consumer = opened
+                return self._used(consumer, request, spec, options, view, deadline, began)
         except Exception:
             with user_errors(self._provider, "read_changes"):
                 raise
+        except BaseException:
+            # An interrupt may have come at any point, so nothing that the call has used is trusted.
+            self._consumers.discard_of(call)
+            if consumer is not None:
+                self._consumers.remove(consumer)
+                consumer.discard()
+            raise
 
-    def _reading(
+    def _used(
         self,
-        session: Session,
-        lineage: Lineage,
+        consumer: Consumer,
         request: ChangeFeedRequest,
+        spec: FeedSpec,
         options: OperationOptions,
-        check: Check | None,
         view: Callable[[Batch, int, int], T],
         deadline: Deadline,
         began: float,
     ) -> Reading[T]:
-        scope, wait, due = request.scope, options.wait_seconds, None
-        if not options.ask_all and self._resting.may_leave_out(lineage):
-            due = DueTimes() if check is None or check.due is None else check.due
-        if check is not None:
-            wait = check.wait
-        poll = Poll(
-            self._context, session.feed, lineage, request.max_page_size or self._provider.page_records,
-            request.max_page_bytes or self._page_bytes, view, deadline,
-            wait=wait, on_expired=request.on_expired,
-            single=isinstance(scope, PhysicalPartition) and not scope.with_descendants,
-            now=lambda: self._feeds.soon(session.feed, deadline), due=due,
-        )  # fmt: skip
+        """Read a page, and keep the consumer for the next call, also if this one fails."""
+        asked, skip = key_of(request, spec), None
         try:
-            result = poll.run()
-            in_hand = result.count or result.notices
-            if not in_hand and (lineage.ends() or lineage.waiting() or lineage.plan):
-                self._fetcher.rest()
+            reading = self._reading(consumer, request, options, view, deadline, began)
         except Exception as error:
-            self._pages.forget_if_gone(session, self._fetcher.fault(error))
+            # The next call takes over what still stands at the positions of its token.
+            consumer.token, consumer.rest = None, None
+            if self._pages.forget_if_gone(consumer, self._fetcher.fault(error)):
+                self._discard(consumer)
+            else:
+                if isinstance(error, MulticloudDbError):
+                    skip = error.detail.skip_token
+                self._consumers.put(consumer, *((asked,) if skip is None else (asked, skip)))
             raise
+        page = reading.page
+        if page.continuation_token != consumer.token or isinstance(consumer.state, FeedOver):
+            self._discard(consumer)
+            return reading
+        if page.notices:
+            consumer.prune()
+        # A consumer may keep its token until something is delivered.
+        told = reading.values or page.notices or page.partition_retired
+        keys = (consumer.token,) if told or asked == consumer.token else (asked, consumer.token)
+        self._consumers.put(consumer, *keys)
+        return reading
+
+    def _discard(self, consumer: Consumer) -> None:
+        self._consumers.remove(consumer)
+        consumer.discard()
+
+    def _reading(
+        self,
+        consumer: Consumer,
+        request: ChangeFeedRequest,
+        options: OperationOptions,
+        view: Callable[[Batch, int, int], T],
+        deadline: Deadline,
+        began: float,
+    ) -> Reading[T]:
+        check = resting.check(consumer, options, self._context, deadline)
+        if check.page is not None:
+            return Reading((), check.page)
+        consumer.rest = None
+        lineage = consumer.state
+        if isinstance(lineage, Retired):
+            look = look_again(consumer, lineage, self._context, deadline)
+            return self._pages.ended(consumer, look)
+        if not isinstance(lineage, Lineage):
+            return self._pages.ended(consumer, Look(lineage))
+        if consumer.skipped:  # a separate page, so that the notice comes before the records after it
+            return self._pages.reading(consumer, lineage, PollResult.nothing(lineage), deadline, began)
+        if lineage.waiting():
+            lineage.check_waits()
+            lineage.start_passed()
+        if lineage.plan is not None:
+            # The first read of one segment of a plan starts from a token. Without changes, a row that is
+            # changed during the scan may be left out.
+            from multiclouddb_spi.scan.start import announced
+
+            is_whole = isinstance(request.start_position, Beginning | Snapshot) and lineage.listed()
+            whole = bool(is_whole) and isinstance(request.scope, EntireCollection)
+            if (started := announced(consumer.feed, lineage, whole=whole)) is not None:
+                return self._pages.reading(consumer, lineage, started, deadline, began)
+        return self._polled(consumer, lineage, request, options, check, view, deadline, began)
+
+    def _polled(
+        self,
+        consumer: Consumer,
+        lineage: Lineage,
+        request: ChangeFeedRequest,
+        options: OperationOptions,
+        check: Check,
+        view: Callable[[Batch, int, int], T],
+        deadline: Deadline,
+        began: float,
+    ) -> Reading[T]:
+        scope, width = request.scope, self._context.width
+        poll = Poll(
+            self._context, consumer, request.max_page_size or self._provider.page_records,
+            request.max_page_bytes or self._page_bytes, view, deadline,
+            wait=check.wait, on_expired=request.on_expired,
+            single=isinstance(scope, PhysicalPartition) and not scope.with_descendants,
+            now=lambda: self._feeds.soon(consumer.feed, deadline),
+            leaves_out=not options.ask_all and resting.may_leave_out(lineage, width),
+        )  # fmt: skip
+        result = poll.run()
+        in_hand = result.count or result.notices
+        if not in_hand and (lineage.ends() or lineage.waiting() or lineage.plan):
+            self._fetcher.rest()
         start = request.start_position
         recreated: MulticloudDbError | None = None
         gone = (result.failure or result.over or result.notices) and self._pages.is_gone(result)
         if gone and isinstance(start, FromContinuationToken):
-            recreated = self._opener.recreated(session.feed, deadline)
+            recreated = self._opener.recreated(consumer.feed, deadline)
         if recreated is not None and not result.count:
             raise recreated
         again = request.on_expired
         if isinstance(again, Resnapshot) and lineage.listed() and self._pages.has_expired(result):
-            fresh = self._opener.snapshot(session.feed, again.snapshot, deadline)
+            fresh = self._opener.snapshot(consumer.feed, again.snapshot, deadline)
             whole = isinstance(scope, EntireCollection)
-            result = self._pages.begun_again(session, lineage, fresh, result, whole=whole)
+            result = self._pages.begun_again(consumer, lineage, fresh, result, whole=whole)
             lineage = fresh
         if not result.count:
-            self._pages.raise_failure(session, lineage, result, deadline)
-        # Once the page is made, another call may take the lineage that belongs to the page's token.
-        may_stay = result.idle and self._resting.may_stay(lineage)
-        reading = self._pages.reading(session, lineage, result, deadline, began)
+            self._pages.raise_failure(consumer, lineage, result, deadline)
+        reading = self._pages.reading(consumer, lineage, result, deadline, began)
         if recreated is not None:
             # These are the last events of the earlier resource. The next read refuses the token, so no notice
             # says that the feed has ended.
@@ -243,8 +293,8 @@ class Engine:
             notices = tuple(each for each in reading.page.notices if not isinstance(each, _ENDS))
             page = attrs.evolve(reading.page, continuation_token=start.token, idle=False, notices=notices)
             return Reading(reading.values, page)
-        if may_stay or result.due is not None:
-            self._resting.note(request, session.feed, reading.page, result.due, check, may_stay=may_stay)
+        stays = result.idle and resting.may_stay(lineage, width)
+        consumer.rest = resting.rest_after(consumer, reading.page, result.soonest, check.mark, stays=stays)
         return reading
 
     def list_physical_partitions(
@@ -282,23 +332,23 @@ class Engine:
             user_errors(self._provider, "plan_partitions"),
             self._opener.open(
                 request, spec_of(self._provider, request, "plan_partitions"), deadline
-            ) as session,
+            ) as consumer,
         ):
-            if isinstance(session, Finished) or not isinstance(session.state, Lineage):
+            if isinstance(consumer, Finished) or not isinstance(consumer.state, Lineage):
                 return ()
-            check_plan(session.state.plan)
+            check_plan(consumer.state.plan)
             from multiclouddb_spi.scan.start import segment_lineages
 
-            segments = segment_lineages(session.feed, session.state, self._fetcher.call, deadline)
+            segments = segment_lineages(consumer.feed, consumer.state, self._fetcher.call, deadline)
             parts = [
-                (each.partition_id, session.alone(each))
-                for each in session.state.listed()
+                (each.partition_id, consumer.alone(each))
+                for each in consumer.state.listed()
                 if each.stage is not Stage.WAIT
             ]
             return tuple(
                 PlannedPartition(
-                    session.feed.public_id(name),
-                    session.partition_token(name, lineage, with_descendants=with_descendants),
+                    consumer.feed.public_id(name),
+                    consumer.partition_token(name, lineage, with_descendants=with_descendants),
                     is_segment,
                 )
                 for found, is_segment in ((parts, False), (segments, True))

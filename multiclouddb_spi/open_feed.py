@@ -29,6 +29,7 @@ _RESTING_SECONDS: Final = 60.0
 _MOST_AT_ONCE: Final = 8
 _CLOCK_SECONDS: Final = 60.0
 _CLOCK_PATIENCE: Final = 1.0
+_WARNING_SECONDS: Final = 60.0
 
 
 class OpenFeed:
@@ -158,7 +159,7 @@ def recreated(feed: Feed, field: str, way_out: str) -> MulticloudDbError:
 class FeedCache:
     """Maps each spec to its opened feed and the time of the service's clock; all calls of a client share it.
 
-    A feed is forgotten, and its readers are closed, when neither a running call nor a later call needs it.
+    A feed is forgotten, and its consumers are discarded, when neither a running nor a later call needs it.
     Opening a feed needs calls to the service, which check how the resource is set up. So it is kept for ten
     minutes after its last use. The limit on feeds is as high as that on readers, because a worker may read
     thousands of partition keys in turn, and each key needs a feed of its own. Above the limit, feeds that
@@ -166,8 +167,8 @@ class FeedCache:
     last use is oldest are not forgotten first, because such a worker needs them next.
     """
 
-    def __init__(self, call: Call, forget_readers: Callable[[Feed], None]) -> None:
-        self._call, self._forget_readers = call, forget_readers
+    def __init__(self, call: Call, forget_consumers: Callable[[Feed], None]) -> None:
+        self._call, self._forget_consumers = call, forget_consumers
         # True if no feed was opened yet; an unknown host is then a mistake in the connection.
         self.is_new = True
         self._feeds: dict[FeedSpec, _Opened] = {}
@@ -195,7 +196,7 @@ class FeedCache:
                     self._feeds[spec], kept.kept = kept, True
             kept.users += 1
         for each in old:
-            self._forget_readers(each.feed)
+            self._forget_consumers(each.feed)
         return kept.feed, True
 
     def release(self, feed: Feed) -> None:
@@ -211,7 +212,7 @@ class FeedCache:
             if not (opened.users or opened.kept):
                 old.append(self._open.pop(id(feed)))
         for each in old:
-            self._forget_readers(each.feed)
+            self._forget_consumers(each.feed)
 
     def forget(self, feed: Feed) -> None:
         """Open the feed again next time, because its resource may have been deleted and created again."""
@@ -222,7 +223,7 @@ class FeedCache:
                 opened.kept = False
             if opened is not None and not opened.users:
                 del self._open[id(feed)]
-        self._forget_readers(feed)
+        self._forget_consumers(feed)
 
     def now(self, feed: Feed, deadline: Deadline, patience: float = math.inf) -> datetime | None:
         """Return the service's time, computed from an answer that is at most one minute old."""
@@ -251,6 +252,14 @@ class FeedCache:
             opened.mute_at = time.monotonic()
             return None
 
+    def may_warn(self, feed: Feed) -> bool:
+        """Return whether to report a low headroom now: once a minute for each feed."""
+        opened, now = self._open[id(feed)], time.monotonic()
+        if now - opened.warned_at < _WARNING_SECONDS:
+            return False
+        opened.warned_at = now
+        return True
+
     def close(self) -> None:
         """Forget every feed; a feed that is in use is forgotten when its call has ended."""
         with self._lock:
@@ -266,7 +275,7 @@ class FeedCache:
 
     def _unused_since(self, moment: float, most: int = 0) -> list[_Opened]:
         """Remove feeds that were not used since `moment`, until `most` feeds are left; under the lock."""
-        # Only a few at a time, because closing their readers delays the current call.
+        # Only a few at a time, because discarding their consumers delays the current call.
         old: list[_Opened] = []
         for opened in self._open.values():
             if opened.used_at > moment or len(old) >= min(_MOST_AT_ONCE, len(self._feeds) - most):
@@ -288,3 +297,4 @@ class _Opened:
     used_at: float = 0.0  # the end of the last call
     clock: tuple[float, datetime | None] = (-math.inf, None)  # when the service told its time, and which
     mute_at: float = -math.inf  # when it last did not tell its time
+    warned_at: float = -math.inf  # when a low headroom was last reported

@@ -1,7 +1,7 @@
 """Refuses requests that the database does not support, before any call; each error names an alternative.
 
 Requests are also refused in other places: wrong values where they are made (`multiclouddb_api.request`), the
-token of another request in `session_opener`, a damaged token in `continuation.token`, the id of another
+token of another request in `consumer_opener`, a damaged token in `continuation.token`, the id of another
 resource in `partition`, a start in the future in `continuation.state`, an `INTERLEAVED` snapshot of a
 backfill in `scan.start`, a recreated resource in `open_feed`, and what only the service knows in the
 provider's `open_feed`.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from typing import Final
-from weakref import WeakKeyDictionary
 
 from multiclouddb_api.value import frozen
 
@@ -165,6 +164,8 @@ def current() -> Arrival | None:
 class AnswerSize:
     """The size of the answers to request from one partition: a part of what the caller wants."""
 
+    __slots__ = ("_arrived", "_shift")
+
     def __init__(self) -> None:
         self._shift = self._arrived = 0
 
@@ -177,45 +178,18 @@ class AnswerSize:
         """Return how much to request."""
         return max(1, wanted >> self._shift)
 
-    def broke(self) -> None:
-        """Record that the connection has broken within an answer; the next one is a quarter as large."""
-        self._shift, self._arrived = min(_MOST, self._shift + _SMALLER), 0
+    def failed(self, arrival: Arrival) -> None:
+        """Record that a read has failed with an error that may pass.
+
+        If the connection has broken within an answer, the next one is a quarter as large.
+        """
+        if arrival.received >= _ERROR_BYTES and not arrival.cancelled:
+            self._shift, self._arrived = min(_MOST, self._shift + _SMALLER), 0
 
     def arrived(self) -> None:
-        """Record that an answer has arrived; after four of them, the next one is twice as large."""
+        """Record that an answer with records has arrived; after four of them, the next is twice as large."""
+        if not self._shift:
+            return
         self._arrived += 1
         if self._arrived >= _ARRIVED:
             self._shift, self._arrived = max(0, self._shift - _LARGER), 0
-
-
-_FULL: Final = AnswerSize()
-
-
-class AnswerSizes:
-    """The sizes of all partitions of one client; several threads share the object.
-
-    `has_failed` is False until a first `failed`: all partitions have the full size.
-    """
-
-    def __init__(self) -> None:
-        self._feeds: WeakKeyDictionary[object, dict[str, AnswerSize]] = WeakKeyDictionary()
-        self.has_failed = False
-
-    def of(self, feed: object, partition_id: str) -> AnswerSize:
-        """Return the size for a partition; do not change it."""
-        return self._feeds.get(feed, {}).get(partition_id, _FULL)
-
-    def failed(self, feed: object, partition_id: str, arrival: Arrival) -> None:
-        """Record that a read has failed with an error that may pass."""
-        if arrival.received >= _ERROR_BYTES and not arrival.cancelled:
-            self._feeds.setdefault(feed, {}).setdefault(partition_id, AnswerSize()).broke()
-            self.has_failed = True
-
-    def arrived(self, feed: object, partition_id: str) -> None:
-        """Record that an answer with records has arrived."""
-        sizes = self._feeds.get(feed)
-        size = None if sizes is None else sizes.get(partition_id)
-        if sizes is not None and size is not None:
-            size.arrived()
-            if size.is_full:
-                sizes.pop(partition_id, None)

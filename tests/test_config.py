@@ -15,7 +15,6 @@ class TestFields:
         [
             ("provider", "", "is empty; name one of the installed providers"),
             ("max_buffered_bytes", 1000, "must be 65536 or more, got 1000; give at least 64 KiB"),
-            ("max_readers_per_partition", 0, "must be 1 or more, got 0; give at least 1"),
             ("max_concurrency", 0, "must be 1 or more, got 0; give at least 1"),
             ("headroom_warning_seconds", -1, "must be 0 or more, got -1"),
         ],

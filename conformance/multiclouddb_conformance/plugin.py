@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from multiclouddb_spi.continuation.state import WrittenTokens
+from multiclouddb_spi.fetching.consumers import Consumers
 
 if TYPE_CHECKING:
     from multiclouddb_api import Capability, MulticloudDbClient
@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers."""
-    WrittenTokens.checks = True  # checks that each token still contains the whole state
+    Consumers.checks = True  # checks that each token still contains the whole state
     config.stash[LACKING] = Counter()
     for line in (
         "slow: takes ten seconds or more, or waits",

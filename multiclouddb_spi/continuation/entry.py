@@ -22,9 +22,8 @@ from __future__ import annotations
 
 import math
 from enum import Enum, auto
+from functools import cached_property
 from typing import Any, Final, TypeAlias
-
-import attrs
 
 from multiclouddb_api import MulticloudDbError, SnapshotOrder, SnapshotProgress, invalid_request
 from multiclouddb_api.value import frozen
@@ -71,7 +70,6 @@ class Entry:
             then read first and alone, so that its failure is not postponed for ever.
         final: END: True if the service has said that no more children will come.
         listed: False for an entry that is not a partition of the service, for example a segment of a scan.
-        json: What `entry_to_json` returns, once it was needed: most entries of a large feed stay as they are.
     """
 
     partition_id: str
@@ -83,7 +81,6 @@ class Entry:
     failed_last: bool = False
     final: bool = False
     listed: bool = True
-    json: Cursor = attrs.field(default=None, init=False, eq=False, repr=False)
 
     @classmethod
     def read(cls, partition_id: str, cursor: Cursor, *, listed: bool = True) -> Entry:
@@ -94,6 +91,19 @@ class Entry:
     def cursor(self) -> Cursor:
         """The position of a partition that is read or was read to its end; None if it was lost."""
         return self.said[0] if self.said else None
+
+    @cached_property
+    def json(self) -> Cursor:
+        """The entry in the form that a token stores; most entries of a large feed stay as they are."""
+        unlisted = (not self.listed) * _UNLISTED
+        if self.stage is Stage.READ:
+            flags = self.failed_last * _SUSPECT | unlisted
+            item: list[Cursor] = [self.partition_id, self.said[0], flags]
+            return item if flags else item[:2]
+        if self.stage is Stage.WAIT:
+            return [self.partition_id, list(self.said), _WAIT | unlisted, list(self.waits)]
+        known: list[Cursor] = [list(self.children), self.looks] if self.children or self.looks else []
+        return [self.partition_id, self.cursor, _END | self.final * _FINAL, *known]
 
     @property
     def is_unnamed(self) -> bool:
@@ -119,22 +129,7 @@ class Audited:
 
 def entry_to_json(entry: AnyEntry) -> Cursor:
     """Return one partition in the form that a token stores."""
-    if isinstance(entry, Plan):
-        return plan_to_json(entry)
-    if entry.json is not None:
-        return entry.json
-    unlisted = (not entry.listed) * _UNLISTED
-    if entry.stage is Stage.READ:
-        flags = entry.failed_last * _SUSPECT | unlisted
-        item: list[Cursor] = [entry.partition_id, entry.said[0], flags]
-        item = item if flags else item[:2]
-    elif entry.stage is Stage.WAIT:
-        item = [entry.partition_id, list(entry.said), _WAIT | unlisted, list(entry.waits)]
-    else:
-        known: list[Cursor] = [list(entry.children), entry.looks] if entry.children or entry.looks else []
-        item = [entry.partition_id, entry.cursor, _END | entry.final * _FINAL, *known]
-    object.__setattr__(entry, "json", item)
-    return item
+    return plan_to_json(entry) if isinstance(entry, Plan) else entry.json
 
 
 def entry_from_json(item: Any) -> AnyEntry:

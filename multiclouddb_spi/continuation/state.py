@@ -5,28 +5,17 @@ It comes from a start position (`resolve_start`) or from a token (`state_from_js
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, Final, TypeAlias, assert_never
+from typing import Any, Final, TypeAlias, assert_never
 
-import attrs
-
-from multiclouddb_api import AtTime, Beginning, MulticloudDbError, Now, PhysicalPartition, invalid_request
+from multiclouddb_api import AtTime, Beginning, MulticloudDbError, Now, invalid_request
 from multiclouddb_api.value import frozen
 from multiclouddb_spi.batch import Child
-from multiclouddb_spi.continuation.entry import AnyEntry, Audited, Entry, Stage
+from multiclouddb_spi.continuation.entry import Audited, Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage, Rules
-from multiclouddb_spi.continuation.token import (
-    Envelope,
-    ReadUntil,
-    decode_token,
-    encode_token,
-    scope_text,
-    to_micros,
-)
+from multiclouddb_spi.continuation.token import to_micros
 from multiclouddb_spi.contract import Feed, FeedStart, Seed
 from multiclouddb_spi.cursor import Cursor, InvalidCursor
 from multiclouddb_spi.faults import no_partition_named
@@ -150,78 +139,6 @@ class Finished:
     skipped: tuple[tuple[str, str], ...]
 
 
-@frozen
-class Session:
-    """The state of one call.
-
-    Attributes:
-        feed: The opened feed.
-        state: The lineage that the call changes, or the way in which the feed ended.
-        scope: The scope in the form that tokens store.
-        digest: The digest of the options that change positions.
-        watermark: The highest watermark reported so far, in µs since 1970, or None.
-        skipped: Undecodable records that the request's token skips.
-        read_until: The moment before which every change has been returned, or None.
-        resumed_from: The request's token, or None as long as no event was delivered.
-    """
-
-    feed: Feed
-    state: FeedState
-    scope: str
-    digest: str
-    watermark: int | None = None
-    skipped: tuple[tuple[str, str], ...] = ()
-    read_until: ReadUntil | None = None
-    resumed_from: str | None = None
-
-    def envelope(
-        self,
-        state: Cursor,
-        *,
-        scope: str | None = None,
-        watermark: int | None = None,
-        read_until: ReadUntil | None = None,
-        skipped: tuple[tuple[str, str], ...] = (),
-        delivers: bool = False,
-    ) -> Envelope:
-        """Return the content of a token for this feed; `encode_token` converts it to the token.
-
-        Args:
-            state: The state.
-            scope: The scope, if it is not that of the session.
-            watermark: The highest watermark.
-            read_until: The moment before which every change has been returned.
-            skipped: Undecodable records that the token skips.
-            delivers: True if the page of the token has events.
-        """
-        identity = self.feed.identity
-        return Envelope(
-            identity.provider_id, identity.address, identity.incarnation, scope or self.scope, self.digest,
-            state, int(time.time()), watermark=watermark, read_until=read_until, skipped=skipped,
-            fresh=self.resumed_from is None and not delivers,
-        )  # fmt: skip
-
-    def alone(self, entry: AnyEntry) -> Lineage:
-        """Return a lineage that contains only one partition."""
-        return Lineage([entry], self.feed)
-
-    def partition_token(
-        self, partition_id: str, lineage: Lineage, *, with_descendants: bool = False, delivers: bool = False
-    ) -> str:
-        """Make a token for one physical partition of this feed, with its skipped records."""
-        public_id = self.feed.public_id(partition_id)
-        skipped = tuple(item for item in self.skipped if item[0] == public_id)
-        scope = PhysicalPartition(public_id, with_descendants=with_descendants)
-        scoped = scope_text(scope, partition_id)
-        envelope = self.envelope(lineage.to_json(), scope=scoped, skipped=skipped, delivers=delivers)
-        return encode_token(envelope)
-
-    def child_token(self, child: Child, *, delivers: bool) -> str:
-        """Make a token for a child partition, at the start position that the parent gave."""
-        alone = self.alone(Entry.read(child.partition_id, child.cursor))
-        return self.partition_token(child.partition_id, alone, delivers=delivers)
-
-
 _AHEAD: Final = timedelta(seconds=60)
 
 
@@ -287,66 +204,3 @@ def check_not_ahead(
     if now is not None and moment - now > _AHEAD:
         ahead = (moment - now).total_seconds()
         raise invalid_request(field, f"is {ahead:.0f} s ahead of the service's clock", way_out)
-
-
-_MOST_TOKENS: Final = 64
-_MOST_ENTRIES: Final = 100_000
-
-
-@frozen(eq=False)
-class Written:
-    """A token that this process wrote.
-
-    Attributes:
-        envelope: The token without its state.
-        state: The state. Only the call that has taken the token may change the state.
-        entries: The number of entries when the token was written.
-    """
-
-    envelope: Envelope
-    state: Lineage
-    entries: int
-
-
-class WrittenTokens:
-    """Keeps the lineage of each token until it is used; a token that is used again is parsed.
-
-    Attributes:
-        checks: True to compare each kept lineage with the content of its token; only tests set it.
-    """
-
-    checks: ClassVar[bool] = False
-
-    def __init__(self) -> None:
-        self._written: OrderedDict[str, Written] = OrderedDict()
-        self._entries = 0
-        self._lock = threading.Lock()
-
-    def keep(self, token: str, envelope: Envelope, lineage: Lineage) -> None:
-        """Keep the lineage of a token; the lineage must not be changed after this call."""
-        with self._lock:
-            written = Written(attrs.evolve(envelope, state=None), lineage, len(lineage))
-            if token not in self._written:  # the same token has the same entries
-                self._entries += written.entries
-            self._written[token] = written
-            while len(self._written) > _MOST_TOKENS or self._entries > _MOST_ENTRIES:
-                self._entries -= self._written.popitem(last=False)[1].entries
-
-    def take(self, token: str) -> Written | None:
-        """Remove and return the lineage of a token, or return None if it is not kept."""
-        with self._lock:
-            written = self._written.pop(token, None)
-            if written is not None:
-                self._entries -= written.entries
-        if written is not None and self.checks:
-            _check(token, written)
-        return written
-
-
-def _check(token: str, written: Written) -> None:
-    parsed = decode_token(token)
-    state = state_from_json(parsed.state, written.state.rules)
-    assert attrs.evolve(parsed, state=None) == written.envelope, "a token differs from what was kept"
-    assert isinstance(state, Lineage)
-    assert list(state) == list(written.state), "a token differs from the lineage that was kept"
-    assert state.audited == written.state.audited

@@ -9,20 +9,18 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import Final, TypeVar
 
-import attrs
-
 from multiclouddb_api import ClientConfig, ErrorCategory
 from multiclouddb_api.pacing import answered, check_stopped, still_waiting
 from multiclouddb_api.value import frozen
 from multiclouddb_spi.batch import Batch
-from multiclouddb_spi.continuation.follow import Looks
 from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.faults import Fault, ProviderFault
-from multiclouddb_spi.fetching.readers import Budget, PartitionReader, ReaderCache
+from multiclouddb_spi.fetching.consumers import Consumers
+from multiclouddb_spi.fetching.readers import Budget, PartitionReader
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.retry import ATTEMPTS, Tries
-from multiclouddb_spi.time_limits import CALL_SILENT_SECONDS, AnswerSizes, Arrival, Deadline
+from multiclouddb_spi.time_limits import CALL_SILENT_SECONDS, Arrival, Deadline
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -31,7 +29,6 @@ _LOOK_SECONDS: Final = 0.2
 _MOST_AT_ONCE: Final = 4096
 _BYTES_AT_ONCE: Final = 2 * 1024 * 1024
 _REST_SECONDS: Final = 0.05
-_MOST_SCANS: Final = 1024
 _PAUSE_SECONDS: Final = 0.25
 _MOST_READERS: Final = 16384
 
@@ -73,7 +70,6 @@ class Fetcher:
         self._closed = closed
         self._attempts = attempts
         self._pause = pause or closed.wait
-        self._sizes = AnswerSizes()
 
     def start(
         self, live: PartitionReader, records: int, nbytes: int, wait: float, deadline: Deadline
@@ -178,10 +174,7 @@ class Fetcher:
                     if is_given_up():  # before the reader was open
                         raise closed_fault()
                 arrival.begin_call(wait)
-                if self._sizes.has_failed:
-                    size = self._sizes.of(live.feed, live.partition_id)
-                    return reader.fetch(size.of(records), size.of(nbytes), wait, deadline)
-                return reader.fetch(records, nbytes, wait, deadline)
+                return reader.fetch(live.size.of(records), live.size.of(nbytes), wait, deadline)
             except BaseException as error:
                 live.drop_reader()
                 if not isinstance(error, Exception):
@@ -189,7 +182,7 @@ class Fetcher:
                 if is_given_up():  # whoever gives it up wants no other try
                     raise closed_fault() from error
                 if self.fault(error).retryable:
-                    self._sizes.failed(live.feed, live.partition_id, arrival)
+                    live.size.failed(arrival)
                 raise
 
         def on_retry(attempt: int, seconds: float, error: Exception) -> None:
@@ -199,8 +192,8 @@ class Fetcher:
 
         with arrival:
             batch = self._tries(on_retry, limits=False).call(once, deadline)
-        if self._sizes.has_failed and len(batch):
-            self._sizes.arrived(live.feed, live.partition_id)
+        if len(batch):
+            live.size.arrived()
         live.trouble = None  # the traceback of the ended fetch would keep the batch in memory
         live.fetched(nbytes, batch.nbytes)
         return batch
@@ -213,32 +206,12 @@ class Fetcher:
         return fault_of(self._provider, error)
 
 
-class ScanRates:
-    """The times at which scans with a rate limit may read again; all calls of a client share them."""
-
-    def __init__(self) -> None:
-        self._not_before: dict[str, float] = {}
-        self._lock = threading.Lock()
-
-    def not_before(self, plan_id: str) -> float:
-        """Return the monotonic time before which a scan reads nothing."""
-        return self._not_before.get(plan_id, 0.0)
-
-    def spend(self, plan_id: str, seconds: float) -> None:
-        """Postpone the next read of a scan; `not_before` returns the new time of this read."""
-        with self._lock:
-            last = self._not_before.get(plan_id, 0.0)
-            self._not_before[plan_id] = max(last, time.monotonic() if seconds > 0 else 0.0) + seconds
-            while len(self._not_before) > _MOST_SCANS:
-                self._not_before.pop(next(iter(self._not_before)))
-
-
 @frozen
 class ReadContext:
     """The objects that all calls of one client share."""
 
     fetcher: Fetcher
-    cache: ReaderCache
+    consumers: Consumers
     budget: Budget
     observing: Observing
     closed: threading.Event
@@ -246,8 +219,6 @@ class ReadContext:
     page_records: int
     watch_seconds: float  # how long to search for more children of an ended partition
     audit_seconds: float  # how often the coverage of a collection is audited
-    rates: ScanRates = attrs.field(factory=ScanRates)
-    looks: Looks = attrs.field(factory=Looks)
 
     @classmethod
     def made(
@@ -267,8 +238,7 @@ class ReadContext:
         closed, budget = threading.Event(), Budget(config.max_buffered_bytes)
         return cls(
             Fetcher(provider, pool, observing, closed, attempts, pause),
-            ReaderCache(budget, _MOST_READERS, config.max_readers_per_partition),
-            budget, observing, closed,
+            Consumers(budget, _MOST_READERS), budget, observing, closed,
             width=config.max_concurrency, page_records=provider.page_records,
             watch_seconds=config.child_watch_seconds, audit_seconds=config.coverage_audit_seconds,
         )  # fmt: skip
@@ -276,7 +246,7 @@ class ReadContext:
     def stop(self) -> None:
         """Cancel all fetches, and close all readers; every call that is running ends within a second."""
         self.closed.set()
-        self.cache.close()
+        self.consumers.close()
 
     def pause(self, seconds: float) -> None:
         """Wait until the time has passed."""

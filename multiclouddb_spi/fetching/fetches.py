@@ -7,11 +7,10 @@ from collections import deque
 from typing import Final
 
 from multiclouddb_api.pacing import Wakeup, still_waiting
-from multiclouddb_spi.contract import Feed
-from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.fetcher import ReadContext, closed_fault
 from multiclouddb_spi.fetching.readers import PartitionReader
-from multiclouddb_spi.fetching.turns import HEAD_SECONDS, Stage, Turn, Turns
+from multiclouddb_spi.fetching.turns import HEAD_SECONDS, Phase, Turn, Turns
 from multiclouddb_spi.time_limits import Deadline
 
 _MIN_ASK: Final = 4096
@@ -21,31 +20,28 @@ _SEND_SECONDS: Final = 50e-6
 
 
 class Fetches:
-    """The fetches of one call, and the readers that the call has taken out of the cache for these fetches.
+    """The fetches of one call.
 
     The first read of a partition requests at most `limit` records; later reads may request more.
-    `hand` has the readers that have left the cache or a turn, and are not in the other one yet.
     """
 
     def __init__(
         self,
         context: ReadContext,
-        feed: Feed,
+        consumer: Consumer,
         turns: Turns,
         active: int,
         limit: int,
         most_bytes: int,
         deadline: Deadline,
     ) -> None:
-        self._context, self._feed, self._turns = context, feed, turns
-        self._limit, self._deadline = limit, deadline
-        self._cache, self._budget = context.cache, context.budget
+        self._context, self._consumer, self._turns = context, consumer, turns
+        self._limit, self._deadline, self._budget = limit, deadline, context.budget
         share = min(context.budget.limit // (active + 1), most_bytes)
         self._share = min(_MAX_ASK, max(_MIN_ASK, share))
         self._most = max(limit, context.page_records)
         self._no_room = self._sorted = self._at_once = False
         self._landed: deque[Turn] = deque()
-        self.hand = list[PartitionReader]()
         self._slow_from = 0.0  # before this time, no partition that is being read counts as slow
         self._wakeup = Wakeup()
         # They wait for memory while records of others are returned, and keep their place in the lineage.
@@ -73,9 +69,9 @@ class Fetches:
         return len(fresh) >= self._context.width
 
     def _make_room(self, reserve: int) -> bool:
-        """Evict other readers' records; return whether enough bytes are then free for one more answer."""
+        """Free other consumers' records; return whether enough bytes are then free for one more answer."""
         if not self._no_room:  # no room was found before, so there is none for the rest of this call
-            self._no_room = not self._cache.make_room(reserve, self._in_use)
+            self._no_room = not self._context.consumers.make_room(reserve)
         return self._budget.over(reserve) <= 0
 
     def _may_ask_without(self) -> bool:
@@ -90,27 +86,8 @@ class Fetches:
         return not self._turns.asked or self._holds(next(iter(due)))
 
     def _holds(self, partition_id: str) -> bool:
-        return self._cache.holds(self._feed, partition_id, self._turns.position(partition_id))
-
-    def _in_use(self, reader: PartitionReader) -> bool:
-        return reader.feed is self._feed and self._turns.position(reader.partition_id) == reader.cursor
-
-    def reader_at(self, partition_id: str, cursor: Cursor, call: object) -> PartitionReader:
-        """Return the reader that an earlier call has left at a position, then in `hand`, or a new one."""
-        context = self._context
-        reader = self._cache.pop(self._feed, partition_id, cursor, self.hand)
-        if reader is not None:
-            reader.cursor = cursor  # they may differ in their hints
-        runs = reader is not None and reader.future is not None and not reader.future.done()
-        if reader is not None and runs and reader.takes_too_long():
-            reader.discard()
-            reader = None
-        if reader is None:
-            reader = PartitionReader(self._feed, partition_id, cursor, context.budget, context.observing)
-        elif reader.call is not call:
-            reader.proven = True
-        reader.call = call
-        return reader
+        part = self._consumer.partitions.get(partition_id)
+        return part is not None and part.reader is not None and not part.reader.empty()
 
     def ask_held(self) -> None:
         """Read again from partitions that have records left, because the page may have room for them now."""
@@ -120,7 +97,7 @@ class Fetches:
     def launch(self, turn: Turn, reader: PartitionReader, wait: float, most: int | None = None) -> None:
         """Start a fetch of a partition; it is finished at once if the reader still has records."""
         turn.reader, turn.awaited, turn.silent = reader, turn.silent and wait > 0, False
-        turn.stage, self._turns.asked[turn.partition_id] = Stage.ASKED, turn
+        turn.phase, self._turns.asked[turn.partition_id] = Phase.ASKED, turn
         del self._turns.due[turn.partition_id]
         if reader.batch is not None:
             self._landed.append(turn)
@@ -185,24 +162,13 @@ class Fetches:
             turn = next(iter(asked.values()))
             reader = turn.reader
             assert reader is not None
-            gives_up = False
             if passed and reader.future is not None and not reader.future.done():
                 if not (turn.awaited and reader.trouble is None):  # else there are just no records
                     late[turn.partition_id] = reader.trouble
-                gives_up = reader.takes_too_long()
-            if gives_up:
-                reader.discard()
-            else:
-                self._cache.put(reader)
+                if reader.takes_too_long():
+                    self._consumer.drop_reader(self._consumer.partitions[turn.partition_id])
             del asked[turn.partition_id]
-        self._cache.tidy(self._in_use)
         return late
-
-    def abandon(self) -> None:
-        """Cancel every running fetch; after an interrupt, a reader may already be in the cache again."""
-        for reader in [*self.hand, *(turn.reader for turn in self._turns.asked.values() if turn.reader)]:
-            self._cache.remove(reader)
-            reader.discard()
 
     def _start(self, reader: PartitionReader, wait: float, most: int | None = None) -> None:
         reader.window = min(self._most, max(self._limit, 2 * reader.window))

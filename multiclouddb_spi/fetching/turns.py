@@ -1,4 +1,4 @@
-"""Records the stage and the answers of each partition in one call, and the result of the call.
+"""Records the phase and the answers of each partition in one call, and the result of the call.
 
                  ask             launched           landed
     UNASKED ──────────▶ DUE ──────────────▶ ASKED ──────────▶ ANSWERED
@@ -6,7 +6,6 @@
                          │ └─ paced ─▶ PACED ─ its time ─┐     │    └─ hold ─▶ HELD ─┐
                          └───────────────────────────────┴─ ask ◀──── place again ───┘
 
-`DueTimes` is what a call leaves for the next one.
 Everything in this module runs in the caller's thread: other threads only report which fetch has finished.
 """
 
@@ -15,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, MutableMapping
 from datetime import datetime
 from enum import Enum, auto
 from typing import Any, Final, Generic, TypeVar
@@ -23,8 +22,7 @@ from typing import Any, Final, Generic, TypeVar
 import attrs
 
 from multiclouddb_api import Notice
-from multiclouddb_api.value import define, frozen
-from multiclouddb_spi.continuation.entry import Entry
+from multiclouddb_api.value import define
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import Retired
 from multiclouddb_spi.cursor import Cursor
@@ -37,8 +35,8 @@ HEAD_SECONDS: Final = 2.0
 """The number of seconds for which the other partitions wait for a slow partition."""
 
 
-class Stage(Enum):
-    """The stage of a partition during a call."""
+class Phase(Enum):
+    """What a call does with a partition at present."""
 
     UNASKED = auto()
     """The call knows the partition but does not read it."""
@@ -61,10 +59,10 @@ class Turn:
     """The state of one partition during a call."""
 
     partition_id: str
-    stage: Stage = Stage.UNASKED  # only `Turns` and `Poll` change it
-    reader: PartitionReader | None = None  # while the stage is ASKED
+    phase: Phase = Phase.UNASKED  # only `Turns` and `Poll` change it
+    reader: PartitionReader | None = None  # while the phase is ASKED
     failed_last: bool = False  # the previous call ended because of it; this call reads it first
-    not_before: float = 0.0  # in the stage PACED: the monotonic time of the earliest useful read
+    not_before: float = 0.0  # in the phase PACED: the monotonic time of the earliest useful read
     silent: bool = False  # it last reported that it has no records, and was not asked again since then
     awaited: bool = False  # it had no records, and its running fetch waits for new ones
     noticed: bool = False  # the page has a notice of it; after the notice, none of its records
@@ -81,7 +79,7 @@ class Turn:
 
 
 class Turns:
-    """The partitions of one call, by id and by stage; each stage is in the order in which they entered it.
+    """The partitions of one call, by id and by phase; each phase is in the order in which they entered it.
 
     Attributes:
         all: The turns that were needed so far; the call may end before most partitions that are due need one.
@@ -97,8 +95,8 @@ class Turns:
         self.paced, self.held = OrderedDict[str, Turn](), OrderedDict[str, Turn]()
         self.failed: dict[str, Turn] = {}
         self.served: dict[str, None] = {}
-        self._at: dict[Stage, MutableMapping[str, Any]] = {
-            Stage.DUE: self.due, Stage.ASKED: self.asked, Stage.PACED: self.paced, Stage.HELD: self.held,
+        self._at: dict[Phase, MutableMapping[str, Any]] = {
+            Phase.DUE: self.due, Phase.ASKED: self.asked, Phase.PACED: self.paced, Phase.HELD: self.held,
         }  # fmt: skip
 
     def of(self, partition_id: str) -> Turn:
@@ -107,13 +105,13 @@ class Turns:
         if turn is None:
             turn = self.all[partition_id] = Turn(partition_id)
             if partition_id in self.due:
-                turn.stage, self.due[partition_id] = Stage.DUE, turn
+                turn.phase, self.due[partition_id] = Phase.DUE, turn
         return turn
 
     def position(self, partition_id: str) -> Cursor | None:
         """Return the call's position in a partition; None if the call does not read the partition."""
         turn = self.all.get(partition_id)
-        reads = partition_id in self.due if turn is None else turn.stage is not Stage.UNASKED
+        reads = partition_id in self.due if turn is None else turn.phase is not Phase.UNASKED
         if not reads or partition_id not in self._lineage:
             return None
         return self._lineage.cursor(partition_id)
@@ -133,8 +131,8 @@ class Turns:
             turn = self.all.get(partition_id)
             if turn is None:
                 self.due[partition_id] = None
-            elif turn.stage is not Stage.DUE and turn.stage is not Stage.ASKED:
-                self.move(turn, Stage.DUE)
+            elif turn.phase is not Phase.DUE and turn.phase is not Phase.ASKED:
+                self.move(turn, Phase.DUE)
 
     def ask_paced(self) -> None:
         """Mark every paced partition as due if the time for its next read has come."""
@@ -151,38 +149,14 @@ class Turns:
         turn.error = None
         self.failed.pop(turn.partition_id, None)
 
-    def move(self, turn: Turn, stage: Stage) -> None:
-        """Move a partition to another stage, after the partitions that are already there."""
-        before, after = self._at.get(turn.stage), self._at.get(stage)
+    def move(self, turn: Turn, phase: Phase) -> None:
+        """Move a partition to another phase, after the partitions that are already there."""
+        before, after = self._at.get(turn.phase), self._at.get(phase)
         if before is not None:
             before.pop(turn.partition_id)
-        turn.stage = stage
+        turn.phase = phase
         if after is not None:
             after[turn.partition_id] = turn
-
-
-@frozen(eq=False)
-class DueTimes:
-    """When partitions are worth asking again, on the monotonic clock; one that is missing is due.
-
-    Attributes:
-        times: Maps a partition to its time and to the position for which the time was given.
-        soonest: The time at which the first partition of the feed is due; 0 if the feed has something to do.
-    """
-
-    times: Mapping[str, tuple[float, Cursor]] = attrs.field(factory=dict)
-    soonest: float = 0.0
-
-    def resting(self, entries: Iterable[Entry], now: float) -> dict[str, tuple[float, Cursor]]:
-        """Return those of the partitions that are not worth asking at their positions yet."""
-        found = dict[str, tuple[float, Cursor]]()
-        for entry in entries:
-            rest = self.times.get(entry.partition_id)
-            if rest is not None and rest[0] > now:
-                here = entry.said[0]
-                if rest[1] is here or rest[1] == here:
-                    found[entry.partition_id] = rest
-        return found
 
 
 @define
@@ -198,7 +172,9 @@ class PollResult(Generic[T]):
     notices: list[Notice] = attrs.field(factory=list)
     moved: bool = False  # a partition answered, or a position moved
     idle: bool = False  # every active partition reported that it has no more records
-    due: DueTimes | None = None  # what the next call may leave out; None if this call has to ask all
+    # When the first partition is worth asking again (monotonic), or 0 if the feed has something to do.
+    # None if calls have to ask all.
+    soonest: float | None = None
     retired: Retired | None = None  # the end of the only physical partition that the call reads
     over: str | None = None  # why no change can follow any more
     ended: bool = False  # the page ends here, although more records may be available

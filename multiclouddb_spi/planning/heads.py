@@ -2,7 +2,7 @@
 
 The fetches are those of pages (`Fetches`): as many at once as threads and bytes allow, with their pacing and
 retries, in the order of the lineage. What is left in a reader, records or the walk through empty answers,
-stays in the `ReaderCache` for the next step. The numbers in the code mark where these rules are applied:
+stays in the consumer for the next step. The numbers in the code mark where these rules are applied:
 
  1. A range ends where an answer ended. One answer with records is enough for a step, so a partition is not
     read until it has proved that nothing follows.
@@ -37,14 +37,15 @@ from multiclouddb_spi.batch import Batch, Continue, Ended
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.follow import Follow
 from multiclouddb_spi.continuation.lineage import Lineage, Loss
-from multiclouddb_spi.contract import Feed, Provider
+from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.faults import ProviderFault, RecordFault, undecided
+from multiclouddb_spi.fetching.consumer import ConsumedPartition, Consumer
 from multiclouddb_spi.fetching.fetcher import ReadContext, late_fault
 from multiclouddb_spi.fetching.fetches import Fetches
 from multiclouddb_spi.fetching.readers import PartitionReader
-from multiclouddb_spi.fetching.turns import HEAD_SECONDS, Stage, Turn, Turns
+from multiclouddb_spi.fetching.turns import HEAD_SECONDS, Phase, Turn, Turns
 from multiclouddb_spi.planning.pieces import Pieces
 from multiclouddb_spi.planning.target import Target, clip, within
 from multiclouddb_spi.retry import MOST_SKIPS, Call
@@ -66,8 +67,8 @@ class Heads:
 
     Args:
         provider: Classifies failures.
-        feed: The opened feed.
-        context: The threads, and what is kept between two steps.
+        context: The threads.
+        consumer: What is kept between two steps.
         follow: Applies losses to `after`.
         after: The lineage after the step.
         target: The latest position up to which the step may read, or None.
@@ -86,8 +87,8 @@ class Heads:
     def __init__(
         self,
         provider: Provider,
-        feed: Feed,
         context: ReadContext,
+        consumer: Consumer,
         follow: Follow,
         after: Lineage,
         target: Target | None,
@@ -99,7 +100,8 @@ class Heads:
         skips_poison: bool,
         keep_bytes: int = 0,
     ) -> None:
-        self._provider, self._feed, self._context, self._follow = provider, feed, context, follow
+        self._provider, self._feed, self._context, self._follow = provider, consumer.feed, context, follow
+        self._consumer = consumer
         self._after, self._target, self._deadline, self._call = after, target, deadline, call
         self._skips_loss, self._skips_poison = skips_loss, skips_poison
         self._limit, self._left, self._share = limit, limit, _RECORDS
@@ -109,16 +111,16 @@ class Heads:
         self._reads = after.copy()
         self._turns = turns = Turns(self._reads)
         self._fetches = Fetches(
-            context, feed, turns, len(after.active()), limit or _RECORDS, _BYTES, deadline
+            context, consumer, turns, len(after.active()), limit or _RECORDS, _BYTES, deadline
         )
-        self._step, self._began = object(), time.monotonic()
+        self._began = time.monotonic()
         self._found, self._starts = dict[str, Head](), dict[str, Cursor]()
         self._counted, self._reserved = dict[str, int](), dict[str, int]()
         self._walking, self._hungry, self._unknown = set[str](), dict[str, None](), dict[str, None]()
         self._failed = dict[str, Exception]()
         self._lost = Counter[str]()
         self._has_news = self._begins_again = False
-        self._together, self._is_read = isinstance(feed, SupportsHeads), set[str]()
+        self._together, self._is_read = isinstance(consumer.feed, SupportsHeads), set[str]()
 
     def find(self, wanted: Mapping[str, Cursor]) -> dict[str, Head]:
         """Return the heads of partitions, which stand at these positions, in the same order.
@@ -127,24 +129,20 @@ class Heads:
         """
         self._starts.update(wanted)
         self._begin(wanted)
-        try:
-            while not self._begins_again:
-                self._ask_together()
-                self._launch()
-                if self._turns.asked:
-                    turn = self._fetches.land(self._patience())
-                    if turn is not None:
-                        self._answer(turn)
-                    elif self._deadline.passed():
-                        break
-                    elif not self._may_launch() and (self._has_news or self._turns.due):
-                        self._leave_slow()
-                elif not self._begin_round():
+        while not self._begins_again:
+            self._ask_together()
+            self._launch()
+            if self._turns.asked:
+                turn = self._fetches.land(self._patience())
+                if turn is not None:
+                    self._answer(turn)
+                elif self._deadline.passed():
                     break
-            late = self._fetches.park()
-        except BaseException:
-            self._fetches.abandon()
-            raise
+                elif not self._may_launch() and (self._has_news or self._turns.due):
+                    self._leave_slow()
+            elif not self._begin_round():
+                break
+        late = self._fetches.park()
         if self._begins_again:
             return {}
         self._tell_failed(late)
@@ -155,7 +153,7 @@ class Heads:
         slow = list(self._turns.asked.values())
         self._fetches.park()
         for turn in slow:
-            turn.stage, turn.reader = Stage.ANSWERED, None
+            turn.phase, turn.reader = Phase.ANSWERED, None
             self._unknown[turn.partition_id] = None
         if self._left is not None:
             self._left += sum(self._reserved.values())
@@ -236,7 +234,7 @@ class Heads:
                 at = asked_at if head.follows is Follows.END and isinstance(head.outcome, Continue) else None
                 head = attrs.evolve(head, answer=Answer(caught_up_at=at))
                 head = clip(self._feed, name, head, self._target)
-                self._turns.move(self._turns.of(name), Stage.ANSWERED)
+                self._turns.move(self._turns.of(name), Phase.ANSWERED)
                 count = head.records
                 if count is None:
                     count = 0 if head.cursor == cursor else self._share
@@ -254,24 +252,25 @@ class Heads:
             name = next(iter(turns.due))
             turn = turns.of(name)
             if self._after.reading(name) is None:  # 6.
-                turns.move(turn, Stage.ANSWERED)
+                turns.move(turn, Phase.ANSWERED)
                 continue
-            reader = fetches.reader_at(name, self._reads.cursor(name), self._step)
-            now = time.monotonic()
-            if reader.batch is None and reader.future is None and reader.not_before > now:
-                turn.not_before = reader.not_before
-                turns.move(turn, Stage.PACED)
-                self._context.cache.put(reader)
-                fetches.hand.clear()
+            part = self._consumer.at(name, self._reads.cursor(name))
+            if part.reader is not None and part.reader.takes_too_long():
+                self._consumer.drop_reader(part)
+            now, rests = time.monotonic(), part.reader is None or part.reader.empty()
+            if rests and part.not_before > now:
+                turn.not_before = part.not_before
+                turns.move(turn, Phase.PACED)
                 continue
-            if reader.reader is None or now - reader.used_at > _LIVE_SECONDS:  # 3.
+            part.not_before = 0.0
+            reader = self._consumer.read(name, part, self._context.budget, self._context.observing)
+            if reader.reader is None or now - reader.asked_at > _LIVE_SECONDS:  # 3.
                 self._walking.add(name)
             most = None
             if self._left is not None:  # 2.
                 most = self._reserved[name] = min(self._share, self._left)
                 self._left -= most
             fetches.launch(turn, reader, 0.0, most)
-            fetches.hand.clear()
 
     # -- Take an answer
 
@@ -279,30 +278,29 @@ class Heads:
         name, reader = turn.partition_id, turn.reader
         if reader is None or (reader.future is not None and not reader.future.done()):
             return  # it was slow, and was left
-        self._fetches.hand.append(reader)
+        part = self._consumer.partitions[name]
         del self._turns.asked[name]
-        turn.stage, turn.reader = Stage.ANSWERED, None
+        turn.phase, turn.reader = Phase.ANSWERED, None
         share = self._reserved.pop(name, 0)
         if self._left is not None:
             self._left += share
         if self._after.reading(name) is None or self._reads.cursor(name) != reader.cursor:  # 6.
-            reader.discard()
-            self._fetches.hand.clear()
+            self._consumer.drop_reader(part)
             self._turns.ask([name])
             return
         try:
             batch = reader.land() if reader.batch is None else reader.batch
         except Exception as error:  # noqa: BLE001 - classified by the provider
-            reader.discard()
-            self._fetches.hand.clear()
+            self._consumer.drop_reader(part)
             self._fail(name, reader, error)
             return
         answered()
         self._failed.pop(name, None)
-        self._take(name, reader, batch, share)
-        self._fetches.hand.clear()
+        self._take(name, part, reader, batch, share)
 
-    def _take(self, name: str, reader: PartitionReader, batch: Batch, share: int) -> None:
+    def _take(
+        self, name: str, part: ConsumedPartition, reader: PartitionReader, batch: Batch, share: int
+    ) -> None:
         """Take the records of an answer, or as many as the share allows; the rest stays in the reader."""
         count = len(batch) - reader.taken
         if self._left is not None:
@@ -324,13 +322,14 @@ class Heads:
         else:
             self.pieces.add(name, batch, reader.taken, stop)
         if clipped is not head or not isinstance(head.outcome, Continue):
-            reader.discard()  # nothing of it is read again
+            self._consumer.drop_reader(part)  # nothing of it is read again
+            del self._consumer.partitions[name]
         else:
-            reader.cursor, reader.taken = head.cursor, stop
+            part.cursor = reader.cursor = head.cursor
+            reader.taken = stop
             if stop == len(batch):
                 reader.used_up()
-                reader.not_before = reader.asked_at + batch.poll_after if batch.poll_after else 0.0
-            self._context.cache.put(reader)
+                part.not_before = reader.asked_at + batch.poll_after if batch.poll_after else 0.0
         self._keep(name, clipped, count)
         is_silent = not count and head.follows is Follows.NOT_KNOWN and not head.notices
         if is_silent and clipped is head:

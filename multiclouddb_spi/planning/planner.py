@@ -45,6 +45,7 @@ from multiclouddb_spi.contract import Feed, FeedStart, Provider
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.faults import ProviderFault
+from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.fetcher import ReadContext
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.planning.heads import Heads
@@ -154,6 +155,7 @@ def check_kept(feed: Feed, lineage: Lineage, deadline: Deadline, *, surely: bool
 
 
 _AUDIT_SECONDS: Final = 10.0
+_KEY: Final = "planner"
 _log = logging.getLogger("multiclouddb.planner")
 
 
@@ -377,9 +379,45 @@ class Planner:
         self._skipped: list[str] = []
         if after.waiting():
             after.start_passed()
+        consumer, consumers = self._taken(after), self._context.consumers
+        try:
+            step = self._planned(consumer, before, after, wanted, max_records, deadline, target, allow_empty)
+        except Exception:
+            consumers.put(consumer, _KEY)  # what is kept holds for its positions
+            raise
+        except BaseException:  # an interrupt may have come at any point
+            consumers.remove(consumer)
+            consumer.discard()
+            raise
+        consumers.put(consumer, _KEY)
+        return step
+
+    def _taken(self, after: Lineage) -> Consumer:
+        """Return what an earlier step has left."""
+        consumers = self._context.consumers
+        kept = consumers.take(_KEY, self._feed.spec, "", self)
+        if kept is not None and kept.feed is not self._feed:
+            consumers.remove(kept)
+            kept.discard()
+            kept = None
+        consumer = kept or Consumer(self._feed, after, "", "")
+        consumer.state = after
+        return consumer
+
+    def _planned(
+        self,
+        consumer: Consumer,
+        before: Lineage,
+        after: Lineage,
+        wanted: Mapping[str, Cursor],
+        max_records: int | None,
+        deadline: Deadline,
+        target: Target | None,
+        allow_empty: bool,
+    ) -> Step:
         context = self._context
         follow = Follow(
-            self._feed, after, self._call, deadline, self._on_expired, context.looks, context.watch_seconds
+            self._feed, after, self._call, deadline, self._on_expired, consumer.looks, context.watch_seconds
         )
         late = self._noted(follow.look(due)) if (due := follow.due()) else ()
         late += self._search(after, follow, deadline)
@@ -390,7 +428,7 @@ class Planner:
             if (one := after.reading(name)) is not None and one.said[0] == cursor
         }
         finder = Heads(
-            self._provider, self._feed, self._context, follow, after, target, max_records, deadline,
+            self._provider, self._context, consumer, follow, after, target, max_records, deadline,
             call=self._call, skips_loss=isinstance(self._on_expired, SkipToOldest),
             skips_poison=self._skip_poison, keep_bytes=self._keep_bytes,
         )  # fmt: skip

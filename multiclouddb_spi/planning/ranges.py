@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
 from typing import Final, assert_never
+from weakref import WeakKeyDictionary
 
 from multiclouddb_api import ErrorCategory, Fail, Notice, OnExpired, SkipToOldest
 from multiclouddb_api.value import frozen
@@ -19,7 +20,7 @@ from multiclouddb_spi.errors import cause_of, fault_of, to_error, user_errors
 from multiclouddb_spi.faults import ProviderFault, RecordFault
 from multiclouddb_spi.retry import MOST_SKIPS, Tries
 from multiclouddb_spi.scan.contract import plan_id_of
-from multiclouddb_spi.time_limits import AnswerSizes, Deadline, current
+from multiclouddb_spi.time_limits import AnswerSize, Deadline, current
 
 _FETCH_SECONDS: Final = 120.0
 _STILL_SECONDS: Final = 120.0
@@ -29,8 +30,8 @@ _RECORDS: Final = 10_000
 _DELIVER_FIRST: Final = (ErrorCategory.PROVIDER_ERROR, ErrorCategory.CHECKPOINT_EXPIRED)
 _BYTES: Final = 8 * 1024 * 1024
 _LONG: Final = 500  # a shorter range is not worth another thread
-_SIZES: Final = AnswerSizes()
-"""How much to request from each partition of each feed of this process."""
+_SIZES: Final = WeakKeyDictionary[Feed, dict[str, AnswerSize]]()
+"""How much to request from each partition whose connection broke: a later range of it asks for as little."""
 _log = logging.getLogger("multiclouddb.planner")
 _ENDED: Final = (
     "it ended before the end of the planned range: it was dropped, renamed or recreated in the meantime; "
@@ -112,6 +113,7 @@ class RangeReading:
         self._reader: Reader | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._ahead: Future[Batch] | None = None
+        self._size = _SIZES.get(feed, {}).get(part.partition_id) or AnswerSize()
 
     def batches(self, on_expired: OnExpired) -> Iterator[Batch]:
         """Yield the batches of the whole range; no batch is empty."""
@@ -235,7 +237,7 @@ class RangeReading:
         return batch
 
     def _once(self, max_records: int, deadline: Deadline) -> Batch:
-        part, size = self._part, _SIZES.of(self._feed, self._part.partition_id)
+        part, size = self._part, self._size
         try:
             if self._reader is None:
                 self._reader = self._feed.open(part.partition_id, self._position, part.until)
@@ -245,10 +247,11 @@ class RangeReading:
             arrival = current()
             may_pass = isinstance(error, Exception) and fault_of(self._provider, error).retryable
             if may_pass and arrival is not None:
-                _SIZES.failed(self._feed, part.partition_id, arrival)
+                size.failed(arrival)
+                _SIZES.setdefault(self._feed, {})[part.partition_id] = size
             raise
         if len(batch):
-            _SIZES.arrived(self._feed, part.partition_id)
+            size.arrived()
         return batch
 
     def _fault(self, what: str) -> ProviderFault:

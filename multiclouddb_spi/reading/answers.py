@@ -22,9 +22,9 @@ from multiclouddb_spi.batch import Awaiting, Batch, Child, Continue, Drained, En
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.follow import Ending, Follow, Found, apply_end, is_search_due
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.state import FeedOver, Retired, Session, retired
-from multiclouddb_spi.contract import Feed
+from multiclouddb_spi.continuation.state import FeedOver, Retired, retired
 from multiclouddb_spi.faults import ProviderFault, undecided
+from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.fetcher import ReadContext
 from multiclouddb_spi.fetching.turns import PollResult, Turn
 from multiclouddb_spi.retry import MOST_SKIPS
@@ -40,15 +40,17 @@ class Answers:
     def __init__(
         self,
         context: ReadContext,
-        feed: Feed,
-        lineage: Lineage,
+        consumer: Consumer,
         result: PollResult[Any],
         deadline: Deadline,
         *,
         on_expired: OnExpired,
         single: bool,
     ) -> None:
-        self._feed, self._lineage, self._turns, self._result = feed, lineage, result.turns, result
+        lineage = consumer.state
+        assert isinstance(lineage, Lineage)
+        self._consumer, self._feed, self._lineage = consumer, consumer.feed, lineage
+        self._turns, self._result = result.turns, result
         self._fetcher, self._observing, self._deadline = context.fetcher, context.observing, deadline
         self._context, self._on_expired, self._single = context, on_expired, single
         self._discovered = set[str]()
@@ -57,8 +59,8 @@ class Answers:
     def _follow(self) -> Follow:
         context = self._context
         return Follow(
-            self._feed, self._lineage, self._fetcher.call, self._deadline, self._on_expired, context.looks,
-            context.watch_seconds,
+            self._feed, self._lineage, self._fetcher.call, self._deadline, self._on_expired,
+            self._consumer.looks, context.watch_seconds,
         )  # fmt: skip
 
     def finish(self, turn: Turn, batch: Batch, asked_at: float) -> list[str] | None:
@@ -265,14 +267,14 @@ class Look:
     late: tuple[PartitionFoundLate, ...] = ()  # the children that follow a loss
 
 
-def look_again(session: Session, state: Retired, context: ReadContext, deadline: Deadline) -> Look:
+def look_again(consumer: Consumer, state: Retired, context: ReadContext, deadline: Deadline) -> Look:
     """Look for more children of a retired partition, if that is due; the known ones are always returned."""
     if state.watch is None:
         return Look(state)
     known = [Entry.read(child.partition_id, child.cursor) for child in state.children]
-    lineage = Lineage([state.watch, *known], session.feed, root=state.partition_id)
+    lineage = Lineage([state.watch, *known], consumer.feed, root=state.partition_id)
     follow = Follow(
-        session.feed, lineage, context.fetcher.call, deadline, Fail(), context.looks, context.watch_seconds
+        consumer.feed, lineage, context.fetcher.call, deadline, Fail(), consumer.looks, context.watch_seconds
     )
     if not (due := follow.due()):
         return Look(state)

@@ -7,7 +7,6 @@ import time
 from contextlib import suppress
 from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
-from weakref import WeakKeyDictionary
 
 import attrs
 
@@ -22,7 +21,6 @@ from multiclouddb_api import (
     OperationDiagnostics,
     RecordSkipped,
     Renamed,
-    ResourceAddress,
 )
 from multiclouddb_api.value import frozen
 from multiclouddb_spi.continuation.lineage import Lineage
@@ -31,8 +29,6 @@ from multiclouddb_spi.continuation.state import (
     FeedState,
     Finished,
     Retired,
-    Session,
-    WrittenTokens,
     end_to_json,
 )
 from multiclouddb_spi.continuation.token import ReadUntil, encode_token, to_micros
@@ -40,16 +36,15 @@ from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.errors import cause_of, to_error
 from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault, no_partition_named
+from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.fetcher import Fetcher, late_fault
 from multiclouddb_spi.fetching.turns import PollResult, Turn
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.open_feed import FeedCache
 from multiclouddb_spi.reading.answers import Look
-from multiclouddb_spi.reading.watermark import Standings
 from multiclouddb_spi.time_limits import Deadline
 
 T = TypeVar("T")
-_WARNING_SECONDS: Final = 60.0
 _REOPEN: Final = (ErrorCategory.NOT_FOUND, ErrorCategory.INVALID_REQUEST, ErrorCategory.CHECKPOINT_EXPIRED)
 
 
@@ -76,30 +71,26 @@ class PageBuilder:
         feeds: FeedCache,
         observing: Observing,
         headroom_warning: float,
-        written: WrittenTokens,
     ) -> None:
         self._provider_id, self._fetcher, self._feeds = provider_id, fetcher, feeds
         self._observing, self._headroom_warning = observing, headroom_warning
-        self._written = written
-        self._warned: dict[ResourceAddress, float] = {}
-        self._standings: WeakKeyDictionary[Feed, Standings] = WeakKeyDictionary()
 
     def raise_failure(
-        self, session: Session, lineage: Lineage, result: PollResult[Any], deadline: Deadline
+        self, consumer: Consumer, lineage: Lineage, result: PollResult[Any], deadline: Deadline
     ) -> None:
         """Raise the error that stopped the feed, if there is one and nothing was returned."""
         if result.notices:  # they come before the error; the next call reads the failed partition first
             return
         if result.poison is not None:
-            raise self._poisoned(session, lineage, *result.poison)
+            raise self._poisoned(consumer, lineage, *result.poison)
         if result.failure is not None:
             name, error = result.failure
-            raise self._failed(session, lineage, name, error, deadline)
+            raise self._failed(consumer, lineage, name, error, deadline)
         if result.moved:
             return
         for turn in result.turns.failed.values():
             if (failed := turn.error) is not None:
-                raise self._failed(session, lineage, turn.partition_id, failed, deadline)
+                raise self._failed(consumer, lineage, turn.partition_id, failed, deadline)
         if deadline.passed():
             raise ProviderFault(late_fault())
 
@@ -118,30 +109,30 @@ class PageBuilder:
         return self._fetcher.fault(result.failure[1]).category == ErrorCategory.NOT_FOUND
 
     def begun_again(
-        self, session: Session, lineage: Lineage, fresh: Lineage, result: PollResult[Any], *, whole: bool
+        self, consumer: Consumer, lineage: Lineage, fresh: Lineage, result: PollResult[Any], *, whole: bool
     ) -> PollResult[Any]:
         """Return the result of a call that starts a snapshot because a position has expired."""
         from multiclouddb_spi.scan.start import announced, lost
 
         assert result.failure is not None
-        gap = lost(session.feed, lineage, result.failure[0])
-        self._observing.gap(session.feed.spec.address, gap)
-        begun = announced(session.feed, fresh, whole=whole)
+        gap = lost(consumer.feed, lineage, result.failure[0])
+        self._observing.gap(consumer.feed.spec.address, gap)
+        begun = announced(consumer.feed, fresh, whole=whole)
         assert begun is not None
         begun.notices.insert(0, gap)
         begun.requests, begun.retries = result.requests, result.retries
         return begun
 
     def _poisoned(
-        self, session: Session, lineage: Lineage, name: str, fault: RecordFault
+        self, consumer: Consumer, lineage: Lineage, name: str, fault: RecordFault
     ) -> MulticloudDbError:
-        where = session.feed.public_id(name)
+        where = consumer.feed.public_id(name)
         lineage.took(name, fault.skip_cursor)
         token = encode_token(
-            session.envelope(
+            consumer.envelope(
                 lineage.to_json(),
-                watermark=session.watermark,
-                read_until=session.read_until,
+                watermark=consumer.watermark,
+                read_until=consumer.read_until,
                 skipped=((where, fault.position),),
             )
         )
@@ -152,15 +143,14 @@ class PageBuilder:
         return raised
 
     def _failed(
-        self, session: Session, lineage: Lineage, name: str, error: Exception, deadline: Deadline
+        self, consumer: Consumer, lineage: Lineage, name: str, error: Exception, deadline: Deadline
     ) -> MulticloudDbError:
         fault = self._fetcher.fault(error)
         oldest: str | None = None
         if fault.category == ErrorCategory.CHECKPOINT_EXPIRED:
             with suppress(Exception):
-                oldest = self._oldest(session.feed, name, lineage.cursor(name), deadline)
-        self.forget_if_gone(session, fault)
-        fault = attrs.evolve(fault, message=f"{session.feed.public_id(name)}: {fault.message}")
+                oldest = self._oldest(consumer.feed, name, lineage.cursor(name), deadline)
+        fault = attrs.evolve(fault, message=f"{consumer.feed.public_id(name)}: {fault.message}")
         raised = to_error(self._provider_id, "read_changes", fault, error, oldest_position=oldest)
         if raised is not error:
             raised.__cause__ = cause_of(fault, error)
@@ -175,13 +165,15 @@ class PageBuilder:
             places += [each.oldest for each in survey.present if name in each.parents]
         return ", ".join(feed.describe(each).text for each in places[:3] if each is not None) or None
 
-    def forget_if_gone(self, session: Session, fault: Fault) -> None:
-        """Forget the feed, because its resource may have been deleted and created again."""
+    def forget_if_gone(self, consumer: Consumer, fault: Fault) -> bool:
+        """Forget the feed if its resource may have been deleted and created again; return whether it was."""
         if fault.category in _REOPEN:
-            self._feeds.forget(session.feed)
+            self._feeds.forget(consumer.feed)
+            return True
+        return False
 
     def reading(
-        self, session: Session, lineage: Lineage, result: PollResult[T], deadline: Deadline, began: float
+        self, consumer: Consumer, lineage: Lineage, result: PollResult[T], deadline: Deadline, began: float
     ) -> Reading[T]:
         """Build the page from a poll's result; the token contains the current lineage."""
         state: FeedState = lineage
@@ -189,11 +181,9 @@ class PageBuilder:
             state = result.retired
         elif result.over is not None:
             state = FeedOver(result.over)
-        feed, now = session.feed, self._feeds.soon(session.feed, deadline)
-        if (standings := self._standings.get(feed)) is None:
-            standings = self._standings.setdefault(feed, Standings())
-        progress = standings.measure(
-            feed, lineage, result.turns.all, now, watermark=session.watermark, floor=session.read_until
+        feed, now = consumer.feed, self._feeds.soon(consumer.feed, deadline)
+        progress = consumer.standings.measure(
+            feed, lineage, result.turns.all, now, watermark=consumer.watermark, floor=consumer.read_until
         )
         plan, waiting, ends = lineage.plan, lineage.waiting(), lineage.ends()
         if state is lineage and not len(lineage):
@@ -202,7 +192,7 @@ class PageBuilder:
         nearest = min(result.turns.all.values(), key=attrgetter("headroom"), default=None)
         headroom = math.inf if nearest is None else nearest.headroom
         if nearest is not None and headroom < self._headroom_warning:
-            self._warn(session, nearest)
+            self._warn(consumer, nearest)
         errors, watches = {}, int(isinstance(state, Retired) and state.watch is not None)
         for turn in result.turns.failed.values():
             assert turn.error is not None
@@ -238,32 +228,34 @@ class PageBuilder:
         if progress.read_until is not None:
             until = ReadUntil(to_micros(progress.read_until), progress.estimated)
         page = self._page(
-            session, state, body, diagnostics, tuple(result.notices), watermark, until, idle=result.idle,
+            consumer, state, body, diagnostics, tuple(result.notices), watermark, until, idle=result.idle,
             delivers=bool(result.values),
         )  # fmt: skip
-        if result.due is not None and (rest := result.due.soonest - time.monotonic()) > 0:
+        if result.soonest is not None and (rest := result.soonest - time.monotonic()) > 0:
             page = attrs.evolve(page, poll_after_seconds=rest)
         return Reading(tuple(result.values), page)
 
-    def ended(self, session: Session, look: Look) -> Reading[Any]:
+    def ended(self, consumer: Consumer, look: Look) -> Reading[Any]:
         """Build the page for the token of an ended feed or partition; the page reports the end again."""
         state = look.state
         errors = {}
         if look.error is not None and isinstance(state, Retired):
-            errors[session.feed.public_id(state.partition_id)] = look.error
+            errors[consumer.feed.public_id(state.partition_id)] = look.error
         watches = int(isinstance(state, Retired) and state.watch is not None)
         for late in look.late:
-            self._observing.partition_found_late(session.feed.spec.address, late)
+            self._observing.partition_found_late(consumer.feed.spec.address, late)
         diagnostics = OperationDiagnostics(
             requests=look.requests, partition_errors=errors, open_watches=watches, found_late=len(look.late)
         )
-        body, until = end_to_json(state), session.read_until
-        page = self._page(session, state, body, diagnostics, look.late, session.watermark, until, idle=False)
+        body, until = end_to_json(state), consumer.read_until
+        page = self._page(
+            consumer, state, body, diagnostics, look.late, consumer.watermark, until, idle=False
+        )
         return Reading((), page)
 
     def _page(
         self,
-        session: Session,
+        consumer: Consumer,
         state: FeedState,
         body: Any,
         diagnostics: OperationDiagnostics,
@@ -276,19 +268,19 @@ class PageBuilder:
     ) -> ChangeFeedPage:
         children: list[ChildPartition] = []
         if isinstance(state, Retired):
-            id_of = session.feed.public_id
+            id_of = consumer.feed.public_id
             for child in state.children:
                 parents = tuple(id_of(parent) for parent in child.parents)
-                token = session.child_token(child, delivers=delivers)
+                token = consumer.child_token(child, delivers=delivers)
                 children.append(ChildPartition(id_of(child.partition_id), parents, token))
         elif isinstance(state, FeedOver):
             notices, idle = (*notices, FeedEnded(state.reason)), True
-        if session.skipped:
-            notices = (*_skipped(session), *notices)
-        envelope = session.envelope(body, watermark=watermark, read_until=read_until, delivers=delivers)
-        token = encode_token(envelope)
-        if isinstance(state, Lineage):
-            self._written.keep(token, envelope, state)
+        if consumer.skipped:
+            notices = (*_skipped(consumer), *notices)
+        envelope = consumer.envelope(body, watermark=watermark, read_until=read_until, delivers=delivers)
+        token, resumed_from = encode_token(envelope), consumer.resumed_from
+        consumer.state = state
+        consumer.advance(token, envelope)
         return ChangeFeedPage(
             events=(),
             continuation_token=token,
@@ -297,21 +289,18 @@ class PageBuilder:
             child_partitions=tuple(children),
             notices=notices,
             diagnostics=diagnostics,
-            resumed_from=session.resumed_from,
+            resumed_from=resumed_from,
         )
 
-    def _warn(self, session: Session, nearest: Turn) -> None:
+    def _warn(self, consumer: Consumer, nearest: Turn) -> None:
         """Report the partition whose position will expire first, at most once a minute."""
-        address, now = session.feed.spec.address, time.monotonic()
-        if now - self._warned.get(address, -math.inf) < _WARNING_SECONDS:
-            return
-        # Only the warnings of the last minute are kept, because a client may read any number of feeds.
-        self._warned = {each: when for each, when in self._warned.items() if now - when < _WARNING_SECONDS}
-        self._warned[address] = now
-        self._observing.headroom_low(address, session.feed.public_id(nearest.partition_id), nearest.headroom)
+        feed = consumer.feed
+        if self._feeds.may_warn(feed):
+            where = feed.public_id(nearest.partition_id)
+            self._observing.headroom_low(feed.spec.address, where, nearest.headroom)
 
 
-def _skipped(of: Session | Finished) -> tuple[Notice, ...]:
+def _skipped(of: Consumer | Finished) -> tuple[Notice, ...]:
     return tuple(RecordSkipped(where, position) for where, position in of.skipped)
 
 

@@ -1,8 +1,8 @@
 """Reads for one call: asks the partitions of a lineage until the page is full or all have answered.
 
 Fetches run in the thread pool; the code in this module runs in the caller's thread. `turns.py` defines the
-stage of each partition, `answers.py` what follows its end, its loss or its failure. This module moves the
-partitions from stage to stage; the numbers in the code mark where this happens:
+phase of each partition, `answers.py` what follows its end, its loss or its failure. This module moves the
+partitions from phase to phase; the numbers in the code mark where this happens:
 
  1. The poll asks partitions in the order of the lineage, several at once. The poll first uses records that an
     earlier call has fetched but not returned. No partition starves, because the token preserves the order.
@@ -19,8 +19,8 @@ partitions from stage to stage; the numbers in the code mark where this happens:
  6. After a notice, the poll returns nothing more from the partition of the notice. The poll also returns
     nothing from the partitions that are read because of the notice. A later call returns the records of the
     partitions that were left out.
- 7. With `due`, the poll leaves out the partitions that are not worth asking yet. The page is then not idle.
-    Without it, the poll waits for them.
+ 7. With `leaves_out`, the poll leaves out the partitions that are not worth asking yet. The page is then not
+    idle. Without it, the poll waits for them.
  8. The page ends before its records have more bytes than it may have. While the first partition in the queue
     has its turn, others that do not fit wait for it, as they do for its place (4).
 """
@@ -29,21 +29,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from multiclouddb_api import OnExpired
 from multiclouddb_api.pacing import answered
 from multiclouddb_spi.batch import Batch, collector_paused
+from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.contract import Feed
-from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import ProviderFault, RecordFault
+from multiclouddb_spi.fetching.consumer import ConsumedPartition, Consumer
 from multiclouddb_spi.fetching.fetcher import ReadContext, late_fault
 from multiclouddb_spi.fetching.fetches import Fetches
 from multiclouddb_spi.fetching.readers import PartitionReader
-from multiclouddb_spi.fetching.turns import HEAD_SECONDS, DueTimes, PollResult, Stage, Turn, Turns
+from multiclouddb_spi.fetching.turns import HEAD_SECONDS, Phase, PollResult, Turn, Turns
 from multiclouddb_spi.reading.answers import Answers
 from multiclouddb_spi.time_limits import Deadline
 
@@ -65,16 +65,12 @@ _SEARCH_REST_SECONDS: Final = 5.0
 
 
 class Poll(Generic[T]):
-    """Reads for one call; each call makes its own instance. `lineage` is changed in place.
-
-    `due` says which partitions need not be asked; with None, all of them are.
-    """
+    """Reads for one call; each call makes its own instance, which changes the consumer and its lineage."""
 
     def __init__(
         self,
         context: ReadContext,
-        feed: Feed,
-        lineage: Lineage,
+        consumer: Consumer,
         limit: int,
         most_bytes: int,
         view: Callable[[Batch, int, int], T],
@@ -84,27 +80,28 @@ class Poll(Generic[T]):
         on_expired: OnExpired,
         single: bool,
         now: Clock,
-        due: DueTimes | None = None,
+        leaves_out: bool = False,
     ) -> None:
-        self._context, self._feed, self._lineage, self._view = context, feed, lineage, view
+        lineage, feed = consumer.state, consumer.feed
+        assert isinstance(lineage, Lineage)
+        self._context, self._consumer, self._view = context, consumer, view
+        self._feed, self._lineage = feed, lineage
         plan, active, self._has_ends = lineage.plan, lineage.active(), bool(lineage.ends())
-        self._call = object()
-        self._times: dict[str, tuple[float, Cursor]] | None = None
-        self._leaves_out = False
-        if due is not None:  # 7.
-            rests, self._times = due.resting(active, time.monotonic()), dict(due.times)
-            self._leaves_out = bool(rests)
+        self._leaves_out, self._has_left_out = leaves_out, False
+        if leaves_out:  # 7.
+            rests = self._resting(active, time.monotonic())
+            self._has_left_out = bool(rests)
             active = [entry for entry in active if entry.partition_id not in rests]
         self._turns = turns = Turns(lineage)
         self._result: PollResult[T] = PollResult(turns, limit, most_bytes)
         self._make_answers = partial(
-            Answers, context, feed, lineage, self._result, deadline, on_expired=on_expired, single=single
+            Answers, context, consumer, self._result, deadline, on_expired=on_expired, single=single
         )
         self._scanning: Scanning | None = None
         if plan is not None:
             from multiclouddb_spi.scan.scanning import Scanning
 
-            self._scanning = Scanning(context, feed, lineage, self._result, deadline, now, single=single)
+            self._scanning = Scanning(context, consumer, self._result, deadline, now, single=single)
             active = self._scanning.active  # the plan may have let more partitions start
         self._first, self._rest = list[str](), list[str]()
         for entry in active:
@@ -116,7 +113,7 @@ class Poll(Generic[T]):
             self._rest = []
         self._head = turns.of(active[0].partition_id) if active else None
         self._waiting, self._longest_wait = Waiting(deadline, wait), feed.longest_wait
-        self._fetches = Fetches(context, feed, turns, len(active), limit, most_bytes, deadline)
+        self._fetches = Fetches(context, consumer, turns, len(active), limit, most_bytes, deadline)
 
     @cached_property
     def _answers(self) -> Answers:
@@ -126,42 +123,38 @@ class Poll(Generic[T]):
     def run(self) -> PollResult[T]:
         """Read one page."""
         result, turns = self._result, self._turns
-        try:
-            started = self._answers.discover() if self._has_ends else []
-            if self._first:
-                turns.ask(started)
-                self._read_alone()
-                started = []
-            started += self._rest
-            if self._scanning is not None:
-                started += self._scanning.refill()
-            if started:
-                turns.ask(started)
-            if self._lineage.audited is not None and not result.stopped():
-                self._answers.audit_when_due(self._context.audit_seconds, self._launch)
-            self._read()
-            if not result.count:
-                # Before an empty page is returned, read the children of partitions that ended in this call.
-                while not (result.in_hand() or self._is_full()) and self._answers.has_ended():
-                    turns.ask(self._answers.discover())
-                    self._read()
-                self._wait()
-            late = self._fetches.park()
-            if self._times is not None:
-                result.due = self._due(self._times)
-            result.moved = result.moved or self._leaves_out  # the failure of others does not hide the feed
-            if not (result.count or result.stopped()):
-                result.idle = self._lineage.is_quiet(turns.quiet())
-            for name, trouble in late.items():  # a throttled call's error explains more than a late answer
-                turn = turns.of(name)
-                turns.fail(turn, trouble or turn.error or ProviderFault(late_fault()))
-            self._lineage.rotate([*turns.served, *late])
-            stuck = result.failure or result.poison
-            if stuck is not None:
-                self._lineage.failed_last(stuck[0])
-        except BaseException:
-            self._fetches.abandon()
-            raise
+        started = self._answers.discover() if self._has_ends else []
+        if self._first:
+            turns.ask(started)
+            self._read_alone()
+            started = []
+        started += self._rest
+        if self._scanning is not None:
+            started += self._scanning.refill()
+        if started:
+            turns.ask(started)
+        if self._lineage.audited is not None and not result.stopped():
+            self._answers.audit_when_due(self._context.audit_seconds, self._launch)
+        self._read()
+        if not result.count:
+            # Before an empty page is returned, read the children of partitions that ended in this call.
+            while not (result.in_hand() or self._is_full()) and self._answers.has_ended():
+                turns.ask(self._answers.discover())
+                self._read()
+            self._wait()
+        late = self._fetches.park()
+        if self._leaves_out:
+            result.soonest = self._soonest()
+        result.moved = result.moved or self._has_left_out  # the failure of others does not hide the feed
+        if not (result.count or result.stopped()):
+            result.idle = self._lineage.is_quiet(turns.quiet())
+        for name, trouble in late.items():  # a throttled call's error explains more than a late answer
+            turn = turns.of(name)
+            turns.fail(turn, trouble or turn.error or ProviderFault(late_fault()))
+        self._lineage.rotate([*turns.served, *late])
+        stuck = result.failure or result.poison
+        if stuck is not None:
+            self._lineage.failed_last(stuck[0])
         return result
 
     # -- Rounds
@@ -181,7 +174,6 @@ class Poll(Generic[T]):
             if turn is None:
                 return
             self._answer(turn)
-            self._fetches.hand.clear()
 
     def _read(self) -> None:
         """Read the partitions that are due, including newly started ones, until the call must end."""
@@ -203,7 +195,6 @@ class Poll(Generic[T]):
                 turn = self._fetches.land(patience)
             if turn is not None:
                 self._answer(turn)
-                self._fetches.hand.clear()
             elif not (self._keep_polling() if turns.asked or turns.held else self._sleep_until_paced()):
                 return
 
@@ -211,17 +202,16 @@ class Poll(Generic[T]):
         """5. After every partition has answered, wait for new records as long as the caller wants to."""
         waiting = self._waiting
         while not (self._is_full() or self._result.in_hand()) and time.monotonic() < waiting.until:
-            pause, due = waiting.before_round(), None
-            if self._times is not None:  # 7.
-                due = self._due(self._times)
-                pause = max(pause, min(due.soonest, waiting.until) - time.monotonic())
+            pause = waiting.before_round()
+            if self._leaves_out:  # 7.
+                pause = max(pause, min(self._soonest(), waiting.until) - time.monotonic())
             self._context.pause(pause)
             waiting.begin_round()
             self._turns.ask(self._answers.discover())
             asked, now = self._answers.worth_asking(), time.monotonic()
             if not asked and self._lineage.active():
                 break
-            rests = {} if due is None else due.resting(asked, now)
+            rests = self._resting(asked, now) if self._leaves_out else ()
             self._turns.ask(each.partition_id for each in asked if each.partition_id not in rests)
             self._read()
 
@@ -233,7 +223,7 @@ class Poll(Generic[T]):
         wait = 0.0  # in the first round, no fetch blocks
         if self._waiting.rounds and not self._result.count and len(self._lineage) <= self._context.width:
             wait = self._waiting.of_fetch(self._longest_wait())
-        scanning, cache = self._scanning, self._context.cache
+        scanning, consumer = self._scanning, self._consumer
         while fetches.may_ask():
             name, due = next(iter(turns.due.items()))
             turn = due or turns.of(name)
@@ -241,36 +231,35 @@ class Poll(Generic[T]):
                 self._has_had_turn(self._head, answered=False)
             entry = self._lineage.reading(turn.partition_id)
             if entry is None:
-                turns.move(turn, Stage.ANSWERED)
+                turns.move(turn, Phase.ANSWERED)
                 continue
-            reader = fetches.reader_at(turn.partition_id, entry.said[0], self._call)
-            now, starts = time.monotonic(), reader.batch is None and reader.future is None
-            not_before = reader.not_before
+            part = consumer.at(name, entry.said[0])  # with what an earlier call has left there
+            if part.reader is not None and part.reader.takes_too_long():
+                consumer.drop_reader(part)
+            now, starts = time.monotonic(), part.reader is None or part.reader.empty()
+            not_before = part.not_before
             if scanning is not None:
                 not_before = max(not_before, scanning.not_before(turn))
             if starts and not_before > now:
-                if reader.trouble is not None:  # the service is throttling it: the call does not wait for it
-                    turns.fail(turn, reader.trouble)
-                    turns.move(turn, Stage.ANSWERED)
-                elif self._times is not None:  # 7.
-                    self._times[turn.partition_id], self._leaves_out = (not_before, reader.cursor), True
-                    turns.move(turn, Stage.ANSWERED)
+                if part.trouble is not None:  # the service is throttling it: the call does not wait for it
+                    turns.fail(turn, part.trouble)
+                    turns.move(turn, Phase.ANSWERED)
+                elif self._leaves_out:  # 7.
+                    self._has_left_out = True
+                    turns.move(turn, Phase.ANSWERED)
                 else:
                     turn.not_before = not_before
-                    turns.move(turn, Stage.PACED)
-                cache.put(reader)
-                fetches.hand.clear()
+                    turns.move(turn, Phase.PACED)
                 self._has_had_turn(turn, answered=False)
                 continue
-            if self._times is not None:
-                self._times.pop(turn.partition_id, None)
+            part.not_before, part.trouble = 0.0, None
+            reader = consumer.read(name, part, self._context.budget, self._context.observing)
             slow = reader.future is not None and now - reader.asked_at > HEAD_SECONDS
             if reader.waiting or slow:
                 self._has_had_turn(turn, answered=False)
             fetches.launch(
                 turn, reader, wait, scanning.most_records(turn) if scanning is not None and starts else None
             )
-            fetches.hand.clear()
 
     # -- 4. Wait for answers
 
@@ -327,15 +316,12 @@ class Poll(Generic[T]):
     def _answer(self, turn: Turn) -> None:
         reader = turn.reader
         assert reader is not None
-        # The order of these lines matters: if they are interrupted, every asked partition must still have a
-        # reader, and the reader must be in a turn or in the hand.
-        self._fetches.hand.append(reader)
         del self._turns.asked[turn.partition_id]
-        turn.stage, turn.reader, turn.awaited = Stage.ANSWERED, None, False
-        entry = self._lineage.reading(turn.partition_id)
+        turn.phase, turn.reader, turn.awaited = Phase.ANSWERED, None, False
+        entry, part = self._lineage.reading(turn.partition_id), self._consumer.partitions[turn.partition_id]
         if entry is None or entry.said[0] != reader.cursor:
             # 6. A loss has moved or removed the partition: what was fetched of it is dropped.
-            reader.discard()
+            self._consumer.drop_reader(part)
             self._has_had_turn(turn, answered=False)
             return
         try:
@@ -353,18 +339,13 @@ class Poll(Generic[T]):
                 if self._scanning is not None:
                     self._scanning.landed(turn, batch)
         except RecordFault as fault:
-            reader.discard()
+            self._consumer.drop_reader(part)
             self._has_had_turn(turn)
             self._result.poison = (turn.partition_id, fault)
         except Exception as error:  # noqa: BLE001 - classified by the provider
-            reader.discard()
+            self._consumer.drop_reader(part)
             if (seconds := self._context.fetcher.fault(error).retry_after) is not None:
-                context = self._context
-                rests = PartitionReader(
-                    self._feed, turn.partition_id, reader.cursor, context.budget, context.observing
-                )
-                rests.not_before, rests.trouble = time.monotonic() + seconds, error
-                context.cache.put(rests)
+                part.not_before, part.trouble = time.monotonic() + seconds, error
             elif reader.asked_at < self._waiting.began:
                 self._turns.ask([turn.partition_id])  # an earlier call's fetch: a new one may succeed
                 return
@@ -373,9 +354,9 @@ class Poll(Generic[T]):
         else:
             if turn.error is not None:
                 self._turns.recover(turn)
-            self._take(turn, reader, batch)
+            self._take(turn, part, reader, batch)
 
-    def _take(self, turn: Turn, reader: PartitionReader, batch: Batch) -> None:
+    def _take(self, turn: Turn, part: ConsumedPartition, reader: PartitionReader, batch: Batch) -> None:
         scanning, count = self._scanning, len(batch.records)
         # 4. The place of the first partition on the page is kept for it.
         kept = self._head is not None and turn is not self._head and not turn.failed_last
@@ -390,11 +371,10 @@ class Poll(Generic[T]):
         is_cut = min(places, count - reader.taken) > fits
         places = min(places, fits)
         if reader.taken < count and not places and not turn.noticed:
-            self._hold(turn, reader, is_cut=is_cut)
+            self._hold(turn, is_cut=is_cut)
             return
         self._has_had_turn(turn)
         if turn.noticed:  # 6.
-            self._context.cache.put(reader)
             return
         stop = min(count, reader.taken + places)
         paced = scanning is not None and scanning.not_before(turn)
@@ -402,17 +382,18 @@ class Poll(Generic[T]):
             self._fetches.prefetch(reader)
         if scanning is not None:
             scanning.takes(turn, stop - reader.taken)
-        if not self._put_on_page(turn, reader, batch, stop):
-            reader.discard()
+        is_mapped = self._put_on_page(turn, reader, batch, stop)
+        part.cursor = reader.cursor
+        if not is_mapped:
+            self._consumer.drop_reader(part)
         elif reader.taken == count:
-            self._used_up(turn, reader, batch)
+            self._used_up(turn, part, reader, batch)
         else:
-            self._hold(turn, reader, is_cut=is_cut)
+            self._hold(turn, is_cut=is_cut)
 
-    def _hold(self, turn: Turn, reader: PartitionReader, *, is_cut: bool) -> None:
+    def _hold(self, turn: Turn, *, is_cut: bool) -> None:
         """Leave the rest of an answer for the first partition's turn, or for a later page."""
-        self._context.cache.put(reader)
-        turn.stage, self._turns.held[turn.partition_id] = Stage.HELD, turn
+        turn.phase, self._turns.held[turn.partition_id] = Phase.HELD, turn
         if is_cut and self._head is None:  # 8.
             self._result.ended = True
 
@@ -437,19 +418,22 @@ class Poll(Generic[T]):
         result.nbytes += batch.nbytes * (stop - first) / len(batch) if stop > first else 0
         return True
 
-    def _used_up(self, turn: Turn, reader: PartitionReader, batch: Batch) -> None:
+    def _used_up(self, turn: Turn, part: ConsumedPartition, reader: PartitionReader, batch: Batch) -> None:
         """3. After the last record of an ended partition is returned, end the partition."""
         fresh = reader.asked_at >= self._waiting.began
         reader.used_up()
         started = self._answers.finish(turn, batch, reader.asked_at)
         if started is not None:
             self._turns.ask([*started, *(self._scanning.refill() if self._scanning is not None else ())])
-            reader.discard()
+            self._consumer.drop_reader(part)
+            del self._consumer.partitions[turn.partition_id]
             return
-        reader.not_before = reader.asked_at + batch.poll_after if batch.poll_after else 0.0
-        if self._times is not None and batch.poll_after:
-            self._times[turn.partition_id] = (reader.not_before, reader.cursor)
-        self._context.cache.put(reader)
+        part.not_before = reader.asked_at + batch.poll_after if batch.poll_after else 0.0
+        if self._consumer.open_readers > self._context.consumers.most_readers:
+            # The partitions that were read first are needed first in the next round, so their readers stay.
+            self._consumer.drop_reader(part)
+            if not part.not_before:
+                del self._consumer.partitions[turn.partition_id]
         if batch.notices:
             return
         if fresh and not len(batch) and batch.caught_up is not False:
@@ -461,21 +445,34 @@ class Poll(Generic[T]):
 
     # -- 7. Leave out
 
-    def _due(self, noted: Mapping[str, tuple[float, Cursor]]) -> DueTimes:
-        """Return when the partitions that are read are worth asking again."""
+    def _resting(self, entries: Iterable[Entry], now: float) -> set[str]:
+        """Return those of the partitions that are not worth asking at their positions yet."""
+        get, found = self._consumer.partitions.get, set[str]()
+        for entry in entries:  # perhaps 100,000: without calls
+            part = get(entry.partition_id)
+            # One that is throttled is asked, so that each page names it.
+            if part is not None and part.not_before > now and part.trouble is None:
+                here = entry.said[0]
+                if part.cursor is here or part.cursor == here:
+                    found.add(entry.partition_id)
+        return found
+
+    def _soonest(self) -> float:
+        """Return when the first partition is worth asking again; 0 if the feed has something to do."""
         lineage, active, quiet = self._lineage, self._lineage.active(), self._turns.quiet()
-        times, now, soonest = DueTimes(noted).resting(active, 0.0), time.monotonic(), 0.0
+        times, now, soonest = self._resting(active, 0.0), time.monotonic(), 0.0
         if len(times) == len(active):
-            soonest = min((when for when, _ in times.values()), default=math.inf)
-        is_quiet = len(times) + len(quiet) >= len(active) and lineage.is_quiet(times.keys() | quiet)
+            partitions = self._consumer.partitions
+            soonest = min((partitions[name].not_before for name in times), default=math.inf)
+        is_quiet = len(times) + len(quiet) >= len(active) and lineage.is_quiet(times | quiet)
         if not is_quiet and lineage.ends():
             soonest = 0.0
-        elif self._leaves_out and (is_quiet or not self._result.count):
+        elif self._has_left_out and (is_quiet or not self._result.count):
             # The page is not idle, so a loop must not spin on partitions that never rest or that wait.
             soonest = max(soonest, now + _LEAST_REST_SECONDS)
         if lineage.ends() or lineage.audited is not None:  # a call may have to search
             soonest = min(soonest, now + (_LOOK_REST_SECONDS if lineage.ends() else _SEARCH_REST_SECONDS))
-        return DueTimes(times, soonest)
+        return soonest
 
 
 class Waiting:

@@ -20,8 +20,8 @@ from multiclouddb_spi.batch import Batch, Segment
 from multiclouddb_spi.continuation.entry import Plan
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import Retired
-from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor, InvalidCursor
+from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.fetcher import ReadContext
 from multiclouddb_spi.fetching.turns import HEAD_SECONDS, PollResult, Turn
 from multiclouddb_spi.scan.contract import SupportsSnapshot
@@ -47,15 +47,16 @@ class Scanning:
     def __init__(
         self,
         context: ReadContext,
-        feed: Feed,
-        lineage: Lineage,
+        consumer: Consumer,
         result: PollResult[Any],
         deadline: Deadline,
         now: Clock,
         *,
         single: bool,
     ) -> None:
-        self._context, self._feed, self._lineage = context, feed, lineage
+        lineage = consumer.state
+        assert isinstance(lineage, Lineage)
+        self._context, self._consumer, self._feed, self._lineage = context, consumer, consumer.feed, lineage
         self._result, self._deadline, self._single = result, deadline, single
         self._rows = self._kept = 0
         self._unasked = set[str]()
@@ -133,38 +134,37 @@ class Scanning:
 
     # -- The rate
 
-    def _rate(self, turn: Turn) -> tuple[str, float] | None:
-        """Return the plan and its rate, if a segment of a scan with a rate is read."""
+    def _rate(self, turn: Turn) -> float | None:
+        """Return the rate of the plan, if a segment of a scan with a rate is read."""
         plan = self._lineage.plan
-        if plan is None or plan.rate is None or not self._lineage.is_segment(turn.partition_id):
-            return None
-        return plan.partition_id, plan.rate
+        return None if plan is None or not self._lineage.is_segment(turn.partition_id) else plan.rate
+
+    def _spend(self, seconds: float) -> None:
+        """Postpone the next read of the scan."""
+        last = self._consumer.scan_not_before
+        self._consumer.scan_not_before = max(last, time.monotonic() if seconds > 0 else 0.0) + seconds
 
     def not_before(self, turn: Turn) -> float:
         """Return the monotonic time before which a segment must not be read."""
-        limited = self._rate(turn)
-        return 0.0 if limited is None else self._context.rates.not_before(limited[0])
+        return 0.0 if self._rate(turn) is None else self._consumer.scan_not_before
 
     def most_records(self, turn: Turn) -> int | None:
         """Return how many records one fetch may request within the rate limit; None for as many as usual."""
-        if (limited := self._rate(turn)) is None:
+        if (rate := self._rate(turn)) is None:
             return None
-        plan_id, rate = limited
         most = self._reserved(rate)
-        self._context.rates.spend(plan_id, most / rate)
+        self._spend(most / rate)
         return most
 
     def landed(self, turn: Turn, batch: Batch) -> None:
         """Count the cost of a batch toward the rate limit of the scan."""
-        if (limited := self._rate(turn)) is None:
+        if (rate := self._rate(turn)) is None:
             return
-        plan_id, rate = limited
         cost = len(batch) if batch.charge is None else batch.charge
-        self._context.rates.spend(plan_id, (cost - self._reserved(rate)) / rate)
-        soonest = self._context.rates.not_before(plan_id)
+        self._spend((cost - self._reserved(rate)) / rate)
         for other in self._result.turns.paced.values():  # the read was cheaper than the reserved amount
             if self._lineage.is_segment(other.partition_id):
-                other.not_before = min(other.not_before, soonest)
+                other.not_before = min(other.not_before, self._consumer.scan_not_before)
 
     def _reserved(self, rate: float) -> int:
         """Return the approximate number of rows for one second, limited to what one fetch can return."""

@@ -9,7 +9,7 @@ from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import Listing, ServiceBehaviour, ThrottledError
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.fetching.turns import DueTimes, Stage, Turns
+from multiclouddb_spi.fetching.turns import Phase, Turns
 
 PARTITIONS = 8
 
@@ -83,17 +83,15 @@ class TestNothingIsDue:
         assert requests <= 3 * PARTITIONS
         assert sum(resting.clock.pauses) < 21
 
-    def test_partitions_that_the_process_has_just_asked_rest_for_every_token(self, resting):
-        resting.sim.behaviour = ServiceBehaviour(poll_after=10.0, heartbeats=False)
+    def test_a_consumer_that_keeps_its_token_leaves_out_what_it_has_just_asked(self, resting):
+        first = resting.last.continuation_token
         resting.clock.pause(10)
-        step(resting)
-        ours, others = resting.engine, resting.connect(max_concurrency=2)
-        resting.fill_partition("p0")
-        token = resting.page(resting.last.continuation_token, engine=others, ask_all=False).continuation_token
-        before = sum(ours.provider.calls.fetches.values())
-        page = resting.page(token, engine=ours, ask_all=False)
-        assert (page.idle, sum(ours.provider.calls.fetches.values())) == (False, before + 1)
-        assert 9 < page.poll_after_seconds <= 10
+        resting.page(first, ask_all=False)
+        before = asked(resting)
+        for _ in range(3):
+            again = resting.page(first, ask_all=False)
+            assert (asked(resting), again.idle, again.events) == (before, False, ())
+            assert 9 < again.poll_after_seconds <= 10
 
     def test_a_call_whose_wait_ends_before_reads_nothing(self, resting):
         resting.fill(5)
@@ -228,32 +226,6 @@ class TestOthers:
             page, requests = step(bench)
             assert (page.idle, requests, page.poll_after_seconds) == (True, PARTITIONS, 0)
 
-    @pytest.mark.parametrize(("most", "kept"), [(100_000, 16), (PARTITIONS * 3, 3), (1, 1)])
-    def test_what_is_kept_is_bounded(self, resting, monkeypatch, most, kept):
-        monkeypatch.setattr("multiclouddb_spi.reading.resting._MOST_TIMES", most)
-        for _ in range(40):
-            resting.fill(1)
-            resting.clock.pause(10)
-            while step(resting)[1]:
-                pass
-        assert len(resting.engine._resting.kept) == kept
-
-
-class TestTime:
-    TIMES = DueTimes({"p": (50.0, [7])}, 50.0)
-
-    @pytest.mark.parametrize(
-        ("name", "place", "now", "due"),
-        [
-            ("p", [7], 49.9, False),
-            ("p", [7], 50.0, True),
-            ("p", [8], 49.9, True),
-            ("other", [7], 49.9, True),
-        ],
-    )
-    def test_it_holds_for_one_position_of_one_partition(self, name, place, now, due):
-        assert (not self.TIMES.resting([Entry.read(name, place)], now)) is due
-
 
 class TestTurns:
     """A partition that is due needs no turn before its time comes, and is one of the call's all the same."""
@@ -270,10 +242,10 @@ class TestTurns:
         assert turns.position("gone") is None
 
     def test_it_keeps_its_place_in_the_queue(self, turns):
-        assert turns.of("b").stage is Stage.DUE
+        assert turns.of("b").phase is Phase.DUE
         turns.ask(["c", "b", "a"])
         assert list(turns.due) == ["a", "b", "c"]
         assert turns.of("b") is turns.due["b"]
-        turns.move(turns.of("a"), Stage.ANSWERED)
+        turns.move(turns.of("a"), Phase.ANSWERED)
         turns.ask(["a"])
         assert list(turns.due) == ["b", "c", "a"]

@@ -214,14 +214,14 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def forgotten(bench, monkeypatch):
-    """Return the keys whose feeds, with their readers, the engine has forgotten."""
-    names, forget = [], bench.engine._feeds._forget_readers
+    """Return the keys whose feeds, with their consumers, the engine has forgotten."""
+    names, forget = [], bench.engine._feeds._forget_consumers
 
     def noting(feed):
         names.append(feed.spec.scope.key.components["id"])
         forget(feed)
 
-    monkeypatch.setattr(bench.engine._feeds, "_forget_readers", noting)
+    monkeypatch.setattr(bench.engine._feeds, "_forget_consumers", noting)
     return names
 
 

@@ -27,8 +27,8 @@ from multiclouddb_spi import open_feed
 from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.token import ReadUntil
+from multiclouddb_spi.continuation.watermark import Standings
 from multiclouddb_spi.reading import page_builder
-from multiclouddb_spi.reading.watermark import Standings
 
 DELAY = timedelta(seconds=5)
 SLACK = timedelta(seconds=4)  # the test may run slowly, and the engine's clock goes on

@@ -1,25 +1,31 @@
-"""Tests threads, prefetching, the reader cache, and the limit on buffered bytes."""
+"""Tests threads, prefetching, what is kept between calls, and the limit on buffered bytes."""
 
 import gc
 import threading
 import time
 import weakref
 from concurrent.futures import Future
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 
 from multiclouddb_api import Beginning, MulticloudDbError, Now, Observer, PhysicalPartition
+from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import (
     ServerError,
     SimulationFeed,
     SimulationProvider,
     SimulationReader,
 )
-from multiclouddb_spi import Deadline, FeedSpec, engine
-from multiclouddb_spi.fetching import readers
-from multiclouddb_spi.fetching.readers import Budget, PartitionReader, ReaderCache
+from multiclouddb_spi import Deadline, FeedSpec
+from multiclouddb_spi.continuation.entry import Entry
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.fetching import consumers, fetcher
+from multiclouddb_spi.fetching.consumer import Consumer
+from multiclouddb_spi.fetching.consumers import Consumers
+from multiclouddb_spi.fetching.readers import Budget, PartitionReader
 from multiclouddb_spi.observing import Observing
 
 BEGINNING = Beginning()
@@ -124,13 +130,6 @@ class TestLive:
         assert live.reader is None
         assert live.feed.calls.open_readers == 0
 
-    def test_one_that_is_put_back_after_the_client_has_closed_is_closed(self, live):
-        cache = ReaderCache(Budget(100), 16)
-        live.open()
-        cache.close()
-        cache.put(live)
-        assert (live.feed.calls.open_readers, len(cache)) == (0, 0)
-
     @pytest.mark.parametrize(("seconds", "too_long"), [(60, False), (71, True)])
     def test_a_reader_that_hangs_is_given_up(self, live, seconds, too_long):
         live.future, live.asked_at = Future(), time.monotonic() - seconds
@@ -152,57 +151,113 @@ class TestLive:
         assert live._budget.used == 0
 
 
-class TestCache:
-    """Tests which readers the cache keeps; each is known by its position."""
+class TestConsumers:
+    """Tests which consumers a client keeps; each is known by its token."""
 
     @pytest.fixture
-    def make_reader(self, bench):
-        feed = SimulationProvider(bench.sim).open_feed(FeedSpec(bench.sim.address), Deadline.after(60))
-        self.feed, self.budget = feed, Budget(100)
+    def make(self, bench, monkeypatch):
+        monkeypatch.setattr(Consumers, "checks", False)  # these have no real tokens
+        self.feed = SimulationProvider(bench.sim).open_feed(FeedSpec(bench.sim.address), Deadline.after(60))
+        self.budget, self.clock = Budget(100), 0.0
+        monkeypatch.setattr(consumers, "time", SimpleNamespace(monotonic=lambda: self.clock))
 
-        def make(position, name="p0", nbytes=0, **settings):
-            reader = PartitionReader(feed, name, position, self.budget, Observing(None), **settings)
-            if nbytes:
-                reader.future = Future()
-                reader.future.set_result(None)
-                reader.hold(nbytes - 10, 10)
-            return reader
+        def made(nbytes=0, partitions=1, ended=False):
+            lineage = Lineage([Entry.read(f"p{number}", 1) for number in range(partitions)], RULES)
+            if ended:
+                lineage.ended("p0", [], complete=False)
+            consumer = Consumer(self.feed, lineage, "collection", "")
+            for entry in lineage.active():
+                part = consumer.at(entry.partition_id, 1)
+                reader = consumer.read(entry.partition_id, part, self.budget, Observing(None))
+                if nbytes:
+                    reader.future = Future()
+                    reader.future.set_result(None)
+                    reader.hold(nbytes)
+            return consumer
 
-        return make
+        return made
 
-    def left_in(self, cache, positions, name="p0"):
-        return [each for each in positions if cache.pop(self.feed, name.format(each), each, [])]
+    def left_in(self, kept, keys):
+        return [key for key in keys if kept.take(key, self.feed.spec, "collection", "call")]
 
-    def test_new_consumers_take_the_place_of_the_oldest(self, make_reader):
-        cache = ReaderCache(Budget(100), 1000, most_of_one=8)
-        for position in range(60):
-            cache.put(make_reader(position, proven=position < 8))
-        assert self.left_in(cache, range(8)) == list(range(1, 8))
-        assert len(cache) == 1
+    def test_the_one_that_was_used_last_goes_last(self, make, monkeypatch):
+        monkeypatch.setattr(consumers, "_MOST_KEYS", 3)
+        kept = Consumers(self.budget, 100)
+        for key in ("a", "b", "c"):
+            kept.put(make(), key)
+        used = kept.take("a", self.feed.spec, "collection", "call")
+        kept.put(used, "a")
+        kept.put(make(), "d")
+        assert self.left_in(kept, "abcd") == ["a", "c", "d"]
 
-    @pytest.mark.parametrize(("capacity", "new"), [(16, 1), (64, 2)])
-    def test_a_full_cache_keeps_its_old_readers(self, make_reader, capacity, new):
-        cache = ReaderCache(Budget(100), capacity)
-        for number in range(100):
-            cache.put(make_reader(number, f"p{number}"))
-        old = list(range(capacity - new))
-        assert self.left_in(cache, range(100), "p{}") == old + list(range(100 - new, 100))
+    def test_their_partitions_are_bounded_but_the_newest_is_kept(self, make, monkeypatch):
+        monkeypatch.setattr(consumers, "_MOST_PARTITIONS", 10)
+        kept = Consumers(self.budget, 100)
+        for key in ("a", "b", "c"):
+            kept.put(make(partitions=4), key)
+        kept.put(make(partitions=20), "d")
+        assert self.left_in(kept, "abcd") == ["d"]
 
-    def test_a_reader_used_again_replaces_the_oldest(self, make_reader):
-        cache = ReaderCache(Budget(100), 16)
-        for number in range(40):
-            cache.put(make_reader(number, f"p{number}", proven=number == 20))
-        assert self.left_in(cache, range(40), "p{}") == [*range(1, 15), 20, 39]
+    def test_so_are_the_open_readers(self, make):
+        kept = Consumers(self.budget, 10)
+        for key in ("a", "b", "c"):
+            kept.put(make(partitions=4), key)
+        last = make(partitions=20)
+        kept.put(last, "d")
+        assert (last.open_readers, self.left_in(kept, "abcd")) == (10, ["d"])
+        assert [part.reader is not None for part in last.partitions.values()] == [True] * 10 + [False] * 10
 
-    def test_records_over_the_bound_go_after_a_call(self, make_reader):
-        cache = ReaderCache(self.budget, 16)
-        for position in (1, 2, 3, 4):
-            reader = make_reader(position, nbytes=40)
-            cache.put(reader)
-            reader.used_at -= 11
-        cache.tidy(lambda reader: reader.cursor == 1)
+    @pytest.mark.parametrize(("seconds", "left"), [(59, ["a", "b"]), (61, ["b"])])
+    def test_one_that_nobody_uses_for_a_minute_goes(self, make, seconds, left):
+        kept = Consumers(self.budget, 10)
+        kept.put(make(), "a")
+        self.clock = seconds
+        kept.put(make(), "b")
+        assert self.left_in(kept, "ab") == left
+
+    def test_one_that_searches_for_children_loses_only_its_readers(self, make):
+        kept = Consumers(self.budget, 10)
+        searching = make(partitions=2, ended=True)
+        kept.put(searching, "a")
+        for self.clock in (61, 122):
+            kept.put(make(), "b")
+        assert searching.open_readers == 0
+        assert self.left_in(kept, "a") == ["a"]
+
+    def test_it_is_found_by_each_of_its_keys_until_one_call_has_it(self, make):
+        kept = Consumers(self.budget, 10)
+        kept.put(make(), "old", "new")
+        assert len(kept) == 1
+        assert self.left_in(kept, ["old", "new"]) == ["old"]
+
+    @pytest.mark.parametrize(("spec", "scope"), [("other", "collection"), (None, "other")])
+    def test_it_is_of_one_feed_and_scope(self, make, spec, scope):
+        kept = Consumers(self.budget, 10)
+        kept.put(make(), "a")
+        assert kept.take("a", spec or self.feed.spec, scope, "call") is None
+        assert self.left_in(kept, "a") == ["a"]
+
+    def test_what_was_fetched_over_the_bound_goes_after_a_call(self, make):
+        kept, last = Consumers(self.budget, 10), make(nbytes=40)
+        for key in ("a", "b", "c"):
+            kept.put(make(nbytes=40), key)
+        assert self.budget.used == 160
+        self.clock = 11
+        kept.put(last, "d")
         assert self.budget.used == 80
-        assert self.left_in(cache, (1, 2, 3, 4)) == [1, 4]
+        assert self.left_in(kept, "abcd") == ["a", "b", "c", "d"]
+
+    def test_one_that_is_put_back_after_the_client_has_closed_is_discarded(self, make):
+        kept, consumer = Consumers(self.budget, 10), make(nbytes=40)
+        kept.close()
+        kept.put(consumer, "a")
+        assert (consumer.open_readers, self.budget.used, len(kept)) == (0, 0, 0)
+
+    def test_one_that_gives_its_place_to_an_equal_token_is_discarded(self, make):
+        kept, first = Consumers(self.budget, 10), make(nbytes=40)
+        kept.put(first, "a")
+        kept.put(make(), "a")
+        assert (first.open_readers, len(kept)) == (0, 1)
 
 
 def test_the_expected_size_grows_only_with_answers_that_are_larger_than_asked():
@@ -218,7 +273,7 @@ def opened(bench):
     return sum(bench.calls.opens.values())
 
 
-def consumers(bench, count):
+def tokens_of(bench, count):
     """Return the positions of the given number of consumers of one feed."""
     bench.fill(count * 60)
     return [bench.page(size=7 * number + 1).continuation_token for number in range(count)]
@@ -237,23 +292,31 @@ def turns(bench, tokens, rounds=1):
 
 @pytest.mark.parametrize("count", [17, 64])
 def test_so_many_consumers_open_no_reader_a_page(bench, count):
-    assert turns(bench, consumers(bench, count), rounds=5) == 0
+    assert turns(bench, tokens_of(bench, count), rounds=5) == 0
 
 
-@pytest.mark.parametrize(("count", "bound"), [(17, 16), (65, 64), (80, 64)])
-def test_one_consumer_too_many_does_not_cost_the_others_theirs(bench, count, bound):
-    bench.connect(max_readers_per_partition=bound)
-    tokens = consumers(bench, count)
-    turns(bench, tokens, rounds=10)
-    assert turns(bench, tokens, rounds=10) <= 10 * 0.4 * count
-    assert bench.calls.open_readers <= bound
+@pytest.mark.parametrize("size", [1, 5])
+def test_a_consumer_that_keeps_its_token_until_events_come_opens_no_reader(make_bench, size):
+    bench = make_bench(3)
+    token = bench.page(Now()).continuation_token
+    before = opened(bench)
+    for _ in range(20):
+        assert not bench.page(token, size).events
+    assert opened(bench) == before
+    bench.fill(9)
+    assert len(bench.drain(token, size=size)[0]) == 9
+    assert opened(bench) == before
 
 
-def test_a_page_that_is_read_again_and_again_leaves_one_reader(bench):
-    bench.fill(50)
-    for _ in range(30):
-        bench.page(Beginning(), 5)
-    assert bench.calls.open_readers == 1
+def test_two_calls_with_one_token_at_once_are_both_right(threaded, ids):
+    bench = threaded(2)
+    bench.fill(40)
+    token = bench.page(size=5).continuation_token
+    rest = sorted(event.event_id for event in bench.drain(token, engine=bench.connect(threads=True))[0])
+    for _ in range(5):
+        for page in together(partial(bench.page, token, 7), partial(bench.page, token, 7)):
+            after = bench.drain(page.continuation_token)[0]
+            assert sorted([*ids(page), *(event.event_id for event in after)]) == rest
 
 
 def test_positions_that_differ_in_hints_share_a_reader(make_bench, monkeypatch):
@@ -274,7 +337,7 @@ def test_a_reader_that_nobody_has_used_for_a_minute_is_closed(bench, monkeypatch
     token, _ = (bench.page(size=size).continuation_token for size in (5, 7))
     assert bench.calls.open_readers == 2
     later = time.monotonic() + seconds
-    monkeypatch.setattr(readers, "time", SimpleNamespace(monotonic=lambda: later))
+    monkeypatch.setattr(consumers, "time", SimpleNamespace(monotonic=lambda: later))
     bench.page(token, 5)
     assert bench.calls.open_readers == left
 
@@ -286,10 +349,10 @@ class TestMorePartitionsThanReaders:
 
     @pytest.fixture(autouse=True)
     def room(self, monkeypatch):
-        monkeypatch.setattr(engine, "_MOST_READERS", self.ROOM)
+        monkeypatch.setattr(fetcher, "_MOST_READERS", self.ROOM)
 
     @pytest.mark.parametrize("threads", [False, True], ids=["inline", "threads"])
-    def test_a_full_cache_is_used_in_each_round(self, make_bench, threads):
+    def test_the_readers_that_are_kept_are_used_in_each_round(self, make_bench, threads):
         bench = make_bench(400)
         bench.connect(threads=threads, max_concurrency=2)
         token = bench.drain(Now())[1]
@@ -297,19 +360,8 @@ class TestMorePartitionsThanReaders:
             fetches, before = bench.calls.total_fetches, opened(bench)
             token = bench.drain(token)[1]
             again = (bench.calls.total_fetches - fetches) - (opened(bench) - before)
-            assert again >= self.ROOM * 15_000 // 16_384
+            assert again >= self.ROOM
         assert bench.calls.open_readers <= self.ROOM
-
-    def test_what_is_fetched_stays_in_a_full_cache_before_what_is_not(self, make_bench):
-        bench = make_bench(2)
-        for _ in range(self.ROOM // 2):
-            bench.fill(10)
-            bench.page(Now())
-        assert bench.calls.open_readers == self.ROOM
-        token = bench.page(size=1).continuation_token
-        before = opened(bench)
-        assert len(bench.page(token, size=1).events) == 1
-        assert opened(bench) == before
 
 
 BOUND = 65_536
@@ -416,8 +468,9 @@ class TestSeveralConsumers:
         bench = backlog(16)
         places, came = [Beginning(), Beginning()], 0
         for turn in range(1000):
-            page = bench.page(places[turn % 2], size=20 + turn % 2)  # the two are never at the same position
-            places[turn % 2] = page.continuation_token
+            one = 0 if turn < 10 else turn % 2  # one is ahead, so that the two never have the same token
+            page = bench.page(places[one], size=20)
+            places[one] = page.continuation_token
             came += len(page.events)
             if came == 2 * 16 * 60:
                 break
@@ -435,7 +488,7 @@ class TestSeveralConsumers:
         assert sent.held > BOUND / 2
         assert bench.calls.closes == 0
         later = time.monotonic() + seconds
-        monkeypatch.setattr(readers, "time", SimpleNamespace(monotonic=lambda: later))
+        monkeypatch.setattr(consumers, "time", SimpleNamespace(monotonic=lambda: later))
         assert len(bench.drain(size=20)[0]) == 16 * 60
         assert (bench.calls.closes > 0) is evicted
 

@@ -42,7 +42,6 @@ from multiclouddb_spi.continuation.state import state_from_json
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.cursor import InvalidCursor
 from multiclouddb_spi.faults import Fault
-from multiclouddb_spi.fetching.fetcher import ScanRates
 from multiclouddb_spi.fetching.turns import HEAD_SECONDS
 
 from .reading import write
@@ -589,12 +588,6 @@ class TestRate:
         for value in values:
             with pytest.raises(api.MulticloudDbError, match=field):
                 api.Snapshot(**{field: value})
-
-    def test_the_times_of_the_newest_scans_are_kept(self):
-        rates = ScanRates()
-        for number in range(1025):
-            rates.spend(str(number), 60.0)
-        assert [rates.not_before(name) > 0 for name in ("0", "1", "1024")] == [False, True, True]
 
     @pytest.mark.parametrize("rate", [1e-6, 0.5, 1, 10**9])
     def test_one_that_is_taken_is_kept_by_every_token(self, rate):

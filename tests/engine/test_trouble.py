@@ -17,7 +17,6 @@ from multiclouddb_conformance.simulation import (
     Listing,
     ServerError,
     ServiceBehaviour,
-    Simulation,
     SimulationFeed,
     SimulationMapper,
     SimulationProvider,
@@ -26,12 +25,12 @@ from multiclouddb_conformance.simulation import (
     TrimmedError,
 )
 from multiclouddb_conformance.waiting import wait_until
-from multiclouddb_spi import Deadline, Fault, FeedSpec, Survey
+from multiclouddb_spi import Deadline, Fault, Survey
 from multiclouddb_spi.errors import fault_of, user_errors
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import ATTEMPTS, Tries
-from multiclouddb_spi.time_limits import AnswerSizes, Arrival, TooSlow, current
+from multiclouddb_spi.time_limits import AnswerSize, Arrival, TooSlow, current
 
 BEGINNING = api.Beginning()
 FOREVER = None
@@ -795,30 +794,24 @@ class TestTries:
 LARGE = 100_000
 
 
-@pytest.fixture
-def feed():
-    sim = Simulation(1)
-    return SimulationProvider(sim).open_feed(FeedSpec(sim.address), Deadline.after(10))
-
-
 def cut_after(nbytes):
     arrival = Arrival()
     arrival.heard(nbytes)
     return arrival
 
 
-def test_each_break_quarters_it_and_four_answers_double_it(feed):
-    sizes, seen = AnswerSizes(), []
+def test_each_break_quarters_it_and_four_answers_double_it():
+    size, seen = AnswerSize(), []
     for _ in range(3):
-        seen.append(sizes.of(feed, "p0").of(1000))
-        sizes.failed(feed, "p0", cut_after(LARGE))
+        seen.append(size.of(1000))
+        size.failed(cut_after(LARGE))
     assert seen == [1000, 250, 62]
     grown = []
     for _ in range(24):
-        grown.append(sizes.of(feed, "p0").of(1000))
-        sizes.arrived(feed, "p0")
-    assert grown == [size for size in (15, 31, 62, 125, 250, 500) for _ in range(4)]
-    assert sizes.of(feed, "p0").is_full
+        grown.append(size.of(1000))
+        size.arrived()
+    assert grown == [each for each in (15, 31, 62, 125, 250, 500) for _ in range(4)]
+    assert size.is_full
 
 
 def test_an_answer_that_breaks_is_asked_for_in_parts(bench, monkeypatch):
@@ -860,16 +853,16 @@ def test_an_answer_that_slows_down_is_given_up(monkeypatch):
 
 
 @pytest.mark.parametrize("nbytes", [0, 500], ids=["no answer", "a refusal"])
-def test_a_failure_without_an_answer_changes_nothing(feed, nbytes):
-    sizes = AnswerSizes()
-    sizes.failed(feed, "p0", cut_after(nbytes))
-    assert sizes.of(feed, "p0").is_full
+def test_a_failure_without_an_answer_changes_nothing(nbytes):
+    size = AnswerSize()
+    size.failed(cut_after(nbytes))
+    assert size.is_full
 
 
-def test_a_long_answer_counts_although_a_short_one_followed(feed):
+def test_a_long_answer_counts_although_a_short_one_followed():
     """After a failure, a vendor's client may still tell the server that it needs the cursor no more."""
-    sizes, arrival = AnswerSizes(), cut_after(LARGE)
+    size, arrival = AnswerSize(), cut_after(LARGE)
     arrival.begin()
     arrival.heard(40)
-    sizes.failed(feed, "p0", arrival)
-    assert not sizes.of(feed, "p0").is_full
+    size.failed(arrival)
+    assert not size.is_full

@@ -8,12 +8,12 @@ import pytest
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_conformance.explore.world import RULES
-from multiclouddb_spi import ProviderFault, session_opener
+from multiclouddb_spi import ProviderFault, consumer_opener
 from multiclouddb_spi.batch import Child
 from multiclouddb_spi.continuation.entry import Entry, entry_to_json
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.state import WrittenTokens
-from multiclouddb_spi.continuation.token import Envelope, decode_token
+from multiclouddb_spi.continuation.token import decode_token
+from multiclouddb_spi.fetching.consumers import Consumers
 from multiclouddb_spi.reading.page_builder import PageBuilder
 
 
@@ -26,7 +26,7 @@ def parsed(monkeypatch):
         tokens.append(token)
         return decode_token(token)
 
-    monkeypatch.setattr(session_opener, "decode_token", recorded)
+    monkeypatch.setattr(consumer_opener, "decode_token", recorded)
     return tokens
 
 
@@ -66,46 +66,12 @@ def test_a_call_that_fails_after_it_has_read_leaves_its_token_as_it_was(bench, m
     assert sorted(event.event_id for event in [*first.events, *rest]) == sorted(bench.written())
 
 
-class TestWhatIsKept:
-    @staticmethod
-    def made(number, partitions=1):
-        lineage = Lineage([Entry.read(f"p{each}", number) for each in range(partitions)], RULES)
-        envelope = Envelope("p", None, None, "collection", "", None)
-        return f"token-{number}", envelope, lineage
-
-    @pytest.fixture(autouse=True)
-    def no_checks(self, monkeypatch):
-        """Turn off the checks, because these tokens are not real."""
-        monkeypatch.setattr(WrittenTokens, "checks", False)
-
-    def test_the_oldest_go_first(self):
-        tokens = WrittenTokens()
-        for number in range(100):
-            tokens.keep(*self.made(number))
-        assert [number for number in range(100) if tokens.take(f"token-{number}")] == list(range(36, 100))
-
-    def test_their_partitions_are_bounded(self, monkeypatch):
-        monkeypatch.setattr("multiclouddb_spi.continuation.state._MOST_ENTRIES", 10)
-        tokens = WrittenTokens()
-        for number in range(20):
-            tokens.keep(*self.made(number, partitions=4))
-        assert [number for number in range(20) if tokens.take(f"token-{number}")] == [18, 19]
-
-    def test_a_lineage_that_differs_from_its_token_is_found(self, monkeypatch, bench):
-        """In tests, a check compares the lineage with its token; otherwise, no test would notice an
-        incomplete token.
-        """
-        monkeypatch.setattr(WrittenTokens, "checks", True)
-        token = bench.page(size=7).continuation_token
-        envelope = decode_token(token)
-        tokens = WrittenTokens()
-        lineage = Lineage.from_json(envelope.state, RULES)
-        tokens.keep(token, envelope, lineage)
-        assert tokens.take(token)
-        lineage.failed_last("p0")
-        tokens.keep(token, envelope, lineage)
-        with pytest.raises(AssertionError, match="differs from"):
-            tokens.take(token)
+def test_a_state_that_differs_from_its_token_is_found(bench):
+    """In tests, a check compares them at each call; otherwise, no test would notice an incomplete token."""
+    token = bench.page(size=7).continuation_token
+    (consumer,) = bench.engine._consumers._kept.values()
+    consumer.state.failed_last(consumer.state.active()[0].partition_id)
+    bench.refused(ErrorCategory.PERMANENT_FAILURE, token, match="a token differs from the lineage")
 
 
 class TestEncoded:
@@ -150,8 +116,8 @@ class TestEncoded:
         assert (written, repr(written)) == (other, repr(other))
         assert pickle.loads(pickle.dumps(written)) == other
         moved = attrs.evolve(written, said=([2],))
-        assert (moved.json, entry_to_json(moved)) == (None, ["p", [2]])
+        assert entry_to_json(moved) == ["p", [2]]
 
 
-def test_the_kit_compares_each_kept_lineage_with_its_token():
-    assert WrittenTokens.checks
+def test_the_kit_compares_each_kept_state_with_its_token():
+    assert Consumers.checks

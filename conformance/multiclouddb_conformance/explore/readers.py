@@ -38,9 +38,10 @@ from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.faults import ProviderFault
+from multiclouddb_spi.fetching.consumer import Consumer
+from multiclouddb_spi.fetching.consumers import Consumers
 from multiclouddb_spi.fetching.fetcher import Fetcher, InlineExecutor, ReadContext
-from multiclouddb_spi.fetching.readers import Budget, ReaderCache
-from multiclouddb_spi.fetching.turns import DueTimes
+from multiclouddb_spi.fetching.readers import Budget
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.partition import decode_partition_id
 from multiclouddb_spi.planning.planner import Planner
@@ -261,24 +262,22 @@ class Polls(Answers):
             lineage = self._lineage(at, feed)
             if lineage.waiting():
                 lineage.start_passed()
-            due: DueTimes | None = None
-            if "without" in name:
+            consumer, left_out = Consumer(feed, lineage, "", ""), set[str]()
+            if leaves_out := "without" in name:
                 choice = name.split()[-1]
-                left_out = {
-                    each.partition_id: (_NEVER, each.cursor)
-                    for each in lineage.active()
-                    if choice == "all" or at.index(each.partition_id) == int(choice)
-                }
-                due = DueTimes(left_out)
+                for each in lineage.active():
+                    if choice == "all" or at.index(each.partition_id) == int(choice):
+                        consumer.at(each.partition_id, each.cursor).not_before = _NEVER
+                        left_out.add(each.partition_id)
             context = _context(provider, audit=0.0 if name == "poll and search" else _NEVER)
             limit = 1 if name == "poll of one" else _ALL
             try:
                 result = Poll(
-                    context, feed, lineage, limit, _ALL << 20, Batch.events, _deadline(), wait=0.0,
-                    on_expired=_policy(at), single=False, now=lambda: None, due=due,
+                    context, consumer, limit, _ALL << 20, Batch.events, _deadline(), wait=0.0,
+                    on_expired=_policy(at), single=False, now=lambda: None, leaves_out=leaves_out,
                 ).run()  # fmt: skip
             finally:
-                context.cache.close()
+                consumer.discard()
             stuck = result.failure
             if stuck is not None and not result.count:
                 category = _category(provider, stuck[1])
@@ -293,12 +292,12 @@ class Polls(Answers):
                 return at.token, Got(over=True)
         told = _told(at, result.notices, chain.from_iterable(result.values), idle=result.idle)
         found = result.count or result.notices
-        if due is not None:
+        if leaves_out:
             if result.idle:
                 raise BrokenError("idle, although partitions were left out")
-            asked = {each.partition_id for each in lineage.active()} - due.times.keys()
+            asked = {each.partition_id for each in lineage.active()} - left_out
             asks = asked or lineage.ends() or lineage.audited is not None
-            soonest = 0.0 if result.due is None else result.due.soonest
+            soonest = result.soonest or 0.0
             if not found and (soonest >= _NEVER if asks else soonest < _NEVER):
                 raise BrokenError(f"a call has nothing, and the next one has at {soonest}")
             if not (found or lineage.ends()) and soonest <= time.monotonic():
@@ -359,7 +358,7 @@ class Planned(Reader):
                     raise
                 return at.token, Got(over=True)
             finally:
-                context.cache.close()
+                context.consumers.close()
             parts = [(each, self._rows(at, provider, feed, each)) for each in step.ranges()]
             rows = [row for _, found in parts for row in found]
             gap, again = _gaps(at, [place.split(" after ")[0] for place in step.skipped])
@@ -490,7 +489,7 @@ def _context(provider: Provider, audit: float) -> ReadContext:
     budget, observing, closed = Budget(_ALL * _BYTES), Observing(None), threading.Event()
     fetcher = Fetcher(provider, InlineExecutor(), observing, closed, pause=lambda _: None)
     return ReadContext(
-        fetcher, ReaderCache(budget, _ALL), budget, observing, closed,
+        fetcher, Consumers(budget, _ALL), budget, observing, closed,
         width=1, page_records=_ALL, watch_seconds=600.0, audit_seconds=audit,
     )  # fmt: skip
 

@@ -17,9 +17,6 @@ from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_embedded.reader import EmbeddedReader
 from multiclouddb_embedded.store.collection import partition_hash, partition_identity
 from multiclouddb_spi import Deadline, Fault, ProviderFault
-from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.state import WrittenTokens
-from multiclouddb_spi.continuation.token import Envelope
 
 PARTITIONS = 8
 ADDRESS = api.ResourceAddress("main", "orders")
@@ -97,20 +94,6 @@ def test_a_feed_whose_coverage_is_audited_is_read_each_time(consumer: Consumer, 
     monkeypatch.setattr(EmbeddedFeed, "names_late", True)
     consumer.page = consumer.client.read_changes(api.ChangeFeedRequest(ADDRESS, api.Now()))
     assert [consumer.next().diagnostics.requests for _ in range(5)] == [PARTITIONS] * 5
-
-
-def test_another_call_that_takes_its_lineage_disturbs_nothing(consumer: Consumer, monkeypatch: Any):
-    """Two threads that poll with one token make the same next token, whose lineage one may change already."""
-    keep = WrittenTokens.keep
-
-    def taken(self: WrittenTokens, token: str, envelope: Envelope, lineage: Lineage) -> None:
-        keep(self, token, envelope, lineage)
-        written = self.take(token)
-        assert written is not None
-        written.state.failed_last(written.state.active()[0].partition_id)
-
-    monkeypatch.setattr(WrittenTokens, "keep", taken)
-    consumer.until_quiet()
 
 
 def test_a_write_during_the_read_is_read_next(store: EmbeddedStore, consumer: Consumer, monkeypatch: Any):

@@ -16,7 +16,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_spanner_emulator.partition import HASHES, place_of
 from multiclouddb_spi import Planner, ProviderFault, read_range
-from multiclouddb_spi.reading.watermark import Standings
+from multiclouddb_spi.continuation.watermark import Standings
 
 from .feeds import DAY, MINUTE, STREAM, TABLE, Opened, feed, numbers, once
 from .scripted import READ

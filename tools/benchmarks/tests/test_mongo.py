@@ -23,7 +23,7 @@ from benchmarks.rows.mongo import (
     stream_a_page,
 )
 from multiclouddb_api import ChangeEvent, ChangeFeedRequest, FromContinuationToken, connect
-from multiclouddb_spi.fetching.readers import ReaderCache
+from multiclouddb_spi.fetching.consumers import Consumers
 
 SIZE = 120
 CALLS = 2 * SIZE // 10
@@ -118,7 +118,7 @@ class TestCursors:
             assert cursors(changes, CALLS).value == sent.names.count("aggregate") == 1
 
     def test_a_reader_that_is_not_kept_shows(self, changes, monkeypatch):
-        monkeypatch.setattr(ReaderCache, "pop", lambda *_: None)
+        monkeypatch.setattr(Consumers, "take", lambda *_: None)
         assert cursors(changes, CALLS).value == CALLS
 
     def test_events_that_are_missing_break_the_row(self, changes):

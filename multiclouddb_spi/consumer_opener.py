@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import Final
@@ -20,11 +20,7 @@ from multiclouddb_api import (
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import (
     FeedOver,
-    FeedState,
     Finished,
-    Session,
-    Written,
-    WrittenTokens,
     end_from_json,
     resolve_start,
     state_from_json,
@@ -32,78 +28,114 @@ from multiclouddb_spi.continuation.state import (
 from multiclouddb_spi.continuation.token import Envelope, decode_token, scope_text
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
 from multiclouddb_spi.faults import START_ANEW
+from multiclouddb_spi.fetching.consumer import Consumer
+from multiclouddb_spi.fetching.consumers import Consumers
 from multiclouddb_spi.fetching.fetcher import Fetcher
 from multiclouddb_spi.open_feed import FeedCache, OpenFeed, recreated
-from multiclouddb_spi.partition import decode_partition_id
+from multiclouddb_spi.partition import PartitionId, decode_partition_id
 from multiclouddb_spi.scan.contract import SupportsBackfill
 from multiclouddb_spi.time_limits import Deadline
 
 
-class SessionOpener:
-    """Checks the token and the ids of a request, beginning with the cheapest checks, then opens the feed."""
+class ConsumerOpener:
+    """Finds or makes the consumer of a request, beginning with the cheapest checks of its token and ids."""
 
-    def __init__(
-        self, provider: Provider, feeds: FeedCache, fetcher: Fetcher, written: WrittenTokens
-    ) -> None:
-        self._provider, self._feeds, self._fetcher, self._written = provider, feeds, fetcher, written
+    def __init__(self, provider: Provider, feeds: FeedCache, fetcher: Fetcher, consumers: Consumers) -> None:
+        self._provider, self._feeds, self._fetcher, self._consumers = provider, feeds, fetcher, consumers
 
     @contextmanager
     def open(
-        self, request: ChangeFeedRequest, spec: FeedSpec, deadline: Deadline
-    ) -> Iterator[Session | Finished]:
-        """Open a feed for the duration of a call, and determine the state from which to continue."""
+        self, request: ChangeFeedRequest, spec: FeedSpec, deadline: Deadline, call: object = None
+    ) -> Iterator[Consumer | Finished]:
+        """Open a feed for the duration of a call, and determine the state from which to continue.
+
+        With `call`, the consumer that an earlier call has left is used; the caller gives it back.
+        """
         physical = None
         if isinstance(request.scope, PhysicalPartition):
             name = request.scope.partition_id
             physical = decode_partition_id(name, self._provider.provider_id, spec.address)
         scope = scope_text(request.scope, physical.native if physical else None)
+        kept = None
+        if call is not None:
+            kept = self._consumers.take(key_of(request, spec), spec, scope, call)
+        try:
+            with self._opened(request, spec, scope, physical, kept, deadline) as found:
+                kept = None  # the caller has it
+                yield found
+        except Exception:
+            if kept is not None:
+                self._consumers.release(kept)
+            raise
+
+    @contextmanager
+    def _opened(
+        self,
+        request: ChangeFeedRequest,
+        spec: FeedSpec,
+        scope: str,
+        physical: PartitionId | None,
+        kept: Consumer | None,
+        deadline: Deadline,
+    ) -> Iterator[Consumer | Finished]:
         digest = spec.options.position_digest() if spec.options is not None else ""
         position = request.start_position
+        token = position.token if isinstance(position, FromContinuationToken) else None
         envelope: Envelope | None = None
-        written: Written | None = None
-        if isinstance(position, FromContinuationToken):
-            written = self._written.take(position.token)
-            envelope = decode_token(position.token) if written is None else written.envelope
+        made_by: tuple[str | None, str, str] | None = None
+        if token is not None and kept is not None and kept.token == token:
+            made_by = (kept.incarnation, "continuation_token", _RECREATED)
+        elif token is not None:
+            envelope = decode_token(token)
+            made_by = (envelope.incarnation, "continuation_token", _RECREATED)
             # As far as this is possible without a call to the service.
             where = self._provider.full_address(envelope.address)
             made_for = (envelope.provider_id, where, envelope.scope, envelope.options_digest)
             if made_for != (self._provider.provider_id, spec.address, scope, digest):
                 raise _foreign_token(envelope, where, self._provider.provider_id, spec, scope)
-        over = None if envelope is None or written is not None else end_from_json(envelope.state)
-        if envelope is not None and isinstance(over, FeedOver):
-            assert isinstance(position, FromContinuationToken)
-            yield Finished(position.token, over, envelope.skipped)
-            return
+            over = end_from_json(envelope.state)
+            if isinstance(over, FeedOver):
+                yield Finished(token, over, envelope.skipped)
+                return
 
-        def begin(feed: Feed) -> Session:
-            state: FeedState
-            if envelope is not None:
-                if written is None:
-                    state = state_from_json(envelope.state, feed)
-                else:
-                    state = written.state
-                    state.rules = feed
-                if isinstance(state, Lineage) and physical is not None:
-                    state.root = physical.native
-                assert isinstance(position, FromContinuationToken)
-                return Session(
-                    feed, state, scope, digest, envelope.watermark, envelope.skipped, envelope.read_until,
-                    None if envelope.fresh else position.token,
-                )  # fmt: skip
-            assert not isinstance(position, FromContinuationToken)
-            if isinstance(position, Snapshot):
-                return Session(feed, self.snapshot(feed, position, deadline), scope, digest)
-            only = physical.native if physical else None
-            lineage = self._start(opened, feed, position, only, deadline)
-            return Session(feed, lineage, scope, digest)
+        def begin(feed: Feed) -> Consumer:
+            if kept is not None and kept.feed is feed and token is not None and kept.token == token:
+                return kept
+            if token is None:
+                made = self._started(opened, request, scope, digest, physical, deadline)
+            else:
+                made = _continued(feed, token, envelope or decode_token(token), scope, digest, physical)
+            if kept is not None:
+                if kept.feed is feed:
+                    made.adopt(kept)
+                self._consumers.remove(kept)
+                if kept.feed is not feed:
+                    kept.discard()
+            return made
 
         def check(feed: Feed) -> None:
             assert physical is not None
             physical.check_incarnation(spec.address, feed.identity.incarnation)
 
-        made_by = None if envelope is None else (envelope.incarnation, "continuation_token", _RECREATED)
         with closing(OpenFeed(self._provider, spec, self._fetcher.call, deadline, self._feeds)) as opened:
             yield opened.use(begin, None if physical is None else check, made_by)
+
+    def _started(
+        self,
+        opened: OpenFeed,
+        request: ChangeFeedRequest,
+        scope: str,
+        digest: str,
+        physical: PartitionId | None,
+        deadline: Deadline,
+    ) -> Consumer:
+        """Make the consumer of a start position."""
+        feed, position = opened.feed, request.start_position
+        assert not isinstance(position, FromContinuationToken)
+        if isinstance(position, Snapshot):
+            return Consumer(feed, self.snapshot(feed, position, deadline), scope, digest)
+        only = None if physical is None else physical.native
+        return Consumer(feed, self._start(opened, feed, position, only, deadline), scope, digest)
 
     def feed(self, spec: FeedSpec, deadline: Deadline) -> OpenFeed:
         """Open a feed for the duration of a call; the caller must close it."""
@@ -150,6 +182,27 @@ class SessionOpener:
             lambda: opened.call("start", lambda until: asked.start(position, only, until)),
             only=only,
         )
+
+
+def _continued(
+    feed: Feed, token: str, envelope: Envelope, scope: str, digest: str, physical: PartitionId | None
+) -> Consumer:
+    """Make the consumer of a token from its content alone."""
+    state = state_from_json(envelope.state, feed)
+    if isinstance(state, Lineage) and physical is not None:
+        state.root = physical.native
+    return Consumer(
+        feed, state, scope, digest, envelope.watermark, envelope.skipped, envelope.read_until,
+        None if envelope.fresh else token,
+    )  # fmt: skip
+
+
+def key_of(request: ChangeFeedRequest, spec: FeedSpec) -> Hashable:
+    """Return the key of the consumer that continues from the start position of a request."""
+    position = request.start_position
+    if isinstance(position, FromContinuationToken):
+        return position.token
+    return spec, request.scope, position
 
 
 _RECREATED: Final = f"the changes of the old resource are gone; {START_ANEW}"

@@ -1,0 +1,218 @@
+"""Keeps the consumers of one client between their calls."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import ClassVar, Final
+
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.state import state_from_json
+from multiclouddb_spi.continuation.token import decode_token
+from multiclouddb_spi.contract import Feed, FeedSpec
+from multiclouddb_spi.fetching.consumer import Consumer
+from multiclouddb_spi.fetching.readers import Budget
+
+_MOST_KEYS: Final = 16384
+_MOST_PARTITIONS: Final = 100_000
+_IDLE_SECONDS: Final = 60.0
+# A consumer that reads page after page comes back within this time.
+_RESTING_SECONDS: Final = 10.0
+_MOST_AT_ONCE: Final = 8
+
+
+class Consumers:
+    """Finds the consumer for a request by its token, or by its start if a first call has failed.
+
+    The least recently used one is discarded first. A call takes a consumer for its own use; another call with
+    the same token begins without one. A consumer that nobody has used for a minute is discarded, except one
+    that still searches for children, of which only the readers are closed.
+
+    Attributes:
+        most_readers: The most readers that stay open between calls.
+        checks: True to compare each consumer with the content of its token; only tests set it.
+    """
+
+    checks: ClassVar[bool] = False
+
+    def __init__(self, budget: Budget, most_readers: int) -> None:
+        self._budget, self.most_readers = budget, most_readers
+        self._kept: OrderedDict[Hashable, Consumer] = OrderedDict()
+        self._partitions = self._readers = 0  # those of the consumers that no call uses
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def take(self, key: Hashable, spec: FeedSpec, scope: str, call: object) -> Consumer | None:
+        """Return the consumer for a key, for the use of one call; None if there is none, or if it is in use.
+
+        Args:
+            key: A token or a start.
+            spec: The feed of the request.
+            scope: The scope of the request; a token of one scope must be refused for another one.
+            call: The call. If it is interrupted, `discard_of` finds the consumer by it.
+        """
+        with self._lock:
+            found = self._kept.get(key)
+            if found is None or found.call is not None or found.feed.spec != spec or found.scope != scope:
+                return None
+            if self.checks:
+                _check(found)
+            self._count(found, -1)
+            found.call = call
+            for each in found.keys:
+                self._kept.move_to_end(each)
+        return found
+
+    def put(self, consumer: Consumer, *keys: Hashable) -> None:
+        """Keep a consumer for later calls with these keys, after a call has used it."""
+        gone = list[Consumer]()
+        consumer.used_at = time.monotonic()
+        if self._budget.used > self._budget.limit:
+            self.make_room(0)
+        with self._lock:
+            self._forget_keys(consumer)
+            if self._closed:
+                keys = ()
+                gone.append(consumer)
+            for key in keys:
+                if (other := self._kept.get(key)) is not None and other.call is None:
+                    gone.append(self._removed(other))
+                self._kept[key] = consumer
+                self._kept.move_to_end(key)
+            consumer.keys, consumer.call = keys, None
+            if keys:
+                self._count(consumer, 1)
+                gone += self._surplus(consumer)
+        for each in gone:
+            each.discard()
+
+    def release(self, consumer: Consumer) -> None:
+        """Give a consumer back that the call has not changed."""
+        with self._lock:
+            consumer.call = None
+            self._count(consumer, 1)
+
+    def remove(self, consumer: Consumer) -> None:
+        """Forget a consumer that a call uses, but leave its readers as they are."""
+        with self._lock:
+            self._forget_keys(consumer)
+
+    def discard_of(self, call: object) -> None:
+        """Discard what a call uses, after it was interrupted at any point."""
+        for consumer in [each for each in list(self._kept.values()) if each.call is call]:
+            self.remove(consumer)
+            consumer.discard()
+
+    def make_room(self, nbytes: int) -> bool:
+        """Free fetched records until `nbytes` fit: of consumers that rest, the longest unused first."""
+        missing = self._budget.over(nbytes)
+        with self._lock:
+            before = time.monotonic() - _RESTING_SECONDS
+            for consumer in list(self._kept.values()):
+                if missing <= 0 or consumer.used_at >= before:
+                    break  # another consumer that was just used would have to fetch the records again
+                if consumer.call is not None:
+                    continue
+                for part in consumer.partitions.values():
+                    if missing > 0 and part.reader is not None and not part.reader.empty():
+                        missing -= part.reader.nbytes()
+                        consumer.drop_reader(part)
+                        self._readers -= 1
+        return self._budget.over(nbytes) <= 0
+
+    def forget(self, feed: Feed | None = None) -> None:
+        """Discard the consumers of one feed, or of all feeds, that no call uses."""
+        with self._lock:
+            gone = {
+                id(each): each
+                for each in self._kept.values()
+                if each.call is None and (feed is None or each.feed is feed)
+            }
+            for each in gone.values():
+                self._removed(each)
+        for each in gone.values():
+            each.discard()
+
+    def close(self) -> None:
+        """Discard all consumers, including those that running calls give back later."""
+        with self._lock:
+            self._closed = True
+        self.forget()
+
+    def __len__(self) -> int:
+        return len({id(each) for each in self._kept.values()})
+
+    # -- The caller of these methods holds the lock
+
+    def _count(self, consumer: Consumer, sign: int) -> None:
+        size = len(consumer.state) if isinstance(consumer.state, Lineage) else 1
+        self._partitions += sign * size
+        self._readers += sign * consumer.open_readers
+
+    def _forget_keys(self, consumer: Consumer) -> None:
+        for key in consumer.keys:
+            if self._kept.get(key) is consumer:
+                del self._kept[key]
+        consumer.keys = ()
+
+    def _removed(self, consumer: Consumer) -> Consumer:
+        self._count(consumer, -1)
+        self._forget_keys(consumer)
+        return consumer
+
+    def _surplus(self, newest: Consumer) -> list[Consumer]:
+        """Remove what is too much, and return it; the newest one stays, but may lose readers."""
+        gone, idle = list[Consumer](), newest.used_at - _IDLE_SECONDS
+        for consumer in list(self._oldest()):
+            if consumer is newest or consumer.call is not None:
+                continue
+            is_much = len(self._kept) > _MOST_KEYS or self._partitions > _MOST_PARTITIONS
+            if not (is_much or self._readers > self.most_readers or consumer.used_at < idle):
+                break
+            if consumer.is_searching() and not is_much:
+                self._readers -= consumer.open_readers
+                consumer.discard()
+                consumer.used_at = newest.used_at
+                for key in consumer.keys:
+                    self._kept.move_to_end(key)
+            else:
+                gone.append(self._removed(consumer))
+        if self._readers > self.most_readers:
+            self._readers -= newest.open_readers
+            newest.close_readers(self.most_readers)
+            self._readers += newest.open_readers
+        return gone
+
+    def _oldest(self) -> list[Consumer]:
+        """Return the consumers that are looked at for their age after one call."""
+        # Only a few at a time, because closing their readers delays the call.
+        found = list[Consumer]()
+        for consumer in self._kept.values():
+            if consumer not in found:
+                found.append(consumer)
+            if len(found) > _MOST_AT_ONCE:
+                break
+        return found
+
+
+def _check(consumer: Consumer) -> None:
+    """Compare what is kept with the content of its token."""
+    if consumer.token is None or not isinstance(consumer.state, Lineage):
+        return
+    parsed = decode_token(consumer.token)
+    state = state_from_json(parsed.state, consumer.feed)
+    assert isinstance(state, Lineage)
+    assert list(state) == list(consumer.state), "a token differs from the lineage that was kept"
+    assert state.audited == consumer.state.audited
+    kept = (consumer.watermark, consumer.read_until, consumer.skipped, consumer.scope, consumer.digest)
+    assert kept == (
+        parsed.watermark, parsed.read_until, parsed.skipped, parsed.scope, parsed.options_digest
+    ), "a token differs from what was kept"  # fmt: skip
+    assert consumer.incarnation == parsed.incarnation
+    assert consumer.resumed_from == (None if parsed.fresh else consumer.token)
+    for name, part in consumer.partitions.items():
+        entry = state.reading(name)
+        is_there = entry is not None and part.cursor == entry.said[0]
+        assert is_there or part.reader is None, "a reader is elsewhere"

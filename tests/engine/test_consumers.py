@@ -1,0 +1,230 @@
+"""Tests that what a client keeps of its consumers changes nothing but the time that a page takes.
+
+From the token of every page, the client that wrote it and a new client deliver the same rest: with several
+consumers in one client, after errors, after interrupts, and when a consumer goes back to an older token.
+"""
+
+import os
+import random
+from contextlib import suppress
+
+import attrs
+import pytest
+
+from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now, PhysicalPartition
+from multiclouddb_conformance.simulation import (
+    Listing,
+    ServerError,
+    ServiceBehaviour,
+    Simulation,
+    ThrottledError,
+)
+from multiclouddb_spi import ProviderFault, engine
+from multiclouddb_spi.fetching.consumer import Consumer
+from multiclouddb_spi.fetching.consumers import Consumers
+from tests.engine.conftest import Bench
+from tests.engine.interrupt import interrupted_at
+
+LIVES = int(os.environ.get("MULTICLOUDDB_CONSUMER_LIVES", "5"))
+
+
+class Reader:
+    """A consumer of the test: where it is, what it has seen, and how much of it at each token."""
+
+    def __init__(self, start):
+        self.start, self.place, self.seen, self.marks = start, start, [], []
+
+
+class Life:
+    """Some consumers in one client, beside a writer, with faults that end by themselves."""
+
+    def __init__(self, make_bench, seed, form=Listing.ALL):
+        self.dice = random.Random(seed)
+        behaviour = attrs.evolve(ServiceBehaviour(seed=seed), listing=form)
+        self.bench = make_bench(self.dice.randrange(1, 5), behaviour=behaviour)
+        self.sim = self.bench.sim
+        self.bench.connect(
+            max_concurrency=self.dice.choice([1, 2, 16]), max_buffered_bytes=65_536, page_records=5,
+            attempts=1, pause=lambda seconds: None,
+        )  # fmt: skip
+        self.readers = [Reader(Beginning()) for _ in range(self.dice.randrange(1, 4))]
+
+    def live(self, steps):
+        acts = (
+            [self.write] * 4
+            + [self.page] * 10
+            + [self.interrupt, self.break_off, self.fail, self.reshape, self.go_back]
+        )
+        for _ in range(steps):
+            self.dice.choice(acts)()
+
+    def write(self):
+        for _ in range(self.dice.randrange(1, 20)):
+            self.sim.write(f"k{self.dice.randrange(12)}", {"n": self.sim.head})
+
+    def fail(self):
+        fault = self.dice.choice([ServerError("503"), ThrottledError("slow", 0.0)])
+        name = self.dice.choice(list(self.sim.partitions))
+        self.sim.fail_next(name, fault, times=self.dice.randrange(1, 3))
+
+    def reshape(self):
+        names = self.sim.open_partitions
+        if len(names) < 6:
+            self.sim.split(self.dice.choice(names))
+        else:
+            self.sim.merge(*self.dice.sample(names, 2))
+
+    def read(self, one):
+        size, ask_all = self.dice.choice([0, 1, 3, 7]), self.dice.random() < 0.7
+        try:
+            page = self.bench.page(one.place, size, ask_all=ask_all)
+        except MulticloudDbError as error:
+            if not error.retryable:
+                raise
+            return False
+        one.seen += [event.event_id for event in page.events]
+        if self.dice.random() < 0.8 or page.events:  # else it keeps its token until events come
+            one.place = page.continuation_token
+            one.marks.append((one.place, len(one.seen)))
+        return page.idle
+
+    def page(self):
+        self.read(self.dice.choice(self.readers))
+
+    def interrupt(self):
+        one = self.dice.choice(self.readers)
+        interrupted_at(self.dice.randrange(1, 400), lambda: self.bench.page(one.place, 3))
+
+    def break_off(self):
+        """A call fails after it has read."""
+        pages, one = self.bench.engine._pages, self.dice.choice(self.readers)
+
+        def fails(*_):
+            raise ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, "no page", retryable=True)
+
+        pages.reading = fails
+        with suppress(MulticloudDbError):
+            self.bench.page(one.place, 3)
+        del pages.reading
+
+    def go_back(self):
+        one = self.dice.choice(self.readers)
+        if one.marks:
+            del one.marks[self.dice.randrange(len(one.marks)) + 1 :]
+            one.place, count = one.marks[-1]
+            del one.seen[count:]
+
+    def drained(self, one):
+        for _ in range(500):
+            if self.read(one):
+                return
+        raise AssertionError("not idle")
+
+    def check(self):
+        written = sorted(self.bench.written())
+        for one in self.readers:
+            self.drained(one)
+            assert sorted(one.seen) == written
+            for token, count in self.dice.sample(one.marks, min(3, len(one.marks))):
+                cold = self.bench.connect()
+                rest = [event.event_id for event in self.bench.drain(token, engine=cold)[0]]
+                assert sorted(rest) == sorted(one.seen[count:]), "a new client reads on differently"
+
+
+def play(make_bench, seed, form=Listing.ALL):
+    life = Life(make_bench, seed, form)
+    try:
+        life.live(60)
+        life.check()
+    except (AssertionError, MulticloudDbError) as error:
+        error.add_note(f"seed {seed}, {form}")
+        raise
+
+
+@pytest.mark.parametrize("form", [Listing.ALL, Listing.OPEN], ids=lambda form: form.value)
+@pytest.mark.parametrize("lives", [LIVES, pytest.param(100 * LIVES, marks=pytest.mark.soak)])
+def test_a_new_client_reads_on_in_the_same_way(make_bench, looks_at_once, lives, form):
+    for seed in range(lives):
+        play(make_bench, seed, form)
+
+
+def kept_after_an_interrupt(monkeypatch):
+    """The consumer of an interrupted call is put back as if nothing had happened."""
+
+    def spared(self, call):
+        for each in {id(each): each for each in self._kept.values() if each.call is call}.values():
+            self.release(each)
+
+    monkeypatch.setattr(Consumers, "discard_of", spared)
+    monkeypatch.setattr(Consumers, "remove", lambda self, consumer: None)
+
+
+def not_rewound(monkeypatch):
+    """After an error, the state counts as that of the request's token."""
+    used = engine.Engine._used
+
+    def kept(self, consumer, *rest):
+        token = consumer.token
+        try:
+            return used(self, consumer, *rest)
+        except Exception:
+            consumer.token = token
+            raise
+
+    monkeypatch.setattr(engine.Engine, "_used", kept)
+
+
+def adopted_wherever_it_stands(monkeypatch):
+    """A reader is taken over although it is at another position."""
+    adopt = Consumer.adopt
+
+    def blindly(self, other):
+        for name, part in other.partitions.items():
+            entry = self.state.reading(name)
+            if entry is not None:
+                part.cursor = entry.said[0]
+        adopt(self, other)
+
+    monkeypatch.setattr(Consumer, "adopt", blindly)
+
+
+PLANTED = [kept_after_an_interrupt, not_rewound, adopted_wherever_it_stands]
+
+
+@pytest.mark.parametrize("defect", PLANTED, ids=lambda defect: defect.__name__)
+@pytest.mark.parametrize("checks", [True, False])
+def test_a_planted_defect_is_found(looks_at_once, monkeypatch, defect, checks):
+    monkeypatch.setattr(Consumers, "checks", checks)
+    defect(monkeypatch)
+
+    def careless(partitions, **settings):
+        return Bench(Simulation(partitions, **settings))
+
+    def some_lives():
+        for seed in range(40):
+            play(careless, seed)
+
+    with pytest.raises((AssertionError, MulticloudDbError)):
+        some_lives()
+
+
+class TestTaken:
+    """A consumer is used only for a request of its own feed and scope, and only by one call at once."""
+
+    def test_not_for_another_scope(self, make_bench):
+        bench = make_bench(2)
+        token = bench.page(Now()).continuation_token
+        scope = PhysicalPartition(bench.partitions()[0])
+        bench.refused(ErrorCategory.INVALID_REQUEST, token, scope=scope)
+        bench.fill(3)
+        assert len(bench.drain(token)[0]) == 3
+
+    def test_a_token_is_none_before_the_first_event_also_if_the_page_is_returned_again(
+        self, make_bench, moved_clock
+    ):
+        bench = make_bench(8, behaviour=ServiceBehaviour(poll_after=10.0))
+        bench.connect(max_concurrency=2)
+        page = bench.page(Now(), ask_all=False)
+        for _ in range(3):
+            page = bench.page(page.continuation_token, ask_all=False)
+            assert (page.resumed_from, page.events) == (None, ())
