@@ -447,15 +447,15 @@ class Poll(Generic[T]):
 
     def _resting(self, entries: Iterable[Entry], now: float) -> set[str]:
         """Return those of the partitions that are not worth asking at their positions yet."""
-        get, found = self._consumer.partitions.get, set[str]()
-        for entry in entries:  # perhaps 100,000: without calls
-            part = get(entry.partition_id)
-            # One that is throttled is asked, so that each page names it.
-            if part is not None and part.not_before > now and part.trouble is None:
-                here = entry.said[0]
-                if part.cursor is here or part.cursor == here:
-                    found.add(entry.partition_id)
-        return found
+        get = self._consumer.partitions.get
+        return {
+            entry.partition_id
+            for entry in entries
+            if (part := get(entry.partition_id)) is not None
+            and part.not_before > now
+            and part.trouble is None  # one that is throttled is asked, so that each page names it
+            and (part.cursor is entry.said[0] or part.cursor == entry.said[0])
+        }
 
     def _soonest(self) -> float:
         """Return when the first partition is worth asking again; 0 if the feed has something to do."""

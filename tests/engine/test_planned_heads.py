@@ -354,7 +354,7 @@ class TestWalk:
         for _ in range(2):
             sim.write(keys["p0"], {"n": 1})
             found += consumer.step()
-            consumer.context.cache.forget()
+            consumer.context.consumers.forget()
         assert late in found
 
     def test_goes_on_inside_the_step_if_its_reader_was_not_used_for_long(self, sim, consumer, monkeypatch):

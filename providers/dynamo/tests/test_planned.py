@@ -44,7 +44,7 @@ class Run:
 
     def restart(self):
         """Plan without the readers of the steps before."""
-        self.planner._context.cache.forget()
+        self.planner._context.consumers.forget()
 
 
 @pytest.fixture(params=[True, False], ids=["tokens with iterators", "tokens without"])
