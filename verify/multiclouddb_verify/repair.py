@@ -187,13 +187,15 @@ class _Plan:
                     self._row(each, event)
 
     def _row(self, each: Confirmed, event: ChangeEvent | None) -> None:
-        last = max(self._versions(each.key), default="")
+        versions = self._versions(each.key)
+        last = max(versions, default="")
         digest = self._digest(event)
         is_own = self._sides.facts.floor is ScanFloor.ROW
         self.own_orders[each.key] = self._floor if event is None or not is_own else event.order_key
         if last != each.last:
             self.moved.append(each)
-        elif digest != each.expected:
+        elif digest != each.expected or (last and versions[last] not in (digest, UNKNOWN)):
+            # A row above its last change was judged by a look-up, and a second one is no other answer.
             self.disagreed.append(each)
         else:
             own = self.own_orders[each.key]

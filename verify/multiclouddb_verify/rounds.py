@@ -195,6 +195,8 @@ class Rounds:
             follower.catch_up()
             hashed = digests_of([key.encode() for key, *_ in chunk]).tolist()
             versions = [state.versions(each, key) for each, (key, *_) in zip(hashed, chunk, strict=True)]
+            # What is looked up below is no change: a repair compares the last one that the stream has shown.
+            changed = [max(each, default="") for each in versions]
             unknown = self._complete(chunk, versions, found, moved, follower)
             own, unread = self._own_orders(chunk, found)
             unknown |= unread
@@ -225,10 +227,11 @@ class Rounds:
                     suspected.append((verdict.value, now, key))
                     confirms.append(now + settle)
                 elif now - since >= settle:
-                    last = max(versions[at], default="")
-                    expected = versions[at][last] if last else scanned
+                    expected = versions[at][max(versions[at])] if versions[at] else scanned
                     orders = tuple(row.order_key for row in rows)
-                    confirmed.append(Confirmed(key, Kind(verdict.value), orders, scanned, expected, last))
+                    confirmed.append(
+                        Confirmed(key, Kind(verdict.value), orders, scanned, expected, changed[at])
+                    )
                 else:
                     confirms.append(since + settle)
             is_new = is_new or bool(settled or confirmed or unknown)

@@ -225,6 +225,61 @@ def test_a_key_that_moves_before_it_is_written_is_judged_again(tmp_path):
     world.close()
 
 
+class TestRowAboveItsLastChange:
+    """The row's `order_key` is higher than that of each change of its key since the position of the sink.
+
+    It is damaged, or it is the floor of a snapshot or of a repair, which sorts above the changes before it.
+    """
+
+    def changed(self, document, order):
+        """Make a world in which a key has changed after the position that is read first."""
+        world = quiet([])
+        positions = [world.token]
+        world.put("r0")
+        world.drain()
+        [row] = [row for row in world.target.table if row.key == key_of("r0")]
+        row.order_key = order or row.order_key + "~"
+        row.text = document or row.text
+        world.stored = lambda: positions.pop() if positions else world.token
+        return world, row
+
+    @pytest.mark.parametrize(
+        ("document", "order", "kind"),
+        [(None, "~", Kind.BLOCKED), ("{}", "~", Kind.BLOCKED), ("{}", None, Kind.STALE)],
+    )
+    def test_is_repaired(self, document, order, kind, tmp_path):
+        world, _ = self.changed(document, order)
+        report = world.verify(tmp_path / "state", repair=True, patience_seconds=5.0)
+        assert (report.equal, {each.key: each.kind for each in report.repaired}) == (
+            True,
+            {key_of("r0"): kind},
+        )
+        world.put("r0")
+        world.settle()
+        assert world.target.documents() == world.truth()
+        world.close()
+
+    def test_is_not_written_if_the_last_change_that_was_read_does_not_say_what_the_look_up_says(
+        self, tmp_path
+    ):
+        """Two look-ups are one answer: both may come from another replica."""
+        world, row = self.changed("{}", None)
+
+        def other(answers):
+            return {
+                key: each and attrs.evolve(each, new_item_state={"v": "of another replica"})
+                for key, each in answers.items()
+            }
+
+        answering(world, other)
+        before = rows(world)
+        report = world.verify(tmp_path / "state", repair=True, patience_seconds=5.0)
+        assert rows(world) == before
+        assert (report.equal, report.unsettled) == (False, (row.key,))
+        assert "do not say the same" in report.reasons[row.key]
+        world.close()
+
+
 def test_report_says_which_answers_have_agreed(tmp_path):
     world = quiet(list(Kind))
     report = world.verify(tmp_path / "state", repair=True)
