@@ -157,6 +157,7 @@ def committed(
         until, tried = time.monotonic() + patience, 0
         while True:
             try:
+                check_writable(table, table.table_uri)
                 if check is not None:
                     check()
                 return commit()
@@ -175,7 +176,6 @@ def committed(
             wait = min(2 * wait, _LONGEST_WAIT)
             before = table.version()
             table.update_incremental()
-            check_writable(table, table.table_uri)
             if is_gone(caught) and table.version() == before:
                 raise unreadable(table.table_uri, caught) from safe_cause(caught)
 

@@ -31,6 +31,7 @@ __all__ = [
 
 _READABLE: Final = frozenset({"timestampNtz", "variantType", "variantType-preview"})
 """The reader features that deltalake's Arrow data set knows; deltalake also merges where it cannot read."""
+_VECTORS: Final = "deletionVectors"
 _MAPPING: Final = "delta.columnMapping.mode"
 _CONSTRAINT: Final = "delta.constraints."
 # What the operating system says through deltalake.
@@ -54,6 +55,11 @@ def check_readable(table: DeltaTable, where: str) -> None:
 def check_writable(table: DeltaTable, where: str) -> None:
     """Refuse a table in which a sink cannot replace rows."""
     _check_mapping(table, where)
+    # Before deltalake 1.6.5, a scan may apply a vector to other rows than those that were deleted, so a merge
+    # brings these back and loses the others (delta-rs#4692). The protocol does not say whether there is a
+    # vector yet, and another writer may add one at any time. And no reader here could prove such a merge.
+    if _VECTORS in (table.protocol().writer_features or ()):
+        raise _unsupported(where, {_VECTORS}, "read or write")
     if table.metadata().configuration.get("delta.appendOnly", "").lower() == "true":
         raise _append_only(where)
 

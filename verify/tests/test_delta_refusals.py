@@ -102,7 +102,7 @@ def test_a_table_with_mapped_columns_is_refused_by_name(tmp_path, mode, use):
 
 
 @pytest.mark.parametrize("use", READS)
-@pytest.mark.parametrize("feature", ["DeletionVectors", "V2Checkpoint", "ColumnMapping"])
+@pytest.mark.parametrize("feature", ["V2Checkpoint", "ColumnMapping"])
 def test_a_feature_that_deltalake_cannot_read_is_refused_by_name_and_merged_all_the_same(table, feature, use):
     DeltaTable(table).alter.add_feature(
         getattr(TableFeatures, feature), allow_protocol_versions_increase=True
@@ -110,6 +110,25 @@ def test_a_feature_that_deltalake_cannot_read_is_refused_by_name_and_merged_all_
     assert merged(table, ("a", 2, {}), n=2)
     error = refused(lambda: use(table))
     assert (error.category, feature.lower() in error.message.lower()) == (UNSUPPORTED, True)
+
+
+@pytest.mark.parametrize("use", READS + WRITES)
+def test_a_table_with_deletion_vectors_is_refused_by_name(table, use):
+    """Versions of deltalake apply them to other rows, so that a merge brings deleted rows back."""
+    DeltaTable(table).alter.set_table_properties({"delta.enableDeletionVectors": "true"})
+    before = DeltaTable(table).version()
+    error = refused(lambda: use(table))
+    assert (error.category, "deletionVectors" in error.message) == (UNSUPPORTED, True)
+    assert DeltaTable(table).version() == before
+
+
+def test_deletion_vectors_that_another_writer_switches_on_before_a_commit_are_refused(table):
+    """The sink has opened the table before; it is what the commit would be based on that counts."""
+    opened, made = DeltaTable(table), []
+    DeltaTable(table).alter.set_table_properties({"delta.enableDeletionVectors": "true"})
+    opened.update_incremental()
+    assert refused(lambda: committed(opened, lambda: made.append(1))).category == UNSUPPORTED
+    assert not made
 
 
 @pytest.mark.parametrize("use", [merge, fix, record])
@@ -228,7 +247,7 @@ def test_parts_of_a_table_that_is_made_again_at_its_path(tmp_path):
 
 
 def test_a_mark_is_stored_in_a_table_that_deltalake_cannot_read(table):
-    DeltaTable(table).alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
+    DeltaTable(table).alter.add_feature(TableFeatures.V2Checkpoint, allow_protocol_versions_increase=True)
     begins = SnapshotStarted("000010~", "p:r:snapshot:s")
     merge_into_delta(page([], begins), None, table, None)
     assert DeltaTable(table).metadata().configuration["multiclouddb-snapshot:s"] == "0"
