@@ -98,11 +98,11 @@ DYNAMO = {
         ),
     ),
     "a child is not named": (
-        ONE,
+        "roll 0 hide | read 0 | read 0",
         stating(DynamoFeed, whole=False, present=lambda stated: stated.present[1:]),
     ),
     "closed shards are not listed": (
-        "split 0 hide | read 0 | roll 1 | trim",
+        "roll 0 | roll 1 | read 0 | trim | split 2 hide",
         stating(DynamoFeed, whole=True, present=without_closed),
     ),
 }
