@@ -368,8 +368,9 @@ class SinkTable:
             raise invalid_request(
                 "table",
                 f"{where} does not contain what the query of this batch has delivered before: it has no mark "
-                "of it, so it was made again or belongs to another query, or the first batch was not passed",
-                f"pass every batch, and checkpoint=; else {way_out}",
+                "of it, so it was made again or belongs to another query, or the first batch, number 0, was "
+                "not passed",
+                f"pass every batch, also an empty one, or checkpoint=; else {way_out}",
             )
         if self._storage.gone_back(batch.query, batch.done):
             raise invalid_request(

@@ -113,6 +113,15 @@ class TestMergeIntoDelta:
         assert documents(path) == {"a": {"n": 1}, "b": {"n": 2}}
 
 
+def test_file_with_more_rows_than_deltalake_reads_at_once(path):
+    """Versions of deltalake number its rows once for each part that they read, and take two rows for one."""
+    for order in (1, 2):
+        assert merge_into_delta(
+            rows(*((f"k{n}", order, {"n": order}) for n in range(20_000))), None, path, None
+        )
+    assert documents(path) == {f"k{n}": {"n": 2} for n in range(20_000)}
+
+
 class TestPrunedFiles:
     """A merge reads only the files that can contain its keys, and never skips such a file."""
 
@@ -224,6 +233,25 @@ class TestAnotherTable:
         assert merge_into_delta(B, 1, path, "app", checkpoint=first, create="always")
         assert merge_into_delta(C, 2, path, "app", checkpoint=first)
         assert documents(path) == {"b": {"n": 2}, "c": {"n": 3}}
+
+    @pytest.mark.parametrize("empty", [False, True])
+    def test_without_a_checkpoint_the_numbers_of_a_query_begin_with_0(self, path, empty):
+        """Who leaves out an empty first batch looks like the query of a table that was made again."""
+        merge_into_delta(rows(("seed", 1, {})), None, path, None)
+        version = DeltaTable(path).version()
+        for _ in range(2):
+            with pytest.raises(
+                MulticloudDbError, match=r"first batch, number 0, was not passed.*checkpoint="
+            ):
+                merge_into_delta(A, 1, path, "app")
+        assert DeltaTable(path).version() == version
+        merge_into_delta(A.slice(0, 0) if empty else A, 0, path, "app")
+        # It is stopped, killed and started again at any batch; the last ones come again.
+        for number in (1, 1, 2, 0, 1, 2, 9):
+            assert merge_into_delta(B, number, path, "app")
+        with pytest.raises(MulticloudDbError, match="was not passed"):
+            merge_into_delta(C, 1, path, "another app")
+        assert documents(path).keys() == {"seed", "b"} | (set() if empty else {"a"})
 
     @pytest.mark.parametrize("number", [0, 1, 2])
     def test_offset_says_whether_a_row_was_delivered(self, path, first, number):
