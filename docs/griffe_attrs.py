@@ -24,7 +24,7 @@ _ANCHORS: Final = {
     number: slugify(heading.replace("`", ""), "-") for heading, number in _HEADING.findall(_CONFIGURATION)
 }
 _DECORATORS: Final = (
-    "attrs.define", "attrs.frozen", "multiclouddb_api.value.define", "multiclouddb_api.value.frozen",
+    "attrs.define", "attrs.frozen",
 )  # fmt: skip
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
 import attrs
+from attrs import frozen
 
 from multiclouddb_api.redaction import html_table
 from multiclouddb_api.validators import check_type, is_a
-from multiclouddb_api.value import frozen
 
 
 class Capability(StrEnum):

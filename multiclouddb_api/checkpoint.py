@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 import attrs
 import orjson
+from attrs import frozen
 
 from multiclouddb_api.config import SecretText
 from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
@@ -22,7 +23,6 @@ from multiclouddb_api.redaction import shorten
 from multiclouddb_api.registry import sole_offer
 from multiclouddb_api.steps import Call, Steps
 from multiclouddb_api.validators import check_type, is_a, local_path, not_blank, suggestion, type_name
-from multiclouddb_api.value import frozen
 
 _FORMAT: Final = "multiclouddb.checkpoint"
 _VERSION: Final = 1

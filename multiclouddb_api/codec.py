@@ -30,11 +30,11 @@ from uuid import UUID
 
 import attrs
 import orjson
+from attrs import frozen
 
 from multiclouddb_api.errors import MulticloudDbError, invalid_request, type_name
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_api.validators import is_a
-from multiclouddb_api.value import frozen
 
 JsonValue: TypeAlias = bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"] | None
 """The values that `json.loads` can return; cursors and tokens are stored in this form."""

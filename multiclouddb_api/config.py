@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 import attrs
+from attrs import frozen
 
 from multiclouddb_api.errors import MulticloudDbError, invalid_request
 from multiclouddb_api.redaction import redact_url
@@ -22,7 +23,6 @@ from multiclouddb_api.validators import (
     to_dict,
     unknown_name,
 )
-from multiclouddb_api.value import frozen
 
 T = TypeVar("T")
 

@@ -25,9 +25,9 @@ from types import NoneType
 from typing import ClassVar, Final
 
 import attrs
+from attrs import frozen
 
 from multiclouddb_api.redaction import shorten
-from multiclouddb_api.value import frozen
 
 DOCS_URL: Final = "https://multiclouddb.readthedocs.io/latest/"
 """The address at which the documentation is published."""

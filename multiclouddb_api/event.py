@@ -10,13 +10,13 @@ from types import NoneType
 from typing import Any, Final
 
 import attrs
+from attrs import frozen
 
 from multiclouddb_api.codec import plain_value
 from multiclouddb_api.key import MulticloudDbKey
 from multiclouddb_api.redaction import rfc3339, shorten
 from multiclouddb_api.request import ResourceAddress
 from multiclouddb_api.validators import Slotted, is_a
-from multiclouddb_api.value import frozen
 
 _DOCUMENT: Final = is_a(Mapping, NoneType)
 

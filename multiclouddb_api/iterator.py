@@ -10,6 +10,7 @@ from typing import Any, Literal, NoReturn, Protocol, TypedDict
 from weakref import ref
 
 import attrs
+from attrs import define
 
 from multiclouddb_api.checkpoint import Checkpointer, CheckpointStore, to_store
 from multiclouddb_api.errors import MulticloudDbError, invalid_request
@@ -27,7 +28,6 @@ from multiclouddb_api.request import (
 from multiclouddb_api.snapshot import Resnapshot, Snapshot
 from multiclouddb_api.steps import Call, Give, Steps, Wait, finished, pages_of
 from multiclouddb_api.validators import at_least, has_methods, is_a, not_blank, one_of
-from multiclouddb_api.value import define
 
 
 class IteratorSettings(TypedDict, total=False):

@@ -8,12 +8,12 @@ from itertools import repeat
 from typing import Any
 
 import attrs
+from attrs import frozen
 
 from multiclouddb_api.codec import encode_json
 from multiclouddb_api.errors import invalid_request
 from multiclouddb_api.redaction import shorten
 from multiclouddb_api.validators import Slotted, is_a, to_dict
-from multiclouddb_api.value import frozen
 
 
 def _plain(value: Any) -> Any:

@@ -7,13 +7,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
+from attrs import frozen
 
 from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_api.event import ChangeEvent
 from multiclouddb_api.redaction import html_table, rfc3339, shorten
 from multiclouddb_api.snapshot import SnapshotProgress
 from multiclouddb_api.validators import each_is, is_a
-from multiclouddb_api.value import frozen
 
 if TYPE_CHECKING:
     import pandas

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any, Protocol, TypeAlias, get_args
 
 import attrs
+from attrs import frozen
 
 from multiclouddb_api.capability import Capability, CapabilitySet
 from multiclouddb_api.codec import encode_json
@@ -17,7 +18,6 @@ from multiclouddb_api.key import MulticloudDbKey
 from multiclouddb_api.redaction import shorten
 from multiclouddb_api.snapshot import Resnapshot, Snapshot
 from multiclouddb_api.validators import at_least, check_type, is_a, not_blank, to_utc, utf8
-from multiclouddb_api.value import frozen
 
 
 def _is_utf8(instance: object, attribute: attrs.Attribute[Any], value: str | None) -> None:

@@ -6,10 +6,10 @@ from enum import StrEnum
 from typing import Any
 
 import attrs
+from attrs import frozen
 
 from multiclouddb_api.errors import invalid_request
 from multiclouddb_api.validators import at_least, is_a
-from multiclouddb_api.value import frozen
 
 _LEAST_RATE = 1e-6
 _MOST = 10**15

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from attrs import frozen
+
 from multiclouddb_api.errors import ErrorCategory
 from multiclouddb_api.request import ResourceAddress
-from multiclouddb_api.value import frozen
 
 
 @frozen

@@ -12,6 +12,8 @@ from datetime import datetime
 from enum import Enum, auto
 from typing import Any, Final, Protocol, runtime_checkable
 
+from attrs import frozen
+
 from multiclouddb_api import (
     ChangeEvent,
     ErrorCategory,
@@ -22,7 +24,6 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
-from multiclouddb_api.value import frozen
 from multiclouddb_spi.batch import Outcome
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import ProviderFault

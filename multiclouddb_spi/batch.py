@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from attrs import frozen
+
 from multiclouddb_api import ChangeEvent, Notice
-from multiclouddb_api.value import frozen
 from multiclouddb_spi.cursor import Cursor
 
 if TYPE_CHECKING:

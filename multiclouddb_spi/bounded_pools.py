@@ -12,8 +12,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from attrs import frozen
+
 from multiclouddb_api import ErrorCategory
-from multiclouddb_api.value import frozen
 from multiclouddb_spi.faults import ProviderFault
 from multiclouddb_spi.time_limits import Arrival, current
 

@@ -9,9 +9,10 @@ from logging import Logger
 from typing import Any, Final, TypeVar
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
+from attrs import frozen
+
 from multiclouddb_api import MulticloudDbError, invalid_request
 from multiclouddb_api.validators import suggestion, unknown_name
-from multiclouddb_api.value import frozen
 
 T = TypeVar("T")
 _WARNED: Final = dict[tuple[int, str, str], object]()

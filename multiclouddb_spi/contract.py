@@ -57,6 +57,7 @@ from enum import Enum
 from typing import ClassVar, TypeAlias, final
 
 import attrs
+from attrs import frozen
 
 from multiclouddb_api import (
     AtTime,
@@ -71,7 +72,6 @@ from multiclouddb_api import (
     ProviderOptions,
     ResourceAddress,
 )
-from multiclouddb_api.value import frozen
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import Fault, unwritten

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
 import attrs
+from attrs import frozen
 
 from multiclouddb_api.codec import JsonValue
-from multiclouddb_api.value import frozen
 
 Cursor: TypeAlias = JsonValue
 """JSON that only the `mapping` module of the provider writes and reads; it is opaque to the engine.

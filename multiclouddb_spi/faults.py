@@ -13,10 +13,10 @@ from traceback import walk_tb
 from typing import Final
 
 import attrs
+from attrs import frozen
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
-from multiclouddb_api.value import frozen
 from multiclouddb_spi.cursor import Cursor
 
 AFTER_AN_OUTAGE: Final = f"{DOCS_URL}reference/after-an-outage/"

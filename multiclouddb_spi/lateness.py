@@ -19,10 +19,10 @@ from datetime import datetime, timedelta
 from typing import Final, TypeAlias
 
 import attrs
+from attrs import frozen
 
 from multiclouddb_api import ChangeFeedPage, ChangeFeedRequest, FromContinuationToken, NotKnown
 from multiclouddb_api.redaction import rfc3339
-from multiclouddb_api.value import frozen
 from multiclouddb_spi.continuation.lineage import Rules
 from multiclouddb_spi.continuation.token import Envelope, encode_token
 from multiclouddb_spi.token_report import lineage_of

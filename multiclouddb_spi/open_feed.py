@@ -12,9 +12,9 @@ from functools import partial
 from typing import Final, TypeVar
 
 import attrs
+from attrs import define
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError, Snapshot, invalid_request
-from multiclouddb_api.value import define
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
 from multiclouddb_spi.errors import cause_of, fault_of, user_errors
 from multiclouddb_spi.faults import ProviderFault

@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 from functools import lru_cache
 
+from attrs import frozen
+
 from multiclouddb_api import MulticloudDbError, ResourceAddress, invalid_request
 from multiclouddb_api.codec import canonical_json
-from multiclouddb_api.value import frozen
 
 _FIELD = "PhysicalPartition.partition_id"
 _WAY_OUT = "take one from client.list_physical_partitions(address) of this resource"

@@ -8,7 +8,8 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from multiclouddb_api.value import frozen
+from attrs import frozen
+
 from multiclouddb_spi.abilities import SupportsRenewal
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.time_limits import CALL_SILENT_SECONDS, Arrival, Deadline, current

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Final
 
-from multiclouddb_api.value import frozen
+from attrs import frozen
 
 
 @frozen

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 import attrs
+from attrs import frozen
 
 from multiclouddb_api import (
     ChangeFeedPage,
@@ -25,7 +26,6 @@ from multiclouddb_api import (
     TokenReport,
     invalid_request,
 )
-from multiclouddb_api.value import frozen
 from multiclouddb_spi.continuation.entry import AnyEntry, Plan, Stage
 from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, Rules
 from multiclouddb_spi.continuation.state import FeedOver, Retired, state_from_json

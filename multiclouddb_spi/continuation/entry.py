@@ -25,8 +25,9 @@ from enum import Enum, auto
 from functools import cached_property
 from typing import Any, Final, TypeAlias
 
+from attrs import frozen
+
 from multiclouddb_api import MulticloudDbError, SnapshotOrder, SnapshotProgress, invalid_request
-from multiclouddb_api.value import frozen
 from multiclouddb_spi.continuation.token import is_micros
 from multiclouddb_spi.cursor import Cursor, InvalidCursor
 

@@ -12,6 +12,8 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from typing import Final, assert_never
 
+from attrs import frozen
+
 from multiclouddb_api import (
     ErrorCategory,
     Gap,
@@ -19,7 +21,6 @@ from multiclouddb_api import (
     PartitionFoundLate,
     SkipToOldest,
 )
-from multiclouddb_api.value import frozen
 from multiclouddb_spi.batch import Awaiting, Child, Continue, Drained, Ended, Outcome, Reached, Scanned
 from multiclouddb_spi.continuation.entry import Audited, Entry
 from multiclouddb_spi.continuation.lineage import Lineage, Loss

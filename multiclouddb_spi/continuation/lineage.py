@@ -28,9 +28,9 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from typing import Any, Final, Protocol
 
 import attrs
+from attrs import frozen
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_api.value import frozen
 from multiclouddb_spi.batch import Awaiting, Child, Drained, Outcome, Scanned, Segment
 from multiclouddb_spi.continuation.entry import (
     AnyEntry,

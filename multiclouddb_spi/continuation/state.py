@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias, assert_never
 
+from attrs import frozen
+
 from multiclouddb_api import AtTime, Beginning, MulticloudDbError, Now, invalid_request
-from multiclouddb_api.value import frozen
 from multiclouddb_spi.batch import Child
 from multiclouddb_spi.continuation.entry import Audited, Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage, Rules

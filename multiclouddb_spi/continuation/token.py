@@ -26,6 +26,7 @@ from typing import Any, Final, TypeGuard
 
 import attrs
 import orjson
+from attrs import frozen
 
 from multiclouddb_api import (
     EntireCluster,
@@ -41,7 +42,6 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_api.codec import JsonValue, encode_json
-from multiclouddb_api.value import frozen
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIMES: Final = range(-62_135_596_800_000_000, 253_402_300_800_000_000)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 
 import attrs
+from attrs import define
 
-from multiclouddb_api.value import define
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.contract import PartitionState, Seed, Survey
 

@@ -13,9 +13,9 @@ import time
 from collections.abc import Hashable
 
 import attrs
+from attrs import define, frozen
 
 from multiclouddb_api import ChangeFeedPage, PhysicalPartition
-from multiclouddb_api.value import define, frozen
 from multiclouddb_spi.batch import Child
 from multiclouddb_spi.continuation.entry import AnyEntry, Entry
 from multiclouddb_spi.continuation.follow import Looks

@@ -9,9 +9,10 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import Final, TypeVar
 
+from attrs import frozen
+
 from multiclouddb_api import ClientConfig, ErrorCategory
 from multiclouddb_api.pacing import answered, check_stopped, still_waiting
-from multiclouddb_api.value import frozen
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.errors import fault_of

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 import attrs
+from attrs import define
 
-from multiclouddb_api.value import define
 from multiclouddb_spi.batch import Batch, Continue
 from multiclouddb_spi.contract import Feed, Reader
 from multiclouddb_spi.cursor import Cursor

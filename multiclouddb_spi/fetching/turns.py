@@ -20,9 +20,9 @@ from enum import Enum, auto
 from typing import Any, Final, Generic, TypeVar
 
 import attrs
+from attrs import define
 
 from multiclouddb_api import Notice
-from multiclouddb_api.value import define
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import Retired
 from multiclouddb_spi.cursor import Cursor

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from multiclouddb_api.value import frozen
+from attrs import frozen
+
 from multiclouddb_spi.batch import Batch
 
 

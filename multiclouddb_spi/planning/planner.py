@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Final
 
 import attrs
+from attrs import frozen
 
 from multiclouddb_api import (
     AtTime,
@@ -34,7 +35,6 @@ from multiclouddb_api import (
     Snapshot,
     invalid_request,
 )
-from multiclouddb_api.value import frozen
 from multiclouddb_spi.abilities import Answer, Follows, Head
 from multiclouddb_spi.batch import Continue, Ended
 from multiclouddb_spi.continuation.entry import Entry, Stage

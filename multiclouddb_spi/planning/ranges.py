@@ -11,8 +11,9 @@ from functools import partial
 from typing import Final, assert_never
 from weakref import WeakKeyDictionary
 
+from attrs import frozen
+
 from multiclouddb_api import ErrorCategory, Fail, Notice, OnExpired, SkipToOldest
-from multiclouddb_api.value import frozen
 from multiclouddb_spi.batch import Awaiting, Batch, Continue, Drained, Ended, Outcome, Reached, Scanned
 from multiclouddb_spi.contract import Feed, Provider, Reader
 from multiclouddb_spi.cursor import Cursor

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, Final
 
+from attrs import frozen
+
 from multiclouddb_api import (
     ErrorCategory,
     Fail,
@@ -17,7 +19,6 @@ from multiclouddb_api import (
     PartitionFoundLate,
     SkipToOldest,
 )
-from multiclouddb_api.value import frozen
 from multiclouddb_spi.batch import Awaiting, Batch, Child, Continue, Drained, Ended, Outcome
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.follow import Ending, Follow, Found, apply_end, is_search_due

@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 
 import attrs
+from attrs import frozen
 
 from multiclouddb_api import (
     ChangeFeedPage,
@@ -22,7 +23,6 @@ from multiclouddb_api import (
     RecordSkipped,
     Renamed,
 )
-from multiclouddb_api.value import frozen
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import (
     FeedOver,

@@ -17,9 +17,9 @@ from functools import partial
 from typing import Final
 
 import attrs
+from attrs import frozen
 
 from multiclouddb_api import ChangeFeedPage, OperationOptions
-from multiclouddb_api.value import frozen
 from multiclouddb_spi.abilities import SupportsChangeMark
 from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage

@@ -9,9 +9,9 @@ from itertools import repeat
 from typing import Any, Final, Protocol, runtime_checkable
 
 import orjson
+from attrs import frozen
 
 from multiclouddb_api import AtTime, Beginning, MulticloudDbKey
-from multiclouddb_api.value import frozen
 from multiclouddb_spi.batch import Segment
 from multiclouddb_spi.contract import Seed
 from multiclouddb_spi.cursor import Cursor

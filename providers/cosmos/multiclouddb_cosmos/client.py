@@ -16,12 +16,12 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 import orjson
+from attrs import frozen
 from azure.core.exceptions import DecodeError
 from azure.cosmos import ContainerProxy, CosmosClient
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_api import ErrorCategory, ResourceAddress
-from multiclouddb_api.value import frozen
 from multiclouddb_cosmos.config import names_in
 from multiclouddb_cosmos.credentials import RenewableCredential
 from multiclouddb_cosmos.errors import BAD_REQUEST, RECREATED, code_of, recreated

@@ -9,10 +9,10 @@ import re
 from typing import Any, Final, Literal, TypeAlias
 
 import attrs
+from attrs import frozen
 
 from multiclouddb_api import ClientConfig, invalid_request
 from multiclouddb_api.config import SecretText, settled
-from multiclouddb_api.value import frozen
 from multiclouddb_spi.connection import (
     check_names,
     check_plaintext,

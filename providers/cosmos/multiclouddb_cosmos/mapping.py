@@ -10,11 +10,11 @@ from operator import contains
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
+from attrs import frozen
 
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, encode_json
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
-from multiclouddb_api.value import frozen
 from multiclouddb_cosmos.position import cursor_of
 from multiclouddb_cosmos.records import (
     DAMAGED_ERRORS,

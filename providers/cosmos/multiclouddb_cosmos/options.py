@@ -6,6 +6,7 @@ from types import NoneType
 from typing import Final, Literal
 
 import attrs
+from attrs import frozen
 
 from multiclouddb_api import (
     Capability,
@@ -17,7 +18,6 @@ from multiclouddb_api import (
     Support,
 )
 from multiclouddb_api.validators import check_type, is_a
-from multiclouddb_api.value import frozen
 from multiclouddb_cosmos.config import MODES, check_marker, check_mode
 
 _NATIVE, _EMULATED, _UNSUPPORTED = Support.NATIVE, Support.EMULATED, Support.UNSUPPORTED

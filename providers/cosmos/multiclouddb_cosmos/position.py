@@ -23,8 +23,8 @@ from collections.abc import Iterable
 from typing import Final
 
 import attrs
+from attrs import frozen
 
-from multiclouddb_api.value import frozen
 from multiclouddb_spi import Cursor, InvalidCursor
 
 LEAST: Final = ""

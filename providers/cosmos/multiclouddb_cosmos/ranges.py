@@ -8,10 +8,10 @@ from datetime import datetime
 from typing import Final, TypeVar
 
 import attrs
+from attrs import define
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_api.value import define
 from multiclouddb_cosmos.errors import GONE
 from multiclouddb_cosmos.position import LIVE, KeyRange, Place, RangeMap, cursor_of
 from multiclouddb_cosmos.records import lsn_of, seconds_of

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Final
 
 import attrs
+from attrs import define
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
-from multiclouddb_api.value import define
 from multiclouddb_cosmos.mapping import CosmosMapper
 from multiclouddb_cosmos.position import LIVE, KeyRange, Place, cursor_of
 from multiclouddb_cosmos.ranges import pieces_after

@@ -15,9 +15,9 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 import orjson
+from attrs import frozen
 
 from multiclouddb_api import MulticloudDbKey, ResourceAddress, invalid_request
-from multiclouddb_api.value import frozen
 from multiclouddb_cosmos.position import LIVE, Place
 
 Item: TypeAlias = Mapping[str, Any]

@@ -22,11 +22,11 @@ from itertools import product
 from typing import Any, Final
 
 import attrs
+from attrs import frozen
 from azure.cosmos.exceptions import CosmosHttpResponseError
 from azure.cosmos.partition_key import NonePartitionKeyValue
 
 from multiclouddb_api import ChangeEvent, LookupAnswer, MulticloudDbKey, NotKnown, invalid_request
-from multiclouddb_api.value import frozen
 from multiclouddb_cosmos.client import Answer
 from multiclouddb_cosmos.mapping import CosmosMapper
 from multiclouddb_cosmos.position import KeyRange, Place, is_number, place_of, range_of

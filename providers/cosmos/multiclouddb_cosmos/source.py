@@ -11,11 +11,11 @@ from typing import Any
 from weakref import WeakSet
 
 import attrs
+from attrs import define
 from azure.core.exceptions import AzureError
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_api import ErrorCategory, LogicalPartition, MulticloudDbKey, invalid_request
-from multiclouddb_api.value import define
 from multiclouddb_cosmos.client import LATE_SECONDS, Answer, Calls, Definition
 from multiclouddb_cosmos.config import names_in
 from multiclouddb_cosmos.errors import BAD_REQUEST, classify, is_disabled

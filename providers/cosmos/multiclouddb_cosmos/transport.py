@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import orjson
 import requests
+from attrs import define
 from azure.core.pipeline.transport import RequestsTransport
 from azure.cosmos import CosmosClient
 from azure.cosmos._retry_options import RetryOptions
@@ -31,7 +32,6 @@ from requests.structures import CaseInsensitiveDict
 from requests.utils import default_headers, get_encoding_from_headers
 from urllib3.util.retry import Retry
 
-from multiclouddb_api.value import define
 from multiclouddb_cosmos.config import CosmosConfig
 from multiclouddb_cosmos.credentials import RenewableCredential
 from multiclouddb_cosmos.errors import BAD_REQUEST, GONE, RECREATED, TOO_MANY, retry_after

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 import orjson
+from attrs import frozen
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_api.value import frozen
 from multiclouddb_dynamo.config import DynamoClients
 from multiclouddb_dynamo.errors import classify
 from multiclouddb_spi import Deadline, ProviderFault, collector_paused

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import attrs
 import boto3
+from attrs import frozen
 from botocore.config import Config
 
 from multiclouddb_api import ClientConfig, invalid_request
 from multiclouddb_api.config import settled
-from multiclouddb_api.value import frozen
 from multiclouddb_spi.connection import check_names, check_plaintext, merged, parse_location, split_url
 
 _OPTIONS: Final = ("allow_plaintext", "config", "endpoint_url", "region", "session", "url")

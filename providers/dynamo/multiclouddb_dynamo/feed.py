@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Final
 
 import attrs
+from attrs import define
 
 from multiclouddb_api import ErrorCategory, LookupAnswer, MulticloudDbKey, Now
-from multiclouddb_api.value import define
 from multiclouddb_dynamo.catalog import find_table
 from multiclouddb_dynamo.errors import PROVIDER_ID
 from multiclouddb_dynamo.mapping import View

@@ -8,11 +8,11 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import orjson
+from attrs import frozen
 
 from multiclouddb_api import ChangeEvent, ChangeType, ResourceAddress
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
-from multiclouddb_api.value import frozen
 from multiclouddb_dynamo.position import MOST_SECONDS, After, cursor_of, is_seq
 from multiclouddb_dynamo.values import decode_map, json_key, json_map, key_value
 from multiclouddb_spi import Cursor, Mapper, RecordFault

@@ -27,8 +27,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 import attrs
+from attrs import frozen
 
-from multiclouddb_api.value import frozen
 from multiclouddb_spi import Cursor, InvalidCursor, Position
 
 EARLY_SECONDS: Final = 120

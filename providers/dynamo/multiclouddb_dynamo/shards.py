@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any, Final
 
 import attrs
+from attrs import define, frozen
 from botocore.exceptions import ClientError, ParamValidationError
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_api.value import define, frozen
 from multiclouddb_dynamo.client import Calls, Series, whole
 from multiclouddb_dynamo.errors import GONE, ITS_OPERATOR, REJECTED, code_of
 from multiclouddb_spi import Deadline, ProviderFault

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import attrs
 import orjson
+from attrs import frozen
 from botocore.exceptions import ClientError, ParamValidationError
 
 from multiclouddb_api import ChangeEvent, ChangeType, ErrorCategory, LookupAnswer, MulticloudDbKey
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
-from multiclouddb_api.value import frozen
 from multiclouddb_dynamo.catalog import replaced
 from multiclouddb_dynamo.client import RECORD_BYTES, Calls, Table, memory_of
 from multiclouddb_dynamo.errors import GONE, ITS_OPERATOR, REJECTED, code_of

@@ -11,9 +11,9 @@ from typing import Final
 from weakref import WeakSet
 
 import attrs
+from attrs import frozen
 from botocore.exceptions import BotoCoreError, ClientError
 
-from multiclouddb_api.value import frozen
 from multiclouddb_dynamo.capabilities import DELAY_SECONDS, EMPTY_ANSWERS
 from multiclouddb_dynamo.client import Calls, Table
 from multiclouddb_dynamo.shards import Shard, ShardMap

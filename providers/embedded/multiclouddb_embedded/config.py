@@ -9,11 +9,11 @@ from typing import Final
 from urllib.parse import unquote
 
 import attrs
+from attrs import frozen
 
 from multiclouddb_api import Capability, ClientConfig, ProviderOptions, invalid_request
 from multiclouddb_api.config import settled
 from multiclouddb_api.validators import check_type, is_a, suggestion, type_name, utf8
-from multiclouddb_api.value import frozen
 from multiclouddb_embedded.errors import store_errors
 from multiclouddb_embedded.profile import PLAIN, PROFILES, Profile
 from multiclouddb_spi.connection import check_names, merged, parse_location

@@ -10,11 +10,11 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import orjson
+from attrs import frozen
 
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, ResourceAddress, decode_json
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
-from multiclouddb_api.value import frozen
 from multiclouddb_spi import Cursor, InvalidCursor, Mapper, Position, RecordFault
 
 if TYPE_CHECKING:

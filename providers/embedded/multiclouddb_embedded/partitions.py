@@ -7,8 +7,9 @@ from bisect import bisect_left
 from collections.abc import Container, Sequence
 from typing import Final
 
+from attrs import frozen
+
 from multiclouddb_api import ErrorCategory, NewItemStateMode, OldItemStateMode
-from multiclouddb_api.value import frozen
 from multiclouddb_embedded.mapping import cursor_of, position_of
 from multiclouddb_embedded.source import Scope
 from multiclouddb_embedded.store.collection import (

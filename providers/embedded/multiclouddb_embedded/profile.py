@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
+from attrs import frozen
+
 from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, ScanFacts, ScanFloor, Support
-from multiclouddb_api.value import frozen
 
 _SECOND: Final = 1_000_000
 

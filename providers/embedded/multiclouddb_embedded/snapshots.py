@@ -20,6 +20,7 @@ from itertools import repeat
 from typing import Any, Final, TypeAlias
 
 import orjson
+from attrs import frozen
 
 from multiclouddb_api import (
     ChangeEvent,
@@ -31,7 +32,6 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
-from multiclouddb_api.value import frozen
 from multiclouddb_embedded.mapping import ORDER_DIGITS, View, from_micros
 from multiclouddb_embedded.partitions import check_there
 from multiclouddb_embedded.source import Scope, Source

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from attrs import frozen
+
 from multiclouddb_api import LogicalPartition
-from multiclouddb_api.value import frozen
 from multiclouddb_embedded.config import EmbeddedOptions
 from multiclouddb_embedded.errors import missing_file
 from multiclouddb_embedded.profile import Profile

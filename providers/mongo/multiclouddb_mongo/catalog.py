@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 from uuid import UUID
 
+from attrs import frozen
 from bson import Binary
 from bson.binary import UUID_SUBTYPE
 from bson.raw_bson import RawBSONDocument
@@ -20,7 +21,6 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
-from multiclouddb_api.value import frozen
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.pymongo_internals import retried
 from multiclouddb_mongo.values import LENIENT_RAW

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import attrs
 import pymongo
+from attrs import frozen
 from attrs.validators import optional
 from bson.codec_options import TypeRegistry
 from bson.son import SON
@@ -30,7 +31,6 @@ from pymongo.read_preferences import Nearest, Primary, PrimaryPreferred, Seconda
 
 from multiclouddb_api import ErrorCategory, invalid_request
 from multiclouddb_api.validators import one_of, unknown_name
-from multiclouddb_api.value import frozen
 from multiclouddb_mongo.errors import PROVIDER_ID, classify
 from multiclouddb_spi import Fault, ProviderFault
 from multiclouddb_spi.errors import cause_of, to_error

@@ -8,6 +8,7 @@ from typing import Any, Final
 from urllib.parse import unquote_plus
 
 import attrs
+from attrs import frozen
 from pymongo import MongoClient
 from pymongo.driver_info import DriverInfo
 from pymongo.errors import PyMongoError
@@ -17,7 +18,6 @@ from multiclouddb_api import ClientConfig, invalid_request
 from multiclouddb_api.config import SecretText, settled
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_api.validators import suggestion
-from multiclouddb_api.value import frozen
 from multiclouddb_spi.connection import check_names, is_loopback
 from multiclouddb_spi.faults import one_line
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
+from attrs import frozen
 from bson.errors import BSONError, InvalidBSON
 from pymongo.errors import (
     ConfigurationError,
@@ -25,7 +26,6 @@ from pymongo.errors import (
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
-from multiclouddb_api.value import frozen
 from multiclouddb_spi import Fault, faults
 from multiclouddb_spi.faults import REPORT as DEFECT
 from multiclouddb_spi.faults import START_AGAIN, one_line, row_of_connection, unexpected

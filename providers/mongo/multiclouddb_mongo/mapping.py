@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from attrs import frozen
 from bson.codec_options import CodecOptions
 from bson.errors import BSONError
 
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, ResourceAddress
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import MulticloudDbKey, trusted_keys
-from multiclouddb_api.value import frozen
 from multiclouddb_mongo.position import After, change_text, cursor_of, seconds_at, time_text, token_text
 from multiclouddb_mongo.raw_change import Raw, place_of_change, with_decimals
 from multiclouddb_mongo.values import (

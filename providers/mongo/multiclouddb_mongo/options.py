@@ -7,12 +7,12 @@ from copy import deepcopy
 from typing import Any, Final, Literal
 
 import attrs
+from attrs import frozen
 from attrs.validators import optional
 from bson.timestamp import Timestamp
 
 from multiclouddb_api import ProviderOptions, invalid_request
 from multiclouddb_api.validators import at_least, is_a, one_of
-from multiclouddb_api.value import frozen
 
 _STARTS: Final = ("resume_after", "start_after", "start_at_operation_time")
 _POSITIVE: Final = [is_a(int, type(None)), optional(at_least(1, "give 1 or more, or None"))]

@@ -39,11 +39,11 @@ from typing import Any, Final, Literal, TypeAlias
 
 import attrs
 import bson
+from attrs import frozen
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from multiclouddb_api.codec import JsonValue
-from multiclouddb_api.value import frozen
 from multiclouddb_mongo.values import CODEC, LENIENT, LENIENT_RAW
 from multiclouddb_spi import Cursor, InvalidCursor, Position
 

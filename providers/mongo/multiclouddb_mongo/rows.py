@@ -9,6 +9,7 @@ from itertools import repeat
 from typing import Any, Final
 
 import attrs
+from attrs import frozen
 from bson import Int64, ObjectId
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
@@ -17,7 +18,6 @@ from orjson import dumps
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, encode_json
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import MulticloudDbKey, trusted_keys
-from multiclouddb_api.value import frozen
 from multiclouddb_mongo.mapping import DAMAGED, View, first_fault
 from multiclouddb_mongo.position import Range, as_field, floor_of, id_of, moment_of
 from multiclouddb_mongo.raw_change import RawDocument, bytes_of

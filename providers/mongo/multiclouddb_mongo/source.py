@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
+from attrs import frozen
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
 from pymongo.collection import Collection
@@ -24,7 +25,6 @@ from multiclouddb_api import (
     NewItemStateMode,
     ResourceAddress,
 )
-from multiclouddb_api.value import frozen
 from multiclouddb_mongo.errors import (
     CONVERSION_FAILURE,
     EVENT_TOO_LARGE,

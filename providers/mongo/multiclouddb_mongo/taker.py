@@ -7,10 +7,10 @@ from typing import Final
 
 import attrs
 import bson
+from attrs import define
 from bson.raw_bson import RawBSONDocument
 
 from multiclouddb_api import Dropped, ErrorCategory, Notice, Renamed
-from multiclouddb_api.value import define
 from multiclouddb_mongo.mapping import CHANGES
 from multiclouddb_mongo.position import After, Kind, Place, compare, token_text
 from multiclouddb_mongo.pymongo_internals import Stream, buffered, inner_cursor, take_buffered

@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import attrs
+from attrs import frozen
 
 from multiclouddb_api import ErrorCategory, NewItemStateMode, OldItemStateMode, ResourceAddress
-from multiclouddb_api.value import frozen
 from multiclouddb_spanner.client import CancelScope, DatabaseClient
 from multiclouddb_spanner.config import STREAM_NAME
 from multiclouddb_spi import FeedSpec, ProviderFault, unsupported

@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 import attrs
 import grpc
+from attrs import define
 from google.cloud.spanner_v1 import (
     CreateSessionRequest,
     DeleteSessionRequest,
@@ -28,7 +29,6 @@ from google.cloud.spanner_v1 import (
 )
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_api.value import define
 from multiclouddb_spanner import forks
 from multiclouddb_spanner.errors import is_lost_session, status_of
 from multiclouddb_spanner.records import rows_of

@@ -8,6 +8,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import grpc
+from attrs import frozen
 from google.auth.credentials import AnonymousCredentials, Scoped
 from google.cloud import spanner
 from google.cloud.spanner_v1 import SpannerClient
@@ -17,7 +18,6 @@ from google.cloud.spanner_v1.services.spanner.transports import SpannerGrpcTrans
 from multiclouddb_api import ClientConfig, invalid_request
 from multiclouddb_api.config import settled
 from multiclouddb_api.validators import unknown_name
-from multiclouddb_api.value import frozen
 from multiclouddb_spi.connection import check_plaintext, merged, parse_location
 
 _OPTIONS: Final = (

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import attrs
 import orjson
+from attrs import define, frozen
 
 from multiclouddb_api import ChangeEvent, ChangeType, ResourceAddress
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
-from multiclouddb_api.value import define, frozen
 from multiclouddb_spanner.position import Place, cursor_of, fixed_text, moment_of, ordered
 from multiclouddb_spanner.records import DAMAGED_ERRORS, DataRecord, Mod, Shape
 from multiclouddb_spanner.values import Converter, normal

@@ -23,7 +23,8 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Final
 
-from multiclouddb_api.value import frozen
+from attrs import frozen
+
 from multiclouddb_spi import Cursor, InvalidCursor, Position
 from multiclouddb_spi.cursor import Cut
 

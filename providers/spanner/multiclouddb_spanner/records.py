@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import attrs
 import orjson
+from attrs import frozen
 from google.cloud.spanner_v1 import PartialResultSet
 
-from multiclouddb_api.value import frozen
 from multiclouddb_spanner.position import micros_of
 from multiclouddb_spanner.values import KEY_FORMS, Converter, converter, json_converter
 from multiclouddb_spi import collector_paused

@@ -9,12 +9,12 @@ from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 import attrs
+from attrs import frozen
 from google.cloud.spanner_v1 import PartialResultSet, TypeCode
 
 from multiclouddb_api import ChangeEvent, ChangeType, LookupAnswer, MulticloudDbKey
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
-from multiclouddb_api.value import frozen
 from multiclouddb_spanner.client import Answer, CancelScope
 from multiclouddb_spanner.errors import is_broken, is_lost_version
 from multiclouddb_spanner.forks import Interrupted, again

@@ -27,10 +27,10 @@ from typing import Any, Final, cast
 
 import grpc
 import orjson
+from attrs import frozen
 from google.cloud.spanner_v1 import PartitionReadRequest, ReadRequest
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_api.value import frozen
 from multiclouddb_spanner.catalog import ChangeStreamInfo, check_provisioned, check_same_key, columns_at, find
 from multiclouddb_spanner.client import CancelScope, DatabaseClient
 from multiclouddb_spanner.errors import status_of

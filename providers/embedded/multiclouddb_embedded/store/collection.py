@@ -11,6 +11,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 import attrs
 import orjson
+from attrs import frozen
 
 from multiclouddb_api import (
     ErrorCategory,
@@ -21,7 +22,6 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_api.validators import check_type, suggestion, utf8
-from multiclouddb_api.value import frozen
 from multiclouddb_embedded.errors import PROVIDER_ID, failure
 from multiclouddb_spi import ProviderFault, encode_partition_id
 

@@ -12,11 +12,11 @@ from typing import Any, Final, TypeAlias, get_args
 from uuid import UUID
 
 import attrs
+from attrs import define, frozen
 
 from multiclouddb_api import ChangeType, MulticloudDbKey, encode_json, invalid_request
 from multiclouddb_api.redaction import shorten
 from multiclouddb_api.validators import is_a, type_name
-from multiclouddb_api.value import define, frozen
 from multiclouddb_embedded.mapping import CHANGE_TYPES
 from multiclouddb_embedded.store.collection import (
     Collection,

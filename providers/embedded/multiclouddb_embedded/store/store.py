@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 
 import attrs
 import orjson
+from attrs import frozen
 
 from multiclouddb_api import (
     ChangeType,
@@ -23,7 +24,6 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_api.validators import check_type, each_is, is_a, to_utc, type_name
-from multiclouddb_api.value import frozen
 from multiclouddb_embedded.config import check_path
 from multiclouddb_embedded.errors import failure, store_errors
 from multiclouddb_embedded.mapping import to_micros
