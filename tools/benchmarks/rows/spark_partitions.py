@@ -146,7 +146,6 @@ def spark_plan_shards(bench: Bench) -> Iterator[Sides]:
     unit="calls",
     goal=2.2,
     at_most=True,
-    pairs=1,
     profiled=False,
     about=(
         "The figure is the number of calls that the driver of `spark-plan-shards` sends for each shard, in "
@@ -165,7 +164,6 @@ def spark_plan_shards_calls(bench: Bench) -> Iterator[Sides]:
     unit="ms",
     goal=1.2,
     at_most=True,
-    pairs=3,
     profiled=False,
     about=(
         "The figure is the time until the driver has planned one new record in each of 10 shards, while 990 "
@@ -184,7 +182,6 @@ def spark_plan_quiet(bench: Bench) -> Iterator[Sides]:
     unit="calls",
     goal=1.1,
     at_most=True,
-    pairs=1,
     profiled=False,
     about=(
         "The figure is the number of calls that the driver of `spark-plan-quiet` sends for each shard, in "
@@ -266,7 +263,6 @@ def spark_plan_target(bench: Bench) -> Iterator[Sides]:
     unit="records",
     goal=1.05,
     at_most=True,
-    pairs=1,
     about=(
         "The figure is the number of records that the server sends for each row that the tasks deliver, if "
         "one record is new in each of 200 shards. It counts what the driver and the tasks read."

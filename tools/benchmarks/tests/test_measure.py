@@ -50,6 +50,8 @@ class TestTurns:
             "memory-mongo-large-small",
             "snapshot-memory",
             "spanner-latency",
+            "spark-plan-memory",
+            "spark-plan-target",
             "token",
         }
 
