@@ -49,7 +49,7 @@ class Duck:
     """An object with the methods of a protocol, without the protocol as base class."""
 
     read_changes = load = save = createDataFrame = sparkSession = print  # noqa: N815 - as Spark calls it
-    rows = columns = position = mark = complete = fix = parts = print
+    rows = columns = position = found = complete = fix = parts = print
     name = "a table"
 
 

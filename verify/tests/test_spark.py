@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import attrs
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -145,7 +146,10 @@ def test_killed_the_next_one_has_the_answer_of_today_in_either_way(shop, phase):
 
 
 def test_table_without_mark_that_looks_foreign_is_refused_unless_it_is_forced(shop, monkeypatch):
-    monkeypatch.setattr(DeltaTarget, "mark", lambda target: None)
+    found = DeltaTarget.found
+    monkeypatch.setattr(
+        DeltaTarget, "found", lambda target, *since: attrs.evolve(found(target, *since), mark=None)
+    )
     DeltaTable(shop.table).update(updates={"new_item_state": """'{"other":1}'"""})
     with pytest.raises(MulticloudDbError, match="has no mark of a sink"):
         shop.verify_with_spark(repair=True)

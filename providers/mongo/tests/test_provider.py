@@ -365,7 +365,8 @@ def test_a_server_that_splits_large_events_is_told_to(room, monkeypatch, wire, v
     told["buildinfo"] = {"versionArray": version}
 
     def run(database, what, *arguments, **named):
-        return original(database, what, *arguments, **named) | told.get(str(what), {})
+        answer = original(database, what, *arguments, **named)
+        return answer | told[str(what)] if str(what) in told else answer
 
     monkeypatch.setattr(Database, "command", run)
     room.collection()
