@@ -139,21 +139,6 @@ def ranges_between(before: Lineage, after: Lineage, ends: Mapping[str, Cursor]) 
     return [part for part in parts if part.until != part.start]
 
 
-def check_kept(feed: Feed, lineage: Lineage, deadline: Deadline, *, surely: bool = False) -> None:
-    """Read from every position that may be older than the service's retention."""
-    # A provider may plan up to the current end without reading. When a range is read, it is too late to plan
-    # another start.
-    now = feed.clock(deadline)
-    for entry in [each for each in lineage.active() if each.listed]:
-        left = None if now is None else feed.headroom(entry.cursor, now)
-        if surely or (left is not None and left <= 0):
-            reader = feed.open(entry.partition_id, entry.cursor)
-            try:
-                reader.fetch(1, _BYTES, 0.0, deadline)
-            finally:
-                reader.close()
-
-
 _AUDIT_SECONDS: Final = 10.0
 _KEY: Final = "planner"
 _log = logging.getLogger("multiclouddb.planner")
@@ -172,7 +157,7 @@ class Planner:
             Pass the same object to all planners of one client, or a partition may have to be read again from
             its position, and no search for children ever ends. None to make one, which `close` ends.
         call: The function that sends requests to the service, except those for records; for example
-            `Tries.call`.
+            `Tries.call`. Several threads call it at once; it must not need a thread of `context` itself.
         audit_seconds: How often the coverage of a collection is audited; that of the context by default.
         skip_poison: True to continue planning after a record that cannot be fetched. The record counts, so
             the range that contains it is read.
@@ -345,6 +330,37 @@ class Planner:
         check_not_ahead(moment, self._call(lambda: self._feed.clock(deadline), deadline), field)
         seeds = self._call(lambda: self._feed.start(AtTime(moment), None, deadline), deadline)
         return Target({seed.partition_id: seed.cursor for seed in seeds}, None)
+
+    def check_kept(self, lineage: Lineage, deadline: Deadline, *, surely: bool = False) -> None:
+        """Read from every position that may be older than the service's retention, many at once.
+
+        A feed may find heads up to the current end without reading. When a range is read, it is too late to
+        plan another start.
+
+        Args:
+            lineage: The positions.
+            deadline: The time limit.
+            surely: True to read from every position, also from those that are surely kept.
+
+        Raises:
+            ProviderFault: `CHECKPOINT_EXPIRED` for a position that is no longer kept. A provider may also
+                raise an error of its own, as for other requests.
+        """
+        now = self._call(partial(self._feed.clock, deadline), deadline)
+
+        def is_asked(entry: Entry) -> bool:
+            left = None if now is None else self._feed.headroom(entry.cursor, now)
+            return surely or (left is not None and left <= 0)
+
+        def read(entry: Entry) -> None:
+            reader = self._feed.open(entry.partition_id, entry.cursor)
+            try:
+                reader.fetch(1, _BYTES, 0.0, deadline)
+            finally:
+                reader.close()
+
+        asked = [each for each in lineage.active() if each.listed and is_asked(each)]
+        self._context.fetcher.each(lambda entry: self._call(partial(read, entry), deadline), asked)
 
     def _step(
         self,

@@ -24,7 +24,6 @@ from multiclouddb_api import (
 from multiclouddb_spi import FeedStart, Step, SupportsChangeMark, Target
 from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Plan
 from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, Rules
-from multiclouddb_spi.planning.planner import check_kept
 from multiclouddb_spi.sink_rules import other_rows
 from multiclouddb_spi.table_mark import FeedSource
 from pyspark_multiclouddb.checkpoint import (
@@ -310,8 +309,8 @@ class MicroBatches:
             return
         lineage = offset.lineage(connection.feed)
         try:
-            connection.opened.call(
-                "plan", lambda deadline: check_kept(connection.feed, lineage, deadline, surely=surely)
+            connection.plan(
+                "plan", lambda planner, deadline: planner.check_kept(lineage, deadline, surely=surely)
             )
         except MulticloudDbError as error:
             if not isinstance(self.settings.on_loss, SkipToOldest):

@@ -38,9 +38,10 @@ from multiclouddb_api.arrow import events_to_arrow
 from multiclouddb_cli.main import app
 from multiclouddb_conformance.targets import Death
 from multiclouddb_embedded.feed import EmbeddedFeed
+from multiclouddb_spi import Planner
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE
 from multiclouddb_verify import DeltaTarget, spark_position, verify
-from pyspark_multiclouddb import merge_into_delta, micro_batches
+from pyspark_multiclouddb import merge_into_delta
 from pyspark_multiclouddb.errors import SourceError
 
 from .conftest import COLLECTION
@@ -518,7 +519,7 @@ class TestWarning:
         assert query.plan()
         query.restart()
         unreadable = MulticloudDbError("unreadable", ErrorDetail(ErrorCategory.PROVIDER_ERROR))
-        with patch.object(micro_batches, "check_kept", side_effect=unreadable) as asked:
+        with patch.object(Planner, "check_kept", side_effect=unreadable) as asked:
             query.drain()
         assert asked.called
         assert not any(outage.measured().values())
