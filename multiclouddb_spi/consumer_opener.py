@@ -56,69 +56,66 @@ class ConsumerOpener:
             name = request.scope.partition_id
             physical = decode_partition_id(name, self._provider.provider_id, spec.address)
         scope = scope_text(request.scope, physical.native if physical else None)
-        kept = None
-        if call is not None:
-            kept = self._consumers.take(key_of(request, spec), spec, scope, call)
-        try:
-            with self._opened(request, spec, scope, physical, kept, deadline) as found:
-                kept = None  # the caller has it
-                yield found
-        except Exception:
-            if kept is not None:
-                self._consumers.release(kept)
-            raise
-
-    @contextmanager
-    def _opened(
-        self,
-        request: ChangeFeedRequest,
-        spec: FeedSpec,
-        scope: str,
-        physical: PartitionId | None,
-        kept: Consumer | None,
-        deadline: Deadline,
-    ) -> Iterator[Consumer | Finished]:
         digest = spec.options.position_digest() if spec.options is not None else ""
         position = request.start_position
         token = position.token if isinstance(position, FromContinuationToken) else None
-        envelope: Envelope | None = None
-        made_by: tuple[str | None, str, str] | None = None
-        if token is not None and kept is not None and kept.token == token:
-            made_by = (kept.incarnation, "continuation_token", _RECREATED)
-        elif token is not None:
-            envelope = decode_token(token)
-            made_by = (envelope.incarnation, "continuation_token", _RECREATED)
-            # As far as this is possible without a call to the service.
-            where = self._provider.full_address(envelope.address)
-            made_for = (envelope.provider_id, where, envelope.scope, envelope.options_digest)
-            if made_for != (self._provider.provider_id, spec.address, scope, digest):
-                raise _foreign_token(envelope, where, self._provider.provider_id, spec, scope)
-            over = end_from_json(envelope.state)
-            if isinstance(over, FeedOver):
-                yield Finished(token, over, envelope.skipped)
-                return
+        kept = None
+        if call is not None:
+            kept = self._consumers.take(key_of(request, spec), spec, scope, call)
+        is_used = False
+        try:
+            envelope: Envelope | None = None
+            made_by: tuple[str | None, str, str] | None = None
+            if token is not None and kept is not None and kept.token == token:
+                made_by = (kept.incarnation, "continuation_token", _RECREATED)
+            elif token is not None:
+                envelope = self._decoded(token, spec, scope, digest)
+                made_by = (envelope.incarnation, "continuation_token", _RECREATED)
+                over = end_from_json(envelope.state)
+                if isinstance(over, FeedOver):
+                    if kept is not None:
+                        self._consumers.release(kept)
+                    is_used = True
+                    yield Finished(token, over, envelope.skipped)
+                    return
 
-        def begin(feed: Feed) -> Consumer:
-            if kept is not None and kept.feed is feed and token is not None and kept.token == token:
-                return kept
-            if token is None:
-                made = self._started(opened, request, scope, digest, physical, deadline)
-            else:
-                made = _continued(feed, token, envelope or decode_token(token), scope, digest, physical)
-            if kept is not None:
-                if kept.feed is feed:
+            def begin(feed: Feed) -> Consumer:
+                if kept is not None and kept.feed is feed and token is not None and kept.token == token:
+                    return kept
+                if token is None:
+                    made = self._started(opened, request, scope, digest, physical, deadline)
+                else:
+                    made = _continued(feed, token, envelope or decode_token(token), scope, digest, physical)
+                if kept is not None and kept.feed is feed:
                     made.adopt(kept)
-                self._consumers.remove(kept)
-                if kept.feed is not feed:
-                    kept.discard()
-            return made
+                return made
 
-        def check(feed: Feed) -> None:
-            assert physical is not None
-            physical.check_incarnation(spec.address, feed.identity.incarnation)
+            def check(feed: Feed) -> None:
+                assert physical is not None
+                physical.check_incarnation(spec.address, feed.identity.incarnation)
 
-        with closing(OpenFeed(self._provider, spec, self._fetcher.call, deadline, self._feeds)) as opened:
-            yield opened.use(begin, None if physical is None else check, made_by)
+            limits = (self._provider, spec, self._fetcher.call, deadline, self._feeds)
+            with closing(OpenFeed(*limits)) as opened:
+                consumer = opened.use(begin, None if physical is None else check, made_by)
+                if kept is not None and kept is not consumer:
+                    if kept.feed is not consumer.feed:
+                        kept.discard()
+                    self._consumers.replace(kept, consumer)
+                is_used = True
+                yield consumer
+        except Exception:
+            if kept is not None and not is_used:
+                self._consumers.release(kept)
+            raise
+
+    def _decoded(self, token: str, spec: FeedSpec, scope: str, digest: str) -> Envelope:
+        """Return the content of a token; refuse one of another request, as far as no call is needed."""
+        envelope = decode_token(token)
+        where = self._provider.full_address(envelope.address)
+        made_for = (envelope.provider_id, where, envelope.scope, envelope.options_digest)
+        if made_for != (self._provider.provider_id, spec.address, scope, digest):
+            raise _foreign_token(envelope, where, self._provider.provider_id, spec, scope)
+        return envelope
 
     def _started(
         self,

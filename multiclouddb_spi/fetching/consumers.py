@@ -94,6 +94,14 @@ class Consumers:
             consumer.call = None
             self._count(consumer, 1)
 
+    def replace(self, consumer: Consumer, other: Consumer) -> None:
+        """Let another consumer take the place of one that a call uses."""
+        with self._lock:
+            other.call, other.keys = consumer.call, consumer.keys
+            for key in other.keys:
+                if self._kept.get(key) is consumer:
+                    self._kept[key] = other
+
     def remove(self, consumer: Consumer) -> None:
         """Forget a consumer that a call uses, but leave its readers as they are."""
         with self._lock:

@@ -104,10 +104,10 @@ class PartitionReader:
 
     def drop_reader(self) -> None:
         """Close the provider's reader; the next `open` opens another reader at the same position."""
-        reader, self.reader = self.reader, None
-        if reader is not None:
+        if (reader := self.reader) is not None:
             with suppress(Exception):
                 reader.close()
+            self.reader = None  # last, so that a reader whose close was interrupted is closed again
             self._observing.reader_closed(self.feed.spec.address, self.feed.public_id(self.partition_id))
 
     def land(self) -> Batch:
@@ -137,19 +137,22 @@ class PartitionReader:
             self.hold(batch=0)
 
     def discard(self) -> None:
-        """Free everything; a running fetch is cancelled, and the reader is closed when the fetch ends."""
-        future, self.future = self.future, None
-        self.cancelled = True
+        """Free everything; a running fetch is cancelled, and the reader is closed when the fetch ends.
+
+        It may be called again after it was interrupted.
+        """
+        future, self.cancelled = self.future, True
         if self.arrival is not None:
             self.arrival.cancel()
         self.used_up()
         if future is None or future.done():
             self._ended()
-            return
-        if not future.cancel() and self.reader is not None:
-            with suppress(Exception):
-                self.reader.cancel()
-        future.add_done_callback(lambda _: self._ended())
+        else:
+            if not future.cancel() and self.reader is not None:
+                with suppress(Exception):
+                    self.reader.cancel()
+            future.add_done_callback(lambda _: self._ended())
+        self.future = None
 
     def _ended(self) -> None:
         self.drop_reader()
