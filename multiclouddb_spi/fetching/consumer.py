@@ -10,6 +10,7 @@ token, and `adopt` takes over what still stands at the positions of the token.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Hashable
 
 import attrs
@@ -135,7 +136,7 @@ class Consumer:
             return None
         return part
 
-    def read(
+    def reader_of(
         self, partition_id: str, part: ConsumedPartition, budget: Budget, observing: Observing
     ) -> PartitionReader:
         """Return the reader of a partition; it is made if there is none."""
@@ -151,6 +152,14 @@ class Consumer:
         """Free the reader of a partition, with its records and its running fetch."""
         if (reader := part.reader) is not None:
             reader.discard()  # first, so that an interrupt leaves a reader that is discarded again
+            part.size = None if reader.size.is_full else reader.size
+            part.reader = None
+            self.open_readers -= 1
+
+    def detach(self, part: ConsumedPartition, dropped: deque[PartitionReader]) -> None:
+        """Move the reader of a partition to those that are discarded later."""
+        if (reader := part.reader) is not None:
+            dropped.append(reader)
             part.size = None if reader.size.is_full else reader.size
             part.reader = None
             self.open_readers -= 1
@@ -181,13 +190,6 @@ class Consumer:
             if part.reader is not None:
                 part.reader.cursor = part.cursor
                 self.open_readers += 1
-
-    def close_readers(self, most: int) -> None:
-        """Free the readers until at most so many are open; those that were made last go first."""
-        for part in reversed(self.partitions.values()):
-            if self.open_readers <= most:
-                return
-            self.drop_reader(part)
 
     def discard(self) -> None:
         """Free all readers, with their records and their running fetches."""

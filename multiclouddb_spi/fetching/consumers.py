@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Hashable
 from typing import ClassVar, Final
 
@@ -13,7 +13,7 @@ from multiclouddb_spi.continuation.state import state_from_json
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.contract import Feed, FeedSpec
 from multiclouddb_spi.fetching.consumer import Consumer
-from multiclouddb_spi.fetching.readers import Budget
+from multiclouddb_spi.fetching.readers import Budget, PartitionReader
 
 _MOST_KEYS: Final = 16384
 _MOST_PARTITIONS: Final = 100_000
@@ -42,6 +42,10 @@ class Consumers:
         self._kept: OrderedDict[Hashable, Consumer] = OrderedDict()
         self._partitions = self._readers = 0  # those of the consumers that no call uses
         self._lock = threading.Lock()
+        # Readers to discard, which may take a request to the service: after the lock is free. They stay here
+        # until it is done, so that the next call goes on after an interrupt.
+        self._dropped = deque[PartitionReader]()
+        self._sweeping = threading.Lock()
         self._closed = False
 
     def take(self, key: Hashable, spec: FeedSpec, scope: str, call: object) -> Consumer | None:
@@ -67,26 +71,23 @@ class Consumers:
 
     def put(self, consumer: Consumer, *keys: Hashable) -> None:
         """Keep a consumer for later calls with these keys, after a call has used it."""
-        gone = list[Consumer]()
         consumer.used_at = time.monotonic()
         if self._budget.used > self._budget.limit:
             self.make_room(0)
         with self._lock:
             self._forget_keys(consumer)
-            if self._closed:
-                keys = ()
-                gone.append(consumer)
             for key in keys:
                 if (other := self._kept.get(key)) is not None and other.call is None:
-                    gone.append(self._removed(other))
+                    self._remove(other)
                 self._kept[key] = consumer
                 self._kept.move_to_end(key)
             consumer.keys, consumer.call = keys, None
-            if keys:
-                self._count(consumer, 1)
-                gone += self._surplus(consumer)
-        for each in gone:
-            each.discard()
+            self._count(consumer, 1)
+            if self._closed:
+                self._remove(consumer)
+            else:
+                self._trim(consumer)
+        self._sweep()
 
     def release(self, consumer: Consumer) -> None:
         """Give a consumer back that the call has not changed."""
@@ -126,22 +127,18 @@ class Consumers:
                 for part in consumer.partitions.values():
                     if missing > 0 and part.reader is not None and not part.reader.empty():
                         missing -= part.reader.nbytes()
-                        consumer.drop_reader(part)
+                        consumer.detach(part, self._dropped)
                         self._readers -= 1
+        self._sweep()
         return self._budget.over(nbytes) <= 0
 
     def forget(self, feed: Feed | None = None) -> None:
         """Discard the consumers of one feed, or of all feeds, that no call uses."""
         with self._lock:
-            gone = {
-                id(each): each
-                for each in self._kept.values()
-                if each.call is None and (feed is None or each.feed is feed)
-            }
-            for each in gone.values():
-                self._removed(each)
-        for each in gone.values():
-            each.discard()
+            for each in list(self._kept.values()):
+                if each.keys and each.call is None and (feed is None or each.feed is feed):
+                    self._remove(each)
+        self._sweep()
 
     def close(self) -> None:
         """Discard all consumers, including those that running calls give back later."""
@@ -151,6 +148,12 @@ class Consumers:
 
     def __len__(self) -> int:
         return len({id(each) for each in self._kept.values()})
+
+    def _sweep(self) -> None:
+        with self._sweeping:
+            while self._dropped:
+                self._dropped[0].discard()
+                self._dropped.popleft()
 
     # -- The caller of these methods holds the lock
 
@@ -165,33 +168,40 @@ class Consumers:
                 del self._kept[key]
         consumer.keys = ()
 
-    def _removed(self, consumer: Consumer) -> Consumer:
+    def _remove(self, consumer: Consumer) -> None:
+        """Discard a consumer that no call uses."""
         self._count(consumer, -1)
         self._forget_keys(consumer)
-        return consumer
+        for part in consumer.partitions.values():
+            consumer.detach(part, self._dropped)
 
-    def _surplus(self, newest: Consumer) -> list[Consumer]:
-        """Remove what is too much, and return it; the newest one stays, but may lose readers."""
-        gone, idle = list[Consumer](), newest.used_at - _IDLE_SECONDS
-        for consumer in list(self._oldest()):
+    def _close_readers(self, consumer: Consumer, most: int) -> None:
+        """Close readers of a kept consumer until so many are open; those that were made last go first."""
+        for part in reversed(consumer.partitions.values()):
+            if consumer.open_readers <= most:
+                return
+            if part.reader is not None:
+                consumer.detach(part, self._dropped)
+                self._readers -= 1
+
+    def _trim(self, newest: Consumer) -> None:
+        """Discard what is too much; the newest consumer stays, but may lose readers."""
+        idle = newest.used_at - _IDLE_SECONDS
+        for consumer in self._oldest():
             if consumer is newest or consumer.call is not None:
                 continue
             is_much = len(self._kept) > _MOST_KEYS or self._partitions > _MOST_PARTITIONS
             if not (is_much or self._readers > self.most_readers or consumer.used_at < idle):
                 break
             if consumer.is_searching() and not is_much:
-                self._readers -= consumer.open_readers
-                consumer.discard()
+                self._close_readers(consumer, 0)
                 consumer.used_at = newest.used_at
                 for key in consumer.keys:
                     self._kept.move_to_end(key)
             else:
-                gone.append(self._removed(consumer))
+                self._remove(consumer)
         if self._readers > self.most_readers:
-            self._readers -= newest.open_readers
-            newest.close_readers(self.most_readers)
-            self._readers += newest.open_readers
-        return gone
+            self._close_readers(newest, self.most_readers)
 
     def _oldest(self) -> list[Consumer]:
         """Return the consumers that are looked at for their age after one call."""

@@ -7,7 +7,8 @@ from collections import deque
 from typing import Final
 
 from multiclouddb_api.pacing import Wakeup, still_waiting
-from multiclouddb_spi.fetching.consumer import Consumer
+from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.fetching.consumer import ConsumedPartition, Consumer
 from multiclouddb_spi.fetching.fetcher import ReadContext, closed_fault
 from multiclouddb_spi.fetching.readers import PartitionReader
 from multiclouddb_spi.fetching.turns import HEAD_SECONDS, Phase, Turn, Turns
@@ -88,6 +89,19 @@ class Fetches:
     def _holds(self, partition_id: str) -> bool:
         part = self._consumer.partitions.get(partition_id)
         return part is not None and part.reader is not None and not part.reader.empty()
+
+    def part_at(self, partition_id: str, cursor: Cursor) -> ConsumedPartition:
+        """Return what an earlier call has left of a partition, but no reader that is given up."""
+        part = self._consumer.at(partition_id, cursor)
+        if part.reader is not None and (part.reader.cancelled or part.reader.takes_too_long()):
+            self._consumer.drop_reader(part)
+        return part
+
+    def reader_of(self, partition_id: str, part: ConsumedPartition) -> PartitionReader:
+        """Return the reader of a partition that is asked now; it is made if there is none."""
+        part.not_before, part.trouble = 0.0, None
+        context = self._context
+        return self._consumer.reader_of(partition_id, part, context.budget, context.observing)
 
     def ask_held(self) -> None:
         """Read again from partitions that have records left, because the page may have room for them now."""

@@ -254,16 +254,13 @@ class Heads:
             if self._after.reading(name) is None:  # 6.
                 turns.move(turn, Phase.ANSWERED)
                 continue
-            part = self._consumer.at(name, self._reads.cursor(name))
-            if part.reader is not None and part.reader.takes_too_long():
-                self._consumer.drop_reader(part)
+            part = fetches.part_at(name, self._reads.cursor(name))
             now, rests = time.monotonic(), part.reader is None or part.reader.empty()
             if rests and part.not_before > now:
                 turn.not_before = part.not_before
                 turns.move(turn, Phase.PACED)
                 continue
-            part.not_before = 0.0
-            reader = self._consumer.read(name, part, self._context.budget, self._context.observing)
+            reader = fetches.reader_of(name, part)
             if reader.reader is None or now - reader.asked_at > _LIVE_SECONDS:  # 3.
                 self._walking.add(name)
             most = None

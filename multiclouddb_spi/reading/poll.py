@@ -223,7 +223,7 @@ class Poll(Generic[T]):
         wait = 0.0  # in the first round, no fetch blocks
         if self._waiting.rounds and not self._result.count and len(self._lineage) <= self._context.width:
             wait = self._waiting.of_fetch(self._longest_wait())
-        scanning, consumer = self._scanning, self._consumer
+        scanning = self._scanning
         while fetches.may_ask():
             name, due = next(iter(turns.due.items()))
             turn = due or turns.of(name)
@@ -233,9 +233,7 @@ class Poll(Generic[T]):
             if entry is None:
                 turns.move(turn, Phase.ANSWERED)
                 continue
-            part = consumer.at(name, entry.said[0])  # with what an earlier call has left there
-            if part.reader is not None and part.reader.takes_too_long():
-                consumer.drop_reader(part)
+            part = fetches.part_at(name, entry.said[0])
             now, starts = time.monotonic(), part.reader is None or part.reader.empty()
             not_before = part.not_before
             if scanning is not None:
@@ -252,8 +250,7 @@ class Poll(Generic[T]):
                     turns.move(turn, Phase.PACED)
                 self._has_had_turn(turn, answered=False)
                 continue
-            part.not_before, part.trouble = 0.0, None
-            reader = consumer.read(name, part, self._context.budget, self._context.observing)
+            reader = fetches.reader_of(name, part)
             slow = reader.future is not None and now - reader.asked_at > HEAD_SECONDS
             if reader.waiting or slow:
                 self._has_had_turn(turn, answered=False)

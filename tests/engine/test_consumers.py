@@ -6,22 +6,32 @@ consumers in one client, after errors, after interrupts, and when a consumer goe
 
 import os
 import random
+from concurrent.futures import Future
 from contextlib import suppress
+from itertools import product
+from types import SimpleNamespace
 
 import attrs
 import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now, PhysicalPartition
+from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import (
     Listing,
     ServerError,
     ServiceBehaviour,
     Simulation,
+    SimulationProvider,
     ThrottledError,
 )
-from multiclouddb_spi import ProviderFault, engine
+from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, engine
+from multiclouddb_spi.continuation.entry import Entry
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.fetching import consumers
 from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.consumers import Consumers
+from multiclouddb_spi.fetching.readers import Budget
+from multiclouddb_spi.observing import Observing
 from tests.engine.conftest import Bench
 from tests.engine.interrupt import interrupted_at
 
@@ -95,9 +105,9 @@ class Life:
         one = self.dice.choice(self.readers)
         interrupted_at(self.dice.randrange(1, 400), lambda: self.bench.page(one.place, 3))
 
-    def break_off(self):
+    def break_off(self, one=None):
         """A call fails after it has read."""
-        pages, one = self.bench.engine._pages, self.dice.choice(self.readers)
+        pages, one = self.bench.engine._pages, one or self.dice.choice(self.readers)
 
         def fails(*_):
             raise ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, "no page", retryable=True)
@@ -107,10 +117,10 @@ class Life:
             self.bench.page(one.place, 3)
         del pages.reading
 
-    def go_back(self):
-        one = self.dice.choice(self.readers)
+    def go_back(self, one=None, mark=None):
+        one = one or self.dice.choice(self.readers)
         if one.marks:
-            del one.marks[self.dice.randrange(len(one.marks)) + 1 :]
+            del one.marks[(self.dice.randrange(len(one.marks)) if mark is None else mark) + 1 :]
             one.place, count = one.marks[-1]
             del one.seen[count:]
 
@@ -146,6 +156,59 @@ def play(make_bench, seed, form=Listing.ALL):
 def test_a_new_client_reads_on_in_the_same_way(make_bench, looks_at_once, lives, form):
     for seed in range(lives):
         play(make_bench, seed, form)
+
+
+STEPS = ("write", "read", "break_off", "go_back", "reshape", "other reads")
+
+
+class SmallLife(Life):
+    """Two consumers of two partitions, whose steps are given; pages have one event."""
+
+    def __init__(self, make_bench):
+        self.dice = random.Random(0)
+        self.bench = make_bench(2)
+        self.sim = self.bench.sim
+        self.bench.connect(page_records=2, attempts=1)
+        self.readers = [Reader(Beginning()), Reader(Beginning())]
+        self.bench.fill(4)
+
+    def step(self, name):
+        one, other = self.readers
+        match name:
+            case "write":
+                self.bench.fill(2)
+            case "read":
+                self.read_one(one)
+            case "other reads":
+                self.read_one(other)
+            case "break_off":
+                self.break_off(one)
+            case "go_back":
+                self.go_back(one, 0)
+            case "reshape":
+                self.reshape()
+
+    def read_one(self, one):
+        page = self.bench.page(one.place, 1)
+        one.seen += [event.event_id for event in page.events]
+        one.place = page.continuation_token
+        one.marks.append((one.place, len(one.seen)))
+
+
+@pytest.mark.parametrize("steps", [3, pytest.param(5, marks=pytest.mark.soak)])
+def test_no_small_history_shows_what_a_client_keeps(looks_at_once, steps):
+    """Every history of so many steps; then everything is read, by the same client and by a new one."""
+    for names in product(STEPS, repeat=steps):
+        life = SmallLife(lambda partitions: Bench(Simulation(partitions)))
+        try:
+            for name in names:
+                life.step(name)
+            life.check()
+        except AssertionError as error:
+            error.add_note(" | ".join(names))
+            raise
+        finally:
+            life.bench.close()
 
 
 def kept_after_an_interrupt(monkeypatch):
@@ -228,3 +291,112 @@ class TestTaken:
         for _ in range(3):
             page = bench.page(page.continuation_token, ask_all=False)
             assert (page.resumed_from, page.events) == (None, ())
+
+
+class TestKept:
+    """Tests which consumers a client keeps; each is known by its token."""
+
+    @pytest.fixture
+    def make(self, bench, monkeypatch):
+        monkeypatch.setattr(Consumers, "checks", False)  # these have no real tokens
+        self.feed = SimulationProvider(bench.sim).open_feed(FeedSpec(bench.sim.address), Deadline.after(60))
+        self.budget, self.clock = Budget(100), 0.0
+        monkeypatch.setattr(consumers, "time", SimpleNamespace(monotonic=lambda: self.clock))
+
+        def made(nbytes=0, partitions=1, ended=False):
+            lineage = Lineage([Entry.read(f"p{number}", 1) for number in range(partitions)], RULES)
+            if ended:
+                lineage.ended("p0", [], complete=False)
+            consumer = Consumer(self.feed, lineage, "collection", "")
+            for entry in lineage.active():
+                part = consumer.at(entry.partition_id, 1)
+                reader = consumer.reader_of(entry.partition_id, part, self.budget, Observing(None))
+                if nbytes:
+                    reader.future = Future()
+                    reader.future.set_result(None)
+                    reader.hold(nbytes)
+            return consumer
+
+        return made
+
+    def left_in(self, kept, keys):
+        return [key for key in keys if kept.take(key, self.feed.spec, "collection", "call")]
+
+    def test_the_one_that_was_used_last_goes_last(self, make, monkeypatch):
+        monkeypatch.setattr(consumers, "_MOST_KEYS", 3)
+        kept = Consumers(self.budget, 100)
+        for key in ("a", "b", "c"):
+            kept.put(make(), key)
+        used = kept.take("a", self.feed.spec, "collection", "call")
+        kept.put(used, "a")
+        kept.put(make(), "d")
+        assert self.left_in(kept, "abcd") == ["a", "c", "d"]
+
+    def test_their_partitions_are_bounded_but_the_newest_is_kept(self, make, monkeypatch):
+        monkeypatch.setattr(consumers, "_MOST_PARTITIONS", 10)
+        kept = Consumers(self.budget, 100)
+        for key in ("a", "b", "c"):
+            kept.put(make(partitions=4), key)
+        kept.put(make(partitions=20), "d")
+        assert self.left_in(kept, "abcd") == ["d"]
+
+    def test_so_are_the_open_readers(self, make):
+        kept = Consumers(self.budget, 10)
+        for key in ("a", "b", "c"):
+            kept.put(make(partitions=4), key)
+        last = make(partitions=20)
+        kept.put(last, "d")
+        assert (last.open_readers, self.left_in(kept, "abcd")) == (10, ["d"])
+        assert [part.reader is not None for part in last.partitions.values()] == [True] * 10 + [False] * 10
+
+    @pytest.mark.parametrize(("seconds", "left"), [(59, ["a", "b"]), (61, ["b"])])
+    def test_one_that_nobody_uses_for_a_minute_goes(self, make, seconds, left):
+        kept = Consumers(self.budget, 10)
+        kept.put(make(), "a")
+        self.clock = seconds
+        kept.put(make(), "b")
+        assert self.left_in(kept, "ab") == left
+
+    def test_one_that_searches_for_children_loses_only_its_readers(self, make):
+        kept = Consumers(self.budget, 10)
+        searching = make(partitions=2, ended=True)
+        kept.put(searching, "a")
+        for self.clock in (61, 122):
+            kept.put(make(), "b")
+        assert searching.open_readers == 0
+        assert self.left_in(kept, "a") == ["a"]
+
+    def test_it_is_found_by_each_of_its_keys_until_one_call_has_it(self, make):
+        kept = Consumers(self.budget, 10)
+        kept.put(make(), "old", "new")
+        assert len(kept) == 1
+        assert self.left_in(kept, ["old", "new"]) == ["old"]
+
+    @pytest.mark.parametrize(("spec", "scope"), [("other", "collection"), (None, "other")])
+    def test_it_is_of_one_feed_and_scope(self, make, spec, scope):
+        kept = Consumers(self.budget, 10)
+        kept.put(make(), "a")
+        assert kept.take("a", spec or self.feed.spec, scope, "call") is None
+        assert self.left_in(kept, "a") == ["a"]
+
+    def test_what_was_fetched_over_the_bound_goes_after_a_call(self, make):
+        kept, last = Consumers(self.budget, 10), make(nbytes=40)
+        for key in ("a", "b", "c"):
+            kept.put(make(nbytes=40), key)
+        assert self.budget.used == 160
+        self.clock = 11
+        kept.put(last, "d")
+        assert self.budget.used == 80
+        assert self.left_in(kept, "abcd") == ["a", "b", "c", "d"]
+
+    def test_one_that_is_put_back_after_the_client_has_closed_is_discarded(self, make):
+        kept, consumer = Consumers(self.budget, 10), make(nbytes=40)
+        kept.close()
+        kept.put(consumer, "a")
+        assert (consumer.open_readers, self.budget.used, len(kept)) == (0, 0, 0)
+
+    def test_one_that_gives_its_place_to_an_equal_token_is_discarded(self, make):
+        kept, first = Consumers(self.budget, 10), make(nbytes=40)
+        kept.put(first, "a")
+        kept.put(make(), "a")
+        assert (first.open_readers, len(kept)) == (0, 1)
