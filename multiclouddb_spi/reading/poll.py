@@ -360,10 +360,10 @@ class Poll(Generic[T]):
         places = self._result.limit - self._result.count - kept
         if scanning is not None:
             places = scanning.places(turn, places)
-        # 8. A page has at least one record, and the first partition can put one on it in any case.
+        # 8. A page has at least one record; while the first partition has its turn, that one is its own.
         left, each = self._result.most_bytes - self._result.nbytes, batch.nbytes / (count or 1)
         fits = int(max(left, 0.0) // each) if each else places
-        if turn is self._head or not self._result.count:
+        if turn is self._head or not (self._result.count or self._head):
             fits = max(1, fits)
         is_cut = min(places, count - reader.taken) > fits
         places = min(places, fits)

@@ -40,6 +40,7 @@ class TestSize:
         assert bench.calls.fetches["p0"] == 2, "nothing is read ahead of a first page"
 
 
+@pytest.mark.shows("Promise 15")
 class TestBytes:
     """`max_page_bytes`: a page ends by bytes too, with at least one event, and nothing is lost or starved."""
 

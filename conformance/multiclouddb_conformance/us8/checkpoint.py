@@ -137,6 +137,14 @@ class TestPageSize:
         assert max(len(page.events) for page in pages) <= size
         assert len({name for page in pages for name in ids(page.events)}) == 20
 
+    @pytest.mark.shows("Promise 15")
+    def test_a_page_ends_by_bytes_but_has_one_event(self, collection: Collection) -> None:
+        collection.fill(12)
+        pages = collection.pages(collection.begin, max_page_bytes=1)
+        found = [ids(page.events) for page in pages if page.events]
+        assert {len(page) for page in found} == {1}
+        assert len({name for page in found for name in page}) == 12
+
     def test_small_pages_starve_no_partition(self, collection: Collection) -> None:
         collection.fill(60)
         everything = collection.read(collection.begin, 60)

@@ -299,7 +299,7 @@ def _are_last_images(collection: Collection, documents: Sequence[tuple[Any, Any]
                 assert scanned.order_key == change.order_key
 
 
-@pytest.mark.shows("Further 17")
+@pytest.mark.shows("Further 17", "Promise 16")
 @pytest.mark.requires(_ALONE, _LOOKUP, Capability.CHANGE_FEED_ALL_VERSIONS)
 @pytest.mark.needs("alone", "spellings")
 class TestSpellings:
