@@ -5,21 +5,19 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import multiprocessing
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote, urlsplit
 
-from benchmarks.dynamo import on_server_core
+from benchmarks.processes import served
 
 __all__ = ["CONTAINER", "PIPELINED", "Wire", "emulator", "fixed"]
 
 CONTAINER: Final = "dbs/shop/colls/orders"
 PIPELINED: Final = 32
-_START_SECONDS: Final = 60.0
 _DATE: Final = "sun, 01 mar 2026 12:00:00 gmt"
 _BATCH: Final = 100
 
@@ -57,28 +55,12 @@ def _serve_fixed(pipe: Connection, status: int, headers: dict[str, str], body: b
         runner = web.ServerRunner(web.Server(answer, access_log=None))
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        pipe.send((f"http://127.0.0.1:{runner.addresses[0][1]}/", ""))
+        pipe.send(f"http://127.0.0.1:{runner.addresses[0][1]}/")
         with suppress(EOFError):
             await asyncio.to_thread(pipe.recv)
         await runner.cleanup()
 
     asyncio.run(serve())
-
-
-@contextmanager
-def _started(serve: Callable[..., None], *arguments: Any) -> Iterator[tuple[str, str]]:
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, *arguments))
-    with on_server_core():
-        process.start()
-    theirs.close()
-    try:
-        if not ours.poll(_START_SECONDS):
-            raise TimeoutError("the server did not start")
-        yield ours.recv()
-    finally:
-        ours.close()  # the process ends when its stdin is closed
-        process.join()
 
 
 @contextmanager
@@ -88,7 +70,7 @@ def emulator(items: int) -> Iterator[tuple[str, str]]:
     Yields:
         The server's endpoint and key.
     """
-    with _started(_serve_emulator, items) as found:
+    with served(_serve_emulator, items) as (found, _):
         yield found
 
 
@@ -98,7 +80,10 @@ def fixed(wire: Wire, request: bytes) -> Iterator[Wire]:
     status, headers, body = wire.answer(request)
     for name in ("date", "server", "content-length"):
         headers.pop(name, None)
-    with _started(_serve_fixed, status, headers, body) as (endpoint, _), closing(Wire(endpoint, "")) as made:
+    with (
+        served(_serve_fixed, status, headers, body) as (endpoint, _),
+        closing(Wire(endpoint, "")) as made,
+    ):
         yield made
 
 

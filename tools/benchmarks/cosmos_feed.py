@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,13 +10,12 @@ from typing import Any, Final
 
 import attrs
 
-from benchmarks.dynamo import on_server_core
+from benchmarks.processes import served
 from multiclouddb_api import ClientConfig, ResourceAddress
 
 __all__ = ["ADDRESS", "Account", "account", "bare_loop", "start_by_hand"]
 
 ADDRESS: Final = ResourceAddress("shop", "orders")
-_START_SECONDS: Final = 120.0
 _READ: Final = "ReadChangeFeed"
 
 
@@ -135,16 +133,5 @@ def account(ranges: int) -> Iterator[Account]:
     Args:
         ranges: The number of ranges.
     """
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs, ranges))
-    with on_server_core():
-        process.start()
-    theirs.close()
-    try:
-        if not ours.poll(_START_SECONDS):
-            raise TimeoutError("the server did not start")
-        endpoint, key = ours.recv()
-        yield Account(endpoint, key, ours)
-    finally:
-        ours.close()  # the process ends when its stdin is closed
-        process.join()
+    with served(_serve, ranges) as ((endpoint, key), pipe):
+        yield Account(endpoint, key, pipe)

@@ -1,10 +1,7 @@
-"""Starts DynamoDB servers for the rows, and assigns cores to the servers and the client."""
+"""Starts DynamoDB servers for the rows."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from multiprocessing.connection import Connection
@@ -13,14 +10,14 @@ from typing import Any, Final
 
 import attrs
 
+from benchmarks.processes import on_server_core, served
 from benchmarks.servers import server_module
 from multiclouddb_api import ClientConfig, ResourceAddress
 
-__all__ = ["ADDRESS", "Local", "Scripted", "item", "local", "on_client_core", "on_server_core", "scripted"]
+__all__ = ["ADDRESS", "Local", "Scripted", "item", "local", "scripted"]
 
 ADDRESS: Final = ResourceAddress(collection="items")
 _BATCH: Final = 25  # the service's limit for BatchWriteItem
-_START_SECONDS: Final = 60.0
 # Unlike in the tests, the JVM also uses its better compiler, because a faster server lets the rows measure
 # the client more precisely.
 _JAVA_OPTIONS: Final = ("-Xmx512m", "-XX:+UseSerialGC")
@@ -30,35 +27,6 @@ def item(number: int) -> dict[str, dict[str, str]]:
     """Make an item of 300 bytes, as DynamoDB counts them, in nine attributes."""
     fields = {f"field{index}": {"S": "x" * 33} for index in range(7)}
     return {"pk": {"S": f"key-{number:07}"}, "number": {"N": str(number)}, **fields}
-
-
-# -- Two cores: one for the client, one for the server
-
-
-@contextmanager
-def on_core(place: int) -> Iterator[None]:
-    """Run this thread, and the threads and processes that it starts inside the block, on one core.
-
-    If a process cannot choose its core, or the machine has only one core, the cores are not limited.
-    """
-    if sys.platform != "linux" or len(cores := sorted(os.sched_getaffinity(0))) < 2:
-        yield
-        return
-    os.sched_setaffinity(0, {cores[place]})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
-
-
-def on_client_core() -> Any:
-    """Use the core for the readers."""
-    return on_core(0)
-
-
-def on_server_core() -> Any:
-    """Use the core for a server and the process that starts it."""
-    return on_core(-1)
 
 
 # -- DynamoDB Local
@@ -118,7 +86,7 @@ def local(items: int) -> Iterator[Local]:
         yield Local(server, arn)
 
 
-# -- The scripted server has its own process; otherwise the server and boto3 would wait for the same lock
+# -- The scripted server
 
 
 @attrs.frozen
@@ -190,16 +158,6 @@ def scripted(width: int, **habits: Any) -> Iterator[Scripted]:
         width: The number of shards that a client reads at the same time.
         habits: The settings of the server.
     """
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs, habits))
-    with on_server_core():
-        process.start()
-    theirs.close()
-    try:
-        if not ours.poll(_START_SECONDS):
-            raise TimeoutError("the scripted server did not start")
-        connection = {"endpoint_url": ours.recv(), "session": _session()}
-        yield Scripted(ClientConfig("dynamo", connection, max_concurrency=width), ours)
-    finally:
-        ours.close()  # this ends the server
-        process.join()
+    with served(_serve, habits) as (endpoint, pipe):
+        connection = {"endpoint_url": endpoint, "session": _session()}
+        yield Scripted(ClientConfig("dynamo", connection, max_concurrency=width), pipe)

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import attrs
 
-from benchmarks.dynamo import on_client_core, on_server_core
+from benchmarks.processes import on_server_core
 from benchmarks.servers import server_module
 from multiclouddb_api import ChangeFeedRequest, ClientConfig, Now, ResourceAddress, connect
 
-__all__ = ["ADDRESS", "Backlog", "backlog", "document", "on_client_core"]
+__all__ = ["ADDRESS", "Backlog", "backlog", "document"]
 
 ADDRESS: Final = ResourceAddress("bench", "items")
 _BATCH: Final = 1000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
@@ -10,14 +9,13 @@ from typing import Any, Final
 
 import attrs
 
-from benchmarks.dynamo import on_client_core, on_server_core
+from benchmarks.processes import on_server_core, served
 from benchmarks.servers import server_module
 from multiclouddb_api import ChangeFeedRequest, ClientConfig, Now, ResourceAddress, connect
 
-__all__ = ["COLUMNS", "STREAM", "Backlog", "Scripted", "backlog", "on_client_core", "scripted"]
+__all__ = ["COLUMNS", "STREAM", "Backlog", "Scripted", "backlog", "scripted"]
 
 STREAM: Final = "items_stream"
-_START_SECONDS: Final = 60.0
 _AT_ONCE: Final = 20
 COLUMNS: Final = ("id", "number", *(f"field{index}" for index in range(7)))
 
@@ -125,7 +123,7 @@ def backlog(size: int, at_once: int) -> Iterator[Backlog]:
         server.stop()
 
 
-# -- The scripted server has its own process, so that it does not wait for the client's lock
+# -- The scripted server
 
 
 @attrs.frozen
@@ -206,15 +204,5 @@ def scripted(partitions: int) -> Iterator[Scripted]:
     Args:
         partitions: The number of partitions of each change stream.
     """
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs, partitions))
-    with on_server_core():
-        process.start()
-    theirs.close()
-    try:
-        if not ours.poll(_START_SECONDS):
-            raise TimeoutError("the scripted server did not start")
-        yield Scripted(f"spanner://tests/tests?emulator_host={ours.recv()}", ours)
-    finally:
-        ours.close()  # this ends the server
-        process.join()
+    with served(_serve, partitions) as (host, pipe):
+        yield Scripted(f"spanner://tests/tests?emulator_host={host}", pipe)

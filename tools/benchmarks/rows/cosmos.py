@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any, Final
 
 from benchmarks.cosmos import CONTAINER, Wire, emulator, fixed
-from benchmarks.dynamo import on_client_core
+from benchmarks.processes import on_client_core
 from benchmarks.row import Bench, Done, Sides, row
 
 _READS: Final = 4_000

@@ -10,7 +10,7 @@ import attrs
 
 from benchmarks.arrow import AS_A_TASK, plan_ranges, read_arrow
 from benchmarks.cosmos_feed import ADDRESS, Account, account, bare_loop, start_by_hand
-from benchmarks.dynamo import on_client_core
+from benchmarks.processes import on_client_core
 from benchmarks.row import Bench, Done, Sides, row
 from multiclouddb_api import ChangeFeedRequest, FromContinuationToken, Now, connect
 

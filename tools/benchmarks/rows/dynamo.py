@@ -10,7 +10,8 @@ from typing import Any, Final
 import attrs
 
 from benchmarks.arrow import AS_A_TASK, plan_ranges, read_arrow
-from benchmarks.dynamo import ADDRESS, Local, Scripted, local, on_client_core, scripted
+from benchmarks.dynamo import ADDRESS, Local, Scripted, local, scripted
+from benchmarks.processes import on_client_core
 from benchmarks.row import Bench, Done, Sides, row
 from benchmarks.stores import pages
 from multiclouddb_api import (

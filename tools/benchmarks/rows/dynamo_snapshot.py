@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any, Final
 
-from benchmarks.dynamo import ADDRESS, Local, local, on_client_core
+from benchmarks.dynamo import ADDRESS, Local, local
+from benchmarks.processes import on_client_core
 from benchmarks.row import Bench, Done, Sides, row
 from multiclouddb_api import (
     BackfillDone,

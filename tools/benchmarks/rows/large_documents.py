@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -119,25 +120,22 @@ def _filled(
         yield measured
 
 
+_memory_row = partial(row, at_most=True, against="", pairs=1, warm_up=False, same_work=False, profiled=False)
+
+
 def _add(
     name: str, title: str, place: Callable[[Path], AbstractContextManager[Place]], nbytes: int, size: str
 ) -> None:
-    @row(
+    @_memory_row(
         f"memory-{name}",
         title=f"Peak memory, {title} with documents of {size}",
         unit="MiB",
         goal=_GOAL,
-        at_most=True,
         about=(
             f"The figure is the peak resident memory of a fresh process that reads 400 MB in documents of "
             f"{size} with the default `max_buffered_bytes` of {_BUDGET} MiB. The goal is twice that, and 60 "
             "MiB."
         ),
-        against="",
-        pairs=1,
-        warm_up=False,
-        same_work=False,
-        profiled=False,
     )
     def default_budget(bench: Bench) -> Iterator[Sides]:
         with _filled(bench, place, nbytes) as measured:
@@ -146,21 +144,15 @@ def _add(
     if nbytes < _LEAST_BYTES:
         return
 
-    @row(
+    @_memory_row(
         f"memory-{name}-small",
         title=f"Peak memory, {title} with documents of {size} and 1 MiB",
         unit="documents",
         goal=_DOCUMENTS,
-        at_most=True,
         about=(
             f"The same with `max_buffered_bytes` of 1 MiB. The figure is how much the peak memory grows over "
             f"that of a process that connects and reads nothing, in documents of {size}."
         ),
-        against="",
-        pairs=1,
-        warm_up=False,
-        same_work=False,
-        profiled=False,
     )
     def small_budget(bench: Bench) -> Iterator[Sides]:
         with _filled(bench, place, nbytes) as measured:

@@ -7,7 +7,8 @@ from itertools import islice
 from typing import Any, Final
 
 from benchmarks.arrow import AS_A_TASK, plan_ranges, read_arrow
-from benchmarks.mongo import ADDRESS, Backlog, backlog, on_client_core
+from benchmarks.mongo import ADDRESS, Backlog, backlog
+from benchmarks.processes import on_client_core
 from benchmarks.row import Bench, Done, Sides, row
 from multiclouddb_api import (
     ChangeFeedPage,

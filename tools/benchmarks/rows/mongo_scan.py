@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from benchmarks.mongo import ADDRESS, Backlog, backlog, on_client_core
+from benchmarks.mongo import ADDRESS, Backlog, backlog
+from benchmarks.processes import on_client_core
 from benchmarks.row import Bench, Done, Sides, row
 from multiclouddb_api import (
     BackfillDone,

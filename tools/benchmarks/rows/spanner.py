@@ -11,8 +11,9 @@ from threading import Thread
 from typing import Any, Final
 
 from benchmarks.arrow import AS_A_TASK, plan_ranges, read_arrow
+from benchmarks.processes import on_client_core
 from benchmarks.row import Bench, Done, Sides, row
-from benchmarks.spanner import COLUMNS, Backlog, backlog, on_client_core
+from benchmarks.spanner import COLUMNS, Backlog, backlog
 from multiclouddb_api import (
     BackfillDone,
     ChangeFeedPage,

@@ -10,7 +10,7 @@ import json
 import os
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
 from typing import Final
@@ -287,6 +287,29 @@ def spark_sent(bench: Bench) -> Iterator[Sides]:
         yield Sides(ours)
 
 
+def _limited(
+    options: dict[str, str],
+    calls: Callable[[], int],
+    pages: Pages,
+    changes: int,
+    fill: Callable[[], object],
+    fill_pages: Callable[[], object],
+) -> Sides:
+    """Measure planning with and without a limit, and reading pages of a feed that is filled equally."""
+    limited, free = (Driver(options, calls, limit) for limit in (_LIMIT, None))
+
+    def ours() -> Done:
+        fill()
+        notes = {"without a limit": 1000 * free.plan(changes).seconds}
+        return Done(changes, value=1000 * limited.plan(changes).seconds, notes=notes)
+
+    def baseline() -> Done:
+        fill_pages()
+        return Done(changes, value=1000 * pages.read(changes))
+
+    return Sides(ours, baseline)
+
+
 @row(
     "spark-plan-cosmos",
     title="Spark on Cosmos DB, 4,000 changes in 64 ranges, with a limit",
@@ -314,20 +337,10 @@ def spark_plan_cosmos(bench: Bench) -> Iterator[Sides]:
             return {"url": url, "database": str(ORDERS.database), "collection": str(ORDERS.collection)}
 
         pages = stack.enter_context(closing(Pages.as_configured(options(other), ORDERS)))
-        limited, free = (Driver(options(mine), lambda: mine.ask("count"), limit) for limit in (_LIMIT, None))
         for each in (mine, other):
             each.ask("delay", _ROUND_TRIP)
-
-        def ours() -> Done:
-            mine.ask("fill", changes)
-            notes = {"without a limit": 1000 * free.plan(changes).seconds}
-            return Done(changes, value=1000 * limited.plan(changes).seconds, notes=notes)
-
-        def baseline() -> Done:
-            other.ask("fill", changes)
-            return Done(changes, value=1000 * pages.read(changes))
-
-        yield Sides(ours, baseline)
+        fill = partial(mine.ask, "fill", changes), partial(other.ask, "fill", changes)
+        yield _limited(options(mine), lambda: mine.ask("count"), pages, changes, *fill)
 
 
 @row(
@@ -358,19 +371,9 @@ def spark_plan_spanner(bench: Bench) -> Iterator[Sides]:
             return {"url": server.url, **place}
 
         pages = stack.enter_context(closing(Pages.as_configured(options(other), other)))
-        limited, free = (Driver(options(mine), server.queries, limit) for limit in (_LIMIT, None))
         server.delay(_ROUND_TRIP)
-
-        def ours() -> Done:
-            server.fill(mine, changes)
-            notes = {"without a limit": 1000 * free.plan(changes).seconds}
-            return Done(changes, value=1000 * limited.plan(changes).seconds, notes=notes)
-
-        def baseline() -> Done:
-            server.fill(other, changes)
-            return Done(changes, value=1000 * pages.read(changes))
-
-        yield Sides(ours, baseline)
+        fill = partial(server.fill, mine, changes), partial(server.fill, other, changes)
+        yield _limited(options(mine), server.queries, pages, changes, *fill)
 
 
 def plan_all(options: dict[str, str], records: int) -> dict[str, float]:
