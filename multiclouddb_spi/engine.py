@@ -181,7 +181,13 @@ class Engine:
         deadline: Deadline,
         began: float,
     ) -> Reading[T]:
-        """Read a page, and keep the consumer for the next call, also if this one fails."""
+        """Read a page, and keep the consumer for the next call, also if this one fails.
+
+        Its key is the token of the page. If the page told nothing, it is also the token or start of the
+        request, which may come again. After an error it is only the latter, with the `skip_token` of the
+        error. It is not kept if its feed may have been recreated, or has ended, or if the page has the token
+        of the request although something was read.
+        """
         asked, skip = key_of(request, spec), None
         try:
             reading = self._reading(consumer, request, options, view, deadline, began)

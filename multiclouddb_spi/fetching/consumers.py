@@ -24,11 +24,12 @@ _MOST_AT_ONCE: Final = 8
 
 
 class Consumers:
-    """Finds the consumer for a request by its token, or by its start if a first call has failed.
+    """Finds the consumer for a request by its token or its start; `Engine._used` says under which keys it is.
 
     The least recently used one is discarded first. A call takes a consumer for its own use; another call with
     the same token begins without one. A consumer that nobody has used for a minute is discarded, except one
-    that still searches for children, of which only the readers are closed.
+    that still searches for children, of which only the readers are closed. Its age is noticed when another
+    call gives a consumer back.
 
     Attributes:
         most_readers: The most readers that stay open between calls.
