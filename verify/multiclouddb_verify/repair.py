@@ -49,6 +49,9 @@ _OF_A_ROW: Final = frozenset(
 )
 """The errors, if they are not retryable, that the table may have with one row and not with others."""
 _DISAGREES: Final = "the look-up and the scan with the changes after it do not say the same of the source"
+_MOVES: Final = "the source changed it between its judgement and its repair, each time; run verify again"
+_AGAIN: Final = "it differs after the last repair too; find out what else writes it, and run verify again"
+_WAITS: Final = "the row with the sink's own text of this key does not equal the source yet"
 
 
 class Repair:
@@ -76,8 +79,10 @@ class Repair:
             if not self._sides.state.pending_count():
                 return
             self._rounds.run()
-        # A row that was written last may differ again.
-        self._sides.state.explain(self._refused.items())
+        state, first = self._sides.state, ""
+        while chunk := state.confirmed(first, _AT_ONCE):
+            first = after(chunk[-1].key)
+            state.explain((each.key, self._refused.get(each.key, _AGAIN)) for each in chunk)
 
     def _fix(self, chunk: Sequence[Confirmed], *, is_last: bool) -> None:
         """Write the rows of the source where both answers agree, and judge their keys again."""
@@ -94,10 +99,10 @@ class Repair:
         with state.transaction():
             state.give_up(plan.unknown.items())
             if is_last:
-                state.give_up((each.key, _DISAGREES) for each in plan.disagreed)
+                # Its last judgement is of a state of the source that is over.
+                state.give_up((each.key, why) for each, why in plan.again.items())
             else:
-                state.judge_again(plan.disagreed)
-            state.judge_again(plan.moved)
+                state.judge_again(list(plan.again))
             state.explain((key, note) for key, note in self._refused.items() if key in answers)
             state.repaired((each.confirmed.key, each.note) for each in fixed)
             state.add_pending((each.confirmed.key, each.digest) for each in fixed)
@@ -150,8 +155,8 @@ class _Plan:
 
     Attributes:
         agreed: What can be repaired.
-        moved: What has to be judged again.
-        disagreed: What the look-up and the judgement do not say the same of.
+        again: What has to be judged again, because the look-up and the judgement do not say the same of the
+            same moment; with the reasons.
         unknown: The keys of which the look-up does not say what the source has, with the reasons.
         own_orders: The `order_key` of each row of the source that was looked up.
     """
@@ -161,8 +166,7 @@ class _Plan:
     _answers: Mapping[str, Answer]
     _now: datetime = attrs.field(factory=lambda: datetime.now(UTC))
     agreed: list[_Agreed] = attrs.field(factory=list)
-    moved: list[Confirmed] = attrs.field(factory=list)
-    disagreed: list[Confirmed] = attrs.field(factory=list)
+    again: dict[Confirmed, str] = attrs.field(factory=dict)
     unknown: dict[str, str] = attrs.field(factory=dict)
     own_orders: dict[str, str] = attrs.field(factory=dict)
 
@@ -182,7 +186,7 @@ class _Plan:
                 case Respelt(text):
                     # Only the source itself knows that this is another text of a key.
                     self._sides.state.add_spellings([(each.key, text)])
-                    self.moved.append(each)
+                    self.again[each] = ANOTHER_TEXT
                 case event:
                     self._row(each, event)
 
@@ -193,10 +197,10 @@ class _Plan:
         is_own = self._sides.facts.floor is ScanFloor.ROW
         self.own_orders[each.key] = self._floor if event is None or not is_own else event.order_key
         if last != each.last:
-            self.moved.append(each)
+            self.again[each] = _MOVES
         elif digest != each.expected or (last and versions[last] not in (digest, UNKNOWN)):
             # A row above its last change was judged by a look-up, and a second one is no other answer.
-            self.disagreed.append(each)
+            self.again[each] = _DISAGREES
         else:
             own = self.own_orders[each.key]
             # Only a blocked row may get a lower `order_key`.
@@ -221,7 +225,7 @@ class _Plan:
         digest, found = self._digest(event), [row.digest for row in beside]
         judged = versions[max(versions)] if versions else digest
         if sides.state.is_open(text) or (found or [GONE]) != [digest] or judged not in (digest, UNKNOWN):
-            self.moved.append(each)  # the right row is a difference of its own, and is written first
+            self.again[each] = _WAITS  # the right row is a difference of its own, and is written first
             return
         place = None if event is None else (text, beside[0].order_key)
         said = "no item" if event is None else "the document that the row with the sink's own key has"

@@ -147,7 +147,8 @@ class Report:
     behind: tuple[str, ...]
     """Keys whose last change the sink did not reach, at most 10,000."""
     reasons: Mapping[str, str] = attrs.field(repr=False)
-    """Why keys of `unsettled` are not known, by key; a key that only changes too often has no reason."""
+    """Why keys of `unsettled` are not known, or were not repaired, by key; a key that changes too often to be
+    judged has no reason."""
     cost: Cost
     """What was read."""
     settle_seconds: float

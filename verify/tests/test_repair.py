@@ -5,7 +5,7 @@ import pytest
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, MulticloudDbKey, NotKnown
 from multiclouddb_conformance.table import Row
-from multiclouddb_verify import Kind
+from multiclouddb_verify import Kind, Outcome
 from multiclouddb_verify.source import Respelt, own_text
 
 from .test_lives import smooth
@@ -168,6 +168,35 @@ class TestNothingIsWritten:
         )
         self.repaired(world, tmp_path, key, "do not say the same")
 
+    @pytest.mark.parametrize("kind", [Kind.BLOCKED, Kind.DUPLICATE])
+    def test_if_the_source_changes_before_each_repair(self, kind, tmp_path):
+        """The sink does not make the row right: it is above the changes, or there are two."""
+        world = quiet([kind])
+        [key] = world.faults
+        [name] = [name for name in world.reserved if key_of(name) == key]
+
+        def move(answers):
+            world.put(name)
+            return answers
+
+        answering(world, move)
+        world.target.merge = lambda events: None
+        report = self.repaired(world, tmp_path, key, "the source changed it")
+        assert (report.outcome, report.exit_code, report.differences) == (Outcome.UNSETTLED, 12, ())
+
+    def test_if_the_row_beside_a_foreign_one_is_not_right(self, tmp_path):
+        world = quiet([])
+        name = world.reserved[0]
+        spelt = key_of(name).replace(":", ": ")
+        world.target.table.append(Row(spelt, "", '{"v": 1}'))
+
+        def move(answers):
+            world.put(name)
+            return answers
+
+        answering(world, move)
+        self.repaired(world, tmp_path, spelt, "does not equal the source yet")
+
     @pytest.mark.parametrize("text", ["", "abc", "5", '{"id":1e400}', f'{{"id":{"[" * 500}{"]" * 500}}}'])
     def test_if_the_row_has_no_key_at_all(self, text, tmp_path):
         world = quiet([])
@@ -278,6 +307,23 @@ class TestRowAboveItsLastChange:
         assert (report.equal, report.unsettled) == (False, (row.key,))
         assert "do not say the same" in report.reasons[row.key]
         world.close()
+
+
+def test_a_row_that_somebody_damages_after_each_repair_is_different_with_the_reason(tmp_path):
+    world = quiet([Kind.STALE])
+    [key] = world.faults
+    fix = world.target.fix
+
+    def fix_in_vain(fixes, expected):
+        written = fix(fixes, expected)
+        world.mark(lambda row: row.key == key, text="{}")
+        return written
+
+    world.target.fix = fix_in_vain
+    report = world.verify(tmp_path / "state", repair=True)
+    assert (report.equal, report.unsettled) == (False, ())
+    assert [(each.key, "differs after" in each.note) for each in report.differences] == [(key, True)]
+    world.close()
 
 
 def test_report_says_which_answers_have_agreed(tmp_path):
