@@ -1,14 +1,14 @@
 """Tests that what a client keeps of its consumers changes nothing but the time that a page takes.
 
 From the token of every page, the client that wrote it and a new client deliver the same rest: with several
-consumers in one client, after errors, after interrupts, and when a consumer goes back to an older token.
+consumers in one client, after errors, after interrupts, and when a consumer goes back to an older token. The
+explorer (`tests/lineage`) follows the small histories of one consumer; these lives are random, with threads.
 """
 
 import os
 import random
 from concurrent.futures import Future
 from contextlib import suppress
-from itertools import product
 from types import SimpleNamespace
 
 import attrs
@@ -156,59 +156,6 @@ def play(make_bench, seed, form=Listing.ALL):
 def test_a_new_client_reads_on_in_the_same_way(make_bench, looks_at_once, lives, form):
     for seed in range(lives):
         play(make_bench, seed, form)
-
-
-STEPS = ("write", "read", "break_off", "go_back", "reshape", "other reads")
-
-
-class SmallLife(Life):
-    """Two consumers of two partitions, whose steps are given; pages have one event."""
-
-    def __init__(self, make_bench):
-        self.dice = random.Random(0)
-        self.bench = make_bench(2)
-        self.sim = self.bench.sim
-        self.bench.connect(page_records=2, attempts=1)
-        self.readers = [Reader(Beginning()), Reader(Beginning())]
-        self.bench.fill(4)
-
-    def step(self, name):
-        one, other = self.readers
-        match name:
-            case "write":
-                self.bench.fill(2)
-            case "read":
-                self.read_one(one)
-            case "other reads":
-                self.read_one(other)
-            case "break_off":
-                self.break_off(one)
-            case "go_back":
-                self.go_back(one, 0)
-            case "reshape":
-                self.reshape()
-
-    def read_one(self, one):
-        page = self.bench.page(one.place, 1)
-        one.seen += [event.event_id for event in page.events]
-        one.place = page.continuation_token
-        one.marks.append((one.place, len(one.seen)))
-
-
-@pytest.mark.parametrize("steps", [3, pytest.param(5, marks=pytest.mark.soak)])
-def test_no_small_history_shows_what_a_client_keeps(looks_at_once, steps):
-    """Every history of so many steps; then everything is read, by the same client and by a new one."""
-    for names in product(STEPS, repeat=steps):
-        life = SmallLife(lambda partitions: Bench(Simulation(partitions)))
-        try:
-            for name in names:
-                life.step(name)
-            life.check()
-        except AssertionError as error:
-            error.add_note(" | ".join(names))
-            raise
-        finally:
-            life.bench.close()
 
 
 def kept_after_an_interrupt(monkeypatch):

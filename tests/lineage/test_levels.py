@@ -6,8 +6,7 @@ One server serves all readers of a service.
 import pytest
 
 from multiclouddb_conformance.explore.__main__ import main
-from multiclouddb_conformance.explore.levels import LEVEL_GROUPS, Level, can_explore
-from multiclouddb_conformance.explore.readers import READERS
+from multiclouddb_conformance.explore.levels import LEVEL_GROUPS, READERS, Level, can_explore
 from multiclouddb_conformance.explore.search import bounds_of
 
 from .services import SERVICES
@@ -17,6 +16,7 @@ SIMULATIONS = ("listed", "alive", "late")
 DEPTHS = {
     **{(kind, reader): 2 for kind in SIMULATIONS for reader in READERS},
     ("late", "pages"): 1,
+    ("late", "kept"): 1,
     ("embedded", "answers"): 2,
     ("embedded", "pages"): 1,
     ("embedded", "planner"): 2,

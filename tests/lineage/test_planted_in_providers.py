@@ -6,8 +6,7 @@ Each defect has a history that shows it; without the defect, the history keeps e
 import attrs
 import pytest
 
-from multiclouddb_conformance.explore.levels import Level
-from multiclouddb_conformance.explore.readers import READERS
+from multiclouddb_conformance.explore.levels import READERS, Level
 from multiclouddb_conformance.explore.world import Bounds, BrokenError
 from multiclouddb_dynamo import survey as dynamo_survey
 from multiclouddb_dynamo.feed import DynamoFeed

@@ -11,8 +11,7 @@ from functools import partial
 from itertools import count, product
 from typing import Final
 
-from multiclouddb_conformance.explore.levels import LEVEL_GROUPS, Level, can_explore
-from multiclouddb_conformance.explore.readers import READERS
+from multiclouddb_conformance.explore.levels import LEVEL_GROUPS, READERS, Level, can_explore
 from multiclouddb_conformance.explore.search import (
     GROUPS,
     Result,

@@ -2,21 +2,22 @@
 
 The model says what happens in the service (`world.py`) and what a consumer must get (`consumer.py`); the
 service does the same, and a reader (`readers.py`) reads it with the engine. A service can go back to an
-earlier state, so each history is continued in every way. Every step of a consumer is a new process: it has
-nothing but its token.
+earlier state, so each history is continued in every way. Every step of a consumer is a new process, which has
+nothing but its token. Only the reader `Kept` goes on with the client that has made the steps before.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from itertools import count, groupby
 from typing import Final
 
 import attrs
 
 from multiclouddb_conformance.explore.consumer import begin, check_read, delivered
-from multiclouddb_conformance.explore.readers import Reader
+from multiclouddb_conformance.explore.kept import Kept
+from multiclouddb_conformance.explore.readers import Answers, Pages, Planned, Polls, Reader
 from multiclouddb_conformance.explore.search import NEXT, Result, Violation
 from multiclouddb_conformance.explore.service import At, Got, Node, Service
 from multiclouddb_conformance.explore.world import (
@@ -32,18 +33,27 @@ from multiclouddb_conformance.explore.world import (
     widened,
 )
 
-__all__ = ["LEVEL_GROUPS", "Level", "State", "can_explore"]
+__all__ = ["LEVEL_GROUPS", "READERS", "Level", "State", "can_explore"]
 
 LEVEL_GROUPS: Final = ("base", "fails", "descendants", "chained")
 """The groups that a level can explore."""
+READERS: Final[Mapping[str, Callable[[], Reader]]] = {
+    "answers": Answers, "pages": Pages, "kept": Kept, "polls": Polls, "planner": Planned,
+}  # fmt: skip
+"""The readers by name."""
+_PAGES: Final = ("pages", "kept")
 _MOST_STEPS: Final = 400
 
 
 def can_explore(service: Service, reader: str, group: str) -> bool:
     """Return whether a reader can explore a group on a service."""
+    if reader == "kept" and not service.keeps_clients:
+        return False
     if group == "descendants":
         return reader != "planner"  # a plan reads the whole collection
-    return group != "chained" or (service.chains and reader != "pages")  # the first page reads the chain
+    return group != "chained" or (
+        service.chains and reader not in ("pages", "kept")
+    )  # a page reads the chain
 
 
 @attrs.frozen

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import chain
 from typing import Any, Final, cast
@@ -48,15 +48,16 @@ from multiclouddb_spi.planning.planner import Planner
 from multiclouddb_spi.planning.ranges import Range, read_range
 from multiclouddb_spi.planning.target import Target
 from multiclouddb_spi.reading.poll import Poll
-from multiclouddb_spi.retry import directly
+from multiclouddb_spi.retry import ATTEMPTS, directly
 
-__all__ = ["READERS", "Answers", "Pages", "Planned", "Polls", "Reader"]
+__all__ = ["REFUSED", "Answers", "Pages", "Planned", "Polls", "Reader", "audit_of", "engine_of"]
 
 _SECONDS: Final = 20.0
 _BYTES: Final = 1 << 20
 _ALL: Final = 1000
 _NEVER: Final = 1e9
-_REFUSED: Final = "refused by the explorer"
+REFUSED: Final = "refused by the explorer"
+"""The code of a fault that a step of the explorer has caused."""
 
 
 class Reader(ABC):
@@ -202,7 +203,7 @@ class Pages(Reader):
     """Whole pages, each read by another process."""
 
     def begin(self, at: At) -> str:
-        with closing(_engine(at)) as engine:
+        with closing(engine_of(at.service.provider())) as engine:
             request = ChangeFeedRequest(at.service.address, at.service.position, scope=self._scope(at))
             return str(engine.read_changes(request, _options()).continuation_token)
 
@@ -222,24 +223,38 @@ class Pages(Reader):
         return self.steps(at)[::-1]
 
     def step(self, at: At, name: str) -> tuple[str, Got]:
-        request = ChangeFeedRequest(
+        with closing(engine_of(at.service.provider(), audit=audit_of(name))) as engine:
+            return self._page(at, engine, self._request(at, at.token, name))
+
+    def _request(self, at: At, token: str, name: str) -> ChangeFeedRequest:
+        return ChangeFeedRequest(
             at.service.address,
-            FromContinuationToken(at.token),
+            FromContinuationToken(token),
             scope=self._scope(at),
             on_expired=_policy(at),
             max_page_size=1 if name == "page of one" else 0,
+            include_native=name == "page of another",
         )
-        with closing(_engine(at, audit=0.0 if name == "page and search" else _NEVER)) as engine:
-            try:
-                page = engine.read_changes(request, _options())
-            except MulticloudDbError as error:
-                if error.retryable and at.root is not None and hides(at.node.world):
-                    return at.token, Got()  # what follows a lost partition may be listed soon
-                if not _may_end(at, error.category):
-                    raise BrokenError(f"a page fails: {error}") from error
-                return at.token, Got(over=True)
+
+    def _page(
+        self, at: At, engine: Engine, request: ChangeFeedRequest, *, may_fail: bool = False
+    ) -> tuple[str, Got]:
+        """Read a page; with `may_fail`, partitions may not answer, and the call may end with an error."""
+        assert isinstance(request.start_position, FromContinuationToken)
+        token = request.start_position.token
+        try:
+            page = engine.read_changes(request, _options())
+        except MulticloudDbError as error:
+            if error.retryable and (may_fail or (at.root is not None and hides(at.node.world))):
+                return token, Got()  # what follows a lost partition may be listed soon
+            if not _may_end(at, error.category):
+                raise BrokenError(f"a page fails: {error}") from error
+            return token, Got(over=True)
+        if any((event.native is not None) != request.include_native for event in page.events):
+            raise BrokenError("a page has what another request asks for")
         told = _told(at, page.notices, page.events, idle=page.idle)
-        if at.root is None and not (page.events or page.notices or page.idle or hides(at.node.world)):
+        is_told = page.events or page.notices or page.idle or hides(at.node.world) or may_fail
+        if at.root is None and not is_told:
             raise BrokenError("a page has nothing, and is not idle")
         return page.continuation_token, told
 
@@ -269,7 +284,7 @@ class Polls(Answers):
                     if choice == "all" or at.index(each.partition_id) == int(choice):
                         consumer.at(each.partition_id, each.cursor).not_before = _NEVER
                         left_out.add(each.partition_id)
-            context = _context(provider, audit=0.0 if name == "poll and search" else _NEVER)
+            context = _context(provider, audit=audit_of(name))
             limit = 1 if name == "poll of one" else _ALL
             try:
                 result = Poll(
@@ -337,8 +352,7 @@ class Planned(Reader):
             if name == "again":
                 self._repeat(at, provider, feed, batch)
                 return at.token, Got()
-            audit = 0.0 if name == "plan and search" else _NEVER
-            context = _context(provider, audit=audit)
+            context = _context(provider, audit=audit_of(name))
             asked = feed
             if name.startswith("plan without"):
                 asked = cast(Feed, _Refusing(feed, at.node.names[int(name.split()[-1])]))
@@ -352,7 +366,7 @@ class Planned(Reader):
                     allow_empty=True,
                 )
             except Exception as error:
-                if asked is not feed and fault_of(provider, error).code == _REFUSED:
+                if asked is not feed and fault_of(provider, error).code == REFUSED:
                     return at.token, Got()  # nothing else has records
                 if not _may_end(at, _category(provider, error)):
                     raise
@@ -395,12 +409,6 @@ class Planned(Reader):
                 raise BrokenError(f"a batch of {name} had {wanted}, and has {found} now")
 
 
-READERS: Final[Mapping[str, Callable[[], Reader]]] = {
-    "answers": Answers, "pages": Pages, "polls": Polls, "planner": Planned,
-}  # fmt: skip
-"""The readers by name."""
-
-
 @contextmanager
 def opened(at: At) -> Iterator[tuple[Provider, Feed]]:
     """Open the feed in a new process."""
@@ -436,7 +444,7 @@ class _Refusing:
 
 
 def _refuse(*_: object) -> Batch:
-    raise ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, "no answer", _REFUSED, retryable=True)
+    raise ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, "no answer", REFUSED, retryable=True)
 
 
 def _only(at: At, lineage: Lineage, step: str) -> Target | None:
@@ -479,9 +487,15 @@ def _tells_of(at: At, got: Got, name: str) -> bool:
     return name in got.gap or at.index(name) == got.read
 
 
-def _engine(at: At, audit: float = _NEVER) -> Engine:
+def engine_of(provider: Provider, audit: float = _NEVER, attempts: int = ATTEMPTS) -> Engine:
+    """Make a client that reads one partition after the other, without pauses."""
     config = ClientConfig("explored", {}, coverage_audit_seconds=audit)
-    return Engine(at.service.provider(), config, executor=InlineExecutor(), pause=lambda _: None)
+    return Engine(provider, config, executor=InlineExecutor(), attempts=attempts, pause=lambda _: None)
+
+
+def audit_of(step: str) -> float:
+    """Return how often a client looks for uncovered partitions in a step."""
+    return 0.0 if step.endswith("and search") else _NEVER
 
 
 def _context(provider: Provider, audit: float) -> ReadContext:

@@ -16,7 +16,12 @@ __all__ = ["At", "Got", "Node", "Service", "moment_of"]
 
 
 class Service(ABC):
-    """A service that does what the model says, and that can go back to an earlier state."""
+    """A service that does what the model says, and that can go back to an earlier state.
+
+    Attributes:
+        keeps_clients: True if `restore` to a later state leaves `server` in place, with its clients.
+        server: What clients are connected to.
+    """
 
     kind: ClassVar[Kind]
     address: ResourceAddress
@@ -27,6 +32,8 @@ class Service(ABC):
     trims_open: ClassVar[bool] = True
     copies: ClassVar[bool] = False
     empty_answers: ClassVar[int] = 0
+    keeps_clients: ClassVar[bool] = False
+    server: object = None
 
     @abstractmethod
     def begin(self, partitions: int) -> list[str]:
@@ -38,7 +45,7 @@ class Service(ABC):
 
     @abstractmethod
     def restore(self, saved: Any) -> None:
-        """Go back to a state; this may be done more than once."""
+        """Go to an earlier or later state; this may be done more than once."""
 
     @abstractmethod
     def provider(self) -> Provider:

@@ -38,6 +38,7 @@ class SimulatedService(Service):
     """The simulation; it goes back by doing again what it did until then."""
 
     listing: ClassVar[Listing]
+    keeps_clients = True
 
     def begin(self, partitions: int) -> list[str]:
         self._done: tuple[Callable[[], object], ...] = ()
@@ -47,7 +48,7 @@ class SimulatedService(Service):
 
     def _make(self) -> None:
         behaviour = ServiceBehaviour(proves_children=self.kind is not Kind.LATE, listing=self.listing)
-        self._sim = _Hiding(self._partitions, behaviour)
+        self._sim = self.server = _Hiding(self._partitions, behaviour)
         self.address, self._ends = self._sim.address, dict[int, int]()
 
     def _do(self, act: Callable[[], object]) -> object:
@@ -58,9 +59,12 @@ class SimulatedService(Service):
         return self._done
 
     def restore(self, saved: tuple[Callable[[], object], ...]) -> None:
+        done = len(self._done)
+        if saved[:done] != self._done:
+            self._make()
+            done = 0
         self._done = saved
-        self._make()
-        for act in saved:
+        for act in saved[done:]:
             act()
 
     def provider(self) -> Provider:
