@@ -58,7 +58,7 @@ def reading(reader, address, place=None, **asked):
     return lambda: read(reader, address, place, **asked)
 
 
-def walk_over(reader, address, place, **asked):
+def walk_over(reader, address, place, *, partitions=1, **asked):
     """Return the ids of all changes, with None for each skipped change."""
     seen = []
     for _ in range(400):
@@ -67,7 +67,8 @@ def walk_over(reader, address, place, **asked):
         except MulticloudDbError as error:
             if not error.detail.skip_token:
                 raise
-            assert refusal(POISON, reading(reader, address, place, **asked), "skip_token")
+            if partitions == 1:  # of several, another may answer first when the same page is read again
+                assert refusal(POISON, reading(reader, address, place, **asked), "skip_token")
             seen.append(None)
             place = error.detail.skip_token
             continue
@@ -380,7 +381,7 @@ class TestWhatTheDriverReads:
         count = sum(by_the_driver(document) is not None and not same for document, same in stored)
         assert count > 150
         assert count < len(stored)
-        for start in (Beginning(), Snapshot(segments=9)):
-            seen = walk_over(reader, here, start)
+        for start, partitions in ((Beginning(), 1), (Snapshot(segments=9), 9)):
+            seen = walk_over(reader, here, start, partitions=partitions)
             assert len(seen) == len(stored) + 1
             assert sum(each is not None for each in seen) == count + 1
