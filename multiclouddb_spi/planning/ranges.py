@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
 from typing import Final, assert_never
-from weakref import WeakKeyDictionary
 
 from attrs import frozen
 
@@ -31,8 +30,6 @@ _RECORDS: Final = 10_000
 _DELIVER_FIRST: Final = (ErrorCategory.PROVIDER_ERROR, ErrorCategory.CHECKPOINT_EXPIRED)
 _BYTES: Final = 8 * 1024 * 1024
 _LONG: Final = 500  # a shorter range is not worth another thread
-_SIZES: Final = WeakKeyDictionary[Feed, dict[str, AnswerSize]]()
-"""How much to request from each partition whose connection broke: a later range of it asks for as little."""
 _log = logging.getLogger("multiclouddb.planner")
 _ENDED: Final = (
     "it ended before the end of the planned range: it was dropped, renamed or recreated in the meantime; "
@@ -68,6 +65,7 @@ def read_range(
     on_expired: OnExpired | None = None,
     on_poison: Callable[[RecordFault], None] | None = None,
     on_notice: Callable[[Notice], None] | None = None,
+    sizes: MutableMapping[str, AnswerSize] | None = None,
 ) -> Iterator[Batch]:
     """Read a range with retries; no batch is empty.
 
@@ -83,12 +81,15 @@ def read_range(
             to raise an error. A record that is fetched but cannot be mapped is left to the caller, because
             the caller maps the batch.
         on_notice: Called for each notice of the range, after the batch that it follows was yielded.
+        sizes: How much to request from each partition whose connection broke within an answer. Whoever reads
+            many ranges of a feed keeps it between them, so that a later range asks for as little. It is
+            changed; one thread at a time may use it for a partition.
 
     Raises:
         MulticloudDbError: An error with a category; `CHECKPOINT_EXPIRED` if a part of the range is older than
             the retention.
     """
-    reading = RangeReading(provider, feed, part, on_poison, on_notice)
+    reading = RangeReading(provider, feed, part, on_poison, on_notice, sizes)
     try:
         with user_errors(provider, "read"):
             yield from reading.batches(on_expired or Fail())
@@ -106,15 +107,17 @@ class RangeReading:
         part: Range,
         on_poison: Callable[[RecordFault], None] | None = None,
         on_notice: Callable[[Notice], None] | None = None,
+        sizes: MutableMapping[str, AnswerSize] | None = None,
     ) -> None:
         self._provider, self._feed, self._part = provider, feed, part
+        self._sizes = {} if sizes is None else sizes
         self._on_poison, self._on_notice = on_poison, on_notice
         self._tries = Tries(provider, pause=lambda seconds: _sleep(seconds))
         self._position = part.start
         self._reader: Reader | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._ahead: Future[Batch] | None = None
-        self._size = _SIZES.get(feed, {}).get(part.partition_id) or AnswerSize()
+        self._size = self._sizes.get(part.partition_id) or AnswerSize()
 
     def batches(self, on_expired: OnExpired) -> Iterator[Batch]:
         """Yield the batches of the whole range; no batch is empty."""
@@ -155,7 +158,9 @@ class RangeReading:
                 self.close()
                 for piece in batch.outcome.pieces:
                     part = Range(piece.segment_id, piece.cursor, None)
-                    rest = RangeReading(self._provider, self._feed, part, self._on_poison, self._on_notice)
+                    rest = RangeReading(
+                        self._provider, self._feed, part, self._on_poison, self._on_notice, self._sizes
+                    )
                     with closing(rest):
                         yield from rest.batches(on_expired)
             if self._is_over(batch.outcome):
@@ -249,10 +254,12 @@ class RangeReading:
             may_pass = isinstance(error, Exception) and fault_of(self._provider, error).retryable
             if may_pass and arrival is not None:
                 size.failed(arrival)
-                _SIZES.setdefault(self._feed, {})[part.partition_id] = size
+                self._sizes[part.partition_id] = size
             raise
         if len(batch):
             size.arrived()
+            if size.is_full:
+                self._sizes.pop(part.partition_id, None)
         return batch
 
     def _fault(self, what: str) -> ProviderFault:

@@ -22,6 +22,7 @@ from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import Call, Tries, directly
+from multiclouddb_spi.time_limits import AnswerSize
 from pyspark_multiclouddb.errors import poisoned
 from pyspark_multiclouddb.options import BATCH_PAYLOADS, Settings
 
@@ -51,6 +52,8 @@ class Connection:
         self._context = ReadContext.made(
             self.provider, settings.config, Observing(_Retries()), attempts=_TRIES
         )
+        # How much to request from partitions whose connection broke, for later tasks.
+        self.sizes = dict[str, AnswerSize]()
         self._tries = Tries(self.provider, _TRIES, on_retry=self._on_retry)
         self.opened = OpenFeed(self.provider, spec, self._tries.call, CALL_SECONDS)
 

@@ -133,7 +133,8 @@ def _events(
             raise gone(where, what)
 
     on_expired = connection.settings.on_expired
-    batches = read_range(connection.provider, connection.feed, part, on_expired, skip, refuse)
+    sizes = connection.sizes
+    batches = read_range(connection.provider, connection.feed, part, on_expired, skip, refuse, sizes)
     for batch in batches:
         first = 0
         while first < len(batch):

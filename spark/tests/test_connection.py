@@ -6,18 +6,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from multiclouddb_api import Capability, ErrorCategory
+from multiclouddb_api import Beginning, Capability, ErrorCategory
 from multiclouddb_conformance.simulation import (
     ServerError,
     Simulation,
     SimulationProvider,
     capabilities_without,
 )
+from multiclouddb_conformance.simulation.reader import SimulationReader
+from multiclouddb_spi.time_limits import current
 from pyspark_multiclouddb import connection
 from pyspark_multiclouddb.connection import close_connections, connection_for
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.options import parse_options
 from pyspark_multiclouddb.readers import ChangeFeedReader
+from pyspark_multiclouddb.rows import read_work, work_of
 
 from .micro_batches import CHILD, Query
 
@@ -131,6 +134,8 @@ def test_connection_that_fails_to_close_harms_no_other(providers, monkeypatch, c
 
 
 END_OF_A_PROCESS = f"""
+from multiclouddb_conformance.simulation.reader import SimulationReader
+from multiclouddb_spi.time_limits import current
 from pyspark_multiclouddb import connection
 from pyspark_multiclouddb.options import parse_options
 from multiclouddb_conformance.simulation import Simulation, SimulationProvider
@@ -176,3 +181,26 @@ def test_end_that_the_database_cannot_determine_is_refused(providers, monkeypatc
     settings = parse_options({**OPTIONS, "endingPosition": "2026-01-31T12:00:00Z"})
     with pytest.raises(SourceError, match=r"\[MULTICLOUDDB:UNSUPPORTED_CAPABILITY\]"):
         ChangeFeedReader(settings).partitions()
+
+
+def test_a_later_task_asks_for_as_little_as_the_one_before_after_the_link_was_cut(providers, monkeypatch):
+    providers.sim.write("a", {"n": 1})
+    asked, fetch = [], SimulationReader.fetch
+
+    def cut(self, max_records, *rest):
+        asked.append(max_records)
+        current().heard(50_000)
+        if max_records > 700:
+            raise ServerError("the connection was cut")
+        return fetch(self, max_records, *rest)
+
+    settings = parse_options(providers.options())
+    one = connection_for(settings)
+    before = one.start(Beginning())
+    step = one.plan("plan", lambda planner, until: planner.advance(before, None, until))
+    tasks = work_of(settings, one.incarnation, step.ranges(), skip_poison=False)
+    monkeypatch.setattr(SimulationReader, "fetch", cut)
+    for first in ([10_000, 2500, 625], [625]):
+        asked.clear()
+        assert sum(rows.num_rows for task in tasks for rows in read_work(settings, task)) == 1
+        assert asked[: len(first)] == first
