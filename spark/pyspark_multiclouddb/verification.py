@@ -43,6 +43,7 @@ from multiclouddb_api import (
     ScanFloor,
     Snapshot,
     connect,
+    invalid_request,
 )
 from multiclouddb_api.validators import check_type
 from multiclouddb_spi.table_mark import Expected, FoundTable
@@ -59,7 +60,12 @@ from multiclouddb_verify.source import Source, key_texts
 from multiclouddb_verify.state import Rows, rows_of
 from multiclouddb_verify.target import Own
 from multiclouddb_verify.texts import column_digests
-from multiclouddb_verify.verification import Verification, VerifySettings, checked
+from multiclouddb_verify.verification import (
+    ComparisonSettings,
+    Verification,
+    VerifySettings,
+    checked,
+)
 from pyspark_multiclouddb.errors import check_has, error_from_query, source_errors
 
 T = TypeVar("T")
@@ -83,7 +89,7 @@ def verify_with_spark(
     target: SupportsParts,
     *,
     segments: int | None = None,
-    **settings: Unpack[VerifySettings],
+    **settings: Unpack[ComparisonSettings],
 ) -> Report:
     """Compare a table with its collection as `multiclouddb_verify.verify` does, on Spark's executors.
 
@@ -92,8 +98,8 @@ def verify_with_spark(
     follows the stream, judges the keys that differ or have changed, and repairs.
 
     What differs: whether the table is that of another collection is decided by all keys, after both sides
-    have been read. If the process is killed, the next call reads both sides from the beginning, also with
-    `resume=True`, because what the executors have read is gone with the session.
+    have been read. A comparison whose process was killed cannot be resumed, because what the executors have
+    read is gone with the session: the next call begins, so there are no `resume` and no `transform_name`.
 
     Args:
         spark: The session. The executors need this package, deltalake, and the provider of the client.
@@ -103,8 +109,8 @@ def verify_with_spark(
         target: The table, for example `DeltaTarget(path)`, in a place that the executors can read.
         segments: The number of segments of the scan, each of which is read by one task; by default the
             database decides.
-        **settings: See `VerifySettings`. The rate of the scan is that of all tasks. The folder contains the
-            changes and the keys that are judged. The executors call `transform`, and the driver repairs.
+        **settings: See `ComparisonSettings`. The rate of the scan is that of all tasks. The folder contains
+            the changes and the keys that are judged. The executors call `transform`, and the driver repairs.
 
     Returns:
         The report. The differences in it are those that are left.
@@ -115,6 +121,14 @@ def verify_with_spark(
     """
     check_has("spark", spark, "createDataFrame", "a SparkSession")
     check_type("segments", segments, int, NoneType)
+    for name in VerifySettings.__annotations__.keys() - ComparisonSettings.__annotations__:
+        if name in settings:
+            raise invalid_request(
+                name,
+                "is given, but verify_with_spark cannot be resumed: what the executors read is gone with "
+                "their session",
+                "leave it out",
+            )
     source = checked(client, address, target, SupportsParts, settings)
     return _OnExecutors(spark, segments, source, target, **settings).run()
 
@@ -123,6 +137,7 @@ class _OnExecutors(Verification):
     """A comparison whose digests are computed and compared by Spark."""
 
     _reader = "executors"
+    _advice = "what the executors had read is gone with their session"
 
     def __init__(
         self,
@@ -134,11 +149,6 @@ class _OnExecutors(Verification):
     ) -> None:
         super().__init__(source, _Table(spark, target), **settings)
         self._spark, self._segments, self._parts = spark, segments, target.parts
-
-    def _not_resumable(self, first: str) -> str:
-        """Return why a left-over reading cannot be taken up."""
-        del first
-        return "on executors both sides are always read from the beginning"
 
     def _compare_sides(self) -> None:
         """Read both sides at once."""

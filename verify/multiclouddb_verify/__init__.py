@@ -9,9 +9,10 @@ from multiclouddb_verify.position import spark_position, stored_position
 from multiclouddb_verify.report import Cost, Counts, Difference, Outcome, Progress, Report
 from multiclouddb_verify.sides import Position, Transform
 from multiclouddb_verify.target import Fix, Part, SupportsParts, SupportsRecord, Target
-from multiclouddb_verify.verification import VerifySettings, verify
+from multiclouddb_verify.verification import ComparisonSettings, VerifySettings, verify
 
 __all__ = [
+    "ComparisonSettings",
     "Cost",
     "Counts",
     "DeltaTarget",

@@ -81,6 +81,7 @@ SUSPECTED: Final = "suspected"
 """The kind of a difference that only the digests have shown."""
 FORMAT: Final = 3
 """The format of the folder. Change the number by hand with what the files mean, also if the schema stays."""
+RESUME: Final = "pass resume=True (--resume) to take up its reading of the source instead"
 _SCHEMA: Final = """
 CREATE TABLE fact (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 CREATE TABLE run (
@@ -134,6 +135,7 @@ class State:
         identity: What is compared with what, and everything on which the reading of the source depends.
         resume: True to take up the reading of the source by a left-over comparison with the same identity.
             Otherwise what is left over is removed.
+        advice: Why it is removed then, or what to do instead; for the report.
 
     Attributes:
         resumes: Whether the folder contains a reading of the source that can be taken up.
@@ -144,7 +146,9 @@ class State:
             used as a folder of `verify`, or if what has to be taken up is broken.
     """
 
-    def __init__(self, folder: Path, identity: Mapping[str, str], *, resume: bool = False) -> None:
+    def __init__(
+        self, folder: Path, identity: Mapping[str, str], *, resume: bool = False, advice: str = RESUME
+    ) -> None:
         self._folder, self._identity = folder, dict(identity)
         self._codec = pa.Codec("zstd")
         self.resumes = False
@@ -152,16 +156,16 @@ class State:
         self._database: sqlite3.Connection | None = None
         self._lock = _locked(folder)
         try:
-            self._begin_or_resume(resume=resume)
+            self._begin_or_resume(resume, advice)
         except BaseException:
             self.close()
             raise
 
-    def _begin_or_resume(self, *, resume: bool) -> None:
+    def _begin_or_resume(self, resume: bool, advice: str) -> None:
         if not (self._folder / "state.db").exists():
             self._begin()
         elif not resume:
-            self.begin_again("pass resume=True (--resume) to take up its reading of the source instead")
+            self.begin_again(advice)
         else:
             self._open()
             # It may have been killed before the schema was complete.

@@ -51,10 +51,10 @@ from multiclouddb_verify.report import Cost, Counts, Difference, Progress, Repor
 from multiclouddb_verify.rounds import Rounds
 from multiclouddb_verify.sides import Position, Sides, Transform, own_values
 from multiclouddb_verify.source import Respelt, Source, floor_of
-from multiclouddb_verify.state import FORMAT, State, after, default_folder
+from multiclouddb_verify.state import FORMAT, RESUME, State, after, default_folder
 from multiclouddb_verify.target import SupportsRecord, Target
 
-__all__ = ["Verification", "VerifySettings", "checked", "verify"]
+__all__ = ["ComparisonSettings", "Verification", "VerifySettings", "checked", "verify"]
 
 _SHOWN: Final = 10_000
 _NAMED: Final = 1000
@@ -77,8 +77,8 @@ _NOT_RESUMABLE: Final = (
 _LOG: Final = logging.getLogger("multiclouddb.verify")
 
 
-class VerifySettings(TypedDict, total=False):
-    """The settings of `verify`, and of `verify_with_spark`."""
+class ComparisonSettings(TypedDict, total=False):
+    """The settings of `verify_with_spark`; `verify` has them too."""
 
     position: Position | None
     """The position that the sink has stored: a token, or a function that returns the newest one, such as
@@ -95,9 +95,6 @@ class VerifySettings(TypedDict, total=False):
     state: str | os.PathLike[str] | None
     """The folder for what was read, used by this comparison alone; by default a folder in the user's cache,
     named after database, collection and table. It is removed at the end."""
-    resume: bool
-    """True to take up the reading of the source by an earlier call that was interrupted, if there is one; the
-    table is always read again. Without it, what an earlier call has left in the folder is removed."""
     patience_seconds: float
     """For how long no key may be settled before the rest counts as unsettled, and for how long a commit is
     tried again."""
@@ -113,9 +110,6 @@ class VerifySettings(TypedDict, total=False):
     transform: Transform | None
     """For a table with columns of its own: a function that returns the values of these columns for a
     document. Then these columns are compared, and not `new_item_state`."""
-    transform_name: str | None
-    """A name of yours for what `transform` does; give another one when you change the function. A comparison
-    with `transform` is resumed only with it, because nobody can see whether two functions do the same."""
     show_values: bool
     """True to name the values that differ; by default only their types."""
     record: bool
@@ -124,6 +118,17 @@ class VerifySettings(TypedDict, total=False):
     """The options of the provider with which the sink reads."""
     on_progress: Callable[[Progress], None] | None
     """Called from time to time with the progress."""
+
+
+class VerifySettings(ComparisonSettings, total=False):
+    """The settings of `verify`: those of `ComparisonSettings`, and these."""
+
+    resume: bool
+    """True to take up the reading of the source by an earlier call that was interrupted, if there is one; the
+    table is always read again. Without it, what an earlier call has left in the folder is removed."""
+    transform_name: str | None
+    """A name of yours for what `transform` does; give another one when you change the function. A comparison
+    with `transform` is resumed only with it, because nobody can see whether two functions do the same."""
 
 
 @attrs.frozen
@@ -148,17 +153,17 @@ SETTINGS: Final = {
     "sample": _Setting((int, NoneType), verdict=True),
     "max_scan_rate": _Setting((int, float, NoneType), verdict=False),
     "state": _Setting((str, os.PathLike, NoneType), verdict=False),
-    "resume": _Setting((bool,), verdict=False),
     "patience_seconds": _Setting((int, float), verdict=False),
     "max_repairs": _Setting((int, NoneType), verdict=False),
     "force": _Setting((bool,), verdict=False),
     "adopt": _Setting((bool,), verdict=False),
     "transform": _Setting((Callable, NoneType), verdict=True),
-    "transform_name": _Setting((str, NoneType), verdict=True),
     "show_values": _Setting((bool,), verdict=False),
     "record": _Setting((bool,), verdict=False),
     "provider_options": _Setting((ProviderOptions, NoneType), verdict=True),
     "on_progress": _Setting((Callable, NoneType), verdict=False),
+    "resume": _Setting((bool,), verdict=False),
+    "transform_name": _Setting((str, NoneType), verdict=True),
 }
 """Each setting of `VerifySettings`."""
 
@@ -168,7 +173,7 @@ def checked(
     address: ResourceAddress | str,
     target: Target,
     kind: type,
-    settings: VerifySettings,
+    settings: ComparisonSettings,
 ) -> Source:
     """Return the source, after all arguments have been checked."""
     if isinstance(target, type) or not isinstance(target, kind):
@@ -177,10 +182,6 @@ def checked(
         if name not in SETTINGS:
             raise unknown_name("verify", name, SETTINGS)
         check_type(name, value, *SETTINGS[name].types)
-    if settings.get("transform_name") is not None and settings.get("transform") is None:
-        raise invalid_request(
-            "transform_name", "is given without transform", "leave it out, or give transform"
-        )
     return Source(client, address, settings.get("provider_options"), settings.get("max_scan_rate"))
 
 
@@ -206,7 +207,7 @@ def verify(
         client: The client of the source.
         address: The collection, or its text.
         target: The table, for example `DeltaTarget(path)`.
-        **settings: See `VerifySettings`.
+        **settings: See `ComparisonSettings` and `VerifySettings`.
 
     Returns:
         The report. The differences in it are those that are left.
@@ -217,7 +218,12 @@ def verify(
             `CHECKPOINT_EXPIRED` if the service does not keep the changes after the position any more;
             `NOT_FOUND` if there is no table; `CONFLICT` if another process uses the folder.
     """
-    return Verification(checked(client, address, target, Target, settings), target, **settings).run()
+    source = checked(client, address, target, Target, settings)
+    if settings.get("transform_name") is not None and settings.get("transform") is None:
+        raise invalid_request(
+            "transform_name", "is given without transform", "leave it out, or give transform"
+        )
+    return Verification(source, target, **settings).run()
 
 
 class Verification:
@@ -234,6 +240,8 @@ class Verification:
 
     _reader: ClassVar = "one process"
     """What reads both sides; the folders of two readers contain other things."""
+    _advice: ClassVar = RESUME
+    """Why a left-over comparison is not taken up without `resume`."""
 
     def __init__(
         self,
@@ -265,7 +273,7 @@ class Verification:
         if folder is None:
             folder = default_folder({name: identity[name] for name in ("database", "collection", "table")})
         self._sides.state = state = State(
-            Path(os.fspath(folder)), identity, resume=self._settings.get("resume", False)
+            Path(os.fspath(folder)), identity, resume=self._settings.get("resume", False), advice=self._advice
         )
         try:
             if state.resumes and (reason := self._not_resumable(first)) is not None:

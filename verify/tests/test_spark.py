@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -136,13 +137,21 @@ def test_killed_the_next_one_has_the_answer_of_today_in_either_way(shop, phase):
         if progress.phase == phase:
             raise KeyboardInterrupt
 
-    for goes_on in (shop.verify_with_spark, shop.verify):
+    for goes_on in (shop.verify_with_spark, partial(shop.verify, resume=True)):
         with pytest.raises(KeyboardInterrupt):
             shop.verify_with_spark(on_progress=die)
         faults |= shop.plant(shop.names[30 + len(faults)], kinds=[Kind.STALE])
-        report = goes_on(state=shop.folder / "spark", resume=True)
+        report = goes_on(state=shop.folder / "spark")
         assert (kinds(report.differences), report.cost.rows) == (faults, 60)
-        assert report.left_over is not None
+        assert "was removed" in report.left_over
+        assert ("gone with" in report.left_over) is (goes_on == shop.verify_with_spark)
+
+
+@pytest.mark.parametrize("given", [{"resume": True}, {"resume": False}, {"transform_name": "x"}])
+def test_what_serves_to_resume_is_refused(shop, given):
+    with pytest.raises(MulticloudDbError, match="cannot be resumed") as caught:
+        shop.verify_with_spark(**given)
+    assert caught.value.category == ErrorCategory.INVALID_REQUEST
 
 
 def test_table_without_mark_that_looks_foreign_is_refused_unless_it_is_forced(shop, monkeypatch):
