@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -43,7 +44,7 @@ def local_session(app_name: str, **conf: object) -> SparkSession:
     """Start Spark in this process, or return the running session.
 
     This function finds a Java installation (`ensure_java`), makes Spark's workers use this Python, listens
-    only on the loopback interface, uses the time zone UTC, and prints only errors. The session has no
+    only on the loopback interface, lets Python and the JVM talk through Unix sockets (PySpark 4.1 and newer), uses the time zone UTC, and prints only errors. The session has no
     progress bars and no web interface.
 
     Args:
@@ -81,6 +82,9 @@ def local_session(app_name: str, **conf: object) -> SparkSession:
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.shuffle.partitions": os.cpu_count() or 1,
         "spark.sql.session.timeZone": "UTC",
+        # A TCP port takes one connection: another program that tries the port first breaks a `collect()`.
+        # PySpark 4.0 ignores the setting, and Python for Windows has no such sockets.
+        "spark.python.unix.domain.socket.enabled": "true" if hasattr(socket, "AF_UNIX") else None,
     }
     for name, value in {**settings, **conf, _JAVA_OPTIONS: java, "spark.app.name": app_name}.items():
         if value is not None:

@@ -240,6 +240,11 @@ class TestSession:
         spark.conf.set("spark.sql.shuffle.partitions", 2)
         assert spark.conf.get("spark.none", "unset") == "unset"
 
+    def test_hands_results_over_where_no_other_program_can_connect(self, spark):
+        """A collected result waits for one connection; the first one that comes takes it."""
+        place = spark.range(1)._jdf.collectToPython()[0]
+        assert place.endswith(".sock")
+
 
 LOOKUP = """
 import sys
