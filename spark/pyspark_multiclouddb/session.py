@@ -44,8 +44,8 @@ def local_session(app_name: str, **conf: object) -> SparkSession:
     """Start Spark in this process, or return the running session.
 
     This function finds a Java installation (`ensure_java`), makes Spark's workers use this Python, listens
-    only on the loopback interface, lets Python and the JVM talk through Unix sockets (PySpark 4.1 and newer), uses the time zone UTC, and prints only errors. The session has no
-    progress bars and no web interface.
+    only on the loopback interface, lets Python and the JVM talk through Unix sockets (PySpark 4.1 and newer),
+    uses the time zone UTC, and prints only errors. The session has no progress bars and no web interface.
 
     Args:
         app_name: The name of the application in Spark's interface.
