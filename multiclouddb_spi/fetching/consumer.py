@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 import attrs
 from attrs import define, frozen
@@ -135,6 +135,31 @@ class Consumer:
         if part is None or not (part.cursor is entry.said[0] or part.cursor == entry.said[0]):
             return None
         return part
+
+    def not_before(self, partition_id: str, part: ConsumedPartition) -> float:
+        """Return the monotonic time before which another request to a partition is not useful."""
+        state = self.state
+        assert isinstance(state, Lineage)
+        if (plan := state.plan) is None or plan.rate is None or not state.is_segment(partition_id):
+            return part.not_before
+        return max(part.not_before, self.scan_not_before)
+
+    def resting(self, entries: Iterable[Entry], now: float) -> dict[str, float]:
+        """Return those of the partitions that are not worth asking at `now`, with the time when they are.
+
+        One that the service throttles is left out: it is asked, so that each page names it.
+        """
+        found, get = dict[str, float](), self.partitions.get
+        for entry in entries:
+            part = get(entry.partition_id)
+            if (
+                part is not None
+                and part.not_before > now
+                and part.trouble is None
+                and (part.cursor is entry.said[0] or part.cursor == entry.said[0])
+            ):
+                found[entry.partition_id] = part.not_before
+        return found
 
     def reader_of(
         self, partition_id: str, part: ConsumedPartition, budget: Budget, observing: Observing

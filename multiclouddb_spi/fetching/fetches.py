@@ -103,6 +103,19 @@ class Fetches:
         context = self._context
         return self._consumer.reader_of(partition_id, part, context.budget, context.observing)
 
+    def paced_until(self) -> float:
+        """Return when the first of the paced partitions is worth asking."""
+        return min(self._paced().values())
+
+    def ask_paced(self) -> None:
+        """Ask the paced partitions whose time has come."""
+        now = time.monotonic()
+        self._turns.ask([name for name, at in self._paced().items() if at <= now])
+
+    def _paced(self) -> dict[str, float]:
+        consumer = self._consumer
+        return {name: consumer.not_before(name, consumer.partitions[name]) for name in self._turns.paced}
+
     def ask_held(self) -> None:
         """Read again from partitions that have records left, because the page may have room for them now."""
         self._turns.ask(list(self._turns.held))

@@ -12,7 +12,6 @@ Everything in this module runs in the caller's thread: other threads only report
 from __future__ import annotations
 
 import math
-import time
 from collections import OrderedDict
 from collections.abc import Iterable, MutableMapping
 from datetime import datetime
@@ -45,7 +44,7 @@ class Phase(Enum):
     ASKED = auto()
     """The partition's fetch is running, or it has finished but its result is not processed yet."""
     PACED = auto()
-    """Reading the partition is not useful before its `not_before` time."""
+    """Reading the partition is not useful yet; `Consumer.not_before` says when it is."""
     HELD = auto()
     """The partition has records left that do not fit on the page at present."""
     ANSWERED = auto()
@@ -62,7 +61,6 @@ class Turn:
     phase: Phase = Phase.UNASKED  # only `Turns` and `Poll` change it
     reader: PartitionReader | None = None  # while the phase is ASKED
     failed_last: bool = False  # the previous call ended because of it; this call reads it first
-    not_before: float = 0.0  # in the phase PACED: the monotonic time of the earliest useful read
     silent: bool = False  # it last reported that it has no records, and was not asked again since then
     awaited: bool = False  # it had no records, and its running fetch waits for new ones
     noticed: bool = False  # the page has a notice of it; after the notice, none of its records
@@ -133,11 +131,6 @@ class Turns:
                 self.due[partition_id] = None
             elif turn.phase is not Phase.DUE and turn.phase is not Phase.ASKED:
                 self.move(turn, Phase.DUE)
-
-    def ask_paced(self) -> None:
-        """Mark every paced partition as due if the time for its next read has come."""
-        now = time.monotonic()
-        self.ask([name for name, turn in self.paced.items() if turn.not_before <= now])
 
     def fail(self, turn: Turn, error: Exception) -> None:
         """Record that the read of the partition has failed."""

@@ -184,9 +184,9 @@ class Heads:
             return True
         if not self._turns.paced:
             return False
-        soonest = min(turn.not_before for turn in self._turns.paced.values())
+        soonest = self._fetches.paced_until()
         self._context.pause(max(0.0, min(soonest, self._deadline.at) - time.monotonic()))
-        self._turns.ask_paced()
+        self._fetches.ask_paced()
         return True
 
     def _may_launch(self) -> bool:
@@ -256,8 +256,7 @@ class Heads:
                 continue
             part = fetches.part_at(name, self._reads.cursor(name))
             now, rests = time.monotonic(), part.reader is None or part.reader.empty()
-            if rests and part.not_before > now:
-                turn.not_before = part.not_before
+            if rests and self._consumer.not_before(name, part) > now:
                 turns.move(turn, Phase.PACED)
                 continue
             reader = fetches.reader_of(name, part)

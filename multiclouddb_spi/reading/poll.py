@@ -29,14 +29,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from multiclouddb_api import OnExpired
 from multiclouddb_api.pacing import answered
 from multiclouddb_spi.batch import Batch, collector_paused
-from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.faults import ProviderFault, RecordFault
 from multiclouddb_spi.fetching.consumer import ConsumedPartition, Consumer
@@ -89,7 +88,7 @@ class Poll(Generic[T]):
         plan, active, self._has_ends = lineage.plan, lineage.active(), bool(lineage.ends())
         self._leaves_out, self._has_left_out = leaves_out, False
         if leaves_out:  # 7.
-            rests = self._resting(active, time.monotonic())
+            rests = consumer.resting(active, time.monotonic())
             self._has_left_out = bool(rests)
             active = [entry for entry in active if entry.partition_id not in rests]
         self._turns = turns = Turns(lineage)
@@ -211,7 +210,7 @@ class Poll(Generic[T]):
             asked, now = self._answers.worth_asking(), time.monotonic()
             if not asked and self._lineage.active():
                 break
-            rests = self._resting(asked, now) if self._leaves_out else ()
+            rests = self._consumer.resting(asked, now) if self._leaves_out else ()
             self._turns.ask(each.partition_id for each in asked if each.partition_id not in rests)
             self._read()
 
@@ -235,10 +234,7 @@ class Poll(Generic[T]):
                 continue
             part = fetches.part_at(name, entry.said[0])
             now, starts = time.monotonic(), part.reader is None or part.reader.empty()
-            not_before = part.not_before
-            if scanning is not None:
-                not_before = max(not_before, scanning.not_before(turn))
-            if starts and not_before > now:
+            if starts and self._consumer.not_before(name, part) > now:
                 if part.trouble is not None:  # the service is throttling it: the call does not wait for it
                     turns.fail(turn, part.trouble)
                     turns.move(turn, Phase.ANSWERED)
@@ -246,7 +242,6 @@ class Poll(Generic[T]):
                     self._has_left_out = True
                     turns.move(turn, Phase.ANSWERED)
                 else:
-                    turn.not_before = not_before
                     turns.move(turn, Phase.PACED)
                 self._has_had_turn(turn, answered=False)
                 continue
@@ -287,14 +282,13 @@ class Poll(Generic[T]):
 
     def _sleep_until_paced(self) -> bool:
         """If there is nothing else to do, sleep until the next partition may be read."""
-        paced = self._turns.paced
-        if self._result.in_hand() or not paced:
+        if self._result.in_hand() or not self._turns.paced:
             return False
-        soonest = min(turn.not_before for turn in paced.values())
+        soonest = self._fetches.paced_until()
         if soonest >= (self._waiting.until if self._waiting.rounds else self._waiting.last_ask):
             return False
         self._context.pause(soonest - time.monotonic())
-        self._turns.ask_paced()
+        self._fetches.ask_paced()
         return True
 
     def _has_had_turn(self, turn: Turn, *, answered: bool = True) -> None:
@@ -374,8 +368,8 @@ class Poll(Generic[T]):
         if turn.noticed:  # 6.
             return
         stop = min(count, reader.taken + places)
-        paced = scanning is not None and scanning.not_before(turn)
-        if stop == count > 0 and reader.has_more(batch) and not paced:
+        is_paced = self._consumer.not_before(turn.partition_id, part) > 0
+        if stop == count > 0 and reader.has_more(batch) and not is_paced:
             self._fetches.prefetch(reader)
         if scanning is not None:
             scanning.takes(turn, stop - reader.taken)
@@ -442,26 +436,13 @@ class Poll(Generic[T]):
 
     # -- 7. Leave out
 
-    def _resting(self, entries: Iterable[Entry], now: float) -> set[str]:
-        """Return those of the partitions that are not worth asking at their positions yet."""
-        get = self._consumer.partitions.get
-        return {
-            entry.partition_id
-            for entry in entries
-            if (part := get(entry.partition_id)) is not None
-            and part.not_before > now
-            and part.trouble is None  # one that is throttled is asked, so that each page names it
-            and (part.cursor is entry.said[0] or part.cursor == entry.said[0])
-        }
-
     def _soonest(self) -> float:
         """Return when the first partition is worth asking again; 0 if the feed has something to do."""
         lineage, active, quiet = self._lineage, self._lineage.active(), self._turns.quiet()
-        times, now, soonest = self._resting(active, 0.0), time.monotonic(), 0.0
+        times, now, soonest = self._consumer.resting(active, 0.0), time.monotonic(), 0.0
         if len(times) == len(active):
-            partitions = self._consumer.partitions
-            soonest = min((partitions[name].not_before for name in times), default=math.inf)
-        is_quiet = len(times) + len(quiet) >= len(active) and lineage.is_quiet(times | quiet)
+            soonest = min(times.values(), default=math.inf)
+        is_quiet = len(times) + len(quiet) >= len(active) and lineage.is_quiet(times.keys() | quiet)
         if not is_quiet and lineage.ends():
             soonest = 0.0
         elif self._has_left_out and (is_quiet or not self._result.count):

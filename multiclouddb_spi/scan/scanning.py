@@ -144,10 +144,6 @@ class Scanning:
         last = self._consumer.scan_not_before
         self._consumer.scan_not_before = max(last, time.monotonic() if seconds > 0 else 0.0) + seconds
 
-    def not_before(self, turn: Turn) -> float:
-        """Return the monotonic time before which a segment must not be read."""
-        return 0.0 if self._rate(turn) is None else self._consumer.scan_not_before
-
     def most_records(self, turn: Turn) -> int | None:
         """Return how many records one fetch may request within the rate limit; None for as many as usual."""
         if (rate := self._rate(turn)) is None:
@@ -162,9 +158,6 @@ class Scanning:
             return
         cost = len(batch) if batch.charge is None else batch.charge
         self._spend((cost - self._reserved(rate)) / rate)
-        for other in self._result.turns.paced.values():  # the read was cheaper than the reserved amount
-            if self._lineage.is_segment(other.partition_id):
-                other.not_before = min(other.not_before, self._consumer.scan_not_before)
 
     def _reserved(self, rate: float) -> int:
         """Return the approximate number of rows for one second, limited to what one fetch can return."""
