@@ -47,7 +47,8 @@ from multiclouddb_conformance.values import KEYS, VALUES
 from multiclouddb_spi import encode_partition_id
 from multiclouddb_spi.continuation.token import Envelope, encode_token
 from multiclouddb_spi.partition import incarnation_digest
-from multiclouddb_spi.sink_rules import TIME, SinkTable
+from multiclouddb_spi.sink_rules import TIME
+from multiclouddb_spi.sink_table import SinkTable
 from multiclouddb_spi.table_mark import Expected, FeedSource
 from multiclouddb_verify import Fix, Target
 from multiclouddb_verify.own_columns import OwnColumns

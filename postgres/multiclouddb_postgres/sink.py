@@ -26,11 +26,11 @@ from multiclouddb_spi.sink_rules import (
     has_gap,
     in_utc,
     is_first,
-    merge_batch,
     piece_of,
     scans_in,
     table_of,
 )
+from multiclouddb_spi.sink_table import merge_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

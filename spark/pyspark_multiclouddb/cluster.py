@@ -46,8 +46,8 @@ from multiclouddb_spi.sink_rules import (
     check_options,
     feed_of,
     is_first,
-    merge_batch,
 )
+from multiclouddb_spi.sink_table import merge_batch
 from multiclouddb_spi.table_mark import Expected, FeedSource, FoundTable, TableMark
 from multiclouddb_verify.delta import MARK, in_backticks, quoted
 from multiclouddb_verify.delta_refusals import safe_cause

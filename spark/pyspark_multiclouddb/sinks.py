@@ -35,12 +35,12 @@ from multiclouddb_spi.sink_rules import (
     in_utc,
     is_first,
     last_changes,
-    merge_batch,
     piece_of,
     place_of,
     scans_in,
     table_of,
 )
+from multiclouddb_spi.sink_table import merge_batch
 from multiclouddb_verify.delta import committed, dataset_of, in_backticks, opened, writable
 from multiclouddb_verify.delta_refusals import missing
 from pyspark_multiclouddb.checkpoint import Checkpoint, told

@@ -28,7 +28,8 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.targets import events, page
 from multiclouddb_spi import encode_partition_id
-from multiclouddb_spi.sink_rules import PLACES, Scan, SinkTable
+from multiclouddb_spi.sink_rules import PLACES, Scan
+from multiclouddb_spi.sink_table import SinkTable
 from pyspark_multiclouddb import drop_tombstones, latest_by_key, live_rows, merge_into_delta
 from pyspark_multiclouddb.columns import ROW_SCHEMA
 from pyspark_multiclouddb.delta import DeltaStorage
