@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
-import attrs
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,6 +14,7 @@ from pyarrow import csv
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.validators import check_type
+from multiclouddb_postgres.catalog import INSTANT, TEXT, Column, Found, look, wrong
 from multiclouddb_postgres.long_keys import (
     LONG_KEY,
     SKIPPED,
@@ -49,11 +49,9 @@ _FEED: Final = "multiclouddb-feed"
 """The name of the mark that says whose changes the table contains."""
 _MOST_NAME_BYTES: Final = 63
 _CHUNK: Final = 8_192
+# A temporary table has no statistics, and this one needs none: it is read once, in full.
 _BATCH: Final = "multiclouddb_batch"
 _WRITTEN: Final = "multiclouddb_written"
-_TEXT: Final = ("key", "order_key")
-_INSTANT: Final = "timestamp with time zone"
-_BINARY_ORDER: Final = ("C", "POSIX")
 _SYSTEM: Final = ("tableoid", "xmin", "cmin", "xmax", "cmax", "ctid")
 _TYPES: Final[Sequence[tuple[Any, str]]] = (
     (pa.types.is_boolean, "boolean"),
@@ -77,69 +75,8 @@ _MOST_DIGITS: Final = 38
 _ARROW: Final[Mapping[str, pa.DataType]] = {
     "smallint": pa.int16(), "integer": pa.int32(), "bigint": pa.int64(), "real": pa.float32(),
     "double precision": pa.float64(), "text": pa.string(), "date": pa.date32(), "bytea": pa.binary(),
-    _INSTANT: pa.timestamp("us", "UTC"), "timestamp without time zone": pa.timestamp("us"),
+    INSTANT: pa.timestamp("us", "UTC"), "timestamp without time zone": pa.timestamp("us"),
 }  # fmt: skip
-# A temporary table has no statistics, and this one needs none: it is read once, in full.
-_COLUMNS: Final = """
-SELECT c.oid, CASE
-        WHEN c.relkind NOT IN ('r', 'p') THEN 'is no table, but a view or a foreign table'
-        WHEN c.relpersistence = 't' THEN 'is a temporary table, which is gone with its session'
-        WHEN c.relpersistence = 'u' OR EXISTS (
-            SELECT FROM pg_class p WHERE p.relpersistence <> 'p'
-            AND p.oid IN (SELECT relid FROM pg_partition_tree(c.oid))
-        ) THEN 'is unlogged, so that a crash of the server empties it: make it SET LOGGED'
-        WHEN row_security_active(c.oid) THEN 'has row-level security, which may hide rows from the user'
-        WHEN EXISTS (SELECT FROM pg_rewrite w WHERE w.ev_class = c.oid) THEN 'has rules, which may drop rows'
-        WHEN c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits h WHERE h.inhparent = c.oid)
-        THEN 'has tables that inherit from it, whose keys its index does not contain'
-        WHEN EXISTS (
-            SELECT FROM pg_trigger g WHERE g.tgtype & 20 <> 0 AND g.tgenabled <> 'D' AND g.tginitdeferred
-            AND NOT g.tgisinternal
-            AND (g.tgrelid = c.oid OR g.tgrelid IN (SELECT relid FROM pg_partition_tree(c.oid)))
-        ) THEN 'has a deferred trigger, which may change rows after the sink has compared them'
-    END, a.attname, format_type(a.atttypid, a.atttypmod), l.collname, a.attnotnull,
-    a.attgenerated <> '' OR a.attidentity = 'a', EXISTS (
-        SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indimmediate
-        AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum
-    ), current_setting('transaction_isolation') <> 'read committed' OR EXISTS (
-        SELECT FROM pg_trigger g WHERE g.tgtype & 3 = 3 AND g.tgtype & 20 <> 0 AND g.tgenabled <> 'D'
-        AND (g.tgrelid = c.oid OR g.tgrelid IN (SELECT relid FROM pg_partition_tree(c.oid)))
-    ), current_setting('transaction_isolation') <> 'read committed' OR EXISTS (
-        SELECT FROM pg_trigger g WHERE NOT g.tgisinternal AND g.tgtype & 20 <> 0 AND g.tgenabled <> 'D'
-        AND (g.tgrelid = c.oid OR g.tgrelid IN (SELECT relid FROM pg_partition_tree(c.oid)))
-    )
-FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-LEFT JOIN pg_collation l ON l.oid = a.attcollation
-WHERE c.oid = to_regclass(%s) ORDER BY a.attnum
-"""
-_LOCKABLE: Final = "SELECT 1 FROM pg_class WHERE oid = to_regclass(%s) AND relkind IN ('r', 'p')"
-
-
-@attrs.frozen
-class Column:
-    """A column of the table."""
-
-    name: str
-    type: str
-    collation: str | None
-    not_null: bool
-    is_generated: bool  # the server refuses a value for it
-    is_unique: bool
-
-    def fits(self, wanted: str) -> bool:
-        """Return True if values of another type can be stored in the column."""
-        return self.type == wanted or (wanted == "text" and self.type.startswith("character varying"))
-
-
-@attrs.frozen
-class Found:
-    """What the server says about the table."""
-
-    oid: int
-    problem: str | None
-    columns: Mapping[str, Column]
-    may_drop_rows: bool  # a trigger can prevent rows, or may have been made after the version that is read
-    may_rewrite_rows: bool  # the same of a trigger that can change or delete them
 
 
 class PostgresStorage:
@@ -195,48 +132,14 @@ class PostgresStorage:
         return True
 
     def _look(self) -> Found | None:
-        text = self._table.as_string(self.connection)
-        if self._holds and self.connection.execute(_LOCKABLE, (text,)).fetchone():
-            self.connection.execute(sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(self._table))
-        rows = self.connection.execute(_COLUMNS, (text,)).fetchall()
-        if not rows:
-            return None
-        columns = {
-            name: Column(name, kind, collation, not_null, is_generated, is_unique)
-            for _, _, name, kind, collation, not_null, is_generated, is_unique, _, _ in rows
-        }
-        return Found(rows[0][0], rows[0][1], columns, *rows[0][-2:])
+        return look(self.connection, self._table, holds=self._holds)
 
     def known(self) -> Found:
         """Return what the server says about the table, which must be one of the sink."""
         if self._found is None:
             raise missing(self._where)
-        problem, columns = self._found.problem, self._found.columns
-        if problem is not None:
-            raise self._wrong(problem, "give a plain table, and a user who sees all of its rows")
-        for name in (*_TEXT, DELETED_AT):
-            if name not in columns:
-                raise self._wrong(f"has no column {name}", "give a table that merge_into_postgres has made")
-        for name, kind in (*((name, "text") for name in (*_TEXT, LONG_KEY)), (DELETED_AT, _INSTANT)):
-            column = columns.get(name)
-            if column is None:
-                continue  # the one of long keys
-            if not column.fits(kind):
-                raise self._wrong(
-                    f"has a column {name} of type {column.type}", f"give a table with {kind} there"
-                )
-            if name in _TEXT and column.collation not in _BINARY_ORDER:
-                raise self._wrong(
-                    f'orders {name} by the collation {column.collation}, not by "C", so that an older change '
-                    "could win",
-                    f'run ALTER TABLE … ALTER COLUMN {name} TYPE text COLLATE "C"',
-                )
-        if not columns["key"].is_unique:
-            raise self._wrong("has no primary key or unique index on key alone", "add PRIMARY KEY (key)")
+        self._found.check(self._where)
         return self._found
-
-    def _wrong(self, problem: str, way_out: str) -> MulticloudDbError:
-        return invalid_request("table", f"{self._where} {problem}", way_out)
 
     def prepare(
         self, schema: pa.Schema, mark: TableMark | None = None, *, may_be_stale: bool = False
@@ -254,7 +157,7 @@ class PostgresStorage:
                 # Of two that create the table at the same time, the second waits for the first.
                 self.connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (self._name,))
                 columns: list[sql.Composable] = [_declared(name, kind) for name, kind in wanted.items()]
-                columns += [_declared(DELETED_AT, _INSTANT)]
+                columns += [_declared(DELETED_AT, INSTANT)]
                 columns += [_declared(LONG_KEY, "text")] if self._long_keys == "hash" else []
                 columns += [sql.SQL("PRIMARY KEY (key)")]
                 self.connection.execute(
@@ -296,7 +199,7 @@ class PostgresStorage:
                     "leave them out, or set new_columns='add'",
                 )
             if may_be_stale and STALE_SINCE not in known:
-                new[STALE_SINCE] = _INSTANT
+                new[STALE_SINCE] = INSTANT
             if self._long_keys == "hash" and LONG_KEY not in known:
                 new[LONG_KEY] = "text"
             for name, kind in new.items():
@@ -327,7 +230,7 @@ class PostgresStorage:
             if is_kind(kind):
                 return name
         if pa.types.is_timestamp(kind) and kind.unit != "ns":
-            return _INSTANT if kind.tz else "timestamp without time zone"
+            return INSTANT if kind.tz else "timestamp without time zone"
         if pa.types.is_decimal(kind):
             return f"numeric({kind.precision},{kind.scale})"
         if pa.types.is_timestamp(kind):
@@ -446,7 +349,7 @@ class PostgresStorage:
             if not column.not_null
             and not column.is_generated
             and not column.is_unique
-            and column.name not in (*_TEXT, DELETED_AT, LONG_KEY)
+            and column.name not in (*TEXT, DELETED_AT, LONG_KEY)
         ]
         with self.connection.transaction():
             self._lock()
@@ -469,7 +372,8 @@ class PostgresStorage:
             return
         left = self.connection.execute(sql.SQL("SELECT s.key FROM {} LIMIT 1").format(rows)).fetchone()
         if left is not None:
-            raise self._wrong(
+            raise wrong(
+                self._where,
                 "has a BEFORE trigger or a rule that keeps a row from being written, for example that of the "
                 f"key {digest_of(left[0])}",
                 "drop it, or let the trigger return NEW with key and order_key as they are",
@@ -579,13 +483,13 @@ class PostgresStorage:
             self.connection.execute(statement.format(self._upsert(names, known), written))
         except psycopg.errors.FeatureNotSupported:
             # A transaction of another level does not see a rule that is new.
-            raise self._wrong("has a rule that keeps a row from being written", "drop it") from None
+            raise wrong(self._where, "has a rule that keeps a row from being written", "drop it") from None
         # 1. A type such as json has no equality, but the same value has the same text.
         # 2. A row whose document is not known keeps the values that it had.
         same = [
             sql.SQL("t.{0}::text IS NOT DISTINCT FROM s.{0}::text").format(sql.Identifier(name))
             for name in names
-            if name not in _TEXT
+            if name not in TEXT
         ]
         kept = sql.SQL("FALSE")
         if STALE_SINCE in known and DOCUMENT in names:
@@ -597,7 +501,8 @@ class PostgresStorage:
         ).format(written, batch, self._table, kept, sql.SQL(" AND ").join(same) if same else sql.SQL("TRUE"))
         changed = self.connection.execute(query).fetchone()
         if changed is not None:
-            raise self._wrong(
+            raise wrong(
+                self._where,
                 "has a trigger that changes or deletes rows which the sink has written, for example that of "
                 f"the key {digest_of(changed[0])}",
                 "drop it, or let it write other tables and other columns only",
@@ -617,7 +522,7 @@ class PostgresStorage:
             if DOCUMENT in names:
                 lacks = sql.SQL("CASE WHEN s.type <> 'DELETE' AND s.new_item_state IS NULL THEN now() END")
             values[STALE_SINCE] = lacks
-            for name in set(names) - set(_TEXT):
+            for name in set(names) - set(TEXT):
                 kept = "CASE WHEN excluded._stale_since IS NULL THEN excluded.{0} ELSE t.{0} END"
                 sets[name] = sql.SQL(kept).format(sql.Identifier(name))
             sets[STALE_SINCE] = sql.SQL(
@@ -747,7 +652,7 @@ def missing(place: str) -> MulticloudDbError:
 def _declared(name: str, kind: str, *, required: bool = True) -> sql.Composed:
     # 1. The types are those of this module or of the server's catalogue, so they are safe in SQL.
     # 2. Changes are ordered by code point, as Python and Spark do.
-    collation = ' COLLATE "C"' + " NOT NULL" * required if name in _TEXT else ""
+    collation = ' COLLATE "C"' + " NOT NULL" * required if name in TEXT else ""
     if not re.fullmatch(r'[\w ",().\[\]-]+', kind):
         raise invalid_request(f"column {name}", "has a type with an unusual name", "use another type")
     return sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind + collation))
