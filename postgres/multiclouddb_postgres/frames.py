@@ -13,7 +13,8 @@ import pyarrow as pa
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_postgres.long_keys import MOST_KEY_BYTES, SHOWN, key_too_long, told
 from multiclouddb_postgres.server import DURABLE, LOG, Connection, connected, errors, repeated
-from multiclouddb_postgres.table import PostgresStorage, naming, nul
+from multiclouddb_postgres.table import PostgresStorage
+from multiclouddb_postgres.values import naming, nul
 from multiclouddb_spi.sink_rules import Batch, MissingState, Piece, check_stored
 from multiclouddb_spi.sink_table import merge_batch
 

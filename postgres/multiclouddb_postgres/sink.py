@@ -14,7 +14,8 @@ from multiclouddb_api.validators import check_type, local_path, type_name
 from multiclouddb_postgres.checkpoints import CHECKPOINTS, saved
 from multiclouddb_postgres.long_keys import LongKeys, check_long_keys
 from multiclouddb_postgres.server import Connection, check_dsn, repeated, secret_dsn, where
-from multiclouddb_postgres.table import Documents, PostgresStorage, identifier, naming
+from multiclouddb_postgres.table import PostgresStorage, identifier
+from multiclouddb_postgres.values import Documents, naming
 from multiclouddb_spi.sink_rules import (
     Batch,
     Create,

@@ -1,16 +1,14 @@
-"""Defines the table that the sink writes: its columns, checks, merges and marks."""
+"""Defines the table that the sink writes: how it is made, merged and marked."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
 
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
-from pyarrow import csv
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.validators import check_type
@@ -28,55 +26,32 @@ from multiclouddb_postgres.long_keys import (
     one_hash,
     told,
 )
-from multiclouddb_postgres.server import DATA, LOG, Connection, repeated, said_by, where
+from multiclouddb_postgres.server import DATA, LOG, Connection, where
+from multiclouddb_postgres.values import (
+    BATCH,
+    MOST_NAME_BYTES,
+    Documents,
+    Refused,
+    check_values,
+    copied,
+    declared,
+    type_of,
+)
 from multiclouddb_spi.sink_rules import (
     DELETED_AT,
     DOCUMENT,
     STALE_SINCE,
-    TIME,
     Numbered,
     check_cases,
     check_stored,
 )
 from multiclouddb_spi.table_mark import FoundTable, TableMark
 
-Documents: TypeAlias = Literal["json", "jsonb"]
-"""The type of the column with the documents."""
-
 MARKS: Final = "multiclouddb_marks"
 """The table with the batch numbers and the stages of snapshots, in the schema of the sink's table."""
 _FEED: Final = "multiclouddb-feed"
 """The name of the mark that says whose changes the table contains."""
-_MOST_NAME_BYTES: Final = 63
-_CHUNK: Final = 8_192
-# A temporary table has no statistics, and this one needs none: it is read once, in full.
-_BATCH: Final = "multiclouddb_batch"
 _WRITTEN: Final = "multiclouddb_written"
-_SYSTEM: Final = ("tableoid", "xmin", "cmin", "xmax", "cmax", "ctid")
-_TYPES: Final[Sequence[tuple[Any, str]]] = (
-    (pa.types.is_boolean, "boolean"),
-    (pa.types.is_int8, "smallint"),
-    (pa.types.is_uint8, "smallint"),
-    (pa.types.is_int16, "smallint"),
-    (pa.types.is_uint16, "integer"),
-    (pa.types.is_int32, "integer"),
-    (pa.types.is_uint32, "bigint"),
-    (pa.types.is_int64, "bigint"),
-    (pa.types.is_float32, "real"),
-    (pa.types.is_float64, "double precision"),
-    (pa.types.is_string, "text"),
-    (pa.types.is_large_string, "text"),
-    (pa.types.is_date32, "date"),
-    (pa.types.is_binary, "bytea"),
-    (pa.types.is_large_binary, "bytea"),
-)
-_TOO_DEEP: Final = "54001"
-_MOST_DIGITS: Final = 38
-_ARROW: Final[Mapping[str, pa.DataType]] = {
-    "smallint": pa.int16(), "integer": pa.int32(), "bigint": pa.int64(), "real": pa.float32(),
-    "double precision": pa.float64(), "text": pa.string(), "date": pa.date32(), "bytea": pa.binary(),
-    INSTANT: pa.timestamp("us", "UTC"), "timestamp without time zone": pa.timestamp("us"),
-}  # fmt: skip
 
 
 class PostgresStorage:
@@ -151,14 +126,14 @@ class PostgresStorage:
             raise invalid_request(
                 "batch", f"has a column {LONG_KEY}", "the sink writes this column; rename yours"
             )
-        wanted = {field.name: self._type(field) for field in schema}
+        wanted = {field.name: type_of(field, self._documents) for field in schema}
         with self.connection.transaction():
             if self._found is None:
                 # Of two that create the table at the same time, the second waits for the first.
                 self.connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (self._name,))
-                columns: list[sql.Composable] = [_declared(name, kind) for name, kind in wanted.items()]
-                columns += [_declared(DELETED_AT, INSTANT)]
-                columns += [_declared(LONG_KEY, "text")] if self._long_keys == "hash" else []
+                columns: list[sql.Composable] = [declared(name, kind) for name, kind in wanted.items()]
+                columns += [declared(DELETED_AT, INSTANT)]
+                columns += [declared(LONG_KEY, "text")] if self._long_keys == "hash" else []
                 columns += [sql.SQL("PRIMARY KEY (key)")]
                 self.connection.execute(
                     sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(
@@ -204,7 +179,7 @@ class PostgresStorage:
                 new[LONG_KEY] = "text"
             for name, kind in new.items():
                 add = sql.SQL("ALTER TABLE {} ADD COLUMN IF NOT EXISTS {}")
-                self.connection.execute(add.format(self._table, _declared(name, kind)))
+                self.connection.execute(add.format(self._table, declared(name, kind)))
             if new:
                 self._found = self._look()
             if self._long_keys == "hash" and (lacking := self.mark(SKIPPED)):
@@ -214,30 +189,6 @@ class PostgresStorage:
                     self._where, f"{lacking:,}",
                 )  # fmt: skip
                 self.store({SKIPPED: 0}, {})
-
-    def _type(self, field: pa.Field) -> str:
-        if len(field.name.encode()) > _MOST_NAME_BYTES or not field.name or "\0" in field.name:
-            problem = f"has no name of 1 to {_MOST_NAME_BYTES} bytes"
-            raise invalid_request(f"column {field.name[:80]!r}", problem, "rename it")
-        if field.name in _SYSTEM:
-            raise invalid_request(f"column {field.name}", "has the name of a system column", "rename it")
-        if field.name == DOCUMENT and (
-            pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
-        ):
-            return self._documents
-        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        for is_kind, name in _TYPES:
-            if is_kind(kind):
-                return name
-        if pa.types.is_timestamp(kind) and kind.unit != "ns":
-            return INSTANT if kind.tz else "timestamp without time zone"
-        if pa.types.is_decimal(kind):
-            return f"numeric({kind.precision},{kind.scale})"
-        if pa.types.is_timestamp(kind):
-            problem = f"is {field.type}, and PostgreSQL keeps microseconds"
-            raise invalid_request(f"column {field.name}", problem, "cast it to microseconds")
-        problem = f"is {field.type}, for which the sink has no type of PostgreSQL"
-        raise invalid_request(f"column {field.name}", problem, "convert it to JSON text, or leave it out")
 
     def mark(self, name: str) -> int | None:
         """Return a number that was stored for the table."""
@@ -435,11 +386,11 @@ class PostgresStorage:
         """Copy rows to the server, and take over those that are newer, in a transaction of the caller."""
         known = self.known().columns
         names = [name for name in rows.column_names if name != "type"]
-        staged = [_declared(name, known[name].type, required=False) for name in names]
-        staged.append(_declared("type", "text"))
+        staged = [declared(name, known[name].type, required=False) for name in names]
+        staged.append(declared("type", "text"))
         self.connection.execute(
             sql.SQL("CREATE TEMPORARY TABLE {} ({}) ON COMMIT DROP").format(
-                sql.Identifier("pg_temp", _BATCH), sql.SQL(", ").join(staged)
+                sql.Identifier("pg_temp", BATCH), sql.SQL(", ").join(staged)
             )
         )
         try:
@@ -456,13 +407,13 @@ class PostgresStorage:
         if LONG_KEY in names and may_meet(rows):
             self._check_hashes()
         older = "{} AS s LEFT JOIN {} AS t ON t.key = s.key WHERE t.key IS NULL OR t.order_key < s.order_key"
-        self._check_none_left(sql.SQL(older).format(sql.Identifier("pg_temp", _BATCH), self._table))
-        self.connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier("pg_temp", _BATCH)))
+        self._check_none_left(sql.SQL(older).format(sql.Identifier("pg_temp", BATCH), self._table))
+        self.connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier("pg_temp", BATCH)))
 
     def _check_hashes(self) -> None:
         """Refuse a batch with a key whose hash is that of another key in the table."""
         # The upsert leaves such a row as it is, also if another transaction has just made it.
-        batch = sql.Identifier("pg_temp", _BATCH)
+        batch = sql.Identifier("pg_temp", BATCH)
         met = self.connection.execute(
             sql.SQL(
                 "SELECT s.key FROM {} AS s JOIN {} AS t ON t.key = s.key "
@@ -474,7 +425,7 @@ class PostgresStorage:
 
     def _upsert_compared(self, names: Sequence[str], known: Mapping[str, Column]) -> None:
         """Take over the newer rows, and refuse a trigger that has changed or deleted one of them."""
-        written, batch = (sql.Identifier("pg_temp", name) for name in (_WRITTEN, _BATCH))
+        written, batch = (sql.Identifier("pg_temp", name) for name in (_WRITTEN, BATCH))
         self.connection.execute(
             sql.SQL('CREATE TEMPORARY TABLE {} (key text COLLATE "C") ON COMMIT DROP').format(written)
         )
@@ -543,7 +494,7 @@ class PostgresStorage:
             "WHERE excluded.order_key > t.order_key{same}"
         ).format(
             table=self._table,
-            batch=sql.Identifier("pg_temp", _BATCH),
+            batch=sql.Identifier("pg_temp", BATCH),
             columns=sql.SQL(", ").join(map(sql.Identifier, values)),
             values=sql.SQL(", ").join(values.values()),
             same=same,
@@ -553,86 +504,11 @@ class PostgresStorage:
         )
 
 
-class Refused(Exception):  # noqa: N818 - no error of the caller
-    """The server refuses a value of some rows; which one is found out on another connection."""
-
-    def __init__(self, rows: pa.Table, staged: Sequence[sql.Composable], error: psycopg.Error) -> None:
-        super().__init__()
-        self.rows, self.staged, self.text = rows, staged, said_by(error)
-        self.code = error.sqlstate
-
-
-def named(connection: Connection, refused: Refused) -> MulticloudDbError:
-    """Make the error for a value that the server refuses; it names the key, and never shows the value."""
-    rows = refused.rows
-    while rows.num_rows > 1:
-        half = rows.slice(0, rows.num_rows // 2)
-        rows = half if _is_refused(connection, half, refused.staged) else rows.slice(half.num_rows)
-    key = rows["key"][0].as_py()
-    columns = [
-        name
-        for name in rows.column_names
-        if name != "type" and _is_refused(connection, rows.select([name]), refused.staged)
-    ]
-    way_out = "change the value, or leave the column out"
-    if any(each.as_string(connection).endswith(" jsonb") for each in refused.staged):
-        way_out += '; or, for a document, use a table with documents="json"'
-    elif refused.code == _TOO_DEEP:
-        way_out += "; or raise the server's max_stack_depth"
-    return MulticloudDbError(
-        f"column {', '.join(columns) or 'key'}: the server refuses the value of the key {digest_of(key)} "
-        f"({refused.text}); {way_out}",
-        ErrorDetail(
-            ErrorCategory.INVALID_REQUEST, native_class="psycopg.DataError", native_code=refused.code,
-            native_text=refused.text,
-        ),
-    )  # fmt: skip
-
-
-def _is_refused(connection: Connection, rows: pa.Table, staged: Sequence[sql.Composable]) -> bool:
-    try:
-        with connection.transaction(force_rollback=True):
-            connection.execute(
-                sql.SQL("CREATE TEMPORARY TABLE {} ({})").format(
-                    sql.Identifier("pg_temp", _BATCH), sql.SQL(", ").join(staged)
-                )
-            )
-            copied(connection, rows)
-    except psycopg.DataError:
-        return True
-    except psycopg.OperationalError as error:
-        if (error.sqlstate or "")[:2] not in DATA:
-            raise
-        return True
-    return False
-
-
-def naming(dsn: str | Connection, place: str, merge: Callable[[], bool]) -> bool:
-    """Run a merge; if the server refuses a value, raise an error that names its key."""
-    try:
-        return merge()
-    except Refused as caught:
-        refused = caught
-
-    def name(connection: Connection) -> MulticloudDbError:
-        return named(connection, refused)
-
-    raise repeated(dsn, place, name)
-
-
-def arrow_type(kind: str) -> pa.DataType | None:
-    """Return Arrow's type for values of a column, or None if it has none, or the sink does not make it."""
-    numbers = re.fullmatch(r"numeric\((\d+),(\d+)\)", kind)
-    if numbers and int(numbers[1]) <= _MOST_DIGITS:
-        return pa.decimal128(int(numbers[1]), int(numbers[2]))
-    return _ARROW.get(kind)
-
-
 def identifier(name: object) -> sql.Identifier:
     """Return the name of a table, with or without a schema, as SQL. It is taken as it is written."""
     check_type("table", name, str)
     parts = str(name).split(".")
-    if len(parts) > 2 or not all(0 < len(part.encode()) <= _MOST_NAME_BYTES for part in parts):
+    if len(parts) > 2 or not all(0 < len(part.encode()) <= MOST_NAME_BYTES for part in parts):
         raise invalid_request(
             "table", f"{str(name)[:200]!r} is not the name of a table", 'pass "table" or "schema.table"'
         )
@@ -647,83 +523,3 @@ def missing(place: str) -> MulticloudDbError:
         f"table: there is no table {place}; correct the name, or let a merge create it",
         ErrorDetail(category=ErrorCategory.NOT_FOUND),
     )
-
-
-def _declared(name: str, kind: str, *, required: bool = True) -> sql.Composed:
-    # 1. The types are those of this module or of the server's catalogue, so they are safe in SQL.
-    # 2. Changes are ordered by code point, as Python and Spark do.
-    collation = ' COLLATE "C"' + " NOT NULL" * required if name in TEXT else ""
-    if not re.fullmatch(r'[\w ",().\[\]-]+', kind):
-        raise invalid_request(f"column {name}", "has a type with an unusual name", "use another type")
-    return sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind + collation))
-
-
-def check_values(rows: pa.Table, known: Mapping[str, Column]) -> None:
-    """Refuse, before anything is sent, what PostgreSQL cannot store."""
-    for name in rows.column_names:
-        column = rows[name]
-        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            has_nul = pc.match_substring(column, "\0")
-            if pc.any(has_nul).as_py():
-                raise nul(name, rows["key"][pc.index(has_nul, True).as_py()].as_py())
-            # The server would cut spaces at the end without an error.
-            limit = re.fullmatch(r"character varying\((\d+)\)", known[name].type if name in known else "")
-            is_long = pc.greater(pc.utf8_length(column), int(limit[1])) if limit else None
-            if is_long is not None and pc.any(is_long).as_py():
-                key = rows["key"][pc.index(is_long, True).as_py()].as_py()
-                raise invalid_request(
-                    f"column {name}",
-                    f"has a text that does not fit into {known[name].type} in the row of the "
-                    f"key {digest_of(key)}",
-                    f"run ALTER TABLE … ALTER COLUMN {name} TYPE text",
-                )
-
-
-def nul(name: str, key: str) -> MulticloudDbError:
-    """Make the error for a text with the character NUL."""
-    return invalid_request(
-        f"column {name}",
-        f"has the character NUL in the row of the key {digest_of(key)}, which a text of PostgreSQL "
-        "cannot contain",
-        "remove it, or store the column as JSON text",
-    )
-
-
-def copied(connection: Connection, rows: pa.Table) -> None:
-    """Copy rows into the temporary table."""
-    # Without an encoding, the server takes the bytes for text in that of the connection.
-    statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')").format(
-        sql.Identifier("pg_temp", _BATCH), sql.SQL(", ").join(map(sql.Identifier, rows.column_names))
-    )
-    with connection.cursor() as cursor, cursor.copy(statement) as copy:
-        for piece in _csv(rows):
-            copy.write(piece)
-
-
-def _csv(rows: pa.Table) -> Iterator[bytes]:
-    """Write rows as CSV: a text is always in quotes, and a null never is."""
-    for index, field in enumerate(rows.schema):
-        rows = rows.set_column(index, field.name, _writable(rows.column(index)))
-    # Arrow writes a table without columns of text with no line for a row of nulls; ours have a key.
-    options = csv.WriteOptions(include_header=False, quoting_style="needed")
-    for batch in rows.to_batches(max_chunksize=_CHUNK):
-        sink = pa.BufferOutputStream()
-        csv.write_csv(batch, sink, options)
-        yield sink.getvalue().to_pybytes()
-
-
-def _writable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        column = column.cast(kind.value_type)
-        kind = column.type
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        texts = [None if each is None else "\\x" + each.hex() for each in column.to_pylist()]
-        return pa.chunked_array([pa.array(texts, pa.string())])
-    if pa.types.is_timestamp(kind) and kind.tz:
-        return column.cast(TIME)
-    if pa.types.is_timestamp(kind):
-        return column.cast(pa.timestamp("us"))
-    if pa.types.is_decimal(kind):
-        return column.cast(pa.string())
-    return column

@@ -23,7 +23,8 @@ from multiclouddb_postgres.long_keys import (
 )
 from multiclouddb_postgres.server import Connection, check_dsn, repeated, secret_dsn, transaction, where
 from multiclouddb_postgres.sink import POSITION
-from multiclouddb_postgres.table import PostgresStorage, arrow_type, identifier
+from multiclouddb_postgres.table import PostgresStorage, identifier
+from multiclouddb_postgres.values import arrow_type
 from multiclouddb_spi.sink_rules import DELETED_AT, DOCUMENT, STALE_SINCE
 from multiclouddb_spi.table_mark import Expected, FoundTable
 

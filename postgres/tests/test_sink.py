@@ -37,7 +37,7 @@ from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_postgres import PostgresCheckpointStore, PostgresTarget, merge_into_postgres
 from multiclouddb_postgres.frames import FrameStorage
 from multiclouddb_postgres.server import repeated
-from multiclouddb_postgres.table import copied
+from multiclouddb_postgres.values import copied
 from multiclouddb_spi import encode_partition_id
 from multiclouddb_spi.faults import key_digest
 
