@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyspark_multiclouddb.cluster import TableTarget, merge_into_table
+    from pyspark_multiclouddb.cluster import merge_into_table
     from pyspark_multiclouddb.columns import EVENT_COLUMNS
     from pyspark_multiclouddb.errors import error_from_query
     from pyspark_multiclouddb.progress import ProgressTable, caught_up
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark_multiclouddb.session import ensure_java, local_session
     from pyspark_multiclouddb.sinks import drop_tombstones, latest_by_key, live_rows, merge_into_delta
     from pyspark_multiclouddb.source import DefaultSource
+    from pyspark_multiclouddb.table_target import TableTarget
     from pyspark_multiclouddb.verification import verify_with_spark
 
 __all__ = [
@@ -43,7 +44,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "cluster": "TableTarget merge_into_table",
+    "cluster": "merge_into_table",
     "columns": "EVENT_COLUMNS",
     "errors": "error_from_query",
     "progress": "ProgressTable caught_up",
@@ -51,6 +52,7 @@ _HOMES = {
     "session": "ensure_java local_session",
     "sinks": "drop_tombstones latest_by_key live_rows merge_into_delta",
     "source": "DefaultSource",
+    "table_target": "TableTarget",
     "verification": "verify_with_spark",
 }
 
