@@ -14,28 +14,24 @@ judgement, is removed.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
-import re
 import sqlite3
-import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api import MulticloudDbError
 from multiclouddb_verify.comparison import Kind
+from multiclouddb_verify.state_folder import FILE_MODE, FILES, broken, locked, private, translated, unusable
 from multiclouddb_verify.texts import SEPARATOR, Integers, Lines
 
 __all__ = ["ORDER_BITS", "Confirmed", "Pending", "Rows", "State", "after"]
@@ -113,7 +109,6 @@ _OF_THE_SOURCE: Final = (
     "changes",
 )
 """The facts that a later comparison may take up. All others say something about the table as it was."""
-_FILES: Final = re.compile(r"state\.db(-wal|-shm|-journal)?|lock|\d{6,}\.run")
 _OLD: Final = -1.0
 """Stands for the time at which a change was first read, where a left-over comparison has read it."""
 
@@ -154,7 +149,7 @@ class State:
         self.resumes = False
         self.left_over: str | None = None
         self._database: sqlite3.Connection | None = None
-        self._lock = _locked(folder)
+        self._lock = locked(folder)
         try:
             self._begin_or_resume(resume, advice)
         except BaseException:
@@ -195,10 +190,10 @@ class State:
             )
         self._remove_unnamed()
         for number, size, total in self._sql("SELECT number, bytes, sum FROM run").fetchall():
-            with _translated(self._folder):
+            with translated(self._folder):
                 found = self._run(number).read_bytes()
             if len(found) != size or zlib.crc32(found) != total:
-                raise _broken(self._folder, f"{self._run(number).name} is damaged")
+                raise broken(self._folder, f"{self._run(number).name} is damaged")
         self.resumes = True
         self.left_over = (
             f"a left-over comparison in {self._folder} is taken up: {self.number('rows'):,} rows of the "
@@ -225,9 +220,9 @@ class State:
 
     def _open(self) -> None:
         path = self._folder / "state.db"
-        with _translated(self._folder):
+        with translated(self._folder):
             # SQLite gives its other files the mode of this one.
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, _FILE_MODE))
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, FILE_MODE))
             self._database = sqlite3.connect(path, isolation_level=None)
         # The file survives the death of the process without waiting for the disk. What a crash of the machine
         # has damaged is found when it is taken up.
@@ -239,14 +234,14 @@ class State:
         try:
             return self._database.execute(statement, values)
         except sqlite3.Error as error:
-            raise _unusable(self._folder, error) from error
+            raise unusable(self._folder, error) from error
 
     def _sql_many(self, statement: str, values: Iterable[Sequence[object]]) -> None:
         assert self._database is not None
         try:
             self._database.executemany(statement, values)
         except sqlite3.Error as error:
-            raise _unusable(self._folder, error) from error
+            raise unusable(self._folder, error) from error
 
     def remove(self) -> None:
         """Remove the files, because the comparison has ended, and the folder if nothing else is in it."""
@@ -261,9 +256,9 @@ class State:
         if self._database is not None:
             self._database.close()
             self._database = None
-        with _translated(self._folder):
+        with translated(self._folder):
             for path in self._folder.iterdir():
-                if path.name != "lock" and _FILES.fullmatch(path.name):
+                if path.name != "lock" and FILES.fullmatch(path.name):
                     path.unlink()
 
     def close(self) -> None:
@@ -279,7 +274,7 @@ class State:
 
     def size(self) -> int:
         """Return the bytes of all files."""
-        with _translated(self._folder):
+        with translated(self._folder):
             return sum(path.stat().st_size for path in self._folder.iterdir())
 
     # -- Facts
@@ -320,7 +315,7 @@ class State:
         blocks = list[tuple[int, int]]()
         number = self._sql("SELECT coalesce(max(number), 0) + 1 FROM run").fetchone()[0]
         size = total = 0
-        with _translated(self._folder), open(self._run(number), "wb", opener=_private) as file:
+        with translated(self._folder), open(self._run(number), "wb", opener=private) as file:
 
             def write(piece: Any) -> None:
                 nonlocal size, total
@@ -359,7 +354,7 @@ class State:
 
     def _remove_unnamed(self) -> None:
         named = {self._run(number) for (number,) in self._sql("SELECT number FROM run")}
-        with _translated(self._folder):
+        with translated(self._folder):
             for path in self._folder.glob("*.run"):
                 if path not in named:
                     path.unlink()
@@ -384,7 +379,7 @@ class State:
         sizes = np.frombuffer(blocks, dtype="<i4").reshape(-1, 2).astype(np.int64)
         ends = np.cumsum(sizes[:, 0])
         found, at, block = list[str](), -1, list[bytes]()
-        with _translated(self._folder), self._run(number).open("rb") as file:
+        with translated(self._folder), self._run(number).open("rb") as file:
             for place in places:
                 if place // _BLOCK != at:
                     at = place // _BLOCK
@@ -624,11 +619,11 @@ class Range:
         read = 0
         for number, side, count, _, blocks in runs:
             start, end = int(starts[number][first]), int(starts[number][last])
-            with _translated(folder), (folder / f"{number:06d}.run").open("rb") as file:
+            with translated(folder), (folder / f"{number:06d}.run").open("rb") as file:
                 file.seek(start * _ROW.itemsize)
                 rows = np.fromfile(file, dtype=_ROW, count=end - start)
             if len(rows) != end - start:
-                raise _broken(folder, f"{number:06d}.run is too short")
+                raise broken(folder, f"{number:06d}.run is too short")
             sides[side].append(rows)
             if side == "source":
                 self._keys.append((number, count, blocks, start, read, read + end - start))
@@ -665,109 +660,6 @@ class _Transaction:
             self._sql("ROLLBACK")
 
 
-_FILE_MODE: Final = 0o600
-"""The files contain keys and digests of documents, so only their owner may read them."""
-_FOLDER_MODE: Final = 0o700
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, _FILE_MODE)
-
-
-def _locked(folder: Path) -> IO[str]:
-    """Create the folder, and return the file that no other process can lock meanwhile."""
-    with _translated(folder):
-        while True:
-            folder.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
-            foreign = sorted(each.name for each in folder.iterdir() if not _FILES.fullmatch(each.name))
-            if foreign:
-                raise invalid_request(
-                    "state",
-                    f"{folder} contains other files, such as {foreign[0]}",
-                    "give a folder for this comparison alone; it is removed at the end",
-                )
-            with suppress(FileNotFoundError):
-                # Another process may have removed the folder, or the file, when it had ended.
-                lock = os.fdopen(os.open(folder / "lock", os.O_CREAT | os.O_RDWR, _FILE_MODE), "a")
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if os.path.samestat(os.fstat(lock.fileno()), (folder / "lock").stat()):
-                        if stat.S_IMODE(folder.stat().st_mode) != _FOLDER_MODE:
-                            folder.chmod(_FOLDER_MODE)
-                        return lock
-                except BlockingIOError as error:
-                    lock.close()
-                    raise MulticloudDbError(
-                        f"state: {folder} is in use by another verify; wait for its end, or give another "
-                        "folder",
-                        ErrorDetail(ErrorCategory.CONFLICT, retryable=True),
-                    ) from error
-                except BaseException:
-                    lock.close()
-                    raise
-                lock.close()
-
-
-class _translated:  # noqa: N801 - used as a function
-    """Say what a person can do about an error of the file system."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, OSError | sqlite3.Error):
-            raise _unusable(self._folder, error) from error
-
-
-def _unusable(folder: Path, error: OSError | sqlite3.Error) -> MulticloudDbError:
-    """Make the error for a folder that cannot be read or written."""
-    code = error.errno if isinstance(error, OSError) else getattr(error, "sqlite_errorcode", None)
-    if isinstance(error, sqlite3.Error):
-        if code == sqlite3.SQLITE_FULL:
-            return _refused(folder, "has no space left on its disk", "make space, or give another folder")
-        if code is not None and code & 0xFF in (
-            sqlite3.SQLITE_READONLY,
-            sqlite3.SQLITE_CANTOPEN,
-            sqlite3.SQLITE_PERM,
-        ):
-            return _refused(folder, f"cannot be written ({error})", "give another folder")
-        return _broken(folder, str(error))
-    match code:
-        case errno.ENOSPC | errno.EDQUOT:
-            return _refused(folder, "has no space left on its disk", "make space, or give another folder")
-        case errno.EEXIST | errno.ENOTDIR:
-            return _refused(folder, "is a file", "give a folder, or remove it")
-        case errno.ENOENT | errno.EISDIR:
-            return _broken(folder, str(error.strerror or error))
-        case _:
-            problem = f"cannot be read or written ({error.strerror or error})"
-            return _refused(folder, problem, "give another folder")
-
-
-def _refused(folder: Path, problem: str, advice: str) -> MulticloudDbError:
-    return invalid_request("state", f"{folder} {problem}", advice)
-
-
-def _broken(folder: Path, problem: str) -> MulticloudDbError:
-    return _refused(
-        folder, f"is broken ({problem})", "remove it, or run without resume (--resume), which removes it"
-    )
-
-
 def after(key: str) -> str:
     """Return the text that follows a key in the order of texts; the first text of all is empty."""
     return f"{key}\0"
-
-
-def default_folder(identity: Mapping[str, str]) -> Path:
-    """Return the folder for the state of a comparison, in the user's cache."""
-    import hashlib
-
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    name = hashlib.sha256(json.dumps(dict(identity), sort_keys=True).encode()).hexdigest()[:20]
-    return Path(cache) / "multiclouddb" / "verify" / name

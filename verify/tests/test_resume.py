@@ -507,7 +507,7 @@ class TestFolder:
         state.close()
 
     def test_that_another_has_removed_meanwhile_is_created_again(self, tmp_path, monkeypatch):
-        import multiclouddb_verify.state as module
+        import multiclouddb_verify.state_folder as module
 
         others, original = [], module.fcntl.flock
 
