@@ -21,8 +21,8 @@ import pyarrow as pa
 from multiclouddb_api import MulticloudDbError, encode_json
 from multiclouddb_conformance.history import History
 from multiclouddb_conformance.model_lives import ModelRow
+from multiclouddb_conformance.sink_harness import Change, Death, rows
 from multiclouddb_conformance.spark_checkpoint import make_checkpoint, write_offset
-from multiclouddb_conformance.targets import Change, Death, rows
 
 __all__ = ["LifeTable", "SinkLife"]
 

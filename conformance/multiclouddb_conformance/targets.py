@@ -1,6 +1,7 @@
 """Tests what the table of a sink contains after replays, old changes, snapshots, kills and repairs.
 
-To test a kind of table, import these tests and define the fixture `sink`, a `SinkHarness` of an empty place:
+To test a kind of table, import these tests and define the fixture `sink`, a `SinkHarness` of an empty place
+(see `sink_harness.py`):
 
     from multiclouddb_conformance.targets import *
 
@@ -14,11 +15,11 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import pairwise
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final
 
 import attrs
 import pyarrow as pa
@@ -28,7 +29,6 @@ from multiclouddb_api import (
     BackfillDone,
     ChangeEvent,
     ChangeFeedPage,
-    ChangeType,
     Dropped,
     ErrorCategory,
     Gap,
@@ -42,21 +42,38 @@ from multiclouddb_api import (
     decode_json,
     encode_json,
 )
-from multiclouddb_api.arrow import events_to_arrow
+from multiclouddb_conformance.sink_harness import (
+    ADDRESS,
+    NOW,
+    SOURCE,
+    Change,
+    Death,
+    SinkHarness,
+    Turn,
+    applied,
+    bare,
+    documents,
+    drawn,
+    events,
+    expected,
+    key_of,
+    page,
+    read,
+    rows,
+    token_of,
+    tombstones,
+)
 from multiclouddb_conformance.values import KEYS, VALUES
 from multiclouddb_spi import encode_partition_id
-from multiclouddb_spi.continuation.token import Envelope, encode_token
 from multiclouddb_spi.partition import incarnation_digest
 from multiclouddb_spi.sink_rules import TIME
 from multiclouddb_spi.sink_table import SinkTable
-from multiclouddb_spi.table_mark import Expected, FeedSource
-from multiclouddb_verify import Fix, Target
+from multiclouddb_spi.table_mark import FeedSource
+from multiclouddb_verify import Fix
 from multiclouddb_verify.own_columns import OwnColumns
 from multiclouddb_verify.target import SupportsRecord, own_state
 
 __all__ = [
-    "Death",
-    "SinkHarness",
     "TestFixed",
     "TestLives",
     "TestMarked",
@@ -68,117 +85,18 @@ __all__ = [
     "TestReplaced",
     "TestSnapshot",
     "TestVanished",
-    "page",
 ]
 
-Change: TypeAlias = tuple[str, int, Any]
-"""The key, the order and the document of a change; None for a delete."""
-
-_ADDRESS: Final = ResourceAddress("main", "orders")
-_PLAN: Final = encode_partition_id("provider", _ADDRESS, "first", "snapshot:s")
-_SOURCE: Final = FeedSource("provider", _ADDRESS, incarnation_digest("first"))
+_PLAN: Final = encode_partition_id("provider", ADDRESS, "first", "snapshot:s")
 _OTHERS: Final = (
     FeedSource("provider", ResourceAddress("main", "customers"), "first"),
     FeedSource("provider", ResourceAddress("test", "orders"), "first"),
-    FeedSource("vendor", _ADDRESS, "first"),
+    FeedSource("vendor", ADDRESS, "first"),
 )
-_NOW: Final = datetime(2026, 1, 2, tzinfo=UTC)
 _LIVES: Final = [
     pytest.param(0, 3, id="short"),
     *(pytest.param(seed, 10, marks=pytest.mark.soak, id=str(seed)) for seed in range(60)),
 ]
-
-
-class Death(BaseException):
-    """Simulates a kill of the process at this point."""
-
-
-class Turn(random.Random):
-    """Dice that let some steps pass, and kill the process after the last of them, or before the first."""
-
-    def __init__(self, passed: int) -> None:
-        super().__init__()
-        self._left = [*[1.0] * (passed - 1), 0.0, 0.0] if passed else [0.0, 1.0]
-
-    def random(self) -> float:
-        """Return the next number."""
-        return self._left.pop(0) if self._left else 1.0
-
-
-class SinkHarness(Protocol):
-    """A table, the sink that writes it, and deaths of the sink."""
-
-    @property
-    def target(self) -> Target:
-        """The table, as `verify` reads and repairs it."""
-        ...
-
-    def merge(
-        self,
-        batch: pa.Table | ChangeFeedPage,
-        batch_id: int | None = None,
-        app_id: str | None = None,
-        **options: Any,
-    ) -> bool:
-        """Call the sink's function."""
-        ...
-
-    def drop(self) -> None:
-        """Drop the table."""
-        ...
-
-    def dies(self, dice: random.Random | None, chance: float = 0.0) -> None:
-        """From now on, raise `Death` once, before or after a random step of a commit; None: never."""
-        ...
-
-
-def events(
-    *changes: Change,
-    mark: str = "",
-    backfilled: bool = False,
-    floor: str | None = None,
-    incarnation: str | None = "first",
-) -> list[ChangeEvent]:
-    """Make changes of keys; with `floor`, rows of a snapshot."""
-    return [
-        ChangeEvent(
-            f"{mark}{key}@{order}",
-            MulticloudDbKey({"id": key}),
-            ChangeType.DELETE if document is None else ChangeType.UPDATE,
-            _NOW,
-            document,
-            None,
-            f"{order:06d}" if floor is None else floor,
-            None,
-            backfilled,
-            _ADDRESS,
-            encode_partition_id("provider", _ADDRESS, incarnation, "p0"),
-        )
-        for key, order, document in changes
-    ]
-
-
-def rows(*changes: Change, **more: Any) -> pa.Table:
-    """Make a batch of changes."""
-    return pa.Table.from_batches([events_to_arrow(events(*changes, **more))])
-
-
-def bare(*changes: Change) -> pa.Table:
-    """Make a batch of changes that came without their documents."""
-    batch = rows(*changes)
-    at = batch.column_names.index("new_item_state")
-    return batch.set_column(at, batch.schema.field(at), pa.nulls(batch.num_rows, pa.string()))
-
-
-def token_of(source: FeedSource, incarnation: str | None) -> str:
-    """Return a token of a feed."""
-    return encode_token(Envelope(source.provider, source.address, incarnation, "collection", "", {}))
-
-
-def page(found: Iterable[ChangeEvent], *notices: Notice, token: str | None = None) -> ChangeFeedPage:
-    """Make a page."""
-    token = token_of(_SOURCE, "first") if token is None else token
-    return ChangeFeedPage(tuple(found), token, notices=notices)
 
 
 def _from(source: FeedSource, batch: pa.Table, address: ResourceAddress | None = None) -> pa.Table:
@@ -196,51 +114,6 @@ def _without(batch: pa.Table, name: str) -> pa.Table:
     """Return a batch whose column has no value."""
     at = batch.column_names.index(name)
     return batch.set_column(at, batch.schema.field(at), pa.nulls(batch.num_rows, pa.string()))
-
-
-def key_of(name: Any) -> str:
-    """Return a key as the table stores it."""
-    return encode_json({"id": name}).decode()
-
-
-def read(sink: SinkHarness, keys: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
-    """Return the rows of the table by key; no key may have two."""
-    found = [row for batch in sink.target.rows(keys) for row in batch.to_pylist()]
-    by_key = {row["key"]: row for row in found}
-    assert len(by_key) == len(found), "a key has several rows"
-    return by_key
-
-
-def expected(sink: SinkHarness) -> Expected:
-    """Return the table as it is now, for what is written after a comparison."""
-    return Expected(_SOURCE, sink.target.found())
-
-
-def documents(sink: SinkHarness) -> dict[str, Any]:
-    """Return the documents by the names of their keys."""
-    live = (row for row in read(sink).values() if not row["deleted"])
-    return {json.loads(row["key"])["id"]: decode_json(row["state"]) for row in live}
-
-
-def tombstones(sink: SinkHarness) -> dict[str, str]:
-    """Return the `order_key` of each tombstone by the name of its key."""
-    gone = (row for row in read(sink).values() if row["deleted"])
-    return {json.loads(row["key"])["id"]: row["order_key"] for row in gone}
-
-
-def drawn(dice: random.Random, first: int, count: int, keys: int = 12) -> list[Change]:
-    """Draw changes; a key may be deleted and created again."""
-    return [
-        (f"k{dice.randrange(keys)}", order, {"n": order} if dice.random() < 0.7 else None)
-        for order in range(first, first + count)
-    ]
-
-
-def applied(changes: Iterable[Change]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the documents and the tombstones after all changes."""
-    last = {key: (order, document) for key, order, document in sorted(changes, key=lambda each: each[1])}
-    live = {key: document for key, (_, document) in last.items() if document is not None}
-    return live, {key: f"{order:06d}" for key, (order, document) in last.items() if document is None}
 
 
 def refused(call: Callable[..., object], *arguments: Any, **options: Any) -> MulticloudDbError:
@@ -378,8 +251,8 @@ class TestMerged:
         }
         text = encode_json({"n": 4}).decode()
         fixes = [
-            Fix(key_of("a"), ("000001",), "000001", text, own({"n": 4}), _NOW),
-            Fix(key_of("b"), ("000001",), "000001", None, own(None), _NOW),
+            Fix(key_of("a"), ("000001",), "000001", text, own({"n": 4}), NOW),
+            Fix(key_of("b"), ("000001",), "000001", None, own(None), NOW),
         ]
         assert sink.target.fix(fixes[:1], expected(sink)) == 1
         assert stored()["a"] | {"total": 4.0, "note": "of another job"} == stored()["a"]
@@ -547,7 +420,7 @@ class TestMarked:
         sink.merge(rows(("a", 1, {"n": 1})))
         mark = sink.target.found().mark
         assert mark is not None
-        assert (mark.source, mark.incomplete_since) == (_SOURCE, None)
+        assert (mark.source, mark.incomplete_since) == (SOURCE, None)
         ours = {"key", "order_key", "timestamp", "new_item_state", "_deleted_at"}
         assert set(mark.columns) == ours
         sink.merge(rows(("b", 1, {"n": 1})).append_column("total", pa.array([1.5])), new_columns="add")
@@ -568,7 +441,7 @@ class TestMarked:
         assert documents(sink) == {"a": {"n": 1}}
         mark = sink.target.found().mark
         assert mark is not None
-        assert mark.source == _SOURCE
+        assert mark.source == SOURCE
         sink.merge(rows(("a", 3, {"n": 3})))
         assert documents(sink) == {"a": {"n": 3}}
 
@@ -584,7 +457,7 @@ class TestMarked:
         assert sink.merge(batch.drop_columns(["partition_id"]), source="provider:main/orders")
         mark = sink.target.found().mark
         assert mark is not None
-        assert mark.source == FeedSource("provider", _ADDRESS)
+        assert mark.source == FeedSource("provider", ADDRESS)
         less = rows(("a", 2, {})).drop_columns(["database"])
         assert "customers" in refused(sink.merge, less, source="provider:main/customers").message
         assert "customers" in refused(sink.merge, batch, source="provider:main/customers").message
@@ -609,10 +482,10 @@ class TestMarked:
         self, sink: SinkHarness
     ) -> None:
         sink.merge(page(events(("a", 5, {"n": 1}), ("b", 6, {"n": 1}))))
-        token = token_of(FeedSource("provider", _ADDRESS), "second")
+        token = token_of(FeedSource("provider", ADDRESS), "second")
         later = page(events(("a", 1, {"n": 2}), incarnation="second"), token=token)
         assert "created again" in refused(sink.merge, later).message
-        plan = encode_partition_id("provider", _ADDRESS, "second", "snapshot:t")
+        plan = encode_partition_id("provider", ADDRESS, "second", "snapshot:t")
         scanned = events(
             ("c", 0, {"n": 3}), mark="snapshot:t:", backfilled=True, floor="000002~", incarnation="second"
         )
@@ -620,7 +493,7 @@ class TestMarked:
         sink.merge(page(scanned, BackfillDone(plan, "000002~"), token=token))
         mark = sink.target.found().mark
         assert mark is not None
-        assert mark.incarnation not in (None, _SOURCE.incarnation)
+        assert mark.incarnation not in (None, SOURCE.incarnation)
         assert documents(sink) == {"c": {"n": 3}}
         assert "created again" in refused(sink.merge, rows(("a", 9, {}))).message
 
@@ -650,8 +523,8 @@ class TestReplaced:
         assert sink.target.found(before.found).is_same(before.found)
         self._made_again(sink)
         fixes = [
-            Fix(key_of("a"), ("000001",), "000001", '{"n":1}', None, _NOW),
-            Fix(key_of("b"), (), "000001", '{"n":1}', None, _NOW),
+            Fix(key_of("a"), ("000001",), "000001", '{"n":1}', None, NOW),
+            Fix(key_of("b"), (), "000001", '{"n":1}', None, NOW),
         ]
         assert "another table" in refused(sink.target.fix, fixes, before).message
         assert "another table" in refused(sink.target.complete, before).message
@@ -662,7 +535,7 @@ class TestReplaced:
     def test_the_table_of_another_feed_is_not_written(self, sink: SinkHarness) -> None:
         sink.merge(rows(("a", 1, {"n": 1})))
         before = attrs.evolve(expected(sink), source=_OTHERS[0])
-        fixes = [Fix(key_of("a"), ("000001",), "000001", '{"n":2}', None, _NOW)]
+        fixes = [Fix(key_of("a"), ("000001",), "000001", '{"n":2}', None, NOW)]
         assert "is the table of" in refused(sink.target.fix, fixes, before).message
         assert documents(sink) == {"a": {"n": 1}}
 
@@ -695,8 +568,8 @@ class TestReplaced:
         sink.merge(rows(("b", 2, {"n": 2})))
         mark = sink.target.found().mark
         assert mark is not None
-        assert mark.source == _SOURCE
-        again = _from(attrs.evolve(_SOURCE, incarnation=incarnation_digest("second")), rows(("a", 3, {})))
+        assert mark.source == SOURCE
+        again = _from(attrs.evolve(SOURCE, incarnation=incarnation_digest("second")), rows(("a", 3, {})))
         assert "created again" in refused(sink.merge, again).message
         sink.merge(less, source="provider:main/orders")
         assert sink.target.found().mark == mark
@@ -710,7 +583,7 @@ def _history() -> list[tuple[pa.Table | ChangeFeedPage, dict[str, Any], dict[str
         return events(*changes, mark=f"snapshot:{name}:", backfilled=True, floor=floor)
 
     first, second = (
-        encode_partition_id("provider", _ADDRESS, "first", f"snapshot:{name}") for name in ("s", "t")
+        encode_partition_id("provider", ADDRESS, "first", f"snapshot:{name}") for name in ("s", "t")
     )
     low, high = "000010~", "000020~"
     wider = rows(("a", 2, {"n": 2})).append_column("total", pa.array([2.5]))
@@ -892,7 +765,7 @@ class TestFixed:
         sink.merge(page(events(("moved", 2, {"n": 2}), ("dead", 2, None))))
 
         def fix(name: str, seen: str | None, text: str | None) -> Fix:
-            return Fix(key_of(name), () if seen is None else (seen,), "000001~", text, None, _NOW)
+            return Fix(key_of(name), () if seen is None else (seen,), "000001~", text, None, NOW)
 
         one = "000001"
         fixes = [fix("seen", one, '{"n":"fixed"}'), fix("moved", one, "{}"), fix("gone", one, None)]
@@ -912,7 +785,7 @@ class TestFixed:
         def removal(name: str, beside: str | None, seen: str = "000009") -> Fix:
             place = None if beside is None else (key_of(name), beside)
             key = key_of(f"other {name}")
-            return Fix(key, (seen,), "", None, None, _NOW, removes=True, beside=place)
+            return Fix(key, (seen,), "", None, None, NOW, removes=True, beside=place)
 
         moved = [removal("b", "000001"), removal("c", "000003", seen="000008"), removal("e", "000001")]
         assert sink.target.fix([removal("a", "000001"), removal("d", None), *moved], expected(sink)) == 2
@@ -945,7 +818,7 @@ class Source:
         """Expire what was not read, and begin a snapshot, whose rows come mixed with later changes."""
         self.plans += 1
         name, floor = f"snapshot:s{self.plans}", f"{self.order:06d}~"
-        plan = encode_partition_id("provider", _ADDRESS, "first", name)
+        plan = encode_partition_id("provider", ADDRESS, "first", name)
         scanned = events(
             *((key, 0, document) for key, document in self.live.items()),
             mark=f"{name}:", backfilled=True, floor=floor,

@@ -3,7 +3,7 @@ import pytest
 from psycopg import sql
 
 from multiclouddb_conformance.postgres_server import PostgresServer
-from multiclouddb_conformance.targets import Death
+from multiclouddb_conformance.sink_harness import Death
 
 OTHERS = """
     SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity

@@ -5,7 +5,7 @@ import sys
 import psycopg
 
 from multiclouddb_api import Beginning, ChangeFeedRequest, FromContinuationToken, ResourceAddress, connect
-from multiclouddb_conformance.targets import rows
+from multiclouddb_conformance.sink_harness import rows
 from multiclouddb_postgres import PostgresCheckpointStore, merge_into_postgres
 
 ADDRESS = ResourceAddress("main", "orders")

@@ -11,7 +11,7 @@ import pytest
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
 from multiclouddb_conformance.postgres_server import PostgresServer
-from multiclouddb_conformance.targets import applied, drawn, key_of, rows
+from multiclouddb_conformance.sink_harness import applied, drawn, key_of, rows
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_postgres import merge_into_postgres

@@ -24,7 +24,7 @@ from multiclouddb_api import (
     SnapshotStarted,
     connect,
 )
-from multiclouddb_conformance.targets import bare, events, key_of, page, rows
+from multiclouddb_conformance.sink_harness import bare, events, key_of, page, rows
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_embedded.feed import EmbeddedFeed

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from multiclouddb_api import encode_json
-from multiclouddb_conformance.targets import key_of, rows
+from multiclouddb_conformance.sink_harness import key_of, rows
 from multiclouddb_postgres import PostgresTarget, merge_into_postgres
 from multiclouddb_verify.comparison import document_digests, text_digests
 from multiclouddb_verify.texts import as_jsonb

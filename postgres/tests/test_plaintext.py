@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from multiclouddb_conformance.postgres_server import PostgresServer
-from multiclouddb_conformance.targets import page, rows
+from multiclouddb_conformance.sink_harness import page, rows
 from multiclouddb_cosmos_emulator.tls import make_certificate, server_context
 from multiclouddb_postgres import PostgresCheckpointStore, PostgresTarget, merge_into_postgres
 

@@ -11,7 +11,7 @@ from multiclouddb_api import ErrorCategory, MulticloudDbError, ResourceAddress, 
 from multiclouddb_api.checkpoint import checkpoint_at
 from multiclouddb_cli.main import app
 from multiclouddb_conformance.frames import shown_by
-from multiclouddb_conformance.targets import rows
+from multiclouddb_conformance.sink_harness import rows
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_postgres import PostgresCheckpointStore, PostgresTarget, merge_into_postgres
 from multiclouddb_spi.table_mark import Expected, FeedSource, FoundTable

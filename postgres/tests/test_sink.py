@@ -31,7 +31,7 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_conformance.postgres_server import PostgresServer
-from multiclouddb_conformance.targets import bare, events, key_of, page, rows
+from multiclouddb_conformance.sink_harness import bare, events, key_of, page, rows
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_postgres import PostgresCheckpointStore, PostgresTarget, merge_into_postgres

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from deltalake.table import TableMerger
 
 from multiclouddb_conformance.simulation import Simulation, SimulationProvider
-from multiclouddb_conformance.targets import Death
+from multiclouddb_conformance.sink_harness import Death
 from multiclouddb_embedded import EmbeddedStore
 from pyspark_multiclouddb import connection
 from pyspark_multiclouddb.cluster import TableStorage

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from multiclouddb_api import Beginning, ChangeFeedRequest, ResourceAddress, connect
-from multiclouddb_conformance.targets import applied, drawn, rows
+from multiclouddb_conformance.sink_harness import applied, drawn, rows
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
 from pyspark_multiclouddb import DefaultSource, drop_tombstones, merge_into_delta, merge_into_table

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from multiclouddb_conformance.targets import documents, rows
+from multiclouddb_conformance.sink_harness import documents, rows
 from multiclouddb_conformance.waiting import wait_until
 from pyspark_multiclouddb import merge_into_table
 from pyspark_multiclouddb.cluster import TableStorage

@@ -36,7 +36,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.arrow import events_to_arrow
 from multiclouddb_cli.main import app
-from multiclouddb_conformance.targets import Death
+from multiclouddb_conformance.sink_harness import Death
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_spi import Planner
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE

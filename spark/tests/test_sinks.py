@@ -26,7 +26,7 @@ from multiclouddb_api import (
     ResourceAddress,
     SnapshotStarted,
 )
-from multiclouddb_conformance.targets import events, page
+from multiclouddb_conformance.sink_harness import events, page
 from multiclouddb_spi import encode_partition_id
 from multiclouddb_spi.sink_rules import PLACES, Scan
 from multiclouddb_spi.sink_table import SinkTable

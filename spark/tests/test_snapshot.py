@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from multiclouddb_api import MulticloudDbError
-from multiclouddb_conformance.targets import Death
+from multiclouddb_conformance.sink_harness import Death
 from pyspark_multiclouddb import drop_tombstones, merge_into_delta, micro_batches, stream
 from pyspark_multiclouddb.delta import DeltaStorage
 from pyspark_multiclouddb.errors import SourceError

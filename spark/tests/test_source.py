@@ -24,7 +24,7 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_api.arrow import events_to_arrow
-from multiclouddb_conformance.targets import events, page
+from multiclouddb_conformance.sink_harness import events, page
 from multiclouddb_conformance.waiting import wait_until
 from pyspark_multiclouddb import ProgressTable, error_from_query, local_session, pages_to_dataframe
 from pyspark_multiclouddb.columns import SPARK_SCHEMA

@@ -17,8 +17,8 @@ from multiclouddb_api import (
     SnapshotStarted,
 )
 from multiclouddb_api.arrow import events_to_arrow
+from multiclouddb_conformance.sink_harness import bare, documents, expected, key_of, page, rows, tombstones
 from multiclouddb_conformance.targets import *  # noqa: F403
-from multiclouddb_conformance.targets import bare, documents, expected, key_of, page, rows, tombstones
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.sink_rules import other_rows
 from multiclouddb_verify import Fix

@@ -11,7 +11,7 @@ from deltalake import DeltaTable, Field, TableFeatures
 from deltalake.schema import PrimitiveType
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError, ResourceAddress, SnapshotStarted
-from multiclouddb_conformance.targets import page, rows
+from multiclouddb_conformance.sink_harness import page, rows
 from multiclouddb_spi.sink_rules import TIME
 from multiclouddb_spi.table_mark import Expected, FeedSource
 from multiclouddb_verify import DeltaTarget
