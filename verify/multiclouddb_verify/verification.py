@@ -51,8 +51,8 @@ from multiclouddb_verify.report import Cost, Counts, Difference, Progress, Repor
 from multiclouddb_verify.rounds import Rounds
 from multiclouddb_verify.sides import Position, Sides, Transform, own_values
 from multiclouddb_verify.source import Respelt, Source, floor_of
-from multiclouddb_verify.state import FORMAT, State, after
-from multiclouddb_verify.state_folder import RESUME, default_folder
+from multiclouddb_verify.state import FORMAT, RESUME, State, after
+from multiclouddb_verify.state_folder import default_folder
 from multiclouddb_verify.target import SupportsRecord, Target
 
 __all__ = ["ComparisonSettings", "Verification", "VerifySettings", "checked", "verify"]
