@@ -126,15 +126,15 @@ class Standings:
         known = self._known
         proven, headrooms = dict[str, datetime](), dict[str, float]()
         others, count = list[_Stand](), 0
-        delay = feed.visible_after()
+        delay, end = feed.visible_after(), Stage.END
         for entry in entries:
             # The known children of an ended partition are in the lineage; nothing may be known of the others.
-            if not isinstance(entry, Entry) or (entry.stage is Stage.END and not entry.is_unnamed):
+            if not isinstance(entry, Entry) or (entry.stage is end and not entry.is_unnamed):
                 continue
             count += 1
-            name = entry.partition_id
+            name, said = entry.partition_id, entry.said
             stand, turn = known.get(name), answered.get(name)
-            if stand is None or turn is not None or not entry.said or stand.cursor is not entry.said[0]:
+            if stand is None or turn is not None or not said or stand.cursor is not said[0]:
                 stand = self._stand(feed, entry, turn, now, delay)
             if turn is not None and turn.headroom < math.inf:
                 headrooms[stand.public_id] = turn.headroom

@@ -151,14 +151,11 @@ class Consumer:
         """
         found, get = dict[str, float](), self.partitions.get
         for entry in entries:
-            part = get(entry.partition_id)
-            if (
-                part is not None
-                and part.not_before > now
-                and part.trouble is None
-                and (part.cursor is entry.said[0] or part.cursor == entry.said[0])
-            ):
-                found[entry.partition_id] = part.not_before
+            name = entry.partition_id
+            if (part := get(name)) is not None and part.not_before > now and part.trouble is None:
+                cursor = entry.said[0]
+                if part.cursor is cursor or part.cursor == cursor:
+                    found[name] = part.not_before
         return found
 
     def reader_of(

@@ -349,18 +349,7 @@ class Poll(Generic[T]):
 
     def _take(self, turn: Turn, part: ConsumedPartition, reader: PartitionReader, batch: Batch) -> None:
         scanning, count = self._scanning, len(batch.records)
-        # 4. The place of the first partition on the page is kept for it.
-        kept = self._head is not None and turn is not self._head and not turn.failed_last
-        places = self._result.limit - self._result.count - kept
-        if scanning is not None:
-            places = scanning.places(turn, places)
-        # 8. A page has at least one record; while the first partition has its turn, that one is its own.
-        left, each = self._result.most_bytes - self._result.nbytes, batch.nbytes / (count or 1)
-        fits = int(max(left, 0.0) // each) if each else places
-        if turn is self._head or not (self._result.count or self._head):
-            fits = max(1, fits)
-        is_cut = min(places, count - reader.taken) > fits
-        places = min(places, fits)
+        places, is_cut = self._places(turn, reader, batch, count) if count else (0, False)
         if reader.taken < count and not places and not turn.noticed:
             self._hold(turn, is_cut=is_cut)
             return
@@ -368,8 +357,11 @@ class Poll(Generic[T]):
         if turn.noticed:  # 6.
             return
         stop = min(count, reader.taken + places)
-        is_paced = self._consumer.not_before(turn.partition_id, part) > 0
-        if stop == count > 0 and reader.has_more(batch) and not is_paced:
+        if (
+            stop == count > 0
+            and reader.has_more(batch)
+            and not self._consumer.not_before(turn.partition_id, part)
+        ):
             self._fetches.prefetch(reader)
         if scanning is not None:
             scanning.takes(turn, stop - reader.taken)
@@ -381,6 +373,20 @@ class Poll(Generic[T]):
             self._used_up(turn, part, reader, batch)
         else:
             self._hold(turn, is_cut=is_cut)
+
+    def _places(self, turn: Turn, reader: PartitionReader, batch: Batch, count: int) -> tuple[int, bool]:
+        """Return how many more records may be returned, and whether the page has no bytes for more."""
+        # 4. The place of the first partition on the page is kept for it.
+        kept = self._head is not None and turn is not self._head and not turn.failed_last
+        places = self._result.limit - self._result.count - kept
+        if self._scanning is not None:
+            places = self._scanning.places(turn, places)
+        # 8. A page has at least one record; while the first partition has its turn, that one is its own.
+        left, each = self._result.most_bytes - self._result.nbytes, batch.nbytes / count
+        fits = int(max(left, 0.0) // each) if each else places
+        if turn is self._head or not (self._result.count or self._head):
+            fits = max(1, fits)
+        return min(places, fits), min(places, count - reader.taken) > fits
 
     def _hold(self, turn: Turn, *, is_cut: bool) -> None:
         """Leave the rest of an answer for the first partition's turn, or for a later page."""
