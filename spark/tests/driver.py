@@ -352,4 +352,39 @@ def show_pages(spark):
             show(f"page-{number}", answer.read().decode())
 
 
-{"delta": delta, "ended": ended, "queries": queries}[sys.argv[1]]()
+def sinks():
+    """Follow a collection with two queries, one for each kind of sink, until this program is killed.
+
+    If the file `last` exists, read what is left, and end.
+    """
+    from multiclouddb_postgres import merge_into_postgres
+
+    def to_delta(frame, batch_id):
+        merge_into_delta(frame, batch_id, folder / "table", "delta", checkpoint=folder / "delta")
+
+    def to_postgres(frame, batch_id):
+        checkpoint = folder / "postgres"
+        merge_into_postgres(frame, batch_id, given["dsn"], "items", "postgres", checkpoint=checkpoint)
+
+    spark, is_last = session(**TWO_TASKS), (folder / "last").exists()
+    stream = spark.readStream.format("multiclouddb").options(**given["options"]).load()
+
+    def start(name, merge):
+        writer = stream.writeStream.foreachBatch(merge).option("checkpointLocation", str(folder / name))
+        return (writer.trigger(availableNow=True) if is_last else writer).start()
+
+    running, tries = {each: start(*each) for each in (("delta", to_delta), ("postgres", to_postgres))}, TRIES
+    while running:
+        for each, query in list(running.items()):
+            try:
+                if query.awaitTermination(0.2):
+                    del running[each]
+            except StreamingQueryException as error:
+                tries -= 1
+                if not tries or "Python worker failed to connect back" not in str(error):
+                    raise
+                running[each] = start(*each)
+    spark.stop()
+
+
+{"delta": delta, "ended": ended, "queries": queries, "sinks": sinks}[sys.argv[1]]()

@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import Final
+from statistics import median
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -24,6 +27,10 @@ from benchmarks.dynamo import Scripted, scripted
 from benchmarks.new_process import report_of
 from benchmarks.row import Bench, Done, Sides, row
 from multiclouddb_api import ResourceAddress
+from multiclouddb_conformance.waiting import Beside
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _ROUND_TRIP: Final = 0.010
 _SHARDS: Final = 200
@@ -35,6 +42,8 @@ _CHANGES: Final = 4000
 _LIMIT: Final = 100_000
 _BATCH: Final = 1_000_000
 _LEAST: Final = 8
+_SPLIT: Final = 300
+_EACH_SECOND: Final = 20
 _WIDTH: Final = 32
 _CALLS: Final = ("GetRecords", "GetShardIterator", "DescribeStream")
 
@@ -374,6 +383,63 @@ def spark_plan_spanner(bench: Bench) -> Iterator[Sides]:
         server.delay(_ROUND_TRIP)
         fill = partial(server.fill, mine, changes), partial(server.fill, other, changes)
         yield _limited(options(mine), server.queries, pages, changes, *fill)
+
+
+@row(
+    "spark-lag",
+    title="Spark on DynamoDB, lag while shards split",
+    unit="s",
+    goal=10,
+    at_most=True,
+    pairs=1,
+    warm_up=False,
+    profiled=False,
+    about=(
+        "The figure is the median age of the oldest change of a micro-batch when `foreachBatch` is called, "
+        "within a minute. A stream with `maxRecordsPerTrigger=200` follows 300 open shards, of which one "
+        "splits each second, and 20 changes come in a second. The service rounds the time of a change "
+        "down to a second. "
+        f"{_LATE}"
+    ),
+    against="",
+)
+def spark_lag(bench: Bench) -> Iterator[Sides]:
+    """This row shows how far a stream is behind while its lineage changes all the time."""
+    from pyspark_multiclouddb import local_session
+
+    with ExitStack() as stack:
+        feed = _shards(bench, stack, _SPLIT)
+        # Spark's processes get the credentials, which `options` sets, from the process that starts the JVM.
+        options = feed.options(feed.ours, startingPosition="now", maxRecordsPerTrigger="200")
+        session = stack.enter_context(local_session("benchmarks"))
+        ages, dice = list[float](), random.Random(1)
+
+        def keep(batch: DataFrame, number: int) -> None:
+            del number
+            oldest = batch.agg({"timestamp": "min"}).collect()[0][0]
+            if oldest is not None:
+                ages.append(time.time() - oldest.timestamp())
+
+        writer = session.readStream.format("multiclouddb").options(**options).load().writeStream
+        query = writer.foreachBatch(keep).option("checkpointLocation", str(bench.folder / "place")).start()
+        query.processAllAvailable()
+
+        def change(number: int) -> float:
+            shards = feed.server.ask("open_shards", feed.ours.collection)
+            for shard in dice.sample(shards, min(_EACH_SECOND, len(shards))):
+                feed.server.ask("fill", shard, 1)
+            feed.server.ask("split", dice.choice(shards))
+            return 1.0
+
+        def ours() -> Done:
+            ages.clear()
+            with Beside(change):
+                time.sleep(bench.size(60, 5))
+            query.processAllAvailable()
+            return Done(len(ages), value=median(ages))
+
+        yield Sides(ours)
+        query.stop()
 
 
 def plan_all(options: dict[str, str], records: int) -> dict[str, float]:
