@@ -5,9 +5,12 @@ retries, in the order of the lineage. What is left in a reader, records or the w
 stays in the consumer for the next step. The numbers in the code mark where these rules are applied:
 
  1. A range ends where an answer ended. One answer with records is enough for a step, so a partition is not
-    read until it has proved that nothing follows.
+    read until it has proved that nothing follows. After a full answer it is asked again, round after round,
+    because more probably follows, and a step of Spark costs more than an answer: up to the limit, or without
+    one until the step has a certain number of records or bytes.
  2. With a limit, each partition gets an equal share. What is not used is divided among those that have used
-    theirs, round after round. A share is reserved while its answer is outstanding, so the limit is hard.
+    theirs, or whose answers were full. A share is reserved while its answer is outstanding, so the limit is
+    hard.
  3. An answer without records that does not say whether any follow is no end. A reader that an earlier step
     has left is asked once, because its walk goes on in the next step. A reader that is new, or was not used
     for long, is asked until it finds a record or the end: if it were lost again, its walk would never end.
@@ -54,6 +57,12 @@ from multiclouddb_spi.time_limits import Deadline
 _RECORDS: Final = 10_000
 _BYTES: Final = 8 * 1024 * 1024
 _AT_ONCE: Final = 256
+# Half of what the smallest full answer of a service has: DynamoDB sends at most 1,000 records and 1 MB.
+_FULL_RECORDS: Final = 500
+_FULL_BYTES: Final = 512 * 1024
+# What a step without a limit reads, except that it always reads the first answer of each partition.
+_STEP_RECORDS: Final = 100_000
+_STEP_BYTES: Final = 256 * 1024 * 1024
 # A reader that was not used for this long may have to begin its walk again, because what it holds of the
 # service has expired.
 _LIVE_SECONDS: Final = 60.0
@@ -116,6 +125,7 @@ class Heads:
         self._began = time.monotonic()
         self._found, self._starts = dict[str, Head](), dict[str, Cursor]()
         self._counted, self._reserved = dict[str, int](), dict[str, int]()
+        self._bytes = 0
         self._walking, self._hungry, self._unknown = set[str](), dict[str, None](), dict[str, None]()
         self._failed = dict[str, Exception]()
         self._lost = Counter[str]()
@@ -173,7 +183,7 @@ class Heads:
         if self._may_launch() or self._deadline.passed():
             return False  # no thread or no bytes are left for them in this step
         hungry, self._hungry = self._hungry, {}
-        if hungry and self._left:
+        if hungry and self._has_room():
             self._begin(hungry)
             return True
         if self._has_news:
@@ -188,6 +198,12 @@ class Heads:
         self._context.pause(max(0.0, min(soonest, self._deadline.at) - time.monotonic()))
         self._fetches.ask_paced()
         return True
+
+    def _has_room(self) -> bool:
+        """Return whether the step may read more than the first answer of each partition."""
+        if self._left is not None:
+            return self._left > 0
+        return sum(self._counted.values()) < _STEP_RECORDS and self._bytes < _STEP_BYTES
 
     def _may_launch(self) -> bool:
         return bool(self._turns.due) and self._left != 0 and not self._begins_again
@@ -326,7 +342,11 @@ class Heads:
             if stop == len(batch):
                 reader.used_up()
                 part.not_before = reader.asked_at + batch.poll_after if batch.poll_after else 0.0
-        self._keep(name, clipped, count)
+        nbytes = batch.nbytes * count // max(1, len(batch))
+        self._bytes += nbytes
+        self._keep(name, clipped, count, is_full=count >= _FULL_RECORDS or nbytes >= _FULL_BYTES)
+        if count:
+            self._walking.discard(name)  # 3.
         is_silent = not count and head.follows is Follows.NOT_KNOWN and not head.notices
         if is_silent and clipped is head:
             if name in self._walking:  # 3. At the front, so that it keeps its share of a small limit.
@@ -335,18 +355,17 @@ class Heads:
             else:
                 self._unknown[name] = None
 
-    def _keep(self, name: str, head: Head, count: int) -> None:
+    def _keep(self, name: str, head: Head, count: int, *, is_full: bool = False) -> None:
         """Keep a head, together with what this step has found of the partition before."""
-        earlier, is_full = self._found.get(name), count >= self._share
+        earlier = self._found.get(name)
         if self._left is not None:
             self._left -= count
+            is_full = is_full or count >= self._share
         self._counted[name] = self._counted.get(name, 0) + count
         self._reads.took(name, head.cursor)
         is_read = not isinstance(head.outcome, Continue) or head.follows is Follows.END
-        if self._left is not None and is_full and not is_read:
-            entry = Entry.read(name, head.cursor)
-            if within(self._feed, entry, self._target):
-                self._hungry[name] = None  # 2.
+        if is_full and not is_read and within(self._feed, Entry.read(name, head.cursor), self._target):
+            self._hungry[name] = None  # 1. and 2.
         if earlier is not None:
             known = earlier.records is not None and head.records is not None
             total = (earlier.records or 0) + (head.records or 0)

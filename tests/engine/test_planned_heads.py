@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
+from unittest.mock import patch
 
 import attrs
 import pytest
@@ -24,7 +25,7 @@ from multiclouddb_spi import Continue, Planner
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.fetching.fetcher import InlineExecutor, ReadContext
 from multiclouddb_spi.observing import Observing
-from multiclouddb_spi.planning import ranges
+from multiclouddb_spi.planning import heads, ranges
 
 from .reading import Through, write
 from .test_planner import Consumer, act
@@ -156,6 +157,8 @@ def live(seed, *, loses=False):
         limits["max_buffered_bytes"] = 1 << 20
     consumer = Reading(sim, executor, odd, on_expired=SkipToOldest() if loses else None, **limits)
     most, trimmed = dice.choice([None, 1, 2, 3, 50]), {}
+    full = patch.object(heads, "_FULL_RECORDS", dice.choice([1, 2, 500]))
+    full.start()
     for _ in range(dice.randrange(5, 30)):
         executor.release()
         match dice.choice([*ACTIONS, *(["trim"] if loses else [])]):
@@ -177,6 +180,7 @@ def live(seed, *, loses=False):
     else:
         consumer.check_all()
     consumer.close()
+    full.stop()
 
 
 def stepped(consumer, most):
@@ -308,6 +312,63 @@ def test_partitions_are_asked_at_once_but_no_more_than_the_client_may(width, mon
     assert len(consumer.step()) == 100
     assert max(most) == width
     consumer.close()
+
+
+class TestBacklog:
+    """Many more records are there than the service sends in one answer."""
+
+    @pytest.fixture
+    def sim(self):
+        return Simulation(2, behaviour=ServiceBehaviour(page_limit=10, heartbeats=False))
+
+    @pytest.fixture(autouse=True)
+    def _small(self, monkeypatch):
+        monkeypatch.setattr(heads, "_FULL_RECORDS", 5)
+        monkeypatch.setattr(heads, "_STEP_RECORDS", 60)
+
+    def sizes(self, sim, most=None, unsure=None, **records):
+        """Return how many records each step has, and how often the planner has asked each partition."""
+        asked, keys = Counter(), keys_of(2)
+
+        def through(fetch, *arguments):
+            asked[name := fetch.__self__._id] += 1
+            batch = fetch(*arguments)
+            return attrs.evolve(batch, caught_up=False) if name == unsure else batch
+
+        consumer = Reading(sim, through=through)
+        for name, number in [(name, n) for name, count in records.items() for n in range(count)]:
+            sim.write(keys[name], {"n": number})
+        steps = []
+        while sum(steps) < sum(records.values()):
+            steps.append(len(consumer.step(most)))
+        found, unsure = dict(asked), None
+        consumer.drain()
+        consumer.check_all()
+        consumer.close()
+        return steps, found
+
+    def test_of_one_partition_is_one_step(self, sim):
+        assert self.sizes(sim, p0=55) == ([55], {"p0": 6, "p1": 1})
+
+    def test_is_several_steps_if_it_is_large(self, sim):
+        assert self.sizes(sim, p0=50, p1=50)[0] == [60, 40]
+
+    def test_is_several_steps_if_its_records_are_large(self, sim, monkeypatch):
+        monkeypatch.setattr(heads, "_STEP_BYTES", 1)
+        assert self.sizes(sim, p0=50, p1=10)[0] == [20, 10, 10, 10, 10]
+
+    @pytest.mark.parametrize("most", [25, 26])
+    def test_fills_each_step_up_to_its_limit(self, sim, most):
+        assert self.sizes(sim, most, p0=55)[0] == [most, most, 55 - 2 * most]
+
+    @pytest.mark.parametrize("most", [None, 1000])
+    def test_few_records_are_read_with_one_request(self, sim, most):
+        assert self.sizes(sim, most, p0=4) == ([4], {"p0": 1, "p1": 1})
+
+    @pytest.mark.parametrize("most", [None, 1000])
+    def test_an_answer_without_records_ends_it(self, sim, most):
+        """A new reader is asked until it finds records, not until it has proved that nothing follows."""
+        assert self.sizes(sim, most, "p0", p0=10)[1]["p0"] == 2
 
 
 class TestWalk:
