@@ -169,7 +169,7 @@ $(OLDEST)/.ready: requirements-oldest.txt $(PROJECTS)
 		{ echo "make test-oldest needs the oldest supported Python; try make test-oldest OLDEST_PYTHON=/path/to/python3.11" >&2; exit 1; }
 	rm -rf $(OLDEST)
 	$(OLDEST_PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python -m pip --disable-pip-version-check install -q --require-hashes -r requirements-oldest.txt
+	$(OLDEST)/bin/python -m pip --disable-pip-version-check install -q --no-deps --require-hashes -r requirements-oldest.txt
 	$(OLDEST)/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation \
 		$(addprefix -e ,$(DISTRIBUTIONS) $(TOOLS))
 	@$(OLDEST)/bin/python -m pip --disable-pip-version-check check -q

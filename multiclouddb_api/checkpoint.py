@@ -17,7 +17,7 @@ import attrs
 import orjson
 from attrs import frozen
 
-from multiclouddb_api.config import SecretText
+from multiclouddb_api.config import SecretText, settled
 from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.redaction import shorten
 from multiclouddb_api.registry import sole_offer
@@ -491,9 +491,16 @@ def open_checkpoint_store(url: str) -> CheckpointStore:
 
 def local_path_of(url: str) -> str:
     """Return the path in a URL of a local store, which names no host and no options."""
-    parts = urlsplit(url)
-    if parts.netloc or parts.query or parts.fragment or len(parts.path) < 2:
-        form = f"write {parts.scheme}:///path with three slashes"
+    return settled(_local_path_of, SecretText(url))
+
+
+def _local_path_of(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # a [ in the place of a host
+        parts = None
+    if parts is None or parts.netloc or parts.query or parts.fragment or len(parts.path) < 2:
+        form = f"write {url.partition(':')[0]}:///path with three slashes"
         raise invalid_request("checkpoint_store", "must name a path on this machine, and nothing else", form)
     return unquote(parts.path)
 

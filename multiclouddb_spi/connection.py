@@ -90,6 +90,10 @@ def parse_location(
     found: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in options:
+            # A password that is not percent-encoded may contain the ? or the & before this text.
+            if "@" in parts.query:
+                problem = "has an unknown option and an @, so a part of it may be a password"
+                raise invalid_request(field, problem, f"{form}; {credentials}")
             raise invalid_request(field, f"has the unknown option {name!r}", suggestion(name, options))
         if name in found:
             raise _twice(name)

@@ -4,12 +4,13 @@ both.
 
 import copy
 import pickle
+import string
 import traceback
 
 import attrs
 import pytest
 
-from multiclouddb_api import ClientConfig, MulticloudDbError, connect
+from multiclouddb_api import ClientConfig, MulticloudDbError, connect, open_checkpoint_store
 from multiclouddb_api.config import SecretText
 from multiclouddb_conformance.frames import shown_by
 
@@ -113,3 +114,44 @@ class TestSecretText:
         ):
             assert made.connection == config.connection
             assert SECRET not in repr(made.connection)
+
+
+FORMS = (
+    "cosmos://me:{}@localhost:1/shop",
+    "dynamo://me:{}@localhost:1/shop",
+    "dynamo://eu-west-1?endpoint_url=http://me:{}@localhost:1/",
+    "embedded://me:{}@localhost/store.db",
+    "mongodb://me:{}@localhost:1/shop",
+    "mongodb+srv://me:{}@localhost/shop",
+    "spanner://me:{}@localhost:1/shop",
+    "spanner://p/i?emulator_host=me:{}@localhost:1",
+    "nosuch://me:{}@localhost:1/shop",
+)
+STORES = (
+    "azblob://me:{}@localhost:1/shop",
+    "dynamodb://me:{}@localhost:1/shop",
+    "dynamodb://table?region=eu-west-1&endpoint_url=http://me:{}@localhost:1",
+    "file://me:{}@localhost/shop",
+    "gs://me:{}@localhost/shop",
+    "s3://me:{}@localhost/shop",
+    "sqlite://me:{}@localhost/shop",
+)
+
+
+@pytest.mark.parametrize(
+    ("opened", "form"),
+    [*((connect, form) for form in FORMS), *((open_checkpoint_store, form) for form in STORES)],
+    ids=[*FORMS, *STORES],
+)
+def test_no_character_of_a_password_makes_it_another_part_of_the_url(opened, form):
+    for character in (*string.punctuation, " ", "\t", "\n", "é"):
+        for password in (f"hush{character}mumble", f"1{character}hush{character}mumble"):
+            shown = []
+            try:
+                made = opened(form.format(password))
+            except MulticloudDbError as error:
+                shown += shown_by(error, without=__file__)
+            else:
+                shown.append(repr(made))
+                getattr(made, "close", str)()
+            assert [text for text in shown if "hush" in text or "mumble" in text] == [], repr(character)

@@ -99,7 +99,8 @@ class AzureBlobCheckpointStore(SharedCheckpointStore):
         from azure.core.exceptions import ResourceNotFoundError
 
         try:
-            found = self._blob(key).download_blob()
+            # As it is stored: the library would decompress a content that says that it is compressed.
+            found = self._blob(key).download_blob(decompress=False)
             return found.read(MOST_BYTES + 1), str(found.properties.etag)
         except ResourceNotFoundError as error:
             if _code(error) != "BlobNotFound":

@@ -21,6 +21,7 @@ from multiclouddb_api.checkpoint import (
     encode_checkpoint,
     next_version,
 )
+from multiclouddb_api.config import SecretText, settled
 from multiclouddb_api.validators import check_type
 from multiclouddb_spi.connection import Location, check_plaintext, parse_location
 from multiclouddb_spi.errors import cause_of, to_error
@@ -135,6 +136,18 @@ class SharedCheckpointStore(ABC):
     """Whether every service with this scheme keeps the condition of a write, so that nobody has to try."""
 
     def __init__(self, url: str, client: Any = None) -> None:
+        # Credentials have no place in it, but a person may have put them there.
+        url = SecretText(url) if isinstance(url, str) else url
+        self._url = url
+        self._location, self._path = settled(self._parsed, url)
+        self._given = client
+        self._made: dict[int, Any] = {}
+        self._proved_in = 0
+        """The process in which the service was seen to keep conditions."""
+        self._check(self._location)
+
+    def _parsed(self, url: str) -> tuple[Location, str]:
+        """Return the parts of the URL, and its path without slashes at both ends."""
         location = parse_location(
             url,
             self.scheme,
@@ -154,12 +167,7 @@ class SharedCheckpointStore(ABC):
             raise invalid_request("checkpoint_store", "has an endpoint_url with an @", self.form)
         if endpoint.startswith("http:"):
             check_plaintext("endpoint_url", endpoint, location.options, place="checkpoint_store")
-        self._url, self._location, self._path = url, location, path
-        self._given = client
-        self._made: dict[int, Any] = {}
-        self._proved_in = 0
-        """The process in which the service was seen to keep conditions."""
-        self._check(location)
+        return location, path
 
     @property
     def place(self) -> str:

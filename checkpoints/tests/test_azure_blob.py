@@ -1,15 +1,19 @@
 """Tests that this store keeps the promises of every checkpoint store, also when its service fails."""
 
+import gzip
 import io
 import time
+import tracemalloc
 from uuid import uuid4
 
 import pytest
 import requests
 from azure.core.credentials import AccessToken
+from azure.storage.blob import ContentSettings
 from urllib3 import HTTPResponse
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError, open_checkpoint_store
+from multiclouddb_checkpoints import azure_blob as module
 from multiclouddb_conformance.checkpoint_stores import (  # noqa: F401
     TestCompareAndSet,
     TestCrash,
@@ -35,6 +39,35 @@ def test_a_lease_of_another_process_is_a_conflict(served):
         assert "lease break" in error.message
     lease.release()
     assert store.save("orders", "2", first.version).token == "2"
+
+
+def test_a_content_is_read_as_it_is_stored_and_up_to_the_bound(served, monkeypatch):
+    """A library would make megabytes of a blob of kilobytes that says that it is compressed."""
+    monkeypatch.setattr(module, "MOST_BYTES", 1 << 16)
+    store = opened(served, f"large-{uuid4().hex}")
+    saved = store.save("orders", "1", None)
+    assert store.load("orders") == saved
+    for content, encoding in ((gzip.compress(bytes(64 << 20)), "gzip"), (bytes(1 << 20), None), (b"", None)):
+        settings = ContentSettings(content_encoding=encoding)
+        azure_blob(store).upload_blob(content, overwrite=True, content_settings=settings)
+        with Peak() as peak:
+            assert store._read(store._key("orders"))[0] == content[: (1 << 16) + 1]
+        assert peak.nbytes < 32 << 20
+        assert refusal(store.load, "orders").category == ErrorCategory.INVALID_REQUEST
+
+
+class Peak:
+    """Measures how many bytes of Python's objects exist at once."""
+
+    nbytes = 0
+
+    def __enter__(self):
+        tracemalloc.start()
+        return self
+
+    def __exit__(self, *_):
+        _, self.nbytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
 
 
 class Identity:

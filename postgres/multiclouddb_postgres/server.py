@@ -276,13 +276,21 @@ def errors(place: str) -> Iterator[None]:
 
 def _quotes(error: psycopg.Error) -> bool:
     """Return whether the whole text of an error may quote a row or a value."""
-    return (error.sqlstate or "").startswith("22") or holds_data(error)
+    return (error.sqlstate or "").startswith("22") or _is_of_user(error) or holds_data(error)
+
+
+def _is_of_user(error: psycopg.Error) -> bool:
+    """Return whether a function of a user, such as a trigger, has written the text of an error."""
+    return error.diag.source_function == "exec_stmt_raise" or (error.sqlstate or "").startswith("P0")
 
 
 def said_by(error: psycopg.Error) -> str:
     """Return what the server or libpq says, on one line and without data."""
     # 1. The detail and the context of a server's error may quote a row; its primary message does not.
     # 2. A message about a value quotes the value; other messages only quote names.
+    # 3. A function of a user, such as a trigger, may say anything.
+    if _is_of_user(error):
+        return "a trigger or a function refuses it, and only the server's log has its text"
     text = one_line(error.diag.message_primary or ("" if error.sqlstate else str(error)))
     return _QUOTED.sub('"…"', text) if (error.sqlstate or "").startswith("22") else text
 

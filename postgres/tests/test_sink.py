@@ -371,6 +371,26 @@ def add_trigger(connection, table, name, event, body, when="BEFORE"):
     )
 
 
+@pytest.mark.parametrize("code", ["P0001", "23514", "45000", "40001", "08000"])
+def test_what_a_trigger_says_of_a_row_is_in_no_error(dsn, code):
+    """Its text may contain the row, whatever its code is."""
+    merged(dsn, ("a", 1, {}))
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        add_trigger(
+            connection, "orders", "fails", "INSERT OR UPDATE",
+            f"RAISE EXCEPTION 'bad row %', NEW USING ERRCODE = '{code}', HINT = NEW.new_item_state",
+        )  # fmt: skip
+    secret = "SECRET-7"
+    with pytest.raises(MulticloudDbError) as caught:
+        merged(dsn, (secret, 2, {"text": secret}))
+    error = caught.value
+    shown = repr(error) + repr(error.detail) + "".join(traceback.format_exception(error))
+    assert secret not in shown
+    assert "bad row" not in shown
+    assert error.detail.native_code == code
+    assert "only the server's log has its text" in error.message
+
+
 def add_function(connection):
     connection.execute(
         "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$"

@@ -148,7 +148,9 @@ def _checked(cls: type[SpannerConfig], config: ClientConfig) -> SpannerConfig:
     for name, (pattern, example) in _PATTERNS.items():
         value = options.get(name)
         if value is not None and not (isinstance(value, str) and pattern.fullmatch(value)):
-            raise invalid_request(f"connection.{name}", f"is {value!r}", f"write it like {example!r}")
+            # Before an @, a user and a password may stand.
+            problem = "has an @" if isinstance(value, str) and "@" in value else f"is {value!r}"
+            raise invalid_request(f"connection.{name}", problem, f"write it like {example!r}")
     if (host := options.get("emulator_host")) is not None:
         check_plaintext("emulator_host", host, options)
     options.pop("allow_plaintext", None)
