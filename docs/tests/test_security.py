@@ -25,11 +25,13 @@ SHORTENED = ("tests/test_values.py::test_every_field_that_is_a_token_is_shortene
 DATA = (
     "tests/test_vendor_texts.py::test_the_fields_with_data_are_cut",
     "tests/test_vendor_texts.py::test_no_form_of_an_error_shows_data",
+    "postgres/tests/test_sink.py::test_what_a_trigger_says_of_a_row_is_in_no_error",
 )
 PASSWORDS = (
     "postgres/tests/test_secrets.py::test_every_character_of_a_password",
     "postgres/tests/test_secrets.py::test_the_errors_of_a_server_that_refuses",
     "postgres/tests/test_secrets.py::test_verify_and_the_command_line",
+    "tests/test_secrets.py::test_no_character_of_a_password_makes_it_another_part_of_the_url",
     "providers/mongo/tests/test_config.py::test_no_message_cause_or_context_quotes_one",
     "providers/mongo/tests/test_specifications.py::test_a_password_in_a_command_is_in_no_error_and_no_log",
 )
@@ -141,6 +143,12 @@ SENTENCES = {
     "**Answers.** What a service": BOUNDS,
     "A larger one is `PROVIDER_ERROR`.": BOUNDS,
     "The messages that PyMongo reads": WARNING,
+    "But a checkpoint of more than": (
+        "checkpoints/tests/test_azure_blob.py::test_a_content_is_read_as_it_is_stored_and_up_to_the_bound",
+        "checkpoints/tests/test_gcs.py::test_a_content_is_read_as_it_is_stored_and_up_to_the_bound",
+        "checkpoints/tests/test_s3.py::test_an_object_is_read_up_to_the_bound_of_a_checkpoint",
+        "checkpoints/tests/test_dynamo.py::test_a_small_item_that_becomes_a_large_content_is_refused",
+    ),
     "**Pickles.** Values and errors": (
         "tests/test_values.py::test_is_frozen_comparable_and_picklable_and_shows_no_secret",
         "tests/test_errors.py::test_pickles_and_copies_with_its_detail_and_notes",
