@@ -136,9 +136,9 @@ class SharedCheckpointStore(ABC):
     """Whether every service with this scheme keeps the condition of a write, so that nobody has to try."""
 
     def __init__(self, url: str, client: Any = None) -> None:
+        check_type("url", url, str)
         # Credentials have no place in it, but a person may have put them there.
-        url = SecretText(url) if isinstance(url, str) else url
-        self._url = url
+        self._url = url = SecretText(url)
         self._location, self._path = settled(self._parsed, url)
         self._given = client
         self._made: dict[int, Any] = {}
