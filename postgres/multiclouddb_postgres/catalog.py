@@ -35,7 +35,9 @@ SELECT c.oid, CASE
             AND NOT g.tgisinternal
             AND (g.tgrelid = c.oid OR g.tgrelid IN (SELECT relid FROM pg_partition_tree(c.oid)))
         ) THEN 'has a deferred trigger, which may change rows after the sink has compared them'
-    END, a.attname, format_type(a.atttypid, a.atttypmod), l.collname, a.attnotnull,
+    END, a.attname, format_type(a.atttypid, a.atttypmod), CASE t.typtype WHEN 'e' THEN 'enum'
+        WHEN 'd' THEN format_type(t.typbasetype, t.typtypmod) ELSE format_type(a.atttypid, a.atttypmod)
+    END, l.collname, a.attnotnull,
     a.attgenerated <> '' OR a.attidentity = 'a', EXISTS (
         SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indimmediate
         AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum
@@ -47,7 +49,7 @@ SELECT c.oid, CASE
         AND (g.tgrelid = c.oid OR g.tgrelid IN (SELECT relid FROM pg_partition_tree(c.oid)))
     )
 FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-LEFT JOIN pg_collation l ON l.oid = a.attcollation
+JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_collation l ON l.oid = a.attcollation
 WHERE c.oid = to_regclass(%s) ORDER BY a.attnum
 """
 _LOCKABLE: Final = "SELECT 1 FROM pg_class WHERE oid = to_regclass(%s) AND relkind IN ('r', 'p')"
@@ -59,6 +61,7 @@ class Column:
 
     name: str
     type: str
+    held: str  # the type below a domain, and `enum` for one of those
     collation: str | None
     not_null: bool
     is_generated: bool  # the server refuses a value for it
@@ -125,8 +128,8 @@ def look(connection: Connection, table: sql.Identifier, *, holds: bool) -> Found
     if not rows:
         return None
     columns = {
-        name: Column(name, kind, collation, not_null, is_generated, is_unique)
-        for _, _, name, kind, collation, not_null, is_generated, is_unique, _, _ in rows
+        name: Column(name, kind, held, collation, not_null, is_generated, is_unique)
+        for _, _, name, kind, held, collation, not_null, is_generated, is_unique, _, _ in rows
     }
     return Found(rows[0][0], rows[0][1], columns, *rows[0][-2:])
 

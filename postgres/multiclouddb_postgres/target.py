@@ -24,12 +24,12 @@ from multiclouddb_postgres.long_keys import (
 from multiclouddb_postgres.server import Connection, check_dsn, repeated, secret_dsn, transaction, where
 from multiclouddb_postgres.sink import POSITION
 from multiclouddb_postgres.table import PostgresStorage, identifier
-from multiclouddb_postgres.values import arrow_type
 from multiclouddb_spi.sink_rules import DELETED_AT, DOCUMENT, STALE_SINCE
 from multiclouddb_spi.table_mark import Expected, FoundTable
 
 if TYPE_CHECKING:
     from multiclouddb_verify import Fix
+    from multiclouddb_verify.own_columns import ColumnType
     from multiclouddb_verify.target import Own
 
 _ROWS: Final = 8192
@@ -108,6 +108,8 @@ class PostgresTarget:
             keys: The keys to read; None for all rows.
             own: The table's own columns to read instead of `new_item_state`.
         """
+        from multiclouddb_postgres.held import column_type
+
         with transaction(self._dsn, self._where, reads=True) as connection:
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             # A role may have settings with which a number loses digits, and a time is no ISO text.
@@ -119,7 +121,7 @@ class PostgresTarget:
                 return
             known = storage.known().columns
             columns = [
-                sql.SQL("{}::text" if known[name].type in ("json", "jsonb") else "{}").format(
+                sql.SQL("{}::text" if known[name].held in ("json", "jsonb") else "{}").format(
                     sql.Identifier(name)
                 )
                 for name in (names if own else [DOCUMENT])
@@ -142,16 +144,17 @@ class PostgresTarget:
                 cursor.execute(query)
                 while found := cursor.fetchmany(_ROWS):
                     yield _batch(
-                        found, {name: arrow_type(known[name].type) for name in names} if own else None
+                        found, {name: column_type(known[name].held) for name in names} if own else None
                     )
 
-    def columns(self) -> Mapping[str, pa.DataType | None]:
+    def columns(self) -> Mapping[str, ColumnType]:
         """Return the columns that a document may be parsed into; see `Target.columns`."""
+        from multiclouddb_postgres.held import column_type
 
-        def read(connection: Connection) -> Mapping[str, pa.DataType | None]:
+        def read(connection: Connection) -> Mapping[str, ColumnType]:
             storage = self._opened(connection, own=True)
             known = storage.known().columns
-            return {name: arrow_type(known[name].type) for name in _own(storage) if name != DOCUMENT}
+            return {name: column_type(known[name].held) for name in _own(storage) if name != DOCUMENT}
 
         return repeated(self._dsn, self._where, read)
 
@@ -332,7 +335,7 @@ def _own(storage: PostgresStorage) -> list[str]:
     return [each.name for each in columns if each.name not in _OURS and not each.is_generated]
 
 
-def _batch(found: list[tuple[Any, ...]], own: Mapping[str, pa.DataType | None] | None) -> pa.RecordBatch:
+def _batch(found: list[tuple[Any, ...]], own: Mapping[str, ColumnType] | None) -> pa.RecordBatch:
     """Return the columns that `Target.rows` promises."""
     keys, orders, deleted, *rest = zip(*found, strict=True)
     states: Any = rest[0]

@@ -46,12 +46,6 @@ _TYPES: Final[Sequence[tuple[Any, str]]] = (
     (pa.types.is_large_binary, "bytea"),
 )
 _TOO_DEEP: Final = "54001"
-_MOST_DIGITS: Final = 38
-_ARROW: Final[Mapping[str, pa.DataType]] = {
-    "smallint": pa.int16(), "integer": pa.int32(), "bigint": pa.int64(), "real": pa.float32(),
-    "double precision": pa.float64(), "text": pa.string(), "date": pa.date32(), "bytea": pa.binary(),
-    INSTANT: pa.timestamp("us", "UTC"), "timestamp without time zone": pa.timestamp("us"),
-}  # fmt: skip
 
 
 def type_of(field: pa.Field, documents: Documents) -> str:
@@ -81,14 +75,6 @@ def type_of(field: pa.Field, documents: Documents) -> str:
         raise invalid_request(f"column {field.name}", problem, "cast it to microseconds")
     problem = f"is {field.type}, for which the sink has no type of PostgreSQL"
     raise invalid_request(f"column {field.name}", problem, "convert it to JSON text, or leave it out")
-
-
-def arrow_type(kind: str) -> pa.DataType | None:
-    """Return Arrow's type for values of a column, or None if it has none, or the sink does not make it."""
-    numbers = re.fullmatch(r"numeric\((\d+),(\d+)\)", kind)
-    if numbers and int(numbers[1]) <= _MOST_DIGITS:
-        return pa.decimal128(int(numbers[1]), int(numbers[2]))
-    return _ARROW.get(kind)
 
 
 def declared(name: str, kind: str, *, required: bool = True) -> sql.Composed:

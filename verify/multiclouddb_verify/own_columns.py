@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_UP, Context, Decimal
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import attrs
 import numpy as np
@@ -17,7 +17,11 @@ from multiclouddb_api.codec import canonical_json
 from multiclouddb_api.validators import suggestion, type_name
 from multiclouddb_spi.sink_rules import DELETED_AT, DOCUMENT, STALE_SINCE
 
-__all__ = ["SINKS", "OwnColumns", "as_stored"]
+__all__ = ["SINKS", "ColumnType", "OwnColumns", "as_stored"]
+
+ColumnType: TypeAlias = pa.DataType | Callable[[Any], Any] | None
+"""The type of a column: that of Arrow; for a type that Arrow does not have, a function that returns what the
+column holds of a value; None if its values cannot be compared."""
 
 SINKS: Final = ("key", "order_key", "timestamp", DOCUMENT, DELETED_AT, STALE_SINCE)
 """The columns that a sink writes itself; beside columns of the table's own, the document is not compared."""
@@ -32,15 +36,15 @@ class OwnColumns:
     """
 
     transform: Callable[[Mapping[str, Any]], Mapping[str, Any]]
-    types: Mapping[str, pa.DataType | None]
-    """The type of each column that `transform` fills; None for a type that Arrow does not have."""
+    types: Mapping[str, ColumnType]
+    """The type of each column that `transform` fills."""
 
     @classmethod
     def of(
         cls,
         transform: Callable[[Mapping[str, Any]], Mapping[str, Any]],
         table: str,
-        known: Mapping[str, pa.DataType | None],
+        known: Mapping[str, ColumnType],
         documents: Iterable[Mapping[str, Any]],
     ) -> OwnColumns:
         """Find out which columns the function fills, from a few documents; without any, all are.
@@ -69,11 +73,17 @@ class OwnColumns:
                     f"returns the column {name}, which {table} does not have",
                     f"correct the name: {suggestion(name, known)}",
                 )
+            if known[name] is None:
+                raise invalid_request(
+                    "transform",
+                    f"returns the column {name} of {table}, whose type has values that verify cannot compare",
+                    "leave the column out, or change its type, for example to text",
+                )
         if given and not names:
             raise invalid_request(
                 "transform", "returns no columns", f"return values of {table}: {', '.join(known)}"
             )
-        return cls(transform, {name: known[name] for name in (names or known)})
+        return cls(transform, {name: known[name] for name in names or known if known[name] is not None})
 
     def __call__(self, document: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the value of each column, as the table holds it; null for no document, or no value."""
@@ -96,7 +106,7 @@ def _check_given(values: object) -> None:
         )
 
 
-def as_stored(value: Any, kind: pa.DataType | None) -> Any:
+def as_stored(value: Any, kind: ColumnType) -> Any:
     """Return a value as a column of a type holds it; a value that does not fit is returned as it is.
 
     Two values of which this returns the same are equal in the table, because its type cannot tell them apart.
@@ -104,8 +114,10 @@ def as_stored(value: Any, kind: pa.DataType | None) -> Any:
     if value is None or kind is None:
         return value
     try:
-        return _as_stored(value, kind)
-    except (MulticloudDbError, pa.ArrowException, ArithmeticError, TypeError, ValueError):
+        return _as_stored(value, kind) if isinstance(kind, pa.DataType) else kind(value)
+    except (
+        MulticloudDbError, pa.ArrowException, ArithmeticError, RecursionError, TypeError, ValueError,
+    ):  # fmt: skip
         return value
 
 

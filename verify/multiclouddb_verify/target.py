@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from datetime import date, datetime
+from datetime import date, datetime, time
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 import pyarrow as pa
 
 from multiclouddb_spi.table_mark import Expected, FoundTable
+from multiclouddb_verify.own_columns import ColumnType
 
 __all__ = [
     "Fix",
@@ -63,8 +64,8 @@ class Target(Protocol):
         """The name of the table in messages and reports, without secrets."""
         ...
 
-    def columns(self) -> Mapping[str, pa.DataType | None]:
-        """Return the type of each column that `transform` may fill; None for a type that Arrow does not have.
+    def columns(self) -> Mapping[str, ColumnType]:
+        """Return the type of each column that `transform` may fill; see `ColumnType`.
 
         The columns that the sink writes itself are left out, `new_item_state` too.
         """
@@ -216,7 +217,7 @@ def _comparable(value: Any) -> Any:
     match value:
         case datetime() if value.utcoffset() is not None:
             return value
-        case date():
+        case date() | time():
             return value.isoformat()
         case list() | tuple():
             return [_comparable(each) for each in value]
