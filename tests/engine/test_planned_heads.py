@@ -280,6 +280,38 @@ class TestOneThatDoesNotAnswer:
         self.broken = False
         assert consumer.step() == [written[1]]
 
+    def test_does_not_stop_a_quiet_feed_whose_positions_move(self, sim, caplog):
+        """But nobody says that it has been read to its end, and a run that needs its end has its error."""
+        sim.behaviour = ServiceBehaviour(heartbeats=True)
+        consumer = self.consumer(sim, ServerError("503"))
+        sim.write(keys_of(3)["p1"], {"n": 1})
+        step = consumer.planner.advance(consumer.at, None, consumer.deadline, allow_empty=True)
+        assert (step.empty, set(step.left), step.is_end) == (True, {"p1"}, False)
+        assert step.after.cursor("p1") == step.before.cursor("p1")
+        assert "p1 is not in this step" in caplog.text
+        with pytest.raises(ServerError):
+            consumer.planner.target(consumer.at, consumer.deadline)
+        self.broken = False
+        consumer.drain()
+        consumer.check_all()
+        consumer.close()
+
+    def test_is_not_waited_for_while_others_move(self, sim, caplog):
+        sim.behaviour, released = ServiceBehaviour(heartbeats=True), threading.Event()
+
+        def through(fetch, *arguments):
+            assert fetch.__self__._id != "p1" or released.wait(20)
+            return fetch(*arguments)
+
+        consumer = Reading(sim, ThreadPoolExecutor(8), through)
+        for _ in range(2):
+            sim.write(keys_of(3)["p1"], {"n": 1})
+            step = consumer.planner.advance(consumer.at, None, consumer.deadline, allow_empty=True)
+            assert (step.empty, "p1" in step.left, step.is_end) == (True, True, False)
+        released.set()
+        consumer.drain()
+        consumer.close()
+
     def test_for_ever_is_an_error_at_once(self, sim):
         consumer = self.consumer(sim, CorruptError("broken"))
         for key in keys_of(3).values():
