@@ -80,6 +80,11 @@ class Arrival:
     `received` is the number of bytes that have arrived of the longest answer in this call.
     """
 
+    __slots__ = (
+        "_answer", "_before", "_cancelled", "_closed", "_count", "_end", "_over", "_silence", "_silent_at",
+        "_wait", "_window_end", "received",
+    )  # fmt: skip
+
     def __init__(self, closed: threading.Event | None = None) -> None:
         self._closed, self._cancelled = closed, False
         self._wait, self._silence = 0.0, SILENT_SECONDS

@@ -112,6 +112,10 @@ class Lineage:
         root: As passed.
     """
 
+    __slots__ = (
+        "_ends", "_entries", "_plan_id", "_segments", "_waiting_for", "audited", "root", "rules",
+    )  # fmt: skip
+
     def __init__(
         self,
         entries: Iterable[AnyEntry],

@@ -85,6 +85,8 @@ class Standings:
     Several threads may use one object. If the memory is lost, no moment is wrong, but it may be earlier.
     """
 
+    __slots__ = ("_known",)
+
     def __init__(self) -> None:
         self._known: dict[str, _Stand] = {}
 

@@ -157,9 +157,7 @@ class Fetcher:
     ) -> Batch:
         live.retries, live.trouble = 0, None
         # Whoever cancels the reader later cancels the arrival too; who did so before is noticed by `once`.
-        arrival = live.arrival
-        if arrival is None:
-            arrival = live.arrival = Arrival(self._closed)
+        arrival = live.arrival = Arrival(self._closed)
 
         def is_given_up() -> bool:
             return live.cancelled or self._closed.is_set()
@@ -191,8 +189,11 @@ class Fetcher:
             address, where = live.feed.spec.address, live.feed.public_id(live.partition_id)
             self._observing.retry(address, where, attempt, seconds, self.fault(error).message)
 
-        with arrival:
-            batch = self._tries(on_retry, limits=False).call(once, deadline)
+        try:
+            with arrival:
+                batch = self._tries(on_retry, limits=False).call(once, deadline)
+        finally:
+            live.arrival = None
         if len(batch):
             live.size.arrived()
         live.trouble = None  # the traceback of the ended fetch would keep the batch in memory

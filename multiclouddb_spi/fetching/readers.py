@@ -60,7 +60,7 @@ class PartitionReader:
     retries: int = 0  # of the last fetch
     trouble: Exception | None = None  # why the running fetch was retried
     waiting: bool = False  # the running fetch waits for new records, because there were none
-    arrival: Arrival | None = None  # the limits on the answers of its fetches, once the first has begun
+    arrival: Arrival | None = None  # the limits on the answer of the running fetch, once it has begun
     cancelled: bool = False  # no call needs the result of the running fetch any longer
     size: AnswerSize = attrs.field(factory=AnswerSize)  # how much its fetches request
     _held_ask: int = 0
@@ -142,8 +142,8 @@ class PartitionReader:
         It may be called again after it was interrupted.
         """
         future, self.cancelled = self.future, True
-        if self.arrival is not None:
-            self.arrival.cancel()
+        if (arrival := self.arrival) is not None:
+            arrival.cancel()
         self.used_up()
         if future is None or future.done():
             self._ended()
