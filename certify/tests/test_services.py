@@ -17,10 +17,12 @@ from google.cloud import spanner as spanner_client
 
 from benchmarks.servers import server_module
 from multiclouddb_certify import Granted, Place, Run
+from multiclouddb_certify import run as certify_run
 from multiclouddb_certify.certification import load_certification
 from multiclouddb_certify.cosmos import CosmosCertification, native_account
 from multiclouddb_certify.dynamo import simulated
 from multiclouddb_certify.mongo import MongoCertification
+from multiclouddb_certify.run import plan
 from multiclouddb_certify.wire import Answer, Call, Meter
 from multiclouddb_cosmos.config import CosmosConfig
 from multiclouddb_cosmos_emulator import CosmosEmulator
@@ -81,6 +83,32 @@ def test_cosmos_db(cosmos, run):
         assert 1 <= hours <= most
         assert counted["usd"] == pytest.approx(0.032 * hours)
     assert cosmos.key not in report_of("report")
+
+
+def unmeasured(url):
+    """Return the tests of a plan whose units and seconds nobody has measured."""
+    with plan(url, 1.0) as planned:
+        provider, tests = planned.certification.provider_id, planned.tests
+        assert len(tests) > 100
+        known = json.loads((Path(certify_run.__file__).parent / "estimates" / f"{provider}.json").read_text())
+        missing = [name for name in tests if name not in known]
+        assert planned.unmeasured == len(missing)
+    return missing
+
+
+# To measure them, run certify on the local server with --only, and python -m multiclouddb_certify.measure.
+class TestEstimates:
+    def test_cosmos_db(self, cosmos):
+        assert unmeasured(f"cosmos://{cosmos.endpoint.split('/')[2]}?tls=false") == []
+
+    def test_dynamodb(self, dynamo):
+        assert unmeasured(dynamo.url) == []
+
+    def test_mongodb(self, mongod):
+        assert unmeasured(mongod.uri()) == []
+
+    def test_spanner(self, spanner):
+        assert unmeasured(f"spanner://tests/tests?emulator_host={spanner.host}") == []
 
 
 def test_at_the_bound_a_run_on_cosmos_db_stops_within_ten_requests_and_cleans_up(cosmos, run, monkeypatch):
