@@ -163,8 +163,9 @@ class Engine:
         except Exception:
             with user_errors(self._provider, "read_changes"):
                 raise
-        except BaseException:
+        except BaseException as error:
             # An interrupt may have come at any point, so nothing that the call has used is trusted.
+            self._fetcher.interrupted(error)
             self._consumers.discard_of(call)
             if consumer is not None:
                 self._consumers.remove(consumer)

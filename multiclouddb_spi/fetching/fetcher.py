@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from attrs import frozen
 
 from multiclouddb_api import ClientConfig, ErrorCategory
-from multiclouddb_api.pacing import answered, check_stopped, still_waiting
+from multiclouddb_api.pacing import Stopped, answered, check_stopped, still_waiting
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.errors import fault_of
@@ -59,14 +59,14 @@ class Fetcher:
     def __init__(
         self,
         provider: Provider,
-        executor: Executor,
+        make_pool: Callable[[], Executor],
         observing: Observing,
         closed: threading.Event,
         attempts: int = ATTEMPTS,
         pause: Callable[[float], object] | None = None,
     ) -> None:
         self._provider = provider
-        self._executor = executor
+        self._make_pool, self._pool = make_pool, make_pool()
         self._observing = observing
         self._closed = closed
         self._attempts = attempts
@@ -96,6 +96,13 @@ class Fetcher:
 
     def call(self, operation: Callable[[], T], deadline: Deadline) -> T:
         """Run a control call with retries; stop waiting for its answer at the deadline."""
+        try:
+            return self._called(operation, deadline)
+        except BaseException as error:
+            self.interrupted(error)
+            raise
+
+    def _called(self, operation: Callable[[], T], deadline: Deadline) -> T:
         failures: list[Exception] = []
         tries = self._tries(lambda _attempt, _seconds, error: failures.append(error))
         future: Future[T] = self._submit(self._bounded, tries, operation, deadline)
@@ -122,7 +129,7 @@ class Fetcher:
         The work sends its own requests with their retries, so it must not call this object. If it fails for
         an item, no more of it is started, and the error is raised when what runs has ended.
         """
-        futures = [self._executor.submit(work, item) for item in items]
+        futures = [self._submit(work, item) for item in items]
         try:
             return [future.result() for future in futures]
         finally:
@@ -132,21 +139,36 @@ class Fetcher:
 
     def shut_down(self) -> None:
         """Accept no more work; does not wait for what is running."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def interrupted(self, error: BaseException) -> None:
+        """Use other threads from now on, because an interrupt may have left a lock of the pool held.
+
+        The old threads do what was submitted, and end; one that needs the lock waits for ever. The iterator
+        ends a read between two steps, which holds no lock.
+        """
+        if isinstance(error, Exception | Stopped):
+            return
+        old, self._pool = self._pool, self._make_pool()
+        if old is not self._pool:
+            old.shutdown(wait=False)
 
     def rest(self) -> None:
         """Pause briefly before the caller repeats its request."""
         self._pause(_REST_SECONDS)
 
     def _submit(self, operation: Callable[..., T], *args: object) -> Future[T]:
-        try:
-            return self._executor.submit(operation, *args)
-        except RuntimeError as error:
-            # The pool accepts no more work because the client is closed or the process ends. If the system
-            # cannot start a thread, the error has the same class.
-            if self._closed.is_set() or "shutdown" in str(error):
-                raise closed_fault() from error
-            raise
+        while True:
+            pool = self._pool
+            try:
+                return pool.submit(operation, *args)
+            except RuntimeError as error:
+                # The pool accepts no more work because the client is closed or the process ends, or because
+                # it was replaced. If the system cannot start a thread, the error has the same class.
+                if self._closed.is_set() or (pool is self._pool and "shutdown" in str(error)):
+                    raise closed_fault() from error
+                if pool is self._pool:
+                    raise
 
     def _bounded(self, tries: Tries, operation: Callable[[], T], deadline: Deadline) -> T:
         with Arrival(self._closed):
@@ -234,9 +256,12 @@ class ReadContext:
         pause: Callable[[float], object] | None = None,
     ) -> ReadContext:
         """Make the objects of one client or of one connection of Spark."""
+
         # The pool has twice the width, so that the long polls of one call do not prevent another call from
         # reading.
-        pool = executor or ThreadPoolExecutor(2 * config.max_concurrency, "multiclouddb")
+        def pool() -> Executor:
+            return executor or ThreadPoolExecutor(2 * config.max_concurrency, "multiclouddb")
+
         closed, budget = threading.Event(), Budget(config.max_buffered_bytes)
         return cls(
             Fetcher(provider, pool, observing, closed, attempts, pause),

@@ -401,7 +401,8 @@ class Planner:
         except Exception:
             consumers.put(consumer, _KEY)  # what is kept holds for its positions
             raise
-        except BaseException:  # an interrupt may have come at any point
+        except BaseException as error:  # an interrupt may have come at any point
+            self._context.fetcher.interrupted(error)
             consumers.remove(consumer)
             consumer.discard()
             raise

@@ -1,5 +1,8 @@
 """Tests that an interrupt (Ctrl-C) at any line of a call reaches the caller, and that nothing leaks."""
 
+import sys
+import threading
+
 import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory
@@ -46,3 +49,35 @@ def test_at_any_line_of_a_call_it_leaks_no_reader_and_no_byte(make_bench, ids, f
             assert left == (0, 0), f"after line {line}"
         line += 1
     assert line > 150
+
+
+@pytest.mark.parametrize("calls", ["read_changes", "list_physical_partitions"])
+def test_within_the_thread_pool_it_does_not_block_the_next_call(threaded, ids, calls):
+    """The pool's semaphore was locked when the interrupt came, and nobody unlocks it."""
+    bench = threaded(2)
+    call = (lambda: bench.page(Beginning())) if calls == "read_changes" else bench.partitions
+    bench.fill(6)
+    held = []
+
+    def trace(frame, event, argument):
+        enters = threading.Condition.__enter__.__code__, threading.Semaphore.acquire.__code__
+        if (frame.f_code, frame.f_back and frame.f_back.f_code) != enters:
+            return None
+        if event == "return":
+            held.append(frame.f_locals["self"])
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    finally:
+        sys.settrace(None)
+    found = []
+    other = threading.Thread(target=lambda: found.extend(ids(bench.page(Beginning()))), daemon=True)
+    other.start()
+    other.join(20)
+    for condition in held:
+        condition.release()  # so that the old threads end
+    assert sorted(found) == sorted(bench.written())

@@ -141,7 +141,7 @@ class TestTries:
 
 def test_a_control_call_renews_in_its_own_thread(bench, renewing):
     provider = renewing()
-    fetcher = Fetcher(provider, InlineExecutor(), Observing(None), threading.Event())
+    fetcher = Fetcher(provider, InlineExecutor, Observing(None), threading.Event())
 
     failures = [AGED]
 

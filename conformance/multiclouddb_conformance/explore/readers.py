@@ -502,7 +502,7 @@ def audit_of(step: str) -> float:
 def _context(provider: Provider, audit: float) -> ReadContext:
     """Return what the calls of a client share that reads one partition after the other."""
     budget, observing, closed = Budget(_ALL * _BYTES), Observing(None), threading.Event()
-    fetcher = Fetcher(provider, InlineExecutor(), observing, closed, pause=lambda _: None)
+    fetcher = Fetcher(provider, InlineExecutor, observing, closed, pause=lambda _: None)
     return ReadContext(
         fetcher, Consumers(budget, _ALL), budget, observing, closed,
         width=1, page_records=_ALL, watch_seconds=600.0, audit_seconds=audit,
