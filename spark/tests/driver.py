@@ -243,6 +243,13 @@ class Life:
         self.query.awaitTermination()
         return caught_up(self.query)
 
+    def follow(self):
+        checkpoint = str(self.folder / "checkpoint")
+        writer = self.stream.writeStream.foreachBatch(self.sink).option("checkpointLocation", checkpoint)
+        query = writer.start()
+        query.processAllAvailable()
+        query.stop()
+
     def run_all(self):
         runs = 1
         while not (self.run() and len(rows_in(self.folder)) >= given["events"]):
@@ -387,4 +394,18 @@ def sinks():
     spark.stop()
 
 
-{"delta": delta, "ended": ended, "queries": queries, "sinks": sinks}[sys.argv[1]]()
+def backlogs():
+    """Read backlogs, with queries that end by themselves or not, while Spark writes its event log."""
+    (folder / "events").mkdir()
+    writes = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": str(folder / "events")}
+    spark = session(**TWO_TASKS, **writes, **{"spark.log.level": "WARN"})
+    facts = {"version": spark.version, "runs": {}}
+    for name, options in given["queries"].items():
+        life = Life(spark, name, options)
+        facts["runs"][name] = life.run_all() if given["ends"] else life.follow()
+    (folder / "facts").write_text(json.dumps(facts))
+    spark.stop()
+
+
+parts = {"backlogs": backlogs, "delta": delta, "ended": ended, "queries": queries, "sinks": sinks}
+parts[sys.argv[1]]()
