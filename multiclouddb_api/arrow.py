@@ -6,7 +6,8 @@ Columns whose types may differ between databases contain text: `key` and the ite
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any, Final
 
 import pyarrow as pa
@@ -32,6 +33,27 @@ EVENT_SCHEMA: Final = pa.schema(
 )
 """The columns of every batch, in this order; all columns are nullable."""
 
+_TYPES: Final = tuple(field.type for field in EVENT_SCHEMA)
+
+
+def batch_of(count: int, columns: Iterable[Iterable[Any] | pa.Array]) -> pa.RecordBatch:
+    """Build a batch of `EVENT_SCHEMA` from columns: one column for each field, in the order of the fields.
+
+    A column is an Arrow array of the field's type, one value for each row, or `itertools.repeat` for one
+    value that all rows share.
+    """
+    arrays = [_array(count, column, kind) for column, kind in zip(columns, _TYPES, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=EVENT_SCHEMA)
+
+
+def _array(count: int, column: Iterable[Any] | pa.Array, kind: pa.DataType) -> pa.Array:
+    if isinstance(column, pa.Array):
+        return column
+    if not isinstance(column, repeat):
+        return pa.array(column, kind)
+    value = next(column)
+    return pa.nulls(count, kind) if value is None else pa.repeat(pa.scalar(value, kind), count)
+
 
 def _json(value: Any) -> str | None:
     return None if value is None else encode_json(value).decode("utf-8")
@@ -39,7 +61,7 @@ def _json(value: Any) -> str | None:
 
 def events_to_arrow(events: Sequence[ChangeEvent]) -> pa.RecordBatch:
     """Build an Arrow batch from events, for a provider that has no columnar code."""
-    columns: list[list[Any]] = [
+    columns = [
         [event.event_id for event in events],
         [event.type.value for event in events],
         [_json(event.key.components) for event in events],
@@ -53,5 +75,4 @@ def events_to_arrow(events: Sequence[ChangeEvent]) -> pa.RecordBatch:
         [event.address.collection for event in events],
         [event.partition_id for event in events],
     ]
-    arrays = [pa.array(column, type=field.type) for column, field in zip(columns, EVENT_SCHEMA, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=EVENT_SCHEMA)
+    return batch_of(len(events), columns)

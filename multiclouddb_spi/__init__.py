@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Segment,
         collector_paused,
     )
+    from multiclouddb_spi.columns import DAMAGED, Column, ColumnMapper, Columns, View, reason_of
     from multiclouddb_spi.contract import (
         Feed,
         FeedIdentity,
@@ -72,6 +73,7 @@ _HOMES: Final = {
     "batch": (
         "Awaiting Batch Child Continue Drained Ended Mapper Outcome Reached Scanned Segment collector_paused"
     ),
+    "columns": "DAMAGED Column ColumnMapper Columns View reason_of",
     "contract": (
         "Feed FeedIdentity FeedSpec FeedStart Partition PartitionState Position Provider Reader Seed Survey"
     ),
@@ -96,9 +98,13 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = on_first_use(__name__, _HOMES)
 
 __all__ = [
+    "DAMAGED",
     "Awaiting",
     "Batch",
     "Child",
+    "Column",
+    "ColumnMapper",
+    "Columns",
     "Continue",
     "Cursor",
     "Deadline",
@@ -144,6 +150,7 @@ __all__ = [
     "SupportsSnapshot",
     "Survey",
     "Target",
+    "View",
     "cancelled",
     "collector_paused",
     "decode_partition_id",
@@ -153,6 +160,7 @@ __all__ = [
     "plan_id_of",
     "ranges_between",
     "read_range",
+    "reason_of",
     "segment_id_of",
     "snapshot_event_id",
     "snapshot_event_ids",

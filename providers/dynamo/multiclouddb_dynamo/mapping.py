@@ -2,46 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
 import orjson
 from attrs import frozen
 
-from multiclouddb_api import ChangeEvent, ChangeType, ResourceAddress
-from multiclouddb_api.event import trusted_events
+from multiclouddb_api import ChangeType
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_dynamo.position import MOST_SECONDS, After, cursor_of, is_seq
 from multiclouddb_dynamo.values import decode_map, json_key, json_map, key_value
-from multiclouddb_spi import Cursor, Mapper, RecordFault
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from multiclouddb_spi import ColumnMapper, Columns, Cursor, RecordFault, reason_of
+from multiclouddb_spi import View as CommonView
 
 Record: TypeAlias = Mapping[str, Any]
-_Mapped = TypeVar("_Mapped")
 
 _TYPES: Final = {"INSERT": ChangeType.CREATE, "MODIFY": ChangeType.UPDATE, "REMOVE": ChangeType.DELETE}
-_TYPE_TEXTS: Final = {name: kind.value for name, kind in _TYPES.items()}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LENGTHS: Final = tuple(f"{length:02}" for length in range(100))
-# The exceptions that the code below raises for a damaged record.
-DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
 
 
 @frozen
-class View:
-    """The properties that all events of one shard share."""
+class View(CommonView):
+    """What all events of one shard share."""
 
-    address: ResourceAddress
-    partition_id: str
     shard_id: str
     key_names: tuple[str, ...]
-    with_new: bool = True
-    with_old: bool = False
-    native: bool = False
     replicated: bool = False  # true if the table has replicas in other regions
 
 
@@ -74,28 +62,6 @@ def order_key(seq: str) -> str:
     """Return a text that sorts like the number: the number of its digits, followed by the digits."""
     digits = seq.lstrip("0")
     return _LENGTHS[len(digits)] + digits
-
-
-def _events(records: Sequence[Record], view: View, known: int | None) -> list[ChangeEvent]:
-    # The events are built from columns. Each event takes one call, and data that was not requested takes
-    # none.
-    datas = [record["dynamodb"] for record in records]
-    types = [_TYPES[record["eventName"]] for record in records]
-    columns: list[Iterable[Any]] = [
-        _event_ids(records, datas, view),
-        trusted_keys(_keys(datas, view.key_names)),
-        types,
-        _times(datas, known),
-        _items(datas, "NewImage", decode_map) if view.with_new else repeat(None),
-        _items(datas, "OldImage", decode_map) if view.with_old else repeat(None),
-        [order_key(data["SequenceNumber"]) for data in datas],
-        _expiries(records, types, view),
-        repeat(False),
-        repeat(view.address),
-        repeat(view.partition_id),
-        records if view.native else repeat(None),
-    ]
-    return trusted_events(len(records), columns)
 
 
 def _event_ids(records: Sequence[Record], datas: Sequence[Record], view: View) -> list[str]:
@@ -156,23 +122,6 @@ def _by_service(identity: Any) -> bool:
     return fields.get("principalid") == "dynamodb.amazonaws.com" and fields.get("type") == "Service"
 
 
-def _arrow(records: Sequence[Record], view: View, known: int | None) -> pa.RecordBatch:
-    datas = [record["dynamodb"] for record in records]
-    types = [_TYPES[record["eventName"]] for record in records]
-    columns: list[Iterable[Any]] = [
-        _event_ids(records, datas, view),
-        [_TYPE_TEXTS[record["eventName"]] for record in records],
-        [key_text(data["Keys"], view.key_names) for data in datas],
-        _times(datas, known),
-        _items(datas, "NewImage", json_text) if view.with_new else repeat(None),
-        _items(datas, "OldImage", json_text) if view.with_old else repeat(None),
-        [order_key(data["SequenceNumber"]) for data in datas],
-        _expiries(records, types, view),
-        repeat(False),
-    ]
-    return to_batch(len(records), columns, view)
-
-
 def json_text(attributes: Mapping[str, Any]) -> bytes:
     """Return the JSON of a document."""
     return orjson.dumps(json_map(attributes))
@@ -183,50 +132,13 @@ def key_text(attributes: Mapping[str, Any], names: tuple[str, ...]) -> bytes:
     return orjson.dumps(json_key({name: attributes[name] for name in names}))
 
 
-def to_batch(count: int, columns: list[Iterable[Any]], view: View) -> pa.RecordBatch:
-    """Make a batch of events from all columns but those that are the same for the whole shard."""
-    import pyarrow as pa
-
-    from multiclouddb_api.arrow import EVENT_SCHEMA
-
-    address = view.address
-    columns = [*columns, *map(repeat, (address.database, address.collection, view.partition_id))]
-    arrays = [
-        pa.repeat(pa.scalar(next(column), field.type), count)
-        if isinstance(column, repeat)
-        else pa.array(column, field.type)
-        for column, field in zip(columns, EVENT_SCHEMA, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=EVENT_SCHEMA)
-
-
-def mapped(
-    records: Sequence[Any],
-    start: int,
-    stop: int,
-    make: Callable[[Sequence[Any]], _Mapped],
-    fault: Callable[[int, str], RecordFault],
-) -> _Mapped:
-    """Map records; if that fails, map them one by one, and raise the fault of the first that cannot be."""
-    try:
-        return make(records[start:stop])
-    except DAMAGED:
-        pass
-    for index in range(start, stop):
-        try:
-            make(records[index : index + 1])
-        except DAMAGED as error:
-            raise fault(index, type(error).__name__) from None
-    raise fault(start, "it is not clear which one is damaged")
-
-
 def place_after(records: Sequence[Record], count: int, known: int | None) -> After:
     """Return the position after `count` records; `known` is the shard's last known time before them."""
     return After(seq_of(records[count - 1]), time_at(records, count, known))
 
 
 @frozen
-class DynamoMapper(Mapper):
+class DynamoMapper(ColumnMapper):
     """Maps the records of one answer to events and to Arrow.
 
     Attributes:
@@ -240,23 +152,26 @@ class DynamoMapper(Mapper):
     def cursor_after(self, records: Sequence[Record], count: int) -> Cursor:
         return cursor_of(place_after(records, count, self.known))
 
-    def events(self, records: Sequence[Record], start: int, stop: int) -> list[ChangeEvent]:
-        return self._mapped(records, start, stop, _events)
+    def columns(self, records: Sequence[Record], start: int, stop: int, *, texts: bool) -> Columns:
+        view, part = self.view, records[start:stop]
+        datas = [record["dynamodb"] for record in part]
+        types = [_TYPES[record["eventName"]] for record in part]
+        document: Callable[[Any], Any] = json_text if texts else decode_map
+        return Columns(
+            _event_ids(part, datas, view),
+            [key_text(data["Keys"], view.key_names) for data in datas]
+            if texts
+            else trusted_keys(_keys(datas, view.key_names)),
+            types,
+            _times(datas, time_at(records, start, self.known)),
+            [order_key(data["SequenceNumber"]) for data in datas],
+            _items(datas, "NewImage", document) if view.with_new else repeat(None),
+            _items(datas, "OldImage", document) if view.with_old else repeat(None),
+            _expiries(part, types, view),
+            natives=part if view.native else repeat(None),
+        )
 
-    def arrow(self, records: Sequence[Record], start: int, stop: int) -> pa.RecordBatch:
-        return self._mapped(records, start, stop, _arrow)
-
-    def _mapped(
-        self,
-        records: Sequence[Record],
-        start: int,
-        stop: int,
-        make: Callable[[Any, View, int | None], _Mapped],
-    ) -> _Mapped:
-        def fault(index: int, reason: str) -> RecordFault:
-            place = place_after(records, index + 1, self.known)
-            why = f"it cannot be decoded as a stream record ({reason})"
-            return RecordFault(index, f"sequence {place.seq}", why, cursor_of(place))
-
-        known = time_at(records, start, self.known)
-        return mapped(records, start, stop, lambda part: make(part, self.view, known), fault)
+    def fault(self, records: Sequence[Record], index: int, error: Exception | None) -> RecordFault:
+        place = place_after(records, index + 1, self.known)
+        why = f"it cannot be decoded as a stream record ({reason_of(error)})"
+        return RecordFault(index, f"sequence {place.seq}", why, cursor_of(place))

@@ -26,7 +26,7 @@ from multiclouddb_dynamo.errors import (
     code_of,
     expired_records,
 )
-from multiclouddb_dynamo.mapping import DAMAGED, DynamoMapper, Record, View, place_after, seconds_of, seq_of
+from multiclouddb_dynamo.mapping import DynamoMapper, Record, View, place_after, seconds_of, seq_of
 from multiclouddb_dynamo.position import (
     EARLY_SECONDS,
     MOST_LOOKS,
@@ -51,6 +51,7 @@ from multiclouddb_dynamo.source import (
 )
 from multiclouddb_dynamo.starts import end_of
 from multiclouddb_spi import (
+    DAMAGED,
     Batch,
     Continue,
     Deadline,

@@ -7,34 +7,34 @@ import reprlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import attrs
 import orjson
 from attrs import frozen
 from botocore.exceptions import ClientError, ParamValidationError
 
-from multiclouddb_api import ChangeEvent, ChangeType, ErrorCategory, LookupAnswer, MulticloudDbKey
-from multiclouddb_api.event import trusted_events
+from multiclouddb_api import ChangeType, ErrorCategory, LookupAnswer, MulticloudDbKey
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_dynamo.catalog import replaced
 from multiclouddb_dynamo.client import RECORD_BYTES, Calls, Table, memory_of
 from multiclouddb_dynamo.errors import GONE, ITS_OPERATOR, REJECTED, code_of
-from multiclouddb_dynamo.mapping import DAMAGED, View, json_text, key_text, mapped, to_batch
+from multiclouddb_dynamo.mapping import View, json_text, key_text
 from multiclouddb_dynamo.position import MOST_SECONDS, moment_of
 from multiclouddb_dynamo.source import Source
 from multiclouddb_dynamo.values import decode_map, encode_key, key_value
 from multiclouddb_spi import (
+    DAMAGED,
     Batch,
+    ColumnMapper,
+    Columns,
     Continue,
     Cursor,
     Deadline,
     InvalidCursor,
-    Mapper,
     Outcome,
     ProviderFault,
     Reader,
@@ -44,15 +44,13 @@ from multiclouddb_spi import (
     Seed,
     Segment,
     cancelled,
+    reason_of,
     segment_id_of,
     snapshot_event_ids,
     snapshot_id_of,
 )
 from multiclouddb_spi.abilities import LOOKUP_PLAN, answers_of, check_components
 from multiclouddb_spi.faults import key_digest
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 FLOOR: Final = "00"
 """The floor of a snapshot: every `order_key` sorts after it, because no change's number of digits is 0."""
@@ -159,7 +157,7 @@ def _key_value(text: str) -> dict[str, Any]:
 
 
 @frozen
-class RowMapper(Mapper):
+class RowMapper(ColumnMapper):
     """Maps the items of one segment."""
 
     view: View
@@ -168,13 +166,23 @@ class RowMapper(Mapper):
     def cursor_after(self, records: Sequence[Item], count: int) -> Cursor:
         return self.part.after(records[count - 1], self.view.key_names).cursor
 
-    def events(self, records: Sequence[Item], start: int, stop: int) -> list[ChangeEvent]:
-        return mapped(records, start, stop, self._events, partial(self._fault, records))
+    def columns(self, records: Sequence[Item], start: int, stop: int, *, texts: bool) -> Columns:
+        view, names, items = self.view, self.view.key_names, records[start:stop]
+        keys = [{name: key_value(item[name]) for name in names} for item in items]
+        parts = [[each[name] for each in keys] for name in names]
+        document: Callable[[Any], Any] = json_text if texts else decode_map
+        return Columns(
+            snapshot_event_ids(self.part.plan_id, names, parts),
+            [key_text(item, names) for item in items] if texts else trusted_keys(keys),
+            repeat(ChangeType.CREATE),
+            repeat(moment_of(self.part.seconds)),
+            repeat(FLOOR),
+            list(map(document, items)) if view.with_new else repeat(None),
+            backfilled=repeat(True),
+            natives=items if view.native else repeat(None),
+        )
 
-    def arrow(self, records: Sequence[Item], start: int, stop: int) -> pa.RecordBatch:
-        return mapped(records, start, stop, self._arrow, partial(self._fault, records))
-
-    def _fault(self, records: Sequence[Item], index: int, reason: str) -> RecordFault:
+    def fault(self, records: Sequence[Item], index: int, error: Exception | None) -> RecordFault:
         where = self.part.after(records[index], self.view.key_names)
         try:
             key = key_text(records[index], self.view.key_names).decode()
@@ -183,51 +191,9 @@ class RowMapper(Mapper):
         return RecordFault(
             index,
             f"the item with the key {key_digest(key)} in {where.text}",
-            f"it cannot be decoded as an item ({reason})",
+            f"it cannot be decoded as an item ({reason_of(error)})",
             where.cursor,
         )
-
-    def _events(self, items: Sequence[Item]) -> list[ChangeEvent]:
-        view = self.view
-        documents: Iterable[Any] = list(map(decode_map, items)) if view.with_new else repeat(None)
-        components = self._keys(items)
-        columns: list[Iterable[Any]] = [
-            self._event_ids(components),
-            trusted_keys(components),
-            repeat(ChangeType.CREATE),
-            repeat(moment_of(self.part.seconds)),
-            documents,
-            repeat(None),
-            repeat(FLOOR),
-            repeat(False),
-            repeat(True),
-            repeat(view.address),
-            repeat(view.partition_id),
-            items if view.native else repeat(None),
-        ]
-        return trusted_events(len(items), columns)
-
-    def _keys(self, items: Sequence[Item]) -> list[dict[str, Any]]:
-        return [{name: key_value(item[name]) for name in self.view.key_names} for item in items]
-
-    def _event_ids(self, components: Sequence[dict[str, Any]]) -> list[str]:
-        names = self.view.key_names
-        columns = [[each[name] for each in components] for name in names]
-        return snapshot_event_ids(self.part.plan_id, names, columns)
-
-    def _arrow(self, items: Sequence[Item]) -> pa.RecordBatch:
-        columns: list[Iterable[Any]] = [
-            self._event_ids(self._keys(items)),
-            repeat(ChangeType.CREATE.value),
-            [key_text(item, self.view.key_names) for item in items],
-            repeat(moment_of(self.part.seconds)),
-            map(json_text, items) if self.view.with_new else repeat(None),
-            repeat(None),
-            repeat(FLOOR),
-            repeat(False),
-            repeat(True),
-        ]
-        return to_batch(len(items), columns, self.view)
 
 
 # A segment of this size is read in about a minute. If a Spark task fails, its segment is read again.
