@@ -146,12 +146,21 @@ class Fetcher:
 
         The old threads do what was submitted, and end; one that needs the lock waits for ever. The iterator
         ends a read between two steps, which holds no lock.
+
+        Args:
+            error: What has ended a call. Most errors are no interrupts.
+
+        Raises:
+            KeyboardInterrupt: The interrupt, if the error of a lock that it left unlocked hides it.
         """
-        if isinstance(error, Exception | Stopped):
+        hidden = error.__context__ if isinstance(error, RuntimeError) else None
+        if isinstance(error, Stopped) or isinstance(hidden or error, Exception):
             return
         old, self._pool = self._pool, self._make_pool()
         if old is not self._pool:
             old.shutdown(wait=False)
+        if hidden is not None:
+            raise hidden
 
     def rest(self) -> None:
         """Pause briefly before the caller repeats its request."""
@@ -163,6 +172,7 @@ class Fetcher:
             try:
                 return pool.submit(operation, *args)
             except RuntimeError as error:
+                self.interrupted(error)
                 # The pool accepts no more work because the client is closed or the process ends, or because
                 # it was replaced. If the system cannot start a thread, the error has the same class.
                 if self._closed.is_set() or (pool is self._pool and "shutdown" in str(error)):
@@ -214,13 +224,15 @@ class Fetcher:
         try:
             with arrival:
                 batch = self._tries(on_retry, limits=False).call(once, deadline)
+            if len(batch):
+                live.size.arrived()
+            live.trouble = None  # the traceback of the ended fetch would keep the batch in memory
+            live.fetched(nbytes, batch.nbytes)
+            return batch
         finally:
-            live.arrival = None
-        if len(batch):
-            live.size.arrived()
-        live.trouble = None  # the traceback of the ended fetch would keep the batch in memory
-        live.fetched(nbytes, batch.nbytes)
-        return batch
+            live.arrival = None  # first, because `discard` reads it after it has set `cancelled`
+            if live.cancelled:
+                live.ended()
 
     def _tries(self, on_retry: Callable[[int, float, Exception], None], *, limits: bool = True) -> Tries:
         return Tries(self._provider, self._attempts, self._pause, on_retry, limits)

@@ -145,15 +145,22 @@ class PartitionReader:
         if (arrival := self.arrival) is not None:
             arrival.cancel()
         self.used_up()
-        if future is None or future.done():
-            self._ended()
-        else:
-            if not future.cancel() and self.reader is not None:
-                with suppress(Exception):
-                    self.reader.cancel()
-            future.add_done_callback(lambda _: self._ended())
+        if future is not None and not future.done():
+            if not future.cancel():
+                self._cancel()
+            future.add_done_callback(lambda _: self.ended())
+        elif arrival is None:
+            self.ended()
+        else:  # an interrupt has lost the future; the running fetch frees everything when it ends
+            self._cancel()
         self.future = None
 
-    def _ended(self) -> None:
+    def _cancel(self) -> None:
+        if self.reader is not None:
+            with suppress(Exception):
+                self.reader.cancel()
+
+    def ended(self) -> None:
+        """Free what a fetch holds that nobody waits for; it may be called more than once."""
         self.drop_reader()
         self.hold(ask=0)

@@ -2,11 +2,14 @@
 
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory
 from multiclouddb_spi import ProviderFault
+from multiclouddb_spi.fetching.fetcher import Fetcher
 from tests.engine.interrupt import interrupted_at
 
 BEGINNING = Beginning()
@@ -51,33 +54,66 @@ def test_at_any_line_of_a_call_it_leaks_no_reader_and_no_byte(make_bench, ids, f
     assert line > 150
 
 
-@pytest.mark.parametrize("calls", ["read_changes", "list_physical_partitions"])
-def test_within_the_thread_pool_it_does_not_block_the_next_call(threaded, ids, calls):
-    """The pool's semaphore was locked when the interrupt came, and nobody unlocks it."""
-    bench = threaded(2)
-    call = (lambda: bench.page(Beginning())) if calls == "read_changes" else bench.partitions
-    bench.fill(6)
-    held = []
+class Struck:
+    """Interrupts a call in a function of the standard library, when it is called or when it returns."""
 
-    def trace(frame, event, argument):
-        enters = threading.Condition.__enter__.__code__, threading.Semaphore.acquire.__code__
-        if (frame.f_code, frame.f_back and frame.f_back.f_code) != enters:
+    def __init__(self, event, function, caller, before=lambda: None):
+        self.event, self.codes, self.held = event, (function.__code__, caller.__code__), []
+        self.before = before
+
+    def __call__(self, frame, event, argument):
+        if (frame.f_code, frame.f_back and frame.f_back.f_code) != self.codes:
             return None
-        if event == "return":
-            held.append(frame.f_locals["self"])
+        if event == self.event and not self.held:
+            self.held.append(frame.f_locals["self"])
+            self.before()
             raise KeyboardInterrupt
-        return trace
+        return self
 
-    sys.settrace(trace)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            call()
-    finally:
-        sys.settrace(None)
+    def strike(self, call):
+        sys.settrace(self)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                call()
+        finally:
+            sys.settrace(None)
+        return self.held[0]
+
+
+CONDITION, SEMAPHORE = threading.Condition, threading.Semaphore
+
+
+@pytest.mark.parametrize("calls", ["read_changes", "list_physical_partitions"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param(("return", CONDITION.__enter__, SEMAPHORE.acquire), id="its lock is never unlocked"),
+        pytest.param(("call", CONDITION._acquire_restore, CONDITION.wait), id="its lock is unlocked twice"),
+    ],
+)
+def test_within_the_thread_pool_it_does_not_block_the_next_call(threaded, ids, calls, place):
+    bench = threaded(2)
+    bench.fill(6)
+    lock = Struck(*place).strike(
+        (lambda: bench.page(Beginning())) if calls == "read_changes" else bench.partitions
+    )
     found = []
     other = threading.Thread(target=lambda: found.extend(ids(bench.page(Beginning()))), daemon=True)
     other.start()
     other.join(20)
-    for condition in held:
-        condition.release()  # so that the old threads end
+    with suppress(RuntimeError):
+        lock.release()  # so that the old threads end
     assert sorted(found) == sorted(bench.written())
+
+
+def test_of_a_fetch_that_has_begun_nothing_stays(threaded):
+    """The interrupt comes before the engine knows the future of the fetch."""
+    bench = threaded(1)
+    token = bench.page(Beginning()).continuation_token
+    bench.fill(6)
+    bench.sim.hold("p0")
+    submit = ThreadPoolExecutor.submit, Fetcher._submit
+    pool = Struck("return", *submit, bench.sim.wait_until_held).strike(lambda: bench.page(token))
+    bench.sim.release("p0")
+    pool.shutdown()
+    assert (bench.engine.buffered_bytes, bench.calls.open_readers) == (0, 0)
