@@ -360,6 +360,7 @@ def table_of(batch: pa.Table | ChangeFeedPage) -> pa.Table:
 
 def piece_of(batch: pa.Table, missing_state: MissingState) -> Generator[Piece, None, None]:
     """Return the last change of each key in a table, as one piece; none if the table is empty."""
+    batch = usual_types(batch)
     names = batch.column_names
     kept = check_needed(names)
     known = pc.is_in(batch["type"].cast(pa.string()), pa.array(CHANGE_TYPES))
@@ -367,7 +368,7 @@ def piece_of(batch: pa.Table, missing_state: MissingState) -> Generator[Piece, N
         raise incomplete_rows()
     if not batch.num_rows:
         return
-    rows = in_utc(last_changes(batch.select(kept)))
+    rows = last_changes(batch.select(kept))
     lacking = rows.filter(lacks_state(rows))
     if lacking.num_rows and missing_state == "refuse":
         raise missing_state_error(pc.min(lacking["key"]).as_py(), lacking.num_rows)
@@ -447,10 +448,30 @@ def last_changes(events: pa.Table) -> pa.Table:
     return events.take(rows.take(pc.sort_indices(rows)))
 
 
-def in_utc(events: pa.Table) -> pa.Table:
-    """Return the events with all times in UTC."""
+def usual_types(events: pa.Table) -> pa.Table:
+    """Return the events with all times in UTC, and without texts and bytes in the form of views.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` if pyarrow cannot choose rows of a column of this type.
+    """
+    none = pa.array([], pa.int64())
     for index, field in enumerate(events.schema):
-        if pa.types.is_timestamp(field.type) and field.type.tz not in (None, "UTC"):
-            utc: Any = events.column(index).cast(TIME)
-            events = events.set_column(index, field.name, utc)
+        kind = _usual_type(field.type)
+        if kind != field.type:
+            usual: Any = events.column(index).cast(kind)
+            events = events.set_column(index, field.name, usual)
+        try:
+            pa.nulls(0, kind).take(none)
+        except pa.ArrowNotImplementedError as error:
+            raise invalid_request(
+                f"column {field.name}", f"is {kind}, of which pyarrow cannot choose rows", "cast it"
+            ) from error
     return events
+
+
+def _usual_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind) and kind.tz not in (None, "UTC"):
+        return TIME
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    return pa.binary() if pa.types.is_binary_view(kind) else kind

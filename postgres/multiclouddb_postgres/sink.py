@@ -25,11 +25,11 @@ from multiclouddb_spi.sink_rules import (
     check_options,
     feed_of,
     has_gap,
-    in_utc,
     is_first,
     piece_of,
     scans_in,
     table_of,
+    usual_types,
 )
 from multiclouddb_spi.sink_table import merge_batch
 
@@ -185,7 +185,7 @@ def merge_into_postgres(
     changes = table_of(cast("pa.Table | ChangeFeedPage", batch))
     work = Batch(
         lambda: piece_of(changes, missing_state),
-        lambda: in_utc(changes.select(check_needed(changes.column_names)[:-1])).schema,
+        lambda: usual_types(changes.select(check_needed(changes.column_names)[:-1])).schema,
         done, begun, ended, scan, told_by_query, is_page, feed, gap, first, create,
     )  # fmt: skip
 

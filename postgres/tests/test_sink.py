@@ -566,6 +566,14 @@ class TestRefused:
         assert "microseconds" in error.message
         assert query(dsn, "SELECT to_regclass('orders')") == [(None,)]
 
+    def test_texts_that_are_views(self, dsn):
+        batch = rows(("a", 1, {})).append_column("t", pa.array(["x"], pa.string_view()))
+        merge_into_postgres(batch, None, dsn, "orders", None)
+        assert query(dsn, "SELECT t FROM orders") == [("x",)]
+        nested = rows(("b", 1, {})).append_column("t", pa.array([["x"]], pa.list_(pa.string_view())))
+        error = refused(lambda: merge_into_postgres(nested, None, dsn, "orders", None))
+        assert "column t" in error.message
+
     @pytest.mark.parametrize("ends", [False, True])
     def test_trigger_that_keeps_rows_from_a_snapshot(self, dsn, ends):
         plan, floor = "p:r:snapshot:s", "000010~"

@@ -32,13 +32,13 @@ from multiclouddb_spi.sink_rules import (
     check_options,
     feed_of,
     has_gap,
-    in_utc,
     is_first,
     last_changes,
     piece_of,
     place_of,
     scans_in,
     table_of,
+    usual_types,
 )
 from multiclouddb_spi.sink_table import merge_batch
 from multiclouddb_verify.delta import committed, dataset_of, in_backticks, opened, writable
@@ -333,7 +333,7 @@ def _pieces(
 
     with closing(collected_in_pieces(needed(batch), max_bytes, missing_state)) as pieces:
         for piece in pieces:
-            yield attrs.evolve(piece, rows=in_utc(piece.rows))
+            yield attrs.evolve(piece, rows=usual_types(piece.rows))
 
 
 def _stored_schema(batch: DataFrame | pa.Table | ChangeFeedPage) -> pa.Schema:
@@ -344,4 +344,4 @@ def _stored_schema(batch: DataFrame | pa.Table | ChangeFeedPage) -> pa.Schema:
     kept = [name for name in names if name not in OF_THE_EVENT]
     if not isinstance(batch, pa.Table):
         batch = cast("pa.Table", batch.selectExpr(*map(in_backticks, kept)).limit(0).toArrow())
-    return in_utc(batch.select(kept)).schema
+    return usual_types(batch.select(kept)).schema

@@ -95,6 +95,22 @@ class TestRefused:
         refused(path, batch, "column n", "which a Delta table cannot store", new_columns="add")
         assert exists == path.exists()
 
+    def test_texts_and_bytes_that_are_views_are_stored_as_others(self, path):
+        given = {"key": pa.string_view(), "new_item_state": pa.string_view(), "b": pa.binary_view()}
+        for number, batch in enumerate((GOOD, added(LATER, "b", [b"x"]))):
+            fields = [pa.field(each.name, given.get(each.name, each.type)) for each in batch.schema]
+            batch = pa.Table.from_arrays(
+                [column.cast(field.type) for column, field in zip(batch.columns, fields, strict=True)],
+                schema=pa.schema(fields),
+            )
+            merge_into_delta(batch, number, path, "app", new_columns="add")
+        [row] = live_rows(path).read_all().to_pylist()
+        assert (json.loads(row["new_item_state"]), row["b"]) == ({"n": 2}, b"x")
+
+    @pytest.mark.parametrize("kind", [pa.list_(pa.string_view()), pa.struct([("at", pa.binary_view())])])
+    def test_type_of_which_pyarrow_cannot_choose_rows(self, path, kind):
+        refused(path, added(GOOD, "n", [None], kind), "column n", "cast it")
+
     @pytest.mark.parametrize(
         ("given", "part"),
         [
