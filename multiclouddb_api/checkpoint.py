@@ -22,7 +22,7 @@ from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbErro
 from multiclouddb_api.redaction import shorten
 from multiclouddb_api.registry import sole_offer
 from multiclouddb_api.steps import Call, Steps
-from multiclouddb_api.validators import check_type, is_a, local_path, not_blank, suggestion, type_name
+from multiclouddb_api.validators import check_type, is_a, not_blank, path_here, suggestion, type_name
 
 _FORMAT: Final = "multiclouddb.checkpoint"
 _VERSION: Final = 1
@@ -108,7 +108,7 @@ class FileCheckpointStore:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self._directory = Path(local_path("directory", directory)).absolute()
+        self._directory = path_here("directory", directory).absolute()
 
     def path(self, name: str) -> Path:
         """The file that contains one checkpoint, to inspect or delete it.
@@ -178,7 +178,7 @@ class CheckpointFile(FileCheckpointStore):
     """A store of one checkpoint, in a file of any name; `follow` and the command line use it."""
 
     def __init__(self, file: str | os.PathLike[str]) -> None:
-        self._file = Path(local_path("checkpoint", file)).absolute()
+        self._file = path_here("checkpoint", file).absolute()
         super().__init__(self._file.parent)
         self.name = self._file.name.removesuffix(_SUFFIX)
 

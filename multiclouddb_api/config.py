@@ -18,8 +18,8 @@ from multiclouddb_api.validators import (
     at_least,
     check_type,
     is_a,
-    local_path,
     not_blank,
+    path_here,
     to_dict,
     unknown_name,
 )
@@ -200,7 +200,7 @@ class ClientConfig:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` with a message that names the file and the key.
         """
-        return settled(_from_toml, cls, Path(local_path("path", path)))
+        return settled(_from_toml, cls, path_here("path", path))
 
 
 def _from_url(cls: type[ClientConfig], url: str) -> ClientConfig:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -24,6 +25,7 @@ __all__ = [
     "local_path",
     "not_blank",
     "one_of",
+    "path_here",
     "suggestion",
     "to_dict",
     "to_utc",
@@ -166,6 +168,14 @@ def local_path(field: str, value: object) -> str:
         if isinstance(text, str):
             return text
     raise invalid_request(field, f"must be a path, not {type_name(value)}", "pass a str or a pathlib.Path")
+
+
+def path_here(field: str, value: object) -> Path:
+    """Return a path on this machine; refuse a URL, which may contain a password, and which no file has."""
+    text = local_path(field, value)
+    if "://" in text:
+        raise invalid_request(field, "is a URL", "give a path on this machine")
+    return Path(text)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

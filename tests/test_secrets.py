@@ -10,9 +10,18 @@ import traceback
 import attrs
 import pytest
 
-from multiclouddb_api import ClientConfig, MulticloudDbError, connect, open_checkpoint_store
+from multiclouddb_api import (
+    ClientConfig,
+    FileCheckpointStore,
+    MulticloudDbError,
+    connect,
+    open_checkpoint_store,
+)
+from multiclouddb_api.checkpoint import CheckpointFile
 from multiclouddb_api.config import SecretText
 from multiclouddb_conformance.frames import shown_by
+from multiclouddb_embedded.checkpoints import SqliteCheckpointStore
+from multiclouddb_verify.position import spark_token
 
 SECRET = "correct-horse-battery"
 MONGO = f"mongodb://me:{SECRET}@localhost/shop"
@@ -114,6 +123,16 @@ class TestSecretText:
         ):
             assert made.connection == config.connection
             assert SECRET not in repr(made.connection)
+
+
+@pytest.mark.parametrize(
+    "made", [FileCheckpointStore, CheckpointFile, SqliteCheckpointStore, ClientConfig.from_toml, spark_token]
+)
+def test_a_url_is_no_path(made):
+    """As a path it would have one slash, so that nothing takes it for a URL, and it would name a folder."""
+    with pytest.raises(MulticloudDbError) as caught:
+        made(f"postgresql://me:{SECRET}@localhost/shop")
+    assert caught.value.message.endswith("is a URL; give a path on this machine")
 
 
 FORMS = (

@@ -216,6 +216,8 @@ def to_token(text: str, option: str = "TOKEN") -> str:
     if text == "-":
         text, where = sys.stdin.read(_MOST_CHARACTERS).strip(), "standard input "
     elif text.startswith("@"):
+        if "://" in text:
+            raise _wrong(option, "what stands after the @ is a URL; write it without the @")
         path = Path(text[1:])
         try:
             text, where = path.read_text(encoding="utf-8").strip(), f"{path} "

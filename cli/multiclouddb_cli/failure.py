@@ -59,7 +59,8 @@ def on_the_command_line(message: str) -> str:
     return f"{message}; here: {', or '.join(found)}" if found else message
 
 
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
+# A password that is not percent-encoded may contain a space.
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:[^\n'\"()]*@)?\S+")
 _BEGIN: Final = "Traceback (most recent call last):\n"
 _BEHIND: Final = "\nwhich caused\n\n"
 _ENDS: Final = re.compile(r"['\"`)\].,;]*$")
@@ -70,7 +71,8 @@ def report(error: Exception, *, debug: bool) -> int:
     code, line = _line(error)
     with suppress(BrokenPipeError):
         if debug:
-            typer.echo(scrub(_traces(error).rstrip()), err=True)
+            lines = scrub(_traces(error).rstrip()).split("\n")
+            typer.echo("\n".join(map(printable, lines)), err=True)
         typer.echo(f"error: {printable(scrub(' '.join(line.split())))}", err=True)
         if isinstance(error, MulticloudDbError) and not debug and sys.stderr.isatty():
             # In a log, an error must stay on one line, so the link is omitted. A traceback already contains

@@ -137,6 +137,8 @@ class TestSecrets:
             ("at mongodb://u:p@h/d?x=1, then", "at mongodb://***@h/d?x=***, then"),
             ("'spanner://p/i'.", "'spanner://p/i'."),
             ("no url", "no url"),
+            ("'mongodb://u:p q@h' is not one of: @FILE", "'mongodb://***@h' is not one of: @FILE"),
+            ("extra argument (mongodb://u:1 p\tq@h/d)", "extra argument (mongodb://***@h/d)"),
         ],
     )
     def test_are_cut_out_of_urls(self, text, clean):
@@ -148,3 +150,17 @@ class TestSecrets:
         assert "secret" not in result.stderr
         result = run("tail", "embedded:///x", "orders", "--from", "mongodb://user:secret@host/db")
         assert "secret" not in result.stderr
+
+    @pytest.mark.parametrize("words", ["mongodb://u:secret@h/d", "mongodb://u:a secret@h/d"])
+    @pytest.mark.parametrize("before", ["", "@", "spark:", "key:", "delta:", "postgres:"])
+    def test_wherever_a_url_stands_are_not_shown(self, run, url, store, words, before):
+        for option in ("--from", "--scope", "--option"):
+            result = run("tail", url, "orders", option, before + words, "--until-idle", "--debug")
+            assert result.exit_code != 0
+            assert "secret" not in result.output, option
+        for option, other in (("--position", ()), ("--target", ("--position", "x"))):
+            target = () if option == "--target" else ("--target", "delta:/nowhere")
+            result = run("verify", url, "orders", option, before + words, *other, *target, "--debug")
+            assert result.exit_code != 0
+            assert "secret" not in result.output, option
+        assert "secret" not in run("token", "inspect", before + words).output

@@ -177,9 +177,14 @@ SENTENCES = {
         "tests/test_values.py::test_is_frozen_comparable_and_picklable_and_shows_no_secret",
         "tests/test_secrets.py::test_a_source_or_a_native_client_that_is_refused",
     ),
-    "- Our own messages contain no secrets.": (*SECRETS, *PASSWORDS),
+    "- Our own messages contain no secrets.": (
+        *SECRETS,
+        *PASSWORDS,
+        "tests/test_secrets.py::test_a_url_is_no_path",
+    ),
     "The text of the vendor's exception": DATA,
     "- The command line shows URLs": (
+        "cli/tests/test_errors.py::test_wherever_a_url_stands_are_not_shown",
         "postgres/tests/test_secrets.py::test_verify_and_the_command_line",
         "cli/tests/test_tail.py::test_the_error_of_a_partition_shows_no_secret",
     ),

@@ -16,7 +16,7 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
-from multiclouddb_api.validators import check_type, local_path, type_name
+from multiclouddb_api.validators import check_type, path_here, type_name
 from multiclouddb_spi.continuation.token import Envelope, encode_token, scope_text
 from multiclouddb_spi.planning.planner import offsets_in
 from multiclouddb_verify.source import Source
@@ -63,7 +63,7 @@ def spark_position(
         MulticloudDbError: Raised by the function: `INVALID_REQUEST` if the folder is no checkpoint of this
             source, or no micro-batch is complete yet.
     """
-    source, folder = Source(client, address, provider_options), Path(local_path("checkpoint", checkpoint))
+    source, folder = Source(client, address, provider_options), path_here("checkpoint", checkpoint)
     digest = "" if provider_options is None else provider_options.position_digest()
 
     def position() -> str | None:
@@ -84,7 +84,7 @@ def spark_token(checkpoint: str | os.PathLike[str]) -> str:
         MulticloudDbError: `INVALID_REQUEST` if the folder is no checkpoint of this source, or no
             micro-batch is complete yet.
     """
-    folder = Path(local_path("checkpoint", checkpoint))
+    folder = path_here("checkpoint", checkpoint)
     offset = _committed(folder)
     match offset.get("feed"):
         case [str(provider), str() | None as database, str() | None as collection]:

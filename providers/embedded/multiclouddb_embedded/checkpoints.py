@@ -23,7 +23,7 @@ from multiclouddb_api.checkpoint import (
     sync_folder,
     unusable,
 )
-from multiclouddb_api.validators import check_type, local_path
+from multiclouddb_api.validators import check_type, path_here
 from multiclouddb_embedded.store.connection import connect
 from multiclouddb_embedded.store.forking import using_sqlite
 
@@ -55,7 +55,7 @@ class SqliteCheckpointStore:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = Path(local_path("path", path)).absolute()
+        self._path = path_here("path", path).absolute()
 
     @property
     def path(self) -> Path:
