@@ -456,8 +456,12 @@ class Heads:
                 raise error
         for name, error in troubles.items():
             where, fault = self._feed.public_id(name), fault_of(self._provider, error)
-            what = "%s: %s is not in this step, because its read has failed (%s)"
-            _log.warning(what, self._feed.spec.address, where, fault.message)
+            head = self._found.get(name)
+            is_in = head is not None and head.cursor != self._starts[name]
+            what = "%s: %s is %s in this step, because its read has failed (%s)"
+            _log.warning(
+                what, self._feed.spec.address, where, "read no further" if is_in else "not", fault.message
+            )
 
 
 def follows_of(batch: Batch) -> Follows:

@@ -402,6 +402,24 @@ class TestBacklog:
         """A new reader is asked until it finds records, not until it has proved that nothing follows."""
         assert self.sizes(sim, most, "p0", p0=10)[1]["p0"] == 2
 
+    def test_is_read_as_far_as_the_service_answers(self, sim, caplog):
+        asked, key = Counter(), keys_of(2)["p0"]
+
+        def through(fetch, *arguments):
+            asked[name := fetch.__self__._id] += 1
+            if name == "p0" and asked[name] == 2:
+                raise ServerError("503")
+            return fetch(*arguments)
+
+        for number in range(25):
+            sim.write(key, {"n": number})
+        consumer = Reading(sim, through=through)
+        assert len(consumer.step()) == 10
+        assert "p0 is read no further in this step, because its read has failed (503)" in caplog.text
+        assert len(consumer.step()) == 15
+        consumer.check_all()
+        consumer.close()
+
 
 class TestWalk:
     """A partition answers without records several times before the first record comes."""
