@@ -400,11 +400,11 @@ class TestOutlasts:
 
 
 @pytest.mark.parametrize("partitions", [1, 4])
-@pytest.mark.parametrize(("wait", "timeout"), [(0.5, 0.5), (60, 0.8), (0.3, 0.25)])
+@pytest.mark.parametrize(("wait", "timeout"), [(1.0, 1.0), (60, 1.5), (1.2, 1.0)])
 def test_a_quiet_feed_is_idle_and_healthy(threaded, partitions, wait, timeout):
     bench = threaded(partitions)
     token = bench.page(Now()).continuation_token
-    for _ in range(4):
+    for _ in range(3):
         page = bench.page(token, wait=wait, timeout=timeout)
         token = page.continuation_token
         assert page.idle
