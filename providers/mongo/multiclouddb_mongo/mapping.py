@@ -84,8 +84,9 @@ class View:
 
 
 def _decoded(changes: Sequence[Raw], codec: CodecOptions[dict[str, Any]] = CODEC) -> list[dict[str, Any]]:
-    # One call converts all changes, so no Python code runs for the individual changes.
-    return decode_all(b"".join(changes), codec)
+    # One call converts all changes, so no Python code runs for the individual changes. One change is not
+    # copied, because it may have 16 MB.
+    return decode_all(changes[0] if len(changes) == 1 else b"".join(changes), codec)
 
 
 def time_of(change: Change) -> datetime:

@@ -31,6 +31,7 @@ _SPLIT: Final = b"\x03splitEvent\x00"
 _NAMESPACE: Final = b"\x03ns\x00"
 _KEY: Final = b"\x03documentKey\x00"
 _DECIMAL: Final = b"\x13"  # the type of an element; a length or a number may contain this byte too
+_PIECE: Final = 1 << 18
 _LONGEST: Final = max(map(len, _ITEM_CHANGES))
 
 
@@ -148,11 +149,14 @@ def is_before(change: Raw, text: bytes) -> bool:
 
 def with_decimals(changes: Sequence[Raw]) -> list[int]:
     """Return the indexes of the changes that may contain a `Decimal128`; the others have no mark of one."""
-    return [
-        index
-        for index, change in enumerate(changes)
-        if _DECIMAL in (change if type(change) is bytes else bytes(change))
-    ]
+    return [index for index, change in enumerate(changes) if _may_have_decimal(change)]
+
+
+def _may_have_decimal(change: Raw) -> bool:
+    if type(change) is bytes:
+        return _DECIMAL in change
+    # Only bytes can be searched. A copy of the whole change would have up to 16 MB.
+    return any(_DECIMAL in bytes(change[at : at + _PIECE]) for at in range(0, len(change), _PIECE))
 
 
 def place_of_change(change: Raw) -> After:

@@ -3,6 +3,7 @@
 If a change cannot be mapped, the error names the first such change.
 """
 
+import tracemalloc
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from uuid import UUID
@@ -275,3 +276,18 @@ class TestPlace:
     def test_a_token_that_does_not_come_first(self):
         change = {"operationType": "insert"} | one()
         assert place_of_change(raw(change)).token() == token(1)
+
+
+@pytest.mark.parametrize("text", ["a" * (1 << 24), "a" * (1 << 24) + "\x13"])
+def test_a_large_change_is_mapped_without_a_copy_of_its_bytes(text):
+    """PyMongo passes it as a view of the answer, which exists anyway."""
+    change = memoryview(raw(one(fullDocument={"_id": 1, "text": text})))
+    mapper = MongoMapper(View(ADDRESS, "mongo:x:0"))
+    tracemalloc.start()
+    try:
+        (event,) = mapper.events([change], 0, 1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert event.new_item_state == {"_id": 1, "text": text}
+    assert peak < 1.5 * len(text)
