@@ -171,9 +171,9 @@ class EmbeddedFeed(Feed):
             spec.address,
             partition_id,
             self._scope.collection.partition_components,
-            spec.include_native,
             with_new=spec.with_new,
             with_old=spec.with_old,
+            native=spec.include_native,
         )
 
     def _check_key(self, connection: sqlite3.Connection) -> None:

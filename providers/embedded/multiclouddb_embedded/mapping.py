@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import orjson
 from attrs import frozen
 
-from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, ResourceAddress, decode_json
-from multiclouddb_api.event import trusted_events
+from multiclouddb_api import ChangeType, MulticloudDbError, decode_json
 from multiclouddb_api.key import trusted_keys
-from multiclouddb_spi import Cursor, InvalidCursor, Mapper, Position, RecordFault
+from multiclouddb_spi import ColumnMapper, Columns, Cursor, InvalidCursor, Position, RecordFault, reason_of
+from multiclouddb_spi import View as CommonView
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -173,43 +173,10 @@ def describe(cursor: Cursor) -> Position:
 
 
 @frozen
-class View:
-    """The properties that are the same for all events of one partition."""
+class View(CommonView):
+    """What all events of one partition share."""
 
-    address: ResourceAddress  # the collection that contains the documents
-    partition_id: str  # the public id of the partition
     partition_components: int  # the number of leading components of a key that form the partition key
-    native: bool  # true if events include the row of the log
-    with_new: bool = True  # true if events include the new document
-    with_old: bool = False  # true if events include the old document
-
-
-def to_events(records: Records, start: int, stop: int, view: View) -> list[ChangeEvent]:
-    """Map rows to events."""
-    try:
-        return _map(records, start, stop, view)
-    except (ValueError, OverflowError, LookupError, MulticloudDbError):
-        raise _first_fault(records, start, stop) from None
-
-
-def _map(records: Records, start: int, stop: int, view: View) -> list[ChangeEvent]:
-    # Rows are mapped by column, and in C if possible, because mapping accounts for most of the reading time.
-    orders = records.orders[start:stop]
-    columns: list[Iterable[Any]] = [
-        orders,
-        trusted_keys(_values(records, "keys", start, stop), view.partition_components),
-        map(_KINDS.__getitem__, records.types[start:stop]),
-        _timestamps(records.times[start:stop]),
-        _values(records, "docs", start, stop),
-        _values(records, "olds", start, stop),
-        orders,
-        repeat(False),
-        repeat(False),
-        repeat(view.address),
-        repeat(view.partition_id),
-        _natives(records, start, stop) if view.native else repeat(None),
-    ]
-    return trusted_events(stop - start, columns)
 
 
 def _timestamps(times: Iterable[int]) -> list[datetime]:
@@ -255,54 +222,6 @@ def _natives(records: Records, start: int, stop: int) -> list[dict[str, Any]]:
     return [dict(zip(("seq", "ts", "type", "key", "doc", "old"), row, strict=True)) for row in columns]
 
 
-def to_arrow(records: Records, start: int, stop: int, view: View) -> pa.RecordBatch:
-    """Map rows to Arrow."""
-    if start == stop:
-        import pyarrow as pa
-
-        from multiclouddb_api.arrow import EVENT_SCHEMA
-
-        return pa.RecordBatch.from_pylist([], schema=EVENT_SCHEMA)
-    whole = stop - start == len(records)
-    try:
-        return _record_batch(records if whole else records.select(range(start, stop)), view)
-    except (ValueError, LookupError):
-        raise _first_fault(records, start, stop) from None
-
-
-def _record_batch(records: Records, view: View) -> pa.RecordBatch:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    from multiclouddb_api.arrow import EVENT_SCHEMA
-
-    count = len(records)
-    order = pc.utf8_lpad(_split(records.seqs_text, ",", count), ORDER_DIGITS, "0")
-    times = _split(records.times_text, ",", count).cast(pa.int64())
-    if not 0 <= pc.min(times).as_py() <= pc.max(times).as_py() <= _MAX_MICROS:
-        raise ValueError("a time is out of range")
-    types = pa.array([kind.value for kind in CHANGE_TYPES]).take(
-        _split(records.types_text, ",", count).cast(pa.int8())
-    )
-    no = pa.repeat(pa.scalar(False), count)
-    columns = [
-        order,
-        types,
-        _texts(records, "keys"),
-        times.cast(pa.timestamp("us", tz="UTC")),
-        _texts(records, "docs"),
-        _texts(records, "olds"),
-        order,
-        no,
-        no,
-        *(
-            pa.repeat(pa.scalar(text, pa.string()), count)
-            for text in (view.address.database, view.address.collection, view.partition_id)
-        ),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=EVENT_SCHEMA)
-
-
 def _split(text: str | bytes, separator: str, count: int) -> pa.Array:
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -313,14 +232,13 @@ def _split(text: str | bytes, separator: str, count: int) -> pa.Array:
     return parts
 
 
-def _texts(records: Records, name: Column) -> pa.Array:
-    """Return a column of JSON objects or nulls."""
-    import pyarrow as pa
+def _texts(records: Records, name: Column) -> Any:
+    """Return a column of JSON objects or nulls: an Arrow array, or `repeat` if it was not read."""
     import pyarrow.compute as pc
 
     column = records.column(name)
     if column is None:
-        return pa.nulls(len(records), pa.string())
+        return repeat(None)
     texts = _split(column, SEPARATOR, len(records))
     objects = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
     if pc.all(objects).as_py():
@@ -329,14 +247,6 @@ def _texts(records: Records, name: Column) -> pa.Array:
     if name == "keys" or not pc.all(pc.or_(objects, nulls)).as_py():
         raise ValueError("not one JSON object per row")
     return pc.if_else(nulls, None, texts)
-
-
-def _first_fault(records: Records, start: int, stop: int) -> RecordFault:
-    flaws = ((index, _flaw(records, index)) for index in range(start, stop))
-    found = next(((index, reason) for index, reason in flaws if reason is not None), None)
-    index, reason = found or (start, "it is not clear which row is damaged")
-    seq, ts = records.seqs[index], records.times[index]
-    return RecordFault(index, f"sequence {seq}", reason, cursor_of(seq, min(max(ts, 0), _MAX_MICROS)))
 
 
 def _flaw(records: Records, index: int) -> str | None:
@@ -355,23 +265,66 @@ def _flaw(records: Records, index: int) -> str | None:
 
 
 @frozen
-class EmbeddedMapper(Mapper):
+class EmbeddedMapper(ColumnMapper):
     """Maps the rows of one partition."""
 
-    view: View  # the properties that are the same for all events of the partition
+    view: View  # what all events of the partition share
 
     def cursor_after(self, records: Records, count: int) -> Cursor:
         return cursor_of(records.seqs[count - 1], records.times[count - 1])
 
-    def events(self, records: Records, start: int, stop: int) -> list[ChangeEvent]:
-        return to_events(records, start, stop, self.view)
-
-    def arrow(self, records: Records, start: int, stop: int) -> pa.RecordBatch:
-        """Map rows to Arrow without parsing the documents."""
+    def arrow(self, records: Records, start: int, stop: int) -> pa.RecordBatch | None:
+        """Map rows to Arrow; the parts of a batch are cut from one, which is faster than making each."""
         whole = records.arrow
-        if whole is None and stop - start < records.count:
+        if whole is None and 0 < stop - start < records.count:
             with suppress(RecordFault):  # the damaged row may lie outside the part
-                whole = records.arrow = to_arrow(records, 0, records.count, self.view)
-        if whole is not None:
-            return whole.slice(start, stop - start)
-        return to_arrow(records, start, stop, self.view)
+                whole = records.arrow = super().arrow(records, 0, records.count)
+        return super().arrow(records, start, stop) if whole is None else whole.slice(start, stop - start)
+
+    def columns(self, records: Records, start: int, stop: int, *, texts: bool) -> Columns:
+        if texts:
+            return _text_columns(
+                records if stop - start == len(records) else records.select(range(start, stop))
+            )
+        # Rows are mapped by column, and in C if possible, because mapping accounts for most of the reading
+        # time.
+        orders = records.orders[start:stop]
+        return Columns(
+            orders,
+            trusted_keys(_values(records, "keys", start, stop), self.view.partition_components),
+            map(_KINDS.__getitem__, records.types[start:stop]),
+            _timestamps(records.times[start:stop]),
+            orders,
+            _values(records, "docs", start, stop),
+            _values(records, "olds", start, stop),
+            natives=_natives(records, start, stop) if self.view.native else repeat(None),
+        )
+
+    def fault(self, records: Records, index: int, error: Exception | None) -> RecordFault:
+        seq, ts = records.seqs[index], records.times[index]
+        reason = _flaw(records, index) or f"it cannot be decoded ({reason_of(error)})"
+        return RecordFault(index, f"sequence {seq}", reason, cursor_of(seq, min(max(ts, 0), _MAX_MICROS)))
+
+
+def _text_columns(records: Records) -> Columns:
+    """Return Arrow columns of all rows, without parsing the documents."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    count = len(records)
+    if not count:
+        return Columns([], [], [], [], [])
+    order = pc.utf8_lpad(_split(records.seqs_text, ",", count), ORDER_DIGITS, "0")
+    times = _split(records.times_text, ",", count).cast(pa.int64())
+    if not 0 <= pc.min(times).as_py() <= pc.max(times).as_py() <= _MAX_MICROS:
+        raise ValueError("a time is out of range")
+    types = pa.array([kind.value for kind in CHANGE_TYPES])
+    return Columns(
+        order,
+        _texts(records, "keys"),
+        types.take(_split(records.types_text, ",", count).cast(pa.int8())),
+        times.cast(pa.timestamp("us", tz="UTC")),
+        order,
+        _texts(records, "docs"),
+        _texts(records, "olds"),
+    )

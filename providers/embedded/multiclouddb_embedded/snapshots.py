@@ -15,22 +15,14 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 from typing import Any, Final, TypeAlias
 
 import orjson
 from attrs import frozen
 
-from multiclouddb_api import (
-    ChangeEvent,
-    ChangeType,
-    LookupAnswer,
-    MulticloudDbError,
-    MulticloudDbKey,
-    decode_json,
-)
-from multiclouddb_api.event import trusted_events
+from multiclouddb_api import ChangeType, LookupAnswer, MulticloudDbKey, decode_json
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_embedded.mapping import ORDER_DIGITS, View, from_micros
 from multiclouddb_embedded.partitions import check_there
@@ -38,11 +30,12 @@ from multiclouddb_embedded.source import Scope, Source
 from multiclouddb_embedded.store.connection import Interrupt, snapshot
 from multiclouddb_spi import (
     Batch,
+    ColumnMapper,
+    Columns,
     Continue,
     Cursor,
     Deadline,
     InvalidCursor,
-    Mapper,
     Outcome,
     Reader,
     RecordFault,
@@ -135,7 +128,7 @@ Row: TypeAlias = tuple[bytes, str, str | None]
 
 
 @frozen(eq=False)
-class _Mapper(Mapper):
+class _Mapper(ColumnMapper):
     view: View
     plan_id: str
     seq: int
@@ -145,39 +138,23 @@ class _Mapper(Mapper):
     def cursor_after(self, records: list[Row], count: int) -> Cursor:
         return [self.plan_id, self.seq, self.ts, _text(records[count - 1][0]), self.end]
 
-    def events(self, records: list[Row], start: int, stop: int) -> list[ChangeEvent]:
-        rows = records[start:stop]
-        try:
-            return self._map(rows)
-        except (ValueError, MulticloudDbError):
-            raise self._first_fault(records, start, stop) from None
-
-    def _map(self, rows: list[Row]) -> list[ChangeEvent]:
-        view, count = self.view, len(rows)
+    def columns(self, records: list[Row], start: int, stop: int, *, texts: bool) -> Columns | None:
+        if texts:
+            return None
+        view, rows = self.view, records[start:stop]
         prefix, blake2b = f"{snapshot_id_of(self.plan_id)}:", hashlib.blake2b
-        keys = _values([row[1] for row in rows])
-        columns: list[Iterable[Any]] = [
+        return Columns(
             [prefix + blake2b(row[0], digest_size=16).hexdigest() for row in rows],
-            trusted_keys(keys, view.partition_components),
+            trusted_keys(_values([row[1] for row in rows]), view.partition_components),
             repeat(ChangeType.CREATE),
             repeat(from_micros(self.ts)),
-            _values([row[2] or "null" for row in rows]) if view.with_new else repeat(None),
-            repeat(None),
             repeat(_floor(self.seq)),
-            repeat(False),
-            repeat(True),
-            repeat(view.address),
-            repeat(view.partition_id),
-            [{"key": row[1], "doc": row[2]} for row in rows] if view.native else repeat(None),
-        ]
-        return trusted_events(count, columns)
+            _values([row[2] or "null" for row in rows]) if view.with_new else repeat(None),
+            backfilled=repeat(True),
+            natives=[{"key": row[1], "doc": row[2]} for row in rows] if view.native else repeat(None),
+        )
 
-    def _first_fault(self, records: list[Row], start: int, stop: int) -> RecordFault:
-        for index in range(start, stop):
-            try:
-                self._map(records[index : index + 1])
-            except (ValueError, MulticloudDbError):
-                break
+    def fault(self, records: list[Row], index: int, error: Exception | None) -> RecordFault:
         after = self.cursor_after(records, index + 1)
         return RecordFault(index, f"row {index} of the batch", "it is not the JSON that was stored", after)
 

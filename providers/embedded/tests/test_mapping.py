@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 import multiclouddb_api as api
 from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_embedded.mapping import (
+    EmbeddedMapper,
     Records,
     View,
     cursor_of,
     from_micros,
     position_of,
-    to_arrow,
-    to_events,
     to_micros,
 )
 
@@ -72,6 +71,14 @@ def records(table, *, old=True):
 
     seqs = ",".join(str(10**n) for n in range(len(table)))
     return Records(len(table), seqs, numbers(4), numbers(3), column(0), column(1), column(2) if old else None)
+
+
+def to_events(made, start, stop, view):
+    return EmbeddedMapper(view).events(made, start, stop)
+
+
+def to_arrow(made, start, stop, view):
+    return EmbeddedMapper(view).arrow(made, start, stop)
 
 
 def same(a, b):
