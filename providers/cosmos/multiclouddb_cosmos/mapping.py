@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import repeat
 from operator import contains
@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 from attrs import frozen
 
-from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, encode_json
-from multiclouddb_api.event import trusted_events
+from multiclouddb_api import ChangeType, encode_json
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_cosmos.position import cursor_of
 from multiclouddb_cosmos.records import (
-    DAMAGED_ERRORS,
     KINDS,
     MARKED,
     MOST_SECONDS,
@@ -34,7 +32,7 @@ from multiclouddb_cosmos.records import (
     take_out_system,
     value_at,
 )
-from multiclouddb_spi import Cursor, Mapper, RecordFault
+from multiclouddb_spi import DAMAGED, ColumnMapper, Columns, Cursor, RecordFault, reason_of
 from multiclouddb_spi.faults import key_digest
 from multiclouddb_spi.scan.contract import LATEST_MARK
 
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
 _TYPES: Final = dict(
     zip(KINDS, (ChangeType.CREATE, ChangeType.UPDATE, ChangeType.DELETE, ChangeType.DELETE), strict=True)
 )
-_TYPE_TEXTS: Final = {name: kind.value for name, kind in _TYPES.items()}
 _JSON_NAMES: Final = {
     "str": "text", "int": "a number", "float": "a number", "NoneType": "null", "dict": "an object",
     "list": "an array",
@@ -61,27 +58,6 @@ def _check_numbered(records: Records) -> None:
         return
     if not all(map(records.is_numbered, range(len(records)))):
         raise NoLsn
-
-
-def _events(records: Records, view: View) -> list[ChangeEvent]:
-    kinds = _kinds(records, view)
-    documents = _documents(records, kinds)
-    keys, orders = _keys_of(records, documents, view), _orders(records)
-    columns: list[Iterable[Any]] = [
-        _event_ids(records, documents, keys, orders, kinds),
-        _keys(keys, len(view.paths), view),
-        map(_TYPES.__getitem__, kinds),
-        _times(_seconds(records)),
-        *([repeat(None), repeat(None)] if not view.with_new else _states(documents, kinds, view)),
-        orders,
-        _expiries(records),
-        repeat(False),
-        repeat(view.address),
-        repeat(view.partition_id),
-        records.items if view.native else repeat(None),
-    ]
-    _check_numbered(records)
-    return trusted_events(len(records), columns)
 
 
 def _kinds(records: Records, view: View) -> list[str]:
@@ -183,34 +159,6 @@ def _orders(records: Records) -> list[str]:
     return order_keys(records.lsns) if records.orders is None else records.orders
 
 
-def _arrow(records: Records, view: View) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    from multiclouddb_api.arrow import EVENT_SCHEMA
-
-    count, text, kinds, orders = len(records), pa.string(), _kinds(records, view), _orders(records)
-    documents = _documents(records, kinds)
-    keys, none = _keys_of(records, documents, view), pa.nulls(count, text)
-    new, old = _states(documents, kinds, view) if view.with_new else ([], [])
-    columns = [
-        pa.array(_event_ids(records, documents, keys, orders, kinds), text),
-        pa.array(map(_TYPE_TEXTS.__getitem__, kinds), text),
-        _texts(keys),
-        _moments(_seconds(records)),
-        _texts(new) if view.with_new else none,
-        _texts(old) if view.with_new and view.marker else none,
-        pa.array(orders, text),
-        pa.array(_expiries(records), pa.bool_()),
-        pa.repeat(pa.scalar(False), count),
-        *(
-            pa.repeat(pa.scalar(value, text), count)
-            for value in (view.address.database, view.address.collection, view.partition_id)
-        ),
-    ]
-    _check_numbered(records)
-    return pa.RecordBatch.from_arrays(columns, schema=EVENT_SCHEMA)
-
-
 def _moments(times: Sequence[Any]) -> pa.Array:
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -245,63 +193,55 @@ def _texts(values: Sequence[Any]) -> pa.Array:
     return pa.array(texts, pa.string())
 
 
-# -- Faults
-
-# `encode_json` refuses a text with half a surrogate pair.
-_UNMAPPED: Final = (*DAMAGED_ERRORS, MulticloudDbError)
-
-
-def _mapped(
-    records: Records, start: int, stop: int, mapper: CosmosMapper, make: Callable[[Records, View], Any]
-) -> Any:
-    part, view = records.part(start, stop), mapper.view
-    try:
-        return make(part, view)
-    except _UNMAPPED:
-        pass
-    for index in range(start, stop):
-        try:
-            make(records.part(index, index + 1), view)
-        except _UNMAPPED as error:
-            raise _fault(records, index, mapper, type(error).__name__) from None
-    raise _fault(records, start, mapper, "it is not clear which item is damaged")
-
-
-def _fault(records: Records, index: int, mapper: CosmosMapper, reason: str) -> RecordFault:
-    item, view = records.items[index], mapper.view
-    text = f"it cannot be decoded as an item of a change feed ({reason})"
-    if view.usual is not None and kind_of(item, view) == REFUSED:
-        kind = type(value_at(item, view.marker)).__name__
-        path = "".join(f"/{name}" for name in view.marker)
-        text = (
-            f"the property {path} of the item {_named(item, view)} is {_JSON_NAMES.get(kind, kind)}, and "
-            "not true or false; write the item with true or false, or without the property"
-        )
-    return RecordFault(index, f"LSN {records.lsns[index]}", text, mapper.cursor_after(records, index + 1))
-
-
-def _named(item: Item, view: View) -> str:
-    try:
-        return key_digest(orjson.dumps(key_of(item, view)).decode())
-    except DAMAGED_ERRORS:
-        return "whose key cannot be decoded"
-
-
 @frozen
-class CosmosMapper(Mapper):
+class CosmosMapper(ColumnMapper):
     """Maps the records of one range to events and to Arrow."""
 
-    view: View  # the properties that are the same for all events of the range
+    view: View  # what all events of the range share
 
     def cursor_after(self, records: Records, count: int) -> Cursor:
         """Return the position after the first `count` records."""
         return cursor_of(place_after(records, count))
 
-    def events(self, records: Records, start: int, stop: int) -> list[ChangeEvent]:
-        """Map records to events."""
-        found: list[ChangeEvent] = _mapped(records, start, stop, self, _events)
+    def columns(self, records: Records, start: int, stop: int, *, texts: bool) -> Columns:
+        """Return the columns of records."""
+        view, part = self.view, records.part(start, stop)
+        kinds = _kinds(part, view)
+        documents = _documents(part, kinds)
+        keys, orders = _keys_of(part, documents, view), _orders(part)
+        states: tuple[Iterable[Any], Iterable[Any]] = repeat(None), repeat(None)
+        if view.with_new:
+            new, old = _states(documents, kinds, view)
+            states = (_texts(new), _texts(old) if view.marker else repeat(None)) if texts else (new, old)
+        found = Columns(
+            _event_ids(part, documents, keys, orders, kinds),
+            _texts(keys) if texts else _keys(keys, len(view.paths), view),
+            map(_TYPES.__getitem__, kinds),
+            _moments(_seconds(part)) if texts else _times(_seconds(part)),
+            orders,
+            *states,
+            _expiries(part),
+            natives=part.items if view.native else repeat(None),
+        )
+        _check_numbered(part)
         return found
 
-    def arrow(self, records: Records, start: int, stop: int) -> pa.RecordBatch:
-        """Map records to Arrow."""
-        return _mapped(records, start, stop, self, _arrow)
+    def fault(self, records: Records, index: int, error: Exception | None) -> RecordFault:
+        """Describe an item that cannot be decoded."""
+        item, view = records.items[index], self.view
+        text = f"it cannot be decoded as an item of a change feed ({reason_of(error)})"
+        if view.usual is not None and kind_of(item, view) == REFUSED:
+            kind = type(value_at(item, view.marker)).__name__
+            path = "".join(f"/{name}" for name in view.marker)
+            text = (
+                f"the property {path} of the item {_named(item, view)} is {_JSON_NAMES.get(kind, kind)}, and "
+                "not true or false; write the item with true or false, or without the property"
+            )
+        return RecordFault(index, f"LSN {records.lsns[index]}", text, self.cursor_after(records, index + 1))
+
+
+def _named(item: Item, view: View) -> str:
+    try:
+        return key_digest(orjson.dumps(key_of(item, view)).decode())
+    except DAMAGED:
+        return "whose key cannot be decoded"

@@ -17,8 +17,10 @@ import attrs
 import orjson
 from attrs import frozen
 
-from multiclouddb_api import MulticloudDbKey, ResourceAddress, invalid_request
+from multiclouddb_api import MulticloudDbKey, invalid_request
 from multiclouddb_cosmos.position import LIVE, Place
+from multiclouddb_spi import DAMAGED
+from multiclouddb_spi import View as CommonView
 
 Item: TypeAlias = Mapping[str, Any]
 
@@ -50,16 +52,6 @@ own (microsoft/kafka-connect-cosmosdb issue 46); then the feed contains the name
 _TOLD: Final = itemgetter("_rid", "_etag", "_ts")
 _NO_KEY: Final = (dict, list)
 """The types of values that are never part of a partition key."""
-DAMAGED_ERRORS: Final = (
-    ValueError,
-    LookupError,
-    TypeError,
-    ArithmeticError,
-    AttributeError,
-    RecursionError,
-    OSError,
-)
-"""The exceptions that a damaged item can cause."""
 
 
 class Doubled(dict[str, Any]):
@@ -75,14 +67,10 @@ class Doubled(dict[str, Any]):
 
 
 @frozen
-class View:
-    """The properties that all events of one range share."""
+class View(CommonView):
+    """What all events of one range share."""
 
-    address: ResourceAddress  # the container that stores the items
-    partition_id: str  # the public id of the range
     paths: tuple[tuple[str, ...], ...]  # the path of each component of the partition key, as property names
-    with_new: bool = True  # true if events include the new document
-    native: bool = False  # true if events include the service's item
     usual: str | None = None  # the type of each change if the items are documents alone
     marker: tuple[str, ...] = ()  # the path of the property that marks an item as deleted
     single: bool = False  # true if the items were read one by one, and not from a feed
@@ -225,7 +213,7 @@ def bared(records: Records, view: View) -> Records:
     whole = records.items
     try:
         told: list[Any] = list(map(_TOLD, whole))
-    except DAMAGED_ERRORS:
+    except DAMAGED:
         names = {"_rid", "_etag", "_ts"}
         are_whole = [isinstance(item, dict) and names <= item.keys() for item in whole]
         told = [_TOLD(item) if is_whole else None for item, is_whole in zip(whole, are_whole, strict=True)]
@@ -378,7 +366,7 @@ def _digest_of(item: Any, view: View) -> str | None:
         if lsn_of(item, bare=view.usual is not None) is None or kind_of(item, view) not in KINDS:
             return None
         return name_of(key_of(item, view))
-    except DAMAGED_ERRORS:
+    except DAMAGED:
         return None
 
 
@@ -421,7 +409,7 @@ def is_of(item: Item, view: View, wanted: Sequence[Any]) -> bool:
     """Return True if an item's partition key begins with `wanted`, or if the item is damaged."""
     try:
         found = key_of(item, view)
-    except DAMAGED_ERRORS:
+    except DAMAGED:
         return True
     return all(
         name in found and found[name] == value and isinstance(found[name], bool) == isinstance(value, bool)

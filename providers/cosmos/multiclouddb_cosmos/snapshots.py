@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from itertools import product
+from itertools import product, repeat
 from typing import Any, Final
 
 import attrs
@@ -163,23 +163,17 @@ class _RowMapper(CosmosMapper):
         """Return the position after the first `count` rows."""
         return attrs.evolve(self.scan, place=place_after(records, count)).cursor
 
-    def events(self, records: Records, start: int, stop: int) -> list[ChangeEvent]:
-        """Map rows to events."""
-        moment = datetime.fromtimestamp(self.scan.moment, UTC)
-        return [
-            attrs.evolve(
-                event,
-                event_id=snapshot_event_id(self.scan.plan_id, event.key),
-                timestamp=moment,
-                backfilled=True,
-            )
-            for event in super().events(records, start, stop)
-        ]
-
-    def arrow(self, records: Records, start: int, stop: int) -> Any:
-        """Return None, so that the engine builds the batch from events."""
-        # A direct conversion is not necessary, because rows are read only once.
-        return None
+    def columns(self, records: Records, start: int, stop: int, *, texts: bool) -> Any:
+        """Return the columns of rows; none for Arrow, because rows are read only once."""
+        if texts:
+            return None
+        found = super().columns(records, start, stop, texts=False)
+        return attrs.evolve(
+            found,
+            event_ids=[snapshot_event_id(self.scan.plan_id, key) for key in found.keys],
+            timestamps=repeat(datetime.fromtimestamp(self.scan.moment, UTC)),
+            backfilled=repeat(True),
+        )
 
 
 class ScanReader(Reader):
