@@ -7,27 +7,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import repeat
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import attrs
 import orjson
 from attrs import define, frozen
 
-from multiclouddb_api import ChangeEvent, ChangeType, ResourceAddress
-from multiclouddb_api.event import trusted_events
+from multiclouddb_api import ChangeType
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_spanner.position import Place, cursor_of, fixed_text, moment_of, ordered
-from multiclouddb_spanner.records import DAMAGED_ERRORS, DataRecord, Mod, Shape
+from multiclouddb_spanner.records import DataRecord, Mod, Shape
 from multiclouddb_spanner.values import Converter, normal
-from multiclouddb_spi import Cursor, Mapper, RecordFault
+from multiclouddb_spi import ColumnMapper, Columns, Cursor, RecordFault, reason_of
+from multiclouddb_spi import View as CommonView
 from multiclouddb_spi.cursor import Cut
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_Made = TypeVar("_Made")
 _TYPES: Final = {"INSERT": ChangeType.CREATE, "UPDATE": ChangeType.UPDATE, "DELETE": ChangeType.DELETE}
-_TEXTS: Final = {name: kind.value for name, kind in _TYPES.items()}
 _WITH_ROW: Final = frozenset({"NEW_ROW", "NEW_ROW_AND_OLD_VALUES"})
 _WITH_OLD: Final = frozenset({"OLD_AND_NEW_VALUES", "NEW_ROW_AND_OLD_VALUES"})
 
@@ -54,15 +52,10 @@ class Changes(Sequence[Change]):
 
 
 @frozen
-class View:
-    """The properties that are the same for all events of one partition."""
+class View(CommonView):
+    """What all events of one partition share."""
 
-    address: ResourceAddress
-    partition_id: str
     key_names: tuple[str, ...]
-    with_new: bool = True
-    with_old: bool = False
-    native: bool = False
     whole: bool = True  # False if the stream does not watch all columns
 
 
@@ -180,72 +173,27 @@ def _moments(changes: Iterable[Change]) -> list[datetime]:
     return moments
 
 
-# -- Events
-
-
-def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
-    # The events are made column by column. Each event needs only one call, and data that the request leaves
-    # out needs no call.
-    ids, orders = _names(changes)
-    parts = _parts(changes, view, attrgetter("python"))
-    columns: list[Iterable[Any]] = [
-        ids,
-        trusted_keys(parts.keys),
-        [_TYPES[record.kind] for record, _ in changes],
-        _moments(changes),
-        parts.news,
-        parts.olds,
-        orders,
-        [record.by_expiry for record, _ in changes],
-        repeat(False),
-        repeat(view.address),
-        repeat(view.partition_id),
-        [_native(record, mod) for record, mod in parts.mods] if view.native else repeat(None),
-    ]
-    return trusted_events(len(changes), columns)
-
-
 def _native(record: DataRecord, mod: Mod) -> dict[str, Any]:
     """Return the service's record, containing only this change."""
     parts = zip(("keys", "new_values", "old_values"), mod, strict=True)
     return {**record.native(), "mods": [{name: _loaded(part) for name, part in parts}]}
 
 
-# -- Arrow
-
-
-def _arrow(changes: Sequence[Change], view: View) -> pa.RecordBatch:
+def _instants(changes: Iterable[Change]) -> pa.Array:
     import pyarrow as pa
 
-    from multiclouddb_api.arrow import EVENT_SCHEMA
+    return pa.array([record.at for record, _ in changes], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
 
-    count, text = len(changes), pa.string()
-    ids, orders = _names(changes)
-    parts = _parts(changes, view, attrgetter("json"))
 
-    def texts(rows: Iterable[dict[str, Any] | None]) -> pa.Array:
-        return pa.array([None if row is None else orjson.dumps(row) for row in rows], text)
+def _texts(rows: Iterable[dict[str, Any] | None]) -> pa.Array:
+    import pyarrow as pa
 
-    columns = [
-        pa.array(ids, text),
-        pa.array([_TEXTS[record.kind] for record, _ in changes], text),
-        texts(parts.keys),
-        pa.array([record.at for record, _ in changes], pa.int64()).cast(pa.timestamp("us", tz="UTC")),
-        texts(parts.news),
-        texts(parts.olds),
-        pa.array(orders, text),
-        pa.array([record.by_expiry for record, _ in changes], pa.bool_()),
-        pa.repeat(pa.scalar(False), count),
-        *(
-            pa.repeat(pa.scalar(value, text), count)
-            for value in (view.address.database, view.address.collection, view.partition_id)
-        ),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=EVENT_SCHEMA)
+    # Arrow at once, so that the texts of the columns do not exist together.
+    return pa.array([None if row is None else orjson.dumps(row) for row in rows], pa.string())
 
 
 @frozen
-class SpannerMapper(Mapper):
+class SpannerMapper(ColumnMapper):
     """Maps the changes of one partition to events and to Arrow."""
 
     view: View
@@ -253,29 +201,27 @@ class SpannerMapper(Mapper):
     def cursor_after(self, records: Changes, count: int) -> Cursor:
         return cursor_of(place_after(records.begin, records.items, count))
 
-    def events(self, records: Changes, start: int, stop: int) -> list[ChangeEvent]:
-        return self._mapped(_events, records, start, stop)
+    def columns(self, records: Changes, start: int, stop: int, *, texts: bool) -> Columns:
+        changes = records.items[start:stop]
+        ids, orders = _names(changes)
+        parts = _parts(changes, self.view, attrgetter("json" if texts else "python"))
+        return Columns(
+            ids,
+            _texts(parts.keys) if texts else trusted_keys(parts.keys),
+            [_TYPES[record.kind] for record, _ in changes],
+            _instants(changes) if texts else _moments(changes),
+            orders,
+            _texts(parts.news) if texts else parts.news,
+            _texts(parts.olds) if texts else parts.olds,
+            [record.by_expiry for record, _ in changes],
+            natives=[_native(record, mod) for record, mod in parts.mods]
+            if self.view.native and not texts
+            else repeat(None),
+        )
 
-    def arrow(self, records: Changes, start: int, stop: int) -> pa.RecordBatch:
-        return self._mapped(_arrow, records, start, stop)
-
-    def _mapped(
-        self, make: Callable[[Sequence[Change], View], _Made], records: Changes, start: int, stop: int
-    ) -> _Made:
-        """Map changes; if that fails, raise the fault of the first change that cannot be mapped."""
-        try:
-            return make(records.items[start:stop], self.view)
-        except DAMAGED_ERRORS:
-            pass
-        place, reason = start, "one of the changes from here on; which one is unknown"
-        for index in range(start, stop):
-            try:
-                _events(records.items[index : index + 1], self.view)
-            except DAMAGED_ERRORS as error:
-                place, reason = index, type(error).__name__
-                break
-        record = records.items[place].record
-        problem = record.shape.problem or f"it cannot be decoded as a change of a row ({reason})"
+    def fault(self, records: Changes, index: int, error: Exception | None) -> RecordFault:
+        record = records.items[index].record
+        problem = record.shape.problem or f"it cannot be decoded as a change of a row ({reason_of(error)})"
         where = f"{record.commit}, transaction {record.transaction}, record {record.sequence}"
-        after = place_after(records.begin, records.items, place + 1)
-        raise RecordFault(place, where, problem, cursor_of(after))
+        after = place_after(records.begin, records.items, index + 1)
+        return RecordFault(index, where, problem, cursor_of(after))

@@ -19,12 +19,10 @@ from google.cloud.spanner_v1 import PartialResultSet
 
 from multiclouddb_spanner.position import micros_of
 from multiclouddb_spanner.values import KEY_FORMS, Converter, converter, json_converter
-from multiclouddb_spi import collector_paused
+from multiclouddb_spi import DAMAGED, collector_paused
 
 UNTIMED: Final = -1
 """The time of a record without a readable commit timestamp; it is not before the preceding record's."""
-DAMAGED_ERRORS: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
-"""The exceptions that a damaged record can cause."""
 _MOST_SHAPES: Final = 4096
 _MOD_BYTES: Final = 400
 
@@ -193,12 +191,12 @@ def _of_struct(lists: Sequence[Any], table: str, shapes: Shapes) -> Iterator[Ite
         try:
             if fields[4].string_value == table:
                 yield _data_of_struct(fields, shapes)
-        except DAMAGED_ERRORS as error:
+        except DAMAGED as error:
             at = fields[0].string_value if fields else ""
             yield _unreadable(each.SerializeToString(deterministic=True), at, table, error)
     for each in heartbeats.list_value.values:
         # Without a readable time, a heartbeat confirms nothing.
-        with contextlib.suppress(*DAMAGED_ERRORS):
+        with contextlib.suppress(*DAMAGED):
             yield Heartbeat(micros_of(each.list_value.values[0].string_value))
     for each in children.list_value.values:
         start, _, found = each.list_value.values
@@ -220,7 +218,7 @@ def _unreadable(data: bytes, commit: object, table: str, error: Exception) -> Da
     """
     try:
         at, text = micros_of(str(commit)), str(commit)
-    except DAMAGED_ERRORS:
+    except DAMAGED:
         at, text = UNTIMED, "(no commit timestamp)"
     problem = f"it cannot be decoded as a record of a change stream ({type(error).__name__})"
     name = f"unreadable-{blake2b(data, digest_size=12).hexdigest()}"
@@ -309,11 +307,11 @@ def _of_text(text: str, table: str, shapes: Shapes) -> Iterator[Item]:
         try:
             if data["table_name"] == table:
                 yield _data_of_json(data, shapes)
-        except DAMAGED_ERRORS as error:
+        except DAMAGED as error:
             at = data.get("commit_timestamp") if isinstance(data, dict) else None
             yield _unreadable(text.encode(), at, table, error)
     elif "heartbeat_record" in record:
-        with contextlib.suppress(*DAMAGED_ERRORS):
+        with contextlib.suppress(*DAMAGED):
             yield Heartbeat(micros_of(record["heartbeat_record"]["timestamp"]))
     elif "child_partitions_record" in record:
         found = record["child_partitions_record"]

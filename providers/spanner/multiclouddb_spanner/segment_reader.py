@@ -13,7 +13,6 @@ from attrs import frozen
 from google.cloud.spanner_v1 import PartialResultSet, TypeCode
 
 from multiclouddb_api import ChangeEvent, ChangeType, LookupAnswer, MulticloudDbKey
-from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_spanner.client import Answer, CancelScope
 from multiclouddb_spanner.errors import is_broken, is_lost_version
@@ -25,14 +24,16 @@ from multiclouddb_spanner.snapshots import Scans, Span, floor_of, key_text, keys
 from multiclouddb_spanner.values import integers, key_part, key_value, normal
 from multiclouddb_spi import (
     Batch,
+    ColumnMapper,
+    Columns,
     Continue,
     Cursor,
     Deadline,
-    Mapper,
     Outcome,
     Reader,
     RecordFault,
     Scanned,
+    reason_of,
     snapshot_event_ids,
 )
 from multiclouddb_spi.abilities import LOOKUP_PLAN, answers_of, check_components
@@ -71,21 +72,20 @@ _TEXTS: Final = frozenset(
     {"BYTES", "DATE", "ENUM", "INT64", "INTERVAL", "JSON", "NUMERIC", "PROTO", "STRING", "TIMESTAMP", "UUID"}
 )
 _TEXT: Final = attrgetter("string_value")
-_DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
 
 
 _NO_ROWS: Final = _Rows([], 1)
 
 
 @frozen(eq=False)
-class _Columns:
+class _Fields:
     """The columns of an answer to a read."""
 
     shape: Shape
     codes: tuple[str, ...]
 
     @classmethod
-    def of(cls, fields: Iterable[Any]) -> _Columns:
+    def of(cls, fields: Iterable[Any]) -> _Fields:
         kinds = [(field.name, _kind(field.type_)) for field in fields]
         return cls(shape_of(kinds), tuple(kind["code"] for _, kind in kinds))
 
@@ -119,28 +119,24 @@ def _kind(type_: Any) -> dict[str, Any]:
 
 
 @frozen(eq=False)
-class _Mapper(Mapper):
+class _Mapper(ColumnMapper):
     """Maps rows that were all read at the same timestamp."""
 
     view: View
     span: Span
-    columns: _Columns
+    fields: _Fields
 
     def cursor_after(self, records: _Rows, count: int) -> Cursor:
         return attrs.evolve(self.span, after=records.part(count - 1, count).last_key(self.view)).cursor()
 
-    def events(self, records: _Rows, start: int, stop: int) -> list[ChangeEvent]:
-        try:
-            return self._map(records.part(start, stop))
-        except _DAMAGED:
-            raise self._first_fault(records, start, stop) from None
-
-    def _map(self, rows: _Rows) -> list[ChangeEvent]:
-        view, names = self.view, self.columns.shape.names
-        if self.columns.shape.problem is not None:
-            raise ValueError(self.columns.shape.problem)
-        values = self.columns.values(rows)
-        forms = [self.columns.shape.keys.get(name) for name in view.key_names]
+    def columns(self, records: _Rows, start: int, stop: int, *, texts: bool) -> Columns | None:
+        if texts:
+            return None
+        view, shape, rows = self.view, self.fields.shape, records.part(start, stop)
+        if shape.problem is not None:
+            raise ValueError(shape.problem)
+        values = self.fields.values(rows)
+        forms = [shape.keys.get(name) for name in view.key_names]
         keys = [
             column if form is None else [normal(value, form) for value in column]
             for column, form in zip(values, forms, strict=False)
@@ -148,33 +144,24 @@ class _Mapper(Mapper):
         found = [dict(zip(view.key_names, key, strict=True)) for key in zip(*keys, strict=True)]
         documents: Iterable[Any] = repeat(None)
         if view.with_new and view.whole:
-            documents = [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
-        columns: list[Iterable[Any]] = [
+            documents = [dict(zip(shape.names, row, strict=True)) for row in zip(*values, strict=True)]
+        return Columns(
             snapshot_event_ids(self.span.plan_id, view.key_names, keys),
             trusted_keys(found),
             repeat(ChangeType.CREATE),
             repeat(moment_of(self.span.began)),
-            documents,
-            repeat(None),
             repeat(floor_of(self.span.began)),
-            repeat(False),
-            repeat(True),
-            repeat(view.address),
-            repeat(view.partition_id),
-            [dict(zip(names, map(plain_value, rows.row(at)), strict=True)) for at in range(len(rows))]
+            documents,
+            backfilled=repeat(True),
+            natives=[
+                dict(zip(shape.names, map(plain_value, rows.row(at)), strict=True)) for at in range(len(rows))
+            ]
             if view.native
             else repeat(None),
-        ]
-        return trusted_events(len(rows), columns)
+        )
 
-    def _first_fault(self, records: _Rows, start: int, stop: int) -> RecordFault:
-        for index in range(start, stop):
-            try:
-                self._map(records.part(index, index + 1))
-            except _DAMAGED as error:
-                undecoded = f"a row that cannot be decoded ({type(error).__name__})"
-                reason = self.columns.shape.problem or undecoded
-                break
+    def fault(self, records: _Rows, index: int, error: Exception | None) -> RecordFault:
+        reason = self.fields.shape.problem or f"a row that cannot be decoded ({reason_of(error)})"
         after = self.cursor_after(records, index + 1)
         return RecordFault(index, f"row {index} of the batch", reason, after)
 
@@ -191,7 +178,7 @@ class SegmentReader(Reader):
         self._answer: Answer | None = None
         self._messages: Iterator[_Rows] = iter(())
         self._kept = False
-        self._mapper = _Mapper(view, span, _Columns.of(()))
+        self._mapper = _Mapper(view, span, _Fields.of(()))
         self._rows = _NO_ROWS
         self._used = 0
         self._size = 1
@@ -258,7 +245,7 @@ class SegmentReader(Reader):
         for number, message in enumerate(answer):
             raw = PartialResultSet.pb(message)
             if number == 0:
-                self._mapper = _Mapper(self._view, self._span, _Columns.of(raw.metadata.row_type.fields))
+                self._mapper = _Mapper(self._view, self._span, _Fields.of(raw.metadata.row_type.fields))
             self._bytes += raw.ByteSize() + _VALUE_BYTES * len(raw.values)
             yield message
 
@@ -358,18 +345,18 @@ def look_up(
 
     def read() -> list[ChangeEvent]:
         answer = client.read(keys_read(scans.source.info.table, names, wanted, at), scope)
-        columns, events = list[_Columns](), list[ChangeEvent]()
+        fields, events = list[_Fields](), list[ChangeEvent]()
 
         def messages() -> Iterator[PartialResultSet]:
             for message in answer:
-                if not columns:
-                    columns.append(_Columns.of(PartialResultSet.pb(message).metadata.row_type.fields))
+                if not fields:
+                    fields.append(_Fields.of(PartialResultSet.pb(message).metadata.row_type.fields))
                 yield message
 
         try:
             for values in values_of(messages(), len(names)):
                 rows = _Rows(values, len(names))
-                mapper = _Mapper(view, Span(LOOKUP_PLAN, at, at, "", ""), columns[0])
+                mapper = _Mapper(view, Span(LOOKUP_PLAN, at, at, "", ""), fields[0])
                 events += mapper.events(rows, 0, len(rows))
         finally:
             answer.cancel()
