@@ -84,7 +84,8 @@ class Columns:
         old_states: The documents before the changes; without it, all are None.
         by_expiry: Whether the deletes are by time-to-live; without it, none is.
         backfilled: Whether the events come from the current state of documents; without it, none does.
-        addresses: The addresses of the documents; without it, all have the address of the view.
+        addresses: The addresses of the documents, for Arrow as two columns: the names of the databases, and
+            those of the collections. Without it, all have the address of the view.
         natives: The service's own records, which Arrow does not contain; without it, all are None.
     """
 
@@ -97,7 +98,7 @@ class Columns:
     old_states: Column = repeat(None)  # noqa: RUF009
     by_expiry: Column = repeat(False)  # noqa: RUF009
     backfilled: Column = repeat(False)  # noqa: RUF009
-    addresses: Iterable[ResourceAddress] | None = None
+    addresses: Iterable[Any] | None = None
     natives: Column = repeat(None)  # noqa: RUF009
 
 
@@ -176,10 +177,6 @@ class ColumnMapper(Mapper):
         from multiclouddb_api.arrow import batch_of
 
         address = self.view.address
-        names: tuple[Iterable[Any], Iterable[Any]] = repeat(address.database), repeat(address.collection)
-        if found.addresses is not None:
-            addresses = list(found.addresses)
-            names = [each.database for each in addresses], [each.collection for each in addresses]
         return batch_of(
             stop - start,
             (
@@ -192,7 +189,7 @@ class ColumnMapper(Mapper):
                 found.order_keys,
                 found.by_expiry,
                 found.backfilled,
-                *names,
+                *(found.addresses or (repeat(address.database), repeat(address.collection))),
                 repeat(self.view.partition_id),
             ),
         )

@@ -47,6 +47,9 @@ class NumberMapper(ColumnMapper):
         documents = [{"n": record} if isinstance(record, int) else record for record in part]
         form = encode_json if texts else dict
         more = self.more(part) if self.more else {}
+        if texts and "addresses" in more:
+            names = [(each.database, each.collection) for each in more["addresses"]]
+            more["addresses"] = list(zip(*names, strict=True))
         return Columns(
             [f"id-{record}" for record in part],
             [encode_json({"n": n}) if texts else MulticloudDbKey({"n": n}) for n in range(start, stop)],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from datetime import UTC, datetime
 from itertools import chain, repeat
@@ -12,8 +12,7 @@ from attrs import frozen
 from bson.codec_options import CodecOptions
 from bson.errors import BSONError
 
-from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, ResourceAddress
-from multiclouddb_api.event import trusted_events
+from multiclouddb_api import ChangeType, ResourceAddress
 from multiclouddb_api.key import MulticloudDbKey, trusted_keys
 from multiclouddb_mongo.position import After, change_text, cursor_of, seconds_at, time_text, token_text
 from multiclouddb_mongo.raw_change import Raw, place_of_change, with_decimals
@@ -27,7 +26,9 @@ from multiclouddb_mongo.values import (
     normal_key,
     portable,
 )
-from multiclouddb_spi import Cursor, Mapper, RecordFault
+from multiclouddb_spi import DAMAGED as DAMAGED_RECORD
+from multiclouddb_spi import ColumnMapper, Columns, Cursor, RecordFault, reason_of
+from multiclouddb_spi import View as CommonView
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,34 +53,20 @@ _TEXT: Final = frozenset({str})
 _DICT: Final = frozenset({dict})
 _ONE: Final = frozenset({1})
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_TEXTS: Final = {name: kind.value for name, kind in CHANGES.items()}
-# The exceptions that mapping a damaged change or row raises.
-DAMAGED: Final = (
-    *(BSONError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError, AssertionError),
-    RecursionError,
-)
+DAMAGED: Final = (*DAMAGED_RECORD, BSONError)
+"""The exceptions that mapping a damaged change or row can raise."""
 
 
 @frozen
-class View:
-    """The properties that all events of one feed share.
+class View(CommonView):
+    """What all events of one feed share.
 
     Attributes:
-        address: The address of the documents; its collection is None if each event names its own collection.
-        partition_id: The public id of the only partition.
-        with_new: True if events include the new document.
-        with_old: True if events include the old document.
-        native: True if events include the change document.
         start: The cluster time of the feed's start, in ticks; None if the feed has certainly
             reached its start. A resource that ended before this time was a different resource with
             the same name.
     """
 
-    address: ResourceAddress
-    partition_id: str
-    with_new: bool = True
-    with_old: bool = False
-    native: bool = False
     start: int | None = None
 
 
@@ -98,34 +85,6 @@ def time_of(change: Change) -> datetime:
     stamp = change.get("clusterTime")
     seconds = stamp.time if stamp is not None else seconds_at(After("e", token_text(change["_id"])))
     return datetime.fromtimestamp(0 if seconds is None else seconds, UTC)
-
-
-def _events(changes: Sequence[Change], view: View, raws: Sequence[Raw]) -> list[ChangeEvent]:
-    # The events are built from columns. Each event takes one call, and data that was not requested takes
-    # none.
-    ids = _ids(changes)
-    # The native change is taken before its documents become portable, because it must stay unchanged.
-    natives: Iterable[Any] = deepcopy(changes) if view.native else repeat(None)
-    # Few changes contain a decimal, and searching the bytes is faster than visiting every value.
-    for index in with_decimals(raws):
-        for name in _DOCUMENTS:
-            if type(document := changes[index].get(name)) is dict:
-                portable(document)
-    columns: list[Iterable[Any]] = [
-        ids,
-        _keys(_components(changes, raws)),
-        [CHANGES[change["operationType"]] for change in changes],
-        _times(changes),
-        _documents(changes, "fullDocument") if view.with_new else repeat(None),
-        _documents(changes, "fullDocumentBeforeChange") if view.with_old else repeat(None),
-        ids,
-        repeat(None),
-        repeat(False),
-        _addresses(changes, view),
-        repeat(view.partition_id),
-        natives,
-    ]
-    return trusted_events(len(changes), columns)
 
 
 def _ids(changes: Sequence[Change]) -> list[str]:
@@ -180,54 +139,18 @@ def _documents(changes: Sequence[Change], name: str) -> list[Any]:
     ]
 
 
-def _addresses(changes: Sequence[Change], view: View) -> Iterable[ResourceAddress]:
+def _addresses(changes: Sequence[Change], view: View) -> list[ResourceAddress] | None:
     if view.address.collection is not None:
-        return repeat(view.address)
-    known: dict[tuple[str, str], ResourceAddress] = {}
-    found = []
-    for change in changes:
-        name = (change["ns"]["db"], change["ns"]["coll"])
-        if name not in known:
-            known[name] = ResourceAddress(*name)
-        found.append(known[name])
-    return found
+        return None
+    names = [(name["db"], name["coll"]) for name in [change["ns"] for change in changes]]
+    known = {name: ResourceAddress(*name) for name in set(names)}
+    return [known[name] for name in names]
 
 
-def _arrow(changes: Sequence[Change], view: View, raws: Sequence[Raw]) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    from multiclouddb_api.arrow import EVENT_SCHEMA
-
-    count, text = len(changes), pa.string()
-    ids = pa.array(_ids(changes), text)
-
-    def documents(name: str) -> pa.Array:
-        return _texts([change.get(name) for change in changes])
-
-    columns = [
-        ids,
-        pa.array([_TEXTS[change["operationType"]] for change in changes], text),
-        _texts(_components(changes, raws)),
-        pa.array(_moments(changes), pa.timestamp("us", tz="UTC")),
-        documents("fullDocument") if view.with_new else pa.nulls(count, text),
-        documents("fullDocumentBeforeChange") if view.with_old else pa.nulls(count, text),
-        ids,
-        pa.nulls(count, pa.bool_()),
-        pa.repeat(pa.scalar(False), count),
-        *_names(changes, view),
-        pa.repeat(pa.scalar(view.partition_id, text), count),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=EVENT_SCHEMA)
-
-
-def _names(changes: Sequence[Change], view: View) -> list[pa.Array]:
-    import pyarrow as pa
-
-    text, address = pa.string(), view.address
-    if address.collection is not None:
-        names = (address.database, address.collection)
-        return [pa.repeat(pa.scalar(name, text), len(changes)) for name in names]
-    return [pa.array([change["ns"][name] for change in changes], text) for name in ("db", "coll")]
+def _names(changes: Sequence[Change], view: View) -> list[list[str]] | None:
+    if view.address.collection is not None:
+        return None
+    return [[change["ns"][name] for change in changes] for name in ("db", "coll")]
 
 
 def _texts(documents: Sequence[Any]) -> pa.Array:
@@ -245,66 +168,78 @@ def _texts(documents: Sequence[Any]) -> pa.Array:
     return pa.concat_arrays(parts) if parts else pa.array([], pa.string())
 
 
-def first_fault(
-    start: int, stop: int, mapped: Callable[[int], Any], fault: Callable[[int, str], RecordFault]
-) -> RecordFault:
-    """Map records one by one with `mapped`; return the fault of the first that cannot be mapped."""
-    for index in range(start, stop):
-        try:
-            mapped(index)
-        except BSONError:
-            return fault(index, "it is not valid BSON, or holds text that is not UTF-8")
-        except IndistinctKeyError:
-            return fault(
-                index,
-                "PyMongo cannot tell its _id from another one, because the _id contains undefined, a "
-                "DBPointer, two fields of one name or another form that PyMongo changes; give it another _id",
-            )
-        except (*DAMAGED, MulticloudDbError) as error:
-            return fault(index, f"it cannot be mapped ({type(error).__name__})")
-    return fault(start, "it is not clear which one is damaged")
+def why(error: Exception | None) -> str:
+    """Return why a change or a row cannot be mapped, without its content."""
+    if isinstance(error, BSONError):
+        return "it is not valid BSON, or holds text that is not UTF-8"
+    if isinstance(error, IndistinctKeyError):
+        return (
+            "PyMongo cannot tell its _id from another one, because the _id contains undefined, a "
+            "DBPointer, two fields of one name or another form that PyMongo changes; give it another _id"
+        )
+    return reason_of(error) if error is None else f"it cannot be mapped ({reason_of(error)})"
 
 
 @frozen
-class MongoMapper(Mapper):
+class MongoMapper(ColumnMapper):
     """Maps the changes of one stream to events and to Arrow."""
 
+    damaged = DAMAGED
     view: View
 
     def cursor_after(self, records: Sequence[Raw], count: int) -> Cursor:
         return cursor_of(place_of_change(records[count - 1]), self.view.start)
 
-    def events(self, records: Sequence[Raw], start: int, stop: int) -> list[ChangeEvent]:
+    def columns(self, records: Sequence[Raw], start: int, stop: int, *, texts: bool) -> Columns:
+        raws = records[start:stop]
+        if not texts:
+            return self._values(_decoded(raws), raws)
         try:
-            return self._events(records[start:stop])
-        except DAMAGED:
-            raise self._first_fault(records, start, stop, self._events) from None
+            return self._texts(_decoded(raws, TEXT_CODEC), raws)
+        except DAMAGED:  # or there is a time without a zone in a value that rarely has times
+            return self._texts(_decoded(raws), raws)
 
-    def arrow(self, records: Sequence[Raw], start: int, stop: int) -> pa.RecordBatch:
-        try:
-            found = records[start:stop]
-            return _arrow(_decoded(found, TEXT_CODEC), self.view, found)
-        except (*DAMAGED, MulticloudDbError):
-            pass  # a failure, or a time without a zone in a value that rarely has times: check each change
-        try:
-            return self._arrow(records[start:stop])
-        except DAMAGED:
-            raise self._first_fault(records, start, stop, self._arrow) from None
+    def fault(self, records: Sequence[Raw], index: int, error: Exception | None) -> RecordFault:
+        place = place_of_change(records[index])
+        return RecordFault(index, time_text(place), why(error), cursor_of(place, self.view.start))
 
-    def _events(self, raws: Sequence[Raw]) -> list[ChangeEvent]:
-        return _events(_decoded(raws), self.view, raws)
+    def _values(self, changes: Sequence[Change], raws: Sequence[Raw]) -> Columns:
+        view, ids = self.view, _ids(changes)
+        # The native change is taken before its documents become portable, because it must stay unchanged.
+        natives: Iterable[Any] = deepcopy(changes) if view.native else repeat(None)
+        # Few changes contain a decimal, and searching the bytes is faster than visiting every value.
+        for index in with_decimals(raws):
+            for name in _DOCUMENTS:
+                if type(document := changes[index].get(name)) is dict:
+                    portable(document)
+        return Columns(
+            ids,
+            _keys(_components(changes, raws)),
+            [CHANGES[change["operationType"]] for change in changes],
+            _times(changes),
+            ids,
+            _documents(changes, "fullDocument") if view.with_new else repeat(None),
+            _documents(changes, "fullDocumentBeforeChange") if view.with_old else repeat(None),
+            by_expiry=repeat(None),
+            addresses=_addresses(changes, view),
+            natives=natives,
+        )
 
-    def _arrow(self, raws: Sequence[Raw]) -> pa.RecordBatch:
-        return _arrow(_decoded(raws), self.view, raws)
+    def _texts(self, changes: Sequence[Change], raws: Sequence[Raw]) -> Columns:
+        import pyarrow as pa
 
-    def _first_fault(
-        self, records: Sequence[Raw], start: int, stop: int, mapped: Callable[[Sequence[Raw]], object]
-    ) -> RecordFault:
-        def fault(index: int, reason: str) -> RecordFault:
-            place = place_of_change(records[index])
-            return RecordFault(index, time_text(place), reason, cursor_of(place, self.view.start))
+        def documents(name: str) -> pa.Array:
+            return _texts([change.get(name) for change in changes])
 
-        def one(index: int) -> object:
-            return mapped(records[index : index + 1])
-
-        return first_fault(start, stop, one, fault)
+        view, ids = self.view, pa.array(_ids(changes), pa.string())
+        return Columns(
+            ids,
+            _texts(_components(changes, raws)),
+            [CHANGES[change["operationType"]] for change in changes],
+            _moments(changes),
+            ids,
+            documents("fullDocument") if view.with_new else repeat(None),
+            documents("fullDocumentBeforeChange") if view.with_old else repeat(None),
+            by_expiry=repeat(None),
+            addresses=_names(changes, view),
+        )

@@ -15,14 +15,13 @@ from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from orjson import dumps
 
-from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, encode_json
-from multiclouddb_api.event import trusted_events
+from multiclouddb_api import ChangeEvent, ChangeType, encode_json
 from multiclouddb_api.key import MulticloudDbKey, trusted_keys
-from multiclouddb_mongo.mapping import DAMAGED, View, first_fault
+from multiclouddb_mongo.mapping import DAMAGED, View, why
 from multiclouddb_mongo.position import Range, as_field, floor_of, id_of, moment_of
 from multiclouddb_mongo.raw_change import RawDocument, bytes_of
 from multiclouddb_mongo.values import CODEC, NORMAL_AS_DECODED, decode, decode_all, normal_key, portable
-from multiclouddb_spi import Cursor, Mapper, RecordFault, snapshot_event_id, snapshot_id_of
+from multiclouddb_spi import ColumnMapper, Columns, Cursor, RecordFault, snapshot_event_id, snapshot_id_of
 
 
 class RawRow(RawDocument):
@@ -87,9 +86,10 @@ def rows_of(answer: bytes) -> list[bytes]:
 
 
 @frozen(eq=False)
-class RowMapper(Mapper):
+class RowMapper(ColumnMapper):
     """Maps the rows of one segment; `start` is the position at which its reader was opened."""
 
+    damaged = DAMAGED
     view: View
     plan_id: str
     start: Range
@@ -159,36 +159,31 @@ class RowMapper(Mapper):
         # The digests of documents that have the same `_id` on different shards are different.
         try:
             text = self._keys([decode(row)], [row])[0].canonical()
-        except (*DAMAGED, MulticloudDbError):
+        except DAMAGED:
             text = row
         return blake2b(text, digest_size=_DIGEST_BYTES).hexdigest()
 
-    def events(self, records: Sequence[bytes], start: int, stop: int) -> list[ChangeEvent]:
-        try:
-            return self._events(records[start:stop])
-        except (*DAMAGED, MulticloudDbError):
-            raise self._first_fault(records, start, stop) from None
-
-    def _events(self, records: Sequence[bytes]) -> list[ChangeEvent]:
-        rows = decode_all(b"".join(records))
-        view = self.view
+    def columns(self, records: Sequence[bytes], start: int, stop: int, *, texts: bool) -> Columns | None:
+        if texts:
+            return None
+        view, part = self.view, records[start:stop]
+        rows = decode_all(b"".join(part))
         natives: Iterable[Any] = deepcopy(rows) if view.native else repeat(None)
-        keys = self._keys(rows, records)
-        columns: list[Iterable[Any]] = [
+        keys = self._keys(rows, part)
+        return Columns(
             self._event_ids(keys),
             keys,
             repeat(ChangeType.CREATE),
             repeat(moment_of(self.start.time)),
-            _documents(rows, records) if view.with_new else repeat(None),
-            repeat(None),
             repeat(floor_of(self.start.time)),
-            repeat(False),
-            repeat(True),
-            repeat(view.address),
-            repeat(view.partition_id),
-            natives,
-        ]
-        return trusted_events(len(rows), columns)
+            _documents(rows, part) if view.with_new else repeat(None),
+            backfilled=repeat(True),
+            natives=natives,
+        )
+
+    def fault(self, records: Sequence[bytes], index: int, error: Exception | None) -> RecordFault:
+        where = f"{_named(id_of(records[index]))} of {self.view.address.collection!r}"
+        return RecordFault(index, where, why(error), self.cursor_after(records, index + 1))
 
     def _keys(self, rows: Sequence[dict[str, Any]], records: Sequence[bytes]) -> list[MulticloudDbKey]:
         """Return the keys in the form of the stream: the fields of the shard key, then `_id`."""
@@ -221,13 +216,6 @@ class RowMapper(Mapper):
             each.update(text + b"]]]")
             ids.append(begin + each.hexdigest())
         return ids
-
-    def _first_fault(self, records: Sequence[bytes], start: int, stop: int) -> RecordFault:
-        def fault(index: int, reason: str) -> RecordFault:
-            where = f"{_named(id_of(records[index]))} of {self.view.address.collection!r}"
-            return RecordFault(index, where, reason, self.cursor_after(records, index + 1))
-
-        return first_fault(start, stop, lambda index: self._events(records[index : index + 1]), fault)
 
 
 def _documents(rows: Sequence[dict[str, Any]], raw: Sequence[bytes]) -> list[dict[str, Any]]:
