@@ -64,7 +64,7 @@ class Repair:
 
     def __init__(self, sides: Sides, rounds: Rounds) -> None:
         self._sides, self._rounds = sides, rounds
-        self._refused = dict[str, str]()
+        self._refused, self._notes = dict[str, str](), dict[str, str]()
         self._written = 0
 
     def run(self) -> None:
@@ -79,10 +79,10 @@ class Repair:
             if not self._sides.state.pending_count():
                 return
             self._rounds.run()
-        state, first = self._sides.state, ""
+        state, first, notes = self._sides.state, "", self._notes | self._refused
         while chunk := state.confirmed(first, _AT_ONCE):
             first = after(chunk[-1].key)
-            state.explain((each.key, self._refused.get(each.key, _AGAIN)) for each in chunk)
+            state.explain((each.key, notes.get(each.key, _AGAIN)) for each in chunk)
 
     def _fix(self, chunk: Sequence[Confirmed], *, is_last: bool) -> None:
         """Write the rows of the source where both answers agree, and judge their keys again."""
@@ -99,8 +99,12 @@ class Repair:
         with state.transaction():
             state.give_up(plan.unknown.items())
             if is_last:
-                # Its last judgement is of a state of the source that is over.
-                state.give_up((each.key, why) for each, why in plan.again.items())
+                # 1. The last judgement is of a state of the source that is over.
+                # 2. A row with a foreign key is wrong whatever the source has.
+                waits = [each for each, why in plan.again.items() if why is _WAITS]
+                state.give_up((each.key, why) for each, why in plan.again.items() if why is not _WAITS)
+                state.judge_again(waits)
+                self._notes |= {each.key: _WAITS for each in waits}
             else:
                 state.judge_again(list(plan.again))
             state.explain((key, note) for key, note in self._refused.items() if key in answers)
