@@ -26,8 +26,7 @@ from multiclouddb_mongo.values import (
     normal_key,
     portable,
 )
-from multiclouddb_spi import DAMAGED as DAMAGED_RECORD
-from multiclouddb_spi import ColumnMapper, Columns, Cursor, RecordFault, reason_of
+from multiclouddb_spi import DAMAGED, ColumnMapper, Columns, Cursor, RecordFault, reason_of
 from multiclouddb_spi import View as CommonView
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ _TEXT: Final = frozenset({str})
 _DICT: Final = frozenset({dict})
 _ONE: Final = frozenset({1})
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-DAMAGED: Final = (*DAMAGED_RECORD, BSONError)
+UNMAPPABLE: Final = (*DAMAGED, BSONError)
 """The exceptions that mapping a damaged change or row can raise."""
 
 
@@ -184,7 +183,7 @@ def why(error: Exception | None) -> str:
 class MongoMapper(ColumnMapper):
     """Maps the changes of one stream to events and to Arrow."""
 
-    damaged = DAMAGED
+    damaged = UNMAPPABLE
     view: View
 
     def cursor_after(self, records: Sequence[Raw], count: int) -> Cursor:
@@ -196,7 +195,7 @@ class MongoMapper(ColumnMapper):
             return self._values(_decoded(raws), raws)
         try:
             return self._texts(_decoded(raws, TEXT_CODEC), raws)
-        except DAMAGED:  # or there is a time without a zone in a value that rarely has times
+        except UNMAPPABLE:  # or there is a time without a zone in a value that rarely has times
             return self._texts(_decoded(raws), raws)
 
     def fault(self, records: Sequence[Raw], index: int, error: Exception | None) -> RecordFault:

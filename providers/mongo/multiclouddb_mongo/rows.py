@@ -17,7 +17,7 @@ from orjson import dumps
 
 from multiclouddb_api import ChangeEvent, ChangeType, encode_json
 from multiclouddb_api.key import MulticloudDbKey, trusted_keys
-from multiclouddb_mongo.mapping import DAMAGED, View, why
+from multiclouddb_mongo.mapping import UNMAPPABLE, View, why
 from multiclouddb_mongo.position import Range, as_field, floor_of, id_of, moment_of
 from multiclouddb_mongo.raw_change import RawDocument, bytes_of
 from multiclouddb_mongo.values import CODEC, NORMAL_AS_DECODED, decode, decode_all, normal_key, portable
@@ -89,7 +89,7 @@ def rows_of(answer: bytes) -> list[bytes]:
 class RowMapper(ColumnMapper):
     """Maps the rows of one segment; `start` is the position at which its reader was opened."""
 
-    damaged = DAMAGED
+    damaged = UNMAPPABLE
     view: View
     plan_id: str
     start: Range
@@ -142,14 +142,14 @@ class RowMapper(ColumnMapper):
         try:
             element = bytes(as_field("_id", id_of(row)).raw)
             return self._keys([decode(element)], [element])[0]
-        except DAMAGED:
+        except UNMAPPABLE:
             return None
 
     def has(self, row: bytes, wanted: Mapping[str, Any]) -> bool:
         """Return True if a row's key has these components, or if it cannot be decoded."""
         try:
             (key,) = self._keys([decode(row)], [row])
-        except DAMAGED:
+        except UNMAPPABLE:
             return True
         found = [key.components.get(name) for name in wanted]
         return encode_json(found) == encode_json(list(wanted.values()))
@@ -159,7 +159,7 @@ class RowMapper(ColumnMapper):
         # The digests of documents that have the same `_id` on different shards are different.
         try:
             text = self._keys([decode(row)], [row])[0].canonical()
-        except DAMAGED:
+        except UNMAPPABLE:
             text = row
         return blake2b(text, digest_size=_DIGEST_BYTES).hexdigest()
 
