@@ -421,6 +421,30 @@ class TestBacklog:
         consumer.close()
 
 
+class TestARecordBehindTheTarget:
+    """It cannot be fetched, but the run that ends at the target does not need it."""
+
+    @pytest.mark.parametrize("skips", [True, False])
+    @pytest.mark.parametrize("before", [0, 3])
+    @pytest.mark.parametrize("most", [None, 1, 50])
+    def test_is_left_to_a_later_run(self, skips, before, most):
+        sim = Simulation(2, behaviour=ServiceBehaviour(page_limit=3, poison_at_fetch=True))
+        first, second = keys_of(2).values()
+        consumer = Reading(sim)
+        consumer.planner = Planner(
+            consumer.provider, consumer.planned, context=consumer.context, skip_poison=skips
+        )
+        written = [sim.write(first, {"n": number}).event_id for number in range(before)]
+        written.append(sim.write(second, {"n": 0}).event_id)  # the end of `p0` lies behind its last record
+        target = consumer.planner.target(consumer.at, consumer.deadline)
+        sim.write(first, {"n": 0}, poison=True)
+        while consumer.step(most, target) is not None:
+            pass
+        assert sorted(consumer.delivered) == sorted(written)
+        assert {name: consumer.at.cursor(name) for name in target.cursors} == dict(target.cursors)
+        consumer.close()
+
+
 class TestWalk:
     """A partition answers without records several times before the first record comes."""
 
