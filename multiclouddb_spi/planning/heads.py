@@ -388,14 +388,14 @@ class Heads:
     def _fail(self, name: str, reader: PartitionReader, error: Exception) -> None:
         """Skip, keep what lies before, or note that the partition has failed; raise what does not pass."""
         if isinstance(error, RecordFault):
-            head = Head(error.skip_cursor, 1, Continue())
-            clipped = clip(self._feed, name, head, self._target)
+            skipped = Head(error.skip_cursor, 1, Continue())
+            clipped = clip(self._feed, name, skipped, self._target)
             is_behind = self._feed.compare(error.skip_cursor, clipped.cursor) == 1
             if self._skips_poison or is_behind:  # behind the target, it is left to a later run
                 self.pieces.drop(name)
                 self._keep(name, clipped, 1)
                 self._hungry.pop(name, None)
-                if clipped is head:
+                if clipped is skipped:
                     self._turns.ask([name])
                 return
         if self._is_skipped_loss(error):
