@@ -142,11 +142,15 @@ class ColumnMapper(Mapper):
 
     def events(self, records: Any, start: int, stop: int) -> list[ChangeEvent]:
         """Map the `records` from `start` to `stop` (exclusive) to events; see `Mapper.events`."""
-        return self._mapped(self._events, records, start, stop)
+        return self._mapped(self._events, records, start, stop) if start < stop else []
 
     def arrow(self, records: Any, start: int, stop: int) -> pa.RecordBatch | None:
         """Map the `records` from `start` to `stop` (exclusive) to Arrow; see `Mapper.arrow`."""
-        return self._mapped(self._arrow, records, start, stop)
+        if start < stop:
+            return self._mapped(self._arrow, records, start, stop)
+        from multiclouddb_api.arrow import events_to_arrow
+
+        return events_to_arrow([])
 
     def _events(self, records: Any, start: int, stop: int) -> list[ChangeEvent]:
         found = self.columns(records, start, stop, texts=False)

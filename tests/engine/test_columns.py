@@ -141,6 +141,21 @@ def test_a_fault_of_no_single_record_is_said_to_be_unclear(way: str):
     assert (caught.value.index, caught.value.reason) == (1, UNCLEAR)
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_no_record_is_asked_for_a_part_without_records(place: int):
+    """A fault would name a record that is not in the part, and skipping it would lose that record."""
+
+    class Refusing(NumberMapper):
+        def columns(self, records: Sequence[Any], start: int, stop: int, *, texts: bool) -> Columns | None:
+            raise ValueError
+
+    records = [ValueError("secret"), 1]
+    assert Refusing().events(records, place, place) == []
+    batch = Refusing().arrow(records, place, place)
+    assert batch is not None
+    assert (batch.schema, batch.num_rows) == (EVENT_SCHEMA, 0)
+
+
 @pytest.mark.parametrize("way", ["events", "arrow"])
 def test_a_defect_is_no_damage(way: str):
     with pytest.raises(RuntimeError, match="defect"):
