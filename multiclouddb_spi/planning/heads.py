@@ -15,9 +15,9 @@ stays in the consumer for the next step. The numbers in the code mark where thes
     has left is asked once, because its walk goes on in the next step. A reader that is new, or was not used
     for long, is asked until it finds a record or the end: if it were lost again, its walk would never end.
  4. If nothing was found, everything is asked again until each partition has said that nothing follows.
- 5. As soon as something was found, or a position has moved, a slow partition is waited for only shortly. It,
-    and one that fails with an error that may pass, keeps its position. If nothing has moved, its error is
-    raised.
+ 5. As soon as something was found, or the position of another has moved, a slow partition is waited for only
+    shortly. It, and one that fails with an error that may pass, keeps its position. If nothing has moved, its
+    error is raised.
  6. What is lost moves positions or removes partitions; what was found of these is dropped. A partition that
     starts because of a loss is read by the next step.
 """
@@ -130,7 +130,8 @@ class Heads:
         self._walking, self._hungry, self._unknown = set[str](), dict[str, None](), dict[str, None]()
         self._failed = dict[str, Exception]()
         self._lost = Counter[str]()
-        self._has_news = self._has_moved = self._leaves_slow = self._begins_again = False
+        self._moved = set[str]()
+        self._has_news = self._leaves_slow = self._begins_again = False
         self._together, self._is_read = isinstance(consumer.feed, SupportsHeads), set[str]()
 
     def find(self, wanted: Mapping[str, Cursor]) -> dict[str, Head]:
@@ -149,7 +150,7 @@ class Heads:
                     self._answer(turn)
                 elif self._deadline.passed():
                     break
-                elif not self._may_launch() and (self._has_moved or self._turns.due):
+                elif not self._may_launch() and (self._may_leave() or self._turns.due):
                     self._leave_slow()
             elif not self._begin_round():
                 break
@@ -158,6 +159,14 @@ class Heads:
             return {}
         self._tell_failed(late)
         return {name: self._found[name] for name in wanted if name in self._found}
+
+    def _may_leave(self) -> bool:
+        """5. Return whether the step has something without the partitions that have not answered yet.
+
+        If only their own positions have moved, they are waited for: an answer that an earlier step has asked
+        for proves no end, so partitions that are always slow would be left in each step, without an end.
+        """
+        return self._has_news or any(name not in self._turns.asked for name in self._moved)
 
     def _leave_slow(self) -> None:
         """5. Leave running fetches to the next step, or to a later round; others may use their shares."""
@@ -188,7 +197,7 @@ class Heads:
         if hungry and self._has_room():
             self._begin(hungry)
             return True
-        if self._has_news or (self._has_moved and self._leaves_slow):
+        if self._has_news or (self._moved and self._leaves_slow):
             return False
         unknown, self._unknown = self._unknown, {}
         if unknown:  # 4.
@@ -212,7 +221,7 @@ class Heads:
 
     def _patience(self) -> float:
         """Return how long to wait for the next answer."""
-        shortly = self._has_moved or bool(self._turns.due)
+        shortly = self._may_leave() or bool(self._turns.due)
         return min(self._deadline.remaining(), HEAD_SECONDS if shortly else float("inf"))
 
     # -- Ask
@@ -381,7 +390,8 @@ class Heads:
             or bool(count or head.records or head.notices)
             or (not isinstance(head.outcome, Continue))
         )
-        self._has_moved = self._has_moved or self._has_news or head.cursor != self._starts[name]
+        if head.cursor != self._starts[name]:
+            self._moved.add(name)
 
     # -- Failures and losses
 
@@ -457,7 +467,7 @@ class Heads:
         """5. Raise the error of a partition if nothing has moved, or log it."""
         troubles = {name: error or ProviderFault(late_fault()) for name, error in late.items()} | self._failed
         for error in troubles.values():
-            if not self._has_moved:
+            if not (self._has_news or self._moved):
                 raise error
         for name, error in troubles.items():
             where, fault = self._feed.public_id(name), fault_of(self._provider, error)

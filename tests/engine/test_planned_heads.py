@@ -312,6 +312,25 @@ class TestOneThatDoesNotAnswer:
         consumer.drain()
         consumer.close()
 
+    def test_is_waited_for_if_nothing_else_is_to_be_read(self, sim, monkeypatch):
+        """Else a partition whose answers are slow would be left in each step, and a run would not end."""
+        sim.behaviour, keys = ServiceBehaviour(heartbeats=True), keys_of(3)
+        asked = Counter()
+
+        def through(fetch, *arguments):
+            name = fetch.__self__._id
+            asked[name] += 1
+            if name == "p1":
+                assert asked[name] < 20
+                sim.write(keys["p0"], {"n": 1})  # so that each answer has another position
+                threading.Event().wait(5 * BRIEF)
+            return fetch(*arguments)
+
+        consumer = Reading(sim, ThreadPoolExecutor(8), through)
+        monkeypatch.setattr(consumer.planned, "clock", lambda deadline: None, raising=False)
+        assert consumer.planner.target(consumer.at, 60.0).cursors.keys() == keys.keys()
+        consumer.close()
+
     def test_for_ever_is_an_error_at_once(self, sim):
         consumer = self.consumer(sim, CorruptError("broken"))
         for key in keys_of(3).values():
