@@ -50,6 +50,7 @@ class TestTurns:
             "memory-mongo-large-small",
             "snapshot-memory",
             "spanner-latency",
+            "spark-lag",
             "spark-plan-memory",
             "spark-plan-target",
             "token",
