@@ -108,7 +108,7 @@ class PostgresTarget:
             keys: The keys to read; None for all rows.
             own: The table's own columns to read instead of `new_item_state`.
         """
-        from multiclouddb_postgres.held import column_type
+        from multiclouddb_postgres.column_types import column_type
 
         with transaction(self._dsn, self._where, reads=True) as connection:
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -149,7 +149,7 @@ class PostgresTarget:
 
     def columns(self) -> Mapping[str, ColumnType]:
         """Return the columns that a document may be parsed into; see `Target.columns`."""
-        from multiclouddb_postgres.held import column_type
+        from multiclouddb_postgres.column_types import column_type
 
         def read(connection: Connection) -> Mapping[str, ColumnType]:
             storage = self._opened(connection, own=True)

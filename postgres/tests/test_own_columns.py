@@ -15,7 +15,7 @@ from multiclouddb_conformance.targets import rows
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_postgres import PostgresTarget, merge_into_postgres
-from multiclouddb_postgres.held import column_type
+from multiclouddb_postgres.column_types import column_type
 from multiclouddb_verify import Kind, verify
 from multiclouddb_verify.own_columns import OwnColumns, as_stored
 from multiclouddb_verify.target import own_state

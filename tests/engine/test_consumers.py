@@ -24,7 +24,7 @@ from multiclouddb_conformance.simulation import (
     SimulationProvider,
     ThrottledError,
 )
-from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, engine
+from multiclouddb_spi import Deadline, FeedSpec, ProviderFault
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.fetching import consumers
@@ -34,6 +34,7 @@ from multiclouddb_spi.fetching.readers import Budget
 from multiclouddb_spi.observing import Observing
 from tests.engine.conftest import Bench
 from tests.engine.interrupt import interrupted_at
+from tests.engine.planted import adopted_wherever_it_stands, kept_after_an_interrupt, not_rewound
 
 LIVES = int(os.environ.get("MULTICLOUDDB_CONSUMER_LIVES", "5"))
 
@@ -156,46 +157,6 @@ def play(make_bench, seed, form=Listing.ALL):
 def test_a_new_client_reads_on_in_the_same_way(make_bench, looks_at_once, lives, form):
     for seed in range(lives):
         play(make_bench, seed, form)
-
-
-def kept_after_an_interrupt(monkeypatch):
-    """The consumer of an interrupted call is put back as if nothing had happened."""
-
-    def spared(self, call):
-        for each in {id(each): each for each in self._kept.values() if each.call is call}.values():
-            self.release(each)
-
-    monkeypatch.setattr(Consumers, "discard_of", spared)
-    monkeypatch.setattr(Consumers, "remove", lambda self, consumer: None)
-
-
-def not_rewound(monkeypatch):
-    """After an error, the state counts as that of the request's token."""
-    used = engine.Engine._used
-
-    def kept(self, consumer, *rest):
-        token = consumer.token
-        try:
-            return used(self, consumer, *rest)
-        except Exception:
-            consumer.token = token
-            raise
-
-    monkeypatch.setattr(engine.Engine, "_used", kept)
-
-
-def adopted_wherever_it_stands(monkeypatch):
-    """A reader is taken over although it is at another position."""
-    adopt = Consumer.adopt
-
-    def blindly(self, other):
-        for name, part in other.partitions.items():
-            entry = self.state.reading(name)
-            if entry is not None:
-                part.cursor = entry.said[0]
-        adopt(self, other)
-
-    monkeypatch.setattr(Consumer, "adopt", blindly)
 
 
 PLANTED = [kept_after_an_interrupt, not_rewound, adopted_wherever_it_stands]

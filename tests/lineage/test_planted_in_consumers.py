@@ -8,61 +8,13 @@ import pytest
 from multiclouddb_conformance.explore.levels import READERS, Level
 from multiclouddb_conformance.explore.search import bounds_of
 from multiclouddb_conformance.explore.simulated import SIMULATED
-from multiclouddb_spi import FeedSpec, engine
-from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.consumers import Consumers
-
-
-def kept_after_an_interrupt(monkeypatch):
-    """The consumer of an interrupted call is put back as if nothing had happened."""
-
-    def spared(self, call):
-        for each in {id(each): each for each in self._kept.values() if each.call is call}.values():
-            self.release(each)
-
-    monkeypatch.setattr(Consumers, "discard_of", spared)
-    monkeypatch.setattr(Consumers, "remove", lambda self, consumer: None)
-    monkeypatch.setattr(Consumer, "discard", lambda self: None)
-
-
-def taken_for_another_request(monkeypatch):
-    """A feed and its consumers are used for a request that asks for more."""
-
-    def place(spec):
-        return spec.address, spec.scope
-
-    monkeypatch.setattr(FeedSpec, "__eq__", lambda self, other: place(self) == place(other))
-    monkeypatch.setattr(FeedSpec, "__hash__", lambda self: hash(place(self)))
-
-
-def not_rewound(monkeypatch):
-    """After an error, the state counts as that of the request's token."""
-    used = engine.Engine._used
-
-    def kept(self, consumer, *rest):
-        token = consumer.token
-        try:
-            return used(self, consumer, *rest)
-        except Exception:
-            consumer.token = token
-            raise
-
-    monkeypatch.setattr(engine.Engine, "_used", kept)
-
-
-def adopted_wherever_it_stands(monkeypatch):
-    """A reader is taken over although it is at another position."""
-    adopt = Consumer.adopt
-
-    def blindly(self, other):
-        for name, part in other.partitions.items():
-            entry = self.state.reading(name)
-            if entry is not None:
-                part.cursor = entry.said[0]
-        adopt(self, other)
-
-    monkeypatch.setattr(Consumer, "adopt", blindly)
-
+from tests.engine.planted import (
+    adopted_wherever_it_stands,
+    kept_after_an_interrupt,
+    not_rewound,
+    taken_for_another_request,
+)
 
 DEFECTS = [kept_after_an_interrupt, taken_for_another_request, not_rewound, adopted_wherever_it_stands]
 
