@@ -401,8 +401,8 @@ class Heads:
             skipped = Head(error.skip_cursor, 1, Continue())
             clipped = clip(self._feed, name, skipped, self._target)
             is_behind = self._feed.compare(error.skip_cursor, clipped.cursor) == 1
-            # Behind the target, it is left to a later run. It counts too, because a step without news moves no
-            # position, and the run ends at its target.
+            # Behind the target, it is left to a later run. It counts too, because a step without news moves
+            # no position, and the run ends at its target.
             if self._skips_poison or is_behind:
                 self.pieces.drop(name)
                 self._keep(name, clipped, 1)
