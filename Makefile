@@ -96,7 +96,7 @@ demo: setup ## follow 336,776 flights into a table; TARGET=spark, PROVIDER=mongo
 bench: setup ## measure us beside doing it by hand; ARGS="--only NAME", ARGS=--record renews the page in docs/
 	$(BIN)/python -m benchmarks $(ARGS)
 
-bench-peers: setup ## measure us beside Debezium, drivers and SDKs; ARGS="--only NAME", ARGS=--record writes a page
+bench-peers: setup ## measure us beside Debezium, drivers and SDKs; ARGS="--only NAME", ARGS=--record renews the charts
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 docs: setup ## build the documentation into site/

@@ -62,8 +62,6 @@ _STEPS: Final = (
     ("Ask whether the consumer is behind. The exit code is 15 if a change that is older than the limit "
      "waits, and 16 if nobody knows ([Am I behind?](../how-to/production.md#am-i-behind)):",
      f"multiclouddb token check {_URL} @orders.pos --max-lag 1s"),
-    ("Measure the lag of the checkpoint for one second:",
-     f"multiclouddb top {_URL} main/orders --from @orders.pos --once"),
     ("If changes after the checkpoint were trimmed, the exit code is 6:",
      f"multiclouddb token check {_URL} @orders.pos",
      f"multiclouddb tail {_URL} main/orders --checkpoint orders.pos --until-idle",
@@ -78,7 +76,6 @@ _STEPS: Final = (
      "multiclouddb certify --help",
      "multiclouddb certify run --help",
      "multiclouddb collections --help",
-     "multiclouddb top --help",
      "multiclouddb token check --help"),
 )  # fmt: skip
 

@@ -65,7 +65,7 @@ read which defect makes them fail.
 
 ---
 
-*Made by `python docs/generate.py`.*
+*Made by `make docs`.*
 """
 
 
@@ -245,16 +245,29 @@ def command_line_page(file: Path) -> None:
     subprocess.run([sys.executable, str(_ROOT / "docs" / "command_line.py"), str(file)], check=True)
 
 
+def maintainers_pages() -> dict[str, str]:
+    """Return the long pages for maintainers, by name; `docs/hooks.py` adds them to a build of the site."""
+    # Only here, because the tests of the reference need neither the rows nor the records.
+    import benchmarks.page
+    import benchmarks.peers.page
+    from benchmarks.peers.record import Record as PeersRecord
+    from benchmarks.record import Record
+
+    made = {"mutants": mutants_page(), "us8": us8_page(), "mongodb-conformance": mongodb_page()}
+    if (record := Record.read()) is not None:
+        made["benchmarks"] = benchmarks.page.page_text(record)
+    if (peers := PeersRecord.read()) is not None:
+        made["peers"] = benchmarks.peers.page.page_text(peers)
+    return made
+
+
 def main() -> None:
     """Write every page into `docs/reference`, or into the given folder."""
     if len(sys.argv) > 2 or any(word.startswith("-") for word in sys.argv[1:]):
         sys.exit("usage: python docs/generate.py [FOLDER]")
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else _ROOT / "docs" / "reference"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "mutants.md").write_text(mutants_page(), encoding="utf-8")
     (folder / "capabilities.md").write_text(capabilities_page(known_capabilities()), encoding="utf-8")
-    (folder / "us8.md").write_text(us8_page(), encoding="utf-8")
-    (folder / "mongodb-conformance.md").write_text(mongodb_page(), encoding="utf-8")
     (folder / "databases.md").write_text(databases_page(), encoding="utf-8")
     (folder / "options.md").write_text(options_page(), encoding="utf-8")
     (folder / "after-an-outage.md").write_text(outage_page(), encoding="utf-8")

@@ -250,8 +250,6 @@ class TestBadInput:
         async with client:
             changes = client.iterate_changes(request())
             said += [refused(changes.__iter__), refused(changes.__enter__)]
-            said.append(refused(aio.Broadcast(changes).__enter__))
-            said.append(refused(aio.Broadcast(changes).listen))
         assert all("async with" in text or "async for" in text for text in said)
         with api.connect(url) as client:
             assert "write for" in refused(client.iterate_changes(request()).__aiter__)
@@ -293,9 +291,6 @@ class TestBadInput:
             assert "wait_seconds" in refused(
                 lambda: client.iterate_changes(request(), wait_seconds=5, timeout_seconds=1)
             )
-            changes = client.iterate_changes(request())
-            assert "queue_size" in refused(lambda: aio.Broadcast(changes, queue_size=0))
-            assert "on_slow" in refused(lambda: aio.Broadcast(changes, on_slow="drop"))
         assert "closed" in refused(lambda: client.iterate_changes(request()))
         with pytest.raises(api.MulticloudDbError, match="opened before"):
             await client
@@ -309,66 +304,6 @@ class TestBadInput:
             with monkeypatch.context() as patched:
                 patched.setattr(client._open_threads, "_process", os.getpid() + 1)
                 assert "fork" in refused(lambda: client.iterate_changes(request()))
-
-
-class TestBroadcast:
-    async def test_every_listener_gets_every_event_in_order(self, store, url):
-        async with aio.connect(url) as client:
-            changes = client.iterate_changes(request(), until_idle=True)
-            async with aio.Broadcast(changes) as broadcast:
-                listeners = [broadcast.listen() for _ in range(50)]
-                heard = await asyncio.gather(*map(_all, listeners))
-        assert len(heard[0]) == ROWS
-        assert all(each == heard[0] for each in heard)
-
-    async def test_a_slow_listener_ends_and_the_others_go_on(self, url):
-        async with aio.connect(url) as client:
-            changes = client.iterate_changes(request(max_page_size=5), until_idle=True)
-            async with aio.Broadcast(changes, queue_size=10) as broadcast:
-                slow, fast = broadcast.listen(), broadcast.listen()
-                got = len(await _all(fast))
-                late = [await anext(slow) for _ in range(10)]
-                with pytest.raises(api.MulticloudDbError) as caught:
-                    await anext(slow)
-                assert (got, len(late), caught.value.category) == (ROWS, 10, api.ErrorCategory.THROTTLED)
-
-    async def test_on_slow_wait_slows_the_follower_down(self, url):
-        async with aio.connect(url) as client:
-            changes = client.iterate_changes(request(max_page_size=5), until_idle=True)
-            async with aio.Broadcast(changes, queue_size=3, on_slow="wait") as broadcast:
-                slow, fast = broadcast.listen(), broadcast.listen()
-                first = [await anext(slow) for _ in range(3)]
-                both = await asyncio.gather(_all(slow), _all(fast))
-                assert (len(first) + len(both[0]), len(both[1])) == (ROWS, ROWS)
-
-    async def test_an_error_reaches_every_listener_and_the_block(self, url):
-        wrong = api.ChangeFeedRequest("none", api.Now())
-
-        async def block(client):
-            async with aio.Broadcast(client.iterate_changes(wrong)) as broadcast:
-                for _ in range(2):
-                    with pytest.raises(api.MulticloudDbError, match="none"):
-                        await anext(broadcast.listen())
-
-        async with aio.connect(url) as client:
-            with pytest.raises(api.MulticloudDbError, match="none"):
-                await block(client)
-
-    async def test_a_feed_that_begins_again_is_refused(self, url):
-        again = request(on_expired=api.Resnapshot(api.Snapshot()))
-        async with aio.connect(url) as client:
-            broadcast = aio.Broadcast(client.iterate_changes(again))
-            with pytest.raises(api.MulticloudDbError, match="Resnapshot"):
-                await broadcast.__aenter__()
-
-    async def test_the_block_ends_the_listeners(self, url):
-        async with aio.connect(url) as client:
-            async with aio.Broadcast(client.iterate_changes(request(api.Now()))) as broadcast:
-                waiting = asyncio.create_task(_all(broadcast.listen()))
-                left = broadcast.listen()
-                await left.aclose()
-                assert await _all(left) == []
-            assert await waiting == []
 
 
 _SEEDS = [pytest.param(range(first, first + 50), id=str(first)) for first in range(0, 300, 50)]

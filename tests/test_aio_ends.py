@@ -4,7 +4,7 @@ import asyncio
 import gc
 import threading
 from contextlib import suppress
-from types import SimpleNamespace, coroutine
+from types import coroutine
 
 import pytest
 
@@ -14,7 +14,7 @@ from multiclouddb_api.aio import worker
 from multiclouddb_embedded import EmbeddedStore
 
 from .event_loop import run
-from .test_iterator import ADDRESS, MemoryStore, Service, error, ids
+from .test_iterator import ADDRESS, MemoryStore, Service, ids
 
 
 class Gate:
@@ -496,103 +496,3 @@ class TestCursor:
         async with opened(Fake()) as client:
             cursor = await client.run_cursor_command("shop", {})
             assert sorted(await asyncio.gather(*(anext(cursor) for _ in range(5)))) == list(range(5))
-
-
-class TestBroadcast:
-    async def test_a_cancelled_end_of_the_block_closes_the_iterator(self):
-        fake, store = Fake([1, 0]), Gated()
-        client = await opened(fake)
-        changes = iterate(client, store, checkpoint_interval_seconds=600)
-        changes._feed.at_close = client.close
-
-        async def block():
-            async with aio.Broadcast(changes) as broadcast:
-                await anext(broadcast.listen())
-                asyncio.current_task().cancel()
-
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.create_task(block())
-        assert fake.closed == 1
-
-    def test_an_error_of_the_follower_is_not_covered_or_left_by_one_of_the_store(self, caplog):
-        fake, store = Fake([1, 0, 1]), MemoryStore()
-
-        def fault(_):
-            store.failures = ["lost"] * 9
-            return error(api.ErrorCategory.NOT_FOUND)
-
-        fake.faults, fake.timer = [None, None, fault], SimpleNamespace(time=0.0)
-
-        async def main():
-            async with opened(fake) as client:
-                changes = iterate(client, store, checkpoint_interval_seconds=600)
-                async with aio.Broadcast(changes) as broadcast:
-                    listener = broadcast.listen()
-                    await anext(listener)
-                    with pytest.raises(api.MulticloudDbError):
-                        await anext(listener)
-
-        with pytest.raises(api.MulticloudDbError) as caught:
-            run(main)
-        assert caught.value.category == api.ErrorCategory.NOT_FOUND
-        assert unretrieved(caplog) == []
-
-    def test_an_error_of_the_follower_is_never_logged_if_the_block_is_cancelled(self, caplog):
-        fake = Fake()
-        fake.faults = [error(api.ErrorCategory.NOT_FOUND)]
-
-        async def main():
-            async with opened(fake) as client:
-
-                async def block():
-                    async with aio.Broadcast(iterate(client)) as broadcast:
-                        with suppress(api.MulticloudDbError):
-                            await anext(broadcast.listen())
-                        asyncio.current_task().cancel()
-
-                with pytest.raises(asyncio.CancelledError):
-                    await asyncio.create_task(block())
-
-        run(main)
-        assert unretrieved(caplog) == []
-
-    async def test_an_error_of_the_block_is_not_covered_by_one_of_the_store(self):
-        store = MemoryStore()
-
-        async def block():
-            async with opened(Fake([1, 0])) as client:
-                changes = iterate(client, store, checkpoint_interval_seconds=600)
-                async with aio.Broadcast(changes) as broadcast:
-                    await anext(broadcast.listen())
-                    while changes.continuation_token != "P@3":
-                        await asyncio.sleep(0)
-                    store.failures = ["lost"] * 9
-                    raise ZeroDivisionError
-
-        with pytest.raises(ZeroDivisionError):
-            await block()
-
-    async def test_a_page_that_is_not_in_all_queues_comes_again(self):
-        fake, store = Fake([2, 2, 2]), MemoryStore()
-        async with opened(fake) as client:
-            changes = iterate(client, store)
-            async with aio.Broadcast(changes, queue_size=3, on_slow="wait") as broadcast:
-                slow, other = broadcast.listen(), broadcast.listen()
-                while slow.waiting < 3 or other.waiting < 3:
-                    await asyncio.sleep(0)
-                await a_while()
-            heard = ids([event async for event in slow])
-            saved = list(store.saved)
-            again = ids([event async for event in iterate(client, store, until_idle=True)])
-            assert (heard, saved, again) == (["P0", "P1", "P2"], ["P@1"], ["P2", "P3", "P4", "P5"])
-
-    async def test_a_listener_that_leaves_lets_the_follower_go_on(self):
-        async with opened(Fake([6])) as client:
-            changes = iterate(client, until_idle=True)
-            async with aio.Broadcast(changes, queue_size=2, on_slow="wait") as broadcast:
-                full, other = broadcast.listen(), broadcast.listen()
-                first = [await anext(other), await anext(other)]
-                await a_while()  # the follower sees that `full` is still full
-                await full.aclose()
-                assert full.waiting == 0
-                assert ids(first + [event async for event in other]) == [f"P{number}" for number in range(6)]

@@ -128,11 +128,9 @@ def to_target(where: str | None, scope: str, provider: str) -> tuple[ResourceAdd
             return to_address(where or ""), kind
 
 
-def to_start(text: str, *, snapshots: bool = False, max_scan_rate: float | None = None) -> StartPosition:
-    """Read a start: `beginning`, `now`, a time, an age, `@FILE` with a token, or `snapshot` if allowed."""
+def to_start(text: str, *, max_scan_rate: float | None = None) -> StartPosition:
+    """Read a start: `beginning`, `now`, a time, an age, `@FILE` with a token, or `snapshot`."""
     if text in _SNAPSHOTS:
-        if not snapshots:
-            raise _wrong("--from", f"{text!r} can only be used with tail, because it reads every row")
         return Snapshot(_SNAPSHOTS[text], max_scan_rate=max_scan_rate)
     if text == "beginning":
         return Beginning()
@@ -140,7 +138,7 @@ def to_start(text: str, *, snapshots: bool = False, max_scan_rate: float | None 
         return Now()
     if text.startswith("@"):
         return FromContinuationToken(to_token(text, "--from"))
-    known = "beginning, now, snapshot, @FILE" if snapshots else "beginning, now, @FILE"
+    known = "beginning, now, snapshot, @FILE"
     return AtTime(to_moment(text, "--from", known))
 
 
@@ -411,7 +409,6 @@ def to_request(
     on_expired: str,
     options: Sequence[str] | None,
     *,
-    snapshots: bool = False,
     max_scan_rate: float | None = None,
     last: int | None = None,
 ) -> ChangeFeedRequest:
@@ -420,7 +417,7 @@ def to_request(
     address, kind = to_target(collection, scope, config.provider)
     if last is not None and start != "now":
         raise typer.BadParameter("give only one of them", param_hint="--last and --from")
-    position = to_start(start, snapshots=snapshots, max_scan_rate=max_scan_rate)
+    position = to_start(start, max_scan_rate=max_scan_rate)
     if max_scan_rate is not None and not (isinstance(position, Snapshot) or on_expired == "snapshot"):
         raise typer.BadParameter("can only be used with --from snapshot", param_hint="--max-scan-rate")
     ways: dict[str, OnExpired] = {

@@ -181,7 +181,7 @@ def tail(
     selection, file = to_selection(kinds, since, to, only_key), to_checkpoint(checkpoint)
     request = to_request(
         url, collection, start, scope, state, old_state, on_expired, options,
-        snapshots=True, max_scan_rate=max_scan_rate, last=last,
+        max_scan_rate=max_scan_rate, last=last,
     )  # fmt: skip
     source = context.get_parameter_source("start")
     wish = command.Wish(
@@ -189,30 +189,6 @@ def tail(
         has_start=source is not None and source.name == "COMMANDLINE",
     )  # fmt: skip
     command.tail(to_config(url), wish)
-
-
-@app.command(short_help="Show partitions, rates, lag and retention, live.")
-def top(
-    url: cli.Url,
-    collection: cli.Target = None,
-    start: cli.From = "now",
-    scope: cli.Scope = "collection",
-    interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often to update.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one table and end.")] = False,
-    on_expired: cli.OnExpired = "fail",
-    wait: cli.Wait = False,
-    options: cli.ProviderOption = None,
-) -> None:
-    """Show partitions, events/s, lag, watermark and retention headroom.
-
-    With --from @FILE, the table shows the lag of a stored position and how long it is still kept. Nothing is
-    changed or saved.
-    """
-    from multiclouddb_cli import top as command
-    from multiclouddb_cli.arguments import to_config, to_request
-
-    request = to_request(url, collection, start, scope, "omit", "omit", on_expired, options)
-    command.top(to_config(url), request, interval, once=once, wait=wait)
 
 
 @app.command(short_help="Prove that a table equals its collection, and repair it.")

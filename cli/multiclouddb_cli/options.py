@@ -107,15 +107,6 @@ Scope: TypeAlias = Annotated[
     ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-From: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        "--from",
-        metavar="START",
-        help="beginning, now, a time (2026-01-31T12:00Z), an age (-1h), or @FILE.",
-        autocompletion=lambda: [*_STARTS],
-    ),
-]
 FromAny: TypeAlias = Annotated[
     str,
     typer.Option(

@@ -3,12 +3,10 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
 
 import attrs
@@ -18,15 +16,12 @@ import multiclouddb_api as api
 from multiclouddb_cli.rendering import event_line
 from multiclouddb_cli.screen import print_table
 from multiclouddb_cli.session import Session
-from multiclouddb_cli.top import Board
-from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_spi.continuation.token import decode_token, encode_token
 
-from .terminals import Terminal, follow, in_terminal
+from .terminals import Terminal, in_terminal
 
 ORDERS = api.ResourceAddress("main", "orders")
-ONCE = "top URL orders --once --interval 0.1"
 BOX = re.compile("[\u2500-\u257f]")
 
 
@@ -94,35 +89,6 @@ class TestPartitions:
         assert lines[0] == "flowchart LR"
         assert '    n4["p4"]:::open' in lines
         assert {"    n0 --> n2", "    n0 --> n3", "    n1 --> n4", "    n3 --> n4"} <= set(lines)
-
-
-class TestTop:
-    def test_once_is_one_table(self, run, url, shaped):
-        for interval in ("0.3", "3", "30"):  # on a busy machine, more than one poll may be needed
-            result = run("top", url, "orders", "--from", "beginning", "--once", "--interval", interval)
-            assert result.exit_code == 0
-            summary, header, *rows = result.stdout.splitlines()
-            if re.search(r"lag \d\.\ds", summary):
-                break
-        assert summary.startswith("2 partitions  11 events  ")
-        assert float(re.search(r"([\d.]+) events/s", summary)[1]) > 0
-        assert re.search(r"lag \d\.\ds", summary)
-        assert "kept for 2h 0m" in summary
-        assert header.split()[:4] == ["partition", "state", "events", "events/s"]
-        assert sorted(row.split()[0] for row in rows) == ["p2", "p4"]
-
-    def test_shows_how_far_behind_a_checkpoint_is(self, run, url, store, tmp_path):
-        run("tail", url, "orders", "--until-idle", "--checkpoint", tmp_path / "pos")
-        store.put("orders", "o-new", {})
-        words = ("top", url, "orders", "--from", f"@{tmp_path}/pos", "--once", "--interval", "0.2")
-        before = (tmp_path / "pos").read_bytes()
-        assert "  1 event  " in run(*words).stdout
-        assert (tmp_path / "pos").read_bytes() == before
-
-    def test_in_a_pipe_goes_on_until_the_reader_has_gone(self, shell, url, store):
-        result = shell(f"multiclouddb top {url} orders --interval 0.1 | head -1")
-        assert (result.returncode, result.stderr) == (0, "")
-        assert result.stdout.startswith("2 partitions  0 events")
 
 
 class TestCapabilities:
@@ -285,7 +251,6 @@ class TestOutput:
         "words",
         [
             "tail URL orders --from beginning --until-idle",
-            ONCE,
             "partitions URL orders",
             "capabilities URL",
             "providers",
@@ -305,15 +270,13 @@ class TestOutput:
         assert "\x1b" not in whole
 
     def test_in_a_terminal_has_tables_and_colours(self, url, shaped):
-        code, out = in_terminal("top", url, "orders", "--once", "--interval", "0.1")
+        code, out = in_terminal("providers")
         assert (code, bool(BOX.search(out))) == (0, True)
         assert "\u2514\u2500 " in in_terminal("partitions", url, "orders")[1]
         tail = in_terminal("tail", url, "orders", "--from", "beginning", "--until-idle")[1]
         assert "\x1b[32mCREATE" in tail
 
-    @pytest.mark.parametrize(
-        "words", [ONCE, "token check URL TOKEN", "token inspect TOKEN", "capabilities URL"]
-    )
+    @pytest.mark.parametrize("words", ["token check URL TOKEN", "token inspect TOKEN", "capabilities URL"])
     def test_fits_into_a_narrow_terminal(self, url, shaped, token, words):
         words = words.replace("URL", url).replace("TOKEN", token).split()
         terminal = Terminal(*words, columns=80)
@@ -366,9 +329,8 @@ class TestScope:
     """Only MongoDB supports the wider scopes, so the tests of its provider cover reads with these scopes."""
 
     @pytest.mark.parametrize("words", [("main", "--scope", "database"), ("--scope", "cluster")])
-    @pytest.mark.parametrize("command", ["tail", "top"])
-    def test_a_wide_one_is_the_provider_s_to_refuse(self, run, url, store, command, words):
-        result = run(command, url, *words)
+    def test_a_wide_one_is_the_provider_s_to_refuse(self, run, url, store, words):
+        result = run("tail", url, *words)
         assert result.exit_code == 7
         assert "is not supported on embedded" in result.stderr
 
@@ -389,10 +351,6 @@ class TestScope:
         assert result.exit_code == 2
         assert way_out in result.stderr
 
-    def test_top_takes_one(self, run, url, store):
-        words = ("--scope", 'key:{"id": "o-1"}', "--from", "beginning", "--once", "--interval", "0.2")
-        assert "  1 event  " in run("top", url, "orders", *words).stdout
-
     def test_an_event_of_a_wide_one_says_where_it_is(self):
         address = api.ResourceAddress("shop", "orders\x1b")
         key, time = api.MulticloudDbKey({"id": 7}), datetime(2026, 1, 31, tzinfo=UTC)
@@ -402,42 +360,6 @@ class TestScope:
         line = "2026-01-31T00:00:00Z  DELETE  {}id=7"
         assert event_line(event, 80, colour=False) == line.format("")
         assert event_line(event, 80, colour=False, address=True) == line.format("shop/orders\\x1b  ")
-
-
-class TestInterrupt:
-    def test_ends_top_in_silence_on_a_terminal(self, url, store):
-        terminal = Terminal("top", url, "orders", "--interval", "0.5")
-        wait_until(lambda: "ctrl-C ends" in terminal.read())
-        assert terminal.end(signal.SIGINT) == 130
-        assert "Traceback" not in terminal.text
-
-    def test_ends_top_in_silence_in_a_pipe(self, url, store):
-        # A shell's background jobs ignore SIGINT, and so do their child processes until they set a handler.
-        heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-        with follow(url, "orders", "--interval", "0.5", command="top", preexec_fn=heed) as process:
-            assert process.stdout.readline()
-            process.send_signal(signal.SIGINT)
-            assert (process.wait(timeout=60), process.stderr.read()) == (130, "")
-
-    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_ends_top_although_python_discards_the_exception(self, run, url, store, monkeypatch, number):
-        """Python discards an exception that is raised in a finalizer."""
-
-        class Finalized:
-            def __del__(self):
-                signal.raise_signal(number)
-
-        def watch(board, seconds):
-            before.append(seconds)
-            assert len(before) < 3
-            Finalized()
-            found(board, seconds)
-
-        found, before = Board.watch, []
-        monkeypatch.setattr(Board, "watch", watch)
-        assert run("top", url, "orders", "--interval", "0.1").exit_code == 128 + number
-        assert before == [0.1]
 
 
 COMPLETES = {

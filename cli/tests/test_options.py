@@ -270,12 +270,6 @@ class TestDeadHost:
             out, err = process.communicate(timeout=60)
         assert (process.returncode, out, apart_from_silence(err)) == (143, "", "")
 
-    def test_ends_a_top_too(self, fake, tmp_path):
-        with self.follow(fake, tmp_path, command="top", kind="DEAD-ONCE") as process:
-            out, err = process.communicate(timeout=60)
-        assert (process.returncode, out) == (8, "")
-        assert err.startswith("error: [TRANSIENT_FAILURE] nobody at ")
-
     def test_of_a_run_that_ends_is_its_error_alone(self, fake, tmp_path):
         with self.follow(fake, tmp_path, "--until-idle", kind="DEAD-ONCE") as process:
             _, err = process.communicate(timeout=60)

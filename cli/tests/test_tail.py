@@ -199,11 +199,6 @@ class TestSnapshot:
         second = run(*words, "--until-idle").stdout
         assert sorted({*keys(first + second)}) == ["new", *(f"o-{number}" for number in range(10))]
 
-    def test_other_commands_refuse_it(self, run, url, store):
-        result = run("top", url, "orders", "--from", "snapshot")
-        assert result.exit_code == 2
-        assert "only be used with tail" in result.output
-
     def test_line_has_segments_rows_rate_and_the_rest(self):
         progress = api.SnapshotProgress(api.SnapshotOrder.ORDERED, 4, 10, 1200, 3000)
         assert snapshot_line(progress, 600.0) == (

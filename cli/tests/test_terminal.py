@@ -1,4 +1,4 @@
-"""Tests what `tail` and `top` show on a narrow terminal, and that an idle `tail` shows that it is running."""
+"""Tests what `tail` shows on a narrow terminal, and that an idle `tail` shows that it is running."""
 
 import re
 
@@ -50,13 +50,6 @@ def test_in_a_pipe_there_is_nothing(url, store):
         assert len(process.stdout.read().splitlines()) == 1
 
 
-def test_a_top_fits(url, long):
-    terminal = Terminal("top", url, "orders", "--once", "--from", "beginning")
-    assert terminal.end(None) == 0
-    assert max(map(len, terminal.lines())) <= 50
-    assert any("p1" in line and "active" in line for line in terminal.lines())
-
-
 CONTROLS = [chr(code) for code in (*range(32), *range(0x7F, 0xA0))]
 # A terminal may show the cursor, colours and line ends of ours, but none of these pairs.
 PLANTED = [f"<{control}>" for control in CONTROLS]
@@ -69,9 +62,8 @@ PLANTED = [f"<{control}>" for control in CONTROLS]
         ("tail", "--from", "beginning", "--until-idle", "--json"),
         ("tail", "--from", "beginning", "--until-idle", "--exact"),
         ("tail", "--from", "beginning", "--until-idle", "-f", r"%k %s %{new.name} %{key.id}\n"),
-        ("top", "--once", "--from", "beginning"),
     ],
-    ids=["lines", "json", "exact", "format", "top"],
+    ids=["lines", "json", "exact", "format"],
 )
 def test_no_control_character_of_a_document_reaches_a_terminal(url, store, words):
     text = "".join(PLANTED)
@@ -79,8 +71,7 @@ def test_no_control_character_of_a_document_reaches_a_terminal(url, store, words
     code, shown = in_terminal(words[0], url, "orders", *words[1:], columns=900)
     assert code == 0
     assert not [planted for planted in PLANTED if planted in shown.replace("\r\n", "\n")]
-    if "top" not in words:
-        assert "<" in shown
+    assert "<" in shown
 
 
 def test_no_control_character_of_an_error_reaches_a_terminal(url, store):

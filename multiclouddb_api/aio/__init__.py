@@ -6,7 +6,6 @@ follower does not occupy a thread.
 
 from __future__ import annotations
 
-from multiclouddb_api.aio.broadcast import Broadcast, Listener
 from multiclouddb_api.aio.client import AsyncCursor, AsyncMulticloudDbClient, connect
 from multiclouddb_api.aio.iterator import AsyncChangeFeedIterator, AsyncCheckpointStore
 from multiclouddb_api.aio.worker import follow
@@ -16,8 +15,6 @@ __all__ = [
     "AsyncCheckpointStore",
     "AsyncCursor",
     "AsyncMulticloudDbClient",
-    "Broadcast",
-    "Listener",
     "connect",
     "follow",
 ]

@@ -1,4 +1,4 @@
-"""Makes the page of the documentation from the recorded run, and writes it with its charts."""
+"""Makes the page of the documentation from the recorded run, and writes its charts."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ _AGAIN: Final = """## Run it again
 make bench-peers                                        # all peers, about fifteen minutes
 make bench-peers ARGS="--only debezium --events 2000"   # one peer, few changes
 make bench-peers ARGS=--json                            # for programs
-make bench-peers ARGS=--record                          # write this page, its charts and its JSON
-make bench-peers ARGS=--redraw                          # page and charts again from the JSON
+make bench-peers ARGS=--record                          # write the JSON of this page and its charts
+make bench-peers ARGS=--redraw                          # the charts again from the JSON
 ```
 
 The first run fetches the peers from PyPI and npm, in pinned versions, into environments outside the clone.
@@ -78,12 +78,9 @@ as missing.
 
 
 def write_docs(record: Record, root: Path = ROOT) -> None:
-    """Write the record, its page and its charts."""
+    """Write the record and its charts; `make docs` makes the page of it."""
     record.write(root)
     record = Record.read(root) or record  # with the figures as they are stored, rounded to four digits
-    page = root / "reference" / "peers.md"
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(page_text(record), encoding="utf-8")
     for theme in ("light", "dark"):
         draw(record, theme, root / "assets" / f"peers-{theme}.png")
 

@@ -340,16 +340,9 @@ class TestDocumentation:
     def test_everything_is_written_and_comes_back(self, record, tmp_path):
         write_docs(record, tmp_path)
         assert Record.read(tmp_path) == record
-        assert (tmp_path / "reference/peers.md").read_text(encoding="utf-8") == page_text(record)
         light, dark = ((tmp_path / f"assets/peers-{name}.png").read_bytes() for name in ("light", "dark"))
         assert light != dark
         assert all(min(struct.unpack(">II", image[16:24])) > 500 for image in (light, dark))
-
-    def test_the_page_in_the_documentation_is_that_of_its_record(self):
-        """Until somebody has measured on a quiet machine, there is neither a page nor a record."""
-        page, kept = ROOT / "reference/peers.md", Record.read()
-        assert page.exists() == (kept is not None)
-        assert kept is None or page.read_text(encoding="utf-8") == page_text(kept)
 
 
 class TestCommand:

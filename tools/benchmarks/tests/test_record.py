@@ -70,8 +70,7 @@ class TestDocumentation:
     def test_the_page_is_what_the_generator_makes_of_the_record(self):
         kept = Record.read()
         assert kept is not None
-        for name, text in (("benchmarks", front_text(kept)), ("benchmarks-all", page_text(kept))):
-            assert (ROOT / "reference" / f"{name}.md").read_text(encoding="utf-8") == text, AGAIN
+        assert (ROOT / "reference" / "benchmarks.md").read_text(encoding="utf-8") == front_text(kept), AGAIN
 
     def test_every_row_is_recorded(self):
         kept = Record.read()
@@ -109,7 +108,7 @@ class TestDocumentation:
         )
         kept = Record.read(tmp_path)
         assert list(kept.results) == list(load_rows())
-        assert (tmp_path / "reference" / "benchmarks-all.md").read_text(encoding="utf-8") == page_text(kept)
+        assert (tmp_path / "reference" / "benchmarks.md").read_text(encoding="utf-8") == front_text(kept)
         light, dark = (
             (tmp_path / "assets" / f"benchmarks-{name}.png").read_bytes() for name in ("light", "dark")
         )
@@ -126,8 +125,8 @@ class TestDocumentation:
         monkeypatch.setattr(command, "write_docs", lambda kept: write_docs(kept, tmp_path))
         monkeypatch.delattr(command, "run_all")
         assert CliRunner().invoke(command.app, ["--redraw"]).exit_code == 0
-        text = (tmp_path / "reference" / "benchmarks-all.md").read_text(encoding="utf-8")
-        assert text == page_text(kept)
+        text = (tmp_path / "reference" / "benchmarks.md").read_text(encoding="utf-8")
+        assert text == front_text(kept)
 
     @pytest.mark.parametrize("theme", ["light", "dark"])
     def test_the_charts_are_there(self, theme):

@@ -1,0 +1,29 @@
+"""Adds the long pages that a program makes, for maintainers, to the site of every build.
+
+They are in no navigation, in no search and not in git; `docs/project/tested.md` links to them.
+"""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any, Final
+
+from mkdocs.structure.files import File, Files
+
+FOLDER: Final = "maintainers"
+_GENERATE: Final = Path(__file__).with_name("generate.py")
+_UNSEARCHED: Final = "---\nhide: [toc]\nsearch:\n  exclude: true\n---\n\n"
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page, by its name."""
+    made: dict[str, str] = runpy.run_path(str(_GENERATE))["maintainers_pages"]()
+    return made
+
+
+def on_files(files: Files, *, config: Any, **_: Any) -> Files:
+    """Add the pages to those of the folder."""
+    for name, text in pages().items():
+        files.append(File.generated(config, f"{FOLDER}/{name}.md", content=_UNSEARCHED + text))
+    return files
