@@ -11,7 +11,7 @@ RELEASE := build/release
 OLDEST := build/oldest
 
 DISTRIBUTIONS := . ./providers/embedded ./providers/cosmos ./providers/dynamo ./providers/mongo ./providers/spanner \
-	./conformance ./tools/emulators/cosmos ./tools/emulators/dynamo ./tools/emulators/spanner ./verify ./checkpoints ./spark \
+	./conformance ./tools/emulators/cosmos ./tools/emulators/dynamo ./tools/emulators/spanner ./tables ./verify ./checkpoints ./spark \
 	./postgres ./cli ./certify
 # They are installed here, and never published.
 TOOLS := ./tools

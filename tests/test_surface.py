@@ -29,11 +29,12 @@ PACKAGES = (
     "multiclouddb_embedded",
     "multiclouddb_mongo",
     "multiclouddb_postgres",
+    "multiclouddb_tables",
     "multiclouddb_verify",
     "pyspark_multiclouddb",
 )
 PLACES = [ROOT, *(ROOT / "providers" / name for name in ("dynamo", "embedded", "mongo"))]
-PLACES += [ROOT / "spark", ROOT / "verify", ROOT / "checkpoints", ROOT / "postgres", ROOT / "certify"]
+PLACES += [ROOT / name for name in ("spark", "tables", "verify", "checkpoints", "postgres", "certify")]
 
 
 class Shown:
@@ -163,9 +164,10 @@ def elements():
     """Return the griffe object of every public class and function by its path, without running the code."""
     import griffe  # importing it takes seconds
 
-    found = {}
-    for package in PACKAGES:
-        module = griffe.load(package, search_paths=PLACES, resolve_aliases=True)
+    found, loader = {}, griffe.GriffeLoader(search_paths=PLACES)
+    modules = {package: loader.load(package) for package in PACKAGES}
+    loader.resolve_aliases()
+    for package, module in modules.items():
         for name in importlib.import_module(package).__all__:
             element = module[name].final_target if module[name].is_alias else module[name]
             if element.is_class or element.is_function:

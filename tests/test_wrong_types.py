@@ -24,6 +24,7 @@ import pytest
 import multiclouddb_api as api
 import multiclouddb_mongo
 import multiclouddb_postgres
+import multiclouddb_tables
 import multiclouddb_verify
 import pyspark_multiclouddb
 from multiclouddb_api import ErrorCategory, MulticloudDbError
@@ -36,6 +37,7 @@ PACKAGES = [
     "multiclouddb_cosmos",
     "multiclouddb_dynamo",
     "multiclouddb_postgres",
+    "multiclouddb_tables",
     "multiclouddb_verify",
     "pyspark_multiclouddb",
 ]
@@ -138,7 +140,7 @@ LEFT_OUT = {
     multiclouddb_verify.Counts: "verify makes it",
     multiclouddb_verify.Difference: "verify makes it",
     multiclouddb_verify.Estimate: "estimate makes it",
-    multiclouddb_verify.Fix: "verify makes it",
+    multiclouddb_tables.Fix: "verify makes it",
     multiclouddb_verify.Progress: "verify makes it",
     multiclouddb_verify.Report: "verify makes it",
     pyspark_multiclouddb.TableTarget: "verify calls its methods",
@@ -154,7 +156,7 @@ TARGETS = {multiclouddb_verify.DeltaTarget}
 # The names that modules import only for type checkers.
 NAMES = {name: getattr(api, name) for name in api.__all__} | {
     "DataFrame": pyspark.sql.DataFrame,
-    "Fix": multiclouddb_verify.Fix,
+    "Fix": multiclouddb_tables.Fix,
     "SparkSession": pyspark.sql.SparkSession,
     "StreamingQuery": pyspark.sql.streaming.StreamingQuery,
     "StructType": pyspark.sql.types.StructType,

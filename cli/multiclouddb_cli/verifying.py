@@ -38,7 +38,8 @@ from multiclouddb_cli.session import until_signal
 from multiclouddb_spi.faults import key_digest
 
 if TYPE_CHECKING:
-    from multiclouddb_verify import Difference, Estimate, Position, Progress, Report, Target, VerifySettings
+    from multiclouddb_tables import Target
+    from multiclouddb_verify import Difference, Estimate, Position, Progress, Report, VerifySettings
 
 _SHOWN: Final = 20
 _FIRST: Final = 60

@@ -37,7 +37,7 @@ from multiclouddb_api import (
     encode_json,
 )
 from multiclouddb_conformance.history import History
-from multiclouddb_verify import Target
+from multiclouddb_tables.contract import Target
 from multiclouddb_verify.verification import Verification, checked
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import attrs
 
 from multiclouddb_conformance.model_lives import RefusingClient
-from multiclouddb_spi.table_mark import FeedSource
+from multiclouddb_tables.mark import FeedSource
 from multiclouddb_verify.repair import _Plan
 from multiclouddb_verify.sides import Sides
 from multiclouddb_verify.state import State

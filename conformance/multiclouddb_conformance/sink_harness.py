@@ -24,8 +24,8 @@ from multiclouddb_api.arrow import events_to_arrow
 from multiclouddb_spi import encode_partition_id
 from multiclouddb_spi.continuation.token import Envelope, encode_token
 from multiclouddb_spi.partition import incarnation_digest
-from multiclouddb_spi.table_mark import Expected, FeedSource
-from multiclouddb_verify import Target
+from multiclouddb_tables.contract import Target
+from multiclouddb_tables.mark import Expected, FeedSource
 
 Change: TypeAlias = tuple[str, int, Any]
 """The key, the order and the document of a change; None for a delete."""

@@ -11,9 +11,9 @@ import attrs
 import pyarrow as pa
 
 from multiclouddb_api import ChangeEvent, ChangeType, decode_json, encode_json
-from multiclouddb_spi.table_mark import Expected, FeedSource, FoundTable, TableMark
-from multiclouddb_verify import Fix, Kind
-from multiclouddb_verify.target import Own
+from multiclouddb_tables.contract import Fix, Own
+from multiclouddb_tables.mark import Expected, FeedSource, FoundTable, TableMark
+from multiclouddb_verify import Kind
 
 __all__ = ["MemoryTable", "Row"]
 

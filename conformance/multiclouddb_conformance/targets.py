@@ -66,12 +66,12 @@ from multiclouddb_conformance.sink_harness import (
 from multiclouddb_conformance.values import KEYS, VALUES
 from multiclouddb_spi import encode_partition_id
 from multiclouddb_spi.partition import incarnation_digest
-from multiclouddb_spi.sink_rules import TIME
-from multiclouddb_spi.sink_table import SinkTable
-from multiclouddb_spi.table_mark import FeedSource
-from multiclouddb_verify import Fix
+from multiclouddb_tables.column_values import own_state
+from multiclouddb_tables.contract import Fix, SupportsRecord
+from multiclouddb_tables.mark import FeedSource
+from multiclouddb_tables.merging import SinkTable
+from multiclouddb_tables.rules import TIME
 from multiclouddb_verify.own_columns import OwnColumns
-from multiclouddb_verify.target import SupportsRecord, own_state
 
 __all__ = [
     "TestFixed",

@@ -244,7 +244,7 @@ def test_what_is_promised_has_a_test():
 
 def test_a_mark_holds_no_key_and_no_field():
     """Its fields are facts about the feed and the names of columns; only texts of the sink are in it."""
-    from multiclouddb_spi.table_mark import TableMark
+    from multiclouddb_tables.mark import TableMark
 
     assert [field.name for field in TableMark.__attrs_attrs__] == ["source", "columns", "incomplete_since"]
 

@@ -11,7 +11,7 @@ from psycopg import sql
 from multiclouddb_api import MulticloudDbError, invalid_request
 from multiclouddb_postgres.long_keys import LONG_KEY
 from multiclouddb_postgres.server import Connection
-from multiclouddb_spi.sink_rules import DELETED_AT
+from multiclouddb_tables.rules import DELETED_AT
 
 TEXT: Final = ("key", "order_key")
 """The columns whose texts are compared by code point."""

@@ -18,8 +18,7 @@ import attrs
 import pyarrow as pa
 
 from multiclouddb_api import encode_json
-from multiclouddb_verify.own_columns import ColumnType, as_stored
-from multiclouddb_verify.target import own_state
+from multiclouddb_tables.column_values import ColumnType, as_stored, own_state
 
 __all__ = ["column_type"]
 

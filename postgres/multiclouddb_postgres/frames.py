@@ -15,8 +15,8 @@ from multiclouddb_postgres.long_keys import MOST_KEY_BYTES, SHOWN, key_too_long,
 from multiclouddb_postgres.server import DURABLE, LOG, Connection, connected, errors, repeated
 from multiclouddb_postgres.table import PostgresStorage
 from multiclouddb_postgres.values import naming, nul
-from multiclouddb_spi.sink_rules import Batch, MissingState, Piece, check_stored
-from multiclouddb_spi.sink_table import merge_batch
+from multiclouddb_tables.merging import merge_batch
+from multiclouddb_tables.rules import Batch, MissingState, Piece, check_stored
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

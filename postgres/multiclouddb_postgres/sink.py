@@ -16,7 +16,8 @@ from multiclouddb_postgres.long_keys import LongKeys, check_long_keys
 from multiclouddb_postgres.server import Connection, check_dsn, repeated, secret_dsn, where
 from multiclouddb_postgres.table import PostgresStorage, identifier
 from multiclouddb_postgres.values import Documents, naming
-from multiclouddb_spi.sink_rules import (
+from multiclouddb_tables.merging import merge_batch
+from multiclouddb_tables.rules import (
     Batch,
     Create,
     MissingState,
@@ -31,7 +32,6 @@ from multiclouddb_spi.sink_rules import (
     table_of,
     usual_types,
 )
-from multiclouddb_spi.sink_table import merge_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

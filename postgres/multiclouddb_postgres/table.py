@@ -37,7 +37,8 @@ from multiclouddb_postgres.values import (
     declared,
     type_of,
 )
-from multiclouddb_spi.sink_rules import (
+from multiclouddb_tables.mark import FoundTable, TableMark
+from multiclouddb_tables.rules import (
     DELETED_AT,
     DOCUMENT,
     STALE_SINCE,
@@ -45,7 +46,6 @@ from multiclouddb_spi.sink_rules import (
     check_cases,
     check_stored,
 )
-from multiclouddb_spi.table_mark import FoundTable, TableMark
 
 MARKS: Final = "multiclouddb_marks"
 """The table with the batch numbers and the stages of snapshots, in the schema of the sink's table."""

@@ -24,13 +24,12 @@ from multiclouddb_postgres.long_keys import (
 from multiclouddb_postgres.server import Connection, check_dsn, repeated, secret_dsn, transaction, where
 from multiclouddb_postgres.sink import POSITION
 from multiclouddb_postgres.table import PostgresStorage, identifier
-from multiclouddb_spi.sink_rules import DELETED_AT, DOCUMENT, STALE_SINCE
-from multiclouddb_spi.table_mark import Expected, FoundTable
+from multiclouddb_tables.mark import Expected, FoundTable
+from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE
 
 if TYPE_CHECKING:
-    from multiclouddb_verify import Fix
-    from multiclouddb_verify.own_columns import ColumnType
-    from multiclouddb_verify.target import Own
+    from multiclouddb_tables.column_values import ColumnType
+    from multiclouddb_tables.contract import Fix, Own
 
 _ROWS: Final = 8192
 _OURS: Final = ("key", "order_key", "timestamp", DELETED_AT, STALE_SINCE, LONG_KEY)
@@ -340,8 +339,7 @@ def _batch(found: list[tuple[Any, ...]], own: Mapping[str, ColumnType] | None) -
     keys, orders, deleted, *rest = zip(*found, strict=True)
     states: Any = rest[0]
     if own is not None:
-        from multiclouddb_verify.own_columns import as_stored
-        from multiclouddb_verify.target import own_state
+        from multiclouddb_tables.column_values import as_stored, own_state
 
         # psycopg returns a number of type real with fewer digits than the column has.
         documents = [

@@ -16,7 +16,7 @@ from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, inva
 from multiclouddb_postgres.catalog import INSTANT, TEXT, Column
 from multiclouddb_postgres.long_keys import digest_of
 from multiclouddb_postgres.server import DATA, Connection, repeated, said_by
-from multiclouddb_spi.sink_rules import DOCUMENT, TIME
+from multiclouddb_tables.rules import DOCUMENT, TIME
 
 Documents: TypeAlias = Literal["json", "jsonb"]
 """The type of the column with the documents."""

@@ -32,8 +32,9 @@ from multiclouddb_postgres import PostgresCheckpointStore, PostgresTarget, merge
 from multiclouddb_postgres import long_keys as module
 from multiclouddb_spi import encode_partition_id
 from multiclouddb_spi.faults import key_digest
-from multiclouddb_spi.table_mark import Expected, FeedSource
-from multiclouddb_verify import Fix, Kind, Outcome, verify
+from multiclouddb_tables.contract import Fix
+from multiclouddb_tables.mark import Expected, FeedSource
+from multiclouddb_verify import Kind, Outcome, verify
 
 
 def long_name(seed):

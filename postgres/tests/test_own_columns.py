@@ -16,9 +16,9 @@ from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_postgres import PostgresTarget, merge_into_postgres
 from multiclouddb_postgres.column_types import column_type
+from multiclouddb_tables.column_values import as_stored, own_state
 from multiclouddb_verify import Kind, verify
-from multiclouddb_verify.own_columns import OwnColumns, as_stored
-from multiclouddb_verify.target import own_state
+from multiclouddb_verify.own_columns import OwnColumns
 
 ID, AT = uuid.UUID(int=0xABC), datetime(2026, 1, 1, 12, 0, 0, 600, UTC)
 LAST = AT.replace(1999, 12, 31, 23, 59, 59, 500000, None)

@@ -14,9 +14,9 @@ from multiclouddb_conformance.frames import shown_by
 from multiclouddb_conformance.sink_harness import rows
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_postgres import PostgresCheckpointStore, PostgresTarget, merge_into_postgres
-from multiclouddb_spi.table_mark import Expected, FeedSource, FoundTable
+from multiclouddb_tables.contract import Fix
+from multiclouddb_tables.mark import Expected, FeedSource, FoundTable
 from multiclouddb_verify import verify
-from multiclouddb_verify.target import Fix
 
 CHARACTERS = [chr(code) for code in range(1, 128)]
 FIRST, SECOND = "hush", "mumble"

@@ -6,7 +6,7 @@ import pytest
 from multiclouddb_conformance.model_lives import ModelRow
 from multiclouddb_conformance.sink_lives import SinkLife
 from multiclouddb_postgres import merge_into_postgres
-from multiclouddb_spi.sink_table import SinkTable
+from multiclouddb_tables.merging import SinkTable
 
 SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 4)) for seed in range(350)]
 MOST = 100

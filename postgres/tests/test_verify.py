@@ -23,7 +23,7 @@ from multiclouddb_cli.main import app
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_postgres import PostgresCheckpointStore, PostgresTarget, merge_into_postgres
-from multiclouddb_spi.table_mark import Expected
+from multiclouddb_tables.mark import Expected
 from multiclouddb_verify import Kind, verify
 
 DAMAGE = {

@@ -31,7 +31,11 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.validators import check_type, local_path
 from multiclouddb_spi.faults import one_line, without_data
-from multiclouddb_spi.sink_rules import (
+from multiclouddb_tables.delta import MARK, in_backticks, quoted
+from multiclouddb_tables.delta_refusals import safe_cause
+from multiclouddb_tables.mark import FeedSource, FoundTable, TableMark
+from multiclouddb_tables.merging import merge_batch
+from multiclouddb_tables.rules import (
     DELETED_AT,
     DOCUMENT,
     STALE_SINCE,
@@ -44,10 +48,6 @@ from multiclouddb_spi.sink_rules import (
     feed_of,
     is_first,
 )
-from multiclouddb_spi.sink_table import merge_batch
-from multiclouddb_spi.table_mark import FeedSource, FoundTable, TableMark
-from multiclouddb_verify.delta import MARK, in_backticks, quoted
-from multiclouddb_verify.delta_refusals import safe_cause
 from pyspark_multiclouddb.checkpoint import told
 from pyspark_multiclouddb.delta import lacking_columns
 from pyspark_multiclouddb.errors import check_has

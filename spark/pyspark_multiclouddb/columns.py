@@ -41,7 +41,7 @@ from pyspark.sql.types import (
 from multiclouddb_api import MulticloudDbError, NewItemStateMode, invalid_request
 from multiclouddb_api.arrow import EVENT_SCHEMA
 from multiclouddb_spi.faults import key_digest
-from multiclouddb_spi.sink_rules import DOCUMENT, check_cases
+from multiclouddb_tables.rules import DOCUMENT, check_cases
 
 ROW_SCHEMA: Final = EVENT_SCHEMA.append(pa.field("sequence", pa.int64()))
 """The columns of an event, and `sequence`, the number of a row in its partition and batch."""

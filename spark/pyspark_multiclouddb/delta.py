@@ -17,17 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from multiclouddb_api import invalid_request
-from multiclouddb_spi.sink_rules import (
-    DELETED_AT,
-    STALE_SINCE,
-    TIME,
-    Numbered,
-    check_cases,
-    check_stored,
-    lacks_state,
-)
-from multiclouddb_spi.table_mark import FeedSource, TableMark
-from multiclouddb_verify.delta import (
+from multiclouddb_tables.delta import (
     MARK,
     committed,
     feed_mark,
@@ -39,7 +29,17 @@ from multiclouddb_verify.delta import (
     writable,
     written,
 )
-from multiclouddb_verify.delta_refusals import missing, unwritable
+from multiclouddb_tables.delta_refusals import missing, unwritable
+from multiclouddb_tables.mark import FeedSource, TableMark
+from multiclouddb_tables.rules import (
+    DELETED_AT,
+    STALE_SINCE,
+    TIME,
+    Numbered,
+    check_cases,
+    check_stored,
+    lacks_state,
+)
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, Field

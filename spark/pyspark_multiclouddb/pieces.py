@@ -20,7 +20,9 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringTy
 from pyspark.storagelevel import StorageLevel
 
 from multiclouddb_spi.scan.contract import LATEST_MARK
-from multiclouddb_spi.sink_rules import (
+from multiclouddb_tables.delta import in_backticks
+from multiclouddb_tables.mark import FeedSource
+from multiclouddb_tables.rules import (
     CHANGE_TYPES,
     DOCUMENT,
     LACKS_STATE,
@@ -33,8 +35,6 @@ from multiclouddb_spi.sink_rules import (
     missing_state_error,
     source_of,
 )
-from multiclouddb_spi.table_mark import FeedSource
-from multiclouddb_verify.delta import in_backticks
 from pyspark_multiclouddb.delta import PLAN
 
 _BUCKETS: Final = 4096

@@ -20,7 +20,10 @@ import pyarrow.compute as pc
 
 from multiclouddb_api import ChangeFeedPage, invalid_request
 from multiclouddb_api.validators import check_type, local_path
-from multiclouddb_spi.sink_rules import (
+from multiclouddb_tables.delta import committed, dataset_of, in_backticks, opened, writable
+from multiclouddb_tables.delta_refusals import missing
+from multiclouddb_tables.merging import merge_batch
+from multiclouddb_tables.rules import (
     DELETED_AT,
     OF_THE_EVENT,
     PAGE_SCHEMA,
@@ -40,9 +43,6 @@ from multiclouddb_spi.sink_rules import (
     table_of,
     usual_types,
 )
-from multiclouddb_spi.sink_table import merge_batch
-from multiclouddb_verify.delta import committed, dataset_of, in_backticks, opened, writable
-from multiclouddb_verify.delta_refusals import missing
 from pyspark_multiclouddb.checkpoint import Checkpoint, told
 from pyspark_multiclouddb.delta import DeltaStorage
 from pyspark_multiclouddb.errors import check_has

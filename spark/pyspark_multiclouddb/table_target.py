@@ -13,18 +13,18 @@ import pyarrow as pa
 from pyspark.sql.types import ArrayType, MapType, StringType, TimestampType
 
 from multiclouddb_api import encode_json, invalid_request
-from multiclouddb_spi.sink_rules import DELETED_AT, DOCUMENT, STALE_SINCE
-from multiclouddb_spi.table_mark import Expected, FoundTable
-from multiclouddb_verify.delta import in_backticks
-from multiclouddb_verify.own_columns import SINKS, as_stored
-from multiclouddb_verify.target import Own, own_state
+from multiclouddb_tables.column_values import SINKS, as_stored, own_state
+from multiclouddb_tables.contract import Own
+from multiclouddb_tables.delta import in_backticks
+from multiclouddb_tables.mark import Expected, FoundTable
+from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE
 from pyspark_multiclouddb.cluster import TableStorage, check_table
 from pyspark_multiclouddb.columns import arrow_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-    from multiclouddb_verify import Fix
+    from multiclouddb_tables.contract import Fix
 
 _ROWS: Final = 8192
 _NO_ORDER: Final = "~null"

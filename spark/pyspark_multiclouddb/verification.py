@@ -46,8 +46,9 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_api.validators import check_type
-from multiclouddb_spi.table_mark import Expected, FoundTable
-from multiclouddb_verify import Fix, Part, Report, SupportsParts, SupportsRecord, Transform
+from multiclouddb_tables.contract import Fix, Own, Part, SupportsParts, SupportsRecord
+from multiclouddb_tables.mark import Expected, FoundTable
+from multiclouddb_verify import Report, Transform
 from multiclouddb_verify.comparison import GONE
 from multiclouddb_verify.sides import (
     ORDER_MASK,
@@ -58,7 +59,6 @@ from multiclouddb_verify.sides import (
 )
 from multiclouddb_verify.source import Source, key_texts
 from multiclouddb_verify.state import Rows, rows_of
-from multiclouddb_verify.target import Own
 from multiclouddb_verify.texts import column_digests
 from multiclouddb_verify.verification import (
     ComparisonSettings,

@@ -28,8 +28,8 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.sink_harness import events, page
 from multiclouddb_spi import encode_partition_id
-from multiclouddb_spi.sink_rules import PLACES, Scan
-from multiclouddb_spi.sink_table import SinkTable
+from multiclouddb_tables.merging import SinkTable
+from multiclouddb_tables.rules import PLACES, Scan
 from pyspark_multiclouddb import drop_tombstones, latest_by_key, live_rows, merge_into_delta
 from pyspark_multiclouddb.columns import ROW_SCHEMA
 from pyspark_multiclouddb.delta import DeltaStorage
@@ -481,7 +481,7 @@ class TestCommitOfAnother:
     def test_at_every_attempt_is_a_conflict(self, path, others, monkeypatch):
         merge_into_delta(rows(("a", 1, {})), 0, path, "app")
         others.extend(partial(put, path, "a", 100 + number) for number in range(50))
-        monkeypatch.setattr("multiclouddb_verify.delta._PATIENCE_SECONDS", 0.0)
+        monkeypatch.setattr("multiclouddb_tables.delta._PATIENCE_SECONDS", 0.0)
         with pytest.raises(MulticloudDbError, match="let them commit less often") as caught:
             merge_into_delta(rows(("a", 200, {"n": 200})), 1, path, "app")
         assert caught.value.detail.category == ErrorCategory.CONFLICT
@@ -496,7 +496,7 @@ class TestThreads:
         """Each commit may fail once, because its thread does not know the latest version of the table."""
         waits = []
         clock = SimpleNamespace(sleep=waits.append, monotonic=time.monotonic)
-        monkeypatch.setattr("multiclouddb_verify.delta.time", clock)
+        monkeypatch.setattr("multiclouddb_tables.delta.time", clock)
         together = Barrier(3)
         merge_into_delta(rows(("seed", 1, {"n": 1})), None, path, None)
 

@@ -7,7 +7,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from multiclouddb_conformance.model_lives import ModelRow
 from multiclouddb_conformance.sink_lives import SinkLife
-from multiclouddb_spi.sink_table import SinkTable
+from multiclouddb_tables.merging import SinkTable
 from pyspark_multiclouddb import merge_into_table
 
 from .scala_catalog import table_in

@@ -20,8 +20,8 @@ from multiclouddb_api.arrow import events_to_arrow
 from multiclouddb_conformance.sink_harness import bare, documents, expected, key_of, page, rows, tombstones
 from multiclouddb_conformance.targets import *  # noqa: F403
 from multiclouddb_spi.continuation.token import decode_token
-from multiclouddb_spi.sink_rules import other_rows
-from multiclouddb_verify import Fix
+from multiclouddb_tables.contract import Fix
+from multiclouddb_tables.rules import other_rows
 from pyspark_multiclouddb import TableTarget, drop_tombstones, merge_into_table
 
 from .micro_batches import make_checkpoint, read_counted, write_offset

@@ -24,12 +24,12 @@ from multiclouddb_api import (
     ScanFloor,
     encode_json,
 )
+from multiclouddb_tables.contract import Fix
 from multiclouddb_verify.comparison import GONE, UNKNOWN, Kind, Seen
 from multiclouddb_verify.rounds import Rounds
 from multiclouddb_verify.sides import ANOTHER_TEXT, Sides
 from multiclouddb_verify.source import Answer, Respelt
 from multiclouddb_verify.state import Confirmed, after
-from multiclouddb_verify.target import Fix
 from multiclouddb_verify.texts import digests_of
 
 __all__ = ["Repair"]

@@ -21,7 +21,9 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_spi.batch import collector_paused
-from multiclouddb_spi.table_mark import Expected, FeedSource, TableMark
+from multiclouddb_tables.column_values import own_state
+from multiclouddb_tables.contract import Own, SupportsHeld, SupportsLeftOut, Target
+from multiclouddb_tables.mark import Expected, FeedSource, TableMark
 from multiclouddb_verify.comparison import (
     GONE,
     Kind,
@@ -34,7 +36,6 @@ from multiclouddb_verify.own_columns import OwnColumns
 from multiclouddb_verify.report import Progress
 from multiclouddb_verify.source import Answer, Change, Follower, Respelt, Source, key_texts
 from multiclouddb_verify.state import ORDER_BITS, Confirmed, Rows, State, rows_of
-from multiclouddb_verify.target import Own, SupportsHeld, SupportsLeftOut, Target, own_state
 from multiclouddb_verify.texts import Integers, Lines, column_digests, digests_of
 
 __all__ = [

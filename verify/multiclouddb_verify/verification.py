@@ -41,7 +41,8 @@ from multiclouddb_api.entry_points import entry_points
 from multiclouddb_api.registry import GROUP
 from multiclouddb_api.validators import check_type, type_name, unknown_name
 from multiclouddb_spi.continuation.token import decode_token, to_moment
-from multiclouddb_spi.table_mark import FeedSource
+from multiclouddb_tables.contract import SupportsRecord, Target
+from multiclouddb_tables.mark import FeedSource
 from multiclouddb_verify.comparison import (
     Kind,
     first_difference,
@@ -53,7 +54,6 @@ from multiclouddb_verify.sides import Position, Sides, Transform, own_values
 from multiclouddb_verify.source import Respelt, Source, floor_of
 from multiclouddb_verify.state import FORMAT, RESUME, State, after
 from multiclouddb_verify.state_folder import default_folder
-from multiclouddb_verify.target import SupportsRecord, Target
 
 __all__ = ["ComparisonSettings", "Verification", "VerifySettings", "checked", "verify"]
 

@@ -15,9 +15,10 @@ from deltalake import DeltaTable
 
 from multiclouddb_api import FileCheckpointStore, ResourceAddress, connect
 from multiclouddb_embedded.feed import EmbeddedFeed
-from multiclouddb_spi.table_mark import Expected, FeedSource, FoundTable
-from multiclouddb_verify import DeltaTarget, Fix, stored_position, verify
-from multiclouddb_verify.delta import committed
+from multiclouddb_tables.contract import Fix
+from multiclouddb_tables.delta import committed
+from multiclouddb_tables.mark import Expected, FeedSource, FoundTable
+from multiclouddb_verify import DeltaTarget, stored_position, verify
 from multiclouddb_verify.source import Source
 from multiclouddb_verify.verification import Verification
 from pyspark_multiclouddb import merge_into_delta

@@ -20,9 +20,9 @@ from multiclouddb_api import (
 from multiclouddb_conformance.waiting import Beside
 from multiclouddb_embedded import Delete, EmbeddedStore, Put
 from multiclouddb_embedded.feed import EmbeddedFeed
-from multiclouddb_spi.sink_rules import PLACES
+from multiclouddb_tables.delta import committed
+from multiclouddb_tables.rules import PLACES
 from multiclouddb_verify import DeltaTarget, Kind, stored_position, verify
-from multiclouddb_verify.delta import committed
 from pyspark_multiclouddb import live_rows, merge_into_delta
 
 NAME = "sink"

@@ -12,11 +12,11 @@ from deltalake.schema import PrimitiveType
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError, ResourceAddress, SnapshotStarted
 from multiclouddb_conformance.sink_harness import page, rows
-from multiclouddb_spi.sink_rules import TIME
-from multiclouddb_spi.table_mark import Expected, FeedSource
+from multiclouddb_tables.contract import Fix
+from multiclouddb_tables.delta import committed
+from multiclouddb_tables.mark import Expected, FeedSource
+from multiclouddb_tables.rules import TIME
 from multiclouddb_verify import DeltaTarget
-from multiclouddb_verify.delta import committed
-from multiclouddb_verify.target import Fix
 from pyspark_multiclouddb import drop_tombstones, live_rows, merge_into_delta
 
 from .tables import Shop, key_of

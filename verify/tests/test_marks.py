@@ -9,8 +9,8 @@ from deltalake.table import TableMerger
 
 from multiclouddb_api import Beginning, ChangeFeedRequest, ErrorCategory, MulticloudDbError
 from multiclouddb_embedded import Put
+from multiclouddb_tables.delta import MARK
 from multiclouddb_verify import DeltaTarget, Kind, Outcome
-from multiclouddb_verify.delta import MARK
 from pyspark_multiclouddb import merge_into_delta
 
 from .tables import Shop, key_of, plant

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multiclouddb_api import MulticloudDbError
+from multiclouddb_tables.column_values import as_stored
 from multiclouddb_verify import Kind
-from multiclouddb_verify.own_columns import as_stored
 
 from .tables import Shop, key_of
 

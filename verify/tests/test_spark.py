@@ -12,8 +12,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_tables.delta import MARK
 from multiclouddb_verify import DeltaTarget, Kind, Outcome, stored_position
-from multiclouddb_verify.delta import MARK
 from pyspark_multiclouddb import verify_with_spark
 
 from .tables import NAME, Busy, Shop, key_of

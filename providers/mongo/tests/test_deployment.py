@@ -20,7 +20,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_mongo import MongoOptions
-from multiclouddb_spi.table_mark import FeedSource
+from multiclouddb_tables.mark import FeedSource
 
 from .harness import SMALL
 from .monitor import ids, in_scope, read

@@ -1,7 +1,7 @@
-"""Defines the rules of a batch, for all sinks, whatever table they write (extra `arrow`).
+"""Defines the rules of a batch, for all sinks, whatever table they write.
 
 A sink merges by `key` and `order_key`, and leaves a tombstone for a delete. Here is what a batch must
-contain, which of its rows count, and what its notices and options mean; `sink_table.py` merges it.
+contain, which of its rows count, and what its notices and options mean; `merging.py` merges it.
 
 A CREATE or UPDATE may come without `new_item_state`, for example because the image of the change has expired.
 The document exists, but its content is not known. A sink must not write such a change as an empty document.
@@ -45,7 +45,7 @@ from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_api.validators import check_type, type_name
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE, key_digest
 from multiclouddb_spi.scan.contract import LATEST_MARK, plan_id_of
-from multiclouddb_spi.table_mark import FeedSource
+from multiclouddb_tables.mark import FeedSource
 
 DELETED_AT: Final = "_deleted_at"
 """The column that contains the time at which the sink merged a delete; null in the row of a document."""

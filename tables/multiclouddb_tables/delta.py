@@ -24,9 +24,9 @@ from pyarrow.parquet import ParquetFile
 from multiclouddb_api import MulticloudDbError, encode_json, invalid_request
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_api.validators import check_type, local_path
-from multiclouddb_spi.sink_rules import DELETED_AT, DOCUMENT, STALE_SINCE
-from multiclouddb_spi.table_mark import Expected, FoundTable, TableMark
-from multiclouddb_verify.delta_refusals import (
+from multiclouddb_tables.column_values import SINKS, as_stored, own_state
+from multiclouddb_tables.contract import Fix, Own, Part
+from multiclouddb_tables.delta_refusals import (
     check_readable,
     check_writable,
     contended,
@@ -37,8 +37,8 @@ from multiclouddb_verify.delta_refusals import (
     safe_cause,
     unreadable,
 )
-from multiclouddb_verify.own_columns import SINKS, as_stored
-from multiclouddb_verify.target import Fix, Own, Part, own_state
+from multiclouddb_tables.mark import Expected, FoundTable, TableMark
+from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, WriterProperties

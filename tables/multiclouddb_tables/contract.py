@@ -3,30 +3,92 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from datetime import date, datetime, time
+from datetime import datetime
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 import pyarrow as pa
 
-from multiclouddb_spi.table_mark import Expected, FoundTable
-from multiclouddb_verify.own_columns import ColumnType
+from multiclouddb_tables.column_values import ColumnType
+from multiclouddb_tables.mark import Expected, FoundTable, TableMark
+from multiclouddb_tables.rules import Numbered
 
 __all__ = [
     "Fix",
     "Own",
     "Part",
+    "Storage",
     "SupportsHeld",
     "SupportsLeftOut",
     "SupportsParts",
     "SupportsRecord",
     "Target",
-    "own_state",
 ]
 
 
 Own: TypeAlias = bool | Collection[str]
 """The columns to read: False for the document, names, or True for all but those that the sink needs."""
+
+
+class Storage(Protocol):
+    """What a kind of table does for `SinkTable`. Each method is one commit, or part of the caller's."""
+
+    @property
+    def where(self) -> str:
+        """The name of the table in messages, without secrets."""
+        ...
+
+    @property
+    def exists(self) -> bool:
+        """True if the table exists."""
+        ...
+
+    @property
+    def keeps_marks(self) -> bool:
+        """True if marks can be stored with the table."""
+        ...
+
+    def prepare(
+        self, schema: pa.Schema, mark: TableMark | None = None, *, may_be_stale: bool = False
+    ) -> None:
+        """Make the table with a mark, or check it and add what is missing, for rows with these columns."""
+        ...
+
+    def feed_mark(self) -> TableMark | None:
+        """Return the mark that says whose changes the table contains, or None if it has none."""
+        ...
+
+    def set_feed_mark(self, mark: TableMark) -> None:
+        """Replace the mark that says whose changes the table contains."""
+        ...
+
+    def mark(self, name: str) -> int | None:
+        """Return a number that was stored with the table."""
+        ...
+
+    def store(self, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
+        """Store numbers and texts in a commit that changes no row."""
+        ...
+
+    def is_empty(self) -> bool:
+        """Return True if the table has never had a row, as far as it can tell."""
+        ...
+
+    def gone_back(self, query: str | None, done: Numbered | None) -> bool:
+        """Return True if the table may have lost changes that the query will not deliver again."""
+        ...
+
+    def outdate(self, floor: str, marks: Mapping[str, int]) -> None:
+        """Give rows from the floor on the lowest `order_key`; store marks in the same commit, if possible."""
+        ...
+
+    def bury(self, floor: str, marks: Mapping[str, int]) -> None:
+        """Make tombstones of rows below the floor; store marks in the same commit, if possible."""
+        ...
+
+    def merge(self, rows: Any, notes: Mapping[str, str], *, is_last: bool) -> None:
+        """Merge the last changes of some keys, with `is_last` the last ones of a batch; no row may change."""
+        ...
 
 
 @attrs.frozen
@@ -199,29 +261,3 @@ class SupportsLeftOut(Protocol):
             keys: The keys, as JSON text.
         """
         ...
-
-
-def own_state(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a table's own columns in the form in which they are compared.
-
-    Args:
-        values: The values of a row, or of the document that it must have.
-
-    Returns:
-        The values without nulls. Dates, and times without a zone, have no form in documents, and are text.
-    """
-    return {name: _comparable(value) for name, value in values.items() if value is not None}
-
-
-def _comparable(value: Any) -> Any:
-    match value:
-        case datetime() if value.utcoffset() is not None:
-            return value
-        case date() | time():
-            return value.isoformat()
-        case list() | tuple():
-            return [_comparable(each) for each in value]
-        case dict():
-            return {name: _comparable(each) for name, each in value.items()}
-        case _:
-            return value

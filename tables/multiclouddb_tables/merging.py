@@ -1,8 +1,8 @@
-"""Defines the table of a sink, of whatever kind, and how a batch is merged into it (extra `arrow`).
+"""Merges a batch into the table of a sink, of whatever kind.
 
-`Storage` is what a kind of table does, `SinkTable` which batches a table accepts, and `merge_batch` the order
-of the steps. The stages of a snapshot and the queries that have begun are marks of the table, so a process
-may be killed between any two commits.
+`SinkTable` says which batches a table accepts, and `merge_batch` the order of the steps. The stages of a
+snapshot and the queries that have begun are marks of the table, so a process may be killed between any two
+commits.
 """
 
 from __future__ import annotations
@@ -11,26 +11,25 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import attrs
-import pyarrow as pa
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE
-from multiclouddb_spi.sink_rules import (
+from multiclouddb_tables.contract import Storage
+from multiclouddb_tables.mark import FeedSource, TableMark
+from multiclouddb_tables.rules import (
     DELETED_AT,
     PAGE_SCHEMA,
     STALE_SINCE,
     Batch,
-    Numbered,
     Scan,
     nameless,
     new_query,
     repair,
 )
-from multiclouddb_spi.table_mark import FeedSource, TableMark
 
 _LOG: Final = logging.getLogger("multiclouddb.spark")
 _SNAPSHOT: Final = "multiclouddb-snapshot"
@@ -46,67 +45,6 @@ _ENDED: Final = 1
 _SAID: Final = set[tuple[str, str]]()
 """The tables and names about which a warning was logged."""
 _NEW_QUERY: Final = "with startingPosition=snapshot, this table, and a checkpointLocation of its own"
-
-
-class Storage(Protocol):
-    """What a kind of table does for `SinkTable`. Each method is one commit, or part of the caller's."""
-
-    @property
-    def where(self) -> str:
-        """The name of the table in messages, without secrets."""
-        ...
-
-    @property
-    def exists(self) -> bool:
-        """True if the table exists."""
-        ...
-
-    @property
-    def keeps_marks(self) -> bool:
-        """True if marks can be stored with the table."""
-        ...
-
-    def prepare(
-        self, schema: pa.Schema, mark: TableMark | None = None, *, may_be_stale: bool = False
-    ) -> None:
-        """Make the table with a mark, or check it and add what is missing, for rows with these columns."""
-        ...
-
-    def feed_mark(self) -> TableMark | None:
-        """Return the mark that says whose changes the table contains, or None if it has none."""
-        ...
-
-    def set_feed_mark(self, mark: TableMark) -> None:
-        """Replace the mark that says whose changes the table contains."""
-        ...
-
-    def mark(self, name: str) -> int | None:
-        """Return a number that was stored with the table."""
-        ...
-
-    def store(self, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
-        """Store numbers and texts in a commit that changes no row."""
-        ...
-
-    def is_empty(self) -> bool:
-        """Return True if the table has never had a row, as far as it can tell."""
-        ...
-
-    def gone_back(self, query: str | None, done: Numbered | None) -> bool:
-        """Return True if the table may have lost changes that the query will not deliver again."""
-        ...
-
-    def outdate(self, floor: str, marks: Mapping[str, int]) -> None:
-        """Give rows from the floor on the lowest `order_key`; store marks in the same commit, if possible."""
-        ...
-
-    def bury(self, floor: str, marks: Mapping[str, int]) -> None:
-        """Make tombstones of rows below the floor; store marks in the same commit, if possible."""
-        ...
-
-    def merge(self, rows: Any, notes: Mapping[str, str], *, is_last: bool) -> None:
-        """Merge the last changes of some keys, with `is_last` the last ones of a batch; no row may change."""
-        ...
 
 
 class SinkTable:
