@@ -142,7 +142,7 @@ def run_with(spark, page, steps, folder="."):
 
 
 class Page:
-    """A how-to page, or several pages that belong together.
+    """A page, or several pages that belong together; a name without a folder is in docs/how-to.
 
     Attributes:
         text: The whole text.
@@ -150,7 +150,8 @@ class Page:
     """
 
     def __init__(self, *names):
-        self.text = "\n".join((ROOT / "docs/how-to" / name).read_text(encoding="utf-8") for name in names)
+        paths = (name if "/" in name else f"how-to/{name}" for name in names)
+        self.text = "\n".join((ROOT / "docs" / path).read_text(encoding="utf-8") for path in paths)
         self.programs = {found["name"]: found["code"] for found in PROGRAM.finditer(self.text)}
 
     def blocks(self, language):

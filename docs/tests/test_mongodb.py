@@ -18,15 +18,7 @@ from multiclouddb_conformance.waiting import wait_until
 
 from .page import Page, servers
 
-PAGE = Page(
-    "mongodb.md",
-    "mongodb-documents.md",
-    "mongodb-snapshot.md",
-    "mongodb-oplog.md",
-    "mongodb-options.md",
-    "mongodb-connection.md",
-    "mongodb-spark.md",
-)
+PAGE = Page("databases/mongodb.md")
 ORDERS = api.ResourceAddress("shop", "orders")
 
 
@@ -102,15 +94,9 @@ def page_of(client, address, start, **asked):
 class TestPrograms:
     def test_from_a_replica_set_to_the_first_event(self, empty):
         create_orders(empty.client())
-        assert PAGE.run("worker.py") == ""  # saves a position before the first change
         assert PAGE.run("write.py") == ""
         assert PAGE.run("first.py") == PAGE.said_behind("first.py")
         assert PAGE.run("options.py") == PAGE.said_behind("options.py")
-        assert PAGE.run("own_client.py") == "3\n"
-        lines = PAGE.run("worker.py").splitlines()
-        assert [line.split()[0] for line in lines] == ["CREATE", "UPDATE", "DELETE"]
-        assert PAGE.run("worker.py") == ""
-        assert re.fullmatch(r"\d+\.\d of \d+ MB hold 0\.0\d hours\n", PAGE.run("window.py"))
 
         tail, partitions, check = (
             PAGE.commands(f"multiclouddb {name}")[0][1:] for name in ("tail", "partitions", "token")
@@ -123,12 +109,6 @@ class TestPrograms:
         assert "1 open" in command_line.said(*partitions)
         assert "yes" in command_line.said(*check)
         assert PAGE.programs.keys() == PAGE.programs_run_in(__file__)
-
-    @pytest.mark.parametrize("name", [pytest.param("stream.py", id="stream.py-jvm")])  # conftest.py reads it
-    def test_spark(self, empty, spark, name):
-        create_orders(empty.client())
-        PAGE.run("write.py")
-        assert PAGE.run(name, spark) == "3\n"
 
     def test_the_page_starts_a_server_that_will_do(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
@@ -221,7 +201,7 @@ class TestRoles:
         return {what for what in ASKED if self.may(client, what)}
 
     def test_the_roles_of_the_table(self, users):
-        rows = PAGE.rows_below("## Roles")
+        rows = PAGE.rows_below("## Permissions")
         assert [words_of(cell) for _, cell, _ in rows] == [
             ["read"],
             ["read"],
@@ -246,7 +226,7 @@ class TestRoles:
         ],
     )
     def test_what_they_come_down_to_and_none_of_it_can_be_left_out(self, users, row, privileges, can):
-        said = set(words_of(PAGE.rows_below("## Roles")[row][2]))
+        said = set(words_of(PAGE.rows_below("## Permissions")[row][2]))
         assert said == {action for _, actions in privileges for action in actions}
         with self.reader(users, *privileges) as client:
             assert self.can(client) == can

@@ -19,7 +19,7 @@ WRITES = (("o-1", "new"), ("o-1", "paid"), ("o-2", "new"), ("o-1", None))
 
 
 def page_of(name):
-    return Page(f"../moving/{name}.md")
+    return Page(f"moving/{name}.md")
 
 
 def prints_the_same(page):

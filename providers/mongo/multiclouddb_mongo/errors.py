@@ -58,7 +58,7 @@ REPORT: Final = (
     "look the code up in MongoDB's list of error codes; if neither the pipeline nor the command is the "
     "cause, please report the error"
 )
-_PAGE: Final = f"{DOCS_URL}how-to/mongodb/"
+_PAGE: Final = f"{DOCS_URL}databases/mongodb/"
 
 
 @frozen
