@@ -25,6 +25,7 @@ from multiclouddb_api.validators import (
 )
 
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 
 
 class SecretText(str):
@@ -49,7 +50,7 @@ def outcome(parse: Callable[..., T], *values: Any) -> Any:
     try:
         return parse(*values)
     except MulticloudDbError as error:
-        return _without_frames(error)
+        return without_frames(error)
 
 
 def settled(parse: Callable[..., T], *values: Any) -> T:
@@ -61,10 +62,20 @@ def settled(parse: Callable[..., T], *values: Any) -> T:
     return settled_value
 
 
-def _without_frames(error: MulticloudDbError) -> MulticloudDbError:
+def without_frames(error: E) -> E:
+    """Return an error without its frames and those of its causes, and without what it does not show.
+
+    The frames of what reads a password or a file of credentials contain it, and so may an error in whose
+    place another one was raised. Tracebacks leave such an error out, but error reporters may not.
+
+    Args:
+        error: The error.
+    """
     linked: BaseException | None = error
     while linked is not None:
         linked.__traceback__ = None
+        if linked.__suppress_context__:
+            linked.__context__ = None
         linked = linked.__cause__ or linked.__context__
     return error
 
@@ -230,9 +241,11 @@ def _from_toml(cls: type[ClientConfig], place: Path) -> ClientConfig:
         table = tomllib.loads(place.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
+        # An error about the encoding contains the whole file.
+        cause = None if isinstance(error, UnicodeDecodeError) else error
         raise invalid_request(
             f"file {place.name}", f"cannot be read as TOML ({reason})", "check the path and its syntax"
-        ) from error
+        ) from cause
     known = [field.name for field in attrs.fields(cls)]
     for name in table:
         if name not in known:

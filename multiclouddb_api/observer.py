@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from multiclouddb_api.page import ChangeFeedPage, Gap, PartitionFoundLate
 from multiclouddb_api.request import ResourceAddress
 
@@ -10,7 +13,8 @@ class Observer:
     """Receives notifications from inside a client; a method does nothing unless it is overridden.
 
     Each method is called in the thread that does the work, so several calls may run at the same time. Make
-    them short and thread-safe. An exception is logged and not raised.
+    them short and thread-safe. An exception is not raised. Its class and its place in your code are logged,
+    but not its text, because this may contain a key or a document.
     """
 
     def page(self, address: ResourceAddress, page: ChangeFeedPage) -> None:
@@ -114,3 +118,26 @@ class Observer:
             partition_id: The public id of the partition whose position expires first.
             seconds: How long the service will still keep the position.
         """
+
+
+def tell(logger: str, method: Callable[..., None], *arguments: Any) -> None:
+    """Call a method of an observer; an exception of the application's code does not end a read.
+
+    Args:
+        logger: The name of the logger that an exception is reported to.
+        method: The method.
+        arguments: Its arguments.
+    """
+    try:
+        method(*arguments)
+    except Exception as error:  # noqa: BLE001 - it is logged
+        # These modules are imported only here, because their import takes milliseconds.
+        import logging
+        import traceback
+
+        logging.getLogger(logger).error(  # noqa: TRY400 - without the text
+            "the observer's %s failed with %s:\n%s",
+            method.__name__,
+            type(error).__qualname__,
+            "".join(traceback.format_tb(error.__traceback__)),
+        )

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError
-from multiclouddb_api.observer import Observer
+from multiclouddb_api.observer import Observer, tell
 from multiclouddb_api.page import ChangeFeedPage
 from multiclouddb_api.request import ResourceAddress
 
@@ -45,6 +45,7 @@ class Wakeup:
 _FAILING_SECONDS: Final = 0.5
 _SILENT_SECONDS: Final = 1.6
 _AGAIN_SECONDS: Final = 30.0
+_LOGGER: Final = "multiclouddb.iterator"
 _SILENCE: Final = "the service has not answered yet"
 
 
@@ -135,7 +136,7 @@ class Outage:
         self._began = self._reason = None
         _log().info("%s: reads work again after %.1f s", self._address, seconds)
         if self._observer is not None:
-            self._tell(self._observer.outage_ended, self._address, seconds)
+            tell(_LOGGER, self._observer.outage_ended, self._address, seconds)
 
     def until_next(self) -> float:
         """Return the seconds until the next report; infinite if there is no outage."""
@@ -156,20 +157,14 @@ class Outage:
         seconds = now - self._began
         _log().warning("%s: cannot be read for %.1f s; trying again: %s", self._address, seconds, reason)
         if self._observer is not None:
-            self._tell(self._observer.outage, self._address, seconds, reason)
-
-    def _tell(self, method: Callable[..., None], *args: Any) -> None:
-        try:
-            method(*args)
-        except Exception:  # noqa: BLE001 - the application's code must not end a read
-            _log().exception("the observer's %s failed", method.__name__)
+            tell(_LOGGER, self._observer.outage, self._address, seconds, reason)
 
 
 def _log() -> Logger:
     """Return the logger; `logging` is imported only in an outage, because the import takes milliseconds."""
     import logging
 
-    return logging.getLogger("multiclouddb.iterator")
+    return logging.getLogger(_LOGGER)
 
 
 _current: ContextVar[Outage | None] = ContextVar("multiclouddb_outage", default=None)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from multiclouddb_api import ChangeFeedPage, Gap, Observer, PartitionFoundLate, ResourceAddress
+from multiclouddb_api.observer import tell
 
 _log = logging.getLogger("multiclouddb.engine")
 
@@ -75,7 +76,4 @@ class Observing:
         self._tell(self._observer.retention_headroom_low, address, partition_id, seconds)
 
     def _tell(self, method: Callable[..., None], *args: Any) -> None:
-        try:
-            method(*args)
-        except Exception:  # noqa: BLE001 - the application's code must not end a read
-            _log.exception("the observer's %s failed", method.__name__)
+        tell(_log.name, method, *args)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 from multiclouddb_api import CapabilitySet, ClientConfig, MulticloudDbError, Observer, invalid_request
+from multiclouddb_api.config import without_frames
 from multiclouddb_api.registry import load_plugin
 from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.engine import Engine
@@ -97,4 +98,5 @@ def _connect(plugin: ProviderPlugin, config: ClientConfig, native_client: object
     except MulticloudDbError:
         raise
     except ProviderFault as error:
-        raise to_error(plugin.provider_id, "connect", error.fault, error) from error
+        # What the vendor's library has read, such as a file of credentials, is in its frames.
+        raise to_error(plugin.provider_id, "connect", error.fault, error) from without_frames(error)

@@ -101,10 +101,12 @@ class TestFailedReads:
     def test_an_observer_that_raises_ends_nothing(self, caplog):
         class Broken(Told):
             def outage(self, address, seconds, reason):
-                raise ValueError("broken")
+                raise ValueError("".join(["a", "document"]))
 
         run(failure(), observer=Broken())
-        assert "outage failed" in caplog.text
+        assert "outage failed with ValueError" in caplog.text
+        assert "test_outage.py" in caplog.text
+        assert "adocument" not in caplog.text
 
 
 class TestARunningRead:

@@ -99,6 +99,13 @@ def test_a_url_a_configuration_or_a_file_that_is_refused(tmp_path):
         check(connect, tmp_path / "client.toml")
 
 
+def test_a_file_in_another_encoding(tmp_path):
+    """Python's error about the encoding contains the whole file."""
+    path = tmp_path / "client.toml"
+    path.write_bytes(f'provider = "mongo"\n[connection]\npassword = "{SECRET}é"'.encode("latin-1"))
+    assert "can't decode" in check(connect, path).message
+
+
 def test_a_source_or_a_native_client_that_is_refused():
     for source in (5, SECRET, f"{SECRET}.txt"):
         check(connect, source)

@@ -21,7 +21,7 @@ from multiclouddb_api.checkpoint import (
     encode_checkpoint,
     next_version,
 )
-from multiclouddb_api.config import SecretText, settled
+from multiclouddb_api.config import SecretText, settled, without_frames
 from multiclouddb_api.validators import check_type
 from multiclouddb_spi.connection import Location, check_plaintext, parse_location
 from multiclouddb_spi.errors import cause_of, to_error
@@ -304,6 +304,9 @@ class SharedCheckpointStore(ABC):
                     f"the library for {self.scheme}:// is not installed ({error})",
                     f'run: pip install "{self.extra}"',
                 ) from error
+            except Exception as error:  # noqa: BLE001 - raised again
+                # What the library has read, such as a file of credentials, is in its frames.
+                raise without_frames(error) from error.__cause__
             self._made.setdefault(process, made)
         return self._made[process]
 

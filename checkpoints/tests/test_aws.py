@@ -8,6 +8,7 @@ from botocore import exceptions as boto
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError, open_checkpoint_store
 from multiclouddb_checkpoints import DynamoCheckpointStore
+from multiclouddb_conformance.frames import shown_by
 
 AUTHENTICATION = ErrorCategory.AUTHENTICATION_FAILED
 URLS = ["s3://bucket/p?region=eu-west-1", "dynamodb://table/p?region=eu-west-1"]
@@ -51,6 +52,15 @@ def test_a_mistake_in_a_profile_is_told_in_the_words_of_boto3(store, monkeypatch
     assert text in caught.value.message
     assert "defect" not in caught.value.message
     assert not caught.value.detail.retryable
+
+
+@pytest.mark.parametrize("line", ["aws_secret_access_key correct-horse", "aws_access_key_id = correct-horse"])
+def test_a_broken_file_of_credentials_is_shown_nowhere(store, tmp_path, line):
+    (tmp_path / "credentials").write_text(f"[default]\n{line}\n")
+    with pytest.raises(MulticloudDbError) as caught:
+        store.load("orders")
+    assert "report" not in caught.value.message
+    assert [text for text in shown_by(caught.value, without=__file__) if "correct-horse" in text] == []
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

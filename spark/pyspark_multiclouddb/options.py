@@ -10,7 +10,8 @@ options nor in the data that Spark sends.
 
 A secret is accepted only in options that Spark hides: in `url`, and in options whose names contain
 `password`, `secret`, `token` or `access_key`. Spark prints all other options of a stream in plain text, for
-example in `explain(True)`.
+example in `explain(True)`. Spark Connect hides no option: the server's event log contains the values as the
+client has sent them, so a client of Spark Connect writes `env:NAME`.
 """
 
 from __future__ import annotations

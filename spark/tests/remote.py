@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 address, folder = sys.argv[1], Path(sys.argv[2])
 table, checkpoint = str(folder / "table"), str(folder / "checkpoint")
-options = {"url": f"embedded://{folder}/store.db", "collection": "orders"}
+options = {"url": "env:STORE", "collection": "orders"}
 spark = SparkSession.builder.remote(address).getOrCreate()
 
 
@@ -59,6 +59,7 @@ found = {
     "version": spark.version,
     "batch": [row.event_id for row in source().select("event_id").collect()],
     "wrong": error_of(lambda: source(maxrecords="5").count()),
+    "secret": error_of(lambda: source(url="mongodb://me:correct-horse@localhost/?nosuch=1").count()),
     "missing": error_of(lambda: source(collection="none").count()),
 }
 # On Spark 4.0, a run is one micro-batch, so runs are repeated until no rows are left.

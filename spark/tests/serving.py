@@ -3,6 +3,7 @@
 python serving.py PORT
 """
 
+import os
 import sys
 
 from pyspark_multiclouddb import local_session
@@ -11,6 +12,9 @@ conf = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
     "spark.connect.grpc.binding.port": sys.argv[1],
+    "spark.eventLog.enabled": "true",
+    "spark.eventLog.dir": os.environ["EVENTS"],
+    "spark.eventLog.compress": "false",
 }
 with local_session("serving", **conf) as spark:
     spark.sparkContext.setLogLevel("OFF")

@@ -92,8 +92,15 @@ def test_batch_stream_sink_and_errors(source, tmp_path, version):
     if version != pyspark.__version__:
         folders = [environment(version), *folders]
         java = environment_of(folders[0])
-    with serving(*folders, **java) as address:
+    (tmp_path / "events").mkdir()
+    store = f"embedded://{source.store.path}"
+    with serving(*folders, **java, STORE=store, EVENTS=str(tmp_path / "events")) as address:
         found = run_client(address, tmp_path, *folders)
+    logged = "".join(each.read_text() for each in (tmp_path / "events").rglob("events_*"))
+    assert "env:STORE" in logged
+    assert store not in logged
+    assert "correct-horse" in logged, "Spark does not write it any more: SECURITY.md can say so"
+    assert "correct-horse" not in found["secret"]
     assert found["version"] == version
     check_client(found, source, written, tmp_path)
     reads = Counter((tmp_path / "reads").read_text().splitlines())

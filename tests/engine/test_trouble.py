@@ -576,8 +576,24 @@ class TestObserver:
         bench.fill(10)
         bench.sim.fail_next("p1", ServerError("503"))
         assert sorted(ids(bench.drain(size=3)[0])) == sorted(bench.written())
-        assert "a bug in the provider" in caplog.text
+        assert "failed with ZeroDivisionError" in caplog.text
         assert {record.name for record in caplog.records} >= {"multiclouddb.engine"}
+
+    def test_the_text_of_its_exception_is_not_logged(self, make_bench, caplog):
+        """It may quote a document."""
+
+        class Quoting(api.Observer):
+            def page(self, address, page):
+                raise LookupError(*page.events)
+
+        bench = make_bench()
+        bench.connect(observer=Quoting())
+        bench.fill(1)
+        ((event,), _) = bench.drain()
+        assert "page failed with LookupError" in caplog.text
+        assert "test_trouble.py" in caplog.text, "the place"
+        assert event.event_id not in caplog.text
+        assert str(event.key) not in caplog.text
 
     def test_partitions_have_their_public_ids_everywhere(self, make_bench):
         bench, told = make_bench(partitions=2), Mock(api.Observer)

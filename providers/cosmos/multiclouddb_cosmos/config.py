@@ -12,7 +12,7 @@ import attrs
 from attrs import frozen
 
 from multiclouddb_api import ClientConfig, invalid_request
-from multiclouddb_api.config import SecretText, settled
+from multiclouddb_api.config import SecretText, settled, without_frames
 from multiclouddb_spi.connection import (
     check_names,
     check_plaintext,
@@ -86,7 +86,15 @@ class CosmosConfig:
             )
         from azure.identity import DefaultAzureCredential
 
-        return DefaultAzureCredential()
+        try:
+            return DefaultAzureCredential()
+        except ValueError as error:
+            # The frames of azure-identity contain the certificate that it has read, and its password.
+            raise invalid_request(
+                "connection.credential",
+                f"azure-identity cannot use what the environment names ({error})",
+                "correct the variables AZURE_…, or pass a credential",
+            ) from without_frames(error)
 
 
 def _checked_key(key: SecretText) -> SecretText:

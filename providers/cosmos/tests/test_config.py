@@ -3,7 +3,16 @@
 import pytest
 from azure.identity import DefaultAzureCredential
 
-from multiclouddb_api import ClientConfig, ErrorCategory, MulticloudDbError, connect
+from multiclouddb_api import (
+    ChangeFeedRequest,
+    ClientConfig,
+    ErrorCategory,
+    MulticloudDbError,
+    Now,
+    ResourceAddress,
+    connect,
+)
+from multiclouddb_conformance.frames import shown_by
 from multiclouddb_cosmos.config import CosmosConfig
 
 
@@ -42,6 +51,24 @@ def test_a_credential_comes_from_the_application_the_environment_or_azure(monkey
     assert "not base64!" not in str(caught.value)
     monkeypatch.delenv("AZURE_COSMOS_KEY")
     assert isinstance(checked(url="cosmos://a").find_credential(), DefaultAzureCredential)
+
+
+def test_a_broken_certificate_is_shown_nowhere(monkeypatch, tmp_path):
+    """azure-identity has the certificate and its password in its frames when it refuses them."""
+    secret = "correct-horse-battery"
+    file = tmp_path / "certificate.pem"
+    file.write_text(secret)
+    monkeypatch.delenv("AZURE_COSMOS_KEY")
+    for name, value in {"TENANT_ID": "00000000-0000-0000-0000-000000000000", "CLIENT_ID": "me"}.items():
+        monkeypatch.setenv(f"AZURE_{name}", value)
+    monkeypatch.setenv("AZURE_CLIENT_CERTIFICATE_PATH", str(file))
+    monkeypatch.setenv("AZURE_CLIENT_CERTIFICATE_PASSWORD", secret)
+    request = ChangeFeedRequest(ResourceAddress("shop", "orders"), Now())
+    with connect("cosmos://a") as client, pytest.raises(MulticloudDbError) as caught:
+        client.read_changes(request)
+    assert caught.value.category == ErrorCategory.INVALID_REQUEST
+    assert "correct the variables AZURE_" in caught.value.message
+    assert [text for text in shown_by(caught.value, without=__file__) if secret in text] == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import logging
 
 import pytest
 from azure.cosmos.exceptions import CosmosHttpResponseError
@@ -80,6 +81,18 @@ def test_the_application_s_own_client_refuses_a_recreated_container(world, own):
     for _ in range(2):
         with refused(ErrorCategory.INVALID_REQUEST, "recreated"):
             consumer.read()
+
+
+def test_what_azure_cosmos_logs_names_items_and_has_no_fields(world, caplog):
+    """SECURITY.md says so; if azure-cosmos logs less, it can say less."""
+    world.put("a-marked-key", text="a-marked-field")
+    caplog.set_level(logging.INFO)
+    caplog.clear()
+    client, key = world.client(), MulticloudDbKey({"pk": "a-marked-key", "id": "a-marked-key"}, 1)
+    assert client.lookup(ADDRESS, [key])[key].new_item_state["text"] == "a-marked-field"
+    logged = [each for each in caplog.records if "a-marked-key" in each.getMessage()]
+    assert {(each.name.partition(".")[0], each.levelname) for each in logged} == {("azure", "INFO")}
+    assert "a-marked-field" not in caplog.text
 
 
 def test_a_lookup_refuses_a_recreated_container(world):

@@ -19,6 +19,7 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
+from multiclouddb_conformance.frames import shown_by
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_dynamo import DynamoClients
@@ -33,6 +34,16 @@ from .world import ADDRESS, TABLE, markers, session
 READ = "GetRecords"
 OPERATIONS = ["DescribeTable", "DescribeStream", "GetShardIterator", READ]
 SECRETS = (CREDENTIALS["AWS_SECRET_ACCESS_KEY"], "a-session-token")
+BROKEN_FILES = {
+    "no equals sign": f"[default]\naws_access_key_id = me\naws_secret_access_key {SECRETS[1]}\n",
+    "no profile": f"aws_secret_access_key = {SECRETS[1]}\n",
+    "no UTF-8": f"[default]\naws_access_key_id = me\naws_secret_access_key = {SECRETS[1]}é\n",
+    "half a key": f"[default]\naws_access_key_id = {SECRETS[1]}\n",
+    "a program without JSON": f"[default]\ncredential_process = echo {SECRETS[1]}\n",
+    "a program with half a key": f"""[default]\ncredential_process =
+        echo '{{"Version": 1, "AccessKeyId": "{SECRETS[1]}"}}'\n""",
+    "no such program": f"[default]\ncredential_process = /no/such/program {SECRETS[1]}\n",
+}
 INVALID, EXPIRED = ErrorCategory.INVALID_REQUEST, ErrorCategory.CHECKPOINT_EXPIRED
 NOT_FOUND = ErrorCategory.NOT_FOUND
 
@@ -100,6 +111,20 @@ class TestIdentity:
         word = "credential" if len(missing) > 1 else "AWS_SECRET_ACCESS_KEY"
         refused(act, ErrorCategory.AUTHENTICATION_FAILED, word)
         assert world.journal.count("DescribeStream") == 0
+
+    @pytest.mark.parametrize("lines", BROKEN_FILES.values(), ids=[*BROKEN_FILES])
+    def test_a_broken_file_of_credentials_is_shown_nowhere(self, monkeypatch, tmp_path, lines):
+        """boto3 has the file's lines in its frames, and in an exception that it does not show."""
+        file = tmp_path / "credentials"
+        file.write_bytes(lines.encode("latin-1"))
+        for name in CREDENTIALS:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(file))
+        with pytest.raises(MulticloudDbError) as caught:
+            connect(f"dynamo://{REGION}")
+        assert caught.value.category in (INVALID, ErrorCategory.AUTHENTICATION_FAILED)
+        assert [text for text in shown_by(caught.value, without=__file__) if SECRETS[1] in text] == []
 
     @pytest.mark.parametrize("operation", OPERATIONS)
     @pytest.mark.parametrize(

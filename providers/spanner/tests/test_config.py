@@ -4,7 +4,8 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import spanner
 
-from multiclouddb_api import ClientConfig, ErrorCategory, MulticloudDbError
+from multiclouddb_api import ClientConfig, ErrorCategory, MulticloudDbError, connect
+from multiclouddb_conformance.frames import shown_by
 from multiclouddb_spanner.config import SpannerConfig
 from multiclouddb_spanner.provider import PLUGIN
 
@@ -66,6 +67,30 @@ class TestRefused:
         assert caught.value.category == ErrorCategory.INVALID_REQUEST
         assert "; " in caught.value.message
         assert "hidden" not in str(caught.value)
+
+
+SECRET = "correct-horse-battery"
+KEY_FILES = {
+    "no JSON": SECRET,
+    "cut off": f'{{"type": "authorized_user", "refresh_token": "{SECRET}"',
+    "half a user": f'{{"type": "authorized_user", "refresh_token": "{SECRET}"}}',
+    "half a service account": f'{{"type": "service_account", "private_key": "{SECRET}"}}',
+    "no key": f'''{{"type": "service_account", "client_email": "a@b", "token_uri": "https://localhost/",
+        "private_key": "{SECRET}"}}''',
+}
+
+
+@pytest.mark.parametrize("content", KEY_FILES.values(), ids=[*KEY_FILES])
+def test_a_broken_key_file_is_shown_nowhere(monkeypatch, tmp_path, content):
+    """Google's library has the key in its frames when it refuses the file."""
+    file = tmp_path / "key.json"
+    file.write_text(content)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    with pytest.raises(MulticloudDbError) as caught:
+        connect("spanner://my-project/main")
+    assert caught.value.category == ErrorCategory.AUTHENTICATION_FAILED
+    assert caught.value.detail.native_class == "google.auth.exceptions.DefaultCredentialsError"
+    assert [text for text in shown_by(caught.value, without=__file__) if SECRET in text] == []
 
 
 class TestClients:
