@@ -2,110 +2,72 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
-
-from multiclouddb_api.loading import on_first_use
-
-if TYPE_CHECKING:
-    from multiclouddb_api.capability import (
-        Capability,
-        CapabilityNote,
-        CapabilitySet,
-        ScanFacts,
-        ScanFloor,
-        Support,
-    )
-    from multiclouddb_api.checkpoint import (
-        Checkpoint,
-        CheckpointStore,
-        FileCheckpointStore,
-        open_checkpoint_store,
-    )
-    from multiclouddb_api.client import MulticloudDbClient, connect
-    from multiclouddb_api.codec import Tagged, canonical_json, decode_json, encode_json
-    from multiclouddb_api.config import ClientConfig
-    from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
-    from multiclouddb_api.event import ChangeEvent, ChangeType
-    from multiclouddb_api.event_json import event_from_json, event_to_json, page_from_json, page_to_json
-    from multiclouddb_api.iterator import ChangeFeedIterator, IteratorSettings
-    from multiclouddb_api.key import MulticloudDbKey
-    from multiclouddb_api.lookup import LookupAnswer, NotKnown
-    from multiclouddb_api.observer import Observer
-    from multiclouddb_api.page import (
-        BackfillDone,
-        ChangeFeedPage,
-        ChildPartition,
-        Dropped,
-        FeedEnded,
-        Gap,
-        Invalidated,
-        Notice,
-        OperationDiagnostics,
-        PartitionFoundLate,
-        RecordSkipped,
-        Renamed,
-        SnapshotStarted,
-    )
-    from multiclouddb_api.plan import PartitionList, PartitionPlan, PlannedPartition
-    from multiclouddb_api.registry import installed_providers
-    from multiclouddb_api.request import (
-        AtTime,
-        Beginning,
-        ChangeFeedRequest,
-        EntireCluster,
-        EntireCollection,
-        EntireDatabase,
-        Fail,
-        FeedScope,
-        FromContinuationToken,
-        LogicalPartition,
-        NewItemStateMode,
-        Now,
-        OldItemStateMode,
-        OnExpired,
-        OperationOptions,
-        PhysicalPartition,
-        ProviderOptions,
-        ResourceAddress,
-        SkipToOldest,
-        StartPosition,
-    )
-    from multiclouddb_api.snapshot import Resnapshot, Snapshot, SnapshotOrder, SnapshotProgress
-    from multiclouddb_api.token_report import TokenPartition, TokenReport
-    from multiclouddb_api.worker import follow
-
-_HOMES: Final = {
-    "capability": "Capability CapabilityNote CapabilitySet ScanFacts ScanFloor Support",
-    "checkpoint": "Checkpoint CheckpointStore FileCheckpointStore open_checkpoint_store",
-    "client": "MulticloudDbClient connect",
-    "codec": "Tagged canonical_json decode_json encode_json",
-    "config": "ClientConfig",
-    "errors": "ErrorCategory ErrorDetail MulticloudDbError invalid_request",
-    "event": "ChangeEvent ChangeType",
-    "event_json": "event_from_json event_to_json page_from_json page_to_json",
-    "iterator": "ChangeFeedIterator IteratorSettings",
-    "key": "MulticloudDbKey",
-    "lookup": "LookupAnswer NotKnown",
-    "observer": "Observer",
-    "page": (
-        "BackfillDone ChangeFeedPage ChildPartition Dropped FeedEnded Gap Invalidated Notice "
-        "OperationDiagnostics PartitionFoundLate RecordSkipped Renamed SnapshotStarted"
-    ),
-    "plan": "PartitionList PartitionPlan PlannedPartition",
-    "registry": "installed_providers",
-    "request": (
-        "AtTime Beginning ChangeFeedRequest EntireCluster EntireCollection EntireDatabase Fail "
-        "FeedScope FromContinuationToken LogicalPartition NewItemStateMode Now OldItemStateMode "
-        "OnExpired OperationOptions PhysicalPartition ProviderOptions ResourceAddress SkipToOldest "
-        "StartPosition"
-    ),
-    "snapshot": "Resnapshot Snapshot SnapshotOrder SnapshotProgress",
-    "token_report": "TokenPartition TokenReport",
-    "worker": "follow",
-}
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = on_first_use(__name__, _HOMES)
+from multiclouddb_api.capability import (
+    Capability,
+    CapabilityNote,
+    CapabilitySet,
+    ScanFacts,
+    ScanFloor,
+    Support,
+)
+from multiclouddb_api.checkpoint import (
+    Checkpoint,
+    CheckpointStore,
+    FileCheckpointStore,
+    open_checkpoint_store,
+)
+from multiclouddb_api.client import MulticloudDbClient, connect
+from multiclouddb_api.codec import Tagged, canonical_json, decode_json, encode_json
+from multiclouddb_api.config import ClientConfig
+from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api.event import ChangeEvent, ChangeType
+from multiclouddb_api.event_json import event_from_json, event_to_json, page_from_json, page_to_json
+from multiclouddb_api.iterator import ChangeFeedIterator, IteratorSettings
+from multiclouddb_api.key import MulticloudDbKey
+from multiclouddb_api.lookup import LookupAnswer, NotKnown
+from multiclouddb_api.observer import Observer
+from multiclouddb_api.page import (
+    BackfillDone,
+    ChangeFeedPage,
+    ChildPartition,
+    Dropped,
+    FeedEnded,
+    Gap,
+    Invalidated,
+    Notice,
+    OperationDiagnostics,
+    PartitionFoundLate,
+    RecordSkipped,
+    Renamed,
+    SnapshotStarted,
+)
+from multiclouddb_api.plan import PartitionList, PartitionPlan, PlannedPartition
+from multiclouddb_api.registry import installed_providers
+from multiclouddb_api.request import (
+    AtTime,
+    Beginning,
+    ChangeFeedRequest,
+    EntireCluster,
+    EntireCollection,
+    EntireDatabase,
+    Fail,
+    FeedScope,
+    FromContinuationToken,
+    LogicalPartition,
+    NewItemStateMode,
+    Now,
+    OldItemStateMode,
+    OnExpired,
+    OperationOptions,
+    PhysicalPartition,
+    ProviderOptions,
+    ResourceAddress,
+    SkipToOldest,
+    StartPosition,
+)
+from multiclouddb_api.snapshot import Resnapshot, Snapshot, SnapshotOrder, SnapshotProgress
+from multiclouddb_api.token_report import TokenPartition, TokenReport
+from multiclouddb_api.worker import follow
 
 __all__ = [
     "AtTime",

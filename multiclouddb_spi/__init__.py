@@ -2,100 +2,65 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
-
-from multiclouddb_api.loading import on_first_use
-
-if TYPE_CHECKING:
-    from multiclouddb_spi.abilities import (
-        Follows,
-        Head,
-        SupportsChangeMark,
-        SupportsCollections,
-        SupportsCommands,
-        SupportsHeads,
-        SupportsLookup,
-        SupportsRenewal,
-    )
-    from multiclouddb_spi.batch import (
-        Awaiting,
-        Batch,
-        Child,
-        Continue,
-        Drained,
-        Ended,
-        Mapper,
-        Outcome,
-        Reached,
-        Scanned,
-        Segment,
-        collector_paused,
-    )
-    from multiclouddb_spi.columns import DAMAGED, Column, ColumnMapper, Columns, View, reason_of
-    from multiclouddb_spi.contract import (
-        Feed,
-        FeedIdentity,
-        FeedSpec,
-        FeedStart,
-        Partition,
-        PartitionState,
-        Position,
-        Provider,
-        Reader,
-        Seed,
-        Survey,
-    )
-    from multiclouddb_spi.cursor import Cursor, InvalidCursor
-    from multiclouddb_spi.engine import Engine
-    from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault, cancelled, expired, unsupported
-    from multiclouddb_spi.fetching.fetcher import InlineExecutor
-    from multiclouddb_spi.partition import PartitionId, decode_partition_id, encode_partition_id
-    from multiclouddb_spi.planning.planner import Planner, Step, ranges_between
-    from multiclouddb_spi.planning.ranges import Range, read_range
-    from multiclouddb_spi.planning.target import Target
-    from multiclouddb_spi.plugin import ProviderPlugin, open_provider
-    from multiclouddb_spi.reading.page_builder import Reading
-    from multiclouddb_spi.scan.contract import (
-        ScanPlan,
-        SupportsBackfill,
-        SupportsSnapshot,
-        plan_id_of,
-        segment_id_of,
-        snapshot_event_id,
-        snapshot_event_ids,
-        snapshot_id_of,
-    )
-    from multiclouddb_spi.time_limits import Deadline
-
-_HOMES: Final = {
-    "abilities": "Follows Head SupportsChangeMark SupportsCollections SupportsCommands SupportsHeads "
-    "SupportsLookup SupportsRenewal",
-    "batch": (
-        "Awaiting Batch Child Continue Drained Ended Mapper Outcome Reached Scanned Segment collector_paused"
-    ),
-    "columns": "DAMAGED Column ColumnMapper Columns View reason_of",
-    "contract": (
-        "Feed FeedIdentity FeedSpec FeedStart Partition PartitionState Position Provider Reader Seed Survey"
-    ),
-    "cursor": "Cursor InvalidCursor",
-    "engine": "Engine",
-    "faults": "Fault ProviderFault RecordFault cancelled expired unsupported",
-    "fetching.fetcher": "InlineExecutor",
-    "partition": "PartitionId decode_partition_id encode_partition_id",
-    "planning.planner": "Planner Step ranges_between",
-    "planning.ranges": "Range read_range",
-    "planning.target": "Target",
-    "plugin": "ProviderPlugin open_provider",
-    "reading.page_builder": "Reading",
-    "scan.contract": (
-        "ScanPlan SupportsBackfill SupportsSnapshot plan_id_of segment_id_of snapshot_event_id "
-        "snapshot_event_ids snapshot_id_of"
-    ),
-    "time_limits": "Deadline",
-}
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = on_first_use(__name__, _HOMES)
+from multiclouddb_spi.abilities import (
+    Follows,
+    Head,
+    SupportsChangeMark,
+    SupportsCollections,
+    SupportsCommands,
+    SupportsHeads,
+    SupportsLookup,
+    SupportsRenewal,
+)
+from multiclouddb_spi.batch import (
+    Awaiting,
+    Batch,
+    Child,
+    Continue,
+    Drained,
+    Ended,
+    Mapper,
+    Outcome,
+    Reached,
+    Scanned,
+    Segment,
+    collector_paused,
+)
+from multiclouddb_spi.columns import DAMAGED, Column, ColumnMapper, Columns, View, reason_of
+from multiclouddb_spi.contract import (
+    Feed,
+    FeedIdentity,
+    FeedSpec,
+    FeedStart,
+    Partition,
+    PartitionState,
+    Position,
+    Provider,
+    Reader,
+    Seed,
+    Survey,
+)
+from multiclouddb_spi.cursor import Cursor, InvalidCursor
+from multiclouddb_spi.engine import Engine
+from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault, cancelled, expired, unsupported
+from multiclouddb_spi.fetching.fetcher import InlineExecutor
+from multiclouddb_spi.partition import PartitionId, decode_partition_id, encode_partition_id
+from multiclouddb_spi.planning.planner import Planner, Step, ranges_between
+from multiclouddb_spi.planning.ranges import Range, read_range
+from multiclouddb_spi.planning.target import Target
+from multiclouddb_spi.plugin import ProviderPlugin, open_provider
+from multiclouddb_spi.reading.page_builder import Reading
+from multiclouddb_spi.scan.contract import (
+    ScanPlan,
+    SupportsBackfill,
+    SupportsSnapshot,
+    plan_id_of,
+    segment_id_of,
+    snapshot_event_id,
+    snapshot_event_ids,
+    snapshot_id_of,
+)
+from multiclouddb_spi.time_limits import Deadline
 
 __all__ = [
     "DAMAGED",

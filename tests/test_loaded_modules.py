@@ -26,8 +26,11 @@ print(*sorted({name.partition(".")[0].lstrip("_") for name in set(sys.modules) -
 print(*sorted(name for name in sys.modules if name.startswith("multiclouddb_")))
 """
 
-IMPORT = "multiclouddb_api"
-"""What `import multiclouddb_api` loads in addition to attrs and orjson: no module but its own."""
+IMPORT = """
+base64 binascii blake2 contextvars decimal errno fcntl fnmatch hashlib ipaddress multiclouddb_api ntpath numbers
+pathlib struct urllib
+"""
+"""The modules that `import multiclouddb_api` loads in addition to attrs and orjson."""
 
 FIRST_PAGE = """
 atexit base64 binascii bisect blake2 concurrent contextvars decimal errno fcntl fnmatch gc hashlib heapq

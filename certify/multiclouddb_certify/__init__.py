@@ -10,9 +10,8 @@ A further provider adds its `Certification` with the entry point `multiclouddb.h
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from multiclouddb_api.loading import on_first_use
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from multiclouddb_certify.certification import (
@@ -27,8 +26,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Certification", "DrillHarness", "Granted", "Permission", "Place", "Price", "Run"]
 
-if not TYPE_CHECKING:  # `multiclouddb --help` imports this package, to name its command
-    __getattr__, __dir__ = on_first_use(
-        __name__,
-        {"certification": "Certification DrillHarness Granted Permission Place Run", "wire": "Price"},
-    )
+
+def __getattr__(name: str) -> Any:
+    """Import the suite when one of its names is used: `multiclouddb --help` imports this package too."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.certification"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

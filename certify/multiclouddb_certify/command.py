@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-import multiclouddb_api as api  # its names are loaded on use
+import multiclouddb_api as api
 from multiclouddb_cli.exits import DIFFERENT, INTERRUPTED
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ class Commands(TyperGroup):
 
         offers = {point.value: point for point in entry_points(group=_COMMANDS) if point.name == cmd_name}
         if len(offers) > 1:
-            from multiclouddb_api.registry import sole_offer  # only now, because the help needs no attrs
+            from multiclouddb_api.registry import sole_offer
 
             sole_offer(cmd_name, _COMMANDS, "command")
         for point in offers.values():

@@ -14,34 +14,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyspark_multiclouddb.cluster import merge_into_table
-    from pyspark_multiclouddb.columns import EVENT_COLUMNS
-    from pyspark_multiclouddb.errors import error_from_query
-    from pyspark_multiclouddb.progress import ProgressTable, caught_up
-    from pyspark_multiclouddb.rows import pages_to_dataframe
-    from pyspark_multiclouddb.session import ensure_java, local_session
-    from pyspark_multiclouddb.sinks import drop_tombstones, latest_by_key, live_rows, merge_into_delta
-    from pyspark_multiclouddb.source import DefaultSource
-    from pyspark_multiclouddb.table_target import TableTarget
-    from pyspark_multiclouddb.verification import verify_with_spark
-
-__all__ = [
-    "EVENT_COLUMNS",
-    "DefaultSource",
-    "ProgressTable",
-    "TableTarget",
-    "caught_up",
-    "drop_tombstones",
-    "ensure_java",
-    "error_from_query",
-    "latest_by_key",
-    "live_rows",
-    "local_session",
-    "merge_into_delta",
-    "merge_into_table",
-    "pages_to_dataframe",
-    "verify_with_spark",
-]
+    from pyspark_multiclouddb.cluster import merge_into_table as merge_into_table
+    from pyspark_multiclouddb.columns import EVENT_COLUMNS as EVENT_COLUMNS
+    from pyspark_multiclouddb.errors import error_from_query as error_from_query
+    from pyspark_multiclouddb.progress import ProgressTable as ProgressTable
+    from pyspark_multiclouddb.progress import caught_up as caught_up
+    from pyspark_multiclouddb.rows import pages_to_dataframe as pages_to_dataframe
+    from pyspark_multiclouddb.session import ensure_java as ensure_java
+    from pyspark_multiclouddb.session import local_session as local_session
+    from pyspark_multiclouddb.sinks import drop_tombstones as drop_tombstones
+    from pyspark_multiclouddb.sinks import latest_by_key as latest_by_key
+    from pyspark_multiclouddb.sinks import live_rows as live_rows
+    from pyspark_multiclouddb.sinks import merge_into_delta as merge_into_delta
+    from pyspark_multiclouddb.source import DefaultSource as DefaultSource
+    from pyspark_multiclouddb.table_target import TableTarget as TableTarget
+    from pyspark_multiclouddb.verification import verify_with_spark as verify_with_spark
 
 _HOMES = {
     "cluster": "merge_into_table",
@@ -55,6 +42,8 @@ _HOMES = {
     "table_target": "TableTarget",
     "verification": "verify_with_spark",
 }
+
+__all__ = [name for names in _HOMES.values() for name in names.split()]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,8 +16,8 @@ import orjson
 from attrs import frozen
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_dynamo.config import DynamoClients
 from multiclouddb_dynamo.errors import classify
+from multiclouddb_dynamo.native import DynamoClients
 from multiclouddb_spi import Deadline, ProviderFault, collector_paused
 from multiclouddb_spi.bounded_pools import AnswerBound, bounded_pools
 from multiclouddb_spi.errors import classified

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, Final
 
 import attrs
@@ -12,6 +11,7 @@ from botocore.config import Config
 
 from multiclouddb_api import ClientConfig, invalid_request
 from multiclouddb_api.config import settled
+from multiclouddb_dynamo.native import DynamoClients
 from multiclouddb_spi.connection import check_names, check_plaintext, merged, parse_location, split_url
 
 _OPTIONS: Final = ("allow_plaintext", "config", "endpoint_url", "region", "session", "url")
@@ -22,51 +22,6 @@ _SECRET: Final = ("key", "secret", "token", "password", "credential", "profile")
 _CONNECT_SECONDS: Final = 5
 _READ_SECONDS: Final = 10
 _SPARE_CONNECTIONS: Final = 8
-
-
-@frozen
-class DynamoClients:
-    """The application's own boto3 clients, for `connect(…, native_client=…)`.
-
-    The library never reconfigures or closes these clients. The library makes each call only once, so only the
-    clients' own retries happen. Both clients must belong to the same account and region. The `meta.client` of
-    a boto3 resource is refused, because it converts keys and items.
-    """
-
-    dynamodb: Any = attrs.field(repr=False)
-    """`boto3.client("dynamodb")`, which describes tables and reads their items."""
-    streams: Any = attrs.field(repr=False)
-    """`boto3.client("dynamodbstreams")`, which reads streams."""
-
-    def __attrs_post_init__(self) -> None:
-        for name, service in (("dynamodb", "dynamodb"), ("streams", "dynamodbstreams")):
-            model = getattr(getattr(getattr(self, name), "meta", None), "service_model", None)
-            if getattr(model, "service_name", None) != service:
-                raise invalid_request(
-                    f"DynamoClients.{name}",
-                    f"is a {type(getattr(self, name)).__name__}",
-                    f'pass boto3.client("{service}")',
-                )
-        if _converts(self.dynamodb):
-            raise invalid_request(
-                "DynamoClients.dynamodb",
-                "is the client of a boto3 resource, which converts keys and items to Python values and back",
-                'pass boto3.client("dynamodb"), or session.client("dynamodb") of the same session',
-            )
-
-
-def _converts(client: Any) -> bool:
-    """Return True for the `meta.client` of a boto3 resource, which looks like any other client.
-
-    The handlers that such a client has for its requests are asked to convert a key; nothing is sent.
-    """
-    asked: dict[str, Any] = {"TableName": "table", "Key": {"id": "text"}}
-    with contextlib.suppress(Exception):  # a handler of the application may need a real request
-        model = client.meta.service_model.operation_model("GetItem")
-        client.meta.events.emit(
-            "before-parameter-build.dynamodb.GetItem", params=asked, model=model, context={}
-        )
-    return asked.get("Key") == {"id": {"S": "text"}}
 
 
 @frozen

@@ -21,9 +21,10 @@ from multiclouddb_api import (
 from multiclouddb_dynamo.capabilities import CAPABILITIES
 from multiclouddb_dynamo.catalog import check_table, find_table
 from multiclouddb_dynamo.client import Calls
-from multiclouddb_dynamo.config import DynamoClients, DynamoConfig
+from multiclouddb_dynamo.config import DynamoConfig
 from multiclouddb_dynamo.errors import PROVIDER_ID, classify
 from multiclouddb_dynamo.feed import DynamoFeed
+from multiclouddb_dynamo.native import DynamoClients
 from multiclouddb_dynamo.shards import ShardMap
 from multiclouddb_dynamo.source import Source
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
