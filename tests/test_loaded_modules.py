@@ -27,8 +27,8 @@ print(*sorted(name for name in sys.modules if name.startswith("multiclouddb_")))
 """
 
 IMPORT = """
-base64 binascii blake2 contextvars decimal errno fcntl fnmatch hashlib ipaddress multiclouddb_api ntpath numbers
-pathlib struct urllib
+base64 binascii blake2 contextvars decimal errno fcntl fnmatch hashlib ipaddress multiclouddb_api ntpath
+numbers pathlib struct urllib
 """
 """The modules that `import multiclouddb_api` loads in addition to attrs and orjson."""
 
