@@ -13,7 +13,7 @@ from multiclouddb_conformance.waiting import SOON
 
 from .page import Page, servers
 
-PAGE = Page("dynamodb.md", "dynamodb-production.md")
+PAGE = Page("databases/dynamodb.md")
 ORDERS = api.ResourceAddress(collection="orders")
 
 
@@ -76,32 +76,11 @@ def orders(server):
 
 class TestPrograms:
     def test_from_an_empty_account_to_the_first_event(self, orders):
-        assert PAGE.run("worker.py") == ""  # saves a position before the first record
         assert PAGE.run("write.py") == ""
         assert PAGE.run("first.py") == PAGE.said_behind("first.py")
-        assert PAGE.run("own_session.py") == PAGE.run("own_clients.py") == "3\n"
-        assert PAGE.run("worker.py").splitlines() == [
-            f"{kind} {{'id': 'o-1'}} False" for kind in ("CREATE", "UPDATE", "DELETE")
-        ]
-        assert PAGE.run("worker.py") == ""
-
-    def test_what_was_there_before(self, orders):
-        put(orders, "o-1", "o-2", "o-3")
-        orders.client().delete_item(TableName="orders", Key={"id": {"S": "o-2"}})
-        assert PAGE.run("snapshot.py") == "['o-1', 'o-3']\n"
 
     def test_all_programs_are_run_here(self):
         assert PAGE.programs.keys() == PAGE.programs_run_in(__file__)
-
-    @pytest.mark.parametrize("name", [pytest.param("stream.py", id="stream.py-jvm")])  # conftest.py reads it
-    def test_spark(self, orders, spark, name):
-        """Spark's workers have the environment of their JVM, which is older than the server."""
-        PAGE.run("write.py")
-        page, url = Page("dynamodb.md"), '"dynamo://eu-west-1"'
-        assert url in page.programs[name]
-        ours = f'"dynamo://eu-west-1?endpoint_url={orders.endpoint_url}"'
-        page.programs[name] = page.programs[name].replace(url, ours)
-        assert page.run(name, spark) == "3\n"
 
     def test_a_table_gets_its_stream_later(self, server):
         server.create_table("orders", None, partition_key="id")

@@ -36,7 +36,7 @@ GONE: Final = frozenset({"TrimmedDataAccessException", MISSING})
 
 ITS_OPERATOR: Final = "report it to whoever runs the service at this endpoint"
 """The advice for an answer that contradicts itself."""
-_DENIED: Final = f"grant the permissions in {DOCS_URL}how-to/dynamodb/ to the identity that boto3 found"
+_DENIED: Final = f"grant the permissions in {DOCS_URL}databases/dynamodb/ to the identity that boto3 found"
 _WHO: Final = (
     "check what boto3's credential chain finds (aws sts get-caller-identity): environment, profile, role"
 )

@@ -33,7 +33,7 @@ MEANINGS = [
     ("RequestTimeout", 408, TRANSIENT, True, "try again"),
     ("ValidationException", 400, INVALID, False, "unchanged"),
     ("SerializationException", 400, INVALID, False, "report"),
-    ("AccessDeniedException AccessDenied OptInRequired", 403, AUTHORIZATION, False, "/how-to/dynamodb/"),
+    ("AccessDeniedException AccessDenied OptInRequired", 403, AUTHORIZATION, False, "/databases/dynamodb/"),
     ("UnrecognizedClientException InvalidSignatureException", 400, AUTHENTICATION, False, "credential chain"),
     ("SignatureDoesNotMatch InvalidAccessKeyId", 403, AUTHENTICATION, False, "credential chain"),
     ("RequestExpired RequestTimeTooSkewed RequestInTheFuture", 400, AUTHENTICATION, True, "set the clock"),
@@ -42,7 +42,7 @@ MEANINGS = [
     ("ExpiredToken ExpiredTokenException", 400, AUTHENTICATION, False, "credential chain"),
     ("NewTroubleException", 400, PERMANENT, False, "API reference"),
     ("NewTroubleException", 401, AUTHENTICATION, False, "credential chain"),
-    ("NewTroubleException", 403, AUTHORIZATION, False, "/how-to/dynamodb/"),
+    ("NewTroubleException", 403, AUTHORIZATION, False, "/databases/dynamodb/"),
     ("404", 404, PERMANENT, False, "another program"),  # the page of a proxy, whose code is the status
 ]
 # What boto3 gets when it asks for credentials. The advice is about credentials, and never about a token.

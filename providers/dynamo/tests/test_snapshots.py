@@ -248,7 +248,7 @@ class TestReading:
 
     def test_a_missing_right_is_known_at_the_first_page(self, world):
         world.troubles.fail("Scan", "AccessDeniedException", None)
-        with refused(ErrorCategory.AUTHORIZATION_FAILED, "how-to/dynamodb"):
+        with refused(ErrorCategory.AUTHORIZATION_FAILED, "databases/dynamodb"):
             world.consumer(Snapshot()).read()
 
     def test_throttling_for_ever_says_how_to_scan_slower(self, world):
