@@ -40,14 +40,14 @@ RECREATED: Final = 1024
 """The substatus of a 400 answer to a request that names an earlier container with the same name."""
 
 _ENABLE: Final = (
-    "enable continuous backup and then the account's setting enableAllVersionsAndDeletesChangeFeed, see "
-    f"{DOCS_URL}how-to/cosmos/; or, if you can do without deletes, intermediate versions and the difference "
-    "between CREATE and UPDATE, read the latest versions with CosmosOptions(mode='latest') or with "
-    f"cosmos://…?mode=latest, see {DOCS_URL}how-to/cosmos-latest/"
+    "enable continuous backup and then the account's setting enableAllVersionsAndDeletesChangeFeed; or, if "
+    "you can do without deletes, intermediate versions and the difference between CREATE and UPDATE, read "
+    "the latest versions with CosmosOptions(mode='latest') or with cosmos://…?mode=latest; for both, see "
+    f"{DOCS_URL}databases/cosmos/#which-feed"
 )
 _WHO: Final = "check AZURE_COSMOS_KEY, or what azure-identity finds (az login, managed identity)"
 _DENIED: Final = (
-    f"grant the roles in {DOCS_URL}how-to/cosmos/ to the identity, and check the account's firewall"
+    f"grant the roles in {DOCS_URL}databases/cosmos/ to the identity, and check the account's firewall"
 )
 _RENEW: Final = (
     "a new token did not help, or there is none: compare the clock of this machine with the service's clock, "

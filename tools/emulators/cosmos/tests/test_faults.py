@@ -1,6 +1,6 @@
 """Tests faults on demand, and the number of requests that the unmodified azure-cosmos makes for one call.
 
-Each test proves one row of the table in `docs/how-to/cosmos-emulator.md`.
+Each test proves one row of the table in `tools/emulators/cosmos/COVERAGE.md`.
 """
 
 import time

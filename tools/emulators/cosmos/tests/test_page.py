@@ -1,4 +1,4 @@
-"""Tests that the page in docs/ lists every public method of the SDK with a test that exists."""
+"""Tests that COVERAGE.md lists every public method of the SDK with its test, and the page in docs/."""
 
 import inspect
 import re
@@ -11,8 +11,9 @@ from azure.cosmos import ContainerProxy, CosmosClient, DatabaseProxy, ScriptsPro
 from multiclouddb_cosmos_emulator.routing import OPERATIONS
 
 TESTS = Path(__file__).parent
-PAGE = (TESTS.parents[3] / "docs/how-to/cosmos-emulator.md").read_text(encoding="utf-8")
-TABLE = dict(re.findall(r"^\| `(\w+Proxy\.\w+|CosmosClient\.\w+)` \| (.+) \|$", PAGE, re.MULTILINE))
+PAGE = (TESTS.parents[3] / "docs/providers/cosmos-emulator.md").read_text(encoding="utf-8")
+COVERAGE = (TESTS.parent / "COVERAGE.md").read_text(encoding="utf-8")
+TABLE = dict(re.findall(r"^\| `(\w+Proxy\.\w+|CosmosClient\.\w+)` \| (.+) \|$", COVERAGE, re.MULTILINE))
 
 
 def has_test(name):
@@ -51,7 +52,7 @@ def test_every_method_that_is_not_offered_is_tried(request):
 
 
 def test_every_line_about_faults_has_its_test():
-    names = re.findall(r"^\| .+ \| `(test_\w+)` \|$", PAGE, re.MULTILINE)
+    names = re.findall(r"^\| .+ \| `(test_\w+)` \|$", COVERAGE, re.MULTILINE)
     assert len(names) == 14
     text = (TESTS / "test_faults.py").read_text(encoding="utf-8")
     assert [name for name in names if f"def {name}(" not in text] == []
@@ -59,7 +60,7 @@ def test_every_line_about_faults_has_its_test():
 
 def test_the_page_says_why_tests_of_the_sdk_fail():
     expected = tomllib.loads((TESTS / "sdk/expected.toml").read_text(encoding="utf-8"))
-    told = PAGE.partition("## The tests of azure-cosmos")[2].partition("\n## ")[0]
+    told = COVERAGE.partition("## The tests of azure-cosmos")[2].partition("\n## ")[0]
     assert f"runs {len(expected['files'])} of these files" in told
     reasons = {each["reason"]: str(len(each["tests"])) for each in expected["failures"]}
     assert dict(re.findall(r"^\| (.+\.) \| (\d+) \|$", told, re.MULTILINE)) == reasons
