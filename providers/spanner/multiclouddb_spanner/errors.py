@@ -21,7 +21,7 @@ from multiclouddb_spi.faults import REPORT, START_AGAIN, UNAVAILABLE, Row, one_l
 PROVIDER_ID: Final = "spanner"
 
 _Code: Final = grpc.StatusCode
-_PAGE: Final = f"{DOCS_URL}how-to/spanner/"
+_PAGE: Final = f"{DOCS_URL}databases/spanner/"
 _RETRY_INFO: Final = "google.rpc.retryinfo-bin"
 
 
