@@ -37,7 +37,6 @@ PACKAGES = [
     "multiclouddb_cosmos",
     "multiclouddb_dynamo",
     "multiclouddb_postgres",
-    "multiclouddb_tables",
     "multiclouddb_verify",
     "pyspark_multiclouddb",
 ]
@@ -140,7 +139,6 @@ LEFT_OUT = {
     multiclouddb_verify.Counts: "verify makes it",
     multiclouddb_verify.Difference: "verify makes it",
     multiclouddb_verify.Estimate: "estimate makes it",
-    multiclouddb_tables.Fix: "verify makes it",
     multiclouddb_verify.Progress: "verify makes it",
     multiclouddb_verify.Report: "verify makes it",
     pyspark_multiclouddb.TableTarget: "verify calls its methods",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from datetime import datetime
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
 from typing import Any, ClassVar, Final
 
 from multiclouddb_api import (
@@ -12,6 +14,8 @@ from multiclouddb_api import (
     CapabilityNote,
     CapabilitySet,
     ClientConfig,
+    MulticloudDbClient,
+    MulticloudDbKey,
     Observer,
     ProviderOptions,
     Renamed,
@@ -19,6 +23,7 @@ from multiclouddb_api import (
     Support,
 )
 from multiclouddb_conformance.harness import Harness, Kind, Write
+from multiclouddb_conformance.open_client import open_client
 from multiclouddb_conformance.simulation import (
     ALL_CAPABILITIES,
     PROVIDER_ID,
@@ -35,6 +40,7 @@ __all__ = [
     "LatestSimulationHarness",
     "SimulationHarness",
     "SimulationPlugin",
+    "collection_of",
 ]
 
 _numbers: Final = itertools.count()
@@ -180,3 +186,31 @@ class LatestSimulationHarness(SimulationHarness):
     capabilities: ClassVar[CapabilitySet] = LATEST_SIMULATED
     behaviour: ClassVar[ServiceBehaviour] = ServiceBehaviour(latest=True)
     can_trim = False
+
+
+class _Ticking(Simulation):
+    """A simulation whose clock goes on by itself, which tells `verify` that it has read every change."""
+
+    @property
+    def now(self) -> datetime:
+        """The time; it is later in each call."""
+        self._now += timedelta(milliseconds=1)
+        return self._now + timedelta(seconds=time.monotonic())
+
+
+@contextmanager
+def collection_of(
+    address: ResourceAddress, documents: Mapping[str, Mapping[str, Any]]
+) -> Iterator[MulticloudDbClient]:
+    """Open a client of a simulated collection.
+
+    Args:
+        address: The address of the collection.
+        documents: The documents by the values of their keys' component `id`.
+    """
+    plugin, sim = SimulationPlugin(), _Ticking(1, address=address)
+    plugin.sims.append(sim)
+    for name, document in documents.items():
+        sim.transaction([(MulticloudDbKey({"id": name}), dict(document))])
+    with open_client(plugin, ClientConfig(PROVIDER_ID, {})) as client:
+        yield client

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
 
 import attrs
@@ -27,8 +28,10 @@ import pytest
 
 from multiclouddb_api import (
     BackfillDone,
+    Beginning,
     ChangeEvent,
     ChangeFeedPage,
+    ChangeFeedRequest,
     Dropped,
     ErrorCategory,
     Gap,
@@ -42,6 +45,8 @@ from multiclouddb_api import (
     decode_json,
     encode_json,
 )
+from multiclouddb_api.arrow import events_to_arrow
+from multiclouddb_conformance.simulated import collection_of
 from multiclouddb_conformance.sink_harness import (
     ADDRESS,
     NOW,
@@ -71,10 +76,12 @@ from multiclouddb_tables.contract import Fix, SupportsRecord
 from multiclouddb_tables.mark import FeedSource
 from multiclouddb_tables.merging import SinkTable
 from multiclouddb_tables.rules import TIME
+from multiclouddb_verify import Kind, verify
 from multiclouddb_verify.own_columns import OwnColumns
 
 __all__ = [
     "TestFixed",
+    "TestJudged",
     "TestLives",
     "TestMarked",
     "TestMerged",
@@ -794,6 +801,52 @@ class TestFixed:
         assert documents(sink).keys() == {"a", "b", "c", "other e"}
         assert sink.target.fix([removal("b", "000002")], expected(sink)) == 0
         assert tombstones(sink) == {}
+
+
+_WRONG: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "right": lambda document: document,
+    "rounds a float": lambda document: {**document, "number": round(document["number"], 6)},
+    "narrows a float": lambda document: {
+        **document, "number": float(pa.scalar(document["number"], pa.float32()).as_py()),
+    },
+    "cuts a text": lambda document: {**document, "text": document["text"][:255]},
+    "writes null": lambda document: {**document, "large": None},
+    "leaves out": lambda document: {name: document[name] for name in ("number", "text")},
+}  # fmt: skip
+"""What a wrong writer makes of a document."""
+
+
+class TestJudged:
+    """Tests that `verify` compares what is stored with the source, and not with what a writer makes of it."""
+
+    @pytest.mark.parametrize("own", [False, True], ids=["documents", "columns"])
+    def test_a_wrong_conversion_is_found(
+        self, sink: SinkHarness, own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        document = {"number": 0.1 + 0.2, "text": "é" * 300, "large": 2**70}
+        kinds = {"number": pa.float64(), "text": pa.string(), "large": pa.decimal128(38, 0)}
+        # The clock of the simulation is exact.
+        monkeypatch.setattr("multiclouddb_verify.source._CLOCK_ERROR", 0.0)
+        with collection_of(ADDRESS, dict.fromkeys(_WRONG, document)) as client:
+            found = client.read_changes(ChangeFeedRequest(ADDRESS, Beginning()))
+            batch = pa.Table.from_batches([events_to_arrow(found.events)])
+            written = [_WRONG[each.key["id"]](dict(each.new_item_state or {})) for each in found.events]
+            if own:
+                for name, kind in kinds.items():
+                    batch = batch.append_column(name, pa.array([each.get(name) for each in written], kind))
+            else:
+                texts = pa.array([encode_json(each).decode() for each in written])
+                batch = batch.set_column(batch.column_names.index("new_item_state"), "new_item_state", texts)
+            sink.merge(batch)
+            report = verify(
+                client, ADDRESS, sink.target,
+                position=found.continuation_token, state=tmp_path / "verify", patience_seconds=30.0,
+                transform=(lambda given: dict(given)) if own else None,
+            )  # fmt: skip
+        assert {each.key: each.kind for each in report.differences} == {
+            key_of(name): Kind.STALE for name in _WRONG if name != "right"
+        }
+        assert report.counts.equal == 1
 
 
 class Source:

@@ -100,7 +100,7 @@ def merge_frame(
     missing_state: MissingState,
     count: int,
     settings: Mapping[str, Any],
-    batch_of: Callable[[Callable[[], Generator[Piece, None, None]], Callable[[], pa.Schema]], Batch],
+    made: Callable[..., Batch],
 ) -> bool:
     """Merge a batch of Spark; each step is a transaction of its own, in the order of `merge_batch`."""
     from pyspark_multiclouddb.pieces import kept_rows, needed
@@ -124,7 +124,7 @@ def merge_frame(
 
     with errors(place), connected(dsn) as connection:
         storage = FrameStorage(connection, dsn, name, count, settings)
-        merged = merge_batch(storage, "merge_into_postgres", batch_of(pieces, schema))
+        merged = merge_batch(storage, "merge_into_postgres", made(pieces=pieces, empty_schema=schema))
         with connection.transaction():
             # What the driver has committed before is on the disk with this commit, which needs a number.
             connection.execute(f"SELECT txid_current() FROM ({DURABLE}) AS is_off")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import psycopg
@@ -18,17 +19,13 @@ from multiclouddb_postgres.table import PostgresStorage, identifier
 from multiclouddb_postgres.values import Documents, naming
 from multiclouddb_tables.merging import merge_batch
 from multiclouddb_tables.rules import (
-    Batch,
     Create,
     MissingState,
-    Numbered,
+    Told,
+    batch_of,
     check_needed,
     check_options,
-    feed_of,
-    has_gap,
-    is_first,
     piece_of,
-    scans_in,
     table_of,
     usual_types,
 )
@@ -154,20 +151,15 @@ def merge_into_postgres(
         )
     place = where(dsn, table)
     location = checkpoint if isinstance(checkpoint, str | os.PathLike) else None
-    query, scan, notes, feed, told_first, told_gap = None, None, dict[str, str](), None, None, False
+    said = Told()
     if is_frame or location is not None:
         from pyspark_multiclouddb.checkpoint import told
 
         said = told(batch, batch_id, app_id, location)
-        query, scan, notes, feed = said.query, said.scan, dict(said.notes), said.feed
-        told_first, told_gap = said.is_first, said.has_gap
-    begun, ended = scans_in(batch)
-    feed = feed_of(batch, source, feed)
-    if scan is not None:
-        begun, ended = [*begun, scan], [*ended, scan]
-    done = None if batch_id is None else Numbered(app_id, batch_id, query, notes)
-    first, gap = is_first(batch, batch_id, told_first), has_gap(batch) or told_gap
-    told_by_query = location is not None and not is_page
+    made = partial(
+        batch_of, batch, batch_id, app_id, said,
+        is_told=location is not None, create=create, source=source,
+    )  # fmt: skip
     if is_frame:
         assert isinstance(dsn, str)
         from multiclouddb_postgres.frames import merge_frame
@@ -178,16 +170,13 @@ def merge_into_postgres(
                 "create": create != "never", "new_columns": new_columns, "documents": documents,
                 "long_keys": long_keys,
             },
-            lambda pieces, schema: Batch(
-                pieces, schema, done, begun, ended, scan, told_by_query, False, feed, gap, first, create
-            ),
+            made,
         )  # fmt: skip
     changes = table_of(cast("pa.Table | ChangeFeedPage", batch))
-    work = Batch(
-        lambda: piece_of(changes, missing_state),
-        lambda: usual_types(changes.select(check_needed(changes.column_names)[:-1])).schema,
-        done, begun, ended, scan, told_by_query, is_page, feed, gap, first, create,
-    )  # fmt: skip
+    work = made(
+        pieces=lambda: piece_of(changes, missing_state),
+        empty_schema=lambda: usual_types(changes.select(check_needed(changes.column_names)[:-1])).schema,
+    )
 
     def merge(connection: Connection) -> bool:
         # 1. The checkpoint comes first: of two workers with one name, the second waits here, and conflicts.

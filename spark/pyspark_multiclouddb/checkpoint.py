@@ -55,7 +55,7 @@ from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.partition import may_be_same
 from multiclouddb_spi.planning.planner import offsets_in
 from multiclouddb_tables.mark import FeedSource
-from multiclouddb_tables.rules import Scan, rows_stay
+from multiclouddb_tables.rules import Scan, Told, rows_stay
 from pyspark_multiclouddb.errors import NEW_QUERY
 from pyspark_multiclouddb.options import Settings, position_from_text, position_text
 
@@ -414,31 +414,6 @@ def query_of(batch: DataFrame | None) -> tuple[str | None, bool]:
     except Exception:  # noqa: BLE001 - the error depends on the version of Connect
         return None, batch is None
     return query_id or None, True
-
-
-@attrs.frozen
-class Told:
-    """What a query and its checkpoint say about a batch.
-
-    Attributes:
-        query: The id of the query.
-        scan: The snapshot to which the batch belongs.
-        notes: What the table's commit says about changes that the batch lacks.
-        feed: The feed that the query reads.
-        is_first: True if no row was delivered before the batch; None if the checkpoint is not known.
-        has_gap: True if the batch comes after changes that `failOnDataLoss=false` has skipped.
-        begin: A digest of the offset at which the batch begins, as in `Numbered`.
-        end: A digest of the offset at which it ends.
-    """
-
-    query: str | None
-    scan: Scan | None = None
-    notes: Mapping[str, str] = attrs.field(factory=dict)
-    feed: FeedSource | None = None
-    is_first: bool | None = None
-    has_gap: bool = False
-    begin: str | None = None
-    end: str | None = None
 
 
 def told(

@@ -39,17 +39,15 @@ from multiclouddb_tables.rules import (
     DELETED_AT,
     DOCUMENT,
     STALE_SINCE,
-    Batch,
     MissingState,
     Numbered,
     Piece,
+    batch_of,
     check_cases,
     check_options,
-    feed_of,
-    is_first,
+    lacking_columns,
 )
 from pyspark_multiclouddb.checkpoint import told
-from pyspark_multiclouddb.delta import lacking_columns
 from pyspark_multiclouddb.errors import check_has
 from pyspark_multiclouddb.pieces import HELPERS, kept_rows, needed
 
@@ -133,17 +131,16 @@ def merge_into_table(
     if checkpoint is not None:
         local_path("checkpoint", checkpoint)
     said = told(batch, batch_id, None, checkpoint)
-    scan, notes, done = said.scan, said.notes, Numbered(None, batch_id, said.query, said.notes)
     storage = TableStorage(batch.sparkSession, table, create_using, new_columns)
-    scans = [] if scan is None else [scan]
-    work = Batch(
-        lambda: _pieces(batch, missing_state), lambda: needed(batch).drop("type", *HELPERS).schema, done,
-        scans, scans, scan, is_told=checkpoint is not None, source=feed_of(batch, source, said.feed),
-        has_gap=said.has_gap, is_first=is_first(batch, batch_id, said.is_first), create=None,
+    work = batch_of(
+        batch, batch_id, None, said,
+        pieces=lambda: _pieces(batch, missing_state),
+        empty_schema=lambda: needed(batch).drop("type", *HELPERS).schema,
+        is_told=checkpoint is not None, create=None, source=source,
     )  # fmt: skip
     merged = merge_batch(storage, "merge_into_table", work)
-    if notes and storage.exists:
-        storage.store({}, notes)
+    if said.notes and storage.exists:
+        storage.store({}, said.notes)
     return merged
 
 

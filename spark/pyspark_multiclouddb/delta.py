@@ -38,6 +38,7 @@ from multiclouddb_tables.rules import (
     Numbered,
     check_cases,
     check_stored,
+    lacking_columns,
     lacks_state,
 )
 
@@ -53,27 +54,6 @@ _TEXT: Final = ("key", "order_key")
 _PLACE: Final = "multiclouddb.batch"
 """The name under which each commit of a sink says which batch of which query it belongs to."""
 _LIMITS: Final = (8, 64, 512, 4096)
-
-
-def lacking_columns(
-    where: str, wanted: Mapping[str, str], known: Mapping[str, str], what_to_do: Literal["add", "refuse"]
-) -> list[str]:
-    """Return the names of the columns that a table lacks, from the types of both by name.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` if a column has another type in the table, or is new and refused.
-    """
-    for name, kind in wanted.items():
-        if known.get(name, kind) != kind:
-            problem = f"is {kind} in the batch and {known[name]} in {where}"
-            raise invalid_request(f"column {name}", problem, "cast it, or give it another name")
-    check_cases(wanted, known)
-    new = [name for name in wanted if name not in known]
-    refused = ", ".join(name for name in new if name not in (DELETED_AT, STALE_SINCE))
-    if refused and what_to_do == "refuse":
-        problem = f"has columns that {where} does not have: {refused}"
-        raise invalid_request("batch", problem, "leave them out, or set new_columns='add'")
-    return new
 
 
 class DeltaStorage:

@@ -26,20 +26,15 @@ from multiclouddb_tables.merging import merge_batch
 from multiclouddb_tables.rules import (
     DELETED_AT,
     OF_THE_EVENT,
-    PAGE_SCHEMA,
-    Batch,
     Create,
     MissingState,
-    Numbered,
     Piece,
+    batch_of,
     check_options,
-    feed_of,
-    has_gap,
-    is_first,
     last_changes,
     piece_of,
     place_of,
-    scans_in,
+    stored_schema,
     table_of,
     usual_types,
 )
@@ -190,29 +185,11 @@ def merge_into_delta(
     )  # fmt: skip
     if max_bytes < 1:
         raise invalid_request("max_bytes", "is less than 1", "give the maximum number of bytes of a piece")
-    said = told(batch, batch_id, app_id, checkpoint)
-    scan = said.scan
-    done = None
-    if batch_id is not None:
-        done = Numbered(app_id, batch_id, said.query, said.notes, said.begin, said.end)
-    is_page = isinstance(batch, ChangeFeedPage)
-    begun, ended = scans_in(batch)
-    if scan is not None:
-        begun, ended = [*begun, scan], [*ended, scan]
-    work = Batch(
-        lambda: _pieces(batch, max_bytes, missing_state),
-        lambda: _stored_schema(batch),
-        done,
-        begun,
-        ended,
-        scan,
-        is_told=checkpoint is not None and not is_page,
-        is_page=is_page,
-        source=feed_of(batch, source, said.feed),
-        has_gap=has_gap(batch) or said.has_gap,
-        is_first=is_first(batch, batch_id, said.is_first),
-        create=create,
-    )
+    work = batch_of(
+        batch, batch_id, app_id, told(batch, batch_id, app_id, checkpoint),
+        pieces=lambda: _pieces(batch, max_bytes, missing_state), empty_schema=lambda: _stored_schema(batch),
+        is_told=checkpoint is not None, create=create, source=source,
+    )  # fmt: skip
     storage = DeltaStorage(
         os.fspath(table_path),
         create=create != "never",
@@ -338,10 +315,7 @@ def _pieces(
 
 def _stored_schema(batch: DataFrame | pa.Table | ChangeFeedPage) -> pa.Schema:
     """Return the columns that a batch without rows gives the table."""
-    if isinstance(batch, ChangeFeedPage):
-        return PAGE_SCHEMA
-    names = batch.column_names if isinstance(batch, pa.Table) else batch.columns
-    kept = [name for name in names if name not in OF_THE_EVENT]
-    if not isinstance(batch, pa.Table):
-        batch = cast("pa.Table", batch.selectExpr(*map(in_backticks, kept)).limit(0).toArrow())
-    return usual_types(batch.select(kept)).schema
+    if isinstance(batch, pa.Table | ChangeFeedPage):
+        return stored_schema(batch)
+    kept = [name for name in batch.columns if name not in OF_THE_EVENT]
+    return usual_types(cast("pa.Table", batch.selectExpr(*map(in_backticks, kept)).limit(0).toArrow())).schema

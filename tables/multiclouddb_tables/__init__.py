@@ -3,6 +3,39 @@
 from __future__ import annotations
 
 from multiclouddb_tables.column_values import ColumnType
-from multiclouddb_tables.contract import Fix, Part, SupportsParts, SupportsRecord, Target
+from multiclouddb_tables.contract import (
+    Fix,
+    Own,
+    Part,
+    Storage,
+    SupportsHeld,
+    SupportsLeftOut,
+    SupportsParts,
+    SupportsRecord,
+    Table,
+    Target,
+)
+from multiclouddb_tables.mark import Expected, FeedSource, FoundTable, TableMark
+from multiclouddb_tables.merging import merge_changes
+from multiclouddb_tables.rules import Create, MissingState
 
-__all__ = ["ColumnType", "Fix", "Part", "SupportsParts", "SupportsRecord", "Target"]
+__all__ = [
+    "ColumnType",
+    "Create",
+    "Expected",
+    "FeedSource",
+    "Fix",
+    "FoundTable",
+    "MissingState",
+    "Own",
+    "Part",
+    "Storage",
+    "SupportsHeld",
+    "SupportsLeftOut",
+    "SupportsParts",
+    "SupportsRecord",
+    "Table",
+    "TableMark",
+    "Target",
+    "merge_changes",
+]

@@ -1,4 +1,8 @@
-"""Defines what `verify` needs of a table: the protocol `Target`."""
+"""Defines what a kind of table does: for `verify` the protocol `Target`, for a sink also `Table`.
+
+`verify` judges by its own canonical values what a table says here. So a row is read as it is stored: nothing
+may make of a value in the table what the source has.
+"""
 
 from __future__ import annotations
 
@@ -22,73 +26,13 @@ __all__ = [
     "SupportsLeftOut",
     "SupportsParts",
     "SupportsRecord",
+    "Table",
     "Target",
 ]
 
 
 Own: TypeAlias = bool | Collection[str]
 """The columns to read: False for the document, names, or True for all but those that the sink needs."""
-
-
-class Storage(Protocol):
-    """What a kind of table does for `SinkTable`. Each method is one commit, or part of the caller's."""
-
-    @property
-    def where(self) -> str:
-        """The name of the table in messages, without secrets."""
-        ...
-
-    @property
-    def exists(self) -> bool:
-        """True if the table exists."""
-        ...
-
-    @property
-    def keeps_marks(self) -> bool:
-        """True if marks can be stored with the table."""
-        ...
-
-    def prepare(
-        self, schema: pa.Schema, mark: TableMark | None = None, *, may_be_stale: bool = False
-    ) -> None:
-        """Make the table with a mark, or check it and add what is missing, for rows with these columns."""
-        ...
-
-    def feed_mark(self) -> TableMark | None:
-        """Return the mark that says whose changes the table contains, or None if it has none."""
-        ...
-
-    def set_feed_mark(self, mark: TableMark) -> None:
-        """Replace the mark that says whose changes the table contains."""
-        ...
-
-    def mark(self, name: str) -> int | None:
-        """Return a number that was stored with the table."""
-        ...
-
-    def store(self, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
-        """Store numbers and texts in a commit that changes no row."""
-        ...
-
-    def is_empty(self) -> bool:
-        """Return True if the table has never had a row, as far as it can tell."""
-        ...
-
-    def gone_back(self, query: str | None, done: Numbered | None) -> bool:
-        """Return True if the table may have lost changes that the query will not deliver again."""
-        ...
-
-    def outdate(self, floor: str, marks: Mapping[str, int]) -> None:
-        """Give rows from the floor on the lowest `order_key`; store marks in the same commit, if possible."""
-        ...
-
-    def bury(self, floor: str, marks: Mapping[str, int]) -> None:
-        """Make tombstones of rows below the floor; store marks in the same commit, if possible."""
-        ...
-
-    def merge(self, rows: Any, notes: Mapping[str, str], *, is_last: bool) -> None:
-        """Merge the last changes of some keys, with `is_last` the last ones of a batch; no row may change."""
-        ...
 
 
 @attrs.frozen
@@ -200,6 +144,161 @@ class Target(Protocol):
                 `INVALID_REQUEST` if the table is not the expected one.
         """
         ...
+
+
+class Storage(Protocol):
+    """What a sink needs of a table.
+
+    `merge_batch` calls the methods that write in an order in which the process may be killed between any two
+    of them. So each of them is one commit, or a part of the caller's transaction, and can be repeated.
+    """
+
+    @property
+    def where(self) -> str:
+        """The name of the table in messages, without secrets."""
+        ...
+
+    @property
+    def exists(self) -> bool:
+        """True if the table exists."""
+        ...
+
+    def is_empty(self) -> bool:
+        """Return True if the table has never had a row, as far as it can tell."""
+        ...
+
+    def prepare(
+        self, schema: pa.Schema, mark: TableMark | None = None, *, may_be_stale: bool = False
+    ) -> None:
+        """Make the table with a mark, or check it and add what is missing, for rows with these columns.
+
+        Args:
+            schema: The columns of the rows, without `type`. `_deleted_at` is added to them.
+            mark: The mark of a table that is made.
+            may_be_stale: True if the table needs the column `_stale_since`.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if a column has another type in the table, or one that the
+                table cannot store exactly, or if it is new and the user has refused new ones.
+        """
+        ...
+
+    @property
+    def keeps_marks(self) -> bool:
+        """True if marks can be stored with the table."""
+        ...
+
+    def mark(self, name: str) -> int | None:
+        """Return a number that was stored with the table, or None.
+
+        Args:
+            name: The name of the number.
+        """
+        ...
+
+    def store(self, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
+        """Store numbers and texts in a commit that changes no row.
+
+        Args:
+            marks: The numbers by name; `mark` returns them.
+            notes: What somebody who looks at the table may want to know, by name; nothing reads them.
+        """
+        ...
+
+    def feed_mark(self) -> TableMark | None:
+        """Return the mark that says whose changes the table contains, or None if it has none."""
+        ...
+
+    def set_feed_mark(self, mark: TableMark) -> None:
+        """Replace the mark that says whose changes the table contains.
+
+        Args:
+            mark: The mark.
+
+        Raises:
+            MulticloudDbError: `CONFLICT` if the table has the mark of another feed, which `feed_mark` has not
+                returned: another sink has filled it meanwhile.
+        """
+        ...
+
+    def merge(self, rows: Any, notes: Mapping[str, str], *, is_last: bool) -> None:
+        """Merge the last changes of some keys in one commit; possibly no row changes.
+
+        Args:
+            rows: The columns of `prepare` and `type`, with one row for each key. A row replaces that of its
+                key only if its `order_key` is higher, as texts are compared by code points. `_deleted_at`
+                becomes the time of now if `type` is DELETE, else null. In a table with `_stale_since`, a row
+                that is no DELETE and has no document moves only `order_key`, and `_stale_since` becomes the
+                time of now unless it has one; every other change empties `_stale_since`.
+            notes: See `store`.
+            is_last: True for the last rows of a batch.
+        """
+        ...
+
+    def outdate(self, floor: str, marks: Mapping[str, int]) -> None:
+        """Give rows from the floor on the `order_key` `""`, because a snapshot begins.
+
+        Args:
+            floor: The lowest `order_key` that a row of the snapshot or a later change has.
+            marks: To store in the same commit, if possible; the caller stores those that are not there.
+        """
+        ...
+
+    def bury(self, floor: str, marks: Mapping[str, int]) -> None:
+        """Make tombstones of rows below the floor, because a snapshot has ended that did not contain them.
+
+        Their `order_key` becomes the floor, `_deleted_at` the time of now unless they have one, and every
+        other column null.
+
+        Args:
+            floor: As of `outdate`.
+            marks: As of `outdate`.
+        """
+        ...
+
+    def gone_back(self, query: str | None, done: Numbered | None) -> bool:
+        """Return True if the table may have lost changes that the query will not deliver again.
+
+        Args:
+            query: The id of the query, or None for pages.
+            done: The number of the batch.
+        """
+        ...
+
+
+class Table(Storage, Target, Protocol):
+    """A kind of table: what a sink writes, and `verify` compares and repairs; the base class of an author.
+
+    Methods that not every kind of table needs have an answer here.
+    """
+
+    @property
+    def where(self) -> str:
+        """The name of the table, as `name`."""
+        return self.name
+
+    @property
+    def keeps_marks(self) -> bool:
+        """True."""
+        return True
+
+    def feed_mark(self) -> TableMark | None:
+        """Return the mark of the table that was found."""
+        return self.found().mark
+
+    def gone_back(self, query: str | None, done: Numbered | None) -> bool:
+        """Return False: the table does not go back to an earlier version on its own.
+
+        Args:
+            query: See `Storage.gone_back`.
+            done: See `Storage.gone_back`.
+        """
+        del query, done
+        return False
+
+    def position(self) -> str | None:
+        """Return None: the table stores no position."""
+        return None
 
 
 class Part(Protocol):

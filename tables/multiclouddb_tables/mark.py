@@ -49,41 +49,55 @@ _NO_INCARNATION: Final = incarnation_digest(None)
 
 @attrs.frozen
 class FeedSource:
-    """The feed from which the rows of a table come.
-
-    Attributes:
-        provider: The provider's id.
-        address: The resource; without a collection for the feed of a database or of a cluster.
-        incarnation: The digest of the incarnation, or None if there is none, or if it is not known.
-    """
+    """The feed from which the rows of a table come."""
 
     provider: str
+    """The provider's id."""
     address: ResourceAddress
+    """The resource; without a collection for the feed of a database or of a cluster."""
     incarnation: str | None = None
+    """The digest of the incarnation, or None if there is none, or if it is not known."""
 
     def __str__(self) -> str:
         return f"{self.provider} {self.address}" if self.address != ResourceAddress() else self.provider
 
     def may_be(self, other: FeedSource) -> bool:
-        """Return whether the other feed may be this one: it is, unless something that is known differs."""
+        """Return whether the other feed may be this one: it is, unless something that is known differs.
+
+        Args:
+            other: The other feed.
+        """
         if (self.provider, self.address) != (other.provider, other.address):
             return False
         return None in (self.incarnation, other.incarnation) or self.incarnation == other.incarnation
 
     @classmethod
     def made(cls, provider: str, address: ResourceAddress, incarnation: str | None) -> FeedSource:
-        """Return a feed from the incarnation itself, or None, instead of its digest."""
+        """Return a feed from the incarnation itself, or None, instead of its digest.
+
+        Args:
+            provider: The provider's id.
+            address: The resource.
+            incarnation: The incarnation, as the service names it, or None.
+        """
         digest = incarnation_digest(incarnation)
         return cls(provider, address, None if digest == _NO_INCARNATION else digest)
 
     @classmethod
     def of_envelope(cls, envelope: Envelope) -> FeedSource:
-        """Return the feed of a decoded token."""
+        """Return the feed of a decoded token.
+
+        Args:
+            envelope: What the token contains.
+        """
         return cls.made(envelope.provider_id, envelope.address, envelope.incarnation)
 
     @classmethod
     def of_token(cls, token: str) -> FeedSource:
         """Return the feed that made a token.
+
+        Args:
+            token: The token.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the text is no token.
@@ -92,7 +106,11 @@ class FeedSource:
 
     @classmethod
     def of_page(cls, page: ChangeFeedPage) -> FeedSource | None:
-        """Return the feed of a page, or None if neither its events nor its token say it."""
+        """Return the feed of a page, or None if neither its events nor its token say it.
+
+        Args:
+            page: The page.
+        """
         for event in page.events[:1]:
             if (found := cls.of_row(event.partition_id, event.address)) is not None:
                 return found
@@ -121,7 +139,11 @@ class FeedSource:
 
     @classmethod
     def of_text(cls, text: str) -> FeedSource:
-        """Return the feed that the option `source` of a sink names, such as `mongo:shop/orders`."""
+        """Return the feed that the option `source` of a sink names, such as `mongo:shop/orders`.
+
+        Args:
+            text: The value of the option.
+        """
         check_type("source", text, str)
         provider, _, address = text.partition(":")
         if not provider or not address:
@@ -133,23 +155,23 @@ class FeedSource:
 
 @attrs.frozen
 class TableMark:
-    """What a sink has stored with its table; see the module.
-
-    Attributes:
-        source: The feed that fills the table.
-        columns: The columns that the sink has written, in the table's spelling; the others belong to somebody
-            else.
-        incomplete_since: The time, as RFC 3339, of the last gap that has lost changes of the table, and that
-            its user has chosen to skip; None if no such gap is known. Only a whole snapshot that began after
-            it, or a proof that the table equals the collection, removes it.
-    """
+    """What a sink has stored with its table: whose changes the table contains."""
 
     source: FeedSource
+    """The feed that fills the table."""
     columns: tuple[str, ...] = ()
+    """The columns that the sink has written, in the table's spelling; the others belong to somebody else."""
     incomplete_since: str | None = None
+    """The time, as RFC 3339, of the last gap that has lost changes of the table, and that its user has chosen
+    to skip; None if no such gap is known. Only a whole snapshot that began after it, or a proof that the
+    table equals the collection, removes it."""
 
     def learned(self, source: FeedSource) -> TableMark:
-        """Return the mark with the incarnation of its feed, if a batch knows it first."""
+        """Return the mark with the incarnation of its feed, if a batch knows it first.
+
+        Args:
+            source: The feed of the batch.
+        """
         return attrs.evolve(self, source=source) if self.incarnation is None else self
 
     @property
@@ -168,7 +190,11 @@ class TableMark:
         return self.source.incarnation
 
     def with_columns(self, names: tuple[str, ...]) -> TableMark:
-        """Return the mark of a table into which the sink also writes these columns."""
+        """Return the mark of a table into which the sink also writes these columns.
+
+        Args:
+            names: The columns.
+        """
         return attrs.evolve(self, columns=tuple(dict.fromkeys((*self.columns, *names))))
 
     def to_json(self) -> str:
@@ -225,20 +251,17 @@ class TableMark:
 
 @attrs.frozen
 class FoundTable:
-    """The table that was found under a name.
-
-    Attributes:
-        mark: The mark of the sink, or None if no sink has left one.
-        identity: What no other table of this name has; None if the kind of table has nothing of that kind.
-        version: The version that was found; None if the kind of table does not number them.
-        went_back: True if the table went back to an earlier version since it was last looked at, or if
-            nothing shows that it did not.
-    """
+    """The table that was found under a name."""
 
     mark: TableMark | None
+    """The mark of the sink, or None if no sink has left one."""
     identity: str | None = None
+    """What no other table of this name has; None if the kind of table has nothing of that kind."""
     version: int | None = None
+    """The version that was found; None if the kind of table does not number them."""
     went_back: bool = False
+    """True if the table went back to an earlier version since it was last looked at, or if nothing shows that
+    it did not."""
 
     def check_still(self, before: FoundTable, where: str, source: FeedSource | None = None) -> None:
         """Refuse to merge into another table than the one into which it was decided to merge.
@@ -263,21 +286,22 @@ class FoundTable:
             )
 
     def is_same(self, before: FoundTable) -> bool:
-        """Return whether this is the table that was found before, unless nothing says it."""
+        """Return whether this is the table that was found before, unless nothing says it.
+
+        Args:
+            before: What was found before.
+        """
         return None in (self.identity, before.identity) or self.identity == before.identity
 
 
 @attrs.frozen
 class Expected:
-    """The only table into which the result of a comparison may be written.
-
-    Attributes:
-        source: The feed whose changes the table contains.
-        found: The table, as it was looked at last.
-    """
+    """The only table into which the result of a comparison may be written."""
 
     source: FeedSource
+    """The feed whose changes the table contains."""
     found: FoundTable
+    """The table, as it was looked at last."""
 
     def check(self, now: FoundTable, where: str) -> None:
         """Refuse another table than the one that was looked at.
@@ -303,3 +327,14 @@ class Expected:
         raise invalid_request(
             "target", f"{where} {problem}", "run verify again, when nobody replaces or restores it any more"
         )
+
+    def completed(self, mark: TableMark | None) -> TableMark | None:
+        """Return the mark of a table that was proved to be complete; None if nothing is to be stored.
+
+        Args:
+            mark: The mark that the table has now. A later gap than that of the comparison stays.
+        """
+        before = self.found.mark
+        if mark is None or before is None or mark.incomplete_since != before.incomplete_since:
+            return None
+        return attrs.evolve(mark, incomplete_since=None)

@@ -14,21 +14,32 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import attrs
+import pyarrow as pa
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api import ChangeFeedPage, ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.redaction import rfc3339
+from multiclouddb_api.validators import check_type
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE
 from multiclouddb_tables.contract import Storage
+from multiclouddb_tables.layout import missing
 from multiclouddb_tables.mark import FeedSource, TableMark
 from multiclouddb_tables.rules import (
     DELETED_AT,
     PAGE_SCHEMA,
     STALE_SINCE,
     Batch,
+    Create,
+    MissingState,
     Scan,
+    Told,
+    batch_of,
+    check_options,
     nameless,
     new_query,
+    piece_of,
     repair,
+    stored_schema,
+    table_of,
 )
 
 _LOG: Final = logging.getLogger("multiclouddb.spark")
@@ -275,6 +286,51 @@ class SinkTable:
             "read the whole collection from Snapshot(), and pass every page; or use a new table; see "
             f"{AFTER_AN_OUTAGE}",
         )
+
+
+def merge_changes(
+    storage: Storage,
+    sink: str,
+    batch: pa.Table | ChangeFeedPage,
+    batch_id: int | None = None,
+    app_id: str | None = None,
+    *,
+    create: Create = "first",
+    missing_state: MissingState = "refuse",
+    source: str | None = None,
+) -> bool:
+    """Merge an Arrow table of changes, or a page, into a table; for a sink without Spark.
+
+    Args:
+        storage: The table.
+        sink: The name of the sink's function, for messages.
+        batch: A page of `read_changes`, or a pyarrow table with the columns of the events.
+        batch_id: As in `merge_into_delta`.
+        app_id: As in `merge_into_delta`.
+        create: As in `merge_into_delta`.
+        missing_state: As in `merge_into_delta`.
+        source: As in `merge_into_delta`.
+
+    Returns:
+        True if rows were merged.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` and `NOT_FOUND` as in `merge_into_delta`.
+    """
+    check_type("batch", batch, pa.Table, ChangeFeedPage)
+    check_options(
+        batch_id=batch_id, app_id=app_id, create=create, new_columns="refuse", missing_state=missing_state,
+        source=source,
+    )  # fmt: skip
+    if create == "never" and not storage.exists:
+        raise missing(storage.where)
+    changes = table_of(batch)
+    work = batch_of(
+        batch, batch_id, app_id, Told(),
+        pieces=lambda: piece_of(changes, missing_state), empty_schema=lambda: stored_schema(batch),
+        create=create, source=source,
+    )  # fmt: skip
+    return merge_batch(storage, sink, work)
 
 
 def merge_batch(storage: Storage, sink: str, batch: Batch) -> bool:

@@ -18,7 +18,7 @@ The rule applies to the last change of each key in a batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias, assert_never
+from typing import Any, Final, Literal, TypeAlias, TypeVar, assert_never
 
 import attrs
 import pyarrow as pa
@@ -61,6 +61,9 @@ NEEDED: Final = ("key", "order_key", "type")
 
 _ORIGIN: Final = ("event_id", "backfilled")
 """The columns that say whether a row comes from a snapshot, or from a feed of latest versions."""
+
+_Kind = TypeVar("_Kind")
+"""A type of a column, in the form of a kind of table."""
 
 MissingState: TypeAlias = Literal["refuse", "keep"]
 """What a sink does with a change without its document."""
@@ -168,6 +171,31 @@ class Numbered:
 
 
 @attrs.frozen
+class Told:
+    """What a query and its checkpoint say about a batch.
+
+    Attributes:
+        query: The id of the query.
+        scan: The snapshot to which the batch belongs.
+        notes: What the table's commit says about changes that the batch lacks.
+        feed: The feed that the query reads.
+        is_first: True if no row was delivered before the batch; None if the checkpoint is not known.
+        has_gap: True if the batch comes after changes that `failOnDataLoss=false` has skipped.
+        begin: A digest of the offset at which the batch begins, as in `Numbered`.
+        end: A digest of the offset at which it ends.
+    """
+
+    query: str | None = None
+    scan: Scan | None = None
+    notes: Mapping[str, str] = attrs.field(factory=dict)
+    feed: FeedSource | None = None
+    is_first: bool | None = None
+    has_gap: bool = False
+    begin: str | None = None
+    end: str | None = None
+
+
+@attrs.frozen
 class Batch:
     """What a sink has to merge, and what is known about it."""
 
@@ -216,6 +244,49 @@ def is_first(batch: object, batch_id: int | None, told: bool | None) -> bool | N
     if told is not None or batch_id is None:
         return told
     return batch_id == 0
+
+
+def batch_of(
+    batch: object,
+    batch_id: int | None,
+    app_id: str | None,
+    told: Told,
+    *,
+    pieces: Callable[[], Generator[Piece, None, None]],
+    empty_schema: Callable[[], Any],
+    is_told: bool = False,
+    create: Create | None = "first",
+    source: str | None = None,
+) -> Batch:
+    """Return what is known about a batch, from all that says something about it.
+
+    Args:
+        batch: The batch; a page has notices.
+        batch_id: Its number.
+        app_id: The caller's name of the query.
+        told: What the query and its checkpoint say.
+        pieces: Makes what is merged.
+        empty_schema: Makes the columns that a batch without rows gives the table.
+        is_told: True if the checkpoint was given.
+        create: The argument of the sink; None if it has no such argument.
+        source: The argument of the sink.
+    """
+    is_page = isinstance(batch, ChangeFeedPage)
+    done = None
+    if batch_id is not None:
+        done = Numbered(app_id, batch_id, told.query, told.notes, told.begin, told.end)
+    begun, ended = scans_in(batch)
+    if told.scan is not None:
+        begun, ended = [*begun, told.scan], [*ended, told.scan]
+    return Batch(
+        pieces, empty_schema, done, begun, ended, told.scan,
+        is_told=is_told and not is_page,
+        is_page=is_page,
+        source=feed_of(batch, source, told.feed),
+        has_gap=has_gap(batch) or told.has_gap,
+        is_first=is_first(batch, batch_id, told.is_first),
+        create=create,
+    )  # fmt: skip
 
 
 def scans_in(batch: object) -> tuple[list[Scan], list[Scan]]:
@@ -344,6 +415,27 @@ def check_cases(wanted: Iterable[str], known: Iterable[str] = ()) -> None:
             )
 
 
+def lacking_columns(
+    where: str, wanted: Mapping[str, _Kind], known: Mapping[str, _Kind], what_to_do: Literal["add", "refuse"]
+) -> list[str]:
+    """Return the names of the columns that a table lacks, from the types of both by name.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` if a column has another type in the table, or is new and refused.
+    """
+    for name, kind in wanted.items():
+        if known.get(name, kind) != kind:
+            problem = f"is {kind} in the batch and {known[name]} in {where}"
+            raise invalid_request(f"column {name}", problem, "cast it, or give it another name")
+    check_cases(wanted, known)
+    new = [name for name in wanted if name not in known]
+    refused = ", ".join(name for name in new if name not in (DELETED_AT, STALE_SINCE))
+    if refused and what_to_do == "refuse":
+        problem = f"has columns that {where} does not have: {refused}"
+        raise invalid_request("batch", problem, "leave them out, or set new_columns='add'")
+    return new
+
+
 def incomplete_rows() -> MulticloudDbError:
     """Make the error for a batch with a missing value, or with a `type` that is no change type."""
     return invalid_request(
@@ -376,6 +468,13 @@ def piece_of(batch: pa.Table, missing_state: MissingState) -> Generator[Piece, N
     plan = None if where < 0 else plan_id_of(batch["event_id"][where].as_py() or "") or None
     is_latest = bool(pc.any(pc.starts_with(batch["event_id"].cast(pa.string()), LATEST_MARK)).as_py())
     yield Piece(rows, True, plan, bool(lacking.num_rows), is_latest, source_in(batch))
+
+
+def stored_schema(batch: pa.Table | ChangeFeedPage) -> pa.Schema:
+    """Return the columns that a batch without rows gives the table."""
+    if isinstance(batch, ChangeFeedPage):
+        return PAGE_SCHEMA
+    return usual_types(batch.select([name for name in batch.column_names if name not in OF_THE_EVENT])).schema
 
 
 def source_in(batch: pa.Table) -> FeedSource | None:

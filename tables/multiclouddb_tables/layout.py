@@ -1,0 +1,123 @@
+"""Defines the columns of a sink's table: which are the sink's own, and how `verify` reads and repairs a row.
+
+| column | content |
+|---|---|
+| `key` | the key as JSON text |
+| `order_key` | of two changes of one key, the later has the higher one |
+| `timestamp` | the time of the last change |
+| `new_item_state` | the document as JSON text; null in a tombstone |
+| `_deleted_at` | the time at which the delete was merged; null in the row of a document |
+| `_stale_since` | see `rules`; only in tables that need it |
+
+All other columns belong to the user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, encode_json, invalid_request
+from multiclouddb_tables.column_values import ColumnType, as_stored, own_state
+from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE
+
+if TYPE_CHECKING:
+    from multiclouddb_tables.contract import Fix
+
+__all__ = [
+    "HIDDEN", "NO_ORDER", "check_fixes", "check_table", "fixed_row", "missing", "own_names", "read_rows",
+    "state_of",
+]  # fmt: skip
+
+NO_ORDER: Final = "~null"
+"""Stands for an `order_key` that is null: no change is higher, so the row refuses all of them."""
+
+HIDDEN: Final = ("key", "order_key", "timestamp", DELETED_AT, STALE_SINCE)
+"""The columns that a sink needs; no document is parsed into them."""
+_READ: Final = ("key", "order_key", DELETED_AT)
+
+
+def check_table(where: str, names: Sequence[str], *, own: bool, argument: str = "table") -> None:
+    """Refuse to read a table that no sink has written, or one without documents.
+
+    Args:
+        where: The name of the table, for the message.
+        names: The names of its columns.
+        own: True if the table's own columns are read instead of the documents.
+        argument: The argument with which the user has named the table.
+    """
+    for name in _READ:
+        if name not in names:
+            raise invalid_request(
+                argument, f"{where} has no column {name}, so no sink has written it", "give a table of a sink"
+            )
+    if not own and DOCUMENT not in names:
+        raise invalid_request(
+            argument,
+            f"{where} has no column {DOCUMENT}",
+            "pass transform=, a function that makes the values of the table's columns from a document",
+        )
+
+
+def check_fixes(where: str, names: Sequence[str], fixes: Sequence[Fix], *, argument: str = "table") -> None:
+    """Refuse repairs that would leave columns of the table's own as they are; see `check_table`."""
+    extra = [name for name in own_names(names) if name != DOCUMENT]
+    if extra and all(fix.columns is None for fix in fixes):
+        raise invalid_request(
+            argument,
+            f"{where} has columns of its own: {', '.join(extra)}",
+            "pass transform=, a function that returns their values for a document",
+        )
+
+
+def missing(
+    where: str, way_out: str = "let a merge create it", *, argument: str = "table"
+) -> MulticloudDbError:
+    """Make the error for a table that does not exist."""
+    return MulticloudDbError(
+        f"{argument}: there is no table {where}; correct the name, or {way_out}",
+        ErrorDetail(category=ErrorCategory.NOT_FOUND),
+    )
+
+
+def own_names(names: Sequence[str]) -> list[str]:
+    """Return the columns into which a document was parsed, and that of the document itself."""
+    return [name for name in names if name not in HIDDEN]
+
+
+def state_of(values: Mapping[str, Any], types: Mapping[str, ColumnType]) -> str:
+    """Return the values of a table's own columns as the text of one object, as `Target.rows` promises."""
+    held = {name: as_stored(value, types.get(name)) for name, value in values.items()}
+    return encode_json(own_state(held)).decode()
+
+
+def read_rows(keys: Any, orders: Any, states: Any, deleted: Any) -> pa.RecordBatch:
+    """Return rows with the columns that `Target.rows` promises.
+
+    Args:
+        keys: The keys.
+        orders: The order keys, with `NO_ORDER` for null.
+        states: The documents, or what `state_of` returns; null where there is none.
+        deleted: True for each tombstone.
+    """
+    text = pa.string()
+    columns = [
+        each if isinstance(each, pa.Array) else pa.array(each, kind)
+        for each, kind in ((keys, text), (orders, text), (states, text), (deleted, pa.bool_()))
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=["key", "order_key", "state", "deleted"])
+
+
+def fixed_row(fix: Fix) -> dict[str, Any]:
+    """Return the values that a repair writes into a row; a table may lack some of the columns."""
+    return {
+        **(fix.columns or {}),
+        "key": fix.key,
+        "order_key": fix.order_key,
+        "timestamp": fix.timestamp,
+        DOCUMENT: fix.text,
+        DELETED_AT: fix.timestamp if fix.text is None else None,
+        STALE_SINCE: None,
+    }

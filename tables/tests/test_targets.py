@@ -1,0 +1,37 @@
+"""Runs the contract of a table on a table in memory."""
+
+import pytest
+
+from multiclouddb_conformance.sink_harness import Death
+from multiclouddb_conformance.targets import *  # noqa: F403
+
+from .memory_table import Database, MemoryTable, merge_into_memory
+
+
+class MemorySink:
+    def __init__(self):
+        self.database = Database(self._die)
+        self.dice, self.chance = None, 0.0
+
+    @property
+    def target(self):
+        return MemoryTable(self.database, "orders")
+
+    def merge(self, batch, batch_id=None, app_id=None, **options):
+        return merge_into_memory(batch, batch_id, self.database, "orders", app_id, **options)
+
+    def drop(self):
+        del self.database.tables["orders"]
+
+    def dies(self, dice, chance=0.0):
+        self.dice, self.chance = dice, chance
+
+    def _die(self):
+        if self.dice is not None and self.dice.random() < self.chance:
+            self.dice = None
+            raise Death
+
+
+@pytest.fixture
+def sink():
+    return MemorySink()
