@@ -6,7 +6,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from functools import cached_property
 from types import FrameType
 from typing import Any, Final
 
@@ -24,6 +23,7 @@ from multiclouddb_api import (
     OperationOptions,
 )
 from multiclouddb_spi import Engine, Feed, open_provider
+from multiclouddb_spi.computed_once import computed_once
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import Tries
@@ -46,7 +46,7 @@ class Session(ExitStack):
         self.width = config.max_concurrency
         """The number of partitions that are read at once."""
 
-    @cached_property
+    @computed_once
     def opened(self) -> OpenFeed:
         """Return the request's feed."""
         spec = spec_of(self._provider, self._request, "open")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
 from typing import Any, Final
 
 from attrs import frozen
@@ -20,6 +19,7 @@ from multiclouddb_api import (
     SkipToOldest,
 )
 from multiclouddb_spi.batch import Awaiting, Batch, Child, Continue, Drained, Ended, Outcome
+from multiclouddb_spi.computed_once import computed_once
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.follow import Ending, Follow, Found, apply_end, is_search_due
 from multiclouddb_spi.continuation.lineage import Lineage
@@ -56,7 +56,7 @@ class Answers:
         self._context, self._on_expired, self._single = context, on_expired, single
         self._discovered = set[str]()
 
-    @cached_property
+    @computed_once
     def _follow(self) -> Follow:
         context = self._context
         return Follow(

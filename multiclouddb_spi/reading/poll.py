@@ -30,12 +30,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from multiclouddb_api import OnExpired
 from multiclouddb_api.pacing import answered
 from multiclouddb_spi.batch import Batch, collector_paused
+from multiclouddb_spi.computed_once import computed_once
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.faults import ProviderFault, RecordFault
 from multiclouddb_spi.fetching.consumer import ConsumedPartition, Consumer
@@ -114,7 +115,7 @@ class Poll(Generic[T]):
         self._waiting, self._longest_wait = Waiting(deadline, wait), feed.longest_wait
         self._fetches = Fetches(context, consumer, turns, len(active), limit, most_bytes, deadline)
 
-    @cached_property
+    @computed_once
     def _answers(self) -> Answers:
         """What most calls do not need."""
         return self._make_answers()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -16,6 +15,7 @@ from multiclouddb_api import ChangeType, MulticloudDbError, decode_json
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_spi import ColumnMapper, Columns, Cursor, InvalidCursor, Position, RecordFault, reason_of
 from multiclouddb_spi import View as CommonView
+from multiclouddb_spi.computed_once import computed_once
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,11 +57,11 @@ class Records:
     def __len__(self) -> int:
         return self.count
 
-    @cached_property
+    @computed_once
     def seqs(self) -> list[int]:
         return _numbers(self.seqs_text)
 
-    @cached_property
+    @computed_once
     def orders(self) -> list[str]:
         """Return the sequence numbers as texts that sort like the numbers."""
         first, last = self.seqs_text.partition(",")[0], self.seqs_text.rpartition(",")[2]
@@ -70,12 +70,12 @@ class Records:
         zeros = "0" * (ORDER_DIGITS - len(first))  # the numbers ascend, so all texts have the same length
         return (zeros + self.seqs_text.replace(",", f",{zeros}")).split(",")
 
-    @cached_property
+    @computed_once
     def times(self) -> list[int]:
         """Return the commit times in microseconds since 1970."""
         return _numbers(self.times_text)
 
-    @cached_property
+    @computed_once
     def types(self) -> list[int]:
         """Return the numbers of the change types."""
         return _numbers(self.types_text)
