@@ -5,6 +5,7 @@ from __future__ import annotations
 from multiclouddb_tables.delta import DeltaTarget
 from multiclouddb_verify.comparison import Kind
 from multiclouddb_verify.estimate import Estimate, estimate
+from multiclouddb_verify.passes import Standing, verify_every
 from multiclouddb_verify.position import spark_position, stored_position
 from multiclouddb_verify.report import Cost, Counts, Difference, Outcome, Progress, Report
 from multiclouddb_verify.sides import Position, Transform
@@ -22,10 +23,12 @@ __all__ = [
     "Position",
     "Progress",
     "Report",
+    "Standing",
     "Transform",
     "VerifySettings",
     "estimate",
     "spark_position",
     "stored_position",
     "verify",
+    "verify_every",
 ]

@@ -59,6 +59,8 @@ Transform: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """A function that makes the values of the table's own columns from a document."""
 _RUN: Final = 100_000
 _RUN_SECONDS: Final = 10.0
+_FOLD: Final = 1_000_000
+"""The number of changes after which those that later ones have replaced are removed, with `folds`."""
 FEWEST: Final = 20
 """The number of keys from which on a table may look like that of another collection."""
 _BEHIND: Final = 100
@@ -90,6 +92,9 @@ class Sides:
 
     state: State
     """Set before anything else is called."""
+    folds: bool
+    """True if K will be moved to a later position after the scan, so that of the changes until then only the
+    last one of each key is needed."""
     expected: Expected
     """The table that is compared; set when it is first looked at."""
 
@@ -120,6 +125,7 @@ class Sides:
         self.facts: ScanFacts = source.facts
         self._told = Progress("scan")
         self.largest = 0
+        self.folds = False
 
     def done(self, name: str) -> bool:
         """Return whether a step is complete."""
@@ -181,75 +187,89 @@ class Sides:
                 # A later comparison goes on where all changes were kept, not only those of some keys.
                 self.state.put("follow" if wanted is None else "judged", page.continuation_token)
                 self.state.add("changes", len(changes))
-                self._charge(page)
+                self._charge(page.diagnostics.native_charge)
 
         return Follower(self.source, token, keep, self.pause, self.patience, self.document_digests)
 
-    def _charge(self, page: ChangeFeedPage) -> None:
-        if page.diagnostics.native_charge is not None:
-            self.state.put("charge", float(self.state.fact("charge") or 0) + page.diagnostics.native_charge)
+    def _charge(self, *charges: float | None) -> None:
+        if known := [each for each in charges if each is not None]:
+            self.state.put("charge", float(self.state.fact("charge") or 0) + sum(known))
 
     def scan(self) -> None:
         """Read every row once, and follow the stream meanwhile, so that its position does not expire."""
         state, token = self.state, self.state.fact("scan")
         follower = self.follower(state.fact("follow") or "")
-        keys, runs, count = list[Lines](), list[Rows](), 0
-        has_own, flushed = self.facts.floor == ScanFloor.ROW, self.clock()
+        keys, runs, charges, count = list[Lines](), list[Rows](), list[float | None](), 0
+        has_own, began = self.facts.floor == ScanFloor.ROW, self.clock()
+        flushed, fold_at = began, state.number("changes") + _FOLD
 
         def flush(page: ChangeFeedPage, *, is_last: bool = False) -> None:
-            nonlocal flushed, count
+            nonlocal flushed, count, fold_at
             with state.transaction():
                 if count:
                     state.add_run("source", np.concatenate(runs), Lines.joined(keys))
                 state.put("scan", page.continuation_token)
                 state.put("scanned", 1 if is_last else None)
                 state.add("rows", self._told.rows - state.number("rows"))
-                self._charge(page)
+                self._charge(*charges)
+                if self.folds and state.number("changes") >= fold_at:
+                    state.age_changes()
+                    fold_at = state.number("changes") + max(_FOLD, state.fold_changes())
             keys.clear()
             runs.clear()
+            charges.clear()
             count = 0
             self.largest = max(self.largest, state.size())
             flushed = self.clock()
 
         self.tell("scan", rows=state.number("rows"))
         assert token is not None
-        page: ChangeFeedPage | None = None
+        kept: ChangeFeedPage | None = None
         follow_at = 0.0
-        for page in self.source.scan(token):
-            events: Sequence[ChangeEvent] = page.events
-            texts = key_texts(events)
-            hashes = texts.digests()
-            if self.sample is not None:
-                chosen = np.flatnonzero(hashes % self.sample == 0)
-                events, hashes, texts = (
-                    [events[at] for at in chosen.tolist()],
-                    hashes[chosen],
-                    texts.take(chosen),
+        try:
+            for page in self.source.scan(token):
+                events: Sequence[ChangeEvent] = page.events
+                texts = key_texts(events)
+                hashes = texts.digests()
+                if self.sample is not None:
+                    chosen = np.flatnonzero(hashes % self.sample == 0)
+                    events, hashes, texts = (
+                        [events[at] for at in chosen.tolist()],
+                        hashes[chosen],
+                        texts.take(chosen),
+                    )
+                values = self.document_digests([event.new_item_state for event in events])
+                orders = order_digests([event.order_key for event in events]) if has_own else 0
+                rows = rows_of(hashes, values, orders)
+                if len(texts):
+                    keys.append(texts)
+                    runs.append(rows)
+                    count += len(texts)
+                charges.append(page.diagnostics.native_charge)
+                kept, done = page, page.diagnostics.snapshot
+                self.tell(
+                    "scan",
+                    rows=self._told.rows + len(page.events),
+                    records=None if done is None else done.records,
+                    segments_done=self._told.segments_done if done is None else done.segments_done,
+                    segments=self._told.segments if done is None else done.segments,
                 )
-            values = self.document_digests([event.new_item_state for event in events])
-            orders = order_digests([event.order_key for event in events]) if has_own else 0
-            rows = rows_of(hashes, values, orders)
-            if len(texts):
-                keys.append(texts)
-                runs.append(rows)
-                count += len(texts)
-            self._keep_parts([event.key for event in page.events[:1]])
-            done = page.diagnostics.snapshot
-            self.tell(
-                "scan",
-                rows=self._told.rows + len(page.events),
-                records=None if done is None else done.records,
-                segments_done=self._told.segments_done if done is None else done.segments_done,
-                segments=self._told.segments if done is None else done.segments,
-            )
-            if count >= _RUN or self.clock() - flushed > _RUN_SECONDS:
-                flush(page)
-            if self.clock() >= follow_at:
-                # A stream that is read faster than it grows is asked once a second.
-                is_behind = len(follower.read().events) >= _BEHIND
-                follow_at = self.clock() + (0.0 if is_behind else 1.0)
-        assert page is not None, "a scan has at least one page"
-        flush(page, is_last=True)
+                self._keep_parts([event.key for event in page.events[:1]])
+                # A scan that takes a day is not kept in ten thousand files.
+                wait = max(_RUN_SECONDS, (self.clock() - began) / 100)
+                if count >= _RUN or self.clock() - flushed > wait:
+                    flush(page)
+                if self.clock() >= follow_at:
+                    # A stream that is read faster than it grows is asked once a second.
+                    is_behind = len(follower.read().events) >= _BEHIND
+                    follow_at = self.clock() + (0.0 if is_behind else 1.0)
+        except MulticloudDbError:
+            # What was read is not read again when the service answers again.
+            if kept is not None:
+                flush(kept)
+            raise
+        assert kept is not None, "a scan has at least one page"
+        flush(kept, is_last=True)
 
     def expect(self, source: FeedSource) -> TableMark | None:
         """Look at the table; refuse that of another feed, and one of which nobody says whose it is.

@@ -409,13 +409,17 @@ class State:
         """Mark all changes as read by a left-over comparison; those that are read again are today's."""
         self._sql(f"UPDATE change SET first_read = {_OLD}")
 
-    def fold_changes(self) -> None:
-        """Keep of the aged changes of a key the last one alone: it is the key's state at today's position."""
+    def fold_changes(self) -> int:
+        """Keep of the aged changes of a key the last one alone: it is the key's state at today's position.
+
+        Return the number of changes that are kept.
+        """
         self._sql(
             f"DELETE FROM change WHERE first_read = {_OLD} AND order_key < (SELECT max(other.order_key) "
             f"FROM change AS other WHERE other.hash = change.hash AND other.key = change.key "
             f"AND other.first_read = {_OLD})"
         )
+        return int(self._sql("SELECT count(*) FROM change").fetchone()[0])
 
     def changes_between(self, low: int, high: int) -> list[tuple[int, str, str, int]]:
         """Return the changes of keys with these hashes, both ends included."""

@@ -29,12 +29,17 @@ def private(path: str, flags: int) -> int:
     return os.open(path, flags, FILE_MODE)
 
 
-def locked(folder: Path) -> IO[str]:
-    """Create the folder, and return the file that no other process can lock meanwhile."""
+def locked(folder: Path, files: re.Pattern[str] = FILES) -> IO[str]:
+    """Create the folder, and return the file that no other process can lock meanwhile.
+
+    Args:
+        folder: The folder.
+        files: The names of the files that may be in it.
+    """
     with translated(folder):
         while True:
             folder.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
-            foreign = sorted(each.name for each in folder.iterdir() if not FILES.fullmatch(each.name))
+            foreign = sorted(each.name for each in folder.iterdir() if not files.fullmatch(each.name))
             if foreign:
                 raise invalid_request(
                     "state",

@@ -267,9 +267,7 @@ class Verification:
     def run(self) -> Report:
         """Compare, and repair if wanted."""
         began = self._sides.clock()
-        first = self._sides.first_position()
-        page = self._checked(first)
-        identity = self._identity(page)
+        first, identity = self.look()
         folder = self._settings.get("state")
         if folder is None:
             folder = default_folder({name: identity[name] for name in ("database", "collection", "table")})
@@ -289,6 +287,11 @@ class Verification:
             raise
         state.remove()
         return report
+
+    def look(self) -> tuple[str, dict[str, str]]:
+        """Look at the position and the table; return the position, and on what the comparison depends."""
+        first = self._sides.first_position()
+        return first, self._identity(self._checked(first))
 
     def _identity(self, page: ChangeFeedPage) -> dict[str, str]:
         """Return on what the reading of the source depends.
@@ -323,20 +326,24 @@ class Verification:
             return (
                 "the feed contains no deletes, so an old reading of the source cannot be brought up to date"
             )
-        state = self._sides.state
         try:
-            self._sides.follower(state.fact("follow") or "").catch_up()
-            state.age_changes()
-            self._sides.follower(first).catch_up()
-            with state.transaction():
-                state.fold_changes()
-                self._put_position(first)
+            self._move_to(first)
             self._read_source()
         except MulticloudDbError as error:
             if error.category not in _NOT_RESUMABLE:
                 raise
             return f"the source does not go on from there ({error.category})"
         return None
+
+    def _move_to(self, first: str) -> None:
+        """Bring what was read of the source up to a later position of the sink, which becomes K."""
+        state = self._sides.state
+        self._sides.follower(state.fact("follow") or "").catch_up()
+        state.age_changes()
+        self._sides.follower(first).catch_up()
+        with state.transaction():
+            state.fold_changes()
+            self._put_position(first)
 
     def _read_source(self) -> None:
         """Read each row of the source that has not been read."""

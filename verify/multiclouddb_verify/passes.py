@@ -1,0 +1,303 @@
+"""Compares a table again and again, so that it is known at any time how old the proof of its oldest row is.
+
+A pass is a comparison of the whole table, and its scan may take as long as the rate wants. When the rows of
+the source have been read, the stream brings them up to the position that the sink has then; only then is the
+table read. So a pass says of every row what the table had at its end, however long the scan took, and damage
+that was done before that is found by this pass.
+
+A part of the source's rows cannot be compared alone. The segments of a scan are parts of a hash or a token
+range that only the service knows, so nobody can say which rows of the table belong to one, and a row that
+only the table has would belong to none.
+
+What is kept between the passes is one small file: when every row was compared, and when the next pass begins.
+A pass that was interrupted is no proof: it leaves what `verify` takes up, which is the reading of the source.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, Unpack
+
+import attrs
+
+from multiclouddb_api import MulticloudDbClient, MulticloudDbError, ResourceAddress, invalid_request
+from multiclouddb_api.redaction import rfc3339
+from multiclouddb_api.validators import check_type
+from multiclouddb_tables.contract import Target
+from multiclouddb_verify.report import Report
+from multiclouddb_verify.source import Source
+from multiclouddb_verify.state_folder import FILE_MODE, locked, translated
+from multiclouddb_verify.verification import Verification, VerifySettings, checked
+
+__all__ = ["Passes", "Standing", "verify_every"]
+
+_FILES: Final = re.compile(r"lock|proof\.json(\.new)?|run")
+_LONGER: Final = 1.1
+"""By how much longer than the pass before a pass may take and still end in time."""
+_WAITS: Final = (1.0, 300.0)
+"""The shortest and the longest time between two tries while a side does not answer, in seconds."""
+_NAP: Final = 60.0
+_LOG: Final = logging.getLogger("multiclouddb.verify")
+
+
+@attrs.frozen
+class Standing:
+    """What is known of a table that is compared again and again."""
+
+    proved_at: datetime | None
+    """The age of the oldest row's proof counts from here, by this machine's clock: each row was compared with
+    its source after it, and is equal or one of `differences`. None if nobody knows, because no pass has
+    compared every row."""
+    differences: int
+    """The number of differences that the last pass has left."""
+    healed: int
+    """The number of rows that all passes which have ended have repaired."""
+    next_at: datetime
+    """When the next pass begins."""
+    report: Report | None
+    """The report of the last pass; None before the first pass of this call."""
+
+    def age_seconds(self) -> float | None:
+        """Return the age of the oldest row's proof now, in seconds; None if there is none."""
+        return None if self.proved_at is None else (datetime.now(UTC) - self.proved_at).total_seconds()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the standing as a dictionary of JSON's own types."""
+        return {
+            "proved_at": None if self.proved_at is None else rfc3339(self.proved_at),
+            "age_seconds": self.age_seconds(),
+            "differences": self.differences,
+            "healed": self.healed,
+            "next_at": rfc3339(self.next_at),
+            "report": None if self.report is None else self.report.to_dict(),
+        }
+
+
+def verify_every(
+    client: MulticloudDbClient,
+    address: ResourceAddress | str,
+    target: Target,
+    every: timedelta,
+    **settings: Unpack[VerifySettings],
+) -> Iterator[Standing]:
+    """Compare a table again and again, so that no row's proof is older than a period.
+
+    A pass is a call of `verify`, and reads each row of the source once, at `max_scan_rate`. It begins so
+    early that it ends within `every` of the pass before if it takes at most a tenth longer. If passes take
+    longer than that, they follow one another, and `Standing.proved_at` says how old the proof is.
+
+    Errors that may pass, such as a service that throttles, make a pass longer; all others are raised. If the
+    process is killed, the same call goes on: the rows of the source that the open pass has read are not read
+    again, the table is, and each difference is judged again.
+
+    The file with the proof counts for this comparison alone. If the collection is created again, or if a
+    setting that may change the verdict is another one, or a version of this package or of the provider,
+    nothing is known until the next pass has ended.
+
+    Args:
+        client: The client of the source.
+        address: The collection, or its text.
+        target: The table.
+        every: The period.
+        **settings: See `VerifySettings`. `state` is needed, and stays; `position` has to be a function,
+            because the sink moves; `transform` needs `transform_name`. `resume` is always on. There is no
+            `sample`.
+
+    Returns:
+        What is known at the beginning, and again after each pass; it does not end.
+
+    Raises:
+        MulticloudDbError: As `verify`.
+    """
+    source = checked(client, address, target, Target, settings)
+    check_type("every", every, timedelta)
+    if every <= timedelta():
+        raise invalid_request("every", f"is {every}", "give a period, such as timedelta(hours=24)")
+    if settings.get("state") is None:
+        raise invalid_request("state", "is missing", "give a folder that stays: it contains what is proved")
+    if isinstance(settings.get("position"), str):
+        raise invalid_request(
+            "position",
+            "is a token, which stands still while the sink moves",
+            "give a function that returns the newest one, such as stored_position(store, name)",
+        )
+    if settings.get("sample") is not None:
+        raise invalid_request("sample", "is given, but every row is compared", "leave it out")
+    if (settings.get("transform") is None) != (settings.get("transform_name") is None):
+        raise invalid_request(
+            "transform_name", "has to be given with transform, and only with it", "give both, or none"
+        )
+    return Passes(source, target, every, **settings).run()
+
+
+class Passes:
+    """The passes of `verify_every`.
+
+    Args:
+        source: The collection.
+        target: The table.
+        every: The period.
+        pause: Waits for some seconds.
+        clock: Returns the time in seconds.
+        settings: The other arguments of `verify_every`.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        target: Target,
+        every: timedelta,
+        *,
+        pause: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.time,
+        **settings: Any,
+    ) -> None:
+        self._source, self._target, self._every = source, target, every.total_seconds()
+        self._pause, self._clock = pause, clock
+        self._folder = Path(os.fspath(settings["state"]))
+        self._settings = settings | {"state": self._folder / "run", "resume": True}
+
+    def run(self) -> Iterator[Standing]:
+        """Compare, until an error that does not pass."""
+        wait, is_told = _WAITS[0], False
+        with closing(locked(self._folder, _FILES)):
+            while True:
+                one = _Pass(
+                    self._source, self._target, pause=self._pause, clock=self._clock, **self._settings
+                )
+                try:
+                    one.look()
+                    proof = self._proof(one.identity)
+                    if not is_told:
+                        is_told = True
+                        yield proof.standing(None)
+                    if proof.next_at > self._clock():
+                        self._sleep_until(proof.next_at)
+                        continue
+                    report = one.run()
+                except MulticloudDbError as error:
+                    if not error.retryable:
+                        raise
+                    _LOG.warning("verify: %s; trying again in %.0f seconds", error, wait)
+                    self._pause(wait)
+                    wait = min(2 * wait, _WAITS[1])
+                    continue
+                wait = _WAITS[0]
+                proof = self._proof(one.identity).after(one.compared_at, self._clock(), report, self._every)
+                self._keep(proof, one.identity)
+                yield proof.standing(report)
+
+    def _sleep_until(self, moment: float) -> None:
+        # The clock may be set, and a machine may sleep.
+        while (left := moment - self._clock()) > 0:
+            self._pause(min(left, _NAP))
+
+    def _proof(self, identity: Mapping[str, str]) -> _Proof:
+        """Return what the passes of this comparison have proved; a damaged file proves nothing."""
+        now, path = self._clock(), self._folder / "proof.json"
+        with translated(self._folder), suppress(FileNotFoundError):
+            text = path.read_bytes()
+            with suppress(ValueError, TypeError, KeyError):
+                told = json.loads(text)
+                if told["identity"] == identity:
+                    return _Proof(**told["proof"]).known_at(now, self._every)
+            _LOG.warning("verify: what is in %s was proved by another comparison, and does not count", path)
+        # The first pass begins now, also if it is killed, and goes on in another process.
+        found = _Proof(proved_at=None, next_at=now, differences=0, healed=0)
+        self._keep(found, identity)
+        return found
+
+    def _keep(self, proof: _Proof, identity: Mapping[str, str]) -> None:
+        text = json.dumps({"identity": dict(identity), "proof": attrs.asdict(proof)})
+        path = self._folder / "proof.json"
+        with translated(self._folder):
+            draft = os.open(f"{path}.new", os.O_CREAT | os.O_TRUNC | os.O_WRONLY, FILE_MODE)
+            with os.fdopen(draft, "w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(f"{path}.new", path)
+
+
+def _moment(_: object, attribute: Any, value: Any) -> None:
+    if type(value) not in (int, float):
+        raise TypeError(attribute.name)
+
+
+@attrs.frozen(kw_only=True)
+class _Proof:
+    """What the passes have proved, as it is kept; times in seconds since 1970.
+
+    Attributes:
+        proved_at: See `Standing`.
+        next_at: When the next pass begins, or the open one was to begin.
+        differences: See `Standing`.
+        healed: See `Standing`.
+    """
+
+    proved_at: float | None = attrs.field(validator=attrs.validators.optional(_moment))
+    next_at: float = attrs.field(validator=_moment)
+    differences: int = attrs.field(validator=attrs.validators.instance_of(int))
+    healed: int = attrs.field(validator=attrs.validators.instance_of(int))
+
+    def known_at(self, now: float, every: float) -> _Proof:
+        """Return what counts now: nothing was proved in the future, and no wait is longer than a period."""
+        proved_at = self.proved_at if self.proved_at is None or self.proved_at <= now else None
+        return attrs.evolve(self, proved_at=proved_at, next_at=min(self.next_at, now + every))
+
+    def after(self, compared_at: float, ended: float, report: Report, every: float) -> _Proof:
+        """Return what is proved after a pass: nothing new, if it has not compared every row."""
+        counts = report.counts
+        is_whole = not counts.unsettled and not counts.behind
+        took = max(ended - self.next_at, 0.0)
+        return _Proof(
+            proved_at=compared_at if is_whole else self.proved_at,
+            next_at=max(compared_at + every - _LONGER * took, ended),
+            differences=sum(counts.differences.values()),
+            healed=self.healed + counts.repaired,
+        )
+
+    def standing(self, report: Report | None) -> Standing:
+        """Return it for the user."""
+        proved, following = self.proved_at, datetime.fromtimestamp(self.next_at, UTC)
+        proved_at = None if proved is None else datetime.fromtimestamp(proved, UTC)
+        return Standing(proved_at, self.differences, self.healed, following, report)
+
+
+class _Pass(Verification):
+    """One pass.
+
+    Attributes:
+        identity: On what the comparison depends; set by `look`.
+        compared_at: A time before the table was read; a change of the table before it has been seen.
+    """
+
+    identity: dict[str, str]
+    compared_at: float
+
+    def look(self) -> tuple[str, dict[str, str]]:
+        """See `Verification.look`."""
+        self.compared_at = self._sides.clock()
+        # K is moved only with deletes, and the versions before it are not needed then.
+        self._sides.folds = self._sides.source.has_deletes
+        first, self.identity = super().look()
+        return first, self.identity
+
+    def _compare_sides(self) -> None:
+        """Read the source, move K to where the sink is by then, and compare."""
+        self._read_source()
+        at, now = self._sides.clock(), self._sides.first_position()
+        # 1. Without deletes, an old reading of the source cannot be brought up to date.
+        # 2. While the sink is inside a snapshot of its own, only what an earlier position says is right.
+        if self._sides.source.has_deletes and not self._sides.source.is_in_snapshot(now):
+            self._move_to(now)
+            self.compared_at = at
+        super()._compare_sides()
