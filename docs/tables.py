@@ -130,8 +130,10 @@ On every database, a feed may start at `Now()` or at a stored token.
 
 ## Setup
 
-[Configuration](../configuration.md#set-up-the-database) shows the setting that each feed needs, and the
-pages in *Databases* show the roles.
+Each database has a page with what to set up, the permissions, the costs and what differs:
+[Azure Cosmos DB](../databases/cosmos.md), [DynamoDB](../databases/dynamodb.md),
+[MongoDB](../databases/mongodb.md), [Google Cloud Spanner](../databases/spanner.md) and the [embedded
+store](../databases/embedded.md).
 
 ---
 
