@@ -36,12 +36,12 @@ GATES: Final = {
     Capability.CHANGE_FEED_SNAPSHOT: "a start at `Snapshot()`, and `on_expired=Resnapshot()`.",
     Capability.LOOKUP: "`client.lookup(…)`.",
     Capability.CHANGE_FEED_ROWS: "a start at `Snapshot(changes=False)`.",
-    Capability.CHANGE_FEED_ALL_VERSIONS: "a consumer of every version, such as an audit log. No request is "
-    "refused without it.",
-    Capability.CHANGE_FEED_DELETES: "a consumer that removes what was deleted. No request is refused without "
-    "it.",
-    Capability.CHANGE_FEED_CHANGE_TYPES: "a consumer that treats `CREATE` and `UPDATE` differently. No "
-    "request is refused without it.",
+    Capability.CHANGE_FEED_ALL_VERSIONS: "a consumer of every version, such as an audit log. A database "
+    "without it refuses nothing, so check it yourself.",
+    Capability.CHANGE_FEED_DELETES: "a consumer that removes what was deleted. A database without it "
+    "refuses nothing, so check it yourself.",
+    Capability.CHANGE_FEED_CHANGE_TYPES: "a consumer that treats `CREATE` and `UPDATE` differently. A "
+    "database without it refuses nothing, so check it yourself.",
     Capability.CHANGE_FEED_OLD_ITEM_STATE: "every `old_item_state_mode` except `OMIT`.",
     Capability.CHANGE_FEED_DATABASE_SCOPE: "`EntireDatabase()`.",
     Capability.CHANGE_FEED_CLUSTER_SCOPE: "`EntireCluster()`.",
@@ -86,6 +86,14 @@ def _rows(*rows: list[str]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
 
 
+def _alike(known: Mapping[str, CapabilitySet], item: Capability) -> dict[tuple[str, str], list[str]]:
+    """Return the databases with the same support and note, by these two."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for title, has in known.items():
+        found.setdefault((_MARKS[has[item].support], has[item].note), []).append(title)
+    return found
+
+
 def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
     """Make the table of capabilities and providers, followed by every note."""
     columns = [title for title in known if title.removeprefix("as ") == title or title[3:] not in known]
@@ -111,18 +119,18 @@ def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
         f"## {item.name}\n\nNeeded by {GATES[item]}\n\n"
         + _rows(
             ["", "support", "note"],
-            *([title, _MARKS[has[item].support], has[item].note] for title, has in known.items()),
+            *([" · ".join(titles), *cells] for cells, titles in _alike(known, item).items()),
         )
         for item in Capability
     )
     return f"""# Capabilities
 
-This page contains the note of every capability for every database. [Which database can do
-what](databases.md) shows the databases side by side.
+What each database can do, with the condition or the price as a note. [Which database can do
+what](databases.md) has the same in one table, with retention, order and cost.
 
-*As cosmos* is the embedded store opened with `?profile=cosmos`, where it refuses the same requests as
-Cosmos DB. The notes of a profile say what the service can do, and what to use on a laptop instead. The
-last three capabilities exist on MongoDB itself, but not on the embedded store under its profile.
+*As cosmos* is the [embedded store](../databases/embedded.md#as-another-database) opened with
+`?profile=cosmos`, where it refuses what Cosmos DB refuses. The last three capabilities exist on MongoDB
+itself, but not on the embedded store under its profile.
 
 {matrix}
 
