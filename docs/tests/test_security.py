@@ -51,6 +51,19 @@ WARNING = "it warns, and promises nothing"
 ADVICE = "it says what to do"
 FACT = "it describes what this library is"
 
+READS = (
+    "providers/dynamo/tests/test_provider.py::"
+    "test_nothing_is_written_and_the_clients_of_the_application_stay_as_they_are",
+    *(
+        f"providers/{file}::test_nothing_is_written_and_the_client_of_the_application_stays_as_it_is"
+        for file in (
+            "cosmos/tests/test_reader.py",
+            "mongo/tests/test_specifications.py",
+            "spanner/tests/test_scripted_snapshot.py",
+        )
+    ),
+)
+
 ROWS = {
     "continuation token": TOKENS,
     "checkpoint": (
@@ -118,7 +131,9 @@ SENTENCES = {
     "Keep secrets out of URLs": ("tests/test_config.py::test_reads_every_field",),
     "With `native_client=`": ("tests/test_client.py::test_passes_the_native_client_and_the_observer_on",),
     "It does not configure or close": (
+        *READS,
         "providers/cosmos/tests/test_reader.py::test_an_application_s_own_client_stays_open",
+        "providers/embedded/tests/test_config.py::test_a_native_client_is_an_open_store",
         "providers/mongo/tests/test_specifications.py::test_rr_17_the_application_s_own_client_decides",
     ),
     "What this library itself would configure": (
@@ -126,6 +141,7 @@ SENTENCES = {
         "tests/test_plaintext.py::test_checkpoint_stores_need_it_too",
     ),
     "A reader writes nothing": (
+        *READS,
         "providers/embedded/tests/test_disk.py::test_a_read_only_file_is_read_and_not_written",
     ),
     "`run_command` and": ("providers/mongo/tests/test_specifications.py::test_a_command_is_sent_as_it_is",),

@@ -18,6 +18,7 @@ from multiclouddb_api import (
     MulticloudDbKey,
     Now,
     ResourceAddress,
+    Snapshot,
     connect,
 )
 from multiclouddb_conformance.refusals import refusal
@@ -434,6 +435,24 @@ class TestTokensAndCosts:
             consumer.until_idle()
         assert sorted(consumer.markers) == written
         assert [each["id"] for each in native.list_databases()] == ["shop"]
+
+    def test_nothing_is_written_and_the_client_of_the_application_stays_as_it_is(self, world, native):
+        def state():
+            made = native.client_connection
+            parts = (made.connection_policy, made.connection_policy.RetryOptions)
+            return made.pipeline_client._pipeline._transport, repr([*map(vars, parts), made.default_headers])
+
+        before, key, written = state(), MulticloudDbKey({"pk": "k0", "id": "k0"}, 1), world.fill(5)
+        entries = len(world.server.journal.entries())
+        with connect(world.config(), native_client=native) as client:
+            scan = world.consumer(Snapshot(), client)
+            scan.until_idle()
+            assert sorted(scan.markers) == written
+            assert client.lookup(ADDRESS, [key])[key].new_item_state["id"] == "k0"
+            assert client.list_physical_partitions(ADDRESS)
+        sent = world.server.journal.entries()[entries:]
+        assert {each.method for each in sent} == {"GET"}
+        assert state() == before
 
     def test_a_page_that_is_no_json_is_not_taken_for_an_empty_one(self, world, monkeypatch):
         consumer = world.consumer()

@@ -12,11 +12,13 @@ from multiclouddb_api import (
     ErrorCategory,
     FromContinuationToken,
     MulticloudDbError,
+    MulticloudDbKey,
     NewItemStateMode,
     Now,
     OldItemStateMode,
     PhysicalPartition,
     ResourceAddress,
+    Snapshot,
     connect,
 )
 from multiclouddb_conformance.frames import shown_by
@@ -62,6 +64,10 @@ def client_of(endpoint_url, **connection):
     return connect(ClientConfig("dynamo", {"region": REGION, "endpoint_url": endpoint_url} | connection))
 
 
+def pools_of(client):
+    return client._endpoint.http_session._manager.pool_classes_by_scheme
+
+
 @pytest.fixture
 def native(world):
     config = Config(retries={"mode": "standard", "total_max_attempts": 2})
@@ -84,6 +90,26 @@ class TestApplication:
             page = reading(client)()
             assert markers(page.events) == written
             assert page.events == reading(world.client())().events
+
+    def test_nothing_is_written_and_the_clients_of_the_application_stay_as_they_are(self, world, native):
+        def state():
+            return [
+                (repr(each.meta.events._emitter._handlers._root), repr(pools_of(each)))
+                for each in (native.dynamodb, native.streams)
+            ]
+
+        before, written, key = state(), world.put("a", "b"), MulticloudDbKey({"id": "a"})
+        world.journal.clear()
+        with connect("dynamo://", native_client=native) as client:
+            scan = world.consumer(Snapshot(segments=1), client=client)
+            scan.until_idle()
+            assert scan.markers == written
+            assert markers(reading(client)().events) == written
+            assert client.lookup(ADDRESS, [key])[key].new_item_state["n"] == 1
+            assert client.list_physical_partitions(ADDRESS)
+        assert {call.operation for call in world.journal.calls()} == {*OPERATIONS, "Scan", "BatchGetItem"}
+        assert state() == before
+        assert native.dynamodb.list_tables()["TableNames"] == [TABLE]
 
     def test_a_closed_client_leaves_no_connection(self, world, native):
         """botocore opens a connection for a call that began before the client was closed."""

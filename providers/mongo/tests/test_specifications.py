@@ -32,10 +32,12 @@ from multiclouddb_api import (
     ErrorCategory,
     FromContinuationToken,
     MulticloudDbError,
+    MulticloudDbKey,
     NewItemStateMode,
     OldItemStateMode,
     OperationOptions,
     ResourceAddress,
+    Snapshot,
     connect,
 )
 from multiclouddb_conformance.waiting import assert_prompt, wait_until
@@ -47,6 +49,8 @@ from .servers.mongod import fail_command
 
 INVALID, TRANSIENT = ErrorCategory.INVALID_REQUEST, ErrorCategory.TRANSIENT_FAILURE
 UNREACHABLE, CURSOR_NOT_FOUND = 6, 43
+ASKING = {"buildinfo", "count", "endSessions", "hello", "listCollections", "replSetGetConfig", "splitVector"}
+"""The commands that ask about the server and the collection."""
 FINAL = 8000  # a server error that no driver treats specially
 LABEL = {"errorLabels": ["ResumableChangeStreamError"]}
 RESUMABLE = {"errorCode": 6, **LABEL}
@@ -166,6 +170,36 @@ def test_rr_17_the_application_s_own_client_decides(one, app, here, breaks):
     with native(one.uri(appName=app), retryReads=False) as db, breaks("aggregate", errorCode=6):
         refused(Feed(db.client, here).read)
         assert db.commands.tries() == [BAD]
+
+
+def test_nothing_is_written_and_the_client_of_the_application_stays_as_it_is(one, app, here, written):
+    def state(client):
+        topology = client._get_topology()
+        return repr(client), "select_servers" in vars(topology), {*map(type, pools(topology))}
+
+    def pools(topology):
+        return [server.pool for server in topology._servers.values()]
+
+    key = MulticloudDbKey({"_id": 0})
+    with native(one.uri(appName=app)) as db:
+        db.own.admin.command("ping")
+        before = state(db.own)
+        db.commands.clear()
+        feed = Feed(db.client, here)
+        feed.read()
+        written.insert_one({"_id": 1})
+        assert keys(feed.events()) == [1]
+        scan = Feed(db.client, here, Snapshot())
+        assert sorted(keys(scan.events(2))) == [0, 1]
+        assert db.client.lookup(here, [key])[key].new_item_state["_id"] == 0
+        assert db.client.list_physical_partitions(here)
+        db.client.close()
+        pipelines = [body["pipeline"] for body in db.commands.bodies("aggregate")]
+        stages = {name for pipeline in pipelines for stage in pipeline for name in stage}
+        assert {*db.commands.names()} <= {"aggregate", "getMore", "killCursors", "find", *ASKING}
+        assert not stages & {"$out", "$merge"}
+        assert state(db.own) == before
+        assert db.own.admin.command("ping")["ok"] == 1
 
 
 def test_rr_26_the_engine_adds_no_retry(breaks, ours, here):

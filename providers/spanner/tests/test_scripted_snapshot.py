@@ -3,12 +3,24 @@
 from contextlib import contextmanager
 
 import pytest
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import spanner
 
-from multiclouddb_api import BackfillDone, ErrorCategory, MulticloudDbError, Snapshot, SnapshotOrder
+from multiclouddb_api import (
+    BackfillDone,
+    ErrorCategory,
+    MulticloudDbError,
+    MulticloudDbKey,
+    Now,
+    Snapshot,
+    SnapshotOrder,
+    connect,
+)
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_spanner import snapshots
 
 from .feeds import HOUR, STREAM, TABLE, Opened, feed
+from .scripted import PROJECT
 
 ORDERED, AUTO, INTERLEAVED = SnapshotOrder.ORDERED, SnapshotOrder.AUTO, SnapshotOrder.INTERLEAVED
 READ = "StreamingRead"
@@ -54,6 +66,33 @@ class Table:
 def table(count, **habits):
     with feed(**habits) as items:
         yield Table(items, count)
+
+
+def test_nothing_is_written_and_the_client_of_the_application_stays_as_it_is():
+    with feed() as items:
+        items.put(("a", 1))
+        own = spanner.Client(
+            project=PROJECT,
+            credentials=AnonymousCredentials(),
+            client_options={"api_endpoint": items.server.host},
+            disable_builtin_metrics=True,
+        )
+        before, key = {name: repr(value) for name, value in vars(own).items()}, MulticloudDbKey({"id": "a"})
+        items.server.journal.clear()
+        with connect(items.scripted.url, native_client=own) as client:
+            token = items.page(Now(), client=client).continuation_token
+            items.put(("b", 2))
+            assert [event.key.components["id"] for event in items.drain(token, client=client)] == ["b"]
+            rows = items.drain(Snapshot(), client=client)
+            assert sorted(event.key.components["id"] for event in rows) == ["a", "b"]
+            assert client.lookup(items.address, [key])[key].new_item_state["n"] == 1
+            assert client.list_physical_partitions(items.address)
+        sent = items.server.journal.counts()
+        assert {*sent} == {"CreateSession", "ExecuteStreamingSql", "StreamingRead"}
+        assert {name: repr(value) for name, value in vars(own).items()} == before
+        database = own.instance("tests").database(items.scripted.name)
+        with database.snapshot() as snapshot:
+            assert len(list(snapshot.read("items", ("id",), spanner.KeySet(all_=True)))) == 2
 
 
 @pytest.mark.parametrize(("order", "segments"), [(ORDERED, 3), (AUTO, 20), (INTERLEAVED, 1)])
