@@ -28,6 +28,7 @@ from rich.table import Table
 from demo.chart import draw
 from demo.compare import Verdict, compare, tamper
 from demo.flights import ALL_ROWS
+from demo.lags import lags_of, quantile
 from demo.places import Places, merged_batches, read_lines
 from demo.proof import Proof
 from demo.stores import default_rows, start_store
@@ -174,7 +175,7 @@ def _report(
     lines = merged_batches(places)
     twice = len(read_lines(places.merged)) - len(lines)
     events = sum(line["events"] for line in lines)
-    lags = sorted(line["lag"] for line in lines if line["lag"] is not None)
+    lags = lags_of(lines)
     table = Table(show_header=False)
     table.add_row("events merged", f"{events:,} in {len(lines)} micro-batches")
     # The first batch and what came before it are the start of Spark; the restart after the kill counts.
@@ -182,7 +183,9 @@ def _report(
     if lasted > 0:
         rate = sum(line["events"] for line in lines[1:]) / lasted
         table.add_row("rate", f"{rate:,.0f} events a second after the first micro-batch")
-    table.add_row("lag", f"median {lags[len(lags) // 2]:.1f} s, at most {lags[-1]:.1f} s" if lags else "none")
+    if lags:
+        median, most, largest = (quantile(lags, share) for share in (0.5, 0.99, 1))
+        table.add_row("lag", f"median {median:.1f} s, p99 {most:.1f} s, largest {largest:.1f} s")
     killed = "never: there was too little to do"
     if killed_at is not None:
         wait = min((line["at"] for line in lines if line["at"] > killed_at), default=killed_at) - killed_at

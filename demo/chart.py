@@ -1,12 +1,15 @@
-"""Draws a chart of the run: its rate, and the lag of the table."""
+"""Draws a chart of the run: its rate, and the lag of every change."""
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import pairwise
 from typing import Any
 
+from demo.lags import lags_of, quantile
 from demo.places import Places, merged_batches, read_lines
 
-__all__ = ["draw"]
+__all__ = ["draw", "rate_of_batches", "rate_of_writes"]
 
 
 def draw(places: Places, killed_at: float | None) -> None:
@@ -17,56 +20,67 @@ def draw(places: Places, killed_at: float | None) -> None:
     import matplotlib.pyplot as plt
 
     written, merged = read_lines(places.written), merged_batches(places)
-    began, existed = written[0]["at"], written[0]["events"]
-    written = [{**line, "events": line["events"] - existed} for line in written]
+    began = written[0]["at"]
     figure, (rate, lag) = plt.subplots(2, 1, sharex=True, figsize=(5, 4.6), layout="constrained")
     figure.suptitle("Flights from the change feed into a Delta table")
-    rate.plot(
-        *_rate(written, "events", began), label="written to the store", color="#8a8a8a", drawstyle="steps-pre"
-    )
-    rate.plot(
-        *_rate(_summed(merged), "events", began),
-        label="merged into the table",
-        color="#0a6fb7",
-        drawstyle="steps-pre",
-    )
+    rate.step(*rate_of_batches(merged, began), where="post", label="merged into the table", color="#0a6fb7")
+    rate.step(*rate_of_writes(written, began), where="post", label="written to the store", color="#8a8a8a")
     rate.set_ylabel("events a second")
     rate.legend(loc="upper right", fontsize=9)
+    lags = lags_of(merged)
     lag.plot(
-        [line["at"] - began for line in merged if line["lag"] is not None],
-        [line["lag"] for line in merged if line["lag"] is not None],
-        "o-",
-        markersize=4,
+        [one.committed - began for one in lags],
+        [one.seconds for one in lags],
+        ".",
+        markersize=2,
         color="#c4532d",
     )
-    lag.set_ylabel("lag in seconds")
-    lag.set_xlabel("seconds")
+    lag.set_ylabel("lag of each change\nin seconds")
+    lag.set_xlabel("seconds; a change stands at the time of its commit")
+    if lags:
+        median, most, largest = (quantile(lags, share) for share in (0.5, 0.99, 1))
+        lag.set_title(f"median {median:.1f} s, p99 {most:.1f} s, largest {largest:.1f} s", fontsize=9)
     for axis in (rate, lag):
         axis.grid(alpha=0.3)
         axis.set_ylim(bottom=0)
         if killed_at is not None:
             axis.axvline(killed_at - began, color="black", linestyle="--", linewidth=1)
     if killed_at is not None:
-        lag.annotate(" SIGKILL", (killed_at - began, lag.get_ylim()[1]), ha="left", va="top", fontsize=9)
+        rate.annotate(" SIGKILL", (killed_at - began, rate.get_ylim()[1]), ha="left", va="top", fontsize=9)
     figure.savefig(places.chart, dpi=160)
     plt.close(figure)
 
 
-def _summed(merged: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    total, lines = 0, []
-    for line in merged:
-        total += line["events"]
-        lines.append({**line, "events": total})
-    return lines
+def rate_of_batches(merged: list[dict[str, Any]], began: float) -> tuple[list[float], list[float]]:
+    """Return the rate as steps: that of a micro-batch while it is merged, and zero while none is.
 
+    Args:
+        merged: The lines of the merged micro-batches.
+        began: The time that is zero in the chart.
 
-def _rate(lines: list[dict[str, Any]], name: str, began: float) -> tuple[list[float], list[float]]:
-    """Return the rate in events per second, computed between lines that are at least one second apart."""
-    times, rates = [], []
-    at, total = began, 0
-    for line in lines:
-        if line["at"] - at >= 1.0:
-            times.append(line["at"] - began)
-            rates.append((line[name] - total) / (line["at"] - at))
-            at, total = line["at"], line[name]
+    Returns:
+        The seconds at which a step begins, and the events per second from then on.
+    """
+    times, rates = [0.0], [0.0]
+    for line in sorted(merged, key=lambda line: line["begun"]):
+        times += [line["begun"] - began, line["at"] - began]
+        rates += [line["events"] / max(1e-3, line["at"] - line["begun"]), 0.0]
     return times, rates
+
+
+def rate_of_writes(written: list[dict[str, Any]], began: float) -> tuple[list[float], list[float]]:
+    """Return the rate of the writer in each second, also in those in which nothing was written.
+
+    Args:
+        written: The lines of the writer; the first counts what existed before, which is no write.
+        began: The time that is zero in the chart.
+
+    Returns:
+        The seconds, and the events that were written in each.
+    """
+    seconds: Counter[int] = Counter()
+    for before, line in pairwise(written):
+        seconds[int(line["at"] - began)] += line["events"] - before["events"]
+    last = int(written[-1]["at"] - began)
+    times = [float(second) for second in range(last + 2)]
+    return times, [float(seconds[int(second)]) for second in times]

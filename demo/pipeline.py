@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
+from demo.lags import BUCKET_SECONDS
 from demo.places import COLLECTION, Places, append_line, read_lines
 from demo.stores import open_store
 from demo.targets import target_of
@@ -83,14 +84,17 @@ def _start(spark: SparkSession, places: Places, records: int, **trigger: Any) ->
     target = target_of(places)
 
     def merge(batch: DataFrame, batch_id: int) -> None:
+        begun = time.time()
         target.merge(batch, batch_id)
+        at = time.time()
         # A row of the scan is as old as its last write, which says nothing about the pipeline.
-        last = f.unix_micros(f.max(f.when(~f.col("backfilled"), f.col("timestamp")))).alias("last")
-        [found] = batch.agg(f.count(f.lit(1)).alias("events"), last).toArrow().to_pylist()
-        if found["events"]:
-            at, moment = time.time(), found["last"]
-            lag = None if moment is None else max(0.0, at - moment / 1e6)
-            append_line(places.merged, at=at, batch=batch_id, events=found["events"], lag=lag)
+        bucket = f.floor(f.unix_micros("timestamp") / f.lit(1e6 * BUCKET_SECONDS))
+        changed = f.when(~f.col("backfilled"), bucket).alias("bucket")
+        counted = batch.groupBy(changed).agg(f.count(f.lit(1)).alias("events")).toArrow().to_pylist()
+        events = sum(row["events"] for row in counted)
+        if events:
+            changes = [[row["bucket"], row["events"]] for row in counted if row["bucket"] is not None]
+            append_line(places.merged, begun=begun, at=at, batch=batch_id, events=events, changes=changes)
 
     return (
         changes.writeStream.foreachBatch(merge)

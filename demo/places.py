@@ -55,9 +55,10 @@ class Places:
 
     @property
     def merged(self) -> Path:
-        """Return the file with the progress of the pipeline: JSON lines with time, batch, events and lag.
+        """Return the file with the progress of the pipeline, with one JSON line for each merged micro-batch.
 
-        The lag is that of the newest change; None if the micro-batch contains only rows of the scan.
+        `begun` and `at` are the times when the merge began and ended. `changes` counts the changes by the
+        time of their commit (`demo.lags`); it is empty if the micro-batch contains only rows of the scan.
         """
         return self.root / "merged.jsonl"
 

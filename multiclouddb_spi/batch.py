@@ -163,7 +163,7 @@ class Mapper(ABC):
         return None
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class Batch:
     """Raw records of one partition in the service's order.
 

@@ -67,7 +67,7 @@ class View:
     native: bool = attrs.field(default=False, kw_only=True)
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class Columns:
     """What a provider found in some records.
 

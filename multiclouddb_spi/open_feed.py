@@ -287,7 +287,7 @@ class FeedCache:
         return old
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class _Opened:
     """An open feed; the times are monotonic."""
 

@@ -53,7 +53,7 @@ def _pause(seconds: float) -> None:
     time.sleep(seconds)
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class Tries:
     """Repeats a failed call in the caller's own thread, with random waits, and raises the last failure.
 

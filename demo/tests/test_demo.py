@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from demo.__main__ import main
+from demo.chart import rate_of_batches, rate_of_writes
 from demo.flights import KEY, load_flights
+from demo.lags import lags_of, quantile
 from demo.pipeline import run_query
 from demo.places import Places, append_line, merged_batches, read_lines
 from demo.stores import start_store
@@ -55,8 +57,12 @@ def test_table_equals_the_store_after_a_kill_and_one_row_changed_by_hand_fails_t
     assert "7 differences, exactly what was planted" in ran.stdout
     check_proved(ran, tmp_path / "out")
     assert (tmp_path / "out" / "chart.png").read_bytes().startswith(b"\x89PNG")
-    # The rows of the scan have no lag, and the changes have one.
-    assert {line["lag"] is None for line in merged_batches(Places(tmp_path / "out"))} == {True, False}
+    # The rows of the scan have no lag, and every change has one.
+    lines = merged_batches(Places(tmp_path / "out"))
+    assert [] in [line["changes"] for line in lines]
+    changes = sum(lag.changes for lag in lags_of(lines))
+    written = read_lines(Places(tmp_path / "out").written)
+    assert changes == written[-1]["events"] - written[0]["events"]
 
     def same_again(run: Any, progress: object) -> None:
         """Replace `_Run.run`: copy the files of the previous run, without Spark."""
@@ -100,6 +106,30 @@ def test_wrong_target_or_provider_is_refused_in_one_line(tmp_path: Path, variabl
     assert ran.returncode != 0
     assert f"{variable} must be one of" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+# A pipeline that merges 100 rows of a scan, is killed, and merges the changes of the outage 15 seconds later.
+OUTAGE: list[dict[str, Any]] = [
+    {"batch": 0, "begun": 1000.0, "at": 1002.0, "events": 100, "changes": []},
+    {"batch": 1, "begun": 1002.0, "at": 1003.0, "events": 98, "changes": [[10_020, 98]]},
+    {"batch": 2, "begun": 1017.0, "at": 1018.0, "events": 102, "changes": [[10_175, 100], [10_030, 2]]},
+]
+
+
+def test_lag_is_that_of_every_change_with_those_of_the_outage() -> None:
+    lags = lags_of(OUTAGE)
+    rounded = [(round(lag.committed, 3), round(lag.seconds, 3), lag.changes) for lag in lags]
+    assert rounded == [(1002.0, 1.0, 98), (1003.0, 15.0, 2), (1017.5, 0.5, 100)]
+    assert [quantile(lags, share) for share in (0.5, 0.99, 0.995, 1)] == pytest.approx([0.5, 1.0, 15.0, 15.0])
+
+
+def test_rate_is_zero_while_nothing_runs() -> None:
+    times, rates = rate_of_batches(OUTAGE, 990.0)
+    assert list(zip(times, rates, strict=True)) == [
+        (0.0, 0.0), (10.0, 50.0), (12.0, 0.0), (12.0, 98.0), (13.0, 0.0), (27.0, 102.0), (28.0, 0.0)
+    ]  # fmt: skip
+    written = [{"at": at, "events": events} for at, events in ((990.0, 500), (991.2, 510), (993.5, 530))]
+    assert rate_of_writes(written, 990.0) == ([0.0, 1.0, 2.0, 3.0, 4.0], [0.0, 10.0, 0.0, 20.0, 0.0])
 
 
 class Query:

@@ -48,7 +48,7 @@ def retired(lineage: Lineage, partition_id: str, children: Sequence[Child], *, c
     return Retired(partition_id, found, Entry(partition_id, Stage.END, said, children=named))
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class FeedOver:
     """The state in which every partition has ended and nothing follows.
 
@@ -125,7 +125,7 @@ def _watch(partition_id: str, children: tuple[Child, ...], value: Any) -> Entry 
             raise InvalidCursor("the search for children is unreadable")
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Finished:
     """The content of a token after which no change can follow; the service is not asked.
 

@@ -15,7 +15,7 @@ class NotProvableError(Exception):
     """It cannot be proved which partitions descend from the lost ones of a feed of one partition."""
 
 
-@define
+@define(eq=False, repr=False)
 class Uncovered:
     """The partitions that nobody covers and nobody will name.
 

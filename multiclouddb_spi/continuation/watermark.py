@@ -61,7 +61,7 @@ class Progress:
     headrooms: Mapping[str, float]
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class _Stand:
     """How far one partition was read.
 

@@ -42,7 +42,7 @@ class ConsumedPartition:
     size: AnswerSize | None = None  # after broken connections, the next answers are smaller
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class Rest:
     """The last page of a consumer that may be returned again.
 

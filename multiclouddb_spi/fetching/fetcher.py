@@ -242,7 +242,7 @@ class Fetcher:
         return fault_of(self._provider, error)
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class ReadContext:
     """The objects that all calls of one client share."""
 

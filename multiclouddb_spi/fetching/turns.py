@@ -53,7 +53,7 @@ class Phase(Enum):
     __hash__ = object.__hash__  # faster than the hash of `Enum`, which is a Python function
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class Turn:
     """The state of one partition during a call."""
 
@@ -152,7 +152,7 @@ class Turns:
             after[turn.partition_id] = turn
 
 
-@define
+@define(eq=False, repr=False)
 class PollResult(Generic[T]):
     """The result of a poll; the poll has also changed its lineage."""
 

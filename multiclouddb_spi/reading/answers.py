@@ -258,7 +258,7 @@ def _children(found: Found) -> tuple[Child, ...]:
     return (*found.children, *left)
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Look:
     """What is known about an ended partition after a call has looked for its children."""
 

@@ -31,7 +31,7 @@ from multiclouddb_spi.time_limits import Deadline
 _MARK_SECONDS: Final = 1.0
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class Check:
     """What is known before a call reads.
 

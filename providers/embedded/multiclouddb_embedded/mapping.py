@@ -264,7 +264,7 @@ def _flaw(records: Records, index: int) -> str | None:
     return None
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class EmbeddedMapper(ColumnMapper):
     """Maps the rows of one partition."""
 

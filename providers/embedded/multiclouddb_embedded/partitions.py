@@ -58,7 +58,7 @@ The parameters are `:collection` and `:hash`, which may be null.
 """
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Standing:
     """The newest change of the store and the state of one partition, read in one transaction."""
 

@@ -54,7 +54,7 @@ _PLAIN: Final = {
 }
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Profile:
     """The limits of one profile."""
 

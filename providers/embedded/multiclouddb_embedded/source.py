@@ -18,7 +18,7 @@ from multiclouddb_embedded.store.connection import ConnectionPool, Monitor, snap
 from multiclouddb_spi import Deadline, FeedSpec
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class OpenStore:
     """One store, opened for reading."""
 
@@ -61,7 +61,7 @@ def scope_of(collection: Collection, spec: FeedSpec, profile: Profile) -> Scope:
     return Scope(collection, identity, partition_hash(identity), profile.whole)
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class Source:
     """The objects that the readers of one feed share."""
 

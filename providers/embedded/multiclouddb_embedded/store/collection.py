@@ -249,7 +249,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(orjson.loads(text))
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class PartitionRow:
     """A row of the table `partitions`; the partition contains the changes in `(start_seq, end_seq]`."""
 

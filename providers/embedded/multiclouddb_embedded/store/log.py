@@ -56,7 +56,7 @@ class Delete:
 Operation: TypeAlias = Put | Delete
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class EncodedChange:
     """One operation, encoded for the tables of the store."""
 
@@ -117,7 +117,7 @@ def to_key(key: Key, collection: Collection) -> MulticloudDbKey:
 _CREATE, _UPDATE, _DELETE = range(3)
 
 
-@define
+@define(eq=False, repr=False)
 class Moment:
     """The newest change of the store, including the changes of the current write transaction."""
 
@@ -156,7 +156,7 @@ def write_transaction(connection: sqlite3.Connection, now: int) -> Iterator[Mome
             connection.execute("ROLLBACK")
 
 
-@define
+@define(eq=False, repr=False)
 class _Tail:
     """The end of one open partition."""
 
