@@ -406,6 +406,8 @@ _DATA: Final = re.compile(
     # document that is too large, which in a change stream is a resume token.
     r"|(?<=dup key): |['\"]?(?:keyValue|errInfo)['\"]?: |(?<=First element): "
 )
+# Cosmos DB: the path of an item, which urllib3 and the service quote. What follows it is the reason.
+_ITEM: Final = re.compile(r"(?<=/docs/)[^\s/,'\"]+")
 # PyMongo repeats the server's whole reply after its message.
 _REPLY: Final = re.compile(r", full error: ")
 
@@ -419,7 +421,7 @@ def without_data(text: str) -> str:
     for pattern in (_REPLY, _DATA):
         if found := pattern.search(text):
             text = text[: found.start()].rstrip()
-    return text
+    return _ITEM.sub("…", text)
 
 
 def holds_data(error: BaseException) -> bool:
@@ -427,7 +429,7 @@ def holds_data(error: BaseException) -> bool:
 
     Such an error must not be the cause of ours, because tracebacks print the texts of causes.
     """
-    return any(_DATA.search(text) for text in _texts(error))
+    return any(_DATA.search(text) or _ITEM.search(text) for text in _texts(error))
 
 
 def key_digest(key: str) -> str:

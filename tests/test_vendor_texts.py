@@ -49,6 +49,23 @@ TEXTS = {
         f'_id: {{ _data: "{MARKED}" }}'
     ),
 }
+QUOTED = {
+    "Cosmos DB, a path in urllib3's text": (
+        "HTTPSConnectionPool(host='a.documents.azure.com', port=443): Max retries exceeded with url: "
+        f"/dbs/shop/colls/orders/docs/{MARKED}/ (Caused by ProxyError('Unable to connect to proxy', "
+        "OSError('Tunnel connection failed: 503 Service Unavailable')))"
+    ),
+    "Cosmos DB, a path in the service's text": (
+        f"ActivityId: 1, Request URI: /dbs/shop/colls/orders/docs/{MARKED}, RequestStats: none"
+    ),
+}
+"""Texts with data in their middle, which is replaced."""
+
+
+@pytest.mark.parametrize("text", QUOTED.values(), ids=QUOTED)
+def test_what_follows_quoted_data_stays(text):
+    assert without_data(text) == text.replace(MARKED, "…")
+    assert holds_data(ValueError(text))
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
@@ -67,7 +84,7 @@ def test_a_text_without_data_stays(text):
     assert not holds_data(ValueError(text))
 
 
-@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+@pytest.mark.parametrize("text", [*TEXTS.values(), *QUOTED.values()], ids=[*TEXTS, *QUOTED])
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_no_form_of_an_error_shows_data(text, wrapped):
     """Messages, details and printed causes, whoever has made the fault."""

@@ -24,6 +24,8 @@ TOKENS = (US8 + "test_a_token_and_a_partition_id_hold_no_document_and_no_secret"
 SHORTENED = ("tests/test_values.py::test_every_field_that_is_a_token_is_shortened",)
 DATA = (
     "tests/test_vendor_texts.py::test_the_fields_with_data_are_cut",
+    "tests/test_vendor_texts.py::test_what_follows_quoted_data_stays",
+    "providers/cosmos/tests/test_guards.py::test_a_look_up_that_cannot_be_sent_does_not_name_its_item",
     "tests/test_vendor_texts.py::test_no_form_of_an_error_shows_data",
     "postgres/tests/test_sink.py::test_what_a_trigger_says_of_a_row_is_in_no_error",
 )

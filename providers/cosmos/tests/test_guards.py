@@ -3,15 +3,19 @@
 import base64
 import json
 import logging
+import traceback
 
 import pytest
 from azure.cosmos.exceptions import CosmosHttpResponseError
 from azure.cosmos.partition_key import NonePartitionKeyValue
+from requests.exceptions import ProxyError
+from urllib3.exceptions import MaxRetryError
+from urllib3.exceptions import ProxyError as URLProxyError
 
 from multiclouddb_api import ErrorCategory, LogicalPartition, MulticloudDbError, MulticloudDbKey, Now
 from multiclouddb_conformance.refusals import refused
 from multiclouddb_cosmos.position import KeyRange
-from multiclouddb_cosmos.transport import ALL_VERSIONS, MovedError, continuation_of
+from multiclouddb_cosmos.transport import ALL_VERSIONS, Adapter, MovedError, continuation_of
 from multiclouddb_cosmos_emulator.faults import Act, Fail
 from multiclouddb_spi import FeedSpec, ProviderFault
 
@@ -93,6 +97,23 @@ def test_what_azure_cosmos_logs_names_items_and_has_no_fields(world, caplog):
     logged = [each for each in caplog.records if "a-marked-key" in each.getMessage()]
     assert {(each.name.partition(".")[0], each.levelname) for each in logged} == {("azure", "INFO")}
     assert "a-marked-field" not in caplog.text
+
+
+def test_a_look_up_that_cannot_be_sent_does_not_name_its_item(world, monkeypatch):
+    """urllib3 quotes the path of a request that no connection could be made for."""
+
+    def refused(adapter, request, **settings):
+        reason = OSError("Tunnel connection failed: 503 Service Unavailable")
+        raise ProxyError(MaxRetryError(None, request.path_url, URLProxyError("no proxy", reason)))
+
+    client, key = world.client(), MulticloudDbKey({"pk": "a-marked-key", "id": "a-marked-key"}, 1)
+    client.lookup(ADDRESS, [key])
+    monkeypatch.setattr(Adapter, "send", refused)
+    with pytest.raises(MulticloudDbError) as caught:
+        client.lookup(ADDRESS, [key], seconds(1))
+    assert "503 Service Unavailable" in caught.value.message
+    shown = repr(caught.value.detail) + "".join(traceback.format_exception(caught.value))
+    assert "a-marked-key" not in shown.replace(__file__, "")
 
 
 def test_a_lookup_refuses_a_recreated_container(world):
