@@ -340,6 +340,10 @@ def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> R
     if row is not None and code == NOT_AUTHORIZED and (denied := _DENIED.match(text)):
         database, command = denied.groups()
         return attrs.evolve(row, way_out=f"{command} on database {database!r}: {row.way_out}")
+    if code == OVERTAKEN and "modifyChangeStreams" in text:
+        # The answer of Amazon DocumentDB, whose change streams are off at first.
+        way_out = f"change streams are not enabled on this server, which is no MongoDB; see {_PAGE}"
+        return attrs.evolve(BAD_COMMAND, category=_UNSUPPORTED, way_out=way_out)
     if code == _ATLAS and "auth" in text.lower():
         return AUTHENTICATION
     if code == TOKEN_NOT_FOUND and "_id field" in text:

@@ -47,7 +47,7 @@ from multiclouddb_mongo.pymongo_internals import (
 )
 from multiclouddb_mongo.raw_change import RAW_CODEC, RawChange
 from multiclouddb_mongo.values import CODEC, LENIENT_RAW, to_bson
-from multiclouddb_spi import Deadline, FeedSpec, ProviderFault
+from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, unsupported
 from multiclouddb_spi.time_limits import ANSWER_SECONDS, SILENT_SECONDS, current
 
 Stage: TypeAlias = Mapping[str, Any]
@@ -172,7 +172,11 @@ class Source:
         for _ in range(2 if self.sharded else 1):
             with self.opening(), self._watch(0, self._awaiting(1)) as stream:
                 token = stream.resume_token
-        assert token is not None  # every supported server sends a token, even with an empty batch
+        if token is None:
+            raise unsupported(
+                "this server sends no resume token with an answer without changes, as MongoDB does",
+                "use MongoDB 6.0 or later",
+            )
         return After("h", token_text(token)), stream
 
     def election(self, stream: Stream | None) -> object:

@@ -48,6 +48,8 @@ UNAVAILABLE = (
 CODES = [
     (286, "Resume was not possible", ErrorCategory.CHECKPOINT_EXPIRED, False, "SkipToOldest()"),
     (136, "CollectionScan died", TRANSIENT, True, "same token"),
+    # Amazon DocumentDB, which uses this code for another failure.
+    (136, "modifyChangeStreams has not been run for this collection", UNSUPPORTED, False, "not enabled"),
     (280, f"{AT_WORK}the resume token was not found. {TOKEN}", INVALID, False, "address"),
     (280, f"{AT_WORK}an event whose _id field, {TOKEN}", INVALID, False, "keep _id as it is"),
     (8, f"{AT_WORK}exec/document_value/value.cpp:325", INVALID, False, "keep _id as it is"),
