@@ -50,7 +50,7 @@ def panels() -> list[dict[str, Any]]:
 
 def rules() -> str:
     """Return the alerts that the page shows."""
-    text = (_DOCS / "how-to/metrics.md").read_text(encoding="utf-8")
+    text = (_DOCS / "reference/metrics.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```yaml\n(groups:\n.*?)^```$", text, re.DOTALL | re.MULTILINE)
     return str(block)
 

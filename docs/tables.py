@@ -201,7 +201,7 @@ def options_page() -> str:
     return f"""# Options
 
 This page lists every option of the Python API with its default. The options of the Spark source have [their
-own table](spark.md#options). In a [TOML file](../how-to/connect.md), the fields of `ClientConfig` are
+own table](spark.md#options). In a [TOML file](../configuration.md), the fields of `ClientConfig` are
 top-level keys, and the names in [`connection`](#the-connection) are in the table `[connection]`.
 
 {parts[0]}

@@ -131,7 +131,7 @@ class Resnapshot:
     The first page contains a `Gap` and a `SnapshotStarted` notice, and no events. Before you store its token,
     set the `order_key` of every row and every tombstone of your target to `""`. Then apply events as usual.
     After `BackfillDone`, rows whose `order_key` is still `""` no longer exist in the source, so delete them.
-    docs/how-to/snapshot.md shows this with SQLite.
+    docs/reference/snapshots.md shows this with SQLite.
 
     Portability:
         Check `Capability.CHANGE_FEED_SNAPSHOT`. A new snapshot is possible only with a whole collection or

@@ -48,8 +48,8 @@ def test_containers_pass_their_linter():
 @pytest.mark.parametrize(
     ("example", "page"),
     [
-        ("worker/worker.py", "how-to/spread-over-processes.md"),
-        ("spark/pipeline.py", "tutorial/spark-pipeline.md"),
+        ("worker/worker.py", "jobs/spread-over-machines.md"),
+        ("spark/pipeline.py", "jobs/in-step-with-spark.md"),
     ],
 )
 def test_an_example_is_the_program_of_its_page(example, page):

@@ -1,4 +1,4 @@
-"""Provides the programs, commands and tables of a how-to page, and its servers, for tests."""
+"""Provides the programs, commands and tables of a page, and its servers, for tests."""
 
 import atexit
 import functools
@@ -142,7 +142,7 @@ def run_with(spark, page, steps, folder="."):
 
 
 class Page:
-    """A page, or several pages that belong together; a name without a folder is in docs/how-to.
+    """A page of docs/, or several pages that belong together.
 
     Attributes:
         text: The whole text.
@@ -150,8 +150,7 @@ class Page:
     """
 
     def __init__(self, *names):
-        paths = (name if "/" in name else f"how-to/{name}" for name in names)
-        self.text = "\n".join((ROOT / "docs" / path).read_text(encoding="utf-8") for path in paths)
+        self.text = "\n".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in names)
         self.programs = {found["name"]: found["code"] for found in PROGRAM.finditer(self.text)}
 
     def blocks(self, language):

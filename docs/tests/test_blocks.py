@@ -21,9 +21,9 @@ from .page import ROOT, run_blocks, run_with
 # On the first page, several blocks form one file (see test_tutorial.py). The second page runs from wheels.
 ELSEWHERE = (ROOT / "docs/tutorial/write-a-provider.md", ROOT / "docs/index.md")
 # This page runs in the Spark session of the tests.
-ONE_SESSION = ROOT / "docs/tutorial/spark-pipeline.md"
+ONE_SESSION = ROOT / "docs/jobs/in-step-with-spark.md"
 # `make test` runs this page with fewer rows, and `make soak` as it stands.
-LARGE = ROOT / "docs/tutorial/existing-table-to-delta.md"
+LARGE = ROOT / "docs/jobs/big-table.md"
 SMALLER = {"100_000": "2_000", "10_000": "200", "100000": "2000"}
 FENCE = re.compile(r"^( *)```(\w*)([^\n`]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 TITLE = re.compile(r'title="([^"]+)"')
@@ -101,7 +101,7 @@ def test_a_page_prints_what_it_says(page, blocks, tmp_path, request, monkeypatch
 def test_pages_have_blocks():
     """Check that the regular expression still finds the blocks."""
     found = {page.id: page.values[1] for page in PAGES}
-    assert {"docs/tutorial/existing-table-to-delta.md-jvm", "docs/tutorial/first-feed.md"} <= found.keys()
+    assert {"docs/jobs/big-table.md-jvm", "docs/get-started.md"} <= found.keys()
 
 
 def test_the_spark_page_shows_what_the_readme_runs():

@@ -13,7 +13,7 @@ from multiclouddb_cosmos_emulator import CosmosEmulator
 
 from .page import ROOT
 
-TEXT = (ROOT / "docs/how-to/certify.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs/project/certify.md").read_text(encoding="utf-8")
 START = "python -m multiclouddb_cosmos_emulator --port 8081\n"
 
 

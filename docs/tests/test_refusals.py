@@ -1,6 +1,6 @@
 """Tests how soon each provider reports that the service refuses, or that its host is unknown.
 
-The table in docs/how-to/troubleshooting.md contains the same causes, providers and categories.
+The table in docs/jobs/three-am.md contains the same causes, providers and categories.
 """
 
 import contextlib
@@ -342,7 +342,7 @@ def no_folder(folder):
 
 
 def test_the_page_has_the_causes_and_services_of_these_tests():
-    text = (ROOT / "docs/how-to/troubleshooting.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/jobs/three-am.md").read_text(encoding="utf-8")
     head, _, *rows = text[text.index("| cause |") :].partition("\n\n")[0].splitlines()
     assert [cell.strip() for cell in head.split("|")[3:-1]] == list(PLACES)
     cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
