@@ -60,7 +60,7 @@ _STEPS: Final = (
      "multiclouddb token inspect @orders.pos",
      f"multiclouddb token check {_URL} @orders.pos"),
     ("Ask whether the consumer is behind. The exit code is 15 if a change that is older than the limit "
-     "waits, and 16 if nobody knows ([Am I behind?](../jobs/react-to-changes.md#am-i-behind)):",
+     "waits, and 16 if nobody knows ([Am I behind?](metrics.md#am-i-behind)):",
      f"multiclouddb token check {_URL} @orders.pos --max-lag 1s"),
     ("If changes after the checkpoint were trimmed, the exit code is 6:",
      f"multiclouddb token check {_URL} @orders.pos",

@@ -1,4 +1,4 @@
-"""Checks what the how-tos say about their programs, beyond the output of their blocks."""
+"""Checks what pages say about their programs, beyond the output of their blocks."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from multiclouddb_conformance.simulation import Simulation, SimulationProvider, 
 from multiclouddb_embedded import EmbeddedStore, Put
 from multiclouddb_spi import Engine
 
-HOW_TO = Path(__file__).resolve().parents[1] / "how-to"
+DOCS = Path(__file__).resolve().parents[1]
 ORDERS = api.ResourceAddress("main", "orders")
 
 
@@ -40,7 +40,7 @@ def store(folder):
 
 def write_program(page, name):
     """Write a program of a page into the current folder."""
-    text = (HOW_TO / page).read_text(encoding="utf-8")
+    text = (DOCS / page).read_text(encoding="utf-8")
     (code,) = re.findall(rf'^```python title="{re.escape(name)}"\n(.*?)^```$', text, re.DOTALL | re.MULTILINE)
     Path(name).write_text(code, encoding="utf-8")
     return code
@@ -198,7 +198,7 @@ def test_the_dashboard_names_only_metrics_that_exist():
     registry = CollectorRegistry()
     PrometheusObserver(registry, collections=(ORDERS,), partitions=1)
     names = {metric.name + end for metric in registry.collect() for end in ("", "_total", "_bucket")}
-    dashboard = json.loads((HOW_TO.parent / "assets/grafana-dashboard.json").read_text(encoding="utf-8"))
+    dashboard = json.loads((DOCS / "assets/grafana-dashboard.json").read_text(encoding="utf-8"))
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     assert len(expressions) >= len(dashboard["panels"])
     assert {name for each in expressions for name in re.findall(r"multiclouddb_\w+", each)} <= names
@@ -207,7 +207,7 @@ def test_the_dashboard_names_only_metrics_that_exist():
 class TestPoison:
     @pytest.mark.parametrize("broken", [1, 3, 5], ids=["first", "middle", "last"])
     def test_a_poison_record_is_buried_wherever_it_is(self, store, broken):
-        write_program("skip-a-poison-record.md", "reader.py")
+        write_program("reference/poison-records.md", "reader.py")
         reader = runpy.run_path("reader.py")["Reader"]
         store.create_collection("orders", partitions=1)
         store.batch("orders", [Put(f"o-{number}", {"number": number}) for number in range(1, 6)])

@@ -1,7 +1,8 @@
-"""Tests the programs of "Moving from": the old and the new program print the output that the page shows."""
+"""Tests that programs over other readers, in `moving/`, and those of the page print the same lines."""
 
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 from azure.cosmos import CosmosClient, PartitionKey
@@ -9,7 +10,7 @@ from azure.cosmos import CosmosClient, PartitionKey
 from multiclouddb_conformance.servers import cache_folder, download, fetch_once
 from multiclouddb_cosmos_emulator import CosmosEmulator
 
-from .page import Page, servers
+from .page import Page, run_blocks, servers
 from .test_cosmos import settle
 
 BLOOP = "bloop==3.1.1"
@@ -18,15 +19,23 @@ DIGEST = "sha256:eeca3c343aa7b9404d60c8206d5a630adbe65c5f60ae0f9e6b6d46ca8fb7fe6
 WRITES = (("o-1", "new"), ("o-1", "paid"), ("o-2", "new"), ("o-1", None))
 
 
-def page_of(name):
-    return Page(f"moving/{name}.md")
+PAGE = Page("jobs/leave-another-reader.md")
+SAID = PAGE.said_behind("ours.py")
+PROGRAMS = Path(__file__).with_name("moving")
 
 
-def prints_the_same(page):
-    said = page.said_behind("ours.py")
-    assert len(said.splitlines()) == len(WRITES)
-    assert page.run("theirs.py") == said
-    assert page.run("ours.py") == said
+def theirs(name):
+    """Return the program of another reader."""
+    return (PROGRAMS / f"{name}.py").read_text(encoding="utf-8")
+
+
+def run(code, name="program.py"):
+    (printed,) = run_blocks(name, [(0, name, code), (0, None, code)])
+    return printed
+
+
+def test_the_page_shows_a_line_for_each_change():
+    assert len(SAID.splitlines()) == len(WRITES)
 
 
 @pytest.fixture
@@ -60,10 +69,9 @@ def test_from_boto3_and_from_bloop(monkeypatch):
     """bloop requires an older boto3 than the installed version, so bloop's wheel is fetched without
     dependencies.
     """
-    prints_the_same(page_of("boto3"))
-    assert page_of("boto3").programs["ours.py"] == page_of("bloop").programs["ours.py"]
+    assert run(theirs("boto3_loop")) == PAGE.run("ours.py") == SAID
     monkeypatch.setenv("PYTHONPATH", str(bloop()))
-    assert page_of("bloop").run("theirs.py") == page_of("bloop").said_behind("ours.py")
+    assert run(theirs("bloop_stream")) == SAID
 
 
 def bloop():
@@ -95,45 +103,42 @@ def write_to(create, update, delete):
 
 
 def test_from_pymongo(tmp_path, monkeypatch):
-    page = page_of("pymongo")
     monkeypatch.chdir(tmp_path)
     with servers("mongo")("mongod").ReplicaSet(tmp_path / "servers") as replica_set:
         monkeypatch.setenv("MONGODB_URI", replica_set.uri())
         shop = replica_set.client()["shop"]
         orders = shop.create_collection("orders", changeStreamPreAndPostImages={"enabled": True})
-        assert page.run("theirs.py") == ""
+        assert run(theirs("pymongo_watch")) == ""
         position = (tmp_path / "resume-token.json").read_text()
         write_to(
             lambda key, status: orders.insert_one({"_id": key, "status": status}),
             lambda key, status: orders.update_one({"_id": key}, {"$set": {"status": status}}),
             lambda key: orders.delete_one({"_id": key}),
         )
-        said = page.said_behind("ours.py")
-        assert page.run("theirs.py") == said
+        assert run(theirs("pymongo_watch")) == SAID
         (tmp_path / "resume-token.json").write_text(position)
-        assert page.run("ours.py") == said
+        assert PAGE.run("mongo.py") == SAID
 
 
 def test_from_azure_cosmos(tmp_path, monkeypatch):
-    page = page_of("azure-cosmos")
     monkeypatch.chdir(tmp_path)
     with CosmosEmulator() as server:
         monkeypatch.setenv("AZURE_COSMOS_KEY", server.key)
         account, host = "my-account.documents.azure.com", server.endpoint.split("/")[2]
-        page.programs = {
-            name: code.replace(f"https://{account}", server.endpoint).replace(
+        before, after = (
+            code.replace(f"https://{account}", server.endpoint).replace(
                 f"cosmos://{account}", f"cosmos://{host}?tls=false"
             )
-            for name, code in page.programs.items()
-        }
+            for code in (theirs("azure_cosmos_feed"), PAGE.programs["cosmos.py"])
+        )
         with CosmosClient(server.endpoint, server.key, enable_endpoint_discovery=False) as native:
             orders = native.create_database("shop").create_container("orders", PartitionKey("/id"))
-            assert page.run("theirs.py") == page.run("ours.py") == ""
+            assert run(before) == run(after) == ""
             write_to(
                 lambda key, status: orders.create_item({"id": key, "status": status}),
                 lambda key, status: orders.replace_item(key, {"id": key, "status": status}),
                 lambda key: orders.delete_item(key, key),
             )
-            prints_the_same(page)
+            assert run(before) == run(after) == SAID
             settle()
         settle()

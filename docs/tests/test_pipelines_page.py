@@ -14,7 +14,7 @@ from .page import ROOT, Page
 
 pytestmark = [pytest.mark.soak, pytest.mark.xdist_group("jvm apart")]
 
-PAGE = Page("pipelines.md")
+PAGE = Page("reference/pipelines.md")
 TESTS = ROOT / "spark" / "tests"
 FILE = re.compile(r'^```\w+ title="([^"]+)"\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 STORAGE = "file:///data/pipeline"

@@ -7,7 +7,7 @@ from multiclouddb_conformance.postgres_server import PostgresServer
 
 from .page import Page
 
-PAGE = Page("postgres.md")
+PAGE = Page("reference/postgres.md")
 
 
 @pytest.fixture

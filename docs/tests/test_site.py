@@ -132,6 +132,21 @@ def test_a_distribution_links_to_pages_that_are_there(pages):
             assert f"{url.removeprefix(DOCS_URL)}index.html" in pages, project
 
 
+def test_every_address_in_a_message_is_a_page_with_its_anchor(pages):
+    """Errors name pages as `f"{DOCS_URL}databases/cosmos/"`, and a category its section."""
+    sources = [path for path in ROOT.glob("**/multiclouddb_*/**/*.py") if ".venv" not in path.parts]
+    named = {
+        (path, found)
+        for path in sources
+        for found in re.findall(r"\{DOCS_URL\}([\w/#-]+)", path.read_text(encoding="utf-8"))
+    }
+    assert len({found for _, found in named}) > 5
+    for path, found in named:
+        page, _, anchor = found.partition("#")
+        assert f"{page}index.html" in pages, path
+        assert anchor in {"", *pages[f"{page}index.html"].ids}, path
+
+
 def test_a_public_name_is_on_one_page_of_the_reference(pages):
     for name in {f"{package.__name__}.{each}" for package in REFERENCE.values() for each in package.__all__}:
         assert sum(name in pages[f"reference/{page}/index.html"].ids for page in REFERENCE) == 1, name

@@ -6,7 +6,7 @@ from .page import Page
 
 pytestmark = pytest.mark.xdist_group("jvm")
 
-PAGE = Page("table-on-a-cluster.md")
+PAGE = Page("reference/delta.md")
 
 
 def test_the_program_runs_as_it_stands_and_prints_what_is_below_it(spark, tmp_path, monkeypatch):

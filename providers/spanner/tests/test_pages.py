@@ -18,7 +18,8 @@ pytestmark = pytest.mark.emulator(*STILL)
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGE = (DOCS / "databases/spanner.md").read_text(encoding="utf-8")
-MOVING = (DOCS / "moving/spanner.md").read_text(encoding="utf-8")
+MOVING = (DOCS / "jobs/leave-another-reader.md").read_text(encoding="utf-8")
+QUERY = (DOCS / "tests/moving/spanner_query.py").read_text(encoding="utf-8")
 MOVED = (
     "CREATE TABLE orders (id STRING(36) NOT NULL, status STRING(MAX)) PRIMARY KEY (id)",
     "CREATE TABLE others (id STRING(36) NOT NULL) PRIMARY KEY (id)",
@@ -32,6 +33,10 @@ def blocks(page, head):
 
 def run(page, name):
     (program,) = blocks(page, f'python title="{name}"')
+    return output(program, name)
+
+
+def output(program, name):
     with redirect_stdout(StringIO()) as printed:
         exec(compile(program, name, "exec"), {"__name__": "__main__"})
     return printed.getvalue()
@@ -93,4 +98,4 @@ def test_both_programs_of_moving_print_what_the_page_says(made):
         with database.batch() as batch:
             batch.delete("orders", spanner.KeySet(keys=[["o-1"]]))
         (printed,) = blocks(MOVING, "text")
-        assert run(MOVING, "theirs.py") == run(MOVING, "ours.py") == printed
+        assert output(QUERY, "query.py") == run(MOVING, "spanner.py") == printed
