@@ -202,6 +202,7 @@ SENTENCES = {
     "- No `repr` shows `event.native`": (
         "tests/test_values.py::test_is_frozen_comparable_and_picklable_and_shows_no_secret",
         "tests/test_secrets.py::test_a_source_or_a_native_client_that_is_refused",
+        "providers/mongo/tests/test_config.py::test_none_is_in_a_variable_of_a_frame",
     ),
     "- If a client cannot be made": (
         "checkpoints/tests/test_aws.py::test_a_broken_file_of_credentials_is_shown_nowhere",

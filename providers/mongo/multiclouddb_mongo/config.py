@@ -54,6 +54,17 @@ def _shown(url: str) -> str:
     return repr(f"{front}?…" if query else front)
 
 
+class OwnClient(MongoClient[dict[str, Any]]):
+    """PyMongo's client, without the options of the URL in its `repr`.
+
+    PyMongo's own `repr` shows the password of a TLS key, and in older versions the session token of AWS
+    (PYTHON-5927, PYTHON-5928). It is also part of the `repr` of a database and of a collection.
+    """
+
+    def __repr__(self) -> str:
+        return "<MongoClient of multiclouddb>"
+
+
 @frozen
 class MongoConfig:
     """The checked configuration of a client; its repr shows no secret.
@@ -121,7 +132,7 @@ class MongoConfig:
             if name.lower() in self.options:
                 del ours[name]
         try:
-            return MongoClient(
+            return OwnClient(
                 self.url,
                 connect=False,
                 tz_aware=True,

@@ -97,8 +97,8 @@ class Commands(CommandListener):
 def listening():
     """Provide the commands of the clients that the library makes inside the block."""
     commands = Commands()
-    made = functools.partial(MongoClient, event_listeners=[commands])
-    with mock.patch.object(config, "MongoClient", made):
+    made = functools.partial(config.OwnClient, event_listeners=[commands])
+    with mock.patch.object(config, "OwnClient", made):
         yield commands
 
 

@@ -3,15 +3,29 @@
 import functools
 import socket
 import traceback
+from datetime import UTC, datetime, timedelta
 
 import attrs
 import pytest
 from bson import CodecOptions
 from bson.timestamp import Timestamp
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from pymongo import MongoClient
 
-from multiclouddb_api import ClientConfig, ErrorCategory, MulticloudDbError, OperationOptions
+from multiclouddb_api import (
+    ChangeFeedRequest,
+    ClientConfig,
+    ErrorCategory,
+    MulticloudDbError,
+    Now,
+    OperationOptions,
+    ResourceAddress,
+    connect,
+)
 from multiclouddb_conformance import refusals
+from multiclouddb_conformance.frames import shown_by
 from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.config import MongoConfig
 from multiclouddb_mongo.provider import PLUGIN
@@ -222,6 +236,31 @@ class TestSecrets:
         config = checked(**more)
         for text in (repr(config), str(config), f"{config}"):
             assert SECRET not in text
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            "tls=true&tlsCertificateKeyFile={file}&tlsCertificateKeyFilePassword={secret}",
+            "authMechanism=MONGODB-AWS&authMechanismProperties=AWS_SESSION_TOKEN:{secret}",
+        ],
+    )
+    def test_none_is_in_a_variable_of_a_frame(self, tmp_path, options):
+        """PyMongo's client, whose own repr shows them, is in the frames of what reads with it."""
+        key, file = ec.generate_private_key(ec.SECP256R1()), tmp_path / "key.pem"
+        name, now = x509.Name([]), datetime(2026, 1, 1, tzinfo=UTC)
+        builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + timedelta(days=1))
+        hidden = serialization.BestAvailableEncryption(SECRET.encode())
+        forms = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, hidden
+        signed = builder.sign(key, hashes.SHA256()).public_bytes(forms[0])
+        file.write_bytes(key.private_bytes(*forms) + signed)
+        url = "mongodb://localhost:1/?" + options.format(file=file, secret=SECRET)
+        request = ChangeFeedRequest(ResourceAddress("shop", "orders"), Now())
+        with connect(url) as client, pytest.raises(MulticloudDbError) as caught:
+            client.read_changes(request, OperationOptions(timeout_seconds=0.5))
+        assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
+        shown = shown_by(caught.value, without=__file__)
+        assert any("client = <MongoClient" in text for text in shown)
+        assert [text for text in shown if SECRET in text] == []
 
 
 class TestClient:
