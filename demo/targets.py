@@ -17,7 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 from demo.places import Places
 from multiclouddb_conformance.postgres_server import PostgresServer
 from multiclouddb_postgres import merge_into_postgres
-from multiclouddb_tables.delta import committed, quoted
+from multiclouddb_tables.delta_log import committed
+from multiclouddb_tables.sql import quoted
 from multiclouddb_verify import Kind
 from pyspark_multiclouddb import live_rows, local_session, merge_into_delta, merge_into_table
 

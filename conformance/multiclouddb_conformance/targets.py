@@ -785,6 +785,14 @@ class TestFixed:
         assert documents(sink)["seen"] == {"n": 3}
         assert sink.target.fix([], expected(sink)) == 0
 
+    def test_columns_of_its_own_need_values_before_the_first_repair(self, sink: SinkHarness) -> None:
+        sink.merge(rows(("a", 1, {"n": 1})).append_column("total", pa.array([1.5])))
+        fix = Fix(key_of("a"), ("000001",), "000001~", '{"n":2}', None, NOW)
+        for fixes in ([], [fix]):
+            assert "total" in refused(sink.target.fix, fixes, expected(sink)).message
+        assert documents(sink) == {"a": {"n": 1}}
+        assert sink.target.fix([attrs.evolve(fix, columns={"total": 2.5})], expected(sink)) == 1
+
     def test_a_row_is_removed_only_beside_the_one_that_was_seen(self, sink: SinkHarness) -> None:
         sink.merge(page(events(("a", 1, {}), ("b", 2, {}), ("c", 3, {}))))
         sink.merge(page(events(*((f"other {name}", 9, {}) for name in ("a", "b", "c", "d", "e")))))

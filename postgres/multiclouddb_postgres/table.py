@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api import invalid_request
 from multiclouddb_api.validators import check_type
 from multiclouddb_postgres.catalog import INSTANT, TEXT, Column, Found, look, wrong
 from multiclouddb_postgres.long_keys import (
@@ -37,6 +37,7 @@ from multiclouddb_postgres.values import (
     declared,
     type_of,
 )
+from multiclouddb_tables.layout import missing
 from multiclouddb_tables.mark import FoundTable, TableMark
 from multiclouddb_tables.rules import (
     DELETED_AT,
@@ -515,11 +516,3 @@ def identifier(name: object) -> sql.Identifier:
     if "\0" in str(name):
         raise invalid_request("table", "contains a NUL", 'pass "table" or "schema.table"')
     return sql.Identifier(*parts)
-
-
-def missing(place: str) -> MulticloudDbError:
-    """Make the error for a table that does not exist."""
-    return MulticloudDbError(
-        f"table: there is no table {place}; correct the name, or let a merge create it",
-        ErrorDetail(category=ErrorCategory.NOT_FOUND),
-    )

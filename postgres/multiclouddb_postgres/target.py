@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import attrs
 import pyarrow as pa
 from psycopg import sql
 
-from multiclouddb_api import encode_json, invalid_request
+from multiclouddb_api import invalid_request
 from multiclouddb_api.validators import check_type
 from multiclouddb_postgres.checkpoints import CHECKPOINTS, loaded
 from multiclouddb_postgres.long_keys import (
@@ -24,17 +23,23 @@ from multiclouddb_postgres.long_keys import (
 from multiclouddb_postgres.server import Connection, check_dsn, repeated, secret_dsn, transaction, where
 from multiclouddb_postgres.sink import POSITION
 from multiclouddb_postgres.table import PostgresStorage, identifier
+from multiclouddb_tables.layout import (
+    NO_ORDER,
+    check_fixes,
+    check_table,
+    fixed_row,
+    own_names,
+    read_rows,
+    state_of,
+)
 from multiclouddb_tables.mark import Expected, FoundTable
-from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE
+from multiclouddb_tables.rules import DOCUMENT
 
 if TYPE_CHECKING:
     from multiclouddb_tables.column_values import ColumnType
     from multiclouddb_tables.contract import Fix, Own
 
 _ROWS: Final = 8192
-_OURS: Final = ("key", "order_key", "timestamp", DELETED_AT, STALE_SINCE, LONG_KEY)
-_NO_ORDER: Final = "~null"
-"""Stands for an `order_key` that is null: no change is higher, so the row refuses all of them."""
 
 
 class PostgresTarget:
@@ -92,12 +97,7 @@ class PostgresTarget:
         )  # fmt: skip
         if expected is not None:
             expected.check(storage.found(), self._where)
-        if not own and DOCUMENT not in storage.known().columns:
-            raise invalid_request(
-                "table",
-                f"{self._where} has no column {DOCUMENT}",
-                "pass transform=, a function that makes the values of the table's columns from a document",
-            )
+        check_table(self._where, [*storage.known().columns], own=own)
         return storage
 
     def rows(self, keys: Sequence[str] | None = None, *, own: Own = False) -> Iterator[pa.RecordBatch]:
@@ -134,7 +134,7 @@ class PostgresTarget:
                 "FROM {table}{only}"
             ).format(
                 key=key_column() if hashes else sql.SQL("key"),
-                none=sql.Literal(_NO_ORDER),
+                none=sql.Literal(NO_ORDER),
                 columns=sql.SQL(", ").join(columns) if columns else sql.SQL("NULL"),
                 table=identifier(self._table),
                 only=only,
@@ -220,9 +220,8 @@ class PostgresTarget:
 
         def write(connection: Connection) -> None:
             storage = self._opened(connection, own=True, expected=expected)
-            mark, before = storage.feed_mark(), expected.found.mark
-            if mark is not None and before is not None and mark.incomplete_since == before.incomplete_since:
-                storage.set_feed_mark(attrs.evolve(mark, incomplete_since=None))
+            if (mark := expected.completed(storage.feed_mark())) is not None:
+                storage.set_feed_mark(mark)
 
         repeated(self._dsn, self._where, write)
 
@@ -243,12 +242,7 @@ class PostgresTarget:
         def write(connection: Connection) -> int:
             storage = self._opened(connection, own=own, expected=expected, holds=True)
             known = storage.known().columns
-            if not own and (extra := [name for name in _own(storage) if name != DOCUMENT]):
-                raise invalid_request(
-                    "table",
-                    f"{self._where} has columns of its own: {', '.join(extra)}",
-                    "pass transform=, a function that returns their values for a document",
-                )
+            check_fixes(self._where, _own(storage), fixes)
             hashes = storage.hashes
             written, removals = 0, [fix for fix in fixes if fix.removes]
             beside = {each.beside[0]: each.beside[1] for each in removals if each.beside is not None}
@@ -261,19 +255,13 @@ class PostgresTarget:
                 if fix is None:
                     found = connection.execute(
                         sql.SQL("SELECT coalesce(order_key, {}) FROM {} WHERE {} FOR UPDATE").format(
-                            _NO_ORDER, identifier(self._table), is_row_of([key], hashes=hashes)
+                            NO_ORDER, identifier(self._table), is_row_of([key], hashes=hashes)
                         )
                     ).fetchone()
                     locked[key] = None if found is None else found[0]
                     continue
-                row: dict[str, Any] = {
-                    **(fix.columns or {}),
-                    "key": kept(fix.key),
-                    "order_key": fix.order_key,
-                }
+                row = fixed_row(fix) | {"key": kept(fix.key)}
                 row[LONG_KEY] = fix.key if is_long(fix.key) else None
-                row |= {"timestamp": fix.timestamp, DELETED_AT: fix.timestamp if fix.text is None else None}
-                row |= {DOCUMENT: fix.text, STALE_SINCE: None}
                 names = [name for name in known if name in row]
                 values = [sql.Literal(row[name]) for name in names]
                 if fix.seen:
@@ -284,7 +272,7 @@ class PostgresTarget:
                             for name, value in zip(names, values, strict=True)
                         ),
                         is_row_of([fix.key], hashes=hashes),
-                        _NO_ORDER,
+                        NO_ORDER,
                         fix.seen[0],
                     )
                 elif fix.text is not None:
@@ -330,8 +318,8 @@ class PostgresTarget:
 
 def _own(storage: PostgresStorage) -> list[str]:
     """Return the columns that a document was parsed into, or the document itself."""
-    columns = storage.known().columns.values()
-    return [each.name for each in columns if each.name not in _OURS and not each.is_generated]
+    names = [each.name for each in storage.known().columns.values() if not each.is_generated]
+    return [name for name in own_names(names) if name != LONG_KEY]
 
 
 def _batch(found: list[tuple[Any, ...]], own: Mapping[str, ColumnType] | None) -> pa.RecordBatch:
@@ -339,19 +327,6 @@ def _batch(found: list[tuple[Any, ...]], own: Mapping[str, ColumnType] | None) -
     keys, orders, deleted, *rest = zip(*found, strict=True)
     states: Any = rest[0]
     if own is not None:
-        from multiclouddb_tables.column_values import as_stored, own_state
-
         # psycopg returns a number of type real with fewer digits than the column has.
-        documents = [
-            {name: as_stored(value, kind) for (name, kind), value in zip(own.items(), row[3:], strict=False)}
-            for row in found
-        ]
-        states = [encode_json(own_state(each)).decode() for each in documents]
-    text = pa.string()
-    columns = [
-        pa.array(keys, text),
-        pa.array(orders, text),
-        pa.array(states, text),
-        pa.array(deleted, pa.bool_()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, names=["key", "order_key", "state", "deleted"])
+        states = [state_of(dict(zip(own, row[3:], strict=False)), own) for row in found]
+    return read_rows(keys, orders, states, deleted)

@@ -31,7 +31,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.validators import check_type, local_path
 from multiclouddb_spi.faults import one_line, without_data
-from multiclouddb_tables.delta import MARK, in_backticks, quoted
+from multiclouddb_tables.delta_log import MARK
 from multiclouddb_tables.delta_refusals import safe_cause
 from multiclouddb_tables.mark import FeedSource, FoundTable, TableMark
 from multiclouddb_tables.merging import merge_batch
@@ -47,6 +47,7 @@ from multiclouddb_tables.rules import (
     check_options,
     lacking_columns,
 )
+from multiclouddb_tables.sql import in_backticks, quoted
 from pyspark_multiclouddb.checkpoint import told
 from pyspark_multiclouddb.errors import check_has
 from pyspark_multiclouddb.pieces import HELPERS, kept_rows, needed

@@ -20,7 +20,6 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringTy
 from pyspark.storagelevel import StorageLevel
 
 from multiclouddb_spi.scan.contract import LATEST_MARK
-from multiclouddb_tables.delta import in_backticks
 from multiclouddb_tables.mark import FeedSource
 from multiclouddb_tables.rules import (
     CHANGE_TYPES,
@@ -35,7 +34,7 @@ from multiclouddb_tables.rules import (
     missing_state_error,
     source_of,
 )
-from pyspark_multiclouddb.delta import PLAN
+from multiclouddb_tables.sql import in_backticks
 
 _BUCKETS: Final = 4096
 """The number of parts into which keys are distributed; a piece consists of one or more parts."""
@@ -43,6 +42,11 @@ _TASKS: Final = 32
 """The number of tasks. Spark's default of 200 tasks is too high for a small batch."""
 _BUCKET: Final = "_multiclouddb_bucket"
 _SIZE: Final = "_multiclouddb_size"
+PLAN: Final = "_multiclouddb_plan"
+"""The column of a frame that says whence a row comes.
+
+The value is the id of the snapshot, or `LATEST_MARK` for a feed of latest versions; otherwise null.
+"""
 SOURCE: Final = "_multiclouddb_source"
 """The column of a frame with the feed of a row, as JSON."""
 HELPERS: Final = (PLAN, SOURCE)

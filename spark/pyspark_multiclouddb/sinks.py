@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 
 from multiclouddb_api import ChangeFeedPage, invalid_request
 from multiclouddb_api.validators import check_type, local_path
-from multiclouddb_tables.delta import committed, dataset_of, in_backticks, opened, writable
+from multiclouddb_tables.delta import DeltaTarget
+from multiclouddb_tables.delta_log import committed, dataset_of, opened, writable
 from multiclouddb_tables.delta_refusals import missing
 from multiclouddb_tables.merging import merge_batch
 from multiclouddb_tables.rules import (
@@ -38,8 +39,8 @@ from multiclouddb_tables.rules import (
     table_of,
     usual_types,
 )
+from multiclouddb_tables.sql import in_backticks
 from pyspark_multiclouddb.checkpoint import Checkpoint, told
-from pyspark_multiclouddb.delta import DeltaStorage
 from pyspark_multiclouddb.errors import check_has
 
 if TYPE_CHECKING:
@@ -190,13 +191,10 @@ def merge_into_delta(
         pieces=lambda: _pieces(batch, max_bytes, missing_state), empty_schema=lambda: _stored_schema(batch),
         is_told=checkpoint is not None, create=create, source=source,
     )  # fmt: skip
-    storage = DeltaStorage(
-        os.fspath(table_path),
-        create=create != "never",
-        new_columns=new_columns,
-        place=place_of(work),
-    )
-    return merge_batch(storage, "merge_into_delta", work)
+    table = DeltaTarget(os.fspath(table_path), new_columns=new_columns, place=place_of(work))
+    if not table.exists and create == "never":
+        raise missing(table.where)
+    return merge_batch(table, "merge_into_delta", work)
 
 
 def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = None) -> pa.RecordBatchReader:

@@ -15,9 +15,9 @@ from pyspark.sql.types import ArrayType, MapType, StringType, TimestampType
 from multiclouddb_api import encode_json, invalid_request
 from multiclouddb_tables.column_values import SINKS, as_stored, own_state
 from multiclouddb_tables.contract import Own
-from multiclouddb_tables.delta import in_backticks
 from multiclouddb_tables.mark import Expected, FoundTable
 from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE
+from multiclouddb_tables.sql import in_backticks
 from pyspark_multiclouddb.cluster import TableStorage, check_table
 from pyspark_multiclouddb.columns import arrow_type
 

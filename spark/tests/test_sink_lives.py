@@ -7,9 +7,9 @@ from deltalake import DeltaTable
 
 from multiclouddb_conformance.model_lives import ModelRow
 from multiclouddb_conformance.sink_lives import SinkLife
+from multiclouddb_tables.delta import DeltaTarget
 from multiclouddb_tables.merging import SinkTable
 from pyspark_multiclouddb import merge_into_delta
-from pyspark_multiclouddb.delta import DeltaStorage
 
 SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 4)) for seed in range(600)]
 MOST = 100
@@ -94,7 +94,7 @@ class TestDefects:
         self.find(tmp_path, kills)
 
     def test_restore_is_not_seen(self, tmp_path, kills, monkeypatch):
-        monkeypatch.setattr(DeltaStorage, "gone_back", lambda *_: False)
+        monkeypatch.setattr(DeltaTarget, "gone_back", lambda *_: False)
         self.find(tmp_path, kills)
 
     def test_batch_is_left_out_because_of_its_number(self, tmp_path, kills, monkeypatch):

@@ -28,11 +28,11 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.sink_harness import events, page
 from multiclouddb_spi import encode_partition_id
+from multiclouddb_tables.delta import DeltaTarget
 from multiclouddb_tables.merging import SinkTable
 from multiclouddb_tables.rules import PLACES, Scan
 from pyspark_multiclouddb import drop_tombstones, latest_by_key, live_rows, merge_into_delta
 from pyspark_multiclouddb.columns import ROW_SCHEMA
-from pyspark_multiclouddb.delta import DeltaStorage
 
 from .micro_batches import (
     apply,
@@ -468,7 +468,7 @@ class TestCommitOfAnother:
 
     def test_at_the_begin_and_at_the_end_of_a_snapshot(self, path, others):
         merge_into_delta(rows(("a", 5, {}), ("gone", 6, {})), 0, path, "older")
-        target = SinkTable(DeltaStorage(str(path), create=True, new_columns="refuse"), "sink")
+        target = SinkTable(DeltaTarget(path), "sink")
         others.append(lambda: put(path, "b", 7))
         target.begin(Scan("plan", "000000", is_first=True, was_over=False, is_over=False))
         merge_into_delta(rows(("a", 0, {"scan": "a"}), ("b", 0, {"scan": "b"})), None, path, None)
@@ -481,7 +481,7 @@ class TestCommitOfAnother:
     def test_at_every_attempt_is_a_conflict(self, path, others, monkeypatch):
         merge_into_delta(rows(("a", 1, {})), 0, path, "app")
         others.extend(partial(put, path, "a", 100 + number) for number in range(50))
-        monkeypatch.setattr("multiclouddb_tables.delta._PATIENCE_SECONDS", 0.0)
+        monkeypatch.setattr("multiclouddb_tables.delta_log._PATIENCE_SECONDS", 0.0)
         with pytest.raises(MulticloudDbError, match="let them commit less often") as caught:
             merge_into_delta(rows(("a", 200, {"n": 200})), 1, path, "app")
         assert caught.value.detail.category == ErrorCategory.CONFLICT
@@ -496,7 +496,7 @@ class TestThreads:
         """Each commit may fail once, because its thread does not know the latest version of the table."""
         waits = []
         clock = SimpleNamespace(sleep=waits.append, monotonic=time.monotonic)
-        monkeypatch.setattr("multiclouddb_tables.delta.time", clock)
+        monkeypatch.setattr("multiclouddb_tables.delta_log.time", clock)
         together = Barrier(3)
         merge_into_delta(rows(("seed", 1, {"n": 1})), None, path, None)
 

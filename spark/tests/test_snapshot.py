@@ -14,8 +14,8 @@ from deltalake import DeltaTable, write_deltalake
 
 from multiclouddb_api import MulticloudDbError
 from multiclouddb_conformance.sink_harness import Death
+from multiclouddb_tables.delta import DeltaTarget
 from pyspark_multiclouddb import drop_tombstones, merge_into_delta, micro_batches, stream
-from pyspark_multiclouddb.delta import DeltaStorage
 from pyspark_multiclouddb.errors import SourceError
 
 from .micro_batches import (
@@ -325,13 +325,13 @@ class TestBegin:
         def merge():
             return merge_into_delta(rows(), 0, query.table, "query", checkpoint=query.checkpoint)
 
-        stored = DeltaStorage.store
+        stored = DeltaTarget.store
 
         def stores_and_dies(*given):
             stored(*given)
             raise Death
 
-        with patch.object(DeltaStorage, "store", stores_and_dies), pytest.raises(Death):
+        with patch.object(DeltaTarget, "store", stores_and_dies), pytest.raises(Death):
             merge()
         assert not merge()
         assert DeltaTable(query.table).metadata().configuration["multiclouddb-snapshot:p"] == "0"

@@ -1,233 +1,113 @@
-"""Defines a Delta table that a sink writes: how it is opened, changed, read and repaired.
-
-If two processes change a table at the same time, deltalake refuses the later commit. Every commit here can be
-repeated safely. So a refused commit is repeated on the latest version of the table, after a random wait.
-"""
+"""Defines a Delta table that a sink keeps equal to a collection."""
 
 from __future__ import annotations
 
+import json
 import os
-import random
-import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from datetime import UTC, datetime
 from functools import lru_cache
-from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from pyarrow.parquet import ParquetFile
 
-from multiclouddb_api import MulticloudDbError, encode_json, invalid_request
+from multiclouddb_api import invalid_request
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_api.validators import check_type, local_path
-from multiclouddb_tables.column_values import SINKS, as_stored, own_state
-from multiclouddb_tables.contract import Fix, Own, Part
-from multiclouddb_tables.delta_refusals import (
-    check_readable,
-    check_writable,
-    contended,
-    is_gone,
-    is_panic,
-    missing,
-    refusal,
-    safe_cause,
-    unreadable,
+from multiclouddb_tables.column_values import SINKS
+from multiclouddb_tables.contract import Fix, Own, Part, Table
+from multiclouddb_tables.delta_log import (
+    MARK,
+    PLACE,
+    committed,
+    created,
+    dataset_of,
+    feed_mark,
+    found_in,
+    has_gone_back,
+    kind_of,
+    opened,
+    said,
+    schema_of,
+    stored_fields,
+    with_deleted_at,
+    writable,
+    written,
 )
-from multiclouddb_tables.mark import Expected, FoundTable, TableMark
-from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE
+from multiclouddb_tables.delta_refusals import missing, unreadable
+from multiclouddb_tables.layout import (
+    NO_ORDER,
+    check_columns,
+    check_fixes,
+    check_table,
+    fixed_row,
+    own_names,
+    read_rows,
+    state_of,
+)
+from multiclouddb_tables.mark import Expected, FeedSource, FoundTable, TableMark
+from multiclouddb_tables.rules import (
+    DELETED_AT,
+    DOCUMENT,
+    STALE_SINCE,
+    TIME,
+    Numbered,
+    check_cases,
+    check_new_columns,
+    check_stored,
+    lacking_columns,
+    lacks_state,
+)
+from multiclouddb_tables.sql import in_backticks, quoted
 
 if TYPE_CHECKING:
-    from deltalake import CommitProperties, DeltaTable, WriterProperties
+    from deltalake import CommitProperties, DeltaTable, Field
     from pyarrow.dataset import FileSystemDataset
 
-__all__ = [
-    "MARK",
-    "DeltaTarget",
-    "committed",
-    "dataset_of",
-    "feed_mark",
-    "found_in",
-    "in_backticks",
-    "opened",
-    "quoted",
-    "said",
-    "schema_of",
-    "writable",
-    "written",
-]
+__all__ = ["DeltaPart", "DeltaTarget"]
 
-MARK: Final = "multiclouddb.mark"
-"""The table property that says whose changes the table contains."""
-_OURS: Final = ("key", "order_key", DELETED_AT)
 _T = TypeVar("_T")
-_ONE_AT_A_TIME: Final[defaultdict[str, Lock]] = defaultdict(Lock)
-"""For each table, the lock that keeps the threads of this process from refusing each other's commits."""
-_PATIENCE_SECONDS: Final = 300.0
-_FIRST_WAIT: Final = 0.02
-_LONGEST_WAIT: Final = 2.0
-_YIELDING: Final = 4.0
+_OURS: Final = ("key", "order_key", DELETED_AT)
+_TEXT: Final = ("key", "order_key")
 _BATCH: Final = 8192
 _BUFFER: Final = 1 << 20
 _PART_BYTES: Final = 128 << 20
-_NO_ORDER: Final = "~null"
-"""Stands for an `order_key` that is null: no change is higher, so the row refuses all of them."""
 
 
-def opened(where: str) -> DeltaTable | None:
-    """Return the table, or None if there is none."""
-    from deltalake import DeltaTable
-
-    return DeltaTable(where) if DeltaTable.is_deltatable(where) else None
-
-
-def writable(where: str) -> DeltaTable | None:
-    """Return the table for a sink, or None if there is none; refuse one in which rows cannot be replaced."""
-    if (table := opened(where)) is not None:
-        check_writable(table, where)
-    return table
-
-
-def dataset_of(table: DeltaTable, where: str) -> FileSystemDataset:
-    """Return the rows of the version that the table object has loaded."""
-    check_readable(table, where)
-    # Arrow's threads may still read when the interpreter ends. With deltalake's own file system, which is
-    # written in Python, they would then abort the process.
-    filesystem = None if "://" in where else SubTreeFileSystem(where, LocalFileSystem())
-    return cast("FileSystemDataset", table.to_pyarrow_dataset(filesystem=filesystem))
-
-
-def feed_mark(table: DeltaTable, where: str) -> TableMark | None:
-    """Return the mark that a sink has left among the table's properties, or None."""
-    # The table's metadata is in every checkpoint of the log, so it outlives the texts of commits. RESTORE
-    # brings back that of its version, but not the numbers of transactions.
-    text = table.metadata().configuration.get(MARK)
-    return None if text is None else TableMark.from_json(text, where)
-
-
-def found_in(table: DeltaTable, where: str, since: FoundTable | None = None) -> FoundTable:
-    """Return what the version is that the table object has loaded.
-
-    Args:
-        table: The table.
-        where: Its name, for messages.
-        since: What was found before.
-    """
-    version, before = int(table.version()), None if since is None else since.version
-    went_back = before is not None and _went_back(table, before, version)
-    return FoundTable(feed_mark(table, where), str(table.metadata().id), version, went_back)
-
-
-def _went_back(table: DeltaTable, before: int, version: int) -> bool:
-    """Return whether one of the commits after a version was RESTORE, or is not in the log any more."""
-    if version <= before:
-        return version < before
-    # deltalake adds the commits after the version that is loaded, and numbers them as if there were none.
-    made = table.history(version - before)
-    return len(made) < version - before or any(each.get("operation") == "RESTORE" for each in made)
-
-
-def committed(
-    table: DeltaTable,
-    commit: Callable[[], _T],
-    *,
-    check: Callable[[], object] | None = None,
-    patience_seconds: float | None = None,
-    yields: bool = False,
-) -> _T:
-    """Make a commit, and repeat it on the latest version if the commit of another process prevents it.
-
-    The waits between two tries are random and grow, so that processes do not refuse each other for ever.
-
-    Args:
-        table: The table; it is brought up to date before each further try.
-        commit: Makes the commit; it may be called several times. It must not be repeated by deltalake itself
-            (`max_commit_retries=0`), so that it is based on the version that `check` has seen.
-        check: Called before each try; raises if the version that the table object has loaded is not that of
-            the table that is meant.
-        patience_seconds: For how long the commit is tried; five minutes by default.
-        yields: True to wait longer between the tries, so that the sink goes first.
-    """
-    patience = _PATIENCE_SECONDS if patience_seconds is None else patience_seconds
-    wait = _FIRST_WAIT * (_YIELDING if yields else 1.0)
-    with _ONE_AT_A_TIME[table.table_uri.rstrip("/")]:
-        until, tried = time.monotonic() + patience, 0
-        while True:
-            try:
-                check_writable(table, table.table_uri)
-                if check is not None:
-                    check()
-                return commit()
-            except MulticloudDbError:
-                raise
-            except BaseException as error:
-                if not (isinstance(error, Exception) or is_panic(error)):
-                    raise
-                if (refused := refusal(table, error)) is not None:
-                    raise refused from safe_cause(error)
-                tried += 1
-                if time.monotonic() > until:
-                    raise contended(table.table_uri, tried, patience, error) from safe_cause(error)
-                caught = error
-            time.sleep(random.uniform(0, wait))
-            wait = min(2 * wait, _LONGEST_WAIT)
-            before = table.version()
-            table.update_incremental()
-            if is_gone(caught) and table.version() == before:
-                raise unreadable(table.table_uri, caught) from safe_cause(caught)
-
-
-def quoted(text: str) -> str:
-    """Return a text for a SQL expression."""
-    return "'" + text.replace("'", "''") + "'"
-
-
-def in_backticks(name: str) -> str:
-    """Return the name of a column for a SQL expression."""
-    return "`" + name.replace("`", "``") + "`"
-
-
-def schema_of(table: DeltaTable) -> pa.Schema:
-    """Return the columns of the table in Arrow's types."""
-    return pa.schema(table.schema().to_arrow())
-
-
-def said(facts: Mapping[str, str]) -> CommitProperties:
-    """Return what a commit says; deltalake refuses it if it does not follow the version it is based on."""
-    from deltalake import CommitProperties
-
-    return CommitProperties(dict(facts), max_commit_retries=0)
-
-
-def written(names: Sequence[str]) -> WriterProperties:
-    """Return file settings: no dictionary of unique texts, and no statistics of documents."""
-    from deltalake import ColumnProperties, WriterProperties
-
-    properties = {name: ColumnProperties(dictionary_enabled=False) for name in ("key", "order_key")}
-    if DOCUMENT in names:
-        properties[DOCUMENT] = ColumnProperties(statistics_enabled="NONE")
-    return WriterProperties(compression="SNAPPY", column_properties=properties)
-
-
-class DeltaTarget:
+class DeltaTarget(Table):
     """A Delta table that `merge_into_delta` writes.
 
     Args:
         path: The path of a folder, or a URL that `deltalake` supports.
         patience_seconds: For how long a repair is tried again while the sink commits.
+        new_columns: For a sink: whether columns that the table does not have are added.
+        place: For a sink: what each commit says about its batch.
 
     Raises:
         MulticloudDbError: Raised by the first read: `NOT_FOUND` if there is no table; `INVALID_REQUEST` if it
             has not the columns of the sink.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, patience_seconds: float = 600.0) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        patience_seconds: float = 600.0,
+        new_columns: Literal["add", "refuse"] = "refuse",
+        place: Mapping[str, Any] | None = None,
+    ) -> None:
         check_type("patience_seconds", patience_seconds, int, float)
+        check_new_columns(new_columns)
+        check_type("place", place, Mapping, type(None))
         self._where = local_path("path", path)
         self._patience = patience_seconds
+        self._new_columns, self._place = new_columns, dict(place or {})
+        self._table: DeltaTable | None = None
+        self._seen: FoundTable | None = None
+        self._is_looked_at = False
 
     @property
     def name(self) -> str:
@@ -271,10 +151,9 @@ class DeltaTarget:
         self, table: DeltaTable, keys: Sequence[str] | None, *, own: Own, paths: Set[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Read rows of a version, from all files or from some."""
-        names = [field.name for field in table.schema().fields]
         extra = [DOCUMENT]
         if own:
-            extra = _own(names) if own is True else sorted(own)
+            extra = own_names(_names(table)) if own is True else sorted(own)
         wanted = None if keys is None else pa.array(keys, pa.string())
         try:
             dataset = dataset_of(table, self._where)
@@ -299,20 +178,7 @@ class DeltaTarget:
         table = writable(self._where) if writes else opened(self._where)
         if table is None:
             raise missing(self._where)
-        names = [field.name for field in table.schema().fields]
-        for name in _OURS:
-            if name not in names:
-                raise invalid_request(
-                    "table_path",
-                    f"{self._where} has no column {name}, so merge_into_delta has not written it",
-                    "give a table of the sink",
-                )
-        if not own and DOCUMENT not in names:
-            raise invalid_request(
-                "table_path",
-                f"{self._where} has no column {DOCUMENT}",
-                "pass transform=, a function that makes the values of the table's columns from a document",
-            )
+        check_table(self._where, _names(table), own=own, argument="table_path")
         return table
 
     def columns(self) -> Mapping[str, pa.DataType | None]:
@@ -320,9 +186,6 @@ class DeltaTarget:
         return {
             field.name: field.type for field in schema_of(self._open(own=True)) if field.name not in SINKS
         }
-
-    def position(self) -> None:
-        """Return None: the sink stores its position in a checkpoint."""
 
     def found(self, since: FoundTable | None = None) -> FoundTable:
         """Return the table's id, latest version and mark; see `Target.found`.
@@ -355,12 +218,9 @@ class DeltaTarget:
         table = self._open(own=True)
 
         def commit() -> None:
-            mark, before = feed_mark(table, self._where), expected.found.mark
-            if mark is not None and before is not None and mark.incomplete_since == before.incomplete_since:
-                properties = {MARK: attrs.evolve(mark, incomplete_since=None).to_json()}
-                table.alter.set_table_properties(
-                    properties, raise_if_not_exists=False, commit_properties=said({})
-                )
+            mark = expected.completed(feed_mark(table, self._where))
+            if mark is not None:
+                _set_properties(table, {MARK: mark.to_json()}, said({}))
 
         self._write(table, expected, commit)
 
@@ -377,13 +237,8 @@ class DeltaTarget:
         """
         own = any(fix.columns is not None for fix in fixes)
         table = self._open(own=own, writes=True)
-        names = [field.name for field in table.schema().fields]
-        if not own and (extra := [name for name in _own(names) if name != DOCUMENT]):
-            raise invalid_request(
-                "table_path",
-                f"{self._where} has columns of its own: {', '.join(extra)}",
-                "pass transform=, a function that returns their values for a document",
-            )
+        names = _names(table)
+        check_fixes(self._where, names, fixes, argument="table_path")
         # A key with several rows gets one of them back in the same commit. Which rows there are is read from
         # the version on which the commit is based: if another commit comes first, this one is refused.
         several = [fix.key for fix in fixes if len(fix.seen) > 1 or fix.removes]
@@ -400,7 +255,7 @@ class DeltaTarget:
             if not kept:
                 return 0
             given = {name for fix in fixes for name in fix.columns or ()}
-            return self._merge(table, [name for name in names if name in SINKS or name in given], kept)
+            return self._merge_fixes(table, [name for name in names if name in SINKS or name in given], kept)
 
         return self._write(table, expected, commit)
 
@@ -416,23 +271,15 @@ class DeltaTarget:
             .to_batches()
         ):
             batch = batch.filter(pc.is_in(batch["key"].cast(pa.string()), value_set=wanted))
-            orders = batch["order_key"].fill_null(_NO_ORDER)
+            orders = batch["order_key"].fill_null(NO_ORDER)
             for key, order in zip(batch["key"].to_pylist(), orders.to_pylist(), strict=True):
                 found.setdefault(key, []).append(order)
         return {key: sorted(orders) for key, orders in found.items()}
 
-    def _merge(self, table: DeltaTable, names: Sequence[str], fixes: Sequence[Fix]) -> int:
+    def _merge_fixes(self, table: DeltaTable, names: Sequence[str], fixes: Sequence[Fix]) -> int:
         rows = list[dict[str, Any]]()
         for fix in fixes:
-            row: dict[str, Any] = dict(fix.columns or {})
-            row |= {
-                "key": fix.key,
-                "order_key": fix.order_key,
-                "timestamp": fix.timestamp,
-                DOCUMENT: fix.text,
-            }
-            row[DELETED_AT] = fix.timestamp if fix.text is None else None
-            is_several = len(fix.seen) > 1
+            row, is_several = fixed_row(fix), len(fix.seen) > 1
             seen = fix.seen[0] if len(fix.seen) == 1 else None
             rows.append(row | {"_match": fix.key, "_seen": seen, "_drop": is_several or fix.removes})
             if is_several and not fix.removes:
@@ -450,7 +297,7 @@ class DeltaTarget:
                 writer_properties=written(names), streamed_exec=False, commit_properties=said({}),
             )
             .when_matched_update(
-                columns, f"coalesce(t.order_key, {quoted(_NO_ORDER)}) = s._seen AND NOT s._drop"
+                columns, f"coalesce(t.order_key, {quoted(NO_ORDER)}) = s._seen AND NOT s._drop"
             )
             .when_matched_delete("s._drop")
             .when_not_matched_insert(
@@ -476,6 +323,225 @@ class DeltaTarget:
             table, expected,
             lambda: write_deltalake(table, nothing, mode="append", commit_properties=properties),
         )  # fmt: skip
+
+    # What a sink does: it makes one object for each batch, which looks at the table once.
+
+    @property
+    def where(self) -> str:
+        """The path or URL of the table."""
+        return self._where
+
+    @property
+    def exists(self) -> bool:
+        """True if the table exists."""
+        if not self._is_looked_at:
+            self._is_looked_at, self._table = True, writable(self._where)
+            self._seen = None if self._table is None else found_in(self._table, self._where)
+        return self._table is not None
+
+    def prepare(
+        self, schema: pa.Schema, mark: TableMark | None = None, *, may_be_stale: bool = False
+    ) -> None:
+        """Prepare the table for rows with the given schema.
+
+        Args:
+            schema: See `Storage.prepare`.
+            mark: See `Storage.prepare`.
+            may_be_stale: See `Storage.prepare`.
+        """
+        check_stored(schema)
+        stored = with_deleted_at(schema)
+        wanted = stored_fields(stored.append(pa.field(STALE_SINCE, TIME)) if may_be_stale else stored)
+        check_cases(wanted)
+        if not self.exists:
+            self._table = created(self._where, schema, mark)
+            self._seen = found_in(self._table, self._where)
+        known = {field.name: kind_of(field.type) for field in self._known().schema().fields}
+        kinds = {name: kind_of(field.type) for name, field in wanted.items()}
+        if new := lacking_columns(self._where, kinds, known, self._new_columns):
+            self._commit(lambda: self._add([wanted[name] for name in new]))
+
+    def outdate(self, floor: str, marks: Mapping[str, int]) -> None:
+        """Give rows from the floor on the lowest `order_key`; the marks follow in a commit of their own.
+
+        Args:
+            floor: See `Storage.outdate`.
+            marks: See `Storage.outdate`.
+        """
+        del marks
+        table = self._known()
+        self._commit(
+            lambda: table.update(
+                updates={"order_key": "''"},
+                predicate=f"order_key >= {quoted(floor)}",
+                commit_properties=self._properties({}),
+            ),
+        )
+
+    def bury(self, floor: str, marks: Mapping[str, int]) -> None:
+        """Make tombstones of rows below the floor; the marks follow in a commit of their own.
+
+        Args:
+            floor: See `Storage.bury`.
+            marks: See `Storage.bury`.
+        """
+        del marks
+        table = self._known()
+        kept = {*_TEXT, DELETED_AT, *table.metadata().partition_columns}
+        fields = table.schema().fields
+        if DELETED_AT not in {field.name for field in fields}:
+            self.prepare(pa.schema([(name, pa.string()) for name in _TEXT]))
+        micros = int(datetime.now(UTC).timestamp() * 1_000_000)
+        gone = [field.name for field in fields if field.nullable and field.name not in kept]
+        updates = {in_backticks(name): "NULL" for name in gone} | {
+            "order_key": quoted(floor),
+            DELETED_AT: f"coalesce({DELETED_AT}, to_timestamp_micros({micros}))",
+        }
+        self._commit(
+            lambda: table.update(
+                updates=updates,
+                predicate=f"order_key < {quoted(floor)}",
+                commit_properties=self._properties({}),
+            ),
+        )
+
+    def _known(self) -> DeltaTable:
+        if not self.exists:
+            raise missing(self._where)
+        assert self._table is not None
+        check_columns(self._where, _names(self._table), _TEXT, argument="table_path")
+        return self._table
+
+    def feed_mark(self) -> TableMark | None:
+        """Return the mark among the properties of the table; from now on, no commit accepts another one."""
+        mark = feed_mark(self._known(), self._where)
+        self._seen = None if self._seen is None else attrs.evolve(self._seen, mark=mark)
+        return mark
+
+    def set_feed_mark(self, mark: TableMark) -> None:
+        """Set the property, in a commit of its own.
+
+        Args:
+            mark: See `Storage.set_feed_mark`.
+        """
+        self._set({MARK: mark.to_json()}, {}, mark.source)
+        self.feed_mark()
+
+    def _commit(self, commit: Callable[[], object], source: FeedSource | None = None) -> None:
+        """Make a commit on a version of the table that was looked at when this object was made.
+
+        Then the batch was found to belong into the table. Another table at the path, an earlier version, and
+        the table of another feed are refused, although it was found to be the right one shortly before.
+        """
+        table = self._known()
+
+        def check() -> None:
+            if self._seen is not None:
+                found_in(table, self._where, self._seen).check_still(self._seen, self._where, source)
+
+        committed(table, commit, check=check)
+
+    def _set(
+        self, properties: dict[str, str], notes: Mapping[str, str], source: FeedSource | None = None
+    ) -> None:
+        # A property goes back with RESTORE, and with it what is known of a snapshot; the number of a
+        # transaction, or what a commit says, would not.
+        table, told = self._known(), self._properties(notes)
+        self._commit(lambda: _set_properties(table, properties, told), source)
+
+    def mark(self, name: str) -> int | None:
+        """Return a number from the table's properties.
+
+        Args:
+            name: See `Storage.mark`.
+        """
+        text = self._known().metadata().configuration.get(name)
+        return None if text is None else int(text)
+
+    def gone_back(self, query: str | None, done: Numbered | None) -> bool:
+        """Return True if RESTORE may have taken back changes; see `has_gone_back`.
+
+        Args:
+            query: The id of the query, or None for pages.
+            done: The number of the batch, and its offsets.
+        """
+        return has_gone_back(self._known(), query, done)
+
+    def is_empty(self) -> bool:
+        """Return True if the table has no file."""
+        return not self._known().file_uris()
+
+    def store(self, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
+        """Set properties of the table, or make a commit that only contains notes.
+
+        Args:
+            marks: See `Storage.store`.
+            notes: See `Storage.store`.
+        """
+        from deltalake import write_deltalake
+
+        if marks:
+            self._set({name: str(number) for name, number in marks.items()}, notes)
+            return
+        nothing = schema_of(table := self._known()).empty_table()
+        properties = self._properties(notes)
+        self._commit(lambda: write_deltalake(table, nothing, mode="append", commit_properties=properties))
+        table.update_incremental()
+
+    def _add(self, fields: list[Field]) -> None:
+        """Add the columns that the table does not have yet; another thread may have added some of them."""
+        names = {field.name for field in self._known().schema().fields}
+        if missing := [field for field in fields if field.name not in names]:
+            self._known().alter.add_columns(missing, commit_properties=said({}))
+
+    def _properties(self, notes: Mapping[str, str], **more: bool) -> CommitProperties:
+        """Return what a commit says beside its rows."""
+        return said({PLACE: json.dumps({**self._place, **more}, sort_keys=True), **notes})
+
+    def merge(self, rows: pa.Table, notes: Mapping[str, str], *, is_last: bool) -> None:
+        """Merge the last changes of some keys in one commit. If nothing changes, there is no commit.
+
+        Args:
+            rows: See `Storage.merge`.
+            notes: See `Storage.merge`.
+            is_last: See `Storage.merge`.
+        """
+        table, lacking = self._known(), lacks_state(rows)
+        now, none = pa.scalar(datetime.now(UTC), TIME), pa.scalar(None, TIME)
+        deleted = pc.if_else(pc.equal(rows["type"], "DELETE"), now, none)
+        source = rows.drop_columns("type").append_column(pa.field(DELETED_AT, TIME), deleted)
+        if may_be_stale := STALE_SINCE in {field.name for field in table.schema().fields}:
+            source = source.append_column(pa.field(STALE_SINCE, TIME), pc.if_else(lacking, now, none))
+        columns = {name: f"s.{name}" for name in map(in_backticks, source.column_names)}
+        is_newer, has_state = "s.order_key > t.order_key", f"s.{STALE_SINCE} IS NULL"
+        moved = {name: f"s.{name}" for name in ("order_key", DELETED_AT)}
+        moved[STALE_SINCE] = f"coalesce(t.{STALE_SINCE}, s.{STALE_SINCE})"
+        properties = self._properties(notes, done=True) if is_last else self._properties(notes)
+
+        def commit() -> None:
+            merger = table.merge(
+                source,
+                "s.key = t.key",
+                source_alias="s",
+                target_alias="t",
+                commit_properties=properties,
+                writer_properties=written(source.column_names),
+                # deltalake finds the lowest and the highest key of the rows, and skips files that cannot
+                # match.
+                streamed_exec=False,
+            )
+            merger = merger.when_matched_update(
+                columns, f"{is_newer} AND {has_state}" if may_be_stale else is_newer
+            )
+            if may_be_stale:
+                merger = merger.when_matched_update(moved, f"{is_newer} AND NOT {has_state}")
+            merger.when_not_matched_insert(columns).execute()
+
+        self._commit(commit)
+
+
+def _set_properties(table: DeltaTable, properties: dict[str, str], told: CommitProperties) -> None:
+    table.alter.set_table_properties(properties, raise_if_not_exists=False, commit_properties=told)
 
 
 def _batches(
@@ -545,25 +611,16 @@ def _frozen(own: Own) -> Own:
     return own if isinstance(own, bool) else tuple(sorted(own))
 
 
-def _own(names: Sequence[str]) -> list[str]:
-    """Return the columns that a document was parsed into."""
-    return [name for name in names if name not in (*_OURS, "timestamp", STALE_SINCE)]
+def _names(table: DeltaTable) -> list[str]:
+    return [field.name for field in table.schema().fields]
 
 
 def _as_rows(batch: pa.RecordBatch, own: Sequence[str] | None) -> pa.RecordBatch:
     """Return the columns that `Target.rows` promises."""
     text = pa.string()
-    if own is None:
-        state = batch[DOCUMENT].cast(text)
-    else:
-        documents = batch.select(own).to_pylist()
-        if nested := {field.name: field.type for field in batch.schema if pa.types.is_nested(field.type)}:
-            documents = [
-                {name: as_stored(value, nested.get(name)) for name, value in each.items()}
-                for each in documents
-            ]
-        encoded = [encode_json(own_state(each)).decode() for each in documents]
-        state = pa.array(encoded, text)
-    orders = batch["order_key"].cast(text).fill_null(_NO_ORDER)
-    columns = [batch["key"].cast(text), orders, state, pc.is_valid(batch[DELETED_AT])]
-    return pa.RecordBatch.from_arrays(columns, names=["key", "order_key", "state", "deleted"])
+    state: Any = batch[DOCUMENT].cast(text) if own is None else None
+    if own is not None:
+        nested = {field.name: field.type for field in batch.schema if pa.types.is_nested(field.type)}
+        state = [state_of(each, nested) for each in batch.select(own).to_pylist()]
+    orders = batch["order_key"].cast(text).fill_null(NO_ORDER)
+    return read_rows(batch["key"].cast(text), orders, state, pc.is_valid(batch[DELETED_AT]))

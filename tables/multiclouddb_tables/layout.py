@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from multiclouddb_tables.contract import Fix
 
 __all__ = [
-    "HIDDEN", "NO_ORDER", "check_fixes", "check_table", "fixed_row", "missing", "own_names", "read_rows",
-    "state_of",
+    "HIDDEN", "NO_ORDER", "check_columns", "check_fixes", "check_table", "fixed_row", "missing", "own_names",
+    "read_rows", "state_of",
 ]  # fmt: skip
 
 NO_ORDER: Final = "~null"
@@ -48,17 +48,24 @@ def check_table(where: str, names: Sequence[str], *, own: bool, argument: str = 
         own: True if the table's own columns are read instead of the documents.
         argument: The argument with which the user has named the table.
     """
-    for name in _READ:
-        if name not in names:
-            raise invalid_request(
-                argument, f"{where} has no column {name}, so no sink has written it", "give a table of a sink"
-            )
+    check_columns(where, names, _READ, argument=argument)
     if not own and DOCUMENT not in names:
         raise invalid_request(
             argument,
             f"{where} has no column {DOCUMENT}",
             "pass transform=, a function that makes the values of the table's columns from a document",
         )
+
+
+def check_columns(
+    where: str, names: Sequence[str], needed: Sequence[str], *, argument: str = "table"
+) -> None:
+    """Refuse a table without columns that every sink writes; see `check_table`."""
+    for name in needed:
+        if name not in names:
+            raise invalid_request(
+                argument, f"{where} has no column {name}, so no sink has written it", "give a table of a sink"
+            )
 
 
 def check_fixes(where: str, names: Sequence[str], fixes: Sequence[Fix], *, argument: str = "table") -> None:

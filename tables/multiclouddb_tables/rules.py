@@ -369,13 +369,23 @@ def check_options(
     if create not in ("first", "always", "never"):
         way_out = 'pass "first", "always" or "never"'
         raise invalid_request("create", f"is {create!r}, a {type_name(create)}", way_out)
-    for name, value, first in (("new_columns", new_columns, "add"), ("missing_state", missing_state, "keep")):
-        if value not in (first, "refuse"):
-            raise invalid_request(name, f"is {value!r}, a {type_name(value)}", f'pass "{first}" or "refuse"')
+    check_new_columns(new_columns)
+    if missing_state not in ("keep", "refuse"):
+        raise _unknown("missing_state", missing_state, "keep")
     if source is not None:
         FeedSource.of_text(source)
     if (batch_id is None) != (app_id is None):
         raise invalid_request("batch_id", "must be given together with app_id", "give both, or None for both")
+
+
+def check_new_columns(value: object) -> None:
+    """Refuse a value of the option `new_columns` that it does not have."""
+    if value not in ("add", "refuse"):
+        raise _unknown("new_columns", value, "add")
+
+
+def _unknown(name: str, value: object, first: str) -> MulticloudDbError:
+    return invalid_request(name, f"is {value!r}, a {type_name(value)}", f'pass "{first}" or "refuse"')
 
 
 def check_needed(names: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from multiclouddb_api import FileCheckpointStore, ResourceAddress, connect
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_tables.contract import Fix
-from multiclouddb_tables.delta import committed
+from multiclouddb_tables.delta_log import committed
 from multiclouddb_tables.mark import Expected, FeedSource, FoundTable
 from multiclouddb_verify import DeltaTarget, stored_position, verify
 from multiclouddb_verify.source import Source

@@ -20,7 +20,7 @@ from multiclouddb_api import (
 from multiclouddb_conformance.waiting import Beside
 from multiclouddb_embedded import Delete, EmbeddedStore, Put
 from multiclouddb_embedded.feed import EmbeddedFeed
-from multiclouddb_tables.delta import committed
+from multiclouddb_tables.delta_log import committed
 from multiclouddb_tables.rules import PLACES
 from multiclouddb_verify import DeltaTarget, Kind, stored_position, verify
 from pyspark_multiclouddb import live_rows, merge_into_delta

@@ -13,7 +13,7 @@ from deltalake.schema import PrimitiveType
 from multiclouddb_api import ErrorCategory, MulticloudDbError, ResourceAddress, SnapshotStarted
 from multiclouddb_conformance.sink_harness import page, rows
 from multiclouddb_tables.contract import Fix
-from multiclouddb_tables.delta import committed
+from multiclouddb_tables.delta_log import committed
 from multiclouddb_tables.mark import Expected, FeedSource
 from multiclouddb_tables.rules import TIME
 from multiclouddb_verify import DeltaTarget

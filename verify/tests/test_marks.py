@@ -9,7 +9,7 @@ from deltalake.table import TableMerger
 
 from multiclouddb_api import Beginning, ChangeFeedRequest, ErrorCategory, MulticloudDbError
 from multiclouddb_embedded import Put
-from multiclouddb_tables.delta import MARK
+from multiclouddb_tables.delta_log import MARK
 from multiclouddb_verify import DeltaTarget, Kind, Outcome
 from pyspark_multiclouddb import merge_into_delta
 

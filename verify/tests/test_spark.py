@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
-from multiclouddb_tables.delta import MARK
+from multiclouddb_tables.delta_log import MARK
 from multiclouddb_verify import DeltaTarget, Kind, Outcome, stored_position
 from pyspark_multiclouddb import verify_with_spark
 
