@@ -73,9 +73,6 @@ _STEPS: Final = (
      "multiclouddb --help",
      "multiclouddb tail --help",
      "multiclouddb verify --help",
-     "multiclouddb certify --help",
-     "multiclouddb certify run --help",
-     "multiclouddb collections --help",
      "multiclouddb token check --help"),
 )  # fmt: skip
 

@@ -96,7 +96,9 @@ def _alike(known: Mapping[str, CapabilitySet], item: Capability) -> dict[tuple[s
 
 def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
     """Make the table of capabilities and providers, followed by every note."""
-    columns = [title for title in known if title.removeprefix("as ") == title or title[3:] not in known]
+    # A profile refuses what its service refuses; `multiclouddb capabilities` prints its own notes.
+    services = {title: has for title, has in known.items() if not title.startswith("as ")}
+    columns = list(services)
     matrix = _rows(
         ["", *columns],
         *(
@@ -111,15 +113,15 @@ def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
         ["", "floor of a row", "settles after", "price"],
         *(
             [f"`{title}`", has.scan.floor.value, f"{has.scan.settle_seconds:g} s", has.scan.price]
-            for title, has in known.items()
-            if has.scan is not None and not title.startswith("as ")
+            for title, has in services.items()
+            if has.scan is not None
         ),
     )
     notes = "\n\n".join(
         f"## {item.name}\n\nNeeded by {GATES[item]}\n\n"
         + _rows(
             ["", "support", "note"],
-            *([" · ".join(titles), *cells] for cells, titles in _alike(known, item).items()),
+            *([" · ".join(titles), *cells] for cells, titles in _alike(services, item).items()),
         )
         for item in Capability
     )
@@ -128,9 +130,9 @@ def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
 What each database can do, with the condition or the price as a note. [Which database can do
 what](databases.md) has the same in one table, with retention, order and cost.
 
-*As cosmos* is the [embedded store](../databases/embedded.md#as-another-database) opened with
-`?profile=cosmos`, where it refuses what Cosmos DB refuses. The last three capabilities exist on MongoDB
-itself, but not on the embedded store under its profile.
+The [embedded store](../databases/embedded.md#as-another-database) with `?profile=cosmos` refuses what Cosmos
+DB refuses; `multiclouddb capabilities URL` prints its notes. The last three capabilities exist on MongoDB
+itself, but not under its profile.
 
 {matrix}
 
