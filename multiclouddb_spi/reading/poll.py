@@ -113,6 +113,7 @@ class Poll(Generic[T]):
             self._rest = []
         self._head = turns.of(active[0].partition_id) if active else None
         self._waiting, self._longest_wait = Waiting(deadline, wait), feed.longest_wait
+        self._waits_at_once = feed.waits_at_service and len(active) == 1 and plan is None
         self._fetches = Fetches(context, consumer, turns, len(active), limit, most_bytes, deadline)
 
     @computed_once
@@ -220,8 +221,11 @@ class Poll(Generic[T]):
     def _launch(self) -> None:
         """Start reads of as many partitions as threads and bytes allow."""
         turns, fetches = self._turns, self._fetches
-        wait = 0.0  # in the first round, no fetch blocks
-        if self._waiting.rounds and not self._result.count and len(self._lineage) <= self._context.width:
+        # In the first round, no fetch blocks, because the page also waits for other partitions. One that is
+        # alone keeps nobody waiting, so its service gets one request that waits, and not another before it.
+        wait = 0.0
+        blocks = self._waiting.rounds or self._waits_at_once
+        if blocks and not self._result.count and len(self._lineage) <= self._context.width:
             wait = self._waiting.of_fetch(self._longest_wait())
         scanning = self._scanning
         while fetches.may_ask():
@@ -488,7 +492,7 @@ class Waiting:
         return max(0.0, self.until - time.monotonic())
 
     def of_fetch(self, longest: float) -> float:
-        """Return how long a read may block for new records; the first round does not call this method."""
+        """Return how long a read may block for new records."""
         return min(longest, self.left())
 
     def for_head(self) -> float:

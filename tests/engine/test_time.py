@@ -479,6 +479,28 @@ class TestRounds:
         assert bench.page(token, wait=1.0).idle
         assert (max(asked) > 0) is waits
 
+    @pytest.mark.parametrize(
+        ("partitions", "at_service", "first"), [(1, True, 1.0), (1, False, 0.0), (2, True, 0.0)]
+    )
+    def test_a_partition_that_is_alone_gets_one_request_that_waits_if_the_service_does(
+        self, make_bench, moved_clock, monkeypatch, partitions, at_service, first
+    ):
+        """A request that does not wait before each that does would double the requests of an idle feed."""
+        monkeypatch.setattr(SimulationFeed, "waits_at_service", at_service)
+        bench, asked = make_bench(partitions=partitions), []
+        token = bench.page(Now()).continuation_token
+
+        def noted(self, records, nbytes, wait, deadline):
+            asked.append(wait)
+            moved_clock.moved += wait
+            return fetch(self, records, nbytes, 0, deadline)
+
+        fetch = SimulationReader.fetch
+        monkeypatch.setattr(SimulationReader, "fetch", noted)
+        assert bench.page(token, wait=1.0).idle
+        assert asked[0] == pytest.approx(first, abs=0.01)
+        assert not at_service or partitions > 1 or len(asked) == 1
+
     def test_a_wait_ends_a_second_before_the_deadline(self, bench, moved_clock, monkeypatch):
         token, fetch = bench.page(Now()).continuation_token, SimulationReader.fetch
 
