@@ -4,6 +4,7 @@ sites.
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -145,6 +146,20 @@ def test_every_address_in_a_message_is_a_page_with_its_anchor(pages):
         page, _, anchor = found.partition("#")
         assert f"{page}index.html" in pages, path
         assert anchor in {"", *pages[f"{page}index.html"].ids}, path
+
+
+def test_the_links_of_the_description_on_pypi_lead_to_the_site(built, pages):
+    folder, _ = built
+    text = runpy.run_path(str(ROOT / "hatch_build.py"))["absolute"]((ROOT / "README.md").read_text("utf-8"))
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert [link for link in links if not link.startswith("https://")] == []
+    ours = [link.removeprefix(DOCS_URL) for link in links if link.startswith(DOCS_URL)]
+    assert len(ours) > 10
+    for link in ours:
+        path, _, anchor = link.partition("#")
+        name = f"{path}index.html" if path.endswith("/") or not path else path
+        assert (folder / name).is_file(), link
+        assert anchor in {"", *(pages[name].ids if name in pages else ())}, link
 
 
 def test_a_public_name_is_on_one_page_of_the_reference(pages):
