@@ -38,6 +38,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.history import History
 from multiclouddb_tables.contract import Target
+from multiclouddb_verify import source as source_room
 from multiclouddb_verify.verification import Verification, checked
 
 if TYPE_CHECKING:
@@ -511,7 +512,7 @@ class Life:
 @contextmanager
 def _one_clock() -> Iterator[None]:
     """Let `verify` allow for no error of a clock, because both sides have that of this machine."""
-    with patch.multiple("multiclouddb_verify.source", _CLOCK_ERROR=0.0, _IDLE_SECONDS=0.0):
+    with patch.multiple(source_room, _CLOCK_ERROR=0.0, _IDLE_SECONDS=0.0):
         yield
 
 
