@@ -42,6 +42,7 @@ DATABASES: Final = {
     "spanner": "Spanner",
 }
 """Maps each provider id to its heading."""
+_PAGES: Final = dict(zip(DATABASES, ("cosmos", "dynamodb", "embedded", "mongodb", "spanner"), strict=True))
 OPTIONS: Final[Mapping[str, tuple[type, ...]]] = {
     "A client": (ClientConfig,),
     "A request": (ChangeFeedRequest, OperationOptions, Snapshot),
@@ -73,7 +74,7 @@ def _data() -> dict[str, Any]:
 
 def databases_page(known: Mapping[str, CapabilitySet]) -> str:
     """Make the page that compares the capabilities and other properties of the databases."""
-    head = ["", *DATABASES.values()]
+    head = ["", *(f"[{title}](../databases/{_PAGES[name]}.md)" for name, title in DATABASES.items())]
     able = _table(
         head,
         (
@@ -85,55 +86,30 @@ def databases_page(known: Mapping[str, CapabilitySet]) -> str:
         ),
     )
     facts = _table(head, ([row["title"], *(row[name] for name in DATABASES)] for row in _data()["facts"]))
-    starts = _table(
-        ["", "`AtTime(…)`", "`Beginning()`", "`Snapshot()`"],
-        (
-            [
-                title,
-                known[name][Capability.CHANGE_FEED_POINT_IN_TIME].note,
-                known[name][Capability.CHANGE_FEED_BEGINNING].note,
-                known[name][Capability.CHANGE_FEED_SNAPSHOT].note,
-            ]
-            for name, title in DATABASES.items()
-        ),
-    )
     return f"""---
 hide: [toc]
 ---
 
 # Which database can do what
 
-This page shows the differences between the databases side by side. The [portability
-warnings](../configuration.md#portability-warnings) say what to do about each difference, and
-[Capabilities](capabilities.md) contains every note.
+The differences side by side; each database has a page with what to set up, the permissions, the costs and
+the limits. The [portability warnings](../configuration.md#portability-warnings) say what to do about a
+difference.
 
 ## Capabilities
 
 {able}
 
-*yes*: the service itself has the feature. *opt-in*: multiclouddb emulates the feature if the request asks for
-it. —: the request is refused with [`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability), and the error
-names an alternative.
+*yes*: works without an opt-in. *opt-in*: multiclouddb emulates it if the request says so. —: the request is
+refused with [`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability), and the error names an alternative.
+Every feed may start at `Now()` or at a stored token; how exactly `AtTime(…)`, `Beginning()` and `Snapshot()`
+start is in the notes of [Capabilities](capabilities.md#change_feed_beginning).
 
 ## Retention, order, precision and cost
 
 {facts}
 
-Figures about services come from the vendors' documentation. The last row names the servers that our tests
-use.
-
-## Where a feed may start
-
-On every database, a feed may start at `Now()` or at a stored token.
-
-{starts}
-
-## Setup
-
-Each database has a page with what to set up, the permissions, the costs and what differs:
-[Azure Cosmos DB](../databases/cosmos.md), [DynamoDB](../databases/dynamodb.md),
-[MongoDB](../databases/mongodb.md), [Google Cloud Spanner](../databases/spanner.md) and the [embedded
-store](../databases/embedded.md).
+Figures about services come from the vendors' documentation. The last row has the servers that our tests use.
 
 ---
 
