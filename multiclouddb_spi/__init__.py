@@ -23,7 +23,6 @@ from multiclouddb_spi.batch import (
     Outcome,
     Reached,
     Scanned,
-    Segment,
     collector_paused,
 )
 from multiclouddb_spi.columns import DAMAGED, Column, ColumnMapper, Columns, View, reason_of
@@ -44,22 +43,16 @@ from multiclouddb_spi.cursor import Cursor, InvalidCursor
 from multiclouddb_spi.engine import Engine
 from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault, cancelled, expired, unsupported
 from multiclouddb_spi.fetching.fetcher import InlineExecutor
+from multiclouddb_spi.lookup import Found, check_components, look_up
 from multiclouddb_spi.partition import PartitionId, decode_partition_id, encode_partition_id
 from multiclouddb_spi.planning.planner import Planner, Step, ranges_between
 from multiclouddb_spi.planning.ranges import Range, read_range
 from multiclouddb_spi.planning.target import Target
 from multiclouddb_spi.plugin import ProviderPlugin, open_provider
 from multiclouddb_spi.reading.page_builder import Reading
-from multiclouddb_spi.scan.contract import (
-    ScanPlan,
-    SupportsBackfill,
-    SupportsSnapshot,
-    plan_id_of,
-    segment_id_of,
-    snapshot_event_id,
-    snapshot_event_ids,
-    snapshot_id_of,
-)
+from multiclouddb_spi.rows import RowMapper, Rows, canonical_texts, looked_up
+from multiclouddb_spi.scan.contract import ScanPlan, SupportsBackfill, SupportsSnapshot
+from multiclouddb_spi.segment import Scan, Segment, plan_id_of
 from multiclouddb_spi.time_limits import Deadline
 
 __all__ = [
@@ -82,6 +75,7 @@ __all__ = [
     "FeedSpec",
     "FeedStart",
     "Follows",
+    "Found",
     "Head",
     "InlineExecutor",
     "InvalidCursor",
@@ -100,6 +94,9 @@ __all__ = [
     "Reader",
     "Reading",
     "RecordFault",
+    "RowMapper",
+    "Rows",
+    "Scan",
     "ScanPlan",
     "Scanned",
     "Seed",
@@ -117,18 +114,18 @@ __all__ = [
     "Target",
     "View",
     "cancelled",
+    "canonical_texts",
+    "check_components",
     "collector_paused",
     "decode_partition_id",
     "encode_partition_id",
     "expired",
+    "look_up",
+    "looked_up",
     "open_provider",
     "plan_id_of",
     "ranges_between",
     "read_range",
     "reason_of",
-    "segment_id_of",
-    "snapshot_event_id",
-    "snapshot_event_ids",
-    "snapshot_id_of",
     "unsupported",
 ]

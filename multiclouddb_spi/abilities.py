@@ -7,30 +7,24 @@ collection is a larger ability, so its protocols are in a separate module, `scan
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum, auto
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from attrs import frozen
 
 from multiclouddb_api import (
-    ChangeEvent,
-    ErrorCategory,
     LookupAnswer,
     MulticloudDbKey,
     Notice,
-    NotKnown,
     ResourceAddress,
-    invalid_request,
 )
 from multiclouddb_spi.batch import Outcome
 from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.faults import ProviderFault
 from multiclouddb_spi.time_limits import Deadline
 
 __all__ = [
-    "LOOKUP_PLAN",
     "Answer",
     "Follows",
     "Head",
@@ -40,16 +34,7 @@ __all__ = [
     "SupportsHeads",
     "SupportsLookup",
     "SupportsRenewal",
-    "answers_of",
-    "check_components",
 ]
-
-LOOKUP_PLAN: Final = "lookup"
-"""The plan id in the event ids of rows that were looked up; see `snapshot_event_id`."""
-_UNMATCHED: Final = (
-    "the service answered a look-up with a row whose key is none of those that were asked; give each key "
-    "in the form that event.key has"
-)
 
 
 @frozen
@@ -167,9 +152,10 @@ class SupportsLookup(Protocol):
     ) -> Mapping[MulticloudDbKey, LookupAnswer]:
         """Read the current rows of some of these keys.
 
-        A row is mapped as a scan maps it (`multiclouddb_spi.scan`), with `LOOKUP_PLAN` as the plan's id, and
-        shows every change that was acknowledged before this call. The engine sets `partition_id` to an empty
-        text, and also `order_key` unless the capabilities say that each row has its own (`ScanFloor.ROW`).
+        `multiclouddb_spi.lookup.look_up` does this for a provider that says how to ask for a group of keys. A
+        row is mapped by the provider's `RowMapper` (with `looked_up`), and shows every change that was
+        acknowledged before this call. Its `partition_id` is an empty text, and also its `order_key`, unless
+        the capabilities say that each row has its own (`ScanFloor.ROW`).
 
         Args:
             keys: The keys that are not answered yet, each once; there is at least one.
@@ -179,10 +165,10 @@ class SupportsLookup(Protocol):
             Maps keys of `keys` to their rows, or to None if the service said that there is no row with
             exactly this key. A key for which the service cannot be asked, and one that an answer may belong
             to without saying so, is `NotKnown`: None is never made from a refusal, and no row is dropped.
-            `answers_of` matches rows with keys. The provider answers as many keys as one request of its
-            service takes, but at least one. It leaves out each key that the service did not process. The
-            engine asks for the rest again; it waits before it does so if there is no answer at all, and
-            refuses an answer for a key that it has not asked for.
+            There is an answer for as many keys as one request of the service takes, but at least for one.
+            Each key that the service did not process is left out. The engine asks for the rest again; it
+            waits before it does so if there is no answer at all, and refuses an answer for a key that it has
+            not asked for.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a key that no row can have; see `check_components`.
@@ -190,52 +176,6 @@ class SupportsLookup(Protocol):
                 those of another collection, which was created again with the same name.
         """
         ...
-
-
-def answers_of(
-    keys: Sequence[MulticloudDbKey],
-    rows: Iterable[ChangeEvent],
-    normal: Callable[[MulticloudDbKey], MulticloudDbKey] | None = None,
-) -> dict[MulticloudDbKey, LookupAnswer]:
-    """Match the rows that a service has answered with the keys that it was asked for.
-
-    Args:
-        keys: The keys that the service has processed.
-        rows: The rows that it has answered.
-        normal: Returns the normal form of a key, which the keys of `rows` have; None if there is no other
-            form.
-
-    Returns:
-        The row of each key. A key without a row is None, because the service has processed it. But a row that
-        belongs to none of the keys may be that of any key without a row, so then none of these is known.
-
-    Raises:
-        ProviderFault: `PROVIDER_ERROR` if a row belongs to none of the keys although each key has a row.
-    """
-    asked = dict[MulticloudDbKey, list[MulticloudDbKey]]()
-    for key in keys:
-        asked.setdefault(key if normal is None else normal(key), []).append(key)
-    found, is_matched = dict[MulticloudDbKey, ChangeEvent](), True
-    for row in rows:
-        is_matched = is_matched and row.key in asked
-        found[row.key] = row
-    absent = None if is_matched else NotKnown(_UNMATCHED)
-    answers: dict[MulticloudDbKey, LookupAnswer] = {
-        key: found.get(each, absent) for each, alike in asked.items() for key in alike
-    }
-    if not is_matched and absent not in answers.values():
-        raise ProviderFault.of(ErrorCategory.PROVIDER_ERROR, _UNMATCHED)
-    return answers
-
-
-def check_components(key: MulticloudDbKey, names: Sequence[str]) -> None:
-    """Refuse a key whose components are not those of the collection's keys, in their order."""
-    if list(key.components) != list(names):
-        raise invalid_request(
-            "keys",
-            f"has a key with the components {list(key.components)}",
-            f"give the components {list(names)}, as event.key has them",
-        )
 
 
 @runtime_checkable

@@ -15,6 +15,7 @@ from attrs import frozen
 
 from multiclouddb_api import ChangeEvent, Notice
 from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.segment import Segment
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,22 +82,6 @@ class Ended:
     """
 
     notice: Notice | None
-
-
-@frozen
-class Segment:
-    """A part of a collection's key space that a snapshot scans; see `multiclouddb_spi.scan`.
-
-    Attributes:
-        segment_id: The id that `segment_id_of` returned.
-        cursor: The position before the first row of the segment.
-        records: The approximate number of rows in the segment, which the Spark source counts against its
-            limits; None if the service does not report it.
-    """
-
-    segment_id: str
-    cursor: Cursor
-    records: int | None = None
 
 
 @frozen

@@ -76,6 +76,7 @@ from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import Fault, unwritten
 from multiclouddb_spi.partition import encode_partition_id
+from multiclouddb_spi.segment import Segment
 from multiclouddb_spi.time_limits import ANSWER_SECONDS, SILENT_SECONDS, Deadline
 
 FeedStart: TypeAlias = Beginning | Now | AtTime
@@ -410,6 +411,20 @@ class Feed(ABC):
         Raises:
             InvalidCursor: Raised if this provider cannot have made the cursor.
         """
+
+    def open_segment(self, segment: Segment) -> Reader:
+        """Open a reader of a segment of a scan, without I/O; only for a feed with `SupportsSnapshot`.
+
+        The cursors of its batches are those of the segment (`Segment.at`, `Segment.cursor`).
+
+        Args:
+            segment: The segment, of which everything up to `after` was read.
+
+        Raises:
+            InvalidCursor: Raised if this provider cannot have made the `name`, `after` or `last` of the
+                segment, or the `mark` of its scan.
+        """
+        raise unwritten(type(self), "open_segment", "how to read a part of its collection")
 
     @abstractmethod
     def survey(

@@ -30,7 +30,6 @@ from multiclouddb_api import (
     LookupAnswer,
     MulticloudDbError,
     MulticloudDbKey,
-    NotKnown,
     Now,
     Observer,
     OperationOptions,
@@ -40,7 +39,6 @@ from multiclouddb_api import (
     Renamed,
     Resnapshot,
     ResourceAddress,
-    ScanFloor,
     Snapshot,
     TokenReport,
     invalid_request,
@@ -383,17 +381,10 @@ class Engine:
     ) -> dict[MulticloudDbKey, LookupAnswer]:
         if not isinstance(feed, SupportsLookup):
             raise unwritten(type(feed), "lookup", "how to read single rows")
-        facts = self._provider.capabilities().scan
-        has_own = facts is not None and facts.floor is ScanFloor.ROW
         found = dict[MulticloudDbKey, LookupAnswer]()
         left = list(dict.fromkeys(keys))
         while left:
-            for key, row in self._fetcher.call(partial(_answers, feed, left, deadline), deadline).items():
-                if row is None or isinstance(row, NotKnown):
-                    found[key] = row
-                else:
-                    order_key = row.order_key if has_own else ""
-                    found[key] = attrs.evolve(row, order_key=order_key, partition_id="")
+            found |= self._fetcher.call(partial(_answers, feed, left, deadline), deadline)
             left = [key for key in left if key not in found]
             if left and deadline.passed():
                 raise ProviderFault(late_fault())

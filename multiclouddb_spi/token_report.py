@@ -33,6 +33,7 @@ from multiclouddb_spi.continuation.token import Envelope, encode_token, scope_te
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor, InvalidCursor
 from multiclouddb_spi.partition import encode_partition_id
+from multiclouddb_spi.positions import describe
 
 
 @frozen
@@ -58,7 +59,7 @@ class Standing:
     def describe(self, feed: Feed) -> tuple[str, datetime | None]:
         """Return the position as readable text, and the time of the position."""
         try:
-            positions = [feed.describe(cursor) for cursor in self.cursors]
+            positions = [describe(feed, self.partition_id, cursor) for cursor in self.cursors]
         except InvalidCursor:
             return "unreadable", None
         times = [position.time for position in positions if position.time is not None]
@@ -200,9 +201,9 @@ def report(
     key: MulticloudDbKey | None,
     options: ProviderOptions | None,
     read: Callable[[ChangeFeedRequest], ChangeFeedPage],
-    describe: Callable[[ChangeFeedRequest, list[Standing]], list[tuple[str, datetime | None]]],
+    described_by: Callable[[ChangeFeedRequest, list[Standing]], list[tuple[str, datetime | None]]],
 ) -> TokenReport:
-    """Make the report: `read` reads one page, and `describe` returns the positions as text."""
+    """Make the report: `read` reads one page, and `described_by` returns the positions as text."""
     standings, scope = read_standings(envelope), scope_of(envelope, key)
     page: ChangeFeedPage | None = None
     failure: MulticloudDbError | None = None
@@ -218,7 +219,7 @@ def report(
         )
         try:
             page = read(request)
-            described = describe(request, standings)
+            described = described_by(request, standings)
         except MulticloudDbError as error:
             if error.retryable:
                 raise

@@ -1,13 +1,15 @@
-"""Tests that `snapshot_event_ids` returns the same ids as `snapshot_event_id`, for keys of any type."""
+"""Tests the event ids of rows: those of recorded keys, and the texts that they are made of."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from multiclouddb_api import MulticloudDbKey
-from multiclouddb_spi import snapshot_event_id, snapshot_event_ids
+from multiclouddb_spi import Scan, canonical_texts
+from multiclouddb_spi.rows import event_ids_of
 
 COLUMNS: list[tuple[tuple[str, ...], list[list[Any]]]] = [
     (("id",), [["a", "", 'q"uote\\', "é", "$x", '{"$a":1}']]),
@@ -17,12 +19,22 @@ COLUMNS: list[tuple[tuple[str, ...], list[list[Any]]]] = [
     (("pk", "sk"), [["a", "b"], [1, 2]]),
     (("pk", "sk", 'o"dd'), [["a", "b"], ["c", "d"], ["e", "f"]]),
     (("pk", "sk"), [["a", "b"], [b"x", b"y"]]),
+    (("pk", "sk"), [["a", 1, 2**63, 1.5, True, b"a"], [7] * 6]),
     (("id",), [[]]),
 ]
 
 
 @pytest.mark.parametrize(("names", "columns"), COLUMNS)
-def test_the_ids_are_those_of_single_keys(names: tuple[str, ...], columns: list[list[Any]]) -> None:
+def test_the_texts_are_those_of_single_keys(names: tuple[str, ...], columns: list[list[Any]]) -> None:
     rows = zip(*columns, strict=True)
     keys = [MulticloudDbKey(dict(zip(names, row, strict=True))) for row in rows]
-    assert snapshot_event_ids("p", names, columns) == [snapshot_event_id("p", key) for key in keys]
+    assert canonical_texts(names, columns) == [key.canonical() for key in keys]
+
+
+def test_the_ids_are_those_that_were_recorded() -> None:
+    keys = [MulticloudDbKey({"pk": "a", "sk": 7}), MulticloudDbKey({"id": "é"})]
+    scan = Scan("f", datetime(2026, 1, 1, tzinfo=UTC), plan_id="plan")
+    assert event_ids_of(scan, [key.canonical() for key in keys]) == [
+        "snapshot:plan:83d2bfdf6408536fb411036adfc85148",
+        "snapshot:plan:441b070550547256552104b9ee7c5591",
+    ]

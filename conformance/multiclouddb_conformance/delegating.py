@@ -41,6 +41,7 @@ from multiclouddb_spi import (
     Provider,
     ProviderPlugin,
     Reader,
+    Scan,
     ScanPlan,
     Seed,
     Segment,
@@ -149,6 +150,12 @@ class WrappedFeed(Feed):
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
         reader = WrappedReader(self.inner.open(partition_id, cursor, until), self, partition_id, cursor)
+        self.provider.readers.add(reader)
+        return reader
+
+    def open_segment(self, segment: Segment) -> Reader:
+        inner, name = self.inner.open_segment(segment), segment.segment_id
+        reader = WrappedReader(inner, self, name, segment.cursor)
         self.provider.readers.add(reader)
         return reader
 
@@ -288,11 +295,11 @@ class WrappedProvider(Provider):
         return feed.inner.snapshot(segments, deadline)
 
     def cut_segments(
-        self, feed: WrappedFeed, cursor: Cursor, count: int, deadline: Deadline
+        self, feed: WrappedFeed, scan: Scan, rest: Cursor, count: int, deadline: Deadline
     ) -> tuple[list[Segment], Cursor | None]:
         """Return the answer of `SupportsSnapshot.segments`, for a feed that has this method."""
         assert isinstance(feed.inner, SupportsSnapshot)
-        return feed.inner.segments(cursor, count, deadline)
+        return feed.inner.segments(scan, rest, count, deadline)
 
 
 class WrappedPlugin(ProviderPlugin):

@@ -32,7 +32,7 @@ MADE_OF_OTHERS = {(ProviderPlugin, "open")}
 class Answer(str):
     """A text that stands for an argument or answer of a call, or for a wrapped feed or provider."""
 
-    spec = identity = provider_id = options_type = page_records = None
+    spec = identity = provider_id = options_type = page_records = segment_id = cursor = None
 
 
 def methods(of):

@@ -11,6 +11,7 @@
     [id, [cursor, …], 4, [parent, …]]     it waits for its parents
     [id, [cursor, …], 12, [parent, …]]    it waits, and no listing names it
     [id, cursor, 16 + …, [floor, µs, rate, retention, done, segments, rows, records, credit]]   a snapshot
+    [id, cursor, 16 + …, [floor, µs, …, credit, mark]]     the same, if the provider needs a mark
 
 The third item of an entry is a set of bits. A newer version may write bits that this version does not know.
 Bit 16 marks the plan of a snapshot; its cursor is the part that is not divided into segments yet, or null.
@@ -28,8 +29,9 @@ from typing import Any, Final, TypeAlias
 from attrs import frozen
 
 from multiclouddb_api import MulticloudDbError, SnapshotOrder, SnapshotProgress, invalid_request
-from multiclouddb_spi.continuation.token import is_micros
+from multiclouddb_spi.continuation.token import is_micros, to_moment
 from multiclouddb_spi.cursor import Cursor, InvalidCursor
+from multiclouddb_spi.segment import Scan, plan_id_of
 
 _END: Final = 1
 _SUSPECT: Final = 2
@@ -215,6 +217,7 @@ class Plan:
         records: The approximate number of rows at the start, or None.
         credit: A fraction of a place on a page, in quarters: 0 to 3. The scan did not get this
             fraction on earlier pages.
+        mark: What the provider needs in addition to read the segments; see `Scan`.
     """
 
     partition_id: str
@@ -231,6 +234,12 @@ class Plan:
     rows: int = 0
     records: int | None = None
     credit: int = 0
+    mark: Cursor = None
+
+    @property
+    def scan(self) -> Scan:
+        """What all segments of the scan have in common."""
+        return Scan(self.floor, to_moment(self.moment), self.mark, plan_id_of(self.partition_id) or "")
 
     def progress(self) -> SnapshotProgress:
         """The progress of the scan, in the form that applications see."""
@@ -250,7 +259,8 @@ def plan_to_json(plan: Plan) -> Cursor:
     """Return a plan in the form that a token stores."""
     flags = _PLAN | plan.holds * _HOLDS | plan.announced * _ANNOUNCED | plan.auto * _AUTO
     counts: list[Cursor] = [plan.rate, plan.retention, plan.done, plan.segments, plan.rows, plan.records]
-    return [plan.partition_id, plan.cursor, flags, [plan.floor, plan.moment, *counts, plan.credit]]
+    mark: list[Cursor] = [] if plan.mark is None else [plan.mark]
+    return [plan.partition_id, plan.cursor, flags, [plan.floor, plan.moment, *counts, plan.credit, *mark]]
 
 
 def is_plan(flags: int) -> bool:
@@ -264,15 +274,16 @@ def plan_from_json(item: Any) -> Plan:
         case [
             str() as partition_id, cursor, int() as flags,
             [str() as floor, moment, rate, retention, done, segments, rows, records, (0 | 1 | 2 | 3) as
-            credit],
+            credit, *mark],
         ] if (
             floor and is_micros(moment) and _is_rate(rate) and _is_count(done) and _is_count(rows)
             and all(value is None or _is_count(value) for value in (retention, segments, records))
-            and type(credit) is int
+            and type(credit) is int and len(mark) < 2
         ):  # fmt: skip
             return Plan(
                 partition_id, cursor, floor, moment, bool(flags & _HOLDS), bool(flags & _ANNOUNCED),
                 bool(flags & _AUTO), rate, retention, done, segments, rows, records, credit,
+                mark[0] if mark else None,
             )  # fmt: skip
         case _:
             raise InvalidCursor("the plan of a snapshot is unreadable")

@@ -31,7 +31,7 @@ import attrs
 from attrs import frozen
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_spi.batch import Awaiting, Child, Drained, Outcome, Scanned, Segment
+from multiclouddb_spi.batch import Awaiting, Child, Drained, Outcome, Scanned
 from multiclouddb_spi.continuation.entry import (
     AnyEntry,
     Audited,
@@ -47,6 +47,7 @@ from multiclouddb_spi.continuation.uncovered import NotProvableError, Uncovered,
 from multiclouddb_spi.contract import Seed, Survey
 from multiclouddb_spi.cursor import Cursor, InvalidCursor
 from multiclouddb_spi.faults import ProviderFault
+from multiclouddb_spi.segment import Segment, plan_id_of
 
 
 class Rules(Protocol):
@@ -153,6 +154,10 @@ class Lineage:
         if len({entry.partition_id for entry in entries}) != len(entries):
             raise InvalidCursor("a partition is listed twice")
         made = cls(entries, rules, audited)
+        if (plan := made.plan) is not None and any(
+            plan_id_of(name) != plan_id_of(plan.partition_id) for name in made._segments
+        ):
+            raise InvalidCursor("a segment belongs to another snapshot")
         made.check_waits()
         return made
 
@@ -637,7 +642,10 @@ class Lineage:
                 pass
 
     def check_cut(self, segments: Sequence[Segment], replaced: str | None = None) -> None:
-        """Refuse segments whose id already belongs to another entry."""
+        """Refuse segments of another scan, and those whose id already belongs to another entry."""
+        scan = None if self.plan is None else self.plan.scan
+        if scan is not None and any(segment.scan != scan for segment in segments):
+            raise _broken("a segment belongs to another scan than the one that is read")
         names = [segment.segment_id for segment in segments]
         known = [name for name in names if name in self._entries and name != replaced]
         if known or len(set(names)) < len(names):

@@ -15,6 +15,7 @@ from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.token import ReadUntil, to_moment
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.positions import compare, describe
 
 _MOST_KNOWN: Final = 100_000
 
@@ -175,11 +176,12 @@ class Standings:
         cursor = entry.said[0]
         # What is known of a position also holds at a later one.
         is_there = known is not None and known.cursor == cursor
-        if known is None or not (is_there or feed.compare(known.cursor, cursor) in (-1, 0)):
+        name = entry.partition_id
+        if known is None or not (is_there or compare(feed, name, known.cursor, cursor) in (-1, 0)):
             known = _Stand(public_id)
         watermark = None if turn is None else turn.watermark
         if watermark is None and not is_there:
-            watermark = feed.describe(cursor).time
+            watermark = describe(feed, name, cursor).time
         proven, likely = known.proven, known.likely
         if watermark is not None and (proven is None or watermark > proven):
             proven = watermark

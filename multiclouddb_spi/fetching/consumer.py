@@ -28,6 +28,7 @@ from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.fetching.readers import Budget, PartitionReader
 from multiclouddb_spi.observing import Observing
+from multiclouddb_spi.positions import without_hints
 from multiclouddb_spi.time_limits import AnswerSize
 
 
@@ -201,10 +202,12 @@ class Consumer:
         """
         self._looks, self._standings = other._looks, other._standings
         self.scan_not_before = other.scan_not_before
-        without_hints = self.feed.without_hints
+        feed = self.feed
         for name, part in other.partitions.items():
             entry = self.state.reading(name) if isinstance(self.state, Lineage) else None
-            if entry is None or without_hints(part.cursor) != without_hints(entry.said[0]):
+            if entry is None or without_hints(feed, name, part.cursor) != without_hints(
+                feed, name, entry.said[0]
+            ):
                 other.drop_reader(part)
                 continue
             part.cursor = entry.said[0]  # they may differ in their hints

@@ -14,6 +14,7 @@ from multiclouddb_spi.batch import Batch, Continue
 from multiclouddb_spi.contract import Feed, Reader
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.observing import Observing
+from multiclouddb_spi.positions import open_reader
 from multiclouddb_spi.time_limits import ANSWER_SECONDS, SILENT_SECONDS, AnswerSize, Arrival
 
 
@@ -90,7 +91,7 @@ class PartitionReader:
     def open(self) -> Reader:
         """Return the provider's reader; if there is none, open one at the current position."""
         if self.reader is None:
-            self.reader = self.feed.open(self.partition_id, self.position)
+            self.reader = open_reader(self.feed, self.partition_id, self.position)
             self._observing.reader_opened(self.feed.spec.address, self.feed.public_id(self.partition_id))
         return self.reader
 

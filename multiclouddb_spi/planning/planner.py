@@ -285,7 +285,11 @@ class Planner:
             if began is None and not wanted.keys() <= done:
                 began = self._call(partial(self._feed.clock, deadline), deadline)
             elif began is not None:
-                times = {e.partition_id: self._feed.describe(e.cursor).time for e in step.after.active()}
+                times = {
+                    e.partition_id: self._feed.describe(e.cursor).time
+                    for e in step.after.active()
+                    if e.listed
+                }
                 done |= {name for name, time in times.items() if time is not None and time > began}
             if step.moved:
                 yield step

@@ -18,8 +18,9 @@ from multiclouddb_spi.contract import Feed, Provider, Reader
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.errors import cause_of, fault_of, to_error, user_errors
 from multiclouddb_spi.faults import ProviderFault, RecordFault
+from multiclouddb_spi.positions import compare, open_reader
 from multiclouddb_spi.retry import MOST_SKIPS, Tries
-from multiclouddb_spi.scan.contract import plan_id_of
+from multiclouddb_spi.segment import Segment, plan_id_of
 from multiclouddb_spi.time_limits import AnswerSize, Deadline, current
 
 _FETCH_SECONDS: Final = 120.0
@@ -157,6 +158,7 @@ class RangeReading:
             if isinstance(batch.outcome, Scanned):
                 self.close()
                 for piece in batch.outcome.pieces:
+                    self._check_piece(piece)
                     part = Range(piece.segment_id, piece.cursor, None)
                     rest = RangeReading(
                         self._provider, self._feed, part, self._on_poison, self._on_notice, self._sizes
@@ -167,7 +169,7 @@ class RangeReading:
                 if isinstance(batch.outcome, Ended) and batch.outcome.notice is not None:
                     self._tell((batch.outcome.notice,))
                 return
-            if len(batch) or self._feed.compare(before, self._position) == -1:
+            if len(batch) or self._compare(before, self._position) == -1:
                 still, skips = Deadline.after(_STILL_SECONDS), 0
             if not len(batch) and batch.caught_up is not False:
                 if still.passed():
@@ -230,7 +232,7 @@ class RangeReading:
                 return True
             case Drained() | Awaiting() | Ended() | Scanned():
                 until = self._part.until
-                if until is not None and self._feed.compare(self._position, until) in (-1, None):
+                if until is not None and self._compare(self._position, until) in (-1, None):
                     raise self._fault(_ENDED)
                 return True
             case _:
@@ -246,7 +248,7 @@ class RangeReading:
         part, size = self._part, self._size
         try:
             if self._reader is None:
-                self._reader = self._feed.open(part.partition_id, self._position, part.until)
+                self._reader = open_reader(self._feed, part.partition_id, self._position, part.until)
             batch = self._reader.fetch(size.of(max_records), size.of(_BYTES), 0.0, deadline)
         except BaseException as error:
             self._free()
@@ -261,6 +263,17 @@ class RangeReading:
             if size.is_full:
                 self._sizes.pop(part.partition_id, None)
         return batch
+
+    def _check_piece(self, piece: Segment) -> None:
+        if plan_id_of(piece.segment_id) != plan_id_of(self._part.partition_id):
+            raise ProviderFault.of(
+                ErrorCategory.PERMANENT_FAILURE,
+                f"{self._feed.public_id(self._part.partition_id)}: a piece of the segment belongs to another "
+                "scan; this violates the contract and is a defect of the provider: report it",
+            )
+
+    def _compare(self, a: Cursor, b: Cursor) -> int | None:
+        return compare(self._feed, self._part.partition_id, a, b)
 
     def _fault(self, what: str) -> ProviderFault:
         message = f"{self._feed.public_id(self._part.partition_id)}: {what}"

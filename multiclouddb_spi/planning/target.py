@@ -11,6 +11,7 @@ from multiclouddb_spi.batch import Continue
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.positions import compare, without_hints
 
 
 @frozen
@@ -33,7 +34,7 @@ def clip(feed: Feed, name: str, head: Head, target: Target | None) -> Head:
     if target is None or name not in target.cursors:
         return head
     bound = target.cursors[name]
-    order = feed.compare(head.cursor, bound)
+    order = compare(feed, name, head.cursor, bound)
     if order == -1:
         return head
     # An end exactly at the target is also left for a later step, because its children lie after the target.
@@ -49,8 +50,9 @@ def within(feed: Feed, entry: Entry, target: Target | None) -> bool:
     if entry.partition_id not in target.cursors:
         return target.passed is None or entry.partition_id in target.passed
     bound = target.cursors[entry.partition_id]
-    order = feed.compare(entry.cursor, bound)
+    order = compare(feed, entry.partition_id, entry.cursor, bound)
     if order != 0 or entry.cursor == bound:
         return order in (-1, None)
     # At the same position, only different hints matter, because they record what was already scanned.
-    return bool(feed.without_hints(entry.cursor) == feed.without_hints(bound))
+    name = entry.partition_id
+    return without_hints(feed, name, entry.cursor) == without_hints(feed, name, bound)

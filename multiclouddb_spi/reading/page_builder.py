@@ -147,7 +147,7 @@ class PageBuilder:
     ) -> MulticloudDbError:
         fault = self._fetcher.fault(error)
         oldest: str | None = None
-        if fault.category == ErrorCategory.CHECKPOINT_EXPIRED:
+        if fault.category == ErrorCategory.CHECKPOINT_EXPIRED and not lineage.is_segment(name):
             with suppress(Exception):
                 oldest = self._oldest(consumer.feed, name, lineage.cursor(name), deadline)
         fault = attrs.evolve(fault, message=f"{consumer.feed.public_id(name)}: {fault.message}")

@@ -9,27 +9,27 @@ implement `SupportsSnapshot` and its capabilities name `Capability.CHANGE_FEED_S
 contains the plan as an entry (`continuation.entry`), and `continuation.lineage` decides which partitions wait
 for the scan.
 
-- *Plan.* `snapshot` resolves the start of the stream **first**, then makes the plan of the scan. The plan has
-  an id, a floor, a moment and a cursor, which represents the part of the collection that is not yet divided
-  into segments.
+- *Plan.* `snapshot` resolves the start of the stream **first**, then makes the plan of the scan: what all
+  rows have in common (`Scan`: an id, a floor, a moment, and a mark of the provider), and a rest, which
+  represents the part of the collection that is not yet divided into segments.
 - *Segments.* `segments` takes the next segments from a plan. A segment is a part of the collection's keys,
-  and is read like a partition: the engine calls `Feed.open(segment_id, cursor)` and fetches from the reader.
-  About eight segments are active at the same time, so a plan of 32,000 segments is never listed as a whole.
-  Each key is in exactly one segment of a plan.
-- *Cursors.* A segment's cursor contains everything that its reader needs: the plan's id, floor and moment,
-  the keys of the segment, and the last key that was read. The cursor keeps its meaning in any process, for
-  days, even if the service splits or moves the collection's partitions. A read can resume after any row. The
-  methods `compare`, `describe`, `headroom` and `without_hints` of the feed must accept this cursor like a
-  cursor of the stream. But `compare` may return None, and `describe` may return no time.
-- *Ids.* `segment_id_of` makes a segment's id from the plan's id and a name; it never equals the id of a
-  partition. `plan_id_of` returns the plan's id for a segment's id, and None for a partition's id.
+  and is read like a partition: the engine calls `Feed.open_segment` and fetches from the reader. About eight
+  segments are active at the same time, so a plan of 32,000 segments is never listed as a whole. Each key is
+  in exactly one segment of a plan.
+- *Cursors.* The engine writes and reads the cursor of a segment (`multiclouddb_spi.segment`). It contains
+  everything that a reader needs: the scan, and as texts of the provider the last key that was read and the
+  end of the segment. The texts keep their meaning in any process, for days, even if the service splits or
+  moves the collection's partitions. A read can resume after any row. No method of a feed but `open_segment`
+  gets a position in a segment: they cannot be compared, have no time, and do not expire.
+- *Ids.* The id of a segment is made from the scan's id and the segment's name; it never equals the id of a
+  partition. `plan_id_of` returns the scan's id for a segment's id, and None for a partition's id.
 - *Rows.* A row that exists when `snapshot` returns, and is not changed or deleted afterwards, is returned at
   least once. Retries, splits, repeated divisions of the plan and lost tokens do not change that. If a row is
   changed in the meantime, the scan may return the old row, the new row, or no row, because the stream
-  contains every such change. Each row becomes an event with these values: `type=CREATE`, `backfilled=True`,
-  `old_item_state=None`, `by_expiry=False`, `timestamp` = the plan's moment, `event_id` =
-  `snapshot_event_id(plan_id, key)`, `order_key` = the floor, and `partition_id` = the public id of the
-  segment.
+  contains every such change. A provider's `RowMapper` only says what it found. `multiclouddb_spi.rows` makes
+  the event: `type=CREATE`, `backfilled=True`, `old_item_state=None`, `by_expiry=False`, `timestamp` = the
+  scan's moment, an `event_id` of the scan's id and a digest of the key, `order_key` = the floor, and
+  `partition_id` = the public id of the segment.
 - *Floor.* The floor is the `order_key` of every row. It is never empty. The floor is greater than the
   `order_key` of every change that the scan certainly includes, and less than the `order_key` of every change
   that is committed after `snapshot` has returned. If the service's `order_key` is not known before the stream

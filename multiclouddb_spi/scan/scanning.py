@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
 from multiclouddb_api import BackfillDone
-from multiclouddb_spi.batch import Batch, Segment
+from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.continuation.entry import Plan
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import Retired
@@ -26,6 +26,7 @@ from multiclouddb_spi.fetching.fetcher import ReadContext
 from multiclouddb_spi.fetching.turns import HEAD_SECONDS, PollResult, Turn
 from multiclouddb_spi.scan.contract import SupportsSnapshot
 from multiclouddb_spi.scan.start import stream_wear
+from multiclouddb_spi.segment import Segment
 from multiclouddb_spi.time_limits import Deadline
 
 Clock: TypeAlias = Callable[[], datetime | None]
@@ -202,7 +203,7 @@ class Scanning:
             if plan is None or plan.cursor is None:
                 return started
             try:
-                segments, rest = self._ask(plan.cursor, _ACTIVE - lineage.segment_count, deadline)
+                segments, rest = self._ask(plan, _ACTIVE - lineage.segment_count, deadline)
                 lineage.check_cut(segments)
             except Exception as error:  # noqa: BLE001 - classified by the provider
                 turns = self._result.turns
@@ -217,8 +218,8 @@ class Scanning:
                 return started
         return started
 
-    def _ask(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
-        feed = self._feed
+    def _ask(self, plan: Plan, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
+        feed, scan, rest = self._feed, plan.scan, plan.cursor
         if not isinstance(feed, SupportsSnapshot):
             raise InvalidCursor("it contains a snapshot, but this provider does not support snapshots")
-        return self._context.fetcher.call(lambda: feed.segments(cursor, count, deadline), deadline)
+        return self._context.fetcher.call(lambda: feed.segments(scan, rest, count, deadline), deadline)

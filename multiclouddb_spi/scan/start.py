@@ -11,7 +11,6 @@ from typing import Any, Final
 import attrs
 
 from multiclouddb_api import AtTime, Beginning, Gap, Now, Snapshot, SnapshotOrder, SnapshotStarted
-from multiclouddb_spi.batch import Segment
 from multiclouddb_spi.continuation.entry import Entry, Plan, Stage, shown
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import begun, check_has_partitions, check_not_ahead, not_startable
@@ -21,7 +20,8 @@ from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import unsupported, unwritten
 from multiclouddb_spi.fetching.turns import PollResult
 from multiclouddb_spi.retry import Call
-from multiclouddb_spi.scan.contract import ScanPlan, SupportsBackfill, SupportsSnapshot, snapshot_id_of
+from multiclouddb_spi.scan.contract import ScanPlan, SupportsBackfill, SupportsSnapshot
+from multiclouddb_spi.segment import Segment
 from multiclouddb_spi.time_limits import Deadline
 
 _LONG: Final = 1e12
@@ -85,16 +85,18 @@ def resolve_backfill(
 
 def _plan_of(scan: ScanPlan, wanted: Snapshot) -> Plan:
     """Return the token's entry for a new snapshot."""
+    common = scan.scan
     return Plan(
-        snapshot_id_of(scan.plan_id),
-        scan.cursor,
-        scan.floor,
-        to_micros(scan.moment),
+        common.partition_id,
+        scan.rest,
+        common.floor,
+        to_micros(common.moment),
         holds=wanted.changes and wanted.order is not SnapshotOrder.INTERLEAVED,
         auto=wanted.changes and wanted.order is SnapshotOrder.AUTO,
         rate=wanted.max_scan_rate,
         segments=shown(scan.segments),
         records=shown(scan.records),
+        mark=common.mark,
     )
 
 
@@ -105,10 +107,11 @@ def segment_lineages(
     plan = lineage.plan
     if plan is None or not isinstance(feed, SupportsSnapshot):
         return []
-    segments = [Segment(each.partition_id, each.cursor) for each in lineage.active() if not each.listed]
+    segments = [Segment.of(each.partition_id, each.cursor) for each in lineage.active() if not each.listed]
     rest: Cursor | None = plan.cursor
     while rest is not None:
-        more, rest = call(partial(feed.segments, rest, _CUT, deadline), deadline)
+        more, rest = call(partial(feed.segments, plan.scan, rest, _CUT, deadline), deadline)
+        lineage.check_cut(more)
         segments += more
     found = []
     for each in segments:

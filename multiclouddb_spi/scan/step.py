@@ -86,7 +86,7 @@ def _scan(
     for _ in range(_MOST_EMPTY_CUTS if count else 0):
         if rest is None or after.segment_count:
             break
-        segments, rest = call(partial(feed.segments, rest, count, deadline), deadline)
+        segments, rest = call(partial(feed.segments, plan.scan, rest, count, deadline), deadline)
         after.check_cut(segments)
         after.cut(segments, rest)
     if after.is_scanned():

@@ -44,7 +44,7 @@ from multiclouddb_spi import Step
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.token import ReadUntil, to_micros
 from multiclouddb_spi.continuation.watermark import Standings
-from multiclouddb_spi.scan.contract import plan_id_of
+from multiclouddb_spi.segment import plan_id_of
 from pyspark_multiclouddb.errors import check_has
 
 if TYPE_CHECKING:

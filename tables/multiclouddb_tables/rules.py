@@ -44,7 +44,8 @@ from multiclouddb_api import (
 from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_api.validators import check_type, type_name
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE, key_digest
-from multiclouddb_spi.scan.contract import LATEST_MARK, plan_id_of
+from multiclouddb_spi.scan.contract import LATEST_MARK
+from multiclouddb_spi.segment import plan_id_of
 from multiclouddb_tables.mark import FeedSource
 
 DELETED_AT: Final = "_deleted_at"

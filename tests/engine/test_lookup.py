@@ -4,24 +4,20 @@ import pytest
 
 from multiclouddb_api import (
     Capability,
-    CapabilitySet,
     ErrorCategory,
     MulticloudDbError,
     MulticloudDbKey,
     NotKnown,
     OperationOptions,
-    ScanFacts,
-    ScanFloor,
 )
 from multiclouddb_conformance.delegating import WrappedProvider
 from multiclouddb_conformance.simulation import (
-    ALL_CAPABILITIES,
     ServerError,
     SimulationProvider,
     capabilities_without,
 )
-from multiclouddb_spi import ProviderFault
-from multiclouddb_spi.abilities import answers_of
+from multiclouddb_spi import Found, ProviderFault
+from multiclouddb_spi.lookup import look_up as answers
 
 
 def key(number):
@@ -120,30 +116,67 @@ def test_what_is_not_known_is_told_as_it_is(bench):
     assert rows[KEYS[3]] is None
 
 
-class TestAnswersOf:
-    """Rows are matched with the keys that were asked."""
+class TestAnswers:
+    """`multiclouddb_spi.lookup.look_up` matches rows with the keys that were asked."""
 
     @pytest.fixture
     def rows(self, bench):
         return list(look_up(bench, [KEYS[0], KEYS[2]]).values())
 
+    def answers(self, keys, rows, *, most=30, normal=lambda each: each, **told):
+        return answers(keys, most, normal, lambda asked: Found(rows, **told))
+
     def test_a_key_without_a_row_is_none(self, rows):
-        assert answers_of(KEYS[:3], rows) == {KEYS[0]: rows[0], KEYS[1]: None, KEYS[2]: rows[1]}
+        assert self.answers(KEYS[:3], rows) == {KEYS[0]: rows[0], KEYS[1]: None, KEYS[2]: rows[1]}
+
+    def test_no_more_keys_are_asked_than_one_request_takes(self, rows):
+        assert self.answers(KEYS, rows[:1], most=2) == {KEYS[0]: rows[0], KEYS[1]: None}
+
+    def test_a_key_that_was_not_processed_has_no_answer(self, rows):
+        assert self.answers(KEYS[:3], rows[:1], left=KEYS[1:3]) == {KEYS[0]: rows[0]}
+
+    def test_a_refusal_is_no_answer(self):
+        def refused(asked):
+            raise ServerError("503")
+
+        with pytest.raises(ServerError):
+            answers(KEYS, 30, lambda each: each, refused)
+
+    def test_a_row_that_cannot_be_read_is_not_known(self, rows):
+        found = self.answers(KEYS[:4], rows, unread=[KEYS[1]])
+        assert (found[KEYS[0]], found[KEYS[3]]) == (rows[0], None)
+        assert found[KEYS[1]] == NotKnown("the document cannot be read")
+
+    def test_a_row_that_cannot_be_read_may_be_that_of_any_key_without_a_row(self, rows):
+        found = self.answers(KEYS[:4], rows, unread=[None])
+        assert found[KEYS[1]] == found[KEYS[3]] == NotKnown("the document cannot be read")
+        assert (found[KEYS[0]], found[KEYS[2]]) == (rows[0], rows[1])
+
+    def test_two_rows_with_one_key_are_not_known(self, rows):
+        found = self.answers(KEYS[:3], [*rows, rows[0], rows[0]])
+        assert isinstance(found[KEYS[0]], NotKnown)
+        assert found[KEYS[2]] == rows[1]
 
     def test_a_row_that_matches_no_key_may_be_that_of_any(self, rows):
-        answers = answers_of([KEYS[0], KEYS[1], KEYS[3]], rows)
-        assert answers[KEYS[0]] == rows[0]
-        assert isinstance(answers[KEYS[1]], NotKnown)
-        assert isinstance(answers[KEYS[3]], NotKnown)
+        found = self.answers([KEYS[0], KEYS[1], KEYS[3]], rows)
+        assert found[KEYS[0]] == rows[0]
+        assert isinstance(found[KEYS[1]], NotKnown)
+        assert isinstance(found[KEYS[3]], NotKnown)
 
     def test_a_row_too_many_is_an_error(self, rows):
         with pytest.raises(ProviderFault, match="none of those that were asked"):
-            answers_of([KEYS[0]], rows)
+            self.answers([KEYS[0]], rows)
 
-    def test_equal_keys_in_several_forms_have_the_same_row(self, rows):
-        forms = [MulticloudDbKey({"id": f"k0{blanks}"}) for blanks in ("", " ", "  ")]
-        answers = answers_of(forms, rows[:1], lambda each: MulticloudDbKey({"id": each["id"].strip()}))
-        assert answers == dict.fromkeys(forms, rows[0])
+    def test_equal_keys_in_several_forms_are_asked_once_and_have_the_same_row(self, rows):
+        forms, asked = [MulticloudDbKey({"id": f"k0{blanks}"}) for blanks in ("", " ", "  ")], []
+
+        def ask(keys):
+            asked.extend(keys)
+            return Found(rows[:1])
+
+        found = answers(forms, 30, lambda each: MulticloudDbKey({"id": each["id"].strip()}), ask)
+        assert found == dict.fromkeys(forms, rows[0])
+        assert asked == forms[:1]
 
 
 def test_a_failure_is_retried_and_then_told(bench):
@@ -163,13 +196,9 @@ def test_a_provider_without_the_ability_is_refused(bench):
     assert caught.value.category == ErrorCategory.UNSUPPORTED_CAPABILITY
 
 
-@pytest.mark.parametrize("floor", list(ScanFloor))
-def test_a_row_has_an_order_key_only_where_it_is_its_own(bench, floor):
-    facts = CapabilitySet(ALL_CAPABILITIES.notes, ScanFacts(floor, 0, "free"))
-    bench.connect(provider=SimulationProvider(bench.sim, capabilities=facts))
+def test_a_row_has_neither_an_order_key_nor_a_partition(bench):
     (row,) = look_up(bench, KEYS[:1]).values()
-    assert bool(row.order_key) is (floor is ScanFloor.ROW)
-    assert row.partition_id == ""
+    assert (row.order_key, row.partition_id, row.backfilled) == ("", "", True)
 
 
 def test_a_recreated_collection_is_opened_again(bench):

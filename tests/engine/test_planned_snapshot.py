@@ -16,6 +16,7 @@ from multiclouddb_conformance.simulation import (
     SimulationProvider,
     TrimmedError,
 )
+from multiclouddb_conformance.simulation.segments import SegmentReader
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_spi import Deadline, FeedSpec, Planner, read_range
 from multiclouddb_spi.continuation import entry
@@ -68,15 +69,31 @@ def test_every_row_is_in_one_step_and_changes_follow(most, splits):
 def test_a_provider_that_cuts_nothing_is_asked_a_hundred_times_a_step(monkeypatch):
     plan, asked = Plan(10, segments=1), []
 
-    def nothing(feed, cursor, count, deadline):
+    def nothing(feed, scan, rest, count, deadline):
         asked.append(count)
-        return [], cursor
+        return [], rest
 
     monkeypatch.setattr(SimulationFeed, "segments", nothing)
     assert plan.step().ranges() == []
     assert len(asked) == 100
     monkeypatch.undo()
     assert len([event for step in plan.run() for event in plan.events(step)]) == 10
+
+
+def test_a_piece_of_another_scan_is_refused(monkeypatch):
+    plan = Plan(10, ServiceBehaviour(splits_segments=1.0, page_limit=1), segments=1)
+    pieces = SegmentReader._pieces
+
+    def of_another(reader, left):
+        other = attrs.evolve(reader._segment.scan, plan_id="another")
+        return tuple(attrs.evolve(each, scan=other) for each in pieces(reader, left))
+
+    monkeypatch.setattr(SegmentReader, "_pieces", of_another)
+    plan.step()
+    (part,) = plan.step().ranges()
+    with pytest.raises(api.MulticloudDbError, match="belongs to another scan") as caught:
+        list(read_range(plan.provider, plan.feed, part))
+    assert (caught.value.category, caught.value.retryable) == (api.ErrorCategory.PERMANENT_FAILURE, False)
 
 
 def test_an_expired_segment_is_never_skipped():

@@ -33,8 +33,6 @@ from multiclouddb_spi import (
     InlineExecutor,
     Planner,
     Scanned,
-    snapshot_event_id,
-    snapshot_event_ids,
 )
 from multiclouddb_spi.continuation.entry import Entry, Plan, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
@@ -267,17 +265,18 @@ class TestTrouble:
     def test_a_provider_that_cuts_twice_is_refused(self, monkeypatch):
         consumer = Consumer(filled(20), ORDERED)
         consumer.page()
-        once = cut_segments(consumer.lineage.plan.cursor, 1)[0]
-        monkeypatch.setattr(simulated_feed, "cut_segments", lambda cursor, count: (once, cursor))
+        plan = consumer.lineage.plan
+        once = cut_segments(plan.scan, plan.cursor, 1)[0]
+        monkeypatch.setattr(simulated_feed, "cut_segments", lambda scan, rest, count: (once, rest))
         refused(consumer, "cut twice")
 
     def test_a_provider_that_cuts_nothing_is_asked_a_hundred_times_a_page(self, monkeypatch):
         consumer, asked = Consumer(filled(20), ORDERED), []
         consumer.page()
 
-        def nothing(cursor, count):
+        def nothing(scan, rest, count):
             asked.append(count)
-            return [], cursor
+            return [], rest
 
         monkeypatch.setattr(simulated_feed, "cut_segments", nothing)
         page = consumer.page()
@@ -345,9 +344,9 @@ class TestTrouble:
         consumer = Consumer(sim, threads=True, size=4)
         consumer.page()
 
-        def segments(self, cursor, count, deadline):
+        def segments(self, scan, rest, count, deadline):
             time.sleep(deadline.remaining() + 0.05 if answer == "late" else 0.4)
-            return [], cursor
+            return [], rest
 
         monkeypatch.setattr(SimulationFeed, "segments", segments)
         busy(sim, 4)
@@ -374,15 +373,15 @@ class TestCutting:
     def segments(self, monkeypatch, answer):
         asked = []
 
-        def segments(self, cursor, count, deadline):
+        def segments(self, scan, rest, count, deadline):
             asked.append((count, deadline.remaining()))
-            return answer(cursor)
+            return answer(scan, rest)
 
         monkeypatch.setattr(SimulationFeed, "segments", segments)
         return asked
 
     def test_one_answer_with_segments_is_enough_for_a_call(self, monkeypatch):
-        asked = self.segments(monkeypatch, lambda cursor: cut_segments(cursor, 1))
+        asked = self.segments(monkeypatch, lambda scan, rest: cut_segments(scan, rest, 1))
         consumer = Consumer(filled(80), ORDERED, size=4)
         consumer.page()
         assert len(consumer.page().events) == 4
@@ -392,7 +391,7 @@ class TestCutting:
 
     @pytest.mark.parametrize(("timeout", "most"), [(16, 8), (60, 10)])
     def test_cutting_takes_half_of_the_time_at_most(self, monkeypatch, timeout, most):
-        asked = self.segments(monkeypatch, lambda cursor: cut_segments(cursor, 1))
+        asked = self.segments(monkeypatch, lambda scan, rest: cut_segments(scan, rest, 1))
         consumer = Consumer(filled(80), ORDERED, size=4)
         consumer.page()
         consumer.page(timeout=timeout)
@@ -403,7 +402,7 @@ class TestCutting:
     def test_a_plan_that_is_always_empty_is_never_done(self, monkeypatch):
         consumer = Consumer(filled(5))
         consumer.page()
-        self.segments(monkeypatch, lambda cursor: ([], cursor))
+        self.segments(monkeypatch, lambda scan, rest: ([], rest))
         assert [(page.idle, page.notices) for page in (consumer.page() for _ in range(3))] == [
             (False, ())
         ] * 3
@@ -647,7 +646,10 @@ class TestToken:
             "snapshot:a", [1], "f", 5, holds=True, announced=True, auto=True, rate=1.5, retention=7, done=1,
             segments=4, rows=9, records=10, credit=3,
         )  # fmt: skip
-        waits, part = Entry("p", Stage.WAIT, (1,), ("snapshot:a",)), Entry.read("s", 1, listed=False)
+        waits, part = (
+            Entry("p", Stage.WAIT, (1,), ("snapshot:a",)),
+            Entry.read("snapshot:a:s", 1, listed=False),
+        )
         made = Lineage([plan, waits, part], RULES)
         again = Lineage.from_json(json.loads(json.dumps(made.to_json())), RULES)
         assert again.plan == plan
@@ -761,11 +763,3 @@ class TestIterator:
     def test_an_interrupted_first_page_comes_again_and_begins_no_other_snapshot(self):
         changes = self.changes()
         assert next(changes.pages()) == next(changes.pages())
-
-
-@pytest.mark.parametrize("values", [["a", 1], [2**63, 1], [1.5, 2], [True, 0], [b"a", b"b"]])
-def test_ids_of_many_rows_are_those_of_each(values):
-    keys = [api.MulticloudDbKey({"k": value, "n": 7}) for value in values]
-    assert snapshot_event_ids("plan", ["k", "n"], [values, [7] * len(values)]) == [
-        snapshot_event_id("plan", key) for key in keys
-    ]

@@ -11,17 +11,20 @@ from multiclouddb_spi import (
     Partition,
     PartitionState,
     ProviderFault,
+    Scan,
     Scanned,
     Seed,
-    Segment,
     Survey,
 )
 from multiclouddb_spi.continuation.entry import Audited, Entry, Plan, Stage
 from multiclouddb_spi.continuation.lineage import Lineage, Loss
+from multiclouddb_spi.continuation.token import to_moment
 from multiclouddb_spi.continuation.uncovered import NotProvableError
 
 READ, ENDED = Entry.read("0", 5), Entry("0", Stage.END, (5,), children=("1",))
 MERGED = Child("2", ("0", "9"), 5)
+SCAN = Scan("f", to_moment(0), plan_id="plan")
+PLAN = Plan(SCAN.partition_id, None, SCAN.floor, 0)
 
 
 @pytest.mark.parametrize(
@@ -130,13 +133,32 @@ def test_a_child_that_comes_late_waits_for_the_scan():
 
 
 def test_a_piece_of_a_segment_that_has_the_id_of_another_entry_is_refused():
-    segment, piece = Entry.read("a", 5, listed=False), Scanned((Segment("0", 6),))
-    lineage = Lineage([READ, segment], RULES)
+    segment, other = (Entry.read(SCAN.segment(name).segment_id, 5, listed=False) for name in "ab")
+    piece = Scanned((SCAN.segment("b"),))
+    lineage = Lineage([READ, segment, other], RULES)
     with pytest.raises(ProviderFault, match="cut twice"):
-        lineage.check_end("a", piece)
+        lineage.check_end(segment.partition_id, piece)
     with pytest.raises(ProviderFault, match="0 is not a segment"):
         lineage.check_end("0", piece)
-    Lineage([segment], RULES).check_end("a", piece)
+    Lineage([segment], RULES).check_end(segment.partition_id, piece)
+
+
+@pytest.mark.parametrize("changed", [{"plan_id": "other"}, {"floor": "g"}, {"mark": 1}])
+def test_a_segment_of_another_scan_is_refused(changed):
+    lineage, other = Lineage([READ], RULES), attrs.evolve(SCAN, **changed)
+    lineage.begin_scan(PLAN)
+    with pytest.raises(ProviderFault, match="belongs to another scan"):
+        lineage.check_cut([other.segment("a")])
+    (name,) = lineage.cut([SCAN.segment("a")], None)
+    lineage.check_end(name, Scanned((SCAN.segment("b"),)))
+    with pytest.raises(ProviderFault, match="belongs to another scan"):
+        lineage.check_end(name, Scanned((other.segment("b"),)))
+
+
+def test_a_token_with_a_segment_of_another_scan_is_refused():
+    entries = [PLAN, Entry.read("snapshot:other:a", 5, listed=False)]
+    with pytest.raises(InvalidCursor, match="belongs to another snapshot"):
+        Lineage.from_json(Lineage(entries, RULES).to_json(), RULES)
 
 
 def test_without_a_scan_nothing_waits_for_one():
@@ -147,10 +169,10 @@ def test_without_a_scan_nothing_waits_for_one():
 
 def test_a_segment_without_a_scan_is_read_to_its_end():
     """A token may have no more than some segments."""
-    lineage = Lineage([Entry.read("a", 5, listed=False)], RULES)
-    assert lineage.scanned("a", [Segment("b", 6)]) == ["b"]
-    assert list(lineage) == [Entry.read("b", 6, listed=False)]
-    assert lineage.scanned("b", ()) == list(lineage) == []
+    lineage, piece = Lineage([Entry.read("a", 5, listed=False)], RULES), SCAN.segment("b")
+    assert lineage.scanned("a", [piece]) == [piece.segment_id]
+    assert list(lineage) == [Entry.read(piece.segment_id, piece.cursor, listed=False)]
+    assert lineage.scanned(piece.segment_id, ()) == list(lineage) == []
 
 
 def test_a_child_waits_for_a_parent_that_is_read_also_if_nobody_has_named_the_other():
@@ -293,27 +315,29 @@ def test_a_scan_ends_with_its_last_segment():
     ended = Seed("0", (), 5, ended=True)
     lineage = Lineage.from_seeds([ended, Seed("1", ("0",), 5)], RULES)
     before = list(lineage)
-    lineage.begin_scan(Plan("plan", [1], "f", 0, holds=True))
+    lineage.begin_scan(attrs.evolve(PLAN, cursor=[1], holds=True))
     assert (lineage.ends(), lineage.active()) == (before[:1], [])
-    assert lineage.cut([Segment("a", 1), Segment("b", 1)], [2]) == ["a", "b"]
-    lineage.took("a", 2)
-    assert lineage.at("a") == Entry.read("a", 2, listed=False)
-    assert lineage.scanned("a", [Segment("c", 1)]) == ["c"]
-    assert lineage.scanned("b", ()) == lineage.scanned("c", ()) == []
+    segments = [SCAN.segment(name) for name in "abcd"]
+    a, b, c, d = (segment.segment_id for segment in segments)
+    assert lineage.cut(segments[:2], [2]) == [a, b]
+    lineage.took(a, 2)
+    assert lineage.at(a) == Entry.read(a, 2, listed=False)
+    assert lineage.scanned(a, segments[2:3]) == [c]
+    assert lineage.scanned(b, ()) == lineage.scanned(c, ()) == []
     assert (lineage.plan.cursor, lineage.plan.done, lineage.is_scanned()) == ([2], 2, False)
-    assert lineage.cut([Segment("d", 1)], None) == ["d"]
+    assert lineage.cut(segments[3:], None) == [d]
     assert not lineage.is_scanned()
-    assert lineage.scanned("d", ()) == []
+    assert lineage.scanned(d, ()) == []
     assert lineage.is_scanned()
     assert lineage.end_scan() == ["1"]
     assert (list(lineage), lineage.plan) == (before, None)
 
 
 def test_changes_are_read_after_the_scan_or_its_release():
-    for end, left in ((Lineage.release_stream, ["a"]), (Lineage.end_scan, [])):
+    for end, left in ((Lineage.release_stream, ["snapshot:plan:a"]), (Lineage.end_scan, [])):
         lineage = Lineage([READ], RULES)
-        lineage.begin_scan(Plan("plan", None, "f", 0, holds=True))
-        lineage.cut([Segment("a", 1)], None)
+        lineage.begin_scan(attrs.evolve(PLAN, holds=True))
+        lineage.cut([SCAN.segment("a")], None)
         assert (end(lineage), end(lineage)) == (["0"], [])
         assert sorted(one.partition_id for one in lineage.active()) == ["0", *left]
         assert (lineage.plan is not None, lineage.segment_count) == (bool(left), len(left))

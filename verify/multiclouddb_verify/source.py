@@ -40,7 +40,7 @@ from multiclouddb_api.request import to_address
 from multiclouddb_api.validators import has_methods, is_a
 from multiclouddb_spi.continuation.entry import Plan
 from multiclouddb_spi.continuation.token import decode_token
-from multiclouddb_spi.scan.contract import plan_id_of
+from multiclouddb_spi.segment import plan_id_of
 from multiclouddb_spi.token_report import read_standings
 from multiclouddb_verify.comparison import UNKNOWN, document_digests
 from multiclouddb_verify.texts import Integers, Lines, written

@@ -22,7 +22,7 @@ from multiclouddb_api import (
 from multiclouddb_conformance.delegating import WrappedFeed, WrappedReader
 from multiclouddb_conformance.mutants.mutant import Mutant, changed
 from multiclouddb_conformance.simulation import SimulationProvider
-from multiclouddb_spi import Batch, Cursor, Deadline, ScanPlan, Segment, plan_id_of
+from multiclouddb_spi import Batch, Cursor, Deadline, Scan, ScanPlan, Segment, plan_id_of
 from multiclouddb_spi.continuation.token import decode_token, encode_token
 
 _LOW = "0"
@@ -154,17 +154,8 @@ class HasALowFloor(Mutant):
     caught_by = ("TestSnapshot::test_the_floor_lies_above_every_earlier_change",)
 
     def snapshot(self, feed: WrappedFeed, segments: int | None, deadline: Deadline) -> ScanPlan:
-        return attrs.evolve(super().snapshot(feed, segments, deadline), floor=_LOW)
-
-    def fetch(
-        self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
-    ) -> Batch:
-        batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
-        return batch if plan_id_of(reader.partition_id) is None else changed(batch, _lowered)
-
-
-def _lowered(events: list[ChangeEvent]) -> list[ChangeEvent]:
-    return [attrs.evolve(event, order_key=_LOW) for event in events]
+        plan = super().snapshot(feed, segments, deadline)
+        return attrs.evolve(plan, scan=attrs.evolve(plan.scan, floor=_LOW))
 
 
 class LosesTheBarrierAtASplit(Mutant):
@@ -208,7 +199,7 @@ class SkipsASegmentAtACut(Mutant):
     caught_by = ("TestSnapshot::test_every_row_comes_once_and_then_the_end[interleaved-0]",)
 
     def cut_segments(
-        self, feed: WrappedFeed, cursor: Cursor, count: int, deadline: Deadline
+        self, feed: WrappedFeed, scan: Scan, rest: Cursor, count: int, deadline: Deadline
     ) -> tuple[list[Segment], Cursor | None]:
-        segments, rest = super().cut_segments(feed, cursor, count, deadline)
+        segments, rest = super().cut_segments(feed, scan, rest, count, deadline)
         return segments[:-1] if len(segments) > 1 else segments, rest

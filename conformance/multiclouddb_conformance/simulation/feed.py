@@ -25,9 +25,8 @@ from multiclouddb_conformance.simulation.position import Place, place_after, pla
 from multiclouddb_conformance.simulation.reader import SimulationReader
 from multiclouddb_conformance.simulation.segments import (
     SegmentReader,
+    answers,
     cut_segments,
-    is_segment_cursor,
-    look_up,
     plan_scan,
 )
 from multiclouddb_conformance.simulation.service_behaviour import Dice, Listing
@@ -45,11 +44,11 @@ from multiclouddb_spi import (
     Position,
     ProviderFault,
     Reader,
+    Scan,
     ScanPlan,
     Seed,
     Segment,
     Survey,
-    plan_id_of,
 )
 
 __all__ = ["SimulationFeed"]
@@ -94,11 +93,6 @@ class SimulationFeed(Feed):
             return self._jumbled(seeds, "start")
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
-        if plan_id_of(partition_id) is not None:
-            segment = SegmentReader(self.view, partition_id, self.public_id(partition_id), cursor)
-            self.view.opened(segment)
-            self.calls.opened(partition_id)
-            return segment
         reader = SimulationReader(
             self.view,
             partition_id,
@@ -108,6 +102,12 @@ class SimulationFeed(Feed):
         )
         self.view.opened(reader)
         self.calls.opened(partition_id)
+        return reader
+
+    def open_segment(self, segment: Segment) -> Reader:
+        reader = SegmentReader(self.view, self.public_id(segment.segment_id), segment)
+        self.view.opened(reader)
+        self.calls.opened(segment.segment_id)
         return reader
 
     @property
@@ -142,7 +142,7 @@ class SimulationFeed(Feed):
 
     def moment(self, cursor: Cursor) -> int | None:
         """See `Feed.moment`; the number of the commit up to which everything was read."""
-        return None if is_segment_cursor(cursor) else to_place(cursor)[0] - 1
+        return to_place(cursor)[0] - 1
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
         """See `Feed.join`; returns the latest position, because a child begins after its last parent."""
@@ -151,15 +151,11 @@ class SimulationFeed(Feed):
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
         """See `Feed.compare`; any two positions can be compared."""
-        if is_segment_cursor(a) or is_segment_cursor(b):
-            return 0 if a == b else None
         one, other = to_place(a), to_place(b)
         return (one > other) - (one < other)
 
     def describe(self, cursor: Cursor) -> Position:
         """See `Feed.describe`; the time comes from the log."""
-        if is_segment_cursor(cursor):
-            return Position("part of a scan", None)
         place = to_place(cursor)
         commit, done = place
         return Position(place_text(place), self.sim.commit_time(commit if done else commit - 1))
@@ -182,8 +178,6 @@ class SimulationFeed(Feed):
             }
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
-        if is_segment_cursor(cursor):
-            return None
         commit, done = to_place(cursor)
         return self.sim.headroom(commit if done else commit - 1)
 
@@ -193,9 +187,11 @@ class SimulationFeed(Feed):
             self._check_alive()
             return plan_scan(self.view, self._jumbled(self._from_now(None), "start"), segments)
 
-    def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
+    def segments(
+        self, scan: Scan, rest: Cursor, count: int, deadline: Deadline
+    ) -> tuple[list[Segment], Cursor | None]:
         self.sim.control("segments")
-        return cut_segments(cursor, count)
+        return cut_segments(scan, rest, count)
 
     def lookup(
         self, keys: Sequence[MulticloudDbKey], deadline: Deadline
@@ -204,7 +200,7 @@ class SimulationFeed(Feed):
         self.sim.control("lookup")
         with self.sim.changed:
             self._check_alive()
-            return look_up(self.view, keys)
+            return answers(self.view, keys)
 
     def cancel(self) -> None:
         """Cancel every reader."""

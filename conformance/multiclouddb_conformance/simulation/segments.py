@@ -2,22 +2,20 @@
 
 A segment is a range of hashes. Each hash is computed from the whole key of a document. The rows of
 a segment show the documents at the time of reading. With `ServiceBehaviour.point_in_time`, the rows
-show the documents at the commit of the snapshot.
+show the documents at the commit of the snapshot, which is the mark of the scan.
 
-The cursor of a plan is `[plan id, commit, µs, width, next hash]`. The cursor of a segment is
-`[plan id, commit, µs, from, to, last hash]`. Before the first row, the last hash is -1.
+The rest of a plan is `[width, next hash]`. A segment is read after a hash, and ends before another one.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import attrs
 
-from multiclouddb_api import ChangeEvent, ChangeType, LookupAnswer, MulticloudDbKey
+from multiclouddb_api import ChangeEvent, LookupAnswer, MulticloudDbKey
 from multiclouddb_conformance.simulation.calls import Calls
 from multiclouddb_conformance.simulation.errors import CancelledError, MissingError, ServerError
 from multiclouddb_conformance.simulation.log import PLACES, Document, place_in_scan
@@ -28,25 +26,27 @@ from multiclouddb_spi import (
     Continue,
     Cursor,
     Deadline,
-    FeedSpec,
+    Found,
     InvalidCursor,
-    Mapper,
     Outcome,
     Reader,
+    RowMapper,
+    Rows,
+    Scan,
     Scanned,
     ScanPlan,
     Seed,
     Segment,
-    segment_id_of,
-    snapshot_event_id,
+    check_components,
+    look_up,
+    looked_up,
 )
-from multiclouddb_spi.abilities import LOOKUP_PLAN, answers_of, check_components
+from multiclouddb_spi import View as CommonView
 
-__all__ = ["SegmentReader", "cut_segments", "floor_of", "is_segment_cursor", "look_up", "plan_scan"]
+__all__ = ["SegmentReader", "answers", "cut_segments", "floor_of", "plan_scan"]
 
 Row: TypeAlias = tuple[MulticloudDbKey, Document]
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SEGMENTS: Final = 4
 _LOOKED_UP: Final = 4
 _RECORD_BYTES: Final = 100
@@ -62,91 +62,69 @@ def plan_scan(view: View, seeds: list[Seed], segments: int | None) -> ScanPlan:
     sim = view.sim
     plan_id = f"{sim.incarnation}x{sim.head}x{sim.next_snapshot()}"
     count = 1 if not view.whole else segments or sim.behaviour.segments or _SEGMENTS
-    micros = (sim.now - _EPOCH) // timedelta(microseconds=1)
-    cursor: Cursor = [plan_id, sim.head, micros, -(-PLACES // count), 0]
-    return ScanPlan(plan_id, cursor, tuple(seeds), floor_of(sim.head), sim.now, count, len(sim.documents()))
+    scan = Scan(floor_of(sim.head), sim.now, sim.head, plan_id)
+    return ScanPlan(scan, [-(-PLACES // count), 0], tuple(seeds), count, len(sim.documents()))
 
 
-def cut_segments(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
+def cut_segments(scan: Scan, rest: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
     """Take the next segments from a plan."""
-    match cursor:
-        case [str() as plan_id, int() as commit, int() as micros, int() as width, int() as low] if (
-            width > 0 and 0 <= low < PLACES
-        ):
+    match rest:
+        case [int() as width, int() as low] if width > 0 and 0 <= low < PLACES:
             pass
         case _:
             raise InvalidCursor("it is not a plan of the simulation")
     found = list[Segment]()
     while low < PLACES and len(found) < count:
         high = min(PLACES, low + width)
-        found.append(_segment(plan_id, commit, micros, low, high, -1))
+        found.append(scan.segment(f"{low:x}-{high:x}", str(low - 1), str(high), 100))
         low = high
-    return found, None if low >= PLACES else [plan_id, commit, micros, width, low]
-
-
-def _segment(plan_id: str, commit: int, micros: int, low: int, high: int, last: int) -> Segment:
-    return Segment(
-        segment_id_of(plan_id, f"{low:x}-{high:x}"), [plan_id, commit, micros, low, high, last], 100
-    )
-
-
-def is_segment_cursor(cursor: Cursor) -> bool:
-    """Return True for the cursor of a segment, False for the cursor of a partition."""
-    match cursor:
-        case [str(), int(), int(), int() as low, int() as high, int() as last]:
-            return 0 <= low < high <= PLACES and -1 <= last < high
-        case _:
-            return False
+    return found, None if low >= PLACES else [width, low]
 
 
 @attrs.frozen(eq=False)
-class _Mapper(Mapper):
-    spec: FeedSpec
-    public_id: str
-    plan_id: str
-    commit: int
-    micros: int
-    low: int
-    high: int
+class _Mapper(RowMapper):
+    view: CommonView
+    segment: Segment
     calls: Calls
-
-    def cursor_after(self, records: list[Row], count: int) -> Cursor:
-        last = place_in_scan(records[count - 1][0])
-        return [self.plan_id, self.commit, self.micros, self.low, self.high, last]
 
     def events(self, records: list[Row], start: int, stop: int) -> list[ChangeEvent]:
         self.calls.count("mapped", stop - start)
-        return [self._event(*records[index]) for index in range(start, stop)]
+        return super().events(records, start, stop)
 
-    def _event(self, key: MulticloudDbKey, document: Document) -> ChangeEvent:
-        return ChangeEvent(
-            event_id=snapshot_event_id(self.plan_id, key),
-            key=key,
-            type=ChangeType.CREATE,
-            timestamp=_EPOCH + timedelta(microseconds=self.micros),
-            new_item_state=document if self.spec.with_new else None,
-            old_item_state=None,
-            order_key=floor_of(self.commit),
-            by_expiry=False,
-            backfilled=True,
-            address=self.spec.address,
-            partition_id=self.public_id,
-            native=document if self.spec.include_native else None,
+    def rows(self, records: list[Row], start: int, stop: int, *, texts: bool) -> Rows | None:
+        if texts:
+            return None
+        keys, documents = [row[0] for row in records[start:stop]], [row[1] for row in records[start:stop]]
+        return Rows(
+            keys,
+            documents if self.view.with_new else [None] * len(keys),
+            natives=documents if self.view.native else [None] * len(keys),
         )
+
+    def place_after(self, records: list[Row], count: int) -> str:
+        return str(place_in_scan(records[count - 1][0]))
+
+
+def _mapper(view: View, public_id: str, segment: Segment) -> _Mapper:
+    spec = view.spec
+    common = CommonView(spec.address, public_id, with_new=spec.with_new, native=spec.include_native)
+    return _Mapper(common, segment, view.calls)
 
 
 class SegmentReader(Reader):
     """Reads one segment, row after row in the order of their hashes."""
 
-    def __init__(self, view: View, segment_id: str, public_id: str, cursor: Cursor) -> None:
-        if not is_segment_cursor(cursor):
+    def __init__(self, view: View, public_id: str, segment: Segment) -> None:
+        try:
+            last, high = int(segment.after), int(segment.last)
+        except ValueError as error:
+            raise InvalidCursor("it is not a segment of the simulation") from error
+        if not (-1 <= last < high <= PLACES and isinstance(segment.scan.mark, int)):
             raise InvalidCursor("it is not a segment of the simulation")
-        position: Any = cursor
-        self._view, self._sim, self._id, self._calls = view, view.sim, segment_id, view.calls
-        self._plan_id, self._commit, self._micros, self._low, self._high, self._last = position
-        self._mapper = _Mapper(
-            view.spec, public_id, self._plan_id, self._commit, self._micros, self._low, self._high, view.calls
-        )
+        self._view, self._sim, self._calls = view, view.sim, view.calls
+        self._segment, self._id = segment, segment.segment_id
+        self._last, self._high, self._commit = last, high, segment.scan.mark
+        self._mapper = _mapper(view, public_id, segment)
         self._cancelled = self._closed = False
         self._busy = threading.Lock()
 
@@ -213,25 +191,29 @@ class SegmentReader(Reader):
         middle = place_in_scan(left[len(left) // 2][0])
         bounds = ((self._last + 1, middle), (middle, self._high))
         return tuple(
-            _segment(self._plan_id, self._commit, self._micros, low, high, -1)
+            self._segment.piece(f"{low:x}-{high:x}", str(low - 1), str(high))
             for low, high in bounds
             if low < high
         )
 
     def _cursor(self) -> Cursor:
-        return [self._plan_id, self._commit, self._micros, self._low, self._high, self._last]
+        return self._segment.at(str(self._last)).cursor
 
     def _rows(self) -> list[Row]:
-        low = max(self._low, self._last + 1)
-        return self._sim.rows(low, self._high, self._commit if self._sim.behaviour.point_in_time else None)
+        commit = self._commit if self._sim.behaviour.point_in_time else None
+        return self._sim.rows(self._last + 1, self._high, commit)
 
 
-def look_up(view: View, keys: Sequence[MulticloudDbKey]) -> dict[MulticloudDbKey, LookupAnswer]:
+def answers(view: View, keys: Sequence[MulticloudDbKey]) -> dict[MulticloudDbKey, LookupAnswer]:
     """Return the rows of at most four keys, so that every larger lookup takes several calls."""
-    sim, asked, documents = view.sim, keys[:_LOOKED_UP], view.sim.documents()
-    for key in asked:
+    sim, documents = view.sim, view.sim.documents()
+
+    def normal(key: MulticloudDbKey) -> MulticloudDbKey:
         check_components(key, list(next(iter(documents), key).components))
-    micros = (sim.now - _EPOCH) // timedelta(microseconds=1)
-    mapper = _Mapper(view.spec, "", LOOKUP_PLAN, sim.head, micros, 0, PLACES, view.calls)
-    rows = [(key, documents[key]) for key in asked if key in documents]
-    return answers_of(asked, mapper.events(rows, 0, len(rows)))
+        return key
+
+    def ask(asked: list[MulticloudDbKey]) -> Found:
+        rows = [(key, documents[key]) for key in asked if key in documents]
+        return Found(_mapper(view, "", looked_up(sim.now)).events(rows, 0, len(rows)))
+
+    return look_up(keys, _LOOKED_UP, normal, ask)

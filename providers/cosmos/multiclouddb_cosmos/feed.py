@@ -23,7 +23,7 @@ from multiclouddb_cosmos.position import KeyRange, Place, compare, cursor_of, pl
 from multiclouddb_cosmos.ranges import Resolution, oldest_place, stated
 from multiclouddb_cosmos.reader import CosmosReader
 from multiclouddb_cosmos.records import ROW
-from multiclouddb_cosmos.snapshots import ScanReader, cut_segments, is_scan, look_up, plan_scan, scan_of
+from multiclouddb_cosmos.snapshots import ScanReader, cut_segments, look_up_items, plan_scan
 from multiclouddb_cosmos.source import Source
 from multiclouddb_spi import (
     Continue,
@@ -40,11 +40,11 @@ from multiclouddb_spi import (
     Position,
     ProviderFault,
     Reader,
+    Scan,
     ScanPlan,
     Seed,
     Segment,
     Survey,
-    plan_id_of,
     unsupported,
 )
 
@@ -115,16 +115,16 @@ class CosmosFeed(Feed):
         return stated(kept, lost, found)
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
-        """Open a reader of one range, or of one segment of a scan."""
-        if plan_id_of(partition_id) is not None:
-            if (span := range_of(partition_id.rpartition(":")[2])) is None:
-                raise InvalidCursor("it names no range of keys")
-            view = attrs.evolve(self._source.view(self.public_id(partition_id)), usual=ROW)
-            return ScanReader(self._source, view, span, scan_of(cursor))
+        """Open a reader of one range."""
         place, bound = self._place(cursor), None if until is None else self._place(until)
         if (span := range_of(partition_id)) is None:
             raise InvalidCursor("it names no range of keys")
         return CosmosReader(self._source, self.public_id, span, place, bound)
+
+    def open_segment(self, segment: Segment) -> Reader:
+        """Open a reader of one segment of a scan."""
+        view = attrs.evolve(self._source.view(self.public_id(segment.segment_id)), usual=ROW)
+        return ScanReader(self._source, view, segment)
 
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
@@ -173,28 +173,25 @@ class CosmosFeed(Feed):
         """Plan a scan with one segment for each range. The parameter `segments` has no effect."""
         return plan_scan(self.start(Now(), None, deadline), None, self._source.late)
 
-    def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
+    def segments(
+        self, scan: Scan, rest: Cursor, count: int, deadline: Deadline
+    ) -> tuple[list[Segment], Cursor | None]:
         """Return the next ranges from the plan of a scan, without sending a request."""
-        return cut_segments(cursor, count)
+        return cut_segments(scan, rest, count)
 
     def lookup(
         self, keys: Sequence[MulticloudDbKey], deadline: Deadline
     ) -> dict[MulticloudDbKey, LookupAnswer]:
         """Return the items of at most 100 keys, with one point read for each."""
-        return look_up(self._source, keys, deadline)
+        return look_up_items(self._source, keys, deadline)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
         """Compare the LSNs of two positions."""
-        # For positions of a scan, return 0 if both positions are equal, and None otherwise.
-        if is_scan(a) or is_scan(b):
-            return 0 if a == b else None
         # If the LSNs are equal, compare the positions in the library's own order.
         return compare(self._place(a), self._place(b))
 
     def describe(self, cursor: Cursor) -> Position:
         """Return the LSN of a position, and a lower limit on the times of the records after it."""
-        if is_scan(cursor):
-            return Position(f"scan at LSN {scan_of(cursor).place.lsn}", None)
         place = self._place(cursor)
         inside = "" if place.inner is None else ", inside a transaction"
         return Position(f"LSN {place.lsn}{inside}", self._source.since(place.since))

@@ -17,7 +17,7 @@ from multiclouddb_dynamo.mapping import View
 from multiclouddb_dynamo.position import compare, cursor_of, describe, headroom, join, place_of, without_trail
 from multiclouddb_dynamo.reader import DynamoReader
 from multiclouddb_dynamo.shards import Listing
-from multiclouddb_dynamo.snapshots import Part, SameTable, SegmentReader, cut, is_segment, look_up, plan_scan
+from multiclouddb_dynamo.snapshots import SameTable, SegmentReader, cut, look_up_items, plan_scan
 from multiclouddb_dynamo.source import Source
 from multiclouddb_dynamo.starts import Resolution
 from multiclouddb_dynamo.survey import survey_of_children, survey_of_listing
@@ -30,11 +30,11 @@ from multiclouddb_spi import (
     Position,
     ProviderFault,
     Reader,
+    Scan,
     ScanPlan,
     Seed,
     Segment,
     Survey,
-    plan_id_of,
 )
 
 _ARN_PARTS: Final = 5
@@ -108,10 +108,13 @@ class DynamoFeed(Feed):
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
         view = self._view(self.public_id(partition_id), partition_id)
-        if plan_id_of(partition_id) is not None:
-            return SegmentReader(self._source, self._same, view, Part.of(partition_id, cursor))
         bound = place_of(until) if until is not None else None
         return DynamoReader(self._source, view, place_of(cursor), bound)
+
+    def open_segment(self, segment: Segment) -> Reader:
+        return SegmentReader(
+            self._source, self._same, self._view(self.public_id(segment.segment_id), ""), segment
+        )
 
     def survey(
         self,
@@ -149,34 +152,34 @@ class DynamoFeed(Feed):
         return listing
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
-        return None if is_segment(cursor) else headroom(place_of(cursor), now)
+        return headroom(place_of(cursor), now)
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
         return cursor_of(join(map(place_of, cursors)))
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """Compare sequence numbers as integers. Positions in a scan are equal (0) or incomparable (None)."""
-        if is_segment(a) or is_segment(b):
-            return 0 if a == b else None
+        """Compare sequence numbers as integers."""
         return compare(place_of(a), place_of(b))
 
     def without_hints(self, cursor: Cursor) -> Cursor:
-        return cursor if is_segment(cursor) else without_trail(cursor)
+        return without_trail(cursor)
 
     def describe(self, cursor: Cursor) -> Position:
-        return Position("part of a scan", None) if is_segment(cursor) else describe(place_of(cursor))
+        return describe(place_of(cursor))
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
         return plan_scan(self._source, self.start(Now(), None, deadline), segments)
 
-    def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
-        return cut(cursor, count)
+    def segments(
+        self, scan: Scan, rest: Cursor, count: int, deadline: Deadline
+    ) -> tuple[list[Segment], Cursor | None]:
+        return cut(scan, rest, count)
 
     def lookup(
         self, keys: Sequence[MulticloudDbKey], deadline: Deadline
     ) -> dict[MulticloudDbKey, LookupAnswer]:
         """Return the items of at most 100 keys with one call."""
-        return look_up(self._source, self._same, self._view("", ""), keys)
+        return look_up_items(self._source, self._same, self._view("", ""), keys)
 
     def _view(self, public_id: str, shard_id: str) -> View:
         spec = self.spec

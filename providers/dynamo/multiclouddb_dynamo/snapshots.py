@@ -1,10 +1,13 @@
-"""Scans a table for `Snapshot()`: the plan, its segments, and the reader of one segment."""
+"""Scans a table for `Snapshot()`: the plan, its segments, and the reader of one segment.
+
+The mark of a scan is the number of its segments, and the name of a segment is its own number. The service
+needs both in each call. A position is the key of the last item that was read, as a JSON list of texts, or "."
+at the end. The rest of a plan is `[items in a segment, number of the next segment]`.
+"""
 
 from __future__ import annotations
 
 import base64
-import reprlib
-import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,44 +15,43 @@ from datetime import UTC, datetime
 from itertools import repeat
 from typing import Any, Final, TypeAlias, TypeVar
 
-import attrs
 import orjson
 from attrs import frozen
 from botocore.exceptions import ClientError, ParamValidationError
 
-from multiclouddb_api import ChangeType, ErrorCategory, LookupAnswer, MulticloudDbKey
+from multiclouddb_api import ErrorCategory, LookupAnswer, MulticloudDbKey
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_dynamo.catalog import replaced
-from multiclouddb_dynamo.client import RECORD_BYTES, Calls, Table, memory_of
+from multiclouddb_dynamo.client import RECORD_BYTES, Table, memory_of
 from multiclouddb_dynamo.errors import GONE, ITS_OPERATOR, REJECTED, code_of
 from multiclouddb_dynamo.mapping import View, json_text, key_text
-from multiclouddb_dynamo.position import MOST_SECONDS, moment_of
+from multiclouddb_dynamo.position import moment_of
 from multiclouddb_dynamo.source import Source
 from multiclouddb_dynamo.values import decode_map, encode_key, key_value
 from multiclouddb_spi import (
     DAMAGED,
     Batch,
-    ColumnMapper,
-    Columns,
     Continue,
     Cursor,
     Deadline,
+    Found,
     InvalidCursor,
     Outcome,
     ProviderFault,
     Reader,
-    RecordFault,
+    RowMapper,
+    Rows,
+    Scan,
     Scanned,
     ScanPlan,
     Seed,
     Segment,
     cancelled,
-    reason_of,
-    segment_id_of,
-    snapshot_event_ids,
-    snapshot_id_of,
+    canonical_texts,
+    check_components,
+    look_up,
+    looked_up,
 )
-from multiclouddb_spi.abilities import LOOKUP_PLAN, answers_of, check_components
 from multiclouddb_spi.faults import key_digest
 
 FLOOR: Final = "00"
@@ -66,74 +68,37 @@ _MOST_DIGITS: Final = 8  # the maximum number of digits of a segment's number
 _MOST_TEXT: Final = 4096  # a key has at most 2,048 bytes; base64 makes it longer by a third
 
 
-@frozen
-class Part:
-    """A position in a segment of a scan."""
-
-    plan_id: str
-    seconds: int
-    total: int
-    segment: int
-    key: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, segment_id: str, cursor: Cursor) -> Part:
-        plan_id, _, number = segment_id.removeprefix(snapshot_id_of("")).partition(":")
-        if is_segment(cursor) and number.isascii() and number.isdecimal() and len(number) < _MOST_DIGITS:
-            position: Any = cursor
-            seconds, total, *key = position
-            if int(number) < total:
-                return cls(plan_id, seconds, total, int(number), tuple(key))
-        raise InvalidCursor(f"{reprlib.repr(cursor)[:60]} is not a position in a scan")
-
-    @property
-    def segment_id(self) -> str:
-        return segment_id_of(self.plan_id, str(self.segment))
-
-    @property
-    def cursor(self) -> Cursor:
-        return [self.seconds, self.total, *self.key]
-
-    @property
-    def is_over(self) -> bool:
-        return self.key == (_END,)
-
-    def after(self, item: Item, names: tuple[str, ...]) -> Part:
-        """Return the position after an item, or after the item that has the given key."""
-        try:
-            return attrs.evolve(self, key=tuple(_key_text(item[name]) for name in names))
-        except DAMAGED:
-            raise ProviderFault.of(
-                ErrorCategory.PROVIDER_ERROR,
-                f"an item in {self.text} lacks the table's key; please report this, because no service sends "
-                "such an item",
-            ) from None
-
-    def start_key(self, names: tuple[str, ...]) -> dict[str, Any] | None:
-        """Return the last key that was read, as typed JSON with binary values as bytes."""
-        if not self.key:
-            return None
-        if len(self.key) != len(names):
-            raise InvalidCursor(
-                f"its key has {len(self.key)} attributes, but the table's key has {len(names)}"
-            )
-        return {name: _key_value(text) for name, text in zip(names, self.key, strict=True)}
-
-    @property
-    def text(self) -> str:
-        return f"segment {self.segment + 1} of {self.total} of a scan"
+def part_of(segment: Segment) -> tuple[int, int]:
+    """Return the number of a segment, and the number of all segments of its scan."""
+    total, name = segment.scan.mark, segment.name
+    if type(total) is int and 0 < total <= MOST_SEGMENTS and name.isascii() and name.isdecimal():
+        number = int(name) if len(name) < _MOST_DIGITS else total
+        if number < total:
+            return number, total
+    raise InvalidCursor("it is not a segment of a scan")
 
 
-def is_segment(cursor: Cursor) -> bool:
-    """Return True if a cursor belongs to a segment and not to a shard."""
-    match cursor:
-        case [int() as seconds, int() as total, *key] if 0 <= seconds <= MOST_SECONDS:
-            named = len(key) <= 2 and all(
-                type(text) is str and text[:1] in _LETTERS and 1 < len(text) <= _MOST_TEXT for text in key
-            )
-            return 0 < total <= MOST_SEGMENTS and (named or key == [_END])
-        case _:
-            return False
+def start_key(after: str, names: tuple[str, ...]) -> dict[str, Any] | None:
+    """Return the key after which to read, as typed JSON with binary values as bytes; None to begin."""
+    if not after:
+        return None
+    try:
+        texts = orjson.loads(after)
+    except ValueError as error:
+        raise InvalidCursor("its key is not JSON") from error
+    if type(texts) is not list or len(texts) != len(names):
+        raise InvalidCursor(f"its key does not have the {len(names)} attributes of the table's key")
+    return {name: _key_value(text) for name, text in zip(names, texts, strict=True)}
+
+
+def _text_of(item: Item, names: tuple[str, ...]) -> str:
+    """Return the key of an item as the text of a position."""
+    return orjson.dumps([_key_text(item[name]) for name in names]).decode()
+
+
+def _shown(segment: Segment) -> str:
+    number, total = part_of(segment)
+    return f"segment {number + 1} of {total} of a scan"
 
 
 def _key_text(value: Mapping[str, Any]) -> str:
@@ -146,7 +111,9 @@ def _key_text(value: Mapping[str, Any]) -> str:
     return f"{tag}{raw}"
 
 
-def _key_value(text: str) -> dict[str, Any]:
+def _key_value(text: Any) -> dict[str, Any]:
+    if not (type(text) is str and text[:1] in _LETTERS and 1 < len(text) <= _MOST_TEXT):
+        raise InvalidCursor("its key is not the key of an item")
     tag, raw = text[0], text[1:]
     if tag != "B":
         return {tag: raw}
@@ -157,43 +124,39 @@ def _key_value(text: str) -> dict[str, Any]:
 
 
 @frozen
-class RowMapper(ColumnMapper):
+class ItemMapper(RowMapper):
     """Maps the items of one segment."""
 
     view: View
-    part: Part
+    segment: Segment
 
-    def cursor_after(self, records: Sequence[Item], count: int) -> Cursor:
-        return self.part.after(records[count - 1], self.view.key_names).cursor
-
-    def columns(self, records: Sequence[Item], start: int, stop: int, *, texts: bool) -> Columns:
+    def rows(self, records: Sequence[Item], start: int, stop: int, *, texts: bool) -> Rows:
         view, names, items = self.view, self.view.key_names, records[start:stop]
         keys = [{name: key_value(item[name]) for name in names} for item in items]
-        parts = [[each[name] for each in keys] for name in names]
         document: Callable[[Any], Any] = json_text if texts else decode_map
-        return Columns(
-            snapshot_event_ids(self.part.plan_id, names, parts),
+        return Rows(
             [key_text(item, names) for item in items] if texts else trusted_keys(keys),
-            repeat(ChangeType.CREATE),
-            repeat(moment_of(self.part.seconds)),
-            repeat(FLOOR),
             list(map(document, items)) if view.with_new else repeat(None),
-            backfilled=repeat(True),
+            canonical_texts(names, [[each[name] for each in keys] for name in names]),
             natives=items if view.native else repeat(None),
         )
 
-    def fault(self, records: Sequence[Item], index: int, error: Exception | None) -> RecordFault:
-        where = self.part.after(records[index], self.view.key_names)
+    def place_after(self, records: Sequence[Item], count: int) -> str:
+        try:
+            return _text_of(records[count - 1], self.view.key_names)
+        except DAMAGED:
+            raise ProviderFault.of(
+                ErrorCategory.PROVIDER_ERROR,
+                f"an item in {_shown(self.segment)} lacks the table's key; please report this, because no "
+                "service sends such an item",
+            ) from None
+
+    def name_of(self, records: Sequence[Item], index: int) -> str:
         try:
             key = key_text(records[index], self.view.key_names).decode()
         except DAMAGED:
-            key = orjson.dumps(where.key).decode()
-        return RecordFault(
-            index,
-            f"the item with the key {key_digest(key)} in {where.text}",
-            f"it cannot be decoded as an item ({reason_of(error)})",
-            where.cursor,
-        )
+            key = self.place_after(records, index + 1)
+        return f"the item with the key {key_digest(key)} in {_shown(self.segment)}"
 
 
 # A segment of this size is read in about a minute. If a Spark task fails, its segment is read again.
@@ -239,28 +202,33 @@ class SameTable:
         return answer
 
 
-def look_up(
+def look_up_items(
     source: Source, same: SameTable, view: View, keys: Sequence[MulticloudDbKey]
 ) -> dict[MulticloudDbKey, LookupAnswer]:
     """Return the items of some of the keys, with one `BatchGetItem` call."""
-    normal, wanted = dict[MulticloudDbKey, MulticloudDbKey](), dict[MulticloudDbKey, Item]()
-    for key in keys[:_MOST_KEYS]:
-        check_components(key, view.key_names)
-        encoded = {name: encode_key(name, key[name]) for name in view.key_names}
-        normal[key] = _key_of(encoded, view)
-        wanted[normal[key]] = encoded  # the service refuses a call with equal keys
-    name = str(source.spec.address.collection)
-    items, unprocessed = same.checked(lambda: source.calls.items(name, list(wanted.values())))
-    left = {_key_of(each, view) for each in unprocessed}
-    if wanted.keys() == left:
-        raise ProviderFault.of(
-            ErrorCategory.THROTTLED,
-            "the table's read capacity does not suffice for the keys; raise it, or look up fewer keys",
-            retryable=True,
-        )
-    part = Part(LOOKUP_PLAN, source.seconds() or 0, 1, 0)
-    rows = RowMapper(view, part).events(items, 0, len(items))
-    return answers_of([key for key, each in normal.items() if each not in left], rows, normal.__getitem__)
+    names = view.key_names
+
+    def encoded(key: MulticloudDbKey) -> Item:
+        return {name: encode_key(name, key[name]) for name in names}
+
+    def normal(key: MulticloudDbKey) -> MulticloudDbKey:
+        check_components(key, names)
+        return _key_of(encoded(key), view)
+
+    def ask(asked: list[MulticloudDbKey]) -> Found:
+        table, wanted = str(source.spec.address.collection), list(map(encoded, asked))
+        items, unprocessed = same.checked(lambda: source.calls.items(table, wanted))
+        left = {_key_of(each, view) for each in unprocessed}
+        if left.issuperset(asked):
+            raise ProviderFault.of(
+                ErrorCategory.THROTTLED,
+                "the table's read capacity does not suffice for the keys; raise it, or look up fewer keys",
+                retryable=True,
+            )
+        segment = looked_up(moment_of(source.seconds() or 0))
+        return Found(ItemMapper(view, segment).events(items, 0, len(items)), left)
+
+    return look_up(keys, _MOST_KEYS, normal, ask)
 
 
 def _key_of(item: Item, view: View) -> MulticloudDbKey:
@@ -277,41 +245,36 @@ def segments_of(wanted: int | None, table: Table) -> int:
 
 def plan_scan(source: Source, seeds: list[Seed], wanted: int | None) -> ScanPlan:
     """Plan a scan, and read one item to find out early whether the identity may scan the table."""
-    _scan(source.calls, str(source.spec.address.collection), Part("", 0, 1, 0), source.table, 1)
+    source.calls.scan(str(source.spec.address.collection), (0, 1), None, 1, native=False)
     seconds = source.seconds()
     if seconds is None:  # the service gives no time; nothing depends on the time of a row
         seconds = int(datetime.now(UTC).timestamp())
     total, items = segments_of(wanted, source.table), source.table.items
-    plan_id = secrets.token_hex(6)
-    cursor: Cursor = [plan_id, seconds, total, items // total, 0]
-    return ScanPlan(plan_id, cursor, tuple(seeds), FLOOR, moment_of(seconds), total, items or None)
+    scan = Scan(FLOOR, moment_of(seconds), total)
+    return ScanPlan(scan, [items // total, 0], tuple(seeds), total, items or None)
 
 
-def cut(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
+def cut(scan: Scan, rest: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
     """Take the next segments from a plan, without I/O."""
-    match cursor:
-        case [str() as plan_id, int() as seconds, int() as total, int() as items, int() as number] if (
+    match scan.mark, rest:
+        case int() as total, [int() as items, int() as number] if type(total) is int and (
             0 <= number < total <= MOST_SEGMENTS and items >= 0
         ):
             pass
         case _:
             raise InvalidCursor("it is not a plan of a scan")
     end = min(total, number + count)
-    parts = [Part(plan_id, seconds, total, each) for each in range(number, end)]
-    found = [Segment(part.segment_id, part.cursor, items or None) for part in parts]
-    return found, None if end == total else [plan_id, seconds, total, items, end]
-
-
-def _scan(calls: Calls, name: str, part: Part, table: Table, limit: int, native: bool = False) -> Any:
-    after = part.start_key(table.key_names)
-    return calls.scan(name, (part.segment, part.total), after, limit, native=native)
+    found = [scan.segment(str(each), records=items or None) for each in range(number, end)]
+    return found, None if end == total else [items, end]
 
 
 class SegmentReader(Reader):
     """Reads the items of one segment, with one `Scan` call per fetch."""
 
-    def __init__(self, source: Source, same: SameTable, view: View, part: Part) -> None:
-        self._source, self._same, self._view, self._part = source, same, view, part
+    def __init__(self, source: Source, same: SameTable, view: View, segment: Segment) -> None:
+        self._source, self._same, self._view, self._segment = source, same, view, segment
+        self._part, self._mapper = part_of(segment), ItemMapper(view, segment)
+        self._place()
         self._item_bytes = RECORD_BYTES
         self._cancelled = threading.Event()
 
@@ -319,10 +282,10 @@ class SegmentReader(Reader):
         """Fetch items. An answer of the service contains at most a megabyte."""
         if self._cancelled.is_set():
             raise cancelled()
-        if self._part.is_over:
-            return self._batch([], self._part, {}, 0)
-        begin, limit = self._part, min(max_records, max(1, max_bytes // self._item_bytes))
-        answer = self._answer(limit)
+        begin = self._segment
+        if self._is_over:
+            return self._batch([], begin, {}, 0)
+        answer = self._answer(min(max_records, max(1, max_bytes // self._item_bytes)))
         items: list[Item] = answer["Items"]
         nbytes = memory_of(answer, len(items))
         if items:
@@ -330,13 +293,14 @@ class SegmentReader(Reader):
         last = answer.get("LastEvaluatedKey")
         # The service may examine many items and return none of them. In that case, the key belongs to none of
         # the returned items.
-        self._part = begin.after(last, self._view.key_names) if last else attrs.evolve(begin, key=(_END,))
-        if self._part == begin:
+        self._segment = begin.at(self._mapper.place_after([last], 1) if last else _END)
+        if self._segment == begin:
             raise ProviderFault.of(
                 ErrorCategory.PERMANENT_FAILURE,
-                f"Scan: a page of {begin.text} ends with the key after which it begins, so the scan never "
+                f"Scan: a page of {_shown(begin)} ends with the key after which it begins, so the scan never "
                 f"ends; {ITS_OPERATOR}",
             )
+        self._place()
         return self._batch(items, begin, answer, nbytes)
 
     def cancel(self) -> None:
@@ -345,23 +309,28 @@ class SegmentReader(Reader):
     def close(self) -> None:
         """Do nothing, because the reader holds no resources."""
 
+    def _place(self) -> None:
+        after = self._segment.after
+        self._is_over = after == _END
+        self._start = None if self._is_over else start_key(after, self._view.key_names)
+
     def _answer(self, limit: int) -> Any:
         source, name = self._source, str(self._source.spec.address.collection)
         return self._same.checked(
-            lambda: _scan(source.calls, name, self._part, source.table, limit, self._view.native)
+            lambda: source.calls.scan(name, self._part, self._start, limit, native=self._view.native)
         )
 
-    def _batch(self, items: list[Item], begin: Part, answer: Any, nbytes: int) -> Batch:
-        outcome: Outcome = Scanned() if self._part.is_over else Continue()
+    def _batch(self, items: list[Item], begin: Segment, answer: Any, nbytes: int) -> Batch:
+        outcome: Outcome = Scanned() if self._is_over else Continue()
         charge = (answer.get("ConsumedCapacity") or {}).get("CapacityUnits")
         return Batch(
             items,
-            RowMapper(self._view, begin),
+            self._mapper,
             begin.cursor,
-            self._part.cursor,
+            self._segment.cursor,
             outcome,
             nbytes,
-            caught_up=self._part.is_over,
+            caught_up=self._is_over,
             charge=None if charge is None else float(charge),
             requests=1 if answer else 0,
         )

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import uuid
+from datetime import UTC, datetime
 from decimal import Context, Decimal
 
 import pytest
@@ -23,14 +24,16 @@ from multiclouddb_conformance.open_client import open_client
 from multiclouddb_conformance.refusals import refused
 from multiclouddb_dynamo.mapping import DynamoMapper, View
 from multiclouddb_dynamo.provider import PLUGIN
-from multiclouddb_dynamo.snapshots import Part, RowMapper
+from multiclouddb_dynamo.snapshots import ItemMapper
 from multiclouddb_dynamo.values import encode_key
+from multiclouddb_spi import Scan
 
 from .servers.local import shared
 from .servers.server import REGION
 from .world import ADDRESS, World, patiently
 
 WIDE = Context(prec=60)
+SEGMENT = Scan("00", datetime(2026, 1, 1, tzinfo=UTC), 1).segment("0")
 NUMBERS, SPELLINGS = ResourceAddress(collection="numbers"), ResourceAddress(collection="spellings")
 # Each group has the forms of one number, and no two groups have the same.
 GROUPS = [
@@ -187,7 +190,7 @@ def test_a_server_that_keeps_the_spelling_gives_the_same_key(text, name):
     view = View(ADDRESS, "p", "shard", (name,))
     for mapper, each in (
         (DynamoMapper(view), record),
-        (RowMapper(view, Part("p", 0, 1, 0)), data["NewImage"]),
+        (ItemMapper(view, SEGMENT), data["NewImage"]),
     ):
         (event,) = mapper.events([each], 0, 1)
         assert event.key == MulticloudDbKey({name: 5})
@@ -196,6 +199,6 @@ def test_a_server_that_keeps_the_spelling_gives_the_same_key(text, name):
 
 def test_only_the_key_takes_the_normal_form():
     item = {"id": {"N": "2.50"}, "price": {"N": "2.50"}}
-    (event,) = RowMapper(View(ADDRESS, "p", "", ("id",)), Part("p", 0, 1, 0)).events([item], 0, 1)
+    (event,) = ItemMapper(View(ADDRESS, "p", "", ("id",)), SEGMENT).events([item], 0, 1)
     assert event.key == MulticloudDbKey({"id": Decimal("2.5")})
     assert str(event.new_item_state["id"]) == str(event.new_item_state["price"]) == "2.50"

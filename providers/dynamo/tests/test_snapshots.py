@@ -1,7 +1,9 @@
 """Tests snapshots of a table on the scripted server: rows, positions, and failures."""
 
 import itertools
+from datetime import UTC, datetime
 
+import attrs
 import pytest
 
 from multiclouddb_api import (
@@ -24,9 +26,11 @@ from multiclouddb_conformance.refusals import refused
 from multiclouddb_dynamo import DynamoClients
 from multiclouddb_dynamo.client import Calls, Table
 from multiclouddb_dynamo.provider import PLUGIN
-from multiclouddb_dynamo.snapshots import FLOOR, Part, cut, is_segment, segments_of
-from multiclouddb_spi import FeedSpec, InvalidCursor, Scanned, plan_id_of, snapshot_event_id
+from multiclouddb_dynamo.snapshots import FLOOR, cut, part_of, segments_of
+from multiclouddb_spi import FeedSpec, InvalidCursor, Scan, Scanned, Segment, plan_id_of
 from multiclouddb_spi.faults import key_digest
+from multiclouddb_spi.positions import open_reader
+from multiclouddb_spi.rows import event_ids_of
 
 from .world import ADDRESS, TABLE, World, fetch, seconds, session, soon
 
@@ -89,16 +93,17 @@ def feed_of(world, address=ADDRESS, clients=None, **spec):
 
 
 def all_segments(feed, wanted, count=3):
-    rest, found = feed.snapshot(wanted, soon()).cursor, []
+    plan, found = feed.snapshot(wanted, soon()), []
+    rest = plan.rest
     while rest is not None:
-        segments, rest = feed.segments(rest, count, soon())
+        segments, rest = feed.segments(plan.scan, rest, count, soon())
         found += segments
     return found
 
 
 def rest_of(feed, segment, cursor, limit=1000):
     """Return every row after a position, and the position after each row."""
-    reader, events, cursors = feed.open(segment.segment_id, cursor), [], []
+    reader, events, cursors = open_reader(feed, segment.segment_id, cursor), [], []
     while True:
         batch = fetch(reader, limit)
         events += batch.events(0, len(batch))
@@ -136,7 +141,8 @@ class TestKeysAndValues:
         for key, row in found.items():
             assert {**row.new_item_state, "n": 1} == later[key].new_item_state
             assert {name: row.new_item_state[name] for name in names} == key.components
-            assert row.event_id == snapshot_event_id(row.event_id.split(":")[1], key)
+            scan = Scan(FLOOR, row.timestamp, plan_id=plan_id_of(row.event_id))
+            assert [row.event_id] == event_ids_of(scan, [key.canonical()])
             assert row.order_key == FLOOR < later[key].order_key
 
     def test_arrow_native_and_own_clients_give_the_same(self, typed):
@@ -144,7 +150,7 @@ class TestKeysAndValues:
         for mode in NewItemStateMode:
             feed = feed_of(world, address, new_item_state_mode=mode)
             (segment,) = all_segments(feed, 1)
-            batch = fetch(feed.open(segment.segment_id, segment.cursor))
+            batch = fetch(feed.open_segment(segment))
             assert len(batch) == ITEMS
             assert batch.arrow(2, 9) == events_to_arrow(batch.events(2, 9))
         made = (
@@ -162,12 +168,9 @@ class TestKeysAndValues:
 
 # -- Plans and positions
 
-PLANS = [None, [], ["p", 1, 4, 0], ["p", 1, 4, 0, 4], ["p", 1, 4, -1, 0], ["p", 1, 2_000_000, 0, 0], "p"]
-PLACES = [
-    None, [1], [1, 0], [-1, 4], [1, 2_000_000], [1, 4, "x"], [1, 4, "S"], [1, 4, ".", "."],
-    [1, 4, "Sa", "Sb", "Sc"], [1, 4, "S" + "a" * 5000], [1, 4, 7], ["000000000000000000001", 17],
-    ["n", 17, "iterator"],
-]  # fmt: skip
+SCAN = Scan(FLOOR, datetime(2026, 1, 1, tzinfo=UTC), 100, "p")
+PLANS = [None, [], [5], [5, 100], [5, -1], [-1, 0], [5, 0, 0], "p"]
+PLACES = ["x", "[", "7", "{}", "[]", '["S"]', '["Xa"]', "[7]", '["Sa","Sb"]', '["B*"]', f'["S{"a" * 5000}"]']
 
 
 class TestPlans:
@@ -181,37 +184,29 @@ class TestPlans:
 
     @pytest.mark.parametrize("count", [1, 7, 100])
     def test_every_segment_is_cut_once_whatever_the_steps(self, count):
-        rest, numbers = ["p", 1, 100, 5, 0], []
+        rest, numbers = [5, 0], []
         while rest is not None:
-            assert cut(rest, count) == cut(rest, count)
-            segments, rest = cut(rest, count)
+            assert cut(SCAN, rest, count) == cut(SCAN, rest, count)
+            segments, rest = cut(SCAN, rest, count)
             assert len(segments) <= count
-            numbers += [Part.of(segment.segment_id, segment.cursor).segment for segment in segments]
+            numbers += [part_of(Segment.of(each.segment_id, each.cursor)) for each in segments]
             assert {(each.records, plan_id_of(each.segment_id)) for each in segments} == {(5, "p")}
-        assert numbers == list(range(100))
+        assert numbers == [(number, 100) for number in range(100)]
 
     def test_damaged_plans_and_places_are_refused(self, world):
-        feed = feed_of(world)
-        for cursor in PLACES:
-            assert not is_segment(cursor), cursor
-        names = ("", "x", "-1", "4", "1.5", "9" * 5000, "²")
-        acts = [lambda cursor=cursor: cut(cursor, 1) for cursor in PLANS]
-        acts += [lambda cursor=cursor: feed.open("snapshot:p:0", cursor) for cursor in PLACES]
-        acts += [lambda name=name: feed.open(f"snapshot:p:{name}", [1, 4]) for name in names]
-        for key in (["Sa", "Sb"], ["B*"]):  # not a key of this table
-            acts.append(lambda key=key: fetch(feed.open("snapshot:p:0", [1, 4, *key])))
+        feed, segment = feed_of(world), SCAN.segment("0")
+        names, marks = ("", "x", "-1", "100", "1.5", "9" * 5000, "²"), (None, 0, 2_000_000, "4", True, 1.5)
+        scans = [attrs.evolve(SCAN, mark=mark) for mark in marks]
+        acts = [lambda rest=rest: cut(SCAN, rest, 1) for rest in PLANS]
+        acts += [lambda scan=scan: cut(scan, [5, 0], 1) for scan in scans]
+        acts += [lambda place=place: feed.open_segment(segment.at(place)) for place in PLACES]
+        acts += [lambda name=name: feed.open_segment(SCAN.segment(name)) for name in names]
+        acts += [
+            lambda mark=mark: feed.open_segment(attrs.evolve(SCAN, mark=mark).segment("0")) for mark in marks
+        ]
         for act in acts:
             with pytest.raises(InvalidCursor):
                 act()
-
-    def test_the_feed_takes_places_of_a_scan_like_others(self, world):
-        feed = feed_of(world)
-        here, there = [1, 4], [1, 4, "Sk1"]
-        assert feed.compare(here, here) == 0
-        assert feed.compare(here, there) is feed.compare(there, ["n", 1]) is None
-        assert (feed.without_hints(here), feed.without_hints(there)) == (here, there)
-        assert feed.describe(there).time is None
-        assert feed.headroom(there, feed.clock(soon())) is None
 
     def test_a_plan_pins_the_stream_before_it_reads(self, world):
         feed_of(world).snapshot(None, soon())

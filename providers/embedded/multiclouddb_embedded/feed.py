@@ -8,7 +8,7 @@ from datetime import datetime
 
 from multiclouddb_api import AtTime, Beginning, LogicalPartition, LookupAnswer, MulticloudDbKey, Now
 from multiclouddb_embedded.errors import PROVIDER_ID
-from multiclouddb_embedded.mapping import View, describe, from_micros, is_scan, position_of, to_micros
+from multiclouddb_embedded.mapping import View, describe, from_micros, position_of, to_micros
 from multiclouddb_embedded.partitions import Family, find_head, read_family, read_head, read_shape
 from multiclouddb_embedded.reader import EmbeddedReader
 from multiclouddb_embedded.source import Source
@@ -23,12 +23,12 @@ from multiclouddb_spi import (
     Head,
     Position,
     Reader,
+    Scan,
     ScanPlan,
     Seed,
     Segment,
     Survey,
     expired,
-    plan_id_of,
 )
 
 
@@ -72,12 +72,13 @@ class EmbeddedFeed(Feed):
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
         view = self._view(self.public_id(partition_id))
-        if plan_id_of(partition_id) is not None:
-            from multiclouddb_embedded.snapshots import SegmentReader  # many processes never scan
-
-            return SegmentReader(self._source, view, cursor)
         bound = position_of(until) if until is not None else None
         return EmbeddedReader(self._source, partition_id, view, position_of(cursor), bound)
+
+    def open_segment(self, segment: Segment) -> Reader:
+        from multiclouddb_embedded.snapshots import SegmentReader  # many processes never scan
+
+        return SegmentReader(self._source, self._view(self.public_id(segment.segment_id)), segment)
 
     def survey(
         self,
@@ -100,16 +101,14 @@ class EmbeddedFeed(Feed):
         return max(cursors, key=position_of)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """Compare sequence numbers. Positions in a scan cannot be compared."""
-        if is_scan(a) or is_scan(b):
-            return 0 if a == b else None
+        """Compare sequence numbers."""
         left, right = position_of(a)[0], position_of(b)[0]
         return (left > right) - (left < right)
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         """Return the collection's retention minus the age of the position."""
         retention = self._scope.collection.retention
-        if retention is None or is_scan(cursor):
+        if retention is None:
             return None
         return max(0, retention - (to_micros(now) - position_of(cursor)[1])) / 1_000_000
 
@@ -123,16 +122,18 @@ class EmbeddedFeed(Feed):
             head = read_head(connection)
             return plan_scan(connection, self._scope, head, family.at(*head), segments)
 
-    def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
+    def segments(
+        self, scan: Scan, rest: Cursor, count: int, deadline: Deadline
+    ) -> tuple[list[Segment], Cursor | None]:
         """Return the next segments of the plan, which are found by counting rows."""
         from multiclouddb_embedded.snapshots import cut
 
         with self._store.reading(deadline) as connection:
-            return cut(connection, self._scope, cursor, count)
+            return cut(connection, self._scope, scan, rest, count)
 
     def moment(self, cursor: Cursor) -> int | None:
         """Return the sequence number, which counts the changes of the whole store."""
-        return None if is_scan(cursor) else position_of(cursor)[0]
+        return position_of(cursor)[0]
 
     def describe(self, cursor: Cursor) -> Position:
         """Return a text such as `sequence 4711`, and a lower limit for the times of later changes."""
@@ -157,13 +158,11 @@ class EmbeddedFeed(Feed):
         self, keys: Sequence[MulticloudDbKey], deadline: Deadline
     ) -> dict[MulticloudDbKey, LookupAnswer]:
         """Return rows as of one read transaction."""
-        from multiclouddb_embedded.snapshots import look_up
+        from multiclouddb_embedded.snapshots import look_up_rows
 
-        for key in keys:
-            self._scope.collection.check_key(key)
         with self._store.reading(deadline) as connection:
             now = max(self._store.now(), read_head(connection)[1])
-            return look_up(connection, self._scope, self._view(""), now, keys)
+            return look_up_rows(connection, self._scope, self._view(""), now, keys)
 
     def _view(self, partition_id: str) -> View:
         spec = self.spec

@@ -159,15 +159,8 @@ def position_of(cursor: Cursor) -> tuple[int, int]:
     raise InvalidCursor(f"{str(cursor)[:60]} is not a sequence number and a time")
 
 
-def is_scan(cursor: Cursor) -> bool:
-    """Return True if a cursor belongs to a segment of a snapshot."""
-    return type(cursor) is list and len(cursor) == 5
-
-
 def describe(cursor: Cursor) -> Position:
     """Return a cursor as readable text."""
-    if is_scan(cursor):
-        return Position("part of a snapshot", None)
     seq, ts = position_of(cursor)
     return Position(f"sequence {seq}", from_micros(ts))
 

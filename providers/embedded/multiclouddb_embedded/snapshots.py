@@ -5,15 +5,12 @@ A segment is a range of keys. The keys are ordered by their canonical JSON, as i
 Therefore the scan ends even if new keys are added at the end of the collection. The stream delivers
 the keys that are added after the start of the snapshot.
 
-The cursor of a plan is `[plan id, seq, µs, rows in a segment, number of the next segment, start,
-end]`. The cursor of a segment is `[plan id, seq, µs, start, end]`. Both bounds (`start` and `end`)
-are keys. Reading begins after the key `start`, and includes the key `end`.
+A segment is read after the key `Segment.after`, and up to the key `Segment.last`, which it includes; both are
+canonical JSON. The rest of a plan is `[rows in a segment, number of the next segment, start, end]`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import sqlite3
 from collections.abc import Sequence
 from itertools import repeat
@@ -22,7 +19,7 @@ from typing import Any, Final, TypeAlias
 import orjson
 from attrs import frozen
 
-from multiclouddb_api import ChangeType, LookupAnswer, MulticloudDbKey, decode_json
+from multiclouddb_api import LookupAnswer, MulticloudDbKey, decode_json
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_embedded.mapping import ORDER_DIGITS, View, from_micros
 from multiclouddb_embedded.partitions import check_there
@@ -30,23 +27,23 @@ from multiclouddb_embedded.source import Scope, Source
 from multiclouddb_embedded.store.connection import Interrupt, snapshot
 from multiclouddb_spi import (
     Batch,
-    ColumnMapper,
-    Columns,
     Continue,
     Cursor,
     Deadline,
+    Found,
     InvalidCursor,
     Outcome,
     Reader,
-    RecordFault,
+    RowMapper,
+    Rows,
+    Scan,
     Scanned,
     ScanPlan,
     Seed,
     Segment,
-    segment_id_of,
-    snapshot_id_of,
+    look_up,
+    looked_up,
 )
-from multiclouddb_spi.abilities import LOOKUP_PLAN
 
 _SEGMENTS: Final = 4
 _LEAST_ROWS: Final = 1000
@@ -81,20 +78,18 @@ def plan_scan(
         # characters sort before `^`.
         after = scope.key[:-2]
         end, records, rows = after + b"^", None, 2**53
-    plan_id = os.urandom(6).hex()
-    cursor: Cursor = [plan_id, seq, ts, rows, 0, _text(after), _text(end or b"")]
+    # The floor is above the change `seq`, and below every later one.
+    common = Scan(f"{seq:0{ORDER_DIGITS}d}~", from_micros(ts))
     count = None if records is None else max(1, -(-records // rows))
-    return ScanPlan(plan_id, cursor, tuple(seeds), _floor(seq), from_micros(ts), count or 1, records)
+    return ScanPlan(common, [rows, 0, _text(after), _text(end or b"")], tuple(seeds), count or 1, records)
 
 
 def cut(
-    connection: sqlite3.Connection, scope: Scope, cursor: Cursor, count: int
+    connection: sqlite3.Connection, scope: Scope, scan: Scan, rest: Cursor, count: int
 ) -> tuple[list[Segment], Cursor | None]:
     """Take the next segments from a plan."""
-    match cursor:
-        case [str(plan_id), int(seq), int(ts), int(rows), int(number), str(after), str(end)] if _are_numbers(
-            seq, ts, rows, number
-        ):
+    match rest:
+        case [int() as rows, int() as number, str() as after, str() as end] if _are_numbers(rows, number):
             pass
         case _:
             raise InvalidCursor("it is not a plan of a snapshot")
@@ -105,18 +100,13 @@ def cut(
         part = {"collection": scope.collection.id, **bounds, "rows": rows - 1}
         high = connection.execute(_HIGH, part).fetchone()
         last = end if high is None else _text(high[0])
-        found.append(Segment(segment_id_of(plan_id, str(number)), [plan_id, seq, ts, after, last], rows))
+        found.append(scan.segment(str(number), after, last, rows))
         after, number = last, number + 1
-    return found, [plan_id, seq, ts, rows, number, after, end] if after < end else None
+    return found, [rows, number, after, end] if after < end else None
 
 
 def _are_numbers(*values: object) -> bool:
     return all(type(value) is int and 0 <= value < 2**62 for value in values)
-
-
-def _floor(seq: int) -> str:
-    """Return the `floor` of the snapshot: the order key of its rows."""
-    return f"{seq:0{ORDER_DIGITS}d}~"
 
 
 def _text(canonical: bytes) -> str:
@@ -128,35 +118,23 @@ Row: TypeAlias = tuple[bytes, str, str | None]
 
 
 @frozen(eq=False)
-class _Mapper(ColumnMapper):
+class _Mapper(RowMapper):
     view: View
-    plan_id: str
-    seq: int
-    ts: int
-    end: str
+    segment: Segment
 
-    def cursor_after(self, records: list[Row], count: int) -> Cursor:
-        return [self.plan_id, self.seq, self.ts, _text(records[count - 1][0]), self.end]
-
-    def columns(self, records: list[Row], start: int, stop: int, *, texts: bool) -> Columns | None:
+    def rows(self, records: list[Row], start: int, stop: int, *, texts: bool) -> Rows | None:
         if texts:
             return None
         view, rows = self.view, records[start:stop]
-        prefix, blake2b = f"{snapshot_id_of(self.plan_id)}:", hashlib.blake2b
-        return Columns(
-            [prefix + blake2b(row[0], digest_size=16).hexdigest() for row in rows],
+        return Rows(
             trusted_keys(_values([row[1] for row in rows]), view.partition_components),
-            repeat(ChangeType.CREATE),
-            repeat(from_micros(self.ts)),
-            repeat(_floor(self.seq)),
             _values([row[2] or "null" for row in rows]) if view.with_new else repeat(None),
-            backfilled=repeat(True),
+            canonical=[row[0] for row in rows],
             natives=[{"key": row[1], "doc": row[2]} for row in rows] if view.native else repeat(None),
         )
 
-    def fault(self, records: list[Row], index: int, error: Exception | None) -> RecordFault:
-        after = self.cursor_after(records, index + 1)
-        return RecordFault(index, f"row {index} of the batch", "it is not the JSON that was stored", after)
+    def place_after(self, records: list[Row], count: int) -> str:
+        return _text(records[count - 1][0])
 
 
 def _values(texts: list[str]) -> list[Any]:
@@ -173,13 +151,8 @@ class SegmentReader(Reader):
 
     # Each fetch is one read transaction, so the rows of a fetch come from the same state of the store.
 
-    def __init__(self, source: Source, view: View, cursor: Cursor) -> None:
-        match cursor:
-            case [str(plan_id), int(seq), int(ts), str(after), str(end)] if _are_numbers(seq, ts):
-                self._source, self._after, self._end = source, after, end
-            case _:
-                raise InvalidCursor("it is not a segment of a snapshot")
-        self._mapper = _Mapper(view, plan_id, seq, ts, self._end)
+    def __init__(self, source: Source, view: View, segment: Segment) -> None:
+        self._source, self._segment, self._mapper = source, segment, _Mapper(view, segment)
         self._interrupt = Interrupt()
         self._rows, self._texts = (_ROWS, 3) if view.with_new else (_KEYS, 2)
 
@@ -197,8 +170,8 @@ class SegmentReader(Reader):
         """Do nothing, because a reader holds no resources and the connections belong to the pool."""
 
     def _fetch(self, connection: sqlite3.Connection, max_records: int, max_bytes: int) -> Batch:
-        begin = self._cursor()
-        bounds = {"after": self._after.encode(), "end": self._end.encode()}
+        begin = self._segment
+        bounds = {"after": begin.after.encode(), "end": begin.last.encode()}
         part = {"collection": self._source.scope.collection.id, **bounds, "most": max_records + 1}
         cursor, rows, nbytes, more = connection.execute(self._rows, part), list[Row](), 0, True
         while len(rows) <= max_records and nbytes < max_bytes and more:
@@ -214,24 +187,30 @@ class SegmentReader(Reader):
         elif more:
             more = cursor.fetchone() is not None
         if rows:
-            self._after = _text(rows[-1][0])
+            self._segment = begin.at(self._mapper.place_after(rows, len(rows)))
         outcome: Outcome = Continue() if more else Scanned()
-        return Batch(rows, self._mapper, begin, self._cursor(), outcome, nbytes, caught_up=not more)
-
-    def _cursor(self) -> Cursor:
-        mapper = self._mapper
-        return [mapper.plan_id, mapper.seq, mapper.ts, self._after, self._end]
+        end = self._segment.cursor
+        return Batch(rows, self._mapper, begin.cursor, end, outcome, nbytes, caught_up=not more)
 
 
-def look_up(
-    connection: sqlite3.Connection, scope: Scope, view: View, now: int, keys: Sequence[MulticloudDbKey]
+def look_up_rows(
+    connection: sqlite3.Connection,
+    scope: Scope,
+    view: View,
+    now: int,
+    keys: Sequence[MulticloudDbKey],
 ) -> dict[MulticloudDbKey, LookupAnswer]:
     """Return the rows of some of the keys."""
     check_there(connection, scope.collection)
-    asked = {key.canonical(): key for key in keys[:_MOST_KEYS]}
-    places = ", ".join("?" * len(asked))
-    rows = connection.execute(f"{_BY_KEY} ({places})", (scope.collection.id, *asked)).fetchall()
-    events = _Mapper(view, LOOKUP_PLAN, 0, now, "").events(rows, 0, len(rows))
-    found: dict[MulticloudDbKey, LookupAnswer] = dict.fromkeys(asked.values())
-    found.update((asked[bytes(row[0])], event) for row, event in zip(rows, events, strict=True))
-    return found
+
+    def normal(key: MulticloudDbKey) -> MulticloudDbKey:
+        scope.collection.check_key(key)
+        return key
+
+    def ask(asked: list[MulticloudDbKey]) -> Found:
+        query = f"{_BY_KEY} ({', '.join('?' * len(asked))})"
+        ids = [key.canonical() for key in asked]
+        rows = connection.execute(query, (scope.collection.id, *ids)).fetchall()
+        return Found(_Mapper(view, looked_up(from_micros(now))).events(rows, 0, len(rows)))
+
+    return look_up(keys, _MOST_KEYS, normal, ask)

@@ -36,10 +36,7 @@ from multiclouddb_mongo.position import (
     compare,
     cursor_of,
     describe,
-    describe_scan,
-    is_scan_cursor,
     place_of,
-    range_of,
     rest_of,
     seconds_at,
     start_of,
@@ -53,7 +50,7 @@ from multiclouddb_mongo.snapshots import (
     SegmentReader,
     check_snapshot,
     cut,
-    look_up,
+    look_up_documents,
     plan_scan,
     time_in,
 )
@@ -73,11 +70,11 @@ from multiclouddb_spi import (
     PartitionState,
     Position,
     ProviderFault,
+    Scan,
     ScanPlan,
     Seed,
     Segment,
     Survey,
-    plan_id_of,
 )
 from multiclouddb_spi.faults import START_AGAIN, START_ANEW
 
@@ -201,15 +198,11 @@ class MongoFeed(Feed):
             raise _missing(self._source.address)
         return Survey((Partition(_PARTITION_ID, (), PartitionState.OPEN),))
 
-    def open(
-        self, partition_id: str, cursor: Cursor, until: Cursor | None = None
-    ) -> MongoReader | SegmentReader:
-        plan_id = plan_id_of(partition_id)
-        if plan_id is None:
-            return self._reader(partition_id, cursor, until, self._options.batch_size)
-        reader = SegmentReader(
-            self._scan, self._view(partition_id), plan_id, range_of(cursor), self._look_at_log
-        )
+    def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> MongoReader:
+        return self._reader(partition_id, cursor, until, self._options.batch_size)
+
+    def open_segment(self, segment: Segment) -> SegmentReader:
+        reader = SegmentReader(self._scan, self._view(segment.segment_id), segment, self._look_at_log)
         self._readers.add(reader)
         return reader
 
@@ -224,11 +217,13 @@ class MongoFeed(Feed):
         self._look_at_log()
         return plan_scan(self._scan, self.spec, found, seeds, segments)
 
-    def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
+    def segments(
+        self, scan: Scan, rest: Cursor, count: int, deadline: Deadline
+    ) -> tuple[list[Segment], Cursor | None]:
         """Return segments with about the same number of rows."""
-        rest = rest_of(cursor)
+        left = rest_of(scan, rest)
         self._source.reach(deadline)
-        return cut(self._scan, rest, count, deadline)
+        return cut(self._scan, left, count, deadline)
 
     def lookup(
         self, keys: Sequence[MulticloudDbKey], deadline: Deadline
@@ -239,8 +234,8 @@ class MongoFeed(Feed):
         found = find(source.client, self.spec, source.address)
         if not (found.there or self._options.allow_missing):
             raise _missing(source.address)
-        time, view = time_in(source.now()), self._view(_PARTITION_ID)
-        return look_up(self._scan, view, time, keys, collated=found.collated)
+        time, view = time_in(source.now()), attrs.evolve(self._view(_PARTITION_ID), partition_id="")
+        return look_up_documents(self._scan, view, time, keys, collated=found.collated)
 
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
@@ -257,16 +252,14 @@ class MongoFeed(Feed):
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
         """Compare the texts of the tokens. The texts sort in the order of the changes."""
-        if is_scan_cursor(a) or is_scan_cursor(b):
-            return 0 if a == b else None
         return compare(place_of(a), place_of(b))
 
     def describe(self, cursor: Cursor) -> Position:
-        return describe_scan(cursor) if is_scan_cursor(cursor) else describe(place_of(cursor))
+        return describe(place_of(cursor))
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         """Return the seconds from the last known beginning of the log to a position."""
-        return None if is_scan_cursor(cursor) else self._seconds_kept(place_of(cursor))
+        return self._seconds_kept(place_of(cursor))
 
     def _reader(
         self, partition_id: str, cursor: Cursor, until: Cursor | None, batch_size: int | None

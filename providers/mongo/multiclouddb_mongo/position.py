@@ -17,11 +17,9 @@ is written as `"b:"` and the base64 of its BSON. The server hardly checks which 
 Therefore, each position contains its kind. The resource is part of the library's own token, so the library
 checks the resource itself.
 
-The scan of a collection has positions of two other forms, which `Range` and `Rest` describe:
-
-    ["s", time, uuid, begin, end]               a segment: the keys from `begin` to `end`
-    ["s", time, uuid, begin, end, names, seen]  the same in a sharded collection
-    ["p", plan, time, uuid, low, width, left, number, names]  the part that is not divided into segments yet
+The segments of a scan have positions of another form, which `Range` and `Rest` describe. The mark of a scan
+is `[uuid, name, …]`: the UUID of the collection, empty if the collection did not exist, and the fields of the
+shard key. The rest of a plan is `[low, width, left, number]`.
 
 An `_id` is written as the byte of its BSON type and its BSON value, in hexadecimal. Therefore the server gets
 back exactly the bytes that it sent, for every type.
@@ -45,7 +43,7 @@ from bson.timestamp import Timestamp
 
 from multiclouddb_api.codec import JsonValue
 from multiclouddb_mongo.values import CODEC, LENIENT, LENIENT_RAW
-from multiclouddb_spi import Cursor, InvalidCursor, Position
+from multiclouddb_spi import Cursor, InvalidCursor, Position, Scan, Segment
 
 Kind: TypeAlias = Literal["e", "h", "i", "o", "r"]
 
@@ -249,7 +247,6 @@ MAX_KEY: Final = "7f"
 _TIME: Final = re.compile(r"[0-9A-F]{16}", re.ASCII)
 _UUID: Final = re.compile(r"([0-9a-f]{32})?", re.ASCII)
 _HEX: Final = re.compile(r"([0-9a-f]{2})*", re.ASCII)
-_PLAN_ID: Final = re.compile(r"[0-9a-f]{12}", re.ASCII)
 _ID_HEAD: Final = b"_id\x00"
 _MOST_NUMBER: Final = 2**63
 _VALUE: Final = 9  # after the row's length, the type of its `_id`, and the name `_id`
@@ -309,10 +306,10 @@ class Range:
     names: tuple[str, ...] = ()
     seen: tuple[str, ...] = ()
 
-    def cursor(self) -> Cursor:
-        """Return the position in the form that a token stores."""
-        short: list[JsonValue] = ["s", self.time, self.uuid, self.begin, self.end]
-        return [*short, list(self.names), list(self.seen)] if self.names else short
+    @property
+    def text(self) -> str:
+        """The position in the segment: `begin`, and `seen` after it, separated by spaces."""
+        return " ".join((self.begin, *self.seen))
 
     def filter(self) -> dict[str, Any]:
         """Return the arguments of `find` for this segment."""
@@ -337,15 +334,14 @@ class Rest:
     """The part of a plan that is not divided into segments yet.
 
     Attributes:
-        plan_id: The snapshot's id. For `time`, `uuid` and `names` see `Range`.
+        scan: What the segments have in common. For `uuid` and `names` see `Range`.
         low: The first `_id`, or empty.
         width: The number of rows in a segment, found by counting; 0 if the keys are sampled instead.
         left: The maximum number of segments; 0 means as many as needed.
         number: The number of the next segment.
     """
 
-    plan_id: str
-    time: str
+    scan: Scan
     uuid: str
     width: int
     left: int = 0
@@ -355,12 +351,13 @@ class Rest:
 
     def cursor(self) -> Cursor:
         """Return the rest of the plan in the form that a token stores."""
-        numbers: list[JsonValue] = [self.width, self.left, self.number]
-        return ["p", self.plan_id, self.time, self.uuid, self.low, *numbers, list(self.names)]
+        return [self.low, self.width, self.left, self.number]
 
-    def until(self, end: str) -> Range:
+    def until(self, end: str) -> Segment:
         """Return the segment from `low` up to an `_id`, which is not included."""
-        return Range(self.time, self.uuid, f"[{self.low}" if self.low else "", end, self.names)
+        return self.scan.segment(
+            f"{self.number:x}", f"[{self.low}" if self.low else "", end, self.width or None
+        )
 
     def after(self, end: str) -> Rest:
         """Return the rest of the plan after the segment that ends at an `_id`."""
@@ -377,69 +374,41 @@ def moment_of(time: str) -> datetime:
     return _EPOCH + timedelta(seconds=max(0, int(time[:8], 16) - _CLOCKS_SECONDS))
 
 
-def is_scan_cursor(cursor: Cursor) -> bool:
-    """Return True for a position of a scan; False for a position of the stream and for any other value."""
-    return isinstance(cursor, list) and bool(cursor) and cursor[0] in ("s", "p")
+def scan_at(time: str, uuid: str, names: tuple[str, ...]) -> Scan:
+    """Return what the segments of a scan have in common, whose stream starts at a cluster time."""
+    return Scan(floor_of(time), moment_of(time), [uuid, *names])
 
 
-def range_of(cursor: Cursor) -> Range:
-    """Return the segment in a cursor."""
-    match cursor:
-        case ["s", str() as time, str() as uuid, str() as begin, str() as end, *more] if (
-            _is_of(time, uuid)
-            and (not begin or (begin[0] in "[(" and _is_id(begin[1:])))
-            and (not end or _is_id(end))
-            and len(more) in (0, 2)
-            and all(map(_are_texts, more))
-        ):
-            names, seen = more or ([], [])
-            return Range(time, uuid, begin, end, _texts(names), _texts(seen))
-        case _:
-            raise InvalidCursor("it is not a segment of a scan")
+def range_of(segment: Segment) -> Range:
+    """Return the range of a segment."""
+    time, uuid, names = _common(segment.scan)
+    begin, *seen = segment.after.split(" ")
+    has_begin = begin[:1] in ("[", "(") and _is_id(begin[1:])
+    if not (has_begin or segment.after == "") or not (segment.last == "" or _is_id(segment.last)):
+        raise InvalidCursor("it is not a segment of a scan")
+    return Range(time, uuid, begin, segment.last, names, tuple(seen))
 
 
-def rest_of(cursor: Cursor) -> Rest:
-    """Return the plan in a cursor."""
-    match cursor:
-        case ["p", str() as plan_id, str() as time, str() as uuid, str() as low, *numbers, names] if (
-            _PLAN_ID.fullmatch(plan_id)
-            and _is_of(time, uuid)
-            and (not low or _is_id(low))
-            and len(numbers) == 3
-            and all(type(number) is int and 0 <= number < _MOST_NUMBER for number in numbers)
-            and _are_texts(names)
-        ):
-            rest: Any = numbers
-            width, left, number = rest
-            return Rest(plan_id, time, uuid, width, left, low, number, _texts(names))
+def rest_of(scan: Scan, rest: Cursor) -> Rest:
+    """Return the rest of a plan."""
+    _, uuid, names = _common(scan)
+    match rest:
+        case [str() as low, int() as width, int() as left, int() as number] if (
+            not low or _is_id(low)
+        ) and all(type(each) is int and 0 <= each < _MOST_NUMBER for each in (width, left, number)):
+            return Rest(scan, uuid, width, left, low, number, names)
         case _:
             raise InvalidCursor("it is not a plan of a scan")
 
 
-def describe_scan(cursor: Cursor) -> Position:
-    """Return a position of a scan as readable text, without any part of a document's key."""
-    if isinstance(cursor, list) and cursor[:1] == ["p"]:
-        rest = rest_of(cursor)
-        return Position(f"a scan as of {_time_text(rest.time)}, before segment {rest.number}", None)
-    part = range_of(cursor)
-    where = "after a row" if part.begin[:1] == "(" else "before the first row"
-    return Position(f"{where} of a segment of a scan as of {_time_text(part.time)}", None)
-
-
-def _time_text(time: str) -> str:
-    return time_text(At.of(int(time, 16)))
-
-
-def _is_of(time: str, uuid: str) -> bool:
-    return _TIME.fullmatch(time) is not None and _UUID.fullmatch(uuid) is not None
-
-
-def _are_texts(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(value, str) for value in values)
-
-
-def _texts(values: Any) -> tuple[str, ...]:
-    return tuple(map(str, values))
+def _common(scan: Scan) -> tuple[str, str, tuple[str, ...]]:
+    """Return the cluster time, the UUID of the collection, and the fields of the shard key."""
+    time = scan.floor.removeprefix("82")
+    match scan.mark:
+        case [str() as uuid, *names] if _TIME.fullmatch(time) and _UUID.fullmatch(uuid):
+            if all(isinstance(name, str) for name in names):
+                return time, uuid, tuple(map(str, names))
+    raise InvalidCursor("it is not a scan of a collection")
 
 
 def _is_id(text: str) -> bool:

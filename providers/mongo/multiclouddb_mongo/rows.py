@@ -15,13 +15,13 @@ from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from orjson import dumps
 
-from multiclouddb_api import ChangeEvent, ChangeType, encode_json
+from multiclouddb_api import ChangeEvent, encode_json
 from multiclouddb_api.key import MulticloudDbKey, trusted_keys
 from multiclouddb_mongo.mapping import UNMAPPABLE, View, why
-from multiclouddb_mongo.position import Range, as_field, floor_of, id_of, moment_of
+from multiclouddb_mongo.position import Range, as_field, id_of
 from multiclouddb_mongo.raw_change import RawDocument, bytes_of
 from multiclouddb_mongo.values import CODEC, NORMAL_AS_DECODED, decode, decode_all, normal_key, portable
-from multiclouddb_spi import ColumnMapper, Columns, Cursor, RecordFault, snapshot_event_id, snapshot_id_of
+from multiclouddb_spi import RecordFault, RowMapper, Rows, Segment
 
 
 class RawRow(RawDocument):
@@ -86,16 +86,16 @@ def rows_of(answer: bytes) -> list[bytes]:
 
 
 @frozen(eq=False)
-class RowMapper(ColumnMapper):
-    """Maps the rows of one segment; `start` is the position at which its reader was opened."""
+class DocumentMapper(RowMapper):
+    """Maps the rows of one segment; `start` is the position after which they come."""
 
     damaged = UNMAPPABLE
     view: View
-    plan_id: str
+    segment: Segment
     start: Range
 
-    def cursor_after(self, records: Sequence[bytes], count: int) -> Cursor:
-        return self.range_after(self.start, records, count).cursor()
+    def place_after(self, records: Sequence[bytes], count: int) -> str:
+        return self.range_after(self.start, records, count).text
 
     def range_after(self, start: Range, rows: Sequence[bytes], count: int) -> Range:
         """Return the position after the first `count` of the rows that come after `start`."""
@@ -163,27 +163,21 @@ class RowMapper(ColumnMapper):
             text = row
         return blake2b(text, digest_size=_DIGEST_BYTES).hexdigest()
 
-    def columns(self, records: Sequence[bytes], start: int, stop: int, *, texts: bool) -> Columns | None:
+    def rows(self, records: Sequence[bytes], start: int, stop: int, *, texts: bool) -> Rows | None:
         if texts:
             return None
         view, part = self.view, records[start:stop]
         rows = decode_all(b"".join(part))
         natives: Iterable[Any] = deepcopy(rows) if view.native else repeat(None)
         keys = self._keys(rows, part)
-        return Columns(
-            self._event_ids(keys),
-            keys,
-            repeat(ChangeType.CREATE),
-            repeat(moment_of(self.start.time)),
-            repeat(floor_of(self.start.time)),
-            _documents(rows, part) if view.with_new else repeat(None),
-            backfilled=repeat(True),
-            natives=natives,
-        )
+        documents = _documents(rows, part) if view.with_new else repeat(None)
+        return Rows(keys, documents, self._canonical(keys), natives=natives)
 
-    def fault(self, records: Sequence[bytes], index: int, error: Exception | None) -> RecordFault:
-        where = f"{_named(id_of(records[index]))} of {self.view.address.collection!r}"
-        return RecordFault(index, where, why(error), self.cursor_after(records, index + 1))
+    def name_of(self, records: Sequence[bytes], index: int) -> str:
+        return f"{_named(id_of(records[index]))} of {self.view.address.collection!r}"
+
+    def why(self, error: Exception | None) -> str:
+        return why(error)
 
     def _keys(self, rows: Sequence[dict[str, Any]], records: Sequence[bytes]) -> list[MulticloudDbKey]:
         """Return the keys in the form of the stream: the fields of the shard key, then `_id`."""
@@ -196,26 +190,17 @@ class RowMapper(ColumnMapper):
             keys if NORMAL_AS_DECODED.issuperset(map(type, ids)) else list(map(normal_key, keys, records))
         )
 
-    def _event_ids(self, keys: Sequence[MulticloudDbKey]) -> list[str]:
-        """Return the same ids as `snapshot_event_id`, but ten times faster for the usual keys."""
-        plan_id = self.plan_id
+    def _canonical(self, keys: Sequence[MulticloudDbKey]) -> list[bytes] | None:
+        """Return the texts of the usual keys, ten times faster than `canonical`; None for other keys."""
         if self.start.names:
-            return [snapshot_event_id(plan_id, key) for key in keys]
+            return None
         values = [key.components["_id"] for key in keys]
         kinds = set(map(type, values))
         if not kinds <= _SIMPLE.keys():
-            return [snapshot_event_id(plan_id, key) for key in keys]
+            return None
         if not kinds <= _AS_THEY_ARE:
             values = [_SIMPLE[type(value)](value) for value in values]
-        begin = f"{snapshot_id_of(plan_id)}:"
-        # One hash object hashes the common start of all texts. Each row continues with a copy of this object.
-        hashed = blake2b(b'[1,[["_id",', digest_size=16).copy
-        ids = []
-        for text in map(dumps, values):
-            each = hashed()
-            each.update(text + b"]]]")
-            ids.append(begin + each.hexdigest())
-        return ids
+        return [b'[1,[["_id",%b]]]' % text for text in map(dumps, values)]
 
 
 def _documents(rows: Sequence[dict[str, Any]], raw: Sequence[bytes]) -> list[dict[str, Any]]:

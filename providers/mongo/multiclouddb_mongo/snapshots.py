@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +23,6 @@ from multiclouddb_api import (
     MulticloudDbKey,
     NewItemStateMode,
     Notice,
-    NotKnown,
     Renamed,
     ResourceAddress,
     invalid_request,
@@ -39,13 +37,14 @@ from multiclouddb_mongo.position import (
     Range,
     Rest,
     as_field,
-    floor_of,
     id_of,
     moment_of,
     place_of,
+    range_of,
+    scan_at,
 )
 from multiclouddb_mongo.pymongo_internals import GivenUp, Rows, next_answer
-from multiclouddb_mongo.rows import ROW_CODEC, RowMapper, copied, rows_of
+from multiclouddb_mongo.rows import ROW_CODEC, DocumentMapper, copied, rows_of
 from multiclouddb_mongo.source import Source
 from multiclouddb_mongo.values import CODEC, asked_key, to_bson
 from multiclouddb_spi import (
@@ -63,10 +62,12 @@ from multiclouddb_spi import (
     Seed,
     Segment,
     cancelled,
-    segment_id_of,
+    check_components,
+    look_up,
+    looked_up,
     unsupported,
 )
-from multiclouddb_spi.abilities import LOOKUP_PLAN, answers_of, check_components
+from multiclouddb_spi import Found as Answered
 from multiclouddb_spi.faults import START_AGAIN
 
 _BY_ID: Final = {"_id": 1}
@@ -157,7 +158,7 @@ class ScanSource:
             return {"_id": {"$in": []}}  # keys in the stream do not contain this field either
         return {**wanted, **{name: {"$eq": to_bson(value)} for name, value in components.items()}}
 
-    def in_scope(self, rows: list[bytes], mapper: RowMapper) -> list[bytes]:
+    def in_scope(self, rows: list[bytes], mapper: DocumentMapper) -> list[bytes]:
         """Return the rows whose keys have the texts that the scope names, whatever the collation is."""
         if self._key is None:
             return rows
@@ -255,10 +256,9 @@ class SegmentReader(Reader):
     # The server ends the cursor of a collection that is dropped or renamed. A new cursor finds the collection
     # by name, so the UUID is checked for each new cursor, after its first answer.
 
-    def __init__(
-        self, source: ScanSource, view: View, plan_id: str, start: Range, look: Callable[[], None]
-    ) -> None:
-        self._source, self._view, self._plan_id, self._place, self._look = source, view, plan_id, start, look
+    def __init__(self, source: ScanSource, view: View, segment: Segment, look: Callable[[], None]) -> None:
+        self._source, self._view, self._segment, self._look = source, view, segment, look
+        self._place = start = range_of(segment)
         self._rows: list[bytes] = []
         self._cursor: Rows | None = None
         self._session: ClientSession | None = None
@@ -282,15 +282,15 @@ class SegmentReader(Reader):
                 self._source.calm()
             rows = self._taken(max_records, max_bytes)
         self._look()
-        mapper = RowMapper(self._view, self._plan_id, start)
+        mapper = self._mapper(start)
         self._place = mapper.range_after(start, rows, len(rows))
         if isinstance(self._outcome, Continue) and self._exhausted and not self._rows:
             self._outcome = Scanned()
         return Batch(
             rows,
             mapper,
-            start.cursor(),
-            self._place.cursor(),
+            self._segment.at(start.text).cursor,
+            self._segment.at(self._place.text).cursor,
             self._outcome,
             sum(map(len, rows)),
             caught_up=not isinstance(self._outcome, Continue),
@@ -316,6 +316,9 @@ class SegmentReader(Reader):
         """Close the cursor, also on the server."""
         self._close_cursor()
         self._rows = []
+
+    def _mapper(self, start: Range) -> DocumentMapper:
+        return DocumentMapper(self._view, self._segment, start)
 
     def _taken(self, max_records: int, max_bytes: int) -> list[bytes]:
         sizes = list(accumulate(map(len, self._rows[:max_records])))
@@ -365,7 +368,7 @@ class SegmentReader(Reader):
             self._close_cursor()
             raise cancelled()
         rows = copied(answer)
-        mapper = RowMapper(self._view, self._plan_id, self._place)
+        mapper = self._mapper(self._place)
         self._rows = self._source.in_scope(mapper.unread(self._place, rows), mapper)
         if not alive:
             self._exhausted = True
@@ -443,24 +446,16 @@ def plan_scan(
     source: ScanSource, spec: FeedSpec, found: Found, seeds: list[Seed], segments: int | None
 ) -> ScanPlan:
     """Plan a scan whose stream has begun."""
-    time = time_in(place_of(seeds[0].cursor))
     names = source.shard_key() if found.there else ()
+    scan = scan_at(time_in(place_of(seeds[0].cursor)), found.uuid or "", names)
     records = source.count() if found.there else 0
     whole = isinstance(spec.scope, EntireCollection)
     width, left = (0, 1) if found.clustered or not whole else _cuts(records, segments, sharded=bool(names))
-    rest = Rest(secrets.token_hex(6), time, found.uuid or "", width, left, names=names)
+    rest = Rest(scan, found.uuid or "", width, left, names=names)
     number = left or max(1, -(-records // width))
     if segments is not None and width:
         number = max(1, min(segments, -(-records // width)))
-    return ScanPlan(
-        rest.plan_id,
-        rest.cursor(),
-        tuple(seeds),
-        floor_of(time),
-        moment_of(time),
-        number,
-        records if whole else None,
-    )
+    return ScanPlan(scan, rest.cursor(), tuple(seeds), number, records if whole else None)
 
 
 def time_in(place: Place) -> str:
@@ -492,8 +487,7 @@ def cut(
     """Take the next segments from a plan."""
     found: list[Segment] = []
     for end in _ends(source, rest, count):
-        segment_id = segment_id_of(rest.plan_id, f"{rest.number:x}")
-        found.append(Segment(segment_id, rest.until(end).cursor(), rest.width or None))
+        found.append(rest.until(end))
         if not end:
             return found, None
         rest = rest.after(end)
@@ -518,30 +512,30 @@ def _ends(source: ScanSource, rest: Rest, count: int) -> Iterator[str]:
             yield ""
 
 
-def look_up(
+def look_up_documents(
     source: ScanSource, view: View, time: str, keys: Sequence[MulticloudDbKey], *, collated: bool = False
 ) -> dict[MulticloudDbKey, LookupAnswer]:
     """Return the rows of some of the keys, at this cluster time or later; see `Found.collated`."""
     if source.client.options.auto_encryption_opts is not None:
         raise _encrypted("lookup")
-    asked, place = keys[:_MOST_KEYS], Range(time, "", names=source.shard_key())
+    place = Range(time, "", names=source.shard_key())
     names = tuple(dict.fromkeys((*place.names, "_id")))
-    for key in asked:
+
+    def normal(key: MulticloudDbKey) -> MulticloudDbKey:
         # If a document lacks a field of the shard key, its key lacks the component.
         if list(key.components) != [name for name in names if name in key.components or name == "_id"]:
             check_components(key, names)
-    normal = {key: MulticloudDbKey(asked_key(key), key.partition_components) for key in asked}
-    rows = source.found(place, list(dict.fromkeys(normal.values())))
-    mapper = RowMapper(view, LOOKUP_PLAN, place)
-    events, unread = mapper.readable(rows)
-    if collated:
-        # With its collation, the server uses the index, but it may also find other texts that compare equal.
-        wanted = set(normal.values())
-        events = [event for event in events if event.key in wanted]
-    answers = answers_of(asked, events, normal.__getitem__)
-    if unread:
-        those = {mapper.key_of(row) for row in unread}
-        for key, answer in answers.items():
-            if answer is None and (None in those or normal[key] in those):
-                answers[key] = NotKnown("the document cannot be read")
-    return answers
+        return MulticloudDbKey(asked_key(key), key.partition_components)
+
+    def ask(asked: list[MulticloudDbKey]) -> Answered:
+        rows = source.found(place, asked)
+        mapper = DocumentMapper(view, looked_up(moment_of(time)), place)
+        events, unread = mapper.readable(rows)
+        if collated:
+            # With its collation, the server uses the index, but it may also find other texts that compare
+            # equal.
+            wanted = set(asked)
+            events = [event for event in events if event.key in wanted]
+        return Answered(events, unread=map(mapper.key_of, unread))
+
+    return look_up(keys, _MOST_KEYS, normal, ask)

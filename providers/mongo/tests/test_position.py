@@ -4,6 +4,7 @@ import json
 import struct
 from datetime import UTC, datetime, timedelta
 
+import attrs
 import bson
 import orjson
 import pytest
@@ -22,23 +23,23 @@ from multiclouddb_mongo.position import (
     compare,
     cursor_of,
     describe,
-    describe_scan,
     floor_of,
     id_of,
     is_reached,
-    is_scan_cursor,
     place_of,
     range_of,
     rest_of,
+    scan_at,
     seconds_at,
     start_of,
     ticks_at,
     time_text,
     token_text,
 )
-from multiclouddb_mongo.rows import RowMapper, rows_of
+from multiclouddb_mongo.rows import DocumentMapper, rows_of
 from multiclouddb_mongo.values import CODEC
-from multiclouddb_spi import InvalidCursor, snapshot_event_id
+from multiclouddb_spi import InvalidCursor
+from multiclouddb_spi.rows import event_ids_of
 
 from .fuzz import fuzzed
 from .test_snapshot import IDS
@@ -229,12 +230,13 @@ def test_a_description_tells_the_time_and_no_key(place):
         assert place.data not in repr(place)
 
 
-TIME, UUID, PLAN = "65F0000000000001", "0" * 32, "a" * 12
+TIME, UUID = "65F0000000000001", "0" * 32
+VIEW = View(ResourceAddress("d", "c"), "public")
 ONE = id_of(bson.encode({"_id": 1}))
 
 
 def mapper(start):
-    return RowMapper(View(ResourceAddress("d", "c"), "public"), PLAN, start)
+    return DocumentMapper(VIEW, scan_at(TIME, UUID, start.names).segment("0", start.text), start)
 
 
 @pytest.mark.parametrize("key", IDS, ids=repr)
@@ -243,8 +245,9 @@ def test_a_key_is_the_same_bit_by_bit_and_an_event_has_its_id(key):
     document = as_field("$literal", id_of(row))
     assert isinstance(document, RawBSONDocument)
     assert bytes(document.raw) == bson.encode({"$literal": key}, codec_options=CODEC)
-    (event,) = mapper(Range(TIME, UUID)).events([bson.encode({"_id": key}, codec_options=CODEC)], 0, 1)
-    assert event.event_id == snapshot_event_id(PLAN, event.key)
+    made = mapper(Range(TIME, UUID))
+    (event,) = made.events([bson.encode({"_id": key}, codec_options=CODEC)], 0, 1)
+    assert [event.event_id] == event_ids_of(made.segment.scan, [event.key.canonical()])
     assert event.order_key == floor_of(TIME) == f"82{TIME}"
 
 
@@ -255,12 +258,14 @@ def test_an_id_that_does_not_come_first():
 def test_a_segment_and_a_plan_are_read_back():
     parts = [Range(TIME, UUID), Range(TIME, "", end=ONE), Range(TIME, UUID, f"[{ONE}", ONE)]
     for part in [*parts, Range(TIME, UUID, f"({ONE}", "", ("region", "a.b"), ("00ff", "11"))]:
-        assert range_of(part.cursor()) == part
-        assert is_scan_cursor(part.cursor())
-        assert "65F" not in describe_scan(part.cursor()).text
-    for rest in (Rest(PLAN, TIME, UUID, 50_000, 7, ONE, 3, ("region",)), Rest(PLAN, TIME, "", 0)):
-        assert rest_of(rest.cursor()) == rest
-        assert f"segment {rest.number}" in describe_scan(rest.cursor()).text
+        scan = scan_at(TIME, part.uuid, part.names)
+        assert range_of(scan.segment("0", part.text, part.end)) == part
+    for uuid, names in ((UUID, ("region",)), ("", ())):
+        scan = scan_at(TIME, uuid, names)
+        for rest in (Rest(scan, uuid, 50_000, 7, ONE, 3, names), Rest(scan, uuid, 0, names=names)):
+            assert rest_of(scan, rest.cursor()) == rest
+            assert rest.until(ONE).name == str(rest.number)
+            assert range_of(rest.until(ONE)).end == ONE
 
 
 @pytest.mark.parametrize(
@@ -273,32 +278,32 @@ def test_rows_of_other_shards_with_the_last_id_are_asked_for_again(begin, names,
 
 
 @pytest.mark.parametrize(
-    "cursor",
-    [
-        None,
-        [],
-        ["s"],
-        ["h", "82"],
-        ["s", TIME, UUID, "", "", []],
-        ["s", TIME.lower(), UUID, "", ""],
-        ["s", TIME, "x", "", ""],
-        ["s", TIME, UUID, ONE, ""],
-        ["s", TIME, UUID, "[", ""],
-        ["s", TIME, UUID, "[02ff000000", ""],
-        ["s", TIME, UUID, "", f"{ONE}00"],
-        ["s", TIME, UUID, "", "0b610000"],
-        ["s", TIME, UUID, "", "zz"],
-        ["s", TIME, UUID, "", "", [1], []],
-        ["p", PLAN, TIME, UUID, "", 1, 1, True, []],
-        ["p", PLAN, TIME, UUID, "", -1, 1, 1, []],
-        ["p", PLAN, TIME, UUID, "", 1, 1, []],
-        ["p", "short", TIME, UUID, "", 1, 1, 1, []],
-    ],
-)
-def test_what_is_no_position_is_refused(cursor):
-    for read in (range_of, rest_of):
-        with pytest.raises(InvalidCursor):
-            read(cursor)
+    ("after", "last"),
+    [(ONE, ""), ("[", ""), ("[02ff000000", ""), (f"({ONE}00", ""), ("[0b610000", ""), ("[zz", ""), (" ", ""),
+     (f" [{ONE}", ""), ("", "["), ("", f"[{ONE}"), ("", f"{ONE}00"), ("", "0b610000"), ("", "zz"), ("", " ")],
+)  # fmt: skip
+def test_what_is_no_position_is_refused(after, last):
+    with pytest.raises(InvalidCursor):
+        range_of(scan_at(TIME, UUID, ()).segment("0", after, last))
+
+
+@pytest.mark.parametrize("rest", [None, [], ["", 1, 1, True], ["", -1, 1, 1], ["", 1, 1], ["zz", 1, 1, 1]])
+def test_what_is_no_plan_is_refused(rest):
+    with pytest.raises(InvalidCursor):
+        rest_of(scan_at(TIME, UUID, ()), rest)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"floor": TIME.lower()}, {"floor": "x"}, {"mark": None}, {"mark": []}, {"mark": ["x"]},
+     {"mark": [UUID, 1]}, {"mark": UUID}],
+)  # fmt: skip
+def test_what_is_no_scan_is_refused(changes):
+    scan = attrs.evolve(scan_at(TIME, UUID, ()), **changes)
+    with pytest.raises(InvalidCursor):
+        rest_of(scan, ["", 1, 1, 1])
+    with pytest.raises(InvalidCursor):
+        range_of(scan.segment("0"))
 
 
 def test_rows_of_two_shards_with_one_id_are_told_apart():

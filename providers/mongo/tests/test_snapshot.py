@@ -33,10 +33,10 @@ from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.mapping import View
-from multiclouddb_mongo.position import At, Range
+from multiclouddb_mongo.position import At, scan_at
 from multiclouddb_mongo.provider import MongoProvider
 from multiclouddb_mongo.rows import RawRow
-from multiclouddb_mongo.snapshots import SegmentReader, check_snapshot, look_up
+from multiclouddb_mongo.snapshots import SegmentReader, check_snapshot, look_up_documents
 from multiclouddb_mongo.source import Entry, Log
 from multiclouddb_spi import Continue, Deadline, FeedSpec, ProviderFault, Scanned
 
@@ -380,7 +380,7 @@ def test_a_sharded_scan_orders_texts_exactly(one, reader, database, segments, mo
     assert alone == ["B10"]
 
 
-PLACE = Range("6500000000000001", "0" * 32)
+SEGMENT = scan_at("6500000000000001", "0" * 32, ()).segment("0")
 
 
 class Row(RawRow):
@@ -446,7 +446,7 @@ class Source:
 
 def reader_of(source):
     view = View(ResourceAddress("shop", "orders"), "p")
-    return SegmentReader(source, view, "0" * 12, PLACE, lambda: None)
+    return SegmentReader(source, view, SEGMENT, lambda: None)
 
 
 def fetch(reader):
@@ -515,7 +515,7 @@ def test_a_client_that_encrypts_is_refused():
     spec = FeedSpec(ResourceAddress("shop", "orders"), options=MongoOptions())
     for refused in (
         lambda: check_snapshot(spec, spec.address, None, encrypted=True),
-        lambda: look_up(SimpleNamespace(client=client), None, "", []),
+        lambda: look_up_documents(SimpleNamespace(client=client), None, "", []),
     ):
         with pytest.raises(ProviderFault, match="auto_encryption_opts") as caught:
             refused()

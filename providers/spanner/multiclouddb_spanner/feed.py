@@ -19,11 +19,20 @@ from multiclouddb_api import (
 from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spanner.errors import PROVIDER_ID, is_broken, is_past
 from multiclouddb_spanner.mapping import View
-from multiclouddb_spanner.position import Place, compare, cursor_of, describe, moment_of, ordered, place_of
+from multiclouddb_spanner.position import (
+    Place,
+    compare,
+    cursor_of,
+    describe,
+    micros,
+    moment_of,
+    ordered,
+    place_of,
+)
 from multiclouddb_spanner.reader import SpannerReader
 from multiclouddb_spanner.records import UNTIMED, DataRecord, Item
-from multiclouddb_spanner.segment_reader import SegmentReader, look_up
-from multiclouddb_spanner.snapshots import Scans, cut, is_segment, plan_scan, span_of
+from multiclouddb_spanner.segment_reader import SegmentReader, look_up_rows
+from multiclouddb_spanner.snapshots import Scans, cut, plan_scan
 from multiclouddb_spanner.source import Source
 from multiclouddb_spanner.survey import survey_of
 from multiclouddb_spi import (
@@ -41,15 +50,14 @@ from multiclouddb_spi import (
     Position,
     ProviderFault,
     Reader,
+    Scan,
     ScanPlan,
     Seed,
     Segment,
     Survey,
-    plan_id_of,
 )
 
 _SECOND: Final = 1_000_000
-_EPOCH: Final = moment_of(0)
 
 
 class SpannerFeed(Feed):
@@ -123,8 +131,6 @@ class SpannerFeed(Feed):
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
         spec, view = self.spec, self._view(self.public_id(partition_id))
-        if plan_id_of(partition_id) is not None:
-            return SegmentReader(self._scans, view, span_of(cursor))
         return SpannerReader(
             self._source,
             view,
@@ -135,18 +141,23 @@ class SpannerFeed(Feed):
             require_old=spec.old_item_state_mode is OldItemStateMode.REQUIRE,
         )
 
+    def open_segment(self, segment: Segment) -> Reader:
+        return SegmentReader(self._scans, self._view(self.public_id(segment.segment_id)), segment)
+
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
         seeds = self.start(Now(), None, deadline)
         return plan_scan(self._scans, seeds, segments, CancelScope(deadline))
 
-    def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
-        return cut(cursor, count)
+    def segments(
+        self, scan: Scan, rest: Cursor, count: int, deadline: Deadline
+    ) -> tuple[list[Segment], Cursor | None]:
+        return cut(scan, rest, count)
 
     def lookup(
         self, keys: Sequence[MulticloudDbKey], deadline: Deadline
     ) -> dict[MulticloudDbKey, LookupAnswer]:
         """Return the rows of at most 500 keys with one read."""
-        return look_up(self._scans, self._view(""), keys, deadline)
+        return look_up_rows(self._scans, self._view(""), keys, deadline)
 
     def _view(self, public_id: str) -> View:
         spec, info = self.spec, self._source.info
@@ -203,23 +214,17 @@ class SpannerFeed(Feed):
         return heads
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
-        if is_segment(cursor):
-            return None
         left = place_of(cursor).first / _SECOND + self._source.info.retention - now.timestamp()
         return max(0.0, left)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        if is_segment(a) or is_segment(b):
-            return 0 if a == b else None
         return compare(place_of(a), place_of(b))
 
     def moment(self, cursor: Cursor) -> int | None:
         """Return the earliest commit time of the changes after a position, in microseconds since 1970."""
-        return None if is_segment(cursor) else place_of(cursor).first
+        return place_of(cursor).first
 
     def describe(self, cursor: Cursor) -> Position:
-        if is_segment(cursor):
-            return Position("a part of the table", None)
         return describe(place_of(cursor))
 
     def _now(self, deadline: Deadline) -> int:
@@ -256,9 +261,3 @@ class SpannerFeed(Feed):
                 raise self._refused(error, start, deadline) or error from error
             start = end + 1
         return False
-
-
-def micros(moment: datetime) -> int:
-    """Convert a time to microseconds since 1970."""
-    found = moment - _EPOCH
-    return (found.days * 86400 + found.seconds) * _SECOND + found.microseconds

@@ -133,6 +133,11 @@ def micros_of(text: str, *, up: bool = False) -> int:
     return found + 1 if up and digits[6:].strip("0") else found
 
 
+def micros(moment: datetime) -> int:
+    """Convert a time to microseconds since 1970; the inverse of `moment_of`."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
 def moment_of(micros: int) -> datetime:
     """Return a time as a datetime."""
     return _EPOCH + timedelta(microseconds=micros)

@@ -12,31 +12,33 @@ import attrs
 from attrs import frozen
 from google.cloud.spanner_v1 import PartialResultSet, TypeCode
 
-from multiclouddb_api import ChangeEvent, ChangeType, LookupAnswer, MulticloudDbKey
+from multiclouddb_api import ChangeEvent, LookupAnswer, MulticloudDbKey
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_spanner.client import Answer, CancelScope
 from multiclouddb_spanner.errors import is_broken, is_lost_version
 from multiclouddb_spanner.forks import Interrupted, again
 from multiclouddb_spanner.mapping import View
-from multiclouddb_spanner.position import moment_of
+from multiclouddb_spanner.position import micros, moment_of
 from multiclouddb_spanner.records import Shape, plain_value, shape_of, values_of
-from multiclouddb_spanner.snapshots import Scans, Span, floor_of, key_text, keys_read, range_read
+from multiclouddb_spanner.snapshots import Scans, check_keys, key_text, keys_read, range_read
 from multiclouddb_spanner.values import integers, key_part, key_value, normal
 from multiclouddb_spi import (
     Batch,
-    ColumnMapper,
-    Columns,
     Continue,
     Cursor,
     Deadline,
+    Found,
     Outcome,
     Reader,
-    RecordFault,
+    RowMapper,
+    Rows,
     Scanned,
-    reason_of,
-    snapshot_event_ids,
+    Segment,
+    canonical_texts,
+    check_components,
+    look_up,
+    looked_up,
 )
-from multiclouddb_spi.abilities import LOOKUP_PLAN, answers_of, check_components
 from multiclouddb_spi.time_limits import answer_deadline
 
 Row: TypeAlias = Sequence[Any]
@@ -119,23 +121,20 @@ def _kind(type_: Any) -> dict[str, Any]:
 
 
 @frozen(eq=False)
-class _Mapper(ColumnMapper):
+class _Mapper(RowMapper):
     """Maps rows that were all read at the same timestamp."""
 
     view: View
-    span: Span
+    segment: Segment
     fields: _Fields
 
-    def cursor_after(self, records: _Rows, count: int) -> Cursor:
-        return attrs.evolve(self.span, after=records.part(count - 1, count).last_key(self.view)).cursor()
-
-    def columns(self, records: _Rows, start: int, stop: int, *, texts: bool) -> Columns | None:
+    def rows(self, records: _Rows, start: int, stop: int, *, texts: bool) -> Rows | None:
         if texts:
             return None
-        view, shape, rows = self.view, self.fields.shape, records.part(start, stop)
+        view, shape, part = self.view, self.fields.shape, records.part(start, stop)
         if shape.problem is not None:
             raise ValueError(shape.problem)
-        values = self.fields.values(rows)
+        values = self.fields.values(part)
         forms = [shape.keys.get(name) for name in view.key_names]
         keys = [
             column if form is None else [normal(value, form) for value in column]
@@ -145,44 +144,38 @@ class _Mapper(ColumnMapper):
         documents: Iterable[Any] = repeat(None)
         if view.with_new and view.whole:
             documents = [dict(zip(shape.names, row, strict=True)) for row in zip(*values, strict=True)]
-        return Columns(
-            snapshot_event_ids(self.span.plan_id, view.key_names, keys),
-            trusted_keys(found),
-            repeat(ChangeType.CREATE),
-            repeat(moment_of(self.span.began)),
-            repeat(floor_of(self.span.began)),
-            documents,
-            backfilled=repeat(True),
-            natives=[
-                dict(zip(shape.names, map(plain_value, rows.row(at)), strict=True)) for at in range(len(rows))
-            ]
-            if view.native
-            else repeat(None),
-        )
+        natives: Iterable[Any] = repeat(None)
+        if view.native:
+            plain = (map(plain_value, part.row(at)) for at in range(len(part)))
+            natives = [dict(zip(shape.names, row, strict=True)) for row in plain]
+        return Rows(trusted_keys(found), documents, canonical_texts(view.key_names, keys), natives=natives)
 
-    def fault(self, records: _Rows, index: int, error: Exception | None) -> RecordFault:
-        reason = self.fields.shape.problem or f"a row that cannot be decoded ({reason_of(error)})"
-        after = self.cursor_after(records, index + 1)
-        return RecordFault(index, f"row {index} of the batch", reason, after)
+    def place_after(self, records: _Rows, count: int) -> str:
+        return records.part(count - 1, count).last_key(self.view)
+
+    def why(self, error: Exception | None) -> str:
+        return self.fields.shape.problem or super().why(error)
 
 
 class SegmentReader(Reader):
     """Reads one segment forward with one read of its key range, which stays open between fetches."""
 
-    def __init__(self, scans: Scans, view: View, span: Span) -> None:
+    def __init__(self, scans: Scans, view: View, segment: Segment) -> None:
+        check_keys(segment.after, segment.last)
         self._scans, self._source = scans, scans.source
-        self._view, self._span = view, span
+        self._view, self._segment = view, segment
+        self._began = self._at = micros(segment.scan.moment)  # the time at which rows are read may be later
         self._scope = CancelScope()
         self._outcome: Outcome = Continue()
         # The state of the answer: the received rows, the number of taken rows, their size, and the last key.
         self._answer: Answer | None = None
         self._messages: Iterator[_Rows] = iter(())
         self._kept = False
-        self._mapper = _Mapper(view, span, _Fields.of(()))
+        self._mapper = _Mapper(view, segment, _Fields.of(()))
         self._rows = _NO_ROWS
         self._used = 0
         self._size = 1
-        self._received = span.after
+        self._received = segment.after
         self._limit = self._arrived = 0
         self._bytes = 0
         self._requests = 0
@@ -191,17 +184,17 @@ class SegmentReader(Reader):
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         self._scope.check()
         deadline = answer_deadline(deadline)
-        begin = self._span.cursor()
+        begin = self._segment.cursor
         taken: list[Any] = []
         nbytes, self._requests = 0, 0
         if isinstance(self._outcome, Scanned):
             return self._batch(begin, taken, 0)
         try:
-            found = self._scans.check(self._span.began, self._scope.at(deadline), lately=self._looked)
+            found = self._scans.check(self._began, self._scope.at(deadline), lately=self._looked)
             self._looked = True
             if found.whole != self._view.whole:
                 self._end_answer()
-                self._rows, self._used, self._received = _NO_ROWS, 0, self._span.after
+                self._rows, self._used, self._received = _NO_ROWS, 0, self._segment.after
                 self._view = attrs.evolve(self._view, whole=found.whole)
             nbytes = self._take(taken, max_records, max_bytes, deadline)
         except Exception as error:
@@ -213,8 +206,7 @@ class SegmentReader(Reader):
                     raise
                 # Read at a later time. This is correct, because the stream also delivers the changes since
                 # the snapshot.
-                later = self._source.client.now(self._scope.at(deadline))
-                self._span = attrs.evolve(self._span, at=later)
+                self._at = self._source.client.now(self._scope.at(deadline))
         if self._answer is not None and not self._kept:  # it stays open if a slot is free
             self._kept = self._source.slots.acquire(blocking=False)
             if not self._kept:
@@ -230,13 +222,13 @@ class SegmentReader(Reader):
     # -- The answer
 
     def _begin(self, deadline: Deadline) -> None:
-        view, span, scans = self._view, self._span, self._scans
+        view, scans = self._view, self._scans
         whole = view.whole and (view.with_new or view.native)
-        names = scans.columns(span.at, whole=whole, scope=self._scope.at(deadline))
+        names = scans.columns(self._at, whole=whole, scope=self._scope.at(deadline))
         self._requests += 1
         table = self._source.info.table
         self._limit, self._arrived = self._source.row_limits.of(view.partition_id) or 0, 0
-        request = range_read(table, names, self._received, span.end, span.at, self._limit)
+        request = range_read(table, names, self._received, self._segment.last, self._at, self._limit)
         self._answer = self._source.client.read(request, self._scope.at(deadline))
         messages, width = self._metered(self._answer), len(names)
         self._messages = (_Rows(values, width) for values in values_of(messages, width))
@@ -245,7 +237,7 @@ class SegmentReader(Reader):
         for number, message in enumerate(answer):
             raw = PartialResultSet.pb(message)
             if number == 0:
-                self._mapper = _Mapper(self._view, self._span, _Fields.of(raw.metadata.row_type.fields))
+                self._mapper = _Mapper(self._view, self._segment, _Fields.of(raw.metadata.row_type.fields))
             self._bytes += raw.ByteSize() + _VALUE_BYTES * len(raw.values)
             yield message
 
@@ -285,7 +277,7 @@ class SegmentReader(Reader):
             self._end_answer()
         while True:
             if self._answer is None:
-                if self._received and self._received == self._span.end:
+                if self._received and self._received == self._segment.last:
                     return None
                 self._begin(deadline)
             try:
@@ -310,12 +302,12 @@ class SegmentReader(Reader):
     def _batch(self, begin: Cursor, taken: list[Any], nbytes: int) -> Batch:
         rows = _Rows(taken, self._rows.width)
         if taken:
-            self._span = attrs.evolve(self._span, after=rows.last_key(self._view))
+            self._segment = self._segment.at(rows.last_key(self._view))
         return Batch(
             rows,
             self._mapper,
             begin,
-            self._span.cursor(),
+            self._segment.cursor,
             self._outcome,
             nbytes,
             caught_up=isinstance(self._outcome, Scanned),
@@ -323,43 +315,42 @@ class SegmentReader(Reader):
         )
 
 
-def look_up(
+def look_up_rows(
     scans: Scans, view: View, keys: Sequence[MulticloudDbKey], deadline: Deadline
 ) -> dict[MulticloudDbKey, LookupAnswer]:
     """Return the rows of some of the keys, as of one moment after the call began."""
-    asked, scope, client = keys[:_MOST_KEYS], CancelScope(answer_deadline(deadline)), scans.source.client
-    for key in asked:
-        check_components(key, view.key_names)
-    kinds = scans.source.info.key_types
+    scope, client, info = CancelScope(answer_deadline(deadline)), scans.source.client, scans.source.info
 
     def normal_key(key: MulticloudDbKey) -> MulticloudDbKey:
-        parts = zip(key.components.items(), kinds, strict=True)
+        check_components(key, view.key_names)
+        parts = zip(key.components.items(), info.key_types, strict=True)
         return MulticloudDbKey({name: key_value(name, kind, value) for (name, value), kind in parts})
 
-    alike = {key: normal_key(key) for key in asked}
-    distinct = dict.fromkeys(alike.values())
-    wanted = [[key_part(name, value) for name, value in key.components.items()] for key in distinct]
-    at = client.now(scope)
-    view = attrs.evolve(view, whole=scans.check(at, scope, lately=True).whole)
-    names = scans.columns(at, whole=view.whole and (view.with_new or view.native), scope=scope)
+    def ask(asked: list[MulticloudDbKey]) -> Found:
+        wanted = [[key_part(name, value) for name, value in key.components.items()] for key in asked]
+        at = client.now(scope)
+        shown = attrs.evolve(view, whole=scans.check(at, scope, lately=True).whole)
+        whole = shown.whole and (view.with_new or view.native)
+        names, segment = scans.columns(at, whole=whole, scope=scope), looked_up(moment_of(at))
 
-    def read() -> list[ChangeEvent]:
-        answer = client.read(keys_read(scans.source.info.table, names, wanted, at), scope)
-        fields, events = list[_Fields](), list[ChangeEvent]()
+        def read() -> list[ChangeEvent]:
+            answer = client.read(keys_read(info.table, names, wanted, at), scope)
+            fields, events = list[_Fields](), list[ChangeEvent]()
 
-        def messages() -> Iterator[PartialResultSet]:
-            for message in answer:
-                if not fields:
-                    fields.append(_Fields.of(PartialResultSet.pb(message).metadata.row_type.fields))
-                yield message
+            def messages() -> Iterator[PartialResultSet]:
+                for message in answer:
+                    if not fields:
+                        fields.append(_Fields.of(PartialResultSet.pb(message).metadata.row_type.fields))
+                    yield message
 
-        try:
-            for values in values_of(messages(), len(names)):
-                rows = _Rows(values, len(names))
-                mapper = _Mapper(view, Span(LOOKUP_PLAN, at, at, "", ""), fields[0])
-                events += mapper.events(rows, 0, len(rows))
-        finally:
-            answer.cancel()
-        return events
+            try:
+                for values in values_of(messages(), len(names)):
+                    rows = _Rows(values, len(names))
+                    events += _Mapper(shown, segment, fields[0]).events(rows, 0, len(rows))
+            finally:
+                answer.cancel()
+            return events
 
-    return answers_of(asked, again(read), alike.__getitem__)
+        return Found(again(read))
+
+    return look_up(keys, _MOST_KEYS, normal_key, ask)

@@ -11,15 +11,13 @@ every key, the last segment ends after every key, and each other segment begins 
 one ends. Only the service compares keys. Therefore keys can have several columns, any types, NULL
 values and descending order.
 
-The cursor of a plan is `[plan id, T, number of the next segment, read after, [end of each segment]]`; the
-cursor of a segment is `[plan id, T, later, read after, end]`. T is in microseconds since 1970, and `later` is
-the time from T to the time at which the rows are read. The bounds (`read after` and `end`) are keys as JSON
-text, or "" for no bound. The segment includes the key `end`.
+T is the moment of the scan. The positions of a segment, `Segment.after` and `Segment.last`, are keys as JSON
+text, or "" for no bound; the segment includes the key `last`. The rest of a plan is `[number of the next
+segment, read after, [end of each segment]]`.
 """
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -27,7 +25,6 @@ from typing import Any, Final, cast
 
 import grpc
 import orjson
-from attrs import frozen
 from google.cloud.spanner_v1 import PartitionReadRequest, ReadRequest
 
 from multiclouddb_api import ErrorCategory
@@ -43,14 +40,13 @@ from multiclouddb_spi import (
     FeedSpec,
     InvalidCursor,
     ProviderFault,
+    Scan,
     ScanPlan,
     Seed,
     Segment,
-    segment_id_of,
 )
 
 _SECOND: Final = 1_000_000
-_MOST: Final = 2**62
 _KEPT_SECONDS: Final = 0.5
 _LATELY_SECONDS: Final = 5.0
 _MOST_KNOWN: Final = 64
@@ -64,46 +60,17 @@ def floor_of(at: int) -> str:
     return f"{text_at(at)}|~"
 
 
-@frozen
-class Span:
-    """The content of the cursor of a segment."""
-
-    plan_id: str
-    began: int  # the time T of the snapshot
-    at: int  # the time at which rows are read
-    after: str  # the key after which to read, or "" to begin with the first key
-    end: str  # the last key to read, or "" to read to the last key
-
-    def cursor(self) -> Cursor:
-        return [self.plan_id, self.began, self.at - self.began, self.after, self.end]
-
-
-def _are_moments(*values: object) -> bool:
-    return all(type(value) is int and 0 <= value < _MOST for value in values)
-
-
-def _is_key(text: str) -> bool:
+def _is_key(text: Any) -> bool:
     try:
-        return text == "" or type(orjson.loads(text)) is list
+        return type(text) is str and (text == "" or type(orjson.loads(text)) is list)
     except ValueError:
         return False
 
 
-def is_segment(cursor: Cursor) -> bool:
-    """Return True if a cursor belongs to a segment."""
-    match cursor:
-        case [str(), began, later, str() as after, str() as end]:
-            return _are_moments(began, later) and _is_key(after) and _is_key(end)
-        case _:
-            return False
-
-
-def span_of(cursor: Cursor) -> Span:
-    """Convert a stored position to a `Span`; the inverse of `Span.cursor`."""
-    if not is_segment(cursor):
-        raise InvalidCursor("it is no segment of a snapshot")
-    plan_id, began, later, after, end = cast("tuple[str, int, int, str, str]", cursor)
-    return Span(plan_id, began, began + later, after, end)
+def check_keys(*texts: Any) -> None:
+    """Refuse a bound of a segment that is not a key."""
+    if not all(map(_is_key, texts)):
+        raise InvalidCursor("it is not a part of the table")
 
 
 class Scans:
@@ -166,29 +133,22 @@ def plan_scan(scans: Scans, seeds: Sequence[Seed], segments: int | None, scope: 
     began, source = place_of(seeds[0].cursor).first - 1, scans.source
     scans.check(began, scope)
     bounds, records = bounds_of(source.client, source.info, began, segments, scope)
-    plan_id = secrets.token_hex(6)
-    cursor: Cursor = [plan_id, began, 0, "", [*bounds]]
-    return ScanPlan(plan_id, cursor, tuple(seeds), floor_of(began), moment_of(began), len(bounds), records)
+    scan = Scan(floor_of(began), moment_of(began))
+    return ScanPlan(scan, [0, "", [*bounds]], tuple(seeds), len(bounds), records)
 
 
-def cut(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
+def cut(scan: Scan, rest: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
     """Take the next segments from a plan."""
-    match cursor:
-        case [str() as plan_id, int() as began, int() as number, str() as after, [*bounds]] if (
-            _are_moments(began, number)
-            and _is_key(after)
-            and bounds
-            and all(type(each) is str and _is_key(each) for each in bounds)
-        ):
-            pass
+    match rest:
+        case [int() as number, str() as after, [_, *_] as bounds] if type(number) is int and number >= 0:
+            check_keys(after, *bounds)
         case _:
             raise InvalidCursor("it is no plan of a snapshot")
     found: list[Segment] = []
     for end in cast("list[str]", bounds[:count]):
-        span = Span(plan_id, began, began, after, end)
-        found.append(Segment(segment_id_of(plan_id, str(number)), span.cursor()))
+        found.append(scan.segment(str(number), after, end))
         after, number = end, number + 1
-    return found, [plan_id, began, number, after, bounds[count:]] if bounds[count:] else None
+    return found, [number, after, bounds[count:]] if bounds[count:] else None
 
 
 _SEGMENTS: Final = 8

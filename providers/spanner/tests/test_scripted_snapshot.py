@@ -172,8 +172,8 @@ def test_rows_received_before_the_watched_columns_change_are_read_again(monkeypa
     with feed(initial_partitions=1, rows_per_message=5) as items, Opened(items) as opened:
         items.put(*((f"k{number:02}", number) for number in range(12)))
         plan = opened.feed.snapshot(1, opened.soon())
-        (segment,) = opened.feed.segments(plan.cursor, 1, opened.soon())[0]
-        reader, found = opened.feed.open(segment.segment_id, segment.cursor), []
+        (segment,) = opened.feed.segments(plan.scan, plan.rest, 1, opened.soon())[0]
+        reader, found = opened.feed.open_segment(segment), []
         for watch in ("items", "items(n)", "items"):
             items.run(f"ALTER CHANGE STREAM items_stream SET FOR {watch}")
             batch = reader.fetch(4, 1 << 20, 0.0, opened.soon())

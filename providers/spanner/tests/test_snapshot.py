@@ -4,6 +4,7 @@ changes."""
 import itertools
 import json
 
+import attrs
 import pytest
 from google.cloud.spanner_admin_database_v1 import DatabaseDialect
 
@@ -15,7 +16,9 @@ from multiclouddb_api import (
     SnapshotOrder,
 )
 from multiclouddb_spanner.provider import PLUGIN
-from multiclouddb_spi import Deadline, FeedSpec, InvalidCursor, Scanned, plan_id_of, snapshot_event_id
+from multiclouddb_spi import Deadline, FeedSpec, InvalidCursor, Scanned, plan_id_of
+from multiclouddb_spi.positions import open_reader
+from multiclouddb_spi.rows import event_ids_of
 
 from .servers.emulator import STILL
 from .test_emulator import drained, page
@@ -48,9 +51,9 @@ def provider(still):
 def planned(feed, segments, at_once=3):
     """Return a plan and its segments, which are taken from the plan a few at a time."""
     plan = feed.snapshot(segments, Deadline.after(60))
-    found, rest = [], plan.cursor
+    found, rest = [], plan.rest
     while rest is not None:
-        more, rest = feed.segments(through_a_token(rest), at_once, Deadline.after(60))
+        more, rest = feed.segments(plan.scan, through_a_token(rest), at_once, Deadline.after(60))
         found += more
     return plan, found
 
@@ -59,12 +62,12 @@ def rows_of(feed, segment, size):
     """Return the rows of a segment, read with a new reader for each batch."""
     found, cursor = [], segment.cursor
     while True:
-        reader = feed.open(segment.segment_id, through_a_token(cursor))
+        reader = open_reader(feed, segment.segment_id, through_a_token(cursor))
         batch = reader.fetch(size, 1 << 20, 0.0, Deadline.after(60))
         reader.close()
         found += batch.events(0, len(batch))
         for count in range(1, len(batch)):
-            rest = feed.open(segment.segment_id, through_a_token(batch.cursor_after(count)))
+            rest = open_reader(feed, segment.segment_id, through_a_token(batch.cursor_after(count)))
             again = rest.fetch(1, 1 << 20, 0.0, Deadline.after(60))
             rest.close()
             assert texts(again.events(0, 1)) == texts(batch.events(count, count + 1))
@@ -94,25 +97,25 @@ class TestKeys:
         assert plan.segments == len(found) <= segments
         events = [event for segment in found for event in rows_of(feed, segment, 7)]
         assert len({event.key.canonical() for event in events}) == len(events) == len(rows)
-        assert {event.event_id for event in events} == {
-            snapshot_event_id(plan.plan_id, event.key) for event in events
-        }
+        assert {event.event_id for event in events} == set(
+            event_ids_of(plan.scan, [event.key.canonical() for event in events])
+        )
         assert len({event.event_id for event in events}) == len(rows)
 
     def test_a_cursor_of_another_shape_is_refused(self, provider, made):
         _, here = made()
         feed = provider.open_feed(FeedSpec(here), Deadline.after(60))
         plan, (segment, *_) = planned(feed, 1)
-        assert plan_id_of(segment.segment_id) == plan.plan_id
-        assert feed.compare(segment.cursor, segment.cursor) == 0
-        assert feed.compare(segment.cursor, plan.seeds[0].cursor) is None
-        assert feed.headroom(segment.cursor, plan.moment) is None
-        assert feed.describe(segment.cursor).time is None
-        for cursor in ([1], ["x", 1, 2, "[", ""], ["x", -1, 0, "", ""], ["x", 1, 0, "{}", ""], []):
+        assert plan_id_of(segment.segment_id) == plan.scan.plan_id
+        for text in ("[", "{}", "7", "x"):
+            for bad in (segment.at(text), attrs.evolve(segment, last=text)):
+                with pytest.raises(InvalidCursor):
+                    feed.open_segment(bad)
             with pytest.raises(InvalidCursor):
-                feed.open(segment.segment_id, cursor)
+                feed.segments(plan.scan, [0, text, [""]], 1, Deadline.after(60))
+        for rest in ([1], [], None, [-1, "", [""]], [0, "", []], [0, "", [7]], [0, "", ""]):
             with pytest.raises(InvalidCursor):
-                feed.segments(cursor, 1, Deadline.after(60))
+                feed.segments(plan.scan, rest, 1, Deadline.after(60))
 
 
 class TestRows:
