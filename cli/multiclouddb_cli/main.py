@@ -205,6 +205,8 @@ def verify(
     max_scan_rate: cli.MaxScanRate = None,
     state: cli.StateFolder = None,
     resume: cli.Resume = False,
+    every: cli.Every = None,
+    metrics: cli.Metrics = None,
     patience: cli.Patience = 600.0,
     show_values: cli.ShowValues = False,
     record: cli.Record = False,
@@ -218,13 +220,19 @@ def verify(
     --record. With --resume, the rows of the collection that a killed run has read are not read again. The
     exit code is 0 if the table is equal, 11 if differences are left, 12 if some keys could not be compared,
     13 if the sink has not reached the source, and 14 if another process uses the state folder or the table.
+
+    With --every the command does not end. It prints the costs, and after each pass one line: how old the
+    proof of the oldest row is, and how many differences are open and healed.
     """
     from multiclouddb_cli import verifying as command
-    from multiclouddb_cli.arguments import to_address, to_config, to_options
+    from multiclouddb_cli.arguments import to_address, to_age, to_config, to_options
 
+    if metrics is not None and every is None:
+        raise typer.BadParameter("is for --every", param_hint="--metrics")
     config = to_config(url)
     command.verify(
-        config, to_address(collection), target, position, as_json=as_json, estimate=estimate, repair=repair,
+        config, to_address(collection), target, position, as_json=as_json, estimate=estimate,
+        every=None if every is None else to_age(every, "--every"), metrics=metrics, repair=repair,
         max_repairs=max_repairs, force=force, adopt=adopt, sample=command.to_sample(sample),
         max_scan_rate=max_scan_rate, state=state, resume=resume, patience_seconds=patience,
         show_values=show_values, record=record, provider_options=to_options(config, options or ()),

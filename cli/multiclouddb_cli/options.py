@@ -271,6 +271,17 @@ Resume: TypeAlias = Annotated[
     bool,
     typer.Option("--resume", help="Go on with the source where a killed run was; the table is read again."),
 ]
+Every: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="AGE",
+        help="Compare again and again, so that no row's proof is older, such as 24h; --state is needed.",
+    ),
+]
+Metrics: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="With --every: write the metrics there, for Prometheus to collect."),
+]
 Estimate: TypeAlias = Annotated[
     bool, typer.Option("--estimate", help="Print rows, segments, units and time, and read nothing else.")
 ]

@@ -6,6 +6,8 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Unpack
 
 import attrs
@@ -20,6 +22,7 @@ from multiclouddb_api import (
     ProviderOptions,
     ResourceAddress,
     connect,
+    invalid_request,
 )
 from multiclouddb_cli.arguments import to_token
 from multiclouddb_cli.failure import scrub
@@ -39,9 +42,19 @@ from multiclouddb_spi.faults import key_digest
 
 if TYPE_CHECKING:
     from multiclouddb_tables import Target
-    from multiclouddb_verify import Difference, Estimate, Position, Progress, Report, VerifySettings
+    from multiclouddb_verify import (
+        Difference,
+        Estimate,
+        Position,
+        Progress,
+        Report,
+        Standing,
+        VerifySettings,
+    )
 
 _SHOWN: Final = 20
+_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+"""What Prometheus' text format escapes in a label."""
 _FIRST: Final = 60
 """How many characters of a key are printed, and only with the values that differ."""
 
@@ -64,6 +77,8 @@ def verify(
     *,
     as_json: bool,
     estimate: bool,
+    every: timedelta | None,
+    metrics: Path | None,
     **settings: Unpack[VerifySettings],
 ) -> None:
     """Run the command with the texts of `--target` and `--position`, and the other settings of `verify`."""
@@ -76,18 +91,26 @@ def verify(
         ) from error
     target, options = _target(table, settings["patience_seconds"]), settings["provider_options"]
     with until_signal() as interrupt, connect(config) as client:
-        if estimate:
+        if estimate or every is not None:
             with interrupt.reading():
                 found = multiclouddb_verify.estimate(
                     client, address, max_scan_rate=settings["max_scan_rate"], provider_options=options
                 )
-            _print_estimate(found, as_json=as_json)
+            _print_estimate(found, every, as_json=as_json)
+        if estimate:
             return
         line = ProgressLine("verify", _progress_line)
         try:
             with interrupt.reading(), _warnings(line):
                 settings["position"] = _position(client, address, stored, options)
                 settings["on_progress"] = line.show
+                if every is not None:
+                    for each in multiclouddb_verify.verify_every(client, address, target, every, **settings):
+                        line.clear()
+                        if metrics is not None:
+                            _write_metrics(metrics, address, target.name, each)
+                        _print_standing(each, as_json=as_json, show_values=settings["show_values"])
+                    return
                 report = multiclouddb_verify.verify(client, address, target, **settings)
         finally:
             line.clear()
@@ -223,14 +246,63 @@ def _sides(each: Difference) -> str:
     return f"{ours!r} in the source, {theirs!r} in the table"
 
 
-def _print_estimate(found: Estimate, *, as_json: bool) -> None:
+def _print_estimate(found: Estimate, every: timedelta | None = None, *, as_json: bool) -> None:
     told = attrs.asdict(found)
     if as_json:
         typer.echo(json.dumps(told))
+    else:
+        seconds = told.pop("seconds")
+        fields = [(name, "unknown" if value is None else str(value)) for name, value in told.items()]
+        again = [] if every is None else [("again in", duration(every.total_seconds()))]
+        print_fields([*fields, ("duration", duration(seconds)), *again])
+    if every is not None and found.seconds is not None and found.seconds > every.total_seconds():
+        typer.echo(
+            f"a pass takes about {duration(found.seconds)} at this rate, which is longer than --every: the "
+            "proof of a row gets older than that; give a higher --max-scan-rate",
+            err=True,
+        )
+
+
+def _print_standing(standing: Standing, *, as_json: bool, show_values: bool) -> None:
+    """Print one line, and before it what a pass has found, unless everything is equal."""
+    if as_json:
+        typer.echo(json.dumps(standing.to_dict()))
         return
-    seconds = told.pop("seconds")
-    fields = [(name, "unknown" if value is None else str(value)) for name, value in told.items()]
-    print_fields([*fields, ("duration", duration(seconds))])
+    age, report = standing.age_seconds(), standing.report
+    words = [
+        "the proof of the oldest row is " + ("not known" if age is None else f"{duration(age)} old"),
+        f"{counted(standing.differences, 'difference')} open",
+        f"{standing.healed:,} healed",
+    ]
+    if report is not None:
+        if not report.equal or report.counts.repaired:
+            _print(report, show_values=show_values)
+        if skipped := report.counts.unsettled + report.counts.behind:
+            words.append(f"{counted(skipped, 'key')} not compared")
+    typer.echo(f"{moment(datetime.now(UTC))}  {', '.join(words)}; next pass at {moment(standing.next_at)}")
+
+
+def _write_metrics(path: Path, address: ResourceAddress, table: str, standing: Standing) -> None:
+    """Write a file for the textfile collector of Prometheus' node exporter, at once or not at all."""
+    names = {"database": address.database or "", "collection": address.collection or "", "table": table}
+    labels = ",".join(f'{name}="{text.translate(_ESCAPES)}"' for name, text in names.items())
+    proved = 0.0 if standing.proved_at is None else standing.proved_at.timestamp()
+    lines = list[str]()
+    for name, kind, text, value in (
+        ("proved_timestamp_seconds", "gauge", "Every row was compared after this time; 0: not known", proved),
+        ("differences", "gauge", "Differences that the last pass has left", standing.differences),
+        ("healed_rows_total", "counter", "Rows that the passes have repaired", standing.healed),
+    ):
+        full = f"multiclouddb_verify_{name}"
+        lines += [f"# HELP {full} {text}", f"# TYPE {full} {kind}", f"{full}{{{labels}}} {value}", ""]
+    draft = path.with_name(f".{path.name}.new")
+    try:
+        draft.write_text("\n".join(lines), encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise invalid_request(
+            "--metrics", f"{path} cannot be written ({error.strerror})", "give a file in a folder that exists"
+        ) from error
 
 
 def _progress_line(progress: Progress, rows_a_second: float | None) -> str:

@@ -1,17 +1,24 @@
 """Tests `multiclouddb verify`."""
 
 import json
+import re
+import signal
+import time
 
+import attrs
 import pytest
 from deltalake import DeltaTable
+from prometheus_client.parser import text_string_to_metric_families
 
 import multiclouddb_api as api
+import multiclouddb_verify
 from multiclouddb_cli import exits
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_spi.faults import key_digest
 from multiclouddb_verify import Outcome, report
 from multiclouddb_verify.source import Source
 from multiclouddb_verify.state import State
+from multiclouddb_verify.verification import Verification
 from pyspark_multiclouddb import merge_into_delta
 
 
@@ -179,3 +186,94 @@ def test_key_that_the_source_was_not_asked_for_ends_with_12_and_is_told_with_the
     assert key_digest("no key") in ran.stdout
     assert "remove the row by hand" in ran.stdout
     assert json.loads(verify("--repair", "--json").stdout)["reasons"].keys() == {"no key"}
+
+
+class TestEvery:
+    """`--every` compares again and again; here a signal ends it after some passes."""
+
+    @pytest.fixture
+    def every(self, verify, monkeypatch):
+        def invoke(*words, ends_after=2, between=lambda number: None):
+            original = Verification.run
+            runs = []
+
+            def run(self):
+                if len(runs) == ends_after:
+                    signal.raise_signal(signal.SIGTERM)
+                between(len(runs))
+                runs.append(self)
+                return original(self)
+
+            monkeypatch.setattr(Verification, "run", run)
+            ran = verify("--every", "1s", *words)
+            monkeypatch.setattr(Verification, "run", original)
+            assert ran.exit_code == 143, ran.output
+            return ran
+
+        return invoke
+
+    def test_says_the_costs_and_after_each_pass_how_old_the_oldest_proof_is(self, every, table):
+        ran = every("--repair", between=lambda number: damage(table) if number else None)
+        assert "again in" in ran.stdout
+        lines = [line for line in ran.stdout.splitlines() if "proof of the oldest row" in line]
+        assert "is not known, 0 differences open, 0 healed; next pass at" in lines[0]
+        assert re.search(r"is 0\.\ds old, 0 differences open, 0 healed", lines[1])
+        assert re.search(r"is [\d.]+s old, 0 differences open, 1 healed", lines[2])
+
+    def test_names_what_is_open(self, every, table, tmp_path):
+        damage(table)
+        ran = every("--json", ends_after=1)
+        estimate, before, after = map(json.loads, ran.stdout.splitlines())
+        assert estimate["price"]
+        assert (before["proved_at"], before["report"]) == (None, None)
+        assert (after["differences"], after["report"]["differences"][0]["key"]) == (1, '{"id":"o-3"}')
+        assert after["age_seconds"] >= 0
+        assert key_digest('{"id":"o-3"}') in every(ends_after=1).stdout
+
+    def test_writes_the_metrics_for_prometheus(self, every, table, tmp_path):
+        file, seen = tmp_path / "verify.prom", []
+
+        def look(number):
+            [proved] = re.findall(r"^multiclouddb_verify_proved_timestamp_seconds\{.*\} (.*)$", told(), re.M)
+            seen.append(float(proved))
+            if number == 0:
+                damage(table)
+
+        def told():
+            return file.read_text()
+
+        every("--metrics", file, between=look)
+        assert seen[0] == 0.0
+        assert 0 <= time.time() - seen[1] < 60
+        families = {each.name: each.samples[0] for each in text_string_to_metric_families(told())}
+        labels = {"database": "main", "collection": "orders", "table": f"delta:{table}"}
+        assert families["multiclouddb_verify_differences"].value == 1
+        assert families["multiclouddb_verify_healed_rows"].value == 0
+        assert families["multiclouddb_verify_proved_timestamp_seconds"].labels == labels
+
+    def test_a_rate_that_is_too_low_for_the_period_is_said_at_the_beginning(self, every, monkeypatch):
+        original = multiclouddb_verify.estimate
+        slow = {"seconds": 7200.0}
+        monkeypatch.setattr(
+            multiclouddb_verify,
+            "estimate",
+            lambda *given, **more: attrs.evolve(original(*given, **more), **slow),
+        )
+        assert "2h 0m at this rate, which is longer than --every" in every(ends_after=1).stderr
+
+    def test_a_file_that_cannot_be_written_ends_it(self, verify, tmp_path):
+        ran = verify("--every", "1s", "--metrics", tmp_path / "nowhere" / "x.prom")
+        assert (ran.exit_code, "--metrics" in ran.stderr) == (3, True)
+
+    @pytest.mark.parametrize(
+        ("words", "code", "said"),
+        [
+            (["--metrics", "x.prom"], 2, "--metrics"),
+            (["--every", "soon"], 2, "--every"),
+            (["--every", "0s"], 3, "every"),
+            (["--every", "1h", "--sample", "1/2"], 3, "sample"),
+        ],
+    )
+    def test_a_wrong_argument_is_named(self, words, code, said, verify):
+        ran = verify(*words)
+        assert (ran.exit_code, said in ran.stderr) == (code, True)

@@ -122,12 +122,13 @@ def verify_every(
     if every <= timedelta():
         raise invalid_request("every", f"is {every}", "give a period, such as timedelta(hours=24)")
     if settings.get("state") is None:
-        raise invalid_request("state", "is missing", "give a folder that stays: it contains what is proved")
+        raise invalid_request("state", "is missing", "give a folder that stays: it keeps what is proved")
     if isinstance(settings.get("position"), str):
         raise invalid_request(
             "position",
             "is a token, which stands still while the sink moves",
-            "give a function that returns the newest one, such as stored_position(store, name)",
+            "give a function that returns the newest one, such as stored_position(store, name), or "
+            "--position @FILE or spark:CHECKPOINT",
         )
     if settings.get("sample") is not None:
         raise invalid_request("sample", "is given, but every row is compared", "leave it out")
