@@ -168,9 +168,10 @@ class Passes:
 
     def run(self) -> Iterator[Standing]:
         """Compare, until an error that does not pass."""
-        wait, is_told = _WAITS[0], False
+        wait, is_told = 0.0, False
         with closing(locked(self._folder, _FILES)):
             while True:
+                began = self._clock()
                 one = _Pass(
                     self._source, self._target, pause=self._pause, clock=self._clock, **self._settings
                 )
@@ -187,11 +188,12 @@ class Passes:
                 except MulticloudDbError as error:
                     if not error.retryable:
                         raise
+                    # One that has lasted longer than the wait before it has got on.
+                    wait = _WAITS[0] if self._clock() - began > wait else min(2 * wait, _WAITS[1])
                     _LOG.warning("verify: %s; trying again in %.0f seconds", error, wait)
                     self._pause(wait)
-                    wait = min(2 * wait, _WAITS[1])
                     continue
-                wait = _WAITS[0]
+                wait = 0.0
                 proof = self._proof(one.identity).after(one.compared_at, self._clock(), report, self._every)
                 self._keep(proof, one.identity)
                 yield proof.standing(report)

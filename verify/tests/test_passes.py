@@ -293,6 +293,12 @@ class TestThrottled:
         assert [each for each in waits if each >= 1][:3] == [1.0, 2.0, 4.0]
         assert "trying again in 2 seconds" in caplog.text
 
+    def test_a_try_that_has_got_on_is_followed_by_a_short_wait(self, world, paged, tmp_path, monkeypatch):
+        calls, waits = self.throttled(world, monkeypatch, ErrorDetail(ErrorCategory.THROTTLED))
+        second(world, passes(world, tmp_path / "state", on_progress=lambda progress: world.pause(9)))
+        assert len(calls) > 5
+        assert {each for each in waits if each >= 1} == {1.0, 9}
+
     def test_an_error_that_does_not_pass_ends_it(self, world, tmp_path, monkeypatch):
         def refuse(*_):
             raise MulticloudDbError("no", ErrorDetail(ErrorCategory.AUTHENTICATION_FAILED))
