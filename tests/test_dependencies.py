@@ -159,3 +159,12 @@ def test_every_action_is_pinned_by_its_commit():
     used = [line for text in texts for line in re.findall(r"uses: *(.*)", text)]
     assert len(used) > 10
     assert [each for each in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", each)] == []
+
+
+def test_no_checkout_leaves_its_token_for_what_runs_after_it():
+    """The tests run the packages of many people, and a token in `.git/config` is theirs to read."""
+    texts = [path.read_text() for path in sorted((ROOT / ".github/workflows").glob("*.yml"))]
+    steps = [step for text in texts for step in re.split(r"^ {6}- ", text, flags=re.M)]
+    checkouts = [step for step in steps if "uses: actions/checkout@" in step]
+    assert len(checkouts) > 4
+    assert [step for step in checkouts if "persist-credentials: false" not in step] == []
