@@ -454,7 +454,7 @@ _FORM: Final = 'write "s3://bucket/prefix", "file:///folder", or pass FileCheckp
 def open_checkpoint_store(url: str) -> CheckpointStore:
     """Open the checkpoint store that a URL names.
 
-    Nothing is read or written yet. The page *Share positions between machines* lists the URLs.
+    Nothing is read or written yet. The page *Checkpoint stores* lists the URLs.
 
     Args:
         url: `file:///folder`, `sqlite:///path/checkpoints.db`, `s3://bucket/prefix`, `gs://bucket/prefix`,
