@@ -179,9 +179,13 @@ SENTENCES = {
         "tests/test_values.py::test_is_frozen_comparable_and_picklable_and_shows_no_secret",
         "tests/test_errors.py::test_pickles_and_copies_with_its_detail_and_notes",
     ),
-    "A pickled `ClientConfig`": ("tests/test_config.py::test_the_connection_is_a_copy_and_pickles",),
+    "A pickled `ClientConfig`": (
+        "tests/test_config.py::test_the_connection_is_a_copy_and_pickles",
+        "postgres/tests/test_secrets.py::test_a_pickle_has_the_password_and_what_is_made_of_it_shows_none",
+    ),
     "Spark also pickles": WARNING,
     "A client cannot be pickled.": (
+        "conformance/multiclouddb_conformance/us8/session.py::test_a_client_does_not_and_says_what_does",
         "tests/test_client.py::test_a_client_is_not_pickled_but_its_configuration_is",
     ),
     "As in every Python program": ADVICE,

@@ -1,5 +1,6 @@
 """No text and no frame of ours shows a password of a connection string, however it is written."""
 
+import pickle
 from datetime import UTC, datetime
 from urllib.parse import quote
 
@@ -136,3 +137,10 @@ def test_a_password_in_the_url_of_a_store_is_in_no_frame(opened):
             opened(f"postgresql://me:{FIRST}{character}{SECOND}@127.0.0.1:1/shop")
         shown = shown_by(caught.value, without=__file__)
         assert [text for text in shown if FIRST in text or SECOND in text] == []
+
+
+@pytest.mark.parametrize("made", [PostgresCheckpointStore, lambda dsn: PostgresTarget(dsn, "orders")])
+def test_a_pickle_has_the_password_and_what_is_made_of_it_shows_none(made):
+    pickled = pickle.dumps(made(f"postgresql://me:{FIRST}@127.0.0.1:1/shop"))
+    assert FIRST.encode() in pickled
+    assert FIRST not in repr(pickle.loads(pickled))
