@@ -88,7 +88,10 @@ ROWS = {
         "docs/tests/test_security.py::test_no_logger_of_a_vendor_is_changed",
         "providers/cosmos/tests/test_guards.py::test_what_azure_cosmos_logs_names_items_and_has_no_fields",
     ),
-    "what an `Observer`": TOKENS,
+    "what an `Observer`": (
+        *TOKENS,
+        "tests/engine/test_trouble.py::test_only_pages_tell_it_keys_and_documents",
+    ),
     "`verify`'s state folder": (
         "postgres/tests/test_verify.py::test_the_state_folder_holds_keys_and_digests_and_nothing_else",
     ),

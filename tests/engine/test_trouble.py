@@ -595,6 +595,19 @@ class TestObserver:
         assert event.event_id not in caplog.text
         assert str(event.key) not in caplog.text
 
+    def test_only_pages_tell_it_keys_and_documents(self, make_bench):
+        bench, told = make_bench(partitions=2, retention_seconds=60), Mock(api.Observer)
+        bench.connect(observer=told)
+        for number in range(10):
+            bench.sim.write(f"a-marked-key-{number}", {"text": "a-marked-field"})
+        bench.sim.split("p0")
+        bench.sim.fail_next("p1", ServerError("503"))
+        assert len(bench.drain(size=3)[0]) == 10
+        calls = [call for call in told.method_calls if call[0] != "page"]
+        assert {name for name, _, _ in calls} >= {"retry", "reader_opened", "partition_retired"}
+        diagnostics = [call.args[1].diagnostics for call in told.page.call_args_list]
+        assert "a-marked" not in repr([*calls, *diagnostics])
+
     def test_partitions_have_their_public_ids_everywhere(self, make_bench):
         bench, told = make_bench(partitions=2), Mock(api.Observer)
         bench.connect(observer=told)
