@@ -19,7 +19,7 @@ from multiclouddb_embedded import Delete, EmbeddedStore, Put
 from .page import Page, servers
 
 ORDERS = api.ResourceAddress("main", "orders")
-CODE = Page("spread-over-processes.md").programs["worker.py"]
+CODE = Page("jobs/spread-over-machines.md").programs["worker.py"]
 # Runs the worker as a machine that dies at one of its calls to the store, before or after it, or that is
 # suspended before it. Each machine writes down what it has saved.
 MACHINE = """
