@@ -42,6 +42,10 @@ def _is_writable(_: object, attribute: attrs.Attribute[str], token: str) -> None
         raise invalid_request(
             attribute.name, f"cannot be written ({error.reason})", "pass a page's continuation_token"
         ) from error
+    if len(token) > MOST_BYTES:
+        raise invalid_request(
+            attribute.name, f"has more than {MOST_BYTES >> 20} MiB", "pass a page's continuation_token"
+        )
 
 
 @frozen

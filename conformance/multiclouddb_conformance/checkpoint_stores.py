@@ -191,6 +191,15 @@ class TestSaveAndLoad(CheckpointStoreTests):
         store.save("orders", token, None)
         assert loaded(store).token == token
 
+    def test_a_token_that_no_store_reads_is_not_saved(
+        self, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr("multiclouddb_api.checkpoint.MOST_BYTES", 1000)
+            error = refusal(store.save, "orders", "x" * 2000, None)
+        assert error.category == ErrorCategory.INVALID_REQUEST
+        assert store.load("orders") is None
+
     def test_another_store_in_the_same_place_sees_it(
         self, kind: StoreKind, folder: Path, store: CheckpointStore
     ) -> None:

@@ -177,6 +177,11 @@ SENTENCES = {
         "checkpoints/tests/test_gcs.py::test_a_content_is_read_as_it_is_stored_and_up_to_the_bound",
         "checkpoints/tests/test_s3.py::test_an_object_is_read_up_to_the_bound_of_a_checkpoint",
         "checkpoints/tests/test_dynamo.py::test_a_small_item_that_becomes_a_large_content_is_refused",
+        "conformance/multiclouddb_conformance/checkpoint_stores.py::"
+        "test_a_token_that_no_store_reads_is_not_saved",
+        "postgres/tests/test_checkpoints.py::test_checkpoint_beyond_the_bound_is_refused_and_not_read",
+        "providers/embedded/tests/test_checkpoints.py::"
+        "test_a_checkpoint_beyond_the_bound_is_refused_and_not_read",
     ),
     "**Pickles.** Values and errors": (
         "tests/test_values.py::test_is_frozen_comparable_and_picklable_and_shows_no_secret",

@@ -11,7 +11,7 @@ from multiclouddb_api import (
     Checkpoint,
     invalid_request,
 )
-from multiclouddb_api.checkpoint import check_name, conflict, next_version
+from multiclouddb_api.checkpoint import MOST_BYTES, check_name, conflict, next_version
 from multiclouddb_api.validators import check_type
 from multiclouddb_postgres.server import Connection, check_dsn, has_password, repeated, secret_dsn, where
 
@@ -117,13 +117,20 @@ def loaded(connection: Connection, place: str, name: str, *, locks: bool = False
     """Return a checkpoint, in a transaction of the caller."""
     if not _exists(connection):
         return None
-    query = sql.SQL("SELECT version, token, sha256 FROM {} WHERE name = %s {}").format(
+    query = sql.SQL("SELECT version, substr(token, 1, %s), sha256 FROM {} WHERE name = %s {}").format(
         sql.Identifier(CHECKPOINTS), sql.SQL("FOR UPDATE" if locks else "")
     )
-    row = connection.execute(query, (name,)).fetchone()
+    row = connection.execute(query, (MOST_BYTES + 1, name)).fetchone()
     if row is None:
         return None
     version, token, checksum = row
+    if len(token) > MOST_BYTES:
+        raise invalid_request(
+            f"checkpoint {name!r}",
+            f"in {place} has more than {MOST_BYTES >> 20} MiB",
+            f"restore it from a backup, or call delete({name!r}) to begin again at the request's "
+            "start_position",
+        )
     if checksum != _checksum(name, version, token):
         raise invalid_request(
             f"checkpoint {name!r}",

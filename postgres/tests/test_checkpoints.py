@@ -82,6 +82,14 @@ class TestPlace:
         assert store.delete("orders")
         assert not store.delete("orders")
 
+    def test_checkpoint_beyond_the_bound_is_refused_and_not_read(self, dsn, monkeypatch):
+        store = PostgresCheckpointStore(dsn)
+        store.save("orders", "x" * 2000, None)
+        monkeypatch.setattr("multiclouddb_postgres.checkpoints.MOST_BYTES", 1000)
+        error = refusal(store.load, "orders")
+        assert "has more than" in error.message
+        assert error.category == ErrorCategory.INVALID_REQUEST
+
     @pytest.mark.parametrize(
         ("change", "category"),
         [

@@ -12,6 +12,7 @@ from typing import Final
 
 from multiclouddb_api import Checkpoint, MulticloudDbError, invalid_request
 from multiclouddb_api.checkpoint import (
+    MOST_BYTES,
     broken,
     broken_disk,
     check_name,
@@ -202,12 +203,15 @@ class SqliteCheckpointStore:
     def _find(self, connection: sqlite3.Connection, name: str) -> Checkpoint | None:
         # The caller holds a transaction, so that no other process changes the file.
         row = connection.execute(
-            "SELECT version, token, sha256 FROM checkpoints WHERE name = ?", (name,)
+            "SELECT version, substr(token, 1, ?), sha256 FROM checkpoints WHERE name = ?",
+            (MOST_BYTES + 1, name),
         ).fetchone()
         self._check_whole(connection, thoroughly=row is None)
         if row is None:
             return None
         version, token, checksum = row
+        if isinstance(token, str) and len(token) > MOST_BYTES:
+            raise self._unusable(f"has a checkpoint {name!r} of more than {MOST_BYTES >> 20} MiB")
         if not _matches(name, version, token, checksum):
             raise invalid_request(
                 f"checkpoint file {self._path}",
@@ -227,7 +231,10 @@ class SqliteCheckpointStore:
             if found != "ok":
                 raise self._unusable(f"is damaged ({' '.join(found.split())})")
             # If its name is damaged, a checkpoint must not look as if it was never saved.
-            for name, version, token, checksum in connection.execute("SELECT * FROM checkpoints"):
+            every = connection.execute(
+                "SELECT name, version, substr(token, 1, ?), sha256 FROM checkpoints", (MOST_BYTES + 1,)
+            )
+            for name, version, token, checksum in every:
                 if not _matches(name, version, token, checksum):
                     raise self._unusable("is damaged (a checkpoint in it does not match its checksum)")
 

@@ -85,6 +85,11 @@ class TestFile:
         assert error.detail.native_code == "SQLITE_BUSY"
         store.save("orders", "2", first.version)
 
+    def test_a_checkpoint_beyond_the_bound_is_refused_and_not_read(self, store, monkeypatch):
+        store.save("a", "x" * 2000, None)
+        monkeypatch.setattr("multiclouddb_embedded.checkpoints.MOST_BYTES", 1000)
+        refused(store, "has a checkpoint 'a' of more than", name="a")
+
     def test_a_folder_that_cannot_be_made_is_named(self, tmp_path):
         (tmp_path / "file").write_text("")
         path = tmp_path / "file" / "checkpoints.db"
