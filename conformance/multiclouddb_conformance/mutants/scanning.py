@@ -19,7 +19,7 @@ from multiclouddb_api import (
     OperationOptions,
     Snapshot,
 )
-from multiclouddb_conformance.delegating import WrappedFeed, WrappedReader
+from multiclouddb_conformance.delegating import WrappedFeed, WrappedMapper, WrappedReader
 from multiclouddb_conformance.mutants.mutant import Mutant, changed
 from multiclouddb_conformance.simulation import SimulationProvider
 from multiclouddb_spi import Batch, Cursor, Deadline, Scan, ScanPlan, Segment, plan_id_of
@@ -71,6 +71,28 @@ class LeavesOutWhatMoves(Mutant):
         if plan_id_of(reader.partition_id) is None or len(batch) < 2:
             return batch
         return changed(batch, lambda events: events[:-1])
+
+
+@attrs.frozen(eq=False)
+class _Late(WrappedMapper):
+    end: Cursor
+
+    def cursor_after(self, records: Any, count: int) -> Cursor:
+        return self.end if count + 1 >= len(records) else self.inner.cursor_after(records, count + 1)
+
+
+class CutsARowTooLate(Mutant):
+    """A page that ends within a segment has the position after the next row, which no page returns."""
+
+    caught_by = ("TestSnapshot::test_another_process_goes_on_where_a_page_ends[5]",)
+
+    def fetch(
+        self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
+    ) -> Batch:
+        batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
+        if plan_id_of(reader.partition_id) is None:
+            return batch
+        return attrs.evolve(batch, mapper=_Late(batch.mapper, batch.end))
 
 
 class LooksUpWhatWasOnceThere(Mutant):

@@ -14,6 +14,7 @@ import pytest
 from multiclouddb_api import (
     BackfillDone,
     Capability,
+    ChangeEvent,
     ChangeType,
     EntireCluster,
     EntireDatabase,
@@ -45,6 +46,7 @@ __all__ = ["TestNoSnapshot", "TestSnapshot"]
 
 _SNAPSHOT: Final = Capability.CHANGE_FEED_SNAPSHOT
 _KEY: Final = Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE
+_MOST_PAGES: Final = 200
 
 
 @pytest.mark.shows("Further 13")
@@ -83,6 +85,22 @@ class TestSnapshot:
         assert done == [BackfillDone(started.partition_id, started.floor)]
         (last,) = (number for number, page in enumerate(pages) if is_done(page))
         assert not any(event.backfilled for page in pages[last + 1 :] for event in page.events)
+
+    @pytest.mark.parametrize("size", [2, 5])
+    def test_another_process_goes_on_where_a_page_ends(self, collection: Collection, size: int) -> None:
+        """A page ends within a segment and within what was read of it, because each segment has few rows."""
+        source, rows = Source(collection), list[ChangeEvent]()
+        source.fill(12)
+        page = collection.page(Snapshot(SnapshotOrder.ORDERED, segments=4))
+        for _ in range(_MOST_PAGES):
+            collection.restart()
+            page = collection.page(page.continuation_token, size)
+            rows += [event for event in page.events if event.backfilled]
+            if is_done(page):
+                break
+        assert is_done(page)
+        assert len(rows) == len(set(ids(rows))) == 12
+        assert {event.key: event.new_item_state for event in rows} == source.rows()
 
     def test_a_row_says_what_it_is(self, collection: Collection) -> None:
         collection.fill(5)
