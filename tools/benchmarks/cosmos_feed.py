@@ -54,7 +54,7 @@ def _serve(pipe: Connection, ranges: int) -> None:
                     server.faults.clear()
                     if argument:
                         server.faults.add(Slow(argument), _READ, times=None)
-                pipe.send(server.journal.count(_READ))
+                pipe.send(server.journal.count(None if name == "requests" else _READ))
 
 
 @attrs.frozen
@@ -75,11 +75,11 @@ class Account:
         """Run a command in the emulator's process.
 
         Args:
-            name: The name of the command: `fill`, `delay` or `count`.
+            name: The name of the command: `fill`, `delay`, `count` or `requests`.
             argument: The argument of the command: a number of items or of seconds.
 
         Returns:
-            The number of reads of the feed that the emulator has counted.
+            The number of reads of the feed that the emulator has counted; with `requests`, of all requests.
         """
         self.pipe.send((name, argument))
         counted: int = self.pipe.recv()

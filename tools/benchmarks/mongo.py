@@ -58,10 +58,18 @@ class Backlog:
         """Return how many aggregate commands the server has received from clients."""
         return _aggregates(self._server)
 
+    def get_mores(self) -> int:
+        """Return how many getMore commands the server has received from clients."""
+        return _commands(self._server, "getMore")
+
 
 def _aggregates(server: Any) -> int:
+    return _commands(server, "aggregate")
+
+
+def _commands(server: Any, name: str) -> int:
     # This is the server's own count, because a listener in this process would slow down every later row.
-    found: int = server.client().admin.command("serverStatus")["metrics"]["commands"]["aggregate"]["total"]
+    found: int = server.client().admin.command("serverStatus")["metrics"]["commands"][name]["total"]
     return found
 
 

@@ -154,6 +154,10 @@ class Scripted:
         """Return the number of queries of change streams."""
         return int(self._ask("queries"))
 
+    def calls(self) -> int:
+        """Return the number of all calls."""
+        return int(self._ask("calls"))
+
     def _ask(self, method: str, *arguments: Any) -> Any:
         self._pipe.send((method, arguments))
         return self._pipe.recv()
@@ -188,13 +192,17 @@ def _serve(pipe: Connection, partitions: int) -> None:
                 server.troubles.delay(None, seconds)
 
         methods: dict[str, Callable[..., None]] = {"create": create, "fill": fill, "delay": delay}
+        counts: dict[str, Callable[[], int]] = {
+            "queries": lambda: len(server.journal.queries()),
+            "calls": lambda: server.journal.counts().total(),
+        }
         pipe.send(server.host)
         with suppress(EOFError):
             while True:
                 name, arguments = pipe.recv()
                 if name in methods:
                     methods[name](*arguments)
-                pipe.send(len(server.journal.queries()) if name == "queries" else None)
+                pipe.send(counts[name]() if name in counts else None)
 
 
 @contextmanager
