@@ -20,7 +20,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # What a change most likely breaks: API, SPI and engine, the suite on the simulation and on the embedded store, the
 # command line, and of each provider what it does without a server.
-CHECKED := tests cli conformance/tests/test_faults.py conformance/tests/test_mutants.py \
+CHECKED := tests cli tables/tests conformance/tests/test_faults.py conformance/tests/test_mutants.py \
 	conformance/tests/test_us8_simulation.py conformance/tests/test_delegating.py providers/embedded/tests \
 	$(wildcard $(foreach name,errors mapping position,providers/*/tests/test_$(name).py)) \
 	docs/tests/test_reference.py docs/tests/test_us8.py

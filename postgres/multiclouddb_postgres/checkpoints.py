@@ -113,6 +113,12 @@ def _exists(connection: Connection) -> bool:
     return bool(found)
 
 
+def stored_token(connection: Connection, name: str) -> str | None:
+    """Return the token of a checkpoint, or None if there is none."""
+    found = loaded(connection, CHECKPOINTS, name)
+    return None if found is None else found.token
+
+
 def loaded(connection: Connection, place: str, name: str, *, locks: bool = False) -> Checkpoint | None:
     """Return a checkpoint, in a transaction of the caller."""
     if not _exists(connection):

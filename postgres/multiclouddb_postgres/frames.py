@@ -13,7 +13,7 @@ import pyarrow as pa
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_postgres.long_keys import MOST_KEY_BYTES, SHOWN, key_too_long, told
 from multiclouddb_postgres.server import DURABLE, LOG, Connection, connected, errors, repeated
-from multiclouddb_postgres.table import PostgresStorage
+from multiclouddb_postgres.table import PostgresTable
 from multiclouddb_postgres.values import naming, nul
 from multiclouddb_tables.merging import merge_batch
 from multiclouddb_tables.rules import Batch, MissingState, Piece, check_stored
@@ -38,7 +38,7 @@ class FramePiece(Piece):
         return schema
 
 
-class FrameStorage(PostgresStorage):
+class FrameTable(PostgresTable):
     """A table that the executors write."""
 
     def __init__(self, connection: Connection, dsn: str, name: str, count: int, settings: Any) -> None:
@@ -123,7 +123,7 @@ def merge_frame(
         return empty
 
     with errors(place), connected(dsn) as connection:
-        storage = FrameStorage(connection, dsn, name, count, settings)
+        storage = FrameTable(connection, dsn, name, count, settings)
         merged = merge_batch(storage, "merge_into_postgres", made(pieces=pieces, empty_schema=schema))
         with connection.transaction():
             # What the driver has committed before is on the disk with this commit, which needs a number.
@@ -164,7 +164,7 @@ def _merge(
     dsn: str, name: str, place: str, oid: int, settings: Mapping[str, Any], rows: pa.Table
 ) -> bool:  # fmt: skip
     def merge(connection: Connection) -> bool:
-        storage = PostgresStorage(connection, name, holds=True, **settings)
+        storage = PostgresTable(connection, name, holds=True, **settings)
         storage.check_still(oid)
         storage.merge(rows, {})
         return True

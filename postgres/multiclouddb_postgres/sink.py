@@ -15,7 +15,7 @@ from multiclouddb_api.validators import check_type, local_path, type_name
 from multiclouddb_postgres.checkpoints import CHECKPOINTS, saved
 from multiclouddb_postgres.long_keys import LongKeys, check_long_keys
 from multiclouddb_postgres.server import Connection, check_dsn, repeated, secret_dsn, where
-from multiclouddb_postgres.table import PostgresStorage, identifier
+from multiclouddb_postgres.table import POSITION, PostgresTable, identifier
 from multiclouddb_postgres.values import Documents, naming
 from multiclouddb_tables.merging import merge_batch
 from multiclouddb_tables.rules import (
@@ -33,8 +33,6 @@ from multiclouddb_tables.rules import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-POSITION: Final = "multiclouddb-checkpoint:"
-"""The beginning of the name of the mark that says which checkpoint is stored with the table's rows."""
 _SINK: Final = "merge_into_postgres"
 
 
@@ -185,7 +183,7 @@ def merge_into_postgres(
             expected = checkpoint.version if isinstance(checkpoint, Checkpoint) else None
             token = cast("ChangeFeedPage", batch).continuation_token
             saved(connection, place.partition("#")[0] + f"#{CHECKPOINTS}", checkpoint_name, token, expected)
-        storage = PostgresStorage(
+        storage = PostgresTable(
             connection,
             table,
             create=create != "never",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import psycopg
 import pyarrow as pa
@@ -13,6 +13,8 @@ from psycopg import sql
 from multiclouddb_api import invalid_request
 from multiclouddb_api.validators import check_type
 from multiclouddb_postgres.catalog import INSTANT, TEXT, Column, Found, look, wrong
+from multiclouddb_postgres.checkpoints import stored_token
+from multiclouddb_postgres.column_types import column_type
 from multiclouddb_postgres.long_keys import (
     LONG_KEY,
     SKIPPED,
@@ -20,10 +22,14 @@ from multiclouddb_postgres.long_keys import (
     are_long,
     digest_of,
     hashed,
+    is_long,
+    is_row_of,
+    key_column,
     key_too_long,
     may_meet,
     names_of,
     one_hash,
+    stored,
     told,
 )
 from multiclouddb_postgres.server import DATA, LOG, Connection, where
@@ -37,26 +43,42 @@ from multiclouddb_postgres.values import (
     declared,
     type_of,
 )
-from multiclouddb_tables.layout import missing
-from multiclouddb_tables.mark import FoundTable, TableMark
+from multiclouddb_tables.contract import Table
+from multiclouddb_tables.layout import (
+    NO_ORDER,
+    check_fixes,
+    check_table,
+    fixed_row,
+    missing,
+    own_names,
+    read_rows,
+    state_of,
+)
+from multiclouddb_tables.mark import Expected, FoundTable, TableMark
 from multiclouddb_tables.rules import (
     DELETED_AT,
     DOCUMENT,
     STALE_SINCE,
-    Numbered,
     check_cases,
     check_stored,
 )
+
+if TYPE_CHECKING:
+    from multiclouddb_tables.column_values import ColumnType
+    from multiclouddb_tables.contract import Fix, Own
 
 MARKS: Final = "multiclouddb_marks"
 """The table with the batch numbers and the stages of snapshots, in the schema of the sink's table."""
 _FEED: Final = "multiclouddb-feed"
 """The name of the mark that says whose changes the table contains."""
+POSITION: Final = "multiclouddb-checkpoint:"
+"""The beginning of the name of the mark that says which checkpoint is stored with the table's rows."""
 _WRITTEN: Final = "multiclouddb_written"
+_ROWS: Final = 8192
 
 
-class PostgresStorage:
-    """The table that a sink writes; the docstrings of `Storage` say what its methods do.
+class PostgresTable(Table):
+    """A table on an open connection; the docstrings of `Storage` and `Target` say what its methods do.
 
     Each method is one transaction, or a part of the caller's. Statements with names of the user have their
     values inside: psycopg would take a % in a name for a placeholder.
@@ -88,7 +110,7 @@ class PostgresStorage:
             raise missing(self._where)
 
     @property
-    def where(self) -> str:
+    def name(self) -> str:
         """Server, database and name of the table."""
         return self._where
 
@@ -101,11 +123,6 @@ class PostgresStorage:
     def hashes(self) -> bool:
         """True if the table keeps the hashes of keys that are too long for an index."""
         return LONG_KEY in self.known().columns
-
-    @property
-    def keeps_marks(self) -> bool:
-        """True, always."""
-        return True
 
     def _look(self) -> Found | None:
         return look(self.connection, self._table, holds=self._holds)
@@ -349,14 +366,10 @@ class PostgresStorage:
         """Refuse another table than the one of which it was decided that the batch may be merged."""
         self.found().check_still(FoundTable(None, str(oid)), self._where)
 
-    def found(self) -> FoundTable:
-        """Return the object id and the mark of the table."""
+    def found(self, since: FoundTable | None = None) -> FoundTable:
+        """Return the object id and the mark of the table, which does not go back on its own."""
+        del since
         return FoundTable(self.feed_mark(), str(self.known().oid))
-
-    def gone_back(self, query: str | None, done: Numbered | None) -> bool:
-        """Return False: rows and marks of a database go back together, and with them `checkpoint_name`."""
-        del query, done
-        return False
 
     def merge(self, rows: pa.Table, notes: Mapping[str, str], *, is_last: bool = True) -> None:
         """Merge the last changes of some keys."""
@@ -503,6 +516,136 @@ class PostgresStorage:
                 sql.SQL("{} = {}").format(sql.Identifier(name), value) for name, value in sets.items()
             ),
         )
+
+    # What `verify` reads and repairs
+
+    def rows(self, keys: Sequence[str] | None = None, *, own: Own = False) -> Iterator[pa.RecordBatch]:
+        """Read the table in the transaction of the caller; see `Target.rows`.
+
+        Args:
+            keys: The keys to read; None for all rows.
+            own: The table's own columns to read instead of `new_item_state`.
+        """
+        known = self.known().columns
+        check_table(self._where, [*known], own=bool(own))
+        names = [DOCUMENT]
+        if own:
+            names = self._own_names() if isinstance(own, bool) else sorted(own)
+        if keys is not None and not keys:
+            return
+        columns = [
+            sql.SQL("{}::text" if known[name].held in ("json", "jsonb") else "{}").format(
+                sql.Identifier(name)
+            )
+            for name in names
+        ]
+        only: sql.Composable = sql.SQL("")
+        if keys is not None:
+            only = sql.SQL(" WHERE ") + is_row_of(keys, hashes=self.hashes)
+        query = sql.SQL(
+            "SELECT {key}, coalesce(order_key, {none}), _deleted_at IS NOT NULL, {columns} FROM {table}{only}"
+        ).format(
+            key=key_column() if self.hashes else sql.SQL("key"),
+            none=sql.Literal(NO_ORDER),
+            columns=sql.SQL(", ").join(columns) if columns else sql.SQL("NULL"),
+            table=self._table,
+            only=only,
+        )
+        types = {name: column_type(known[name].held) for name in names} if own else {}
+        with self.connection.cursor("multiclouddb_rows") as cursor:
+            cursor.execute(query)
+            while found := cursor.fetchmany(_ROWS):
+                keys_of, orders, deleted, *rest = zip(*found, strict=True)
+                states: Any = rest[0]
+                if own:
+                    # psycopg returns a number of type real with fewer digits than the column has.
+                    states = [state_of(dict(zip(types, row[3:], strict=False)), types) for row in found]
+                yield read_rows(keys_of, orders, states, deleted)
+
+    def _own_names(self) -> list[str]:
+        """Return the columns that a document was parsed into, and that of the document."""
+        names = [each.name for each in self.known().columns.values() if not each.is_generated]
+        return [name for name in own_names(names) if name != LONG_KEY]
+
+    def columns(self) -> Mapping[str, ColumnType]:
+        """Return the columns that a document may be parsed into; see `Target.columns`."""
+        known = self.known().columns
+        return {name: column_type(known[name].held) for name in self._own_names() if name != DOCUMENT}
+
+    def position(self) -> str | None:
+        """Return the token that the sink stores with the rows under one name, or None."""
+        names = self.names(POSITION)
+        if len(names) > 1:
+            raise invalid_request(
+                "checkpoint_name",
+                f"is not given, and {self._where} was written with several: {', '.join(names[:5])}",
+                "give the name of the one whose position the table has reached",
+            )
+        return stored_token(self.connection, names[0]) if names else None
+
+    def complete(self, expected: Expected) -> None:
+        """Store the mark without its time; see `Target.complete`."""
+        expected.check(self.found(), self._where)
+        if (mark := expected.completed(self.feed_mark())) is not None:
+            self.set_feed_mark(mark)
+
+    def fix(self, fixes: Sequence[Fix], expected: Expected) -> int:
+        """Write rows in the transaction of the caller, which `holds` the table; see `Target.fix`."""
+        expected.check(self.found(), self._where)
+        known = self.known().columns
+        check_table(self._where, [*known], own=any(fix.columns is not None for fix in fixes))
+        check_fixes(self._where, self._own_names(), fixes)
+        hashes = self.hashes
+        written, removals = 0, [fix for fix in fixes if fix.removes]
+        beside = {each.beside[0]: each.beside[1] for each in removals if each.beside is not None}
+        locked = dict[str, str | None]()
+        # Like all writers, this one locks rows in the order of their keys.
+        writes = [(fix.key, fix) for fix in fixes if not fix.removes]
+        locks = dict.fromkeys((*(fix.key for fix in removals), *beside))
+        kept: Callable[[str], str] = stored if hashes else str
+        for key, fix in sorted([*writes, *locks.items()], key=lambda each: kept(each[0]).encode()):
+            if fix is None:
+                found = self.connection.execute(
+                    sql.SQL("SELECT coalesce(order_key, {}) FROM {} WHERE {} FOR UPDATE").format(
+                        NO_ORDER, self._table, is_row_of([key], hashes=hashes)
+                    )
+                ).fetchone()
+                locked[key] = None if found is None else found[0]
+                continue
+            row = fixed_row(fix) | {"key": kept(fix.key)}
+            row[LONG_KEY] = fix.key if is_long(fix.key) else None
+            names = [name for name in known if name in row]
+            values = [sql.Literal(row[name]) for name in names]
+            if fix.seen:
+                statement = sql.SQL("UPDATE {} SET {} WHERE {} AND coalesce(order_key, {}) = {}").format(
+                    self._table,
+                    sql.SQL(", ").join(
+                        sql.SQL("{} = {}").format(sql.Identifier(name), value)
+                        for name, value in zip(names, values, strict=True)
+                    ),
+                    is_row_of([fix.key], hashes=hashes),
+                    NO_ORDER,
+                    fix.seen[0],
+                )
+            elif fix.text is not None:
+                if is_long(fix.key) and not hashes:
+                    raise key_too_long(fix.key)
+                statement = sql.SQL("INSERT INTO {} ({}) VALUES ({}) ON CONFLICT (key) DO NOTHING").format(
+                    self._table,
+                    sql.SQL(", ").join(map(sql.Identifier, names)),
+                    sql.SQL(", ").join(values),
+                )
+            else:
+                continue
+            written += self.connection.execute(statement).rowcount
+        for fix in removals:
+            is_there = fix.beside is None or locked[fix.beside[0]] == fix.beside[1]
+            if is_there and locked[fix.key] in fix.seen:
+                statement = sql.SQL("DELETE FROM {} WHERE {}").format(
+                    self._table, is_row_of([fix.key], hashes=hashes)
+                )
+                written += self.connection.execute(statement).rowcount
+        return written
 
 
 def identifier(name: object) -> sql.Identifier:

@@ -35,7 +35,7 @@ from multiclouddb_conformance.sink_harness import bare, events, key_of, page, ro
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_postgres import PostgresCheckpointStore, PostgresTarget, merge_into_postgres
-from multiclouddb_postgres.frames import FrameStorage
+from multiclouddb_postgres.frames import FrameTable
 from multiclouddb_postgres.server import repeated
 from multiclouddb_postgres.values import copied
 from multiclouddb_spi import encode_partition_id
@@ -805,7 +805,7 @@ class TestRefused:
         merged(dsn, ("a", 5 if step == "bury" else 20, {}))
         settings = {"create": True, "new_columns": "refuse", "documents": "json"}
         with psycopg.connect(dsn, autocommit=True) as connection:
-            storage = FrameStorage(connection, dsn, "orders", 1, settings)
+            storage = FrameTable(connection, dsn, "orders", 1, settings)
             add_function(connection)
             connection.execute(change)
             with pytest.raises(MulticloudDbError, match=text):
