@@ -1,74 +1,166 @@
-"""Reads and repairs a table that Spark itself merges, for `verify`."""
+"""Defines a table that Spark itself merges, in whatever format.
+
+No commit contains rows and marks together, so each step can be repeated after a kill:
+
+| killed after | what the next run finds | what it does |
+|---|---|---|
+| the `UPDATE` that begins a snapshot | no mark | the same `UPDATE`: no row of the snapshot is merged yet |
+| the mark of the beginning | the mark | merges |
+| a `MERGE` | rows of this batch | the same `MERGE`, which changes nothing, because no `order_key` is higher |
+| the `UPDATE` that ends a snapshot | the mark of the beginning | the same `UPDATE`, which finds no row |
+| the mark of the end | the mark | nothing |
+"""
 
 from __future__ import annotations
 
+import logging
+import random
+import re
+import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 import pyarrow as pa
+from pyspark.errors import AnalysisException, IllegalArgumentException
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import ArrayType, MapType, StringType, TimestampType
 
-from multiclouddb_api import encode_json, invalid_request
-from multiclouddb_tables.column_values import SINKS, as_stored, own_state
-from multiclouddb_tables.contract import Own
-from multiclouddb_tables.mark import Expected, FoundTable
-from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE
-from multiclouddb_tables.sql import in_backticks
-from pyspark_multiclouddb.cluster import TableStorage, check_table
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api.validators import check_type
+from multiclouddb_spi.faults import one_line, without_data
+from multiclouddb_tables.column_values import SINKS
+from multiclouddb_tables.contract import Own, Table
+from multiclouddb_tables.delta_log import MARK
+from multiclouddb_tables.delta_refusals import safe_cause
+from multiclouddb_tables.layout import (
+    NO_ORDER,
+    check_columns,
+    check_fixes,
+    fixed_row,
+    missing,
+    own_names,
+    read_rows,
+    state_of,
+)
+from multiclouddb_tables.layout import check_table as check_table_columns
+from multiclouddb_tables.mark import Expected, FeedSource, FoundTable, TableMark
+from multiclouddb_tables.rules import (
+    DELETED_AT,
+    DOCUMENT,
+    STALE_SINCE,
+    check_cases,
+    check_new_columns,
+    lacking_columns,
+)
+from multiclouddb_tables.sql import in_backticks, quoted
 from pyspark_multiclouddb.columns import arrow_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql.types import StructType
 
     from multiclouddb_tables.contract import Fix
 
+__all__ = ["WAY_OUT", "TableTarget", "check_table", "drop_table_tombstones"]
+
+_LOG: Final = logging.getLogger("multiclouddb.spark")
+WAY_OUT: Final = "let a merge create it with create_using"
+"""What to do if there is no table."""
 _ROWS: Final = 8192
-_NO_ORDER: Final = "~null"
-"""Stands for an `order_key` that is null: no change is higher, so the row refuses all of them."""
-_OURS: Final = ("key", "order_key", "timestamp", DELETED_AT, STALE_SINCE)
+_TEXT: Final = ("key", "order_key")
+_IDENTITY: Final = "multiclouddb.table"
+"""The table property that no other table of the name has."""
+_TRIES: Final = 10
+_FIRST_WAIT: Final = 0.1
+_LONGEST_WAIT: Final = 5.0
+# How Delta, Iceberg and Java name the commit of another writer.
+_CONFLICTS: Final = re.compile(
+    r"\b(Concurrent\w*(Modification|Append|Delete\w*|Write|Transaction|Metadata)\w*Exception|MetadataChangedException"
+    r"|ProtocolChangedException|CommitFailedException"
+    r"|ValidationException: (Found (new )?conflicting|Cannot commit|Missing required files))\b"
+)
+# Delta's error classes of a row that the table refuses, and Spark's.
+_REFUSED: Final = re.compile(
+    r"\b(DELTA_VIOLATE_CONSTRAINT_WITH_VALUES|DELTA_NOT_NULL_CONSTRAINT_VIOLATED|NOT_NULL_ASSERT_VIOLATION"
+    r"|CHECK_CONSTRAINT_VIOLATION|DELTA_CANNOT_MODIFY_APPEND_ONLY)\b"
+)
+_NAME: Final = re.compile(r"(?:[\w-]+|`(?:[^`]|``)+`)(?:\.(?:[\w-]+|`(?:[^`]|``)+`))*")
 
 
-class TableTarget:
-    """A table that `merge_into_table` writes, for `verify`.
+def check_table(table: object) -> None:
+    """Refuse a text that is not the name of a table in Spark."""
+    check_type("table", table, str)
+    if not _NAME.fullmatch(str(table)):
+        raise invalid_request(
+            "table", f"{str(table)[:200]!r} is not the name of a table", "give for example lake.shop.orders"
+        )
 
-    Its rows pass through the driver, a few thousand at a time.
+
+def drop_table_tombstones(spark: SparkSession, table: str, older_than: timedelta) -> int:
+    """Delete old tombstones of a table of Spark, and return their number."""
+    target = TableTarget(spark, table)
+    if DELETED_AT not in target._known().names:
+        return 0
+    try:
+        before = datetime.now(UTC) - older_than
+    except OverflowError:
+        return 0  # no tombstone is from before the year 1
+    old = f"{DELETED_AT} < timestamp_micros({int(before.timestamp() * 1_000_000)})"
+    [(count,)] = spark.sql(f"SELECT count(*) FROM {table} WHERE {old}").collect()
+    if count:
+        target._commit(f"DELETE FROM {table} WHERE {old}")
+    return int(count)
+
+
+class TableTarget(Table):
+    """A table that `merge_into_table` writes.
+
+    For `verify`, its rows pass through the driver, a few thousand at a time.
 
     Args:
         spark: The session that knows the table.
         table: The name of the table in Spark, such as `lake.shop.orders`.
+        create_using: For a sink: the format of a table that is made.
+        new_columns: For a sink: whether columns that the table does not have are added.
 
     Raises:
         MulticloudDbError: Raised by the first read: `NOT_FOUND` if there is no table; `INVALID_REQUEST` if it
             has not the columns of the sink.
     """
 
-    def __init__(self, spark: SparkSession, table: str) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        table: str,
+        *,
+        create_using: str | None = None,
+        new_columns: Literal["add", "refuse"] = "refuse",
+    ) -> None:
         check_table(table)
+        check_type("create_using", create_using, str, type(None))
+        check_new_columns(new_columns)
         self._spark, self._table = spark, table
+        self._create_using, self._new_columns = create_using, new_columns
+        self._keeps: bool | None = None
+        self._seen: FoundTable | None = None
+        self._schema: StructType | None = None
+        self._is_looked_at = False
 
     @property
     def name(self) -> str:
         """The name of the table."""
         return f"table:{self._table}"
 
-    def _opened(self, *, own: bool) -> tuple[TableStorage, list[str]]:
-        storage = TableStorage(self._spark, self._table, None, "refuse")
-        names = storage.schema().names
-        if DELETED_AT not in names:
-            raise invalid_request(
-                "table", f"{self._table} has no column {DELETED_AT}", "give a table of the sink"
-            )
-        if not own and DOCUMENT not in names:
-            raise invalid_request(
-                "table",
-                f"{self._table} has no column {DOCUMENT}",
-                "pass transform=, a function that makes the values of the table's columns from a document",
-            )
-        return storage, [name for name in names if name not in _OURS]
+    def _now(self, *, own: bool) -> TableTarget:
+        """Return the table that is there now."""
+        now = TableTarget(self._spark, self._table)
+        check_table_columns(self._table, now._known().names, own=own)
+        return now
 
     def rows(self, keys: Sequence[str] | None = None, *, own: Own = False) -> Iterator[pa.RecordBatch]:
         """Read one version of the table; see `Target.rows`.
@@ -77,45 +169,37 @@ class TableTarget:
             keys: The keys to read; None for all rows.
             own: The table's own columns to read instead of `new_item_state`.
         """
-        storage, extra = self._opened(own=bool(own))
+        schema = self._now(own=bool(own))._known()
         if keys is not None and not keys:
             return
         frame = self._frame(keys)
         names = [DOCUMENT]
         if own:
-            names = extra if own is True else sorted(own)
+            names = own_names(schema.names) if own is True else sorted(own)
         kinds = self.columns() if own else {}
-        instants = {field.name for field in storage.schema() if field.dataType == TimestampType()}
+        instants = {field.name for field in schema if field.dataType == TimestampType()}
 
         def state(row: Row) -> str:
             # Spark returns a time in the local zone, without saying so.
             values = row.asDict(recursive=True)
-            own_values = {
-                name: values[name].astimezone(UTC)
-                if name in instants and values[name]
-                else as_stored(values[name], kinds.get(name))
-                for name in names
-            }
-            return encode_json(own_state(own_values)).decode()
+            return state_of(
+                {
+                    name: values[name].astimezone(UTC) if name in instants and values[name] else values[name]
+                    for name in names
+                },
+                kinds,
+            )
 
         found = frame.selectExpr(
             "key",
-            f"coalesce(order_key, '{_NO_ORDER}')",
+            f"coalesce(order_key, '{NO_ORDER}')",
             f"{DELETED_AT} IS NOT NULL",
             *map(in_backticks, names),
         ).toLocalIterator()
         while rows := list(islice(found, _ROWS)):
             states = [state(row) if own else row[3] for row in rows]
             keys_of, orders, deleted = ([row[at] for row in rows] for at in range(3))
-            yield pa.RecordBatch.from_arrays(
-                [
-                    pa.array(keys_of, pa.string()),
-                    pa.array(orders, pa.string()),
-                    pa.array(states, pa.string()),
-                    pa.array(deleted, pa.bool_()),
-                ],
-                names=["key", "order_key", "state", "deleted"],
-            )
+            yield read_rows(keys_of, orders, states, deleted)
 
     def _frame(self, keys: Sequence[str] | None) -> DataFrame:
         frame = self._spark.table(self._table)
@@ -127,18 +211,15 @@ class TableTarget:
     def _orders(self, keys: Sequence[str]) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
         if keys:
-            rows = self._frame(keys).selectExpr("key", f"coalesce(order_key, '{_NO_ORDER}')")
+            rows = self._frame(keys).selectExpr("key", f"coalesce(order_key, '{NO_ORDER}')")
             for key, order in rows.collect():
                 found.setdefault(key, []).append(order)
         return {key: sorted(orders) for key, orders in found.items()}
 
     def columns(self) -> Mapping[str, pa.DataType | None]:
         """Return the columns that a document may be parsed into; see `Target.columns`."""
-        storage, extra = self._opened(own=True)
-        return {name: arrow_type(storage.schema()[name].dataType) for name in extra if name not in SINKS}
-
-    def position(self) -> None:
-        """Return None: Spark stores the position in its checkpoint."""
+        schema = self._now(own=True)._known()
+        return {field.name: arrow_type(field.dataType) for field in schema if field.name not in SINKS}
 
     def found(self, since: FoundTable | None = None) -> FoundTable:
         """Return the mark of the sink, and the id that the sink has given the table; see `Target.found`.
@@ -147,8 +228,7 @@ class TableTarget:
             since: What was found before. Nothing in the properties says that a table went back.
         """
         del since
-        storage, _ = self._opened(own=True)
-        return storage.found()
+        return self._now(own=True)._found()
 
     def complete(self, expected: Expected) -> None:
         """Set the table's property; see `Target.complete`.
@@ -156,11 +236,10 @@ class TableTarget:
         Args:
             expected: The table, as it was before the comparison.
         """
-        storage, _ = self._opened(own=True)
-        expected.check(storage.found(), self.name)
-        mark, before = storage.feed_mark(), expected.found.mark
-        if mark is not None and before is not None and mark.incomplete_since == before.incomplete_since:
-            storage.set_feed_mark(attrs.evolve(mark, incomplete_since=None))
+        now = self._now(own=True)
+        expected.check(now._found(), self.name)
+        if (mark := expected.completed(now.feed_mark())) is not None:
+            now.set_feed_mark(mark)
 
     def fix(self, fixes: Sequence[Fix], expected: Expected) -> int:
         """Write rows in one `MERGE`, each only if its key still has the row that was seen.
@@ -177,17 +256,11 @@ class TableTarget:
             MulticloudDbError: `CONFLICT` if other writers prevented ten attempts; `INVALID_REQUEST` if the
                 table has columns of its own and no `transform` was given, or if it is not the expected one.
         """
-        own = any(fix.columns is not None for fix in fixes)
-        storage, extra = self._opened(own=own)
-        if not own and (others := [name for name in extra if name != DOCUMENT]):
-            raise invalid_request(
-                "table",
-                f"{self._table} has columns of its own: {', '.join(others)}",
-                "pass transform=, a function that returns their values for a document",
-            )
+        now = self._now(own=any(fix.columns is not None for fix in fixes))
+        schema = now._known()
+        check_fixes(self._table, schema.names, fixes)
         if not fixes:
             return 0
-        schema = storage.schema()
         given = {name for fix in fixes for name in fix.columns or ()}
         schema = type(schema)([each for each in schema if each.name in SINKS or each.name in given])
         there = self._orders([fix.key for fix in fixes if len(fix.seen) > 1 or fix.removes])
@@ -200,8 +273,7 @@ class TableTarget:
                 else value
                 for name, value in (fix.columns or {}).items()
             }
-            row = {**own_values, "key": fix.key, "order_key": fix.order_key, DOCUMENT: fix.text}
-            row |= {"timestamp": fix.timestamp, DELETED_AT: fix.timestamp if fix.text is None else None}
+            row = fixed_row(attrs.evolve(fix, columns=own_values))
             cells, is_several = [row.get(name) for name in schema.names], len(fix.seen) > 1
             if (is_several or fix.removes) and sorted(fix.seen) != there.get(fix.key):
                 continue
@@ -219,26 +291,335 @@ class TableTarget:
         holds = (
             f"(SELECT s.* FROM {view} s LEFT JOIN {self._table} b ON b.key = s._beside "
             "WHERE s._beside IS NULL OR b.key IS NOT NULL "
-            f"AND coalesce(b.order_key, '{_NO_ORDER}') = s._order)"
+            f"AND coalesce(b.order_key, '{NO_ORDER}') = s._order)"
         )
         names = [in_backticks(name) for name in schema.names]
         sets = ", ".join(f"t.{name} = s.{name}" for name in names)
         values = ", ".join(f"s.{name}" for name in names)
-        is_seen = f"array_contains(s._seen, coalesce(t.order_key, '{_NO_ORDER}'))"
+        is_seen = f"array_contains(s._seen, coalesce(t.order_key, '{NO_ORDER}'))"
         is_new = f"s._match IS NOT NULL AND cardinality(s._seen) = 0 AND s.{DELETED_AT} IS NULL"
         try:
             [(count,)] = self._spark.sql(
                 f"SELECT count(DISTINCT s.key) FROM {holds} s LEFT JOIN {self._table} t ON t.key = s._match "
                 f"WHERE (t.key IS NULL AND {is_new}) OR {is_seen}"
             ).collect()
-            storage.commit(
+            now._commit(
                 f"MERGE INTO {self._table} AS t USING {holds} AS s ON t.key = s._match "
                 f"WHEN MATCHED AND s._drop AND {is_seen} THEN DELETE "
                 f"WHEN MATCHED AND {is_seen} THEN UPDATE SET {sets} "
                 f"WHEN NOT MATCHED AND (s._match IS NULL OR {is_new}) "
                 f"THEN INSERT ({', '.join(names)}) VALUES ({values})",
-                lambda: expected.check(storage.found(), self.name),
+                lambda: expected.check(now._found(), self.name),
             )
         finally:
             self._spark.catalog.dropTempView(view)
         return int(count)
+
+    # What a sink does: it makes one object for each batch, which looks at the table once.
+
+    @property
+    def where(self) -> str:
+        """The name of the table."""
+        return self._table
+
+    @property
+    def exists(self) -> bool:
+        """True if the table exists."""
+        if not self._is_looked_at:
+            self._is_looked_at, self._schema = True, self._look()
+        return self._schema is not None
+
+    def _look(self) -> StructType | None:
+        try:
+            return self._spark.table(self._table).schema
+        except AnalysisException as error:
+            if "NOT_FOUND" not in str(error) and "doesn't exist" not in str(error):
+                raise
+            return None
+
+    def _known(self) -> StructType:
+        """Return the columns of the table."""
+        if not self.exists:
+            raise missing(self._table, WAY_OUT)
+        assert self._schema is not None
+        check_columns(self._table, self._schema.names, _TEXT)
+        return self._schema
+
+    def _commit(self, statement: str, check: Callable[[], object] | None = None) -> None:
+        """Run a statement, and run it again if the commit of another writer prevents it.
+
+        Args:
+            statement: The statement.
+            check: Called before each run; raises if the table is not the one that is meant.
+        """
+        wait = _FIRST_WAIT
+        for left in reversed(range(_TRIES)):
+            try:
+                if check is not None:
+                    check()
+                self._spark.sql(statement)
+                return
+            except MulticloudDbError:
+                raise
+            except Exception as error:
+                if found := _REFUSED.search(str(error)):
+                    # Spark prints the whole row.
+                    raise _refused_row(self._table, found[0], error) from safe_cause(error)
+                if not _CONFLICTS.search(str(error)):
+                    raise
+                if not left:
+                    raise MulticloudDbError(
+                        f"table: other writers changed {self._table} during each of {_TRIES} attempts; let "
+                        "them commit less often, and try again",
+                        ErrorDetail(
+                            ErrorCategory.CONFLICT,
+                            retryable=True,
+                            native_text=without_data(str(error))[:1000],
+                        ),
+                    ) from error
+            time.sleep(random.uniform(0, wait))
+            wait = min(2 * wait, _LONGEST_WAIT)
+
+    def prepare(self, schema: Any, mark: TableMark | None = None, *, may_be_stale: bool = False) -> None:
+        """Make the table, or check it and add the columns that it lacks.
+
+        Args:
+            schema: See `Storage.prepare`.
+            mark: See `Storage.prepare`.
+            may_be_stale: See `Storage.prepare`.
+        """
+        for name in (DELETED_AT, STALE_SINCE):
+            if name in schema.names:
+                problem = f"has a column {name}"
+                raise invalid_request("batch", problem, "the sink writes this column; rename yours")
+        wanted = {field.name: field.dataType.simpleString() for field in schema}
+        for name in _TEXT:
+            if wanted[name] != "string":
+                raise invalid_request(
+                    f"column {name}", f"is {wanted[name]}", "pass the column of the data source"
+                )
+        check_cases(wanted)
+        wanted[DELETED_AT] = "timestamp"
+        if not self.exists:
+            statement = (
+                f"CREATE TABLE IF NOT EXISTS {self._table} ({_declared(wanted)}) USING {self._create_using}"
+            )
+            if mark is not None and self.keeps_marks:
+                statement += f" TBLPROPERTIES ({_pairs(_marked(mark, uuid.uuid4().hex))})"
+            self._spark.sql(statement)
+            self._schema = self._look()
+        known = {field.name: field.dataType.simpleString() for field in self._known()}
+        new = {name: wanted[name] for name in lacking_columns(self._table, wanted, known, self._new_columns)}
+        if may_be_stale and STALE_SINCE not in known:
+            new[STALE_SINCE] = "timestamp"
+        if new:
+            self._commit(f"ALTER TABLE {self._table} ADD COLUMNS ({_declared(new)})")
+            self._schema = self._look()
+
+    def mark(self, name: str) -> int | None:
+        """Return a number from the table's properties.
+
+        Args:
+            name: See `Storage.mark`.
+        """
+        text = self._property(_property(name))
+        return None if text is None else int(text)
+
+    def _property(self, name: str) -> str | None:
+        return self._properties().get(name) if self.keeps_marks else None
+
+    def _properties(self) -> dict[str, str]:
+        rows = self._spark.sql(f"SHOW TBLPROPERTIES {self._table}").collect()
+        return {row[0]: row[1] for row in rows}
+
+    @property
+    def keeps_marks(self) -> bool:
+        """False on Sail, which does not know the statement, and refuses what would set a property."""
+        if self._keeps is None:
+            try:
+                self._properties()
+                self._keeps = True
+            except AnalysisException:
+                self._keeps = True  # the table does not exist yet
+            except IllegalArgumentException as error:
+                if "found TBLPROPERTIES" not in str(error):
+                    raise
+                self._keeps = False
+                _LOG.warning(
+                    "%s: the catalog stores no table properties, so nothing keeps a batch of another "
+                    "collection from being merged into the table",
+                    self._table,
+                )
+        return self._keeps
+
+    def feed_mark(self) -> TableMark | None:
+        """Return the mark among the properties of the table; from now on, no merge accepts another one."""
+        self._seen = self._found()
+        return self._seen.mark
+
+    def _found(self) -> FoundTable:
+        """Return the mark of the table, and its id.
+
+        Not every kind of table has an id that a statement can read, so the sink stores one with its mark.
+        """
+        properties = self._properties() if self.keeps_marks else {}
+        text = properties.get(MARK)
+        mark = None if text is None else TableMark.from_json(text, self._table)
+        return FoundTable(mark, properties.get(_IDENTITY))
+
+    def set_feed_mark(self, mark: TableMark) -> None:
+        """Set the property; who may not alter the table is told which statement somebody else has to run.
+
+        Args:
+            mark: See `Storage.set_feed_mark`.
+        """
+        if not self.keeps_marks:
+            return
+        try:
+            self._alter(_marked(mark, self._found().identity or uuid.uuid4().hex), mark.source)
+            self.feed_mark()
+        except MulticloudDbError:
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split())[:300]
+            raise MulticloudDbError(
+                f"table: the mark of {self._table}, which says whose changes it contains, cannot be stored "
+                f"({reason}); let somebody who may alter the table run: {self._altering(mark)}",
+                ErrorDetail(ErrorCategory.AUTHORIZATION_FAILED, native_text=str(error)[:1000]),
+            ) from error
+
+    def _altering(self, mark: TableMark) -> str:
+        pair = f"{_literal(MARK)} = {_literal(mark.to_json())}"
+        return f"ALTER TABLE {self._table} SET TBLPROPERTIES ({pair})"
+
+    def _alter(self, properties: Mapping[str, str], source: FeedSource | None = None) -> None:
+        self._commit(
+            f"ALTER TABLE {self._table} SET TBLPROPERTIES ({_pairs(properties)})",
+            partial(self._check_still, source),
+        )
+
+    def store(self, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
+        """Set properties of the table.
+
+        Args:
+            marks: See `Storage.store`.
+            notes: See `Storage.store`.
+        """
+        values = {_property(name): str(value) for name, value in [*marks.items(), *notes.items()]}
+        if values:
+            self._alter(values)
+
+    def is_empty(self) -> bool:
+        """Return True if the table has no row."""
+        return self._spark.sql(f"SELECT 1 FROM {self._table} LIMIT 1").isEmpty()
+
+    def outdate(self, floor: str, marks: Mapping[str, int]) -> None:
+        """Give rows from the floor on the lowest `order_key`; the marks follow in a commit of their own.
+
+        Args:
+            floor: See `Storage.outdate`.
+            marks: See `Storage.outdate`.
+        """
+        del marks
+        self._commit(f"UPDATE {self._table} SET order_key = '' WHERE order_key >= {_literal(floor)}")
+
+    def bury(self, floor: str, marks: Mapping[str, int]) -> None:
+        """Make tombstones of rows below the floor; the marks follow in a commit of their own.
+
+        Args:
+            floor: See `Storage.bury`.
+            marks: See `Storage.bury`.
+        """
+        del marks
+        kept = {*_TEXT, DELETED_AT}
+        gone = [field.name for field in self._known() if field.nullable and field.name not in kept]
+        sets = [f"{in_backticks(name)} = NULL" for name in gone]
+        sets += [
+            f"order_key = {_literal(floor)}",
+            f"{DELETED_AT} = coalesce({DELETED_AT}, current_timestamp())",
+        ]
+        self._commit(f"UPDATE {self._table} SET {', '.join(sets)} WHERE order_key < {_literal(floor)}")
+
+    def _check_still(self, source: FeedSource | None = None) -> None:
+        """Refuse another table than the one that was looked at, as near to the statement as possible."""
+        if self._seen is not None:
+            self._found().check_still(self._seen, self._table, source)
+
+    def merge(self, rows: DataFrame, notes: Mapping[str, str], *, is_last: bool) -> None:
+        """Merge the last changes of some keys.
+
+        Args:
+            rows: See `Storage.merge`.
+            notes: See `Storage.merge`.
+            is_last: See `Storage.merge`.
+        """
+        del notes, is_last
+        known = self._known().names
+        deleted = F.expr("CASE WHEN type = 'DELETE' THEN current_timestamp() END")
+        source = rows.withColumn(DELETED_AT, deleted)
+        if may_be_stale := STALE_SINCE in known:
+            lacks = f"CASE WHEN type <> 'DELETE' AND {DOCUMENT} IS NULL THEN current_timestamp() END"
+            has_document = DOCUMENT in rows.columns
+            source = source.withColumn(
+                STALE_SINCE, F.expr(lacks if has_document else "CAST(NULL AS TIMESTAMP_LTZ)")
+            )
+        source = source.drop("type")
+        names = [in_backticks(name) for name in source.columns]
+        sets = ", ".join(f"t.{name} = s.{name}" for name in names)
+        newer = "s.order_key > t.order_key"
+        when = f"WHEN MATCHED AND {newer} THEN UPDATE SET {sets}"
+        if may_be_stale:
+            moved = f"t.order_key = s.order_key, t.{DELETED_AT} = s.{DELETED_AT}, "
+            moved += f"t.{STALE_SINCE} = coalesce(t.{STALE_SINCE}, s.{STALE_SINCE})"
+            when = f"WHEN MATCHED AND {newer} AND s.{STALE_SINCE} IS NULL THEN UPDATE SET {sets} "
+            when += f"WHEN MATCHED AND {newer} THEN UPDATE SET {moved}"
+        view = f"multiclouddb_batch_{uuid.uuid4().hex}"
+        source.createOrReplaceTempView(view)
+        try:
+            self._commit(
+                f"MERGE INTO {self._table} AS t USING {view} AS s ON t.key = s.key {when} "
+                f"WHEN NOT MATCHED THEN INSERT ({', '.join(names)}) "
+                f"VALUES ({', '.join(f's.{name}' for name in names)})",
+                self._check_still,
+            )
+        finally:
+            self._spark.catalog.dropTempView(view)
+
+
+def _refused_row(table: str, code: str, error: Exception) -> MulticloudDbError:
+    """Make the error for what the table itself refuses, without the row."""
+    said = without_data(str(error).partition("\nJVM stacktrace:")[0])
+    return MulticloudDbError(
+        f"table: {table} refuses a row ({one_line(said)}); the row of a deleted document has null in all "
+        "columns of your own; change the documents, or the constraint or property of the table",
+        ErrorDetail(
+            ErrorCategory.INVALID_REQUEST,
+            native_class=f"{type(error).__module__}.{type(error).__name__}",
+            native_code=code,
+            native_text=said[:1000],
+        ),
+    )
+
+
+def _property(name: str) -> str:
+    return name if name.startswith("multiclouddb") else f"multiclouddb.{name}"
+
+
+def _declared(columns: Mapping[str, str]) -> str:
+    # With spark.sql.timestampType, TIMESTAMP may be the type without a zone.
+    kinds = {name: "timestamp_ltz" if kind == "timestamp" else kind for name, kind in columns.items()}
+    return ", ".join(f"{in_backticks(name)} {kind}" for name, kind in kinds.items())
+
+
+def _marked(mark: TableMark, identity: str) -> dict[str, str]:
+    """Return the properties of a table with a mark."""
+    return {MARK: mark.to_json(), _IDENTITY: identity}
+
+
+def _pairs(properties: Mapping[str, str]) -> str:
+    return ", ".join(f"{_literal(name)} = {_literal(value)}" for name, value in properties.items())
+
+
+def _literal(text: str) -> str:
+    """Return a text for SQL of Spark, in which a backslash begins an escape."""
+    return quoted(text.replace("\\", "\\\\"))

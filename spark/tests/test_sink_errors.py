@@ -48,7 +48,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("fields", "parts"),
         [
-            ({"id": pa.string()}, ("has no column key", "give a table that this sink created")),
+            ({"id": pa.string()}, ("has no column key", "give a table of a sink")),
             ({"key": pa.int64()}, ("column key: is string in the batch and long in",)),
         ],
     )

@@ -181,7 +181,7 @@ def test_another_commit_between_plan_and_commit_is_merged_over(sink, spark, monk
         return sql(self, statement, *arguments, **options)
 
     monkeypatch.setattr(type(spark), "sql", call)
-    monkeypatch.setattr("pyspark_multiclouddb.cluster._FIRST_WAIT", 0.0)
+    monkeypatch.setattr("pyspark_multiclouddb.table_target._FIRST_WAIT", 0.0)
     sink.merge(rows(("a", 2, {"n": 2})))
     assert (documents(sink), left) == ({"a": {"n": 2}}, [])
 
