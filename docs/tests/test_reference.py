@@ -144,10 +144,9 @@ def test_links_lead_to_files():
         assert [place for place in there if not (place.exists() or place in made)] == [], page
 
 
-def test_the_changelog_begins_with_this_version():
-    """So a release cannot be made without its entry."""
-    version = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"][
-        "version"
-    ]
-    newest = re.search(r"^## (\S+)", (DOCS.parent / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert newest[1] == version
+def test_the_changelog_begins_with_this_version_and_has_each_once():
+    """So a release cannot be made without its entry, and a merge cannot bring back an old one."""
+    project = tomllib.loads(read("../pyproject.toml"))["project"]
+    versions = re.findall(r"^## \[?([\d.]+)", read("../CHANGELOG.md"), re.MULTILINE)
+    assert versions[0] == project["version"]
+    assert len(versions) == len({*versions})
