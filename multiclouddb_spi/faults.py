@@ -293,10 +293,19 @@ _UNKNOWN_HOST: Final = Row(
     "this host has no address; check its name in the connection, and DNS",
     unknown_host=True,
 )
+_ADDRESS: Final = Row(
+    ErrorCategory.INVALID_REQUEST,
+    "an address cannot be read, probably that of a proxy; check HTTPS_PROXY and HTTP_PROXY, and write the "
+    "password in them with percent-encoding",
+)
+_UNREADABLE: Final = r"(?<=Failed to parse: )(?='|https?://)"
+"""The place in urllib3's text where an address begins, which may have a part of a password."""
 
 
 def row_of_connection(error: BaseException) -> Row | None:
-    """Return the row for a connection that cannot be made: TLS is refused, or the host has no address.
+    """Return the row for a connection that cannot be made.
+
+    TLS is refused, the host has no address, or the address of a proxy cannot be read.
 
     Return None for any other failure. The function examines the texts of the error and of its causes, because
     vendors' clients do not keep the system's own exceptions.
@@ -306,6 +315,8 @@ def row_of_connection(error: BaseException) -> Row | None:
             return _TLS
         if re.search(_NO_ADDRESS, text):
             return _UNKNOWN_HOST
+        if re.search(_UNREADABLE, text):
+            return _ADDRESS
     return None
 
 
@@ -392,8 +403,8 @@ def one_line(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:_MOST_TEXT]
 
 
-# The fields of vendors' texts that hold data. Each field ends its text, or stands in front of what only
-# repeats the fields, so the text is cut there.
+# The fields of vendors' texts that hold data or a secret. Each field ends its text, or stands in front of
+# what only repeats the fields, so the text is cut there.
 _DATA: Final = re.compile(
     # PostgreSQL's libpq: the server's fields after the message.
     r"\n\s*(?:DETAIL|CONTEXT|QUERY|STATEMENT|LINE \d+): "
@@ -405,6 +416,7 @@ _DATA: Final = re.compile(
     # MongoDB: the keys of an index, the document that its validator refuses, and the first field of a
     # document that is too large, which in a change stream is a resume token.
     r"|(?<=dup key): |['\"]?(?:keyValue|errInfo)['\"]?: |(?<=First element): "
+    rf"|{_UNREADABLE}"
 )
 # Cosmos DB: the path of an item, which urllib3 and the service quote. What follows it is the reason.
 _ITEM: Final = re.compile(r"(?<=/docs/)[^\s/,'\"]+")

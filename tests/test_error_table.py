@@ -18,12 +18,17 @@ NAMELESS = [
     "[Errno 8] nodename nor servname provided, or not known",
     "DNS resolution failed for x:1: C-ares status is not ARES_SUCCESS qtype=A: Domain name not found",
 ]
+UNREADABLE = [
+    "Failed to parse: 'me:secret' is not a valid host or port",
+    "Failed to parse: http://me:secret/x@proxy:3128",
+]
 PASSING = [
     "[Errno -3] Temporary failure in name resolution",
     "EOF occurred in violation of protocol (_ssl.c:2427)",
     "[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred in violation of protocol (_ssl.c:1006)",
     "[Errno 111] Connection refused",
     "connection closed",
+    "Failed to parse: filter",
     "[Errno 104] Connection reset by peer",
 ]
 
@@ -46,6 +51,11 @@ def test_what_a_text_means_however_deep_it_is(depth):
         fault = row_of_connection(raised(text, depth)).fault("x")
         assert fault.category == ErrorCategory.TRANSIENT_FAILURE, text
         assert (fault.retryable, fault.unknown_host) == (True, True), text
+    for text in UNREADABLE:  # a proxy's address, which is the same at the next try
+        fault = row_of_connection(raised(text, depth)).fault(text)
+        assert (fault.category, fault.retryable) == (ErrorCategory.INVALID_REQUEST, False), text
+        assert "HTTPS_PROXY" in fault.message
+        assert "secret" not in fault.message
     for text in PASSING:
         assert row_of_connection(raised(text, depth)) is None, text
 

@@ -1,5 +1,8 @@
 """Tests how the configuration names an account, and which credential is used."""
 
+import logging
+import traceback
+
 import pytest
 from azure.identity import DefaultAzureCredential
 
@@ -51,6 +54,19 @@ def test_a_credential_comes_from_the_application_the_environment_or_azure(monkey
     assert "not base64!" not in str(caught.value)
     monkeypatch.delenv("AZURE_COSMOS_KEY")
     assert isinstance(checked(url="cosmos://a").find_credential(), DefaultAzureCredential)
+
+
+def test_the_password_of_a_proxy_is_shown_nowhere(monkeypatch, caplog):
+    """urllib3 quotes what it takes for the address's host: the password up to a character that it ends at."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:correct/horse@localhost:1")
+    request = ChangeFeedRequest(ResourceAddress("shop", "orders"), Now())
+    with connect("cosmos://a.documents.azure.com") as client, pytest.raises(MulticloudDbError) as caught:
+        client.read_changes(request)
+    assert caught.value.category == ErrorCategory.INVALID_REQUEST
+    assert "check HTTPS_PROXY" in caught.value.message
+    said = "".join(traceback.format_exception(caught.value)) + repr(caught.value.detail) + caplog.text
+    assert "me:correct" not in said
 
 
 def test_a_broken_certificate_is_shown_nowhere(monkeypatch, tmp_path):

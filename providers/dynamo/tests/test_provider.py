@@ -1,5 +1,8 @@
 """Tests the provider as a whole: clients, identities, addresses, damaged tokens, and refused requests."""
 
+import logging
+import traceback
+
 import attrs
 import boto3
 import pytest
@@ -137,6 +140,13 @@ class TestIdentity:
         word = "credential" if len(missing) > 1 else "AWS_SECRET_ACCESS_KEY"
         refused(act, ErrorCategory.AUTHENTICATION_FAILED, word)
         assert world.journal.count("DescribeStream") == 0
+
+    def test_the_password_of_a_proxy_is_shown_nowhere(self, monkeypatch, caplog):
+        caplog.set_level(logging.INFO, "multiclouddb")
+        monkeypatch.setenv("HTTPS_PROXY", f"http://me:{SECRETS[1]}/x@localhost:1")
+        with connect(f"dynamo://{REGION}") as client:
+            error = refused(reading(client), INVALID, "check HTTPS_PROXY")
+        assert SECRETS[1] not in "".join(traceback.format_exception(error)) + caplog.text
 
     @pytest.mark.parametrize("lines", BROKEN_FILES.values(), ids=[*BROKEN_FILES])
     def test_a_broken_file_of_credentials_is_shown_nowhere(self, monkeypatch, tmp_path, lines):
