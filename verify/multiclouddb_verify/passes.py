@@ -28,7 +28,15 @@ from typing import Any, Final, Unpack
 
 import attrs
 
-from multiclouddb_api import MulticloudDbClient, MulticloudDbError, ResourceAddress, invalid_request
+from multiclouddb_api import (
+    ChangeFeedPage,
+    ErrorCategory,
+    ErrorDetail,
+    MulticloudDbClient,
+    MulticloudDbError,
+    ResourceAddress,
+    invalid_request,
+)
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_api.validators import check_type
 from multiclouddb_tables.contract import Target
@@ -293,6 +301,14 @@ class _Pass(Verification):
         self._sides.folds = self._sides.source.has_deletes
         first, self.identity = super().look()
         return first, self.identity
+
+    def _checked(self, first: str) -> ChangeFeedPage:
+        if self._sides.source.is_in_snapshot(first):
+            raise MulticloudDbError(
+                "position: is inside the sink's own snapshot; the pass begins when that has ended",
+                ErrorDetail(ErrorCategory.TRANSIENT_FAILURE, retryable=True),
+            )
+        return super()._checked(first)
 
     def _compare_sides(self) -> None:
         """Read the source, move K to where the sink is by then, and compare."""

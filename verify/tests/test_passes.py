@@ -337,6 +337,14 @@ class TestAge:
         assert standing.report.equal
         assert times(standing) <= began[0]
 
+    def test_grows_until_the_sink_has_ended_a_snapshot_of_its_own(self, world, tmp_path, monkeypatch, caplog):
+        answers, before = iter([True, True]), world.time
+        monkeypatch.setattr(Source, "is_in_snapshot", lambda *_: next(answers, False))
+        standing = second(world, passes(world, tmp_path / "state"))
+        assert standing.report.equal
+        assert times(standing) >= before + 3
+        assert caplog.text.count("inside the sink's own snapshot") == 2
+
     def test_counts_from_the_begin_of_a_pass_without_deletes(self, tmp_path, small):
         world = World(3, behaviour=smooth(3), kinds=[], latest=True)
         world.left, began = 0, []
