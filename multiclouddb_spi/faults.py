@@ -298,8 +298,12 @@ _ADDRESS: Final = Row(
     "an address cannot be read, probably that of a proxy; check HTTPS_PROXY and HTTP_PROXY, and write the "
     "password in them with percent-encoding",
 )
-_UNREADABLE: Final = r"(?<=Failed to parse: )(?='|https?://)"
-"""The place in urllib3's text where an address begins, which may have a part of a password."""
+_UNREADABLE: Final = (
+    # urllib3, and gRPC
+    r"(?<=Failed to parse: )(?='|https?://)"
+    r"|(?<=errors resolving )(?=.*Failed to parse port)|(?<=resolution failed for )(?=.*unparseable host)"
+)
+"""The place in a text where an address begins that cannot be read, which may have a part of a password."""
 
 
 def row_of_connection(error: BaseException) -> Row | None:

@@ -21,6 +21,8 @@ NAMELESS = [
 UNREADABLE = [
     "Failed to parse: 'me:secret' is not a valid host or port",
     "Failed to parse: http://me:secret/x@proxy:3128",
+    "errors resolving me:secret: [field:hostname lookup error:Failed to parse port in name: me:secret]",
+    "DNS resolution failed for me:secret: unparseable host:port",
 ]
 PASSING = [
     "[Errno -3] Temporary failure in name resolution",

@@ -48,6 +48,10 @@ TEXTS = {
         "BSONObj size: 17827126 is invalid. Size must be between 0 and 16793600(16MB) First element: "
         f'_id: {{ _data: "{MARKED}" }}'
     ),
+    "gRPC, the address of a proxy": (
+        f"errors resolving me:{MARKED}: [field:hostname lookup error:Failed to parse port in name: "
+        f"me:{MARKED}]"
+    ),
     "urllib3, the address of a proxy": f"Failed to parse: http://me:{MARKED}/x@proxy:3128",
     "urllib3, a part of it": f"Cannot connect: Failed to parse: 'me:{MARKED}' is not a valid host or port",
 }

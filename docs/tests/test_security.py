@@ -29,6 +29,7 @@ DATA = (
     "tests/test_vendor_texts.py::test_no_form_of_an_error_shows_data",
     "providers/cosmos/tests/test_config.py::test_the_password_of_a_proxy_is_shown_nowhere",
     "providers/dynamo/tests/test_provider.py::test_the_password_of_a_proxy_is_shown_nowhere",
+    "providers/spanner/tests/test_config.py::test_the_password_of_a_proxy_is_shown_nowhere",
     "postgres/tests/test_sink.py::test_what_a_trigger_says_of_a_row_is_in_no_error",
 )
 PASSWORDS = (

@@ -1,10 +1,21 @@
 """Tests the ways in which a configuration can name an instance, and the errors for invalid configurations."""
 
+import traceback
+
 import pytest
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import spanner
 
-from multiclouddb_api import ClientConfig, ErrorCategory, MulticloudDbError, connect
+from multiclouddb_api import (
+    ChangeFeedRequest,
+    ClientConfig,
+    ErrorCategory,
+    MulticloudDbError,
+    Now,
+    OperationOptions,
+    ResourceAddress,
+    connect,
+)
 from multiclouddb_conformance.frames import shown_by
 from multiclouddb_spanner.config import SpannerConfig
 from multiclouddb_spanner.provider import PLUGIN
@@ -91,6 +102,19 @@ def test_a_broken_key_file_is_shown_nowhere(monkeypatch, tmp_path, content):
     assert caught.value.category == ErrorCategory.AUTHENTICATION_FAILED
     assert caught.value.detail.native_class == "google.auth.exceptions.DefaultCredentialsError"
     assert [text for text in shown_by(caught.value, without=__file__) if SECRET in text] == []
+
+
+@pytest.mark.parametrize("name", ["https_proxy", "grpc_proxy"])
+def test_the_password_of_a_proxy_is_shown_nowhere(monkeypatch, name):
+    """gRPC quotes what it takes for a host and its port."""
+    monkeypatch.setenv(name, f"http://me:{SECRET}/x@localhost:1")
+    monkeypatch.delenv("no_grpc_proxy", raising=False)
+    request = ChangeFeedRequest(ResourceAddress("shop", "orders"), Now())
+    client = connect("spanner://my-project/main?emulator_host=spanner.invalid:443&allow_plaintext=true")
+    with client, pytest.raises(MulticloudDbError) as caught:
+        client.read_changes(request, OperationOptions(timeout_seconds=10))
+    assert caught.value.category == ErrorCategory.INVALID_REQUEST
+    assert SECRET not in "".join(traceback.format_exception(caught.value)) + repr(caught.value.detail)
 
 
 class TestClients:
