@@ -95,10 +95,7 @@ class MemoryTable:
 
     def complete(self, expected: Expected) -> None:
         """Remove the time from the mark."""
-        before = expected.found.mark
-        mark = self._mark
-        if mark is not None and before is not None and mark.incomplete_since == before.incomplete_since:
-            self._mark = attrs.evolve(mark, incomplete_since=None)
+        self._mark = expected.completed(self._mark) or self._mark
 
     def fix(self, fixes: Sequence[Fix], expected: Expected) -> int:
         """Repair rows that are still as they were seen."""
