@@ -301,7 +301,8 @@ _ADDRESS: Final = Row(
 _UNREADABLE: Final = (
     # urllib3, and gRPC
     r"(?<=Failed to parse: )(?='|https?://)"
-    r"|(?<=errors resolving )(?=.*Failed to parse port)|(?<=resolution failed for )(?=.*unparseable host)"
+    r"|(?<=errors resolving )(?=.*Failed to parse port)"
+    r"|(?<=resolution failed for )(?=[^\s\[/:]+:(?!\d+: )[^\s/])"  # a port that is no number
 )
 """The place in a text where an address begins that cannot be read, which may have a part of a password."""
 
@@ -317,10 +318,10 @@ def row_of_connection(error: BaseException) -> Row | None:
     for text in _texts(error):
         if "ssl" in text.lower() and re.search(_TLS_REFUSED, text):
             return _TLS
-        if re.search(_NO_ADDRESS, text):
-            return _UNKNOWN_HOST
         if re.search(_UNREADABLE, text):
             return _ADDRESS
+        if re.search(_NO_ADDRESS, text):
+            return _UNKNOWN_HOST
     return None
 
 

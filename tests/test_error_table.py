@@ -22,7 +22,7 @@ UNREADABLE = [
     "Failed to parse: 'me:secret' is not a valid host or port",
     "Failed to parse: http://me:secret/x@proxy:3128",
     "errors resolving me:secret: [field:hostname lookup error:Failed to parse port in name: me:secret]",
-    "DNS resolution failed for me:secret: unparseable host:port",
+    "DNS resolution failed for me:secret: C-ares status is not ARES_SUCCESS name=me: Domain name not found",
 ]
 PASSING = [
     "[Errno -3] Temporary failure in name resolution",
