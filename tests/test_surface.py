@@ -30,6 +30,7 @@ PACKAGES = (
     "multiclouddb_mongo",
     "multiclouddb_postgres",
     "multiclouddb_tables",
+    "multiclouddb_tables.sqlite",
     "multiclouddb_verify",
     "pyspark_multiclouddb",
 )

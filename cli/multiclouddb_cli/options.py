@@ -238,7 +238,8 @@ TargetTable: TypeAlias = Annotated[
     typer.Option(
         "--target",
         metavar="TARGET",
-        help="The table: delta:PATH, or postgres:DSN#TABLE, for example postgres:postgresql://host/shop#orders.",
+        help="The table: delta:PATH, sqlite:PATH#TABLE, or postgres:DSN#TABLE, for example "
+        "postgres:postgresql://host/shop#orders.",
     ),
 ]
 Position: TypeAlias = Annotated[

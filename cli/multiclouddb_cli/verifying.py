@@ -156,8 +156,14 @@ def _target(table: str, patience: float) -> Target:
                     ErrorDetail(ErrorCategory.INVALID_REQUEST),
                 ) from error
             return PostgresTarget(dsn, name)
+        case "sqlite" if dsn and name:
+            from multiclouddb_tables.sqlite import SqliteTable
+
+            return SqliteTable(dsn, name, patience_seconds=patience)
         case _:
-            raise typer.BadParameter("is neither delta:PATH nor postgres:DSN#TABLE", param_hint="--target")
+            raise typer.BadParameter(
+                "is neither delta:PATH nor postgres:DSN#TABLE nor sqlite:PATH#TABLE", param_hint="--target"
+            )
 
 
 def _position(

@@ -3,7 +3,9 @@
 import json
 import re
 import signal
+import sqlite3
 import time
+from contextlib import closing
 
 import attrs
 import pytest
@@ -15,6 +17,7 @@ import multiclouddb_verify
 from multiclouddb_cli import exits
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_spi.faults import key_digest
+from multiclouddb_tables.sqlite import merge_into_sqlite
 from multiclouddb_verify import Outcome, report
 from multiclouddb_verify.source import Source
 from multiclouddb_verify.state import State
@@ -170,6 +173,23 @@ def test_wrong_argument_names_the_option(verify, words, option):
     ran = verify(*words)
     assert ran.exit_code == 2
     assert option in ran.stderr
+
+
+def test_table_of_sqlite_is_compared_and_repaired(run, tmp_path, url, store):
+    path = tmp_path / "a#b.db"
+    with api.connect(url) as client:
+        request = api.ChangeFeedRequest("main/orders", api.Beginning())
+        for page in client.iterate_changes(request, until_idle=True).pages():
+            merge_into_sqlite(page, None, path, "orders", None)
+    api.FileCheckpointStore(tmp_path).save("sink", page.continuation_token, None)
+    words = ["--target", f"sqlite:{path}#orders", "--position", f"@{tmp_path / 'sink.checkpoint.json'}"]
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("UPDATE orders SET new_item_state = '{}' WHERE key = '{\"id\":\"o-3\"}'")
+    ran = run("verify", url, "main/orders", *words, "--state", tmp_path / "state", "--repair")
+    assert re.search(r"repaired +1\b", ran.stdout), ran.output
+    ran = run("verify", url, "main/orders", *words, "--state", tmp_path / "state")
+    assert ran.exit_code == 0, ran.output
+    assert "EQUAL" in ran.stdout
 
 
 def test_missing_position_says_what_to_give(run, url, table):

@@ -22,7 +22,7 @@ import multiclouddb_embedded
 import multiclouddb_mongo
 import multiclouddb_postgres
 import multiclouddb_spi
-import multiclouddb_tables
+import multiclouddb_tables.sqlite
 import multiclouddb_verify
 import pyspark_multiclouddb
 from multiclouddb_api.errors import DOCS_URL
@@ -40,6 +40,7 @@ REFERENCE = {
     "postgres": multiclouddb_postgres,
     "spark": pyspark_multiclouddb,
     "spi": multiclouddb_spi,
+    "sqlite": multiclouddb_tables.sqlite,
     "tables": multiclouddb_tables,
     "verify": multiclouddb_verify,
     "api-aio": multiclouddb_api.aio,

@@ -1,9 +1,9 @@
 """Says how a column of SQLite holds the values of an Arrow type, and how they are read back.
 
-SQLite has integers of 64 bits, floats of 64 bits, texts and bytes, and converts what is written into a column by
-the *affinity* that it finds in the name of the column's type. So the type of a column of a sink names both:
-what the values are, and an affinity that converts none of them. `DECIMAL_TEXT(9,2)` contains `TEXT`; a column
-of the type `DECIMAL(9,2)` would make the float 1.5 of the text 1.50.
+SQLite has integers of 64 bits, floats of 64 bits, texts and bytes, and converts what is written into a
+column by the *affinity* that it finds in the name of the column's type. So the type of a column of a sink
+names both: what the values are, and an affinity that converts none of them. `DECIMAL_TEXT(9,2)` contains
+`TEXT`; a column of the type `DECIMAL(9,2)` would make the float 1.5 of the text 1.50.
 
 | type of the column | Arrow | stored as |
 |---|---|---|
@@ -47,8 +47,8 @@ _INTEGERS: Final = {
 }  # fmt: skip
 _FLOATS: Final = {"FLOAT32": pa.float32(), "FLOAT64": pa.float64()}
 _SAME: Final = {
-    TEXT: pa.string(), TIMESTAMP: pa.timestamp("us", tz="UTC"), _LOCAL: pa.timestamp("us"), _DATE: pa.date32(),
-    _BOOLEAN: pa.bool_(), _BLOB: pa.binary(), **_INTEGERS,
+    TEXT: pa.string(), TIMESTAMP: pa.timestamp("us", tz="UTC"), _LOCAL: pa.timestamp("us"),
+    _DATE: pa.date32(), _BOOLEAN: pa.bool_(), _BLOB: pa.binary(), **_INTEGERS,
 }  # fmt: skip
 """The Arrow type of each type, of those that hold all its values."""
 _USUAL: Final = {
@@ -156,7 +156,9 @@ def _written(kind: str, value: Any) -> Any:
     """Return what is written for a value; None if the column cannot hold it."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     if kind == TEXT:
-        return value if isinstance(value, str) else None
+        # A half of a surrogate pair is no character, and has no form in UTF-8.
+        is_text = isinstance(value, str) and value.encode(errors="replace").decode() == value
+        return value if is_text else None
     if kind in _INTEGERS:
         return value if is_number and -(2**63) <= value < 2**63 else None
     if kind in _FLOATS:

@@ -1,0 +1,192 @@
+"""Opens the file of a database of SQLite for one step, and says what SQLite's errors mean for a sink.
+
+A connection lives as long as a step. The file may be replaced while it is open, and what is written then
+goes into a file without a name. So the number of the file is compared before and after each commit.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api.validators import check_type
+from multiclouddb_tables.layout import missing
+
+__all__ = ["SqliteFile"]
+
+_OLDEST: Final = (3, 37, 0)
+"""The version of SQLite that brought `PRAGMA table_list`."""
+_LOCKED: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_UNUSABLE: Final = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
+_SETTINGS: Final = (
+    # With NORMAL, a loss of power may take back commits in WAL mode that the sink's position is ahead of.
+    "synchronous = FULL",
+    "fullfsync = ON",
+    # A row of another table may neither remove nor refuse a row, because the source decides.
+    "foreign_keys = OFF",
+)
+
+
+@attrs.frozen
+class SqliteFile:
+    """The file of a database, which does not have to exist."""
+
+    given: str
+    """The path, as the user has written it."""
+    path: Path
+    """The absolute path."""
+    table: str
+    """The name of the table and of the file, for messages."""
+    patience_seconds: float
+    """How long a step waits if another program writes."""
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str], table: str, patience_seconds: float) -> SqliteFile:
+        """Return the file of a path.
+
+        Args:
+            path: The path.
+            table: The name of the table.
+            patience_seconds: How long a step waits.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if the path names no file, or if SQLite is too old.
+        """
+        check_type("path", path, str, os.PathLike)
+        check_type("patience_seconds", patience_seconds, int, float)
+        text = os.fspath(path)
+        if not text or text == ":memory:" or "\0" in text:
+            raise invalid_request("path", f"is {text!r}, which is no file", "give the path of the database")
+        if sqlite3.sqlite_version_info < _OLDEST:
+            problem = f"needs SQLite 3.37, and Python has {sqlite3.sqlite_version}"
+            raise invalid_request("path", problem, "install a newer Python")
+        return cls(text, Path(text).absolute(), f"sqlite:{text}#{table}", patience_seconds)
+
+    @property
+    def exists(self) -> bool:
+        """True unless there is certainly no file."""
+        try:
+            self.path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            pass  # a file that cannot be looked at is not absent; who opens it says why
+        return True
+
+    @property
+    def number(self) -> int:
+        """The number of the file that has the path now."""
+        return self.path.stat().st_ino
+
+    def make(self) -> None:
+        """Make an empty database in WAL mode, unless the database has something in it."""
+        try:
+            self.path.touch()
+        except OSError as error:
+            raise self._told(error) from error
+        with self._opened() as database:
+            if database.execute("SELECT 1 FROM sqlite_schema").fetchone() is None:
+                database.execute("PRAGMA journal_mode = WAL")
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Read one version."""
+        with self._opened() as database:
+            database.execute("BEGIN")
+            yield database
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """Make one commit, into the file that has the path before it and after it."""
+        with self._opened() as database:
+            number = self.number
+            database.execute("BEGIN IMMEDIATE")
+            yield database
+            self._check(number)
+            database.execute("COMMIT")
+            self._check(number)
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        """Open the file, which has to exist; what is not committed at the end is rolled back."""
+        try:
+            number = self.number
+            with closing(
+                sqlite3.connect(
+                    self.path.as_uri() + "?mode=rw",
+                    uri=True,
+                    timeout=self.patience_seconds,
+                    isolation_level=None,
+                    # A generator that reads may be closed by another thread.
+                    check_same_thread=False,
+                )
+            ) as database:
+                database.text_factory = _text
+                for each in _SETTINGS:
+                    database.execute(f"PRAGMA {each}")
+                # SQLite opens the file for the first statement that reads it.
+                database.execute("SELECT 1 FROM sqlite_schema").fetchone()
+                self._check(number)
+                yield database
+        except (sqlite3.Error, OSError) as error:
+            raise self._told(error) from error
+
+    def _check(self, number: int) -> None:
+        try:
+            is_same = self.number == number
+        except FileNotFoundError:
+            is_same = False
+        if not is_same:
+            raise MulticloudDbError(
+                f"path: the file of {self.table} was replaced or removed meanwhile; try again",
+                ErrorDetail(ErrorCategory.CONFLICT, retryable=True),
+            )
+
+    def _told(self, error: Exception) -> MulticloudDbError:
+        """Return the error of the contract for one of SQLite."""
+        if isinstance(error, FileNotFoundError | NotADirectoryError) and not self.path.parent.is_dir():
+            return self._unusable("there is no such folder")
+        if isinstance(error, FileNotFoundError):
+            return missing(self.table)
+        if isinstance(error, OSError):
+            return self._unusable(error.strerror or type(error).__name__)
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest is a detail
+        if code in _LOCKED:
+            problem = f"was locked by another program for {self.patience_seconds:g} s; try again"
+            detail = ErrorDetail(ErrorCategory.CONFLICT, retryable=True)
+            return MulticloudDbError(f"path: {self.table} {problem}", detail)
+        if code == sqlite3.SQLITE_CONSTRAINT:
+            return invalid_request(
+                "table",
+                f"{self.table} has a constraint that does not allow the rows: {error}",
+                "drop the constraint, because the source decides which rows there are",
+            )
+        if code == sqlite3.SQLITE_NOTADB:
+            return invalid_request("path", f"{self.given} is no database of SQLite", "correct the path")
+        if code in _UNUSABLE:
+            return self._unusable(str(error))
+        return MulticloudDbError(
+            f"path: SQLite reports of {self.table}: {error}", ErrorDetail(ErrorCategory.PERMANENT_FAILURE)
+        )
+
+    def _unusable(self, problem: str) -> MulticloudDbError:
+        return invalid_request(
+            "path",
+            f"{self.given} cannot be used: {problem}",
+            "give a file in a folder that exists, and let this process read and write both",
+        )
+
+
+def _text(raw: bytes) -> str | bytes:
+    """Return a stored text; the bytes if it is not UTF-8."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
