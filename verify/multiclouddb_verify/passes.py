@@ -202,13 +202,16 @@ class Passes:
                     self._pause(wait)
                     continue
                 wait = 0.0
-                proof = self._proof(one.identity).after(one.compared_at, self._clock(), report, self._every)
+                ended = self._clock()
+                proof = self._proof(one.identity).after(one.compared_at, ended, report, self._every)
+                proof = proof.known_at(ended, self._every)
                 self._keep(proof, one.identity)
                 yield proof.standing(report)
 
     def _sleep_until(self, moment: float) -> None:
-        # The clock may be set, and a machine may sleep.
-        while (left := moment - self._clock()) > 0:
+        # A machine may sleep, and the clock may be set. After it was set back, the moment is more than a
+        # period away; then `_proof` says how long to wait.
+        while 0 < (left := moment - self._clock()) < self._every + _NAP:
             self._pause(min(left, _NAP))
 
     def _proof(self, identity: Mapping[str, str]) -> _Proof:
@@ -219,7 +222,13 @@ class Passes:
             with suppress(ValueError, TypeError, KeyError):
                 told = json.loads(text)
                 if told["identity"] == identity:
-                    return _Proof(**told["proof"]).known_at(now, self._every)
+                    stored = _Proof(**told["proof"])
+                    known = stored.known_at(now, self._every)
+                    if known != stored:
+                        # Otherwise it would count again when a clock that was set back gets there, and the
+                        # wait would begin again whenever it has ended.
+                        self._keep(known, identity)
+                    return known
             _LOG.warning("verify: what is in %s was proved by another comparison, and does not count", path)
         # The first pass begins now, also if it is killed, and goes on in another process.
         found = _Proof(proved_at=None, next_at=now, differences=0, healed=0)

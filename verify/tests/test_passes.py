@@ -428,6 +428,45 @@ class TestAge:
         assert next(run).report.cost.rows
         assert world.time >= before.next_at.timestamp()
 
+    @pytest.mark.parametrize("moved", ["while it waits", "during a pass", "before it is opened"])
+    def test_does_not_wait_for_a_clock_that_was_set_back_to_get_there_again(self, moved, world, tmp_path):
+        back, pauses = 100 * PERIOD, []
+
+        def during(progress):
+            if moved == "during a pass" and progress.phase != "scan" and not pauses:
+                set_back()
+
+        def set_back():
+            pauses.append(None)
+            world.time -= back
+
+        run = passes(world, tmp_path / "state", on_progress=during)
+        standing = second(world, run)
+        if moved == "during a pass":
+            assert standing.proved_at is None or times(standing) <= world.time
+        elif moved == "before it is opened":
+            run.close()
+            set_back()
+            run = passes(world, tmp_path / "state")
+            assert times(next(run)) is None
+        else:
+            pause = world.pause
+
+            def waits(seconds):
+                pause(seconds)
+                if not pauses:
+                    set_back()
+
+            world.pause = waits
+            run.close()
+            run = passes(world, tmp_path / "state")
+            next(run)
+        began = world.time
+        standing = second(world, run)
+        assert standing.report.equal
+        assert times(standing) is not None
+        assert world.time <= (began if moved != "while it waits" else began - back) + 3 * PERIOD
+
 
 class TestTable:
     """On a Delta table and the embedded store."""
