@@ -36,12 +36,12 @@ GATES: Final = {
     Capability.CHANGE_FEED_SNAPSHOT: "a start at `Snapshot()`, and `on_expired=Resnapshot()`.",
     Capability.LOOKUP: "`client.lookup(…)`.",
     Capability.CHANGE_FEED_ROWS: "a start at `Snapshot(changes=False)`.",
-    Capability.CHANGE_FEED_ALL_VERSIONS: "a consumer of every version, such as an audit log. A database "
-    "without it refuses nothing, so check it yourself.",
-    Capability.CHANGE_FEED_DELETES: "a consumer that removes what was deleted. A database without it "
-    "refuses nothing, so check it yourself.",
-    Capability.CHANGE_FEED_CHANGE_TYPES: "a consumer that treats `CREATE` and `UPDATE` differently. A "
-    "database without it refuses nothing, so check it yourself.",
+    Capability.CHANGE_FEED_ALL_VERSIONS: "a consumer of every version, such as an audit log. No request "
+    "is refused without it, so check it yourself.",
+    Capability.CHANGE_FEED_DELETES: "a consumer that removes what was deleted. No request is refused "
+    "without it, so check it yourself.",
+    Capability.CHANGE_FEED_CHANGE_TYPES: "a consumer that treats `CREATE` and `UPDATE` differently. No "
+    "request is refused without it, so check it yourself.",
     Capability.CHANGE_FEED_OLD_ITEM_STATE: "every `old_item_state_mode` except `OMIT`.",
     Capability.CHANGE_FEED_DATABASE_SCOPE: "`EntireDatabase()`.",
     Capability.CHANGE_FEED_CLUSTER_SCOPE: "`EntireCluster()`.",
