@@ -71,7 +71,7 @@ from multiclouddb_conformance.sink_harness import (
 from multiclouddb_conformance.values import KEYS, VALUES
 from multiclouddb_spi import encode_partition_id
 from multiclouddb_spi.partition import incarnation_digest
-from multiclouddb_tables.column_values import own_state
+from multiclouddb_tables.column_values import as_stored, own_state
 from multiclouddb_tables.contract import Fix, SupportsRecord
 from multiclouddb_tables.mark import FeedSource
 from multiclouddb_tables.merging import SinkTable
@@ -224,6 +224,22 @@ class TestMerged:
         assert {name: found["a"][name] for name in ours} == ours
         assert found["c"] == found["a"]
         assert not found["b"].keys() & ours.keys()
+
+    @pytest.mark.parametrize("value", [float("nan"), -0.0, float("-inf"), 5e-324])
+    def test_a_float_comes_back_as_columns_says_or_is_refused(self, sink: SinkHarness, value: float) -> None:
+        """Some databases store null for NaN, and have no negative zero."""
+        batch = rows(("a", 1, {"n": 1})).append_column("total", pa.array([value]))
+        said = None
+        try:
+            sink.merge(batch)
+        except MulticloudDbError as error:
+            said = error.category, "column total" in error.message
+        if said is not None:
+            assert said == (ErrorCategory.INVALID_REQUEST, True)
+            return
+        [row] = [row for each in sink.target.rows(own=("total",)) for row in each.to_pylist()]
+        held = as_stored(value, sink.target.columns()["total"])
+        assert row["state"] == encode_json(own_state({"total": held})).decode()
 
     def test_transform_is_compared_as_the_columns_hold_it_and_repairs_only_them(
         self, sink: SinkHarness
