@@ -13,7 +13,7 @@ from demo.places import Places
 from demo.stores import open_store, plain
 from demo.targets import target_of
 from multiclouddb_api import decode_json, encode_json
-from multiclouddb_verify import Kind
+from multiclouddb_verify import DifferenceKind
 
 __all__ = ["Verdict", "compare", "tamper"]
 
@@ -65,7 +65,7 @@ def compare(places: Places) -> Verdict:
 def tamper(places: Places) -> str:
     """Change one row of the table to test the comparison; return the key of this row."""
     name = min(name for name, _ in _rows(places))
-    target_of(places).damage(name, Kind.STALE)
+    target_of(places).damage(name, DifferenceKind.STALE)
     return name
 
 

@@ -16,7 +16,7 @@ from demo.faults import plant
 from demo.places import COLLECTION, Places
 from demo.stores import open_store
 from demo.targets import target_of
-from multiclouddb_verify import Kind
+from multiclouddb_verify import DifferenceKind
 
 __all__ = ["Proof"]
 
@@ -32,7 +32,7 @@ class Proof:
     def __init__(self, places: Places, *, faults: bool) -> None:
         self._places, self._faults = places, faults
         self._said: list[tuple[list[str], subprocess.CompletedProcess[str]]] = []
-        self._planted: dict[str, Kind] = {}
+        self._planted: dict[str, DifferenceKind] = {}
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -81,9 +81,9 @@ class Proof:
         return good
 
 
-def _kinds(text: str) -> dict[str, Kind]:
+def _kinds(text: str) -> dict[str, DifferenceKind]:
     try:
         told: dict[str, Any] = json.loads(text)
     except ValueError:
         return {}
-    return {each["key"]: Kind(each["kind"]) for each in told["differences"]}
+    return {each["key"]: DifferenceKind(each["kind"]) for each in told["differences"]}

@@ -19,7 +19,7 @@ from multiclouddb_conformance.postgres_server import PostgresServer
 from multiclouddb_postgres import merge_into_postgres
 from multiclouddb_tables.delta_log import committed
 from multiclouddb_tables.sql import quoted
-from multiclouddb_verify import Kind
+from multiclouddb_verify import DifferenceKind
 from pyspark_multiclouddb import live_rows, local_session, merge_into_delta, merge_into_table
 
 __all__ = ["SPARK_TABLE", "Target", "in_catalog", "start_target", "target_of"]
@@ -41,7 +41,7 @@ class Target(Protocol):
     """The table for `multiclouddb verify --target`; None if only a program can name it."""
 
     @property
-    def kinds(self) -> Sequence[Kind]:
+    def kinds(self) -> Sequence[DifferenceKind]:
         """The kinds of damage that the table allows."""
         ...
 
@@ -53,7 +53,7 @@ class Target(Protocol):
         """Return key and document of each row that is no tombstone, the oldest first."""
         ...
 
-    def damage(self, key: str, kind: Kind) -> None:
+    def damage(self, key: str, kind: DifferenceKind) -> None:
         """Damage the row of a key."""
         ...
 
@@ -84,7 +84,7 @@ def _name() -> str:
 class _Delta:
     """A Delta table in the folder of the run."""
 
-    kinds = tuple(kind for kind in Kind if kind is not Kind.FOREIGN)
+    kinds = tuple(kind for kind in DifferenceKind if kind is not DifferenceKind.FOREIGN)
 
     def __init__(self, places: Places) -> None:
         self._path = places.table
@@ -100,7 +100,7 @@ class _Delta:
         found = found.sort_by([("order_key", "ascending"), ("key", "ascending")])
         yield from zip(found["key"].to_pylist(), found["new_item_state"].to_pylist(), strict=True)
 
-    def damage(self, key: str, kind: Kind) -> None:
+    def damage(self, key: str, kind: DifferenceKind) -> None:
         """Damage the row of a key."""
         table = DeltaTable(self._path)
         this = f"key = {quoted(key)}"
@@ -109,17 +109,17 @@ class _Delta:
             return lambda: table.update(predicate=this, updates=values)
 
         match kind:
-            case Kind.MISSING:
+            case DifferenceKind.MISSING:
                 committed(table, lambda: table.delete(this))
-            case Kind.STALE:
+            case DifferenceKind.STALE:
                 committed(table, change(new_item_state="""'{"dest":"???"}'"""))
-            case Kind.UNREADABLE:
+            case DifferenceKind.UNREADABLE:
                 committed(table, change(new_item_state="'{not json'"))
-            case Kind.TOMBSTONE:
+            case DifferenceKind.TOMBSTONE:
                 committed(table, change(new_item_state="NULL", _deleted_at="to_timestamp_micros(1)"))
-            case Kind.BLOCKED:
+            case DifferenceKind.BLOCKED:
                 committed(table, change(order_key="'~'"))
-            case Kind.DUPLICATE | Kind.GHOST | Kind.FOREIGN:
+            case DifferenceKind.DUPLICATE | DifferenceKind.GHOST | DifferenceKind.FOREIGN:
                 # A copy of any row has all columns.
                 copied = table.to_pyarrow_dataset().scanner(use_threads=False).head(1).to_pylist()[0]
                 copied |= {"key": key, "new_item_state": "{}", "_deleted_at": None}
@@ -131,13 +131,21 @@ class _Postgres:
     """A table of a PostgreSQL server that runs as long as the demo."""
 
     # The primary key allows no second row, and the type `json` no text that is none.
-    kinds = (Kind.MISSING, Kind.GHOST, Kind.STALE, Kind.TOMBSTONE, Kind.BLOCKED)
+    kinds = (
+        DifferenceKind.MISSING,
+        DifferenceKind.GHOST,
+        DifferenceKind.STALE,
+        DifferenceKind.TOMBSTONE,
+        DifferenceKind.BLOCKED,
+    )
     _DAMAGE: Final = {
-        Kind.MISSING: "DELETE FROM flights WHERE key = %s",
-        Kind.GHOST: "INSERT INTO flights (key, order_key, new_item_state) VALUES (%s, '0', '{}')",
-        Kind.STALE: """UPDATE flights SET new_item_state = '{"dest":"???"}' WHERE key = %s""",
-        Kind.TOMBSTONE: "UPDATE flights SET new_item_state = NULL, _deleted_at = now() WHERE key = %s",
-        Kind.BLOCKED: "UPDATE flights SET order_key = '~' WHERE key = %s",
+        DifferenceKind.MISSING: "DELETE FROM flights WHERE key = %s",
+        DifferenceKind.GHOST: "INSERT INTO flights (key, order_key, new_item_state) VALUES (%s, '0', '{}')",
+        DifferenceKind.STALE: """UPDATE flights SET new_item_state = '{"dest":"???"}' WHERE key = %s""",
+        DifferenceKind.TOMBSTONE: (
+            "UPDATE flights SET new_item_state = NULL, _deleted_at = now() WHERE key = %s"
+        ),
+        DifferenceKind.BLOCKED: "UPDATE flights SET order_key = '~' WHERE key = %s",
     }
 
     def __init__(self, places: Places) -> None:
@@ -157,7 +165,7 @@ class _Postgres:
         with psycopg.connect(self._dsn) as connection:
             yield from connection.execute(query)
 
-    def damage(self, key: str, kind: Kind) -> None:
+    def damage(self, key: str, kind: DifferenceKind) -> None:
         """Damage the row of a key."""
         with psycopg.connect(self._dsn) as connection:
             connection.execute(self._DAMAGE[kind], (key,))
@@ -173,17 +181,22 @@ def in_catalog(spark: SparkSession, places: Places) -> SparkSession:
 class _Spark:
     """A table in the folder of the run, which Spark itself merges."""
 
-    kinds = tuple(kind for kind in Kind if kind is not Kind.FOREIGN)
+    kinds = tuple(kind for kind in DifferenceKind if kind is not DifferenceKind.FOREIGN)
     option = None
     _DAMAGE: Final = {
-        Kind.MISSING: "DELETE FROM {table} WHERE key = {key}",
-        Kind.STALE: """UPDATE {table} SET new_item_state = '{{"dest":"???"}}' WHERE key = {key}""",
-        Kind.UNREADABLE: "UPDATE {table} SET new_item_state = '{{not json' WHERE key = {key}",
-        Kind.TOMBSTONE: "UPDATE {table} SET new_item_state = NULL, _deleted_at = current_timestamp() "
+        DifferenceKind.MISSING: "DELETE FROM {table} WHERE key = {key}",
+        DifferenceKind.STALE: """UPDATE {table} SET new_item_state = '{{"dest":"???"}}' WHERE key = {key}""",
+        DifferenceKind.UNREADABLE: "UPDATE {table} SET new_item_state = '{{not json' WHERE key = {key}",
+        DifferenceKind.TOMBSTONE: "UPDATE {table} SET new_item_state = NULL, "
+        "_deleted_at = current_timestamp() "
         "WHERE key = {key}",
-        Kind.BLOCKED: "UPDATE {table} SET order_key = '~' WHERE key = {key}",
-        Kind.DUPLICATE: "INSERT INTO {table} (key, order_key, new_item_state) VALUES ({key}, '0', '{{}}')",
-        Kind.GHOST: "INSERT INTO {table} (key, order_key, new_item_state) VALUES ({key}, '0', '{{}}')",
+        DifferenceKind.BLOCKED: "UPDATE {table} SET order_key = '~' WHERE key = {key}",
+        DifferenceKind.DUPLICATE: (
+            "INSERT INTO {table} (key, order_key, new_item_state) VALUES ({key}, '0', '{{}}')"
+        ),
+        DifferenceKind.GHOST: (
+            "INSERT INTO {table} (key, order_key, new_item_state) VALUES ({key}, '0', '{{}}')"
+        ),
     }
 
     def __init__(self, places: Places) -> None:
@@ -202,7 +215,7 @@ class _Spark:
         for row in self._session().sql(query).toArrow().to_pylist():
             yield row["key"], row["new_item_state"]
 
-    def damage(self, key: str, kind: Kind) -> None:
+    def damage(self, key: str, kind: DifferenceKind) -> None:
         """Damage the row of a key, beside the pipeline, whose commits may come first."""
         text = quoted(key.replace("\\", "\\\\"))
         spark = self._session()

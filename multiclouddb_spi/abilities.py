@@ -25,8 +25,8 @@ from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.time_limits import Deadline
 
 __all__ = [
-    "Answer",
     "Follows",
+    "Freshness",
     "Head",
     "SupportsChangeMark",
     "SupportsCollections",
@@ -38,7 +38,7 @@ __all__ = [
 
 
 @frozen
-class Answer:
+class Freshness:
     """What the answers before a position say about the time up to which a partition was read.
 
     Attributes:
@@ -86,7 +86,7 @@ class Head:
     records: int | None
     outcome: Outcome
     follows: Follows = Follows.NOT_KNOWN
-    answer: Answer = Answer()
+    answer: Freshness = Freshness()
     notices: tuple[Notice, ...] = ()
 
 

@@ -19,8 +19,8 @@ from multiclouddb_api import (
 )
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import (
+    EndedFeed,
     FeedOver,
-    Finished,
     end_from_json,
     resolve_start,
     state_from_json,
@@ -46,7 +46,7 @@ class ConsumerOpener:
     @contextmanager
     def open(
         self, request: ChangeFeedRequest, spec: FeedSpec, deadline: Deadline, call: object = None
-    ) -> Iterator[Consumer | Finished]:
+    ) -> Iterator[Consumer | EndedFeed]:
         """Open a feed for the duration of a call, and determine the state from which to continue.
 
         With `call`, the consumer that an earlier call has left is used; the caller gives it back.
@@ -76,7 +76,7 @@ class ConsumerOpener:
                     if kept is not None:
                         self._consumers.release(kept)
                     is_used = True
-                    yield Finished(token, over, envelope.skipped)
+                    yield EndedFeed(token, over, envelope.skipped)
                     return
 
             def begin(feed: Feed) -> Consumer:

@@ -48,7 +48,7 @@ from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.consumer_opener import ConsumerOpener, key_of
 from multiclouddb_spi.continuation.entry import Stage
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.state import FeedOver, Finished, Retired
+from multiclouddb_spi.continuation.state import EndedFeed, FeedOver, Retired
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.contract import Feed, FeedSpec, PartitionState, Provider
 from multiclouddb_spi.errors import user_errors
@@ -154,7 +154,7 @@ class Engine:
         try:
             spec = spec_of(self._provider, request, "read_changes")
             with self._opener.open(request, spec, deadline, call) as opened:
-                if isinstance(opened, Finished):
+                if isinstance(opened, EndedFeed):
                     return finished(opened)
                 consumer = opened
                 return self._used(consumer, request, spec, options, view, deadline, began)
@@ -339,7 +339,7 @@ class Engine:
                 request, spec_of(self._provider, request, "plan_partitions"), deadline
             ) as consumer,
         ):
-            if isinstance(consumer, Finished) or not isinstance(consumer.state, Lineage):
+            if isinstance(consumer, EndedFeed) or not isinstance(consumer.state, Lineage):
                 return ()
             check_plan(consumer.state.plan)
             from multiclouddb_spi.scan.start import segment_lineages

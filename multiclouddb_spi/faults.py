@@ -227,7 +227,7 @@ _NO_ADDRESS: Final = (
 
 
 @frozen
-class Row:
+class FaultRule:
     """The meaning of one of the service's error codes.
 
     Attributes:
@@ -277,23 +277,23 @@ class Row:
         )
 
 
-UNAVAILABLE: Final = Row(
+UNAVAILABLE: Final = FaultRule(
     ErrorCategory.TRANSIENT_FAILURE, "the service is not available at this moment; try again"
 )
-THROTTLED: Final = Row(
+THROTTLED: Final = FaultRule(
     ErrorCategory.THROTTLED, "the service is overloaded; read with fewer processes, or later"
 )
-_TLS: Final = Row(
+_TLS: Final = FaultRule(
     ErrorCategory.AUTHENTICATION_FAILED,
     "one side refuses the other's TLS certificate or version; check the certificates, the name of the host "
     "and the TLS options of the connection",
 )
-_UNKNOWN_HOST: Final = Row(
+_UNKNOWN_HOST: Final = FaultRule(
     ErrorCategory.TRANSIENT_FAILURE,
     "this host has no address; check its name in the connection, and DNS",
     unknown_host=True,
 )
-_ADDRESS: Final = Row(
+_ADDRESS: Final = FaultRule(
     ErrorCategory.INVALID_REQUEST,
     "an address cannot be read, probably that of a proxy; check HTTPS_PROXY and HTTP_PROXY, and write the "
     "password in them with percent-encoding",
@@ -307,7 +307,7 @@ _UNREADABLE: Final = (
 """The place in a text where an address begins that cannot be read, which may have a part of a password."""
 
 
-def row_of_connection(error: BaseException) -> Row | None:
+def row_of_connection(error: BaseException) -> FaultRule | None:
     """Return the row for a connection that cannot be made.
 
     TLS is refused, the host has no address, or the address of a proxy cannot be read.
@@ -334,7 +334,7 @@ def _texts(error: BaseException) -> Iterator[str]:
         found = found.__cause__ or found.__context__
 
 
-def row_of_status(status: int) -> Row | None:
+def row_of_status(status: int) -> FaultRule | None:
     """Return the row for an HTTP status without an error code, for example from a proxy."""
     if status == 429:
         return THROTTLED
@@ -349,13 +349,13 @@ _STALE: Final = re.compile(
 )
 
 
-def row_of_clock(text: str) -> Row | None:
+def row_of_clock(text: str) -> FaultRule | None:
     """Return the row for a signature that is too old or too new by the service's clock, or None."""
     found = _STALE.search(text)
     return None if found is None else clock_row(found[1], found[3] or found[2])
 
 
-def clock_row(signed: str | None = None, told: str | None = None) -> Row:
+def clock_row(signed: str | None = None, told: str | None = None) -> FaultRule:
     """Make the row for a service that refuses a request because of this machine's clock.
 
     Each request is signed anew, so it succeeds as soon as the clock is right. It is also refused if the
@@ -368,7 +368,7 @@ def clock_row(signed: str | None = None, told: str | None = None) -> Row:
     times = [f"the request was signed at {_readable(signed)}"] if signed else []
     times += [f"the service's clock says {_readable(told)}"] if told else []
     which = f" ({', and '.join(times)})" if times else ""
-    return Row(
+    return FaultRule(
         ErrorCategory.AUTHENTICATION_FAILED,
         f"the clock of this machine differs from the service's{which}; set the clock, for example with NTP",
         confidential=True,

@@ -15,7 +15,7 @@ import uvloop
 
 import multiclouddb_api as api
 from multiclouddb import aio
-from multiclouddb_conformance.harness import Kind, Write
+from multiclouddb_conformance.harness import CollectionKind, Write
 from multiclouddb_conformance.open_client import open_client
 from multiclouddb_conformance.simulated import SimulationHarness
 from multiclouddb_conformance.waiting import wait_until
@@ -318,7 +318,7 @@ def test_cancelled_at_any_await_delivers_the_same(seeds, tmp_path):
         harness = SimulationHarness(tmp_path)
         harness.open()
         try:
-            address = harness.create("items", Kind.PLAIN, 2)
+            address = harness.create("items", CollectionKind.PLAIN, 2)
             _write(harness, address, chance)
             wanted = api.ChangeFeedRequest(address, api.Beginning(), max_page_size=chance.randint(1, 7))
             with harness.connect() as client:

@@ -8,8 +8,8 @@ from multiclouddb_api import ErrorCategory, MulticloudDbError
 from multiclouddb_spi.errors import cause_of, to_error
 from multiclouddb_spi.faults import (
     Fault,
+    FaultRule,
     ProviderFault,
-    Row,
     holds_data,
     key_digest,
     one_line,
@@ -95,7 +95,7 @@ def test_a_text_without_data_stays(text):
 def test_no_form_of_an_error_shows_data(text, wrapped):
     """Messages, details and printed causes, whoever has made the fault."""
     for fault_of in (
-        lambda error: Row(ErrorCategory.INVALID_REQUEST, "change it").fault(str(error)),
+        lambda error: FaultRule(ErrorCategory.INVALID_REQUEST, "change it").fault(str(error)),
         unexpected,
         lambda error: Fault(ErrorCategory.PROVIDER_ERROR, one_line(str(error))),
     ):

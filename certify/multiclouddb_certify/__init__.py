@@ -19,12 +19,12 @@ if TYPE_CHECKING:
         DrillHarness,
         Granted,
         Permission,
-        Place,
         Run,
+        RunPlace,
     )
     from multiclouddb_certify.wire import Price
 
-__all__ = ["Certification", "DrillHarness", "Granted", "Permission", "Place", "Price", "Run"]
+__all__ = ["Certification", "DrillHarness", "Granted", "Permission", "Price", "Run", "RunPlace"]
 
 
 def __getattr__(name: str) -> Any:

@@ -31,7 +31,7 @@ from multiclouddb_api import (
 from multiclouddb_api.entry_points import entry_points
 from multiclouddb_api.registry import sole_offer
 from multiclouddb_certify.recordings.rules import Codec
-from multiclouddb_certify.wire import Answer, Call, Price, WireObserver
+from multiclouddb_certify.wire import Call, Price, WireObserver, WireResponse
 from multiclouddb_conformance.harness import Harness
 from multiclouddb_spi import open_provider
 
@@ -43,8 +43,8 @@ __all__ = [
     "DrillHarness",
     "Granted",
     "Permission",
-    "Place",
     "Run",
+    "RunPlace",
     "load_certification",
 ]
 
@@ -124,7 +124,7 @@ def _base36(number: int) -> str:
 
 
 @attrs.frozen
-class Place:
+class RunPlace:
     """Where a run creates its resources."""
 
     account: str
@@ -239,7 +239,7 @@ class Certification(ABC):
         return ClientConfig(self.provider_id, {"url": url})
 
     @abstractmethod
-    def place(self, url: str) -> Place:
+    def place(self, url: str) -> RunPlace:
         """Look where the URL leads; nothing is created.
 
         Args:
@@ -316,7 +316,7 @@ class Certification(ABC):
         del url
         return None
 
-    def units_of(self, call: Call, answer: Answer) -> Mapping[str, float]:
+    def units_of(self, call: Call, answer: WireResponse) -> Mapping[str, float]:
         """Return the service's units that a request used.
 
         Args:

@@ -17,7 +17,7 @@ import multiclouddb_api as api
 from multiclouddb_cli.exits import DIFFERENT, INTERRUPTED
 
 if TYPE_CHECKING:
-    from multiclouddb_certify.certification import Place
+    from multiclouddb_certify.certification import RunPlace
     from multiclouddb_certify.progress import Progress
     from multiclouddb_certify.run import Plan
 
@@ -83,7 +83,7 @@ def run(
     The exit code is 0 if every test passed, and 11 if one failed or did not run.
     """
     from multiclouddb_certify.report import content_of, new_folder, write_report
-    from multiclouddb_certify.run import Ended, certify
+    from multiclouddb_certify.run import RunEnd, certify
     from multiclouddb_certify.run import plan as planned
     from multiclouddb_certify.source import url_of
 
@@ -92,7 +92,7 @@ def run(
     if record is not None and record.exists() and any(record.iterdir()):
         raise api.invalid_request("--record", f"{record} exists already", "name a new folder")
 
-    def check(place: Place) -> None:
+    def check(place: RunPlace) -> None:
         if not dry_run:
             _check_account(place.account, account)
 
@@ -118,7 +118,7 @@ def run(
     if progress.refusal is not None and not left:
         category, message = progress.refusal
         raise api.MulticloudDbError(message, api.ErrorDetail(api.ErrorCategory(category)))
-    if ended == Ended.INTERRUPTED:
+    if ended == RunEnd.INTERRUPTED:
         raise typer.Exit(INTERRUPTED)
     if outcomes["passed"] < len(plan.tests) or left:
         raise typer.Exit(DIFFERENT)

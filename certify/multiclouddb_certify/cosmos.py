@@ -28,13 +28,13 @@ from multiclouddb_certify.certification import (
     DrillHarness,
     Granted,
     Permission,
-    Place,
     Run,
+    RunPlace,
 )
 from multiclouddb_certify.recordings.http import HttpCodec
 from multiclouddb_certify.recordings.rules import WORDS, Codec, Rules
-from multiclouddb_certify.wire import Answer, Call, Price, WireObserver, http_wire
-from multiclouddb_conformance.harness import Harness, Kind, Spelled, Write
+from multiclouddb_certify.wire import Call, Price, WireObserver, WireResponse, http_wire
+from multiclouddb_conformance.harness import CollectionKind, Harness, Spelled, Write
 from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos.config import KEY_VARIABLE, CosmosConfig
 from multiclouddb_cosmos.options import CAPABILITIES
@@ -162,7 +162,7 @@ class CosmosHarness(DrillHarness):
         """Return the configuration of the URL."""
         return ClientConfig("cosmos", {"url": self.url})
 
-    def create(self, name: str, kind: Kind, partitions: int) -> ResourceAddress:
+    def create(self, name: str, kind: CollectionKind, partitions: int) -> ResourceAddress:
         """Create a container with a unique name."""
         del kind, partitions
         return self.make_container(f"{name}-{next(_COUNTER)}")
@@ -263,7 +263,7 @@ class EmulatorHarness(CosmosHarness):
     partitions = 2
     can_several = can_split = can_trim = can_expire = can_poison = True
 
-    def create(self, name: str, kind: Kind, partitions: int) -> ResourceAddress:
+    def create(self, name: str, kind: CollectionKind, partitions: int) -> ResourceAddress:
         """Create a container, and split its ranges until there are so many partitions."""
         address = super().create(name, kind, partitions)
         while (missing := partitions - len(ranges := self._ranges(address))) > 0:
@@ -342,7 +342,7 @@ class CosmosCertification(Certification):
     def __init__(self) -> None:
         self._hour = 0
 
-    def place(self, url: str) -> Place:
+    def place(self, url: str) -> RunPlace:
         """Ask the account for its regions."""
         with native_account(url) as client:
             region, *_ = _regions(client)
@@ -350,8 +350,8 @@ class CosmosCertification(Certification):
         clock = parsedate_to_datetime(date).astimezone(UTC) if date else None
         host = urlsplit(_endpoint(url)).hostname or ""
         if is_loopback(host):
-            return Place(LOCAL, region, "a server on this machine", clock)
-        return Place(host.partition(".")[0], region, "Azure Cosmos DB", clock)
+            return RunPlace(LOCAL, region, "a server on this machine", clock)
+        return RunPlace(host.partition(".")[0], region, "Azure Cosmos DB", clock)
 
     def creates(self, url: str, run: Run) -> Sequence[str]:
         """Return the database."""
@@ -401,7 +401,7 @@ class CosmosCertification(Certification):
             hidden[str(key)] = "account key"
         return HttpCodec(_endpoint(url), RULES, hidden, _SENT, _GOT, _unsigned)
 
-    def units_of(self, call: Call, answer: Answer) -> Mapping[str, float]:
+    def units_of(self, call: Call, answer: WireResponse) -> Mapping[str, float]:
         """Return the charge of a request, and the throughput of each hour that begins with it."""
         units = {"request unit": float(answer.headers.get("x-ms-request-charge", "0") or 0)}
         hour = _clock_hour()

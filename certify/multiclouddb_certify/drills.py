@@ -39,11 +39,11 @@ from multiclouddb_certify.private_files import make_private_folder, write_privat
 from multiclouddb_certify.report import versions
 from multiclouddb_certify.run import DRILL_FILE, classified, drill_marker, remove_run
 from multiclouddb_certify.source import check_storable, storable, url_of
-from multiclouddb_certify.wire import Answer, Call, Meter, cost, dollars
+from multiclouddb_certify.wire import Call, Meter, WireResponse, cost, dollars
 from multiclouddb_conformance.collection import feed_request
-from multiclouddb_conformance.harness import Kind, Write
+from multiclouddb_conformance.harness import CollectionKind, Write
 
-__all__ = ["DRILLS", "Drill", "State", "Step", "Wait", "least_cost", "resume", "start"]
+__all__ = ["DRILLS", "Drill", "DrillStep", "State", "Wait", "least_cost", "resume", "start"]
 
 _PAGES: Final = 500
 _READERS: Final = 4
@@ -105,7 +105,7 @@ class State:
         write_private(folder / DRILL_FILE, json.dumps(attrs.asdict(self), indent=2))
 
 
-class Stage:
+class DrillContext:
     """What a step works with: the harness for native calls, the library's client, and the stored data."""
 
     def __init__(
@@ -127,7 +127,7 @@ class Stage:
 
     def create(self) -> None:
         """Create the collection of the drill."""
-        address = self.harness.create("drill", Kind.PLAIN, 1)
+        address = self.harness.create("drill", CollectionKind.PLAIN, 1)
         self.data["address"] = [address.database, address.collection]
 
     def put(self, first: int, last: int) -> None:
@@ -179,11 +179,11 @@ class Stage:
 
 
 @attrs.frozen
-class Step:
+class DrillStep:
     """One step."""
 
     text: str
-    act: Callable[[Stage], Wait | None]
+    act: Callable[[DrillContext], Wait | None]
 
 
 @attrs.frozen
@@ -201,11 +201,11 @@ class Drill:
     provider: str
     about: str
     hours: float
-    steps: Sequence[Step]
+    steps: Sequence[DrillStep]
     least: Mapping[str, float] = {}
 
 
-def _written(stage: Stage) -> None:
+def _written(stage: DrillContext) -> None:
     stage.create()
     stage.data["begin"] = stage.page(Now()).continuation_token
     stage.put(0, 20)
@@ -214,13 +214,13 @@ def _written(stage: Stage) -> None:
     stage.data["half"] = page.continuation_token
 
 
-def _rolled_over(stage: Stage) -> Wait | None:
+def _rolled_over(stage: DrillContext) -> Wait | None:
     if stage.harness.closed_shards(stage.address):
         return None
     return Wait("no shard of the stream has closed yet; the service closes one after about four hours", 4.5)
 
 
-def _read_on(stage: Stage) -> None:
+def _read_on(stage: DrillContext) -> None:
     stage.put(20, 25)
     numbers, gaps, token = stage.drain(stage.data["half"], 24)
     stage.check(sorted(numbers | set(stage.data["read"])), list(range(25)), "the changes of the documents")
@@ -228,7 +228,7 @@ def _read_on(stage: Stage) -> None:
     stage.data["end"] = token
 
 
-def _expired(stage: Stage) -> Wait | None:
+def _expired(stage: DrillContext) -> Wait | None:
     try:
         stage.page(stage.data["begin"])
     except MulticloudDbError as error:
@@ -238,34 +238,34 @@ def _expired(stage: Stage) -> Wait | None:
     return Wait("the first changes are still kept; the service removes them after 24 hours", 24.5)
 
 
-def _skipped(stage: Stage) -> None:
+def _skipped(stage: DrillContext) -> None:
     stage.put(25, 30)
     numbers, gaps, _ = stage.drain(stage.data["begin"], 29, on_expired=SkipToOldest())
     stage.check(gaps > 0, True, "a gap is reported")
     stage.check(set(range(25, 30)) <= numbers, True, "what was written after the gap comes")
 
 
-def _copied(stage: Stage) -> None:
+def _copied(stage: DrillContext) -> None:
     numbers, _, _ = stage.drain(Snapshot(), 29)
     stage.check(sorted(numbers), list(range(30)), "the rows of a new snapshot")
 
 
-def _grown(stage: Stage) -> None:
+def _grown(stage: DrillContext) -> None:
     stage.harness.grow(stage.address)
 
 
-def _split(stage: Stage) -> Wait | None:
+def _split(stage: DrillContext) -> Wait | None:
     if (count := _ranges(stage)) > 1:
         stage.data["ranges"] = count
         return None
     return Wait("the container still has one partition; a split takes minutes to hours", 0.5)
 
 
-def _ranges(stage: Stage) -> int:
+def _ranges(stage: DrillContext) -> int:
     return len(list(stage.client.list_physical_partitions(stage.address)))
 
 
-def _merged(stage: Stage) -> Wait | None:
+def _merged(stage: DrillContext) -> Wait | None:
     if _ranges(stage) < stage.data["ranges"]:
         return None
     command = (
@@ -275,7 +275,7 @@ def _merged(stage: Stage) -> Wait | None:
     return Wait(f"no ranges were merged yet; merge them: {command} {stage.address.collection}", 0.5)
 
 
-def _merge_refused(stage: Stage) -> None:
+def _merge_refused(stage: DrillContext) -> None:
     try:
         stage.drain(stage.data["half"], 19)
     except MulticloudDbError as error:
@@ -285,27 +285,27 @@ def _merge_refused(stage: Stage) -> None:
     stage.check("it was read", "it is refused", "a feed of merged ranges")
 
 
-def _written_there(stage: Stage) -> None:
+def _written_there(stage: DrillContext) -> None:
     _written(stage)
     stage.data["writer"] = stage.harness.writer()
 
 
-def _stepped_down(stage: Stage) -> None:
+def _stepped_down(stage: DrillContext) -> None:
     if stage.harness.writer() == stage.data["writer"]:
         stage.harness.step_down()
 
 
-def _moved(stage: Stage, how: str) -> Wait | None:
+def _moved(stage: DrillContext, how: str) -> Wait | None:
     if (before := stage.data["writer"]) != stage.harness.writer():
         return None
     return Wait(f"{before} still takes the writes; {how}", 0.1)
 
 
-def _elected(stage: Stage) -> Wait | None:
+def _elected(stage: DrillContext) -> Wait | None:
     return _moved(stage, "wait for the election, or on Atlas choose Test Failover for the cluster")
 
 
-def _failed_over(stage: Stage) -> Wait | None:
+def _failed_over(stage: DrillContext) -> Wait | None:
     return _moved(
         stage,
         "change the order of the regions: az cosmosdb failover-priority-change --name ACCOUNT "
@@ -313,7 +313,7 @@ def _failed_over(stage: Stage) -> Wait | None:
     )
 
 
-def _credentials_expired(stage: Stage) -> Wait | None:
+def _credentials_expired(stage: DrillContext) -> Wait | None:
     try:
         stage.page(stage.data["half"])
     except MulticloudDbError as error:
@@ -326,13 +326,13 @@ def _credentials_expired(stage: Stage) -> Wait | None:
     return Wait("the credentials are still valid; the shortest session of a role lasts 15 minutes", 0.25)
 
 
-def _read_by_four(stage: Stage) -> None:
+def _read_by_four(stage: DrillContext) -> None:
     """Each reader has a client of its own, and so reads each shard beside the others."""
 
     def read(number: int) -> list[int]:
         del number
         with stage.certification.client(stage.state.url) as client:
-            reader = Stage(stage.certification, stage.state, stage.harness, client, stage.meter)
+            reader = DrillContext(stage.certification, stage.state, stage.harness, client, stage.meter)
             numbers, gaps, _ = reader.drain(stage.data["begin"], 24)
         stage.check(gaps, 0, "the number of gaps")
         return sorted(numbers)
@@ -344,12 +344,12 @@ def _read_by_four(stage: Stage) -> None:
             stage.check(numbers, list(range(25)), "the changes that one of four readers has read")
 
 
-def _added(stage: Stage) -> None:
+def _added(stage: DrillContext) -> None:
     stage.harness.alter(stage.address, column=True)
     stage.put(20, 22)
 
 
-def _dropped(stage: Stage) -> None:
+def _dropped(stage: DrillContext) -> None:
     stage.harness.alter(stage.address, column=False)
     stage.put(22, 25)
 
@@ -360,12 +360,12 @@ DRILLS: Final[Mapping[str, Drill]] = {
         "a shard closes after four hours, and its changes expire after 24",
         72,
         (
-            Step("create a table, write 20 items, read a part", _written),
-            Step("wait until a shard has closed", _rolled_over),
-            Step("write on, and read from the old position: nothing is lost", _read_on),
-            Step("wait until the first position has expired", _expired),
-            Step("skip to the oldest change: a gap is reported, and the read goes on", _skipped),
-            Step("copy the table with a new snapshot: every item is there", _copied),
+            DrillStep("create a table, write 20 items, read a part", _written),
+            DrillStep("wait until a shard has closed", _rolled_over),
+            DrillStep("write on, and read from the old position: nothing is lost", _read_on),
+            DrillStep("wait until the first position has expired", _expired),
+            DrillStep("skip to the oldest change: a gap is reported, and the read goes on", _skipped),
+            DrillStep("copy the table with a new snapshot: every item is there", _copied),
         ),
     ),
     "split": Drill(
@@ -373,10 +373,10 @@ DRILLS: Final[Mapping[str, Drill]] = {
         "a range splits because more throughput is provisioned",
         24,
         (
-            Step("create a container, write 20 items, read a part", _written),
-            Step("provision more throughput than one partition has", _grown),
-            Step("wait until the range has split", _split),
-            Step("write on, and read from the old position: nothing is lost", _read_on),
+            DrillStep("create a container, write 20 items, read a part", _written),
+            DrillStep("provision more throughput than one partition has", _grown),
+            DrillStep("wait until the range has split", _split),
+            DrillStep("write on, and read from the old position: nothing is lost", _read_on),
         ),
         _GROWN,
     ),
@@ -385,11 +385,11 @@ DRILLS: Final[Mapping[str, Drill]] = {
         "a container whose ranges were merged is refused, and the error names the way out",
         24,
         (
-            Step("create a container, write 20 items, read a part", _written),
-            Step("provision more throughput than one partition has", _grown),
-            Step("wait until the range has split", _split),
-            Step("wait until you have merged its ranges, in an account where that is enabled", _merged),
-            Step("read on: the service cannot, and the error says what to do", _merge_refused),
+            DrillStep("create a container, write 20 items, read a part", _written),
+            DrillStep("provision more throughput than one partition has", _grown),
+            DrillStep("wait until the range has split", _split),
+            DrillStep("wait until you have merged its ranges, in an account where that is enabled", _merged),
+            DrillStep("read on: the service cannot, and the error says what to do", _merge_refused),
         ),
         _GROWN,
     ),
@@ -398,9 +398,9 @@ DRILLS: Final[Mapping[str, Drill]] = {
         "a feed goes on in another region",
         24,
         (
-            Step("create a container, write 20 items, read a part", _written_there),
-            Step("wait until you have made another region the one that takes the writes", _failed_over),
-            Step("write on there, and read from the old position: nothing is lost", _read_on),
+            DrillStep("create a container, write 20 items, read a part", _written_there),
+            DrillStep("wait until you have made another region the one that takes the writes", _failed_over),
+            DrillStep("write on there, and read from the old position: nothing is lost", _read_on),
         ),
         _AT_REST,
     ),
@@ -409,10 +409,10 @@ DRILLS: Final[Mapping[str, Drill]] = {
         "another member of the replica set becomes the primary",
         24,
         (
-            Step("create a collection, write 20 documents, read a part", _written_there),
-            Step("ask the primary to step down", _stepped_down),
-            Step("wait until another member is the primary", _elected),
-            Step("write on there, and read from the old position: nothing is lost", _read_on),
+            DrillStep("create a collection, write 20 documents, read a part", _written_there),
+            DrillStep("ask the primary to step down", _stepped_down),
+            DrillStep("wait until another member is the primary", _elected),
+            DrillStep("write on there, and read from the old position: nothing is lost", _read_on),
         ),
     ),
     "credentials": Drill(
@@ -420,9 +420,9 @@ DRILLS: Final[Mapping[str, Drill]] = {
         "credentials expire in the middle of a stream, and the read goes on with new ones",
         24,
         (
-            Step("with the session of a role, create a table, write 20 items, read a part", _written),
-            Step("wait until the credentials have expired and new ones are set", _credentials_expired),
-            Step("write on, and read from the old position: nothing is lost", _read_on),
+            DrillStep("with the session of a role, create a table, write 20 items, read a part", _written),
+            DrillStep("wait until the credentials have expired and new ones are set", _credentials_expired),
+            DrillStep("write on, and read from the old position: nothing is lost", _read_on),
         ),
     ),
     "throttling": Drill(
@@ -430,8 +430,10 @@ DRILLS: Final[Mapping[str, Drill]] = {
         "two readers too many of each shard slow the others, and none loses anything",
         24,
         (
-            Step("create a table, write 20 items, read a part", _written),
-            Step("read everything with four readers at once, and write on: each reads all", _read_by_four),
+            DrillStep("create a table, write 20 items, read a part", _written),
+            DrillStep(
+                "read everything with four readers at once, and write on: each reads all", _read_by_four
+            ),
         ),
     ),
     "ddl": Drill(
@@ -439,10 +441,10 @@ DRILLS: Final[Mapping[str, Drill]] = {
         "the schema changes under an open change stream",
         24,
         (
-            Step("create a table, write 20 rows, read a part", _written),
-            Step("add a column, and write on", _added),
-            Step("drop it, and write on", _dropped),
-            Step("read from the old position: nothing is lost", _read_on),
+            DrillStep("create a table, write 20 rows, read a part", _written),
+            DrillStep("add a column, and write on", _added),
+            DrillStep("drop it, and write on", _dropped),
+            DrillStep("read from the old position: nothing is lost", _read_on),
         ),
     ),
 }
@@ -558,7 +560,7 @@ def resume(folder: Path, state: State | None, tell: Callable[[str], None]) -> tu
 
 
 @contextmanager
-def _stage(certification: Certification, state: State, run: Run) -> Iterator[Stage]:
+def _stage(certification: Certification, state: State, run: Run) -> Iterator[DrillContext]:
     """Open the harness and the client; the requests are counted, and what was created stays."""
 
     def bound() -> None:
@@ -567,7 +569,7 @@ def _stage(certification: Certification, state: State, run: Run) -> Iterator[Sta
             ErrorDetail(ErrorCategory.PERMANENT_FAILURE),
         )
 
-    def units_of(call: Call, answer: Answer) -> Mapping[str, float]:
+    def units_of(call: Call, answer: WireResponse) -> Mapping[str, float]:
         """Leave out what a run counts by the hour; `count_hours` knows the hours between two processes."""
         found = certification.units_of(call, answer)
         return {unit: number for unit, number in found.items() if unit not in certification.fixed_units(0)}
@@ -579,7 +581,7 @@ def _stage(certification: Certification, state: State, run: Run) -> Iterator[Sta
         harness.open()
         try:
             with certification.client(state.url) as client:
-                stage = Stage(certification, state, harness, client, meter)
+                stage = DrillContext(certification, state, harness, client, meter)
                 stage.count_hours()
                 yield stage
         finally:

@@ -27,13 +27,13 @@ from multiclouddb_certify.certification import (
     DrillHarness,
     Granted,
     Permission,
-    Place,
     Run,
+    RunPlace,
 )
 from multiclouddb_certify.recordings.http import HttpCodec
 from multiclouddb_certify.recordings.rules import WORDS, Codec, Portion, Rules
-from multiclouddb_certify.wire import Answer, Call, Price, WireObserver, http_wire
-from multiclouddb_conformance.harness import Harness, Kind, Spelled, Write
+from multiclouddb_certify.wire import Call, Price, WireObserver, WireResponse, http_wire
+from multiclouddb_conformance.harness import CollectionKind, Harness, Spelled, Write
 from multiclouddb_dynamo.capabilities import CAPABILITIES
 from multiclouddb_dynamo.config import DynamoConfig
 from multiclouddb_dynamo.provider import PLUGIN
@@ -74,7 +74,11 @@ RULES: Final = Rules(
     },
 )  # fmt: skip
 """What differs in every run, on every server."""
-VIEWS: Final = {Kind.PLAIN: "NEW_IMAGE", Kind.KEYS_ONLY: "KEYS_ONLY", Kind.OLD_IMAGES: "NEW_AND_OLD_IMAGES"}
+VIEWS: Final = {
+    CollectionKind.PLAIN: "NEW_IMAGE",
+    CollectionKind.KEYS_ONLY: "KEYS_ONLY",
+    CollectionKind.OLD_IMAGES: "NEW_AND_OLD_IMAGES",
+}
 _COUNTER: Final = itertools.count()
 _CONTROL: Final = "[TEST_CONTROL]"
 _NOT_THERE: Final = "ResourceNotFoundException"
@@ -169,20 +173,24 @@ class DynamoHarness(DrillHarness):
         """Return the configuration of the URL."""
         return ClientConfig("dynamo", {"url": self.url})
 
-    def create(self, name: str, kind: Kind, partitions: int) -> ResourceAddress:
+    def create(self, name: str, kind: CollectionKind, partitions: int) -> ResourceAddress:
         """Create a table with a unique name, because a server continues to run after the test."""
         return self.make_table(f"{self.prefix}-{name}-{next(_COUNTER)}", kind, partitions)
 
     def spelled(self, name: str) -> Spelled:
         """Create a table whose keys are numbers."""
-        address = self.make_table(f"{self.prefix}-{name}-{next(_COUNTER)}", Kind.PLAIN, self.partitions, "N")
+        address = self.make_table(
+            f"{self.prefix}-{name}-{next(_COUNTER)}", CollectionKind.PLAIN, self.partitions, "N"
+        )
 
         def write(value: Any, n: int | None) -> None:
             self.write(address, [Write(value, None if n is None else {"n": n})])
 
         return Spelled(address, [Decimal("1.5"), Decimal("1.50"), 2, Decimal("2.0")], self.key, write)
 
-    def make_table(self, table: str, kind: Kind, partitions: int, key_type: str = "S") -> ResourceAddress:
+    def make_table(
+        self, table: str, kind: CollectionKind, partitions: int, key_type: str = "S"
+    ) -> ResourceAddress:
         """Create a table whose stream is enabled."""
         del partitions
         try:
@@ -240,7 +248,7 @@ class DynamoHarness(DrillHarness):
         self.native.delete_table(TableName=table)
         self.native.get_waiter("table_not_exists").wait(TableName=table)
         while True:
-            self.make_table(table, Kind.PLAIN, self.partitions)
+            self.make_table(table, CollectionKind.PLAIN, self.partitions)
             # The label of a stream is a time, and the clock may show the same time as for the last stream.
             if self.native.describe_table(TableName=table)["Table"]["LatestStreamArn"] != before:
                 return
@@ -278,7 +286,7 @@ class DynamoCertification(Certification):
         Price("stream read request", 0.2e-6, "assumed in November 2026, the same page"),
     )
 
-    def place(self, url: str) -> Place:
+    def place(self, url: str) -> RunPlace:
         """Ask for the limits of the account, which every region answers, and for its id."""
         with closing(native_client(url)) as native:
             answer = native.list_tables(Limit=1)["ResponseMetadata"]["HTTPHeaders"]
@@ -286,9 +294,9 @@ class DynamoCertification(Certification):
         date = answer.get("date")
         clock = parsedate_to_datetime(date).astimezone(UTC) if date else None
         if _is_local(url):
-            return Place(LOCAL, region, "a server on this machine", clock)
+            return RunPlace(LOCAL, region, "a server on this machine", clock)
         with closing(boto3.Session().client("sts", region_name=region)) as sts:
-            return Place(sts.get_caller_identity()["Account"], region, "Amazon DynamoDB", clock)
+            return RunPlace(sts.get_caller_identity()["Account"], region, "Amazon DynamoDB", clock)
 
     def creates(self, url: str, run: Run) -> Sequence[str]:
         """Return the tables."""
@@ -330,7 +338,7 @@ class DynamoCertification(Certification):
         got = ("content-type", "x-amzn-requestid")
         return HttpCodec(_endpoint(url) or "https://", RULES, hidden, sent, got, _unsigned)
 
-    def units_of(self, call: Call, answer: Answer) -> Mapping[str, float]:
+    def units_of(self, call: Call, answer: WireResponse) -> Mapping[str, float]:
         """Return what a request costs, from the sizes of the request and of its answer."""
         if answer.status >= 500:
             return {}

@@ -8,17 +8,17 @@ from decimal import Decimal
 from typing import Any, ClassVar, Final
 
 from multiclouddb_api import ClientConfig, ResourceAddress
-from multiclouddb_certify.certification import LOCAL, Certification, Permission, Place, Run
-from multiclouddb_conformance.harness import Harness, Kind, Write
+from multiclouddb_certify.certification import LOCAL, Certification, Permission, Run, RunPlace
+from multiclouddb_conformance.harness import CollectionKind, Harness, Write
 from multiclouddb_embedded import Delete, EmbeddedStore, Put
 from multiclouddb_embedded.provider import CAPABILITIES, PLUGIN
 
 __all__ = ["CERTIFICATION", "EmbeddedCertification", "EmbeddedHarness"]
 
-IMAGES: Final[Mapping[Kind, Any]] = {
-    Kind.PLAIN: "new",
-    Kind.KEYS_ONLY: "keys",
-    Kind.OLD_IMAGES: "new_and_old",
+IMAGES: Final[Mapping[CollectionKind, Any]] = {
+    CollectionKind.PLAIN: "new",
+    CollectionKind.KEYS_ONLY: "keys",
+    CollectionKind.OLD_IMAGES: "new_and_old",
 }
 
 
@@ -44,7 +44,9 @@ class EmbeddedHarness(Harness):
         connection = {"path": self.store.path, "profile": self.profile}
         return ClientConfig("embedded", {name: value for name, value in connection.items() if value})
 
-    def create(self, name: str, kind: Kind, partitions: int, *, recreate: bool = False) -> ResourceAddress:
+    def create(
+        self, name: str, kind: CollectionKind, partitions: int, *, recreate: bool = False
+    ) -> ResourceAddress:
         """Create a collection."""
         return self.store.create_collection(name, partitions, images=IMAGES[kind], recreate=recreate)
 
@@ -74,7 +76,7 @@ class EmbeddedHarness(Harness):
 
     def recreate(self, address: ResourceAddress) -> None:
         """Create the collection again."""
-        self.create(str(address.collection), Kind.PLAIN, self.partitions, recreate=True)
+        self.create(str(address.collection), CollectionKind.PLAIN, self.partitions, recreate=True)
 
 
 class EmbeddedCertification(Certification):
@@ -82,10 +84,10 @@ class EmbeddedCertification(Certification):
 
     provider_id = "embedded"
 
-    def place(self, url: str) -> Place:
+    def place(self, url: str) -> RunPlace:
         """Return this machine."""
         del url
-        return Place(LOCAL, None, "the embedded store")
+        return RunPlace(LOCAL, None, "the embedded store")
 
     def creates(self, url: str, run: Run) -> Sequence[str]:
         """Return the files."""

@@ -27,13 +27,13 @@ from multiclouddb_certify.certification import (
     DrillHarness,
     Granted,
     Permission,
-    Place,
     Run,
+    RunPlace,
 )
 from multiclouddb_certify.recordings.commands import MongoCodec
 from multiclouddb_certify.recordings.rules import Codec
-from multiclouddb_certify.wire import Answer, Call, WireObserver
-from multiclouddb_conformance.harness import Harness, Kind, Write
+from multiclouddb_certify.wire import Call, WireObserver, WireResponse
+from multiclouddb_conformance.harness import CollectionKind, Harness, Write
 from multiclouddb_conformance.values import KEYS, VALUES
 from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.capabilities import CAPABILITIES
@@ -142,11 +142,11 @@ class MongoHarness(DrillHarness):
         """Return the configuration of the URL."""
         return ClientConfig("mongo", {"url": self.url})
 
-    def create(self, name: str, kind: Kind, partitions: int) -> ResourceAddress:
+    def create(self, name: str, kind: CollectionKind, partitions: int) -> ResourceAddress:
         """Create a collection, with images if they are wanted."""
         del partitions
         images: dict[str, Any] = {}
-        if kind is Kind.OLD_IMAGES:
+        if kind is CollectionKind.OLD_IMAGES:
             images = {"changeStreamPreAndPostImages": {"enabled": True}}
         try:
             self.native[self.database].create_collection(name, **images)
@@ -298,7 +298,7 @@ class _Listener(monitoring.CommandListener):
     def _ended(self, request: int, native: Any) -> None:
         call = self._asked.pop(request, None)
         if self._observer is not None and call is not None:
-            self._observer.answered(call, Answer(0, {}, native))
+            self._observer.answered(call, WireResponse(0, {}, native))
 
 
 class MongoCertification(Certification):
@@ -308,7 +308,7 @@ class MongoCertification(Certification):
     suite = "multiclouddb_certify.suites.mongo"
     collection_seconds = 1.0
 
-    def place(self, url: str) -> Place:
+    def place(self, url: str) -> RunPlace:
         """Ask the server what it is."""
         with native_client(url) as client:
             hello = client.admin.command("hello")
@@ -321,7 +321,9 @@ class MongoCertification(Certification):
         if not sharded and "setName" not in hello:
             problem = "the server is no replica set, and has no change streams; start it with --replSet"
         account = LOCAL if all(map(is_loopback, hosts)) else ",".join(hosts)
-        return Place(account, None, f"MongoDB {number}, {shape}", hello["localTime"].astimezone(UTC), problem)
+        return RunPlace(
+            account, None, f"MongoDB {number}, {shape}", hello["localTime"].astimezone(UTC), problem
+        )
 
     def creates(self, url: str, run: Run) -> Sequence[str]:
         """Return the databases."""

@@ -30,8 +30,8 @@ from multiclouddb_certify.certification import (
     Certification,
     Granted,
     Permission,
-    Place,
     Run,
+    RunPlace,
     load_certification,
     owner,
 )
@@ -43,8 +43,8 @@ from multiclouddb_conformance.servers import cache_folder
 
 __all__ = [
     "DRILL_FILE",
-    "Ended",
     "Plan",
+    "RunEnd",
     "certify",
     "classified",
     "clean",
@@ -144,7 +144,7 @@ class Plan:
     url: str = attrs.field(repr=False)
     run: Run
     only: str | None
-    place: Place
+    place: RunPlace
     creates: Sequence[str]
     permissions: Sequence[Permission]
     prices: Sequence[Price]
@@ -159,7 +159,7 @@ class Plan:
     child: _Child = attrs.field(repr=False)
 
 
-class Ended:
+class RunEnd:
     """Why a run ended."""
 
     DONE = "done"
@@ -173,7 +173,7 @@ def plan(
     url: str,
     budget: float,
     only: str | None = None,
-    check: Callable[[Place], None] = lambda place: None,
+    check: Callable[[RunPlace], None] = lambda place: None,
     own_prices: Sequence[str] = (),
     record: Path | None = None,
 ) -> Iterator[Plan]:
@@ -218,8 +218,8 @@ def plan(
 
 
 def look(
-    certification: Certification, url: str, run: Run, check: Callable[[Place], None]
-) -> tuple[Place, Sequence[Permission]]:
+    certification: Certification, url: str, run: Run, check: Callable[[RunPlace], None]
+) -> tuple[RunPlace, Sequence[Permission]]:
     """Look where a URL leads, and which permissions there are; nothing is created.
 
     Raises:
@@ -264,7 +264,7 @@ def _estimated(
     url: str,
     run: Run,
     only: str | None,
-    place: Place,
+    place: RunPlace,
     creates: Sequence[str],
     permissions: Sequence[Permission],
     assumed: Sequence[Price],
@@ -326,7 +326,7 @@ def certify(
     certification, url, run = planned.certification, planned.url, planned.run
     progress, child = planned.progress, planned.child
     progress.began = time.monotonic()
-    ended = Ended.BROKEN
+    ended = RunEnd.BROKEN
     with _interruptible() as interrupted:
         try:
             child.go()
@@ -334,18 +334,18 @@ def certify(
                 progress.take(line)
                 show(progress)
             if progress.at_the_bound:
-                ended = Ended.BOUND
+                ended = RunEnd.BOUND
             elif progress.refusal is not None:
                 ended = f"stopped: {progress.refusal[0]}"
             elif progress.code is not None:
-                ended = Ended.DONE
+                ended = RunEnd.DONE
         except KeyboardInterrupt:
-            ended = Ended.INTERRUPTED
+            ended = RunEnd.INTERRUPTED
         interrupted.ignore()
-        if ended == Ended.INTERRUPTED:
+        if ended == RunEnd.INTERRUPTED:
             child.interrupt()
         child.kill()
-        if ended != Ended.DONE or any(test.outcome == "failed" for test in progress.tests.values()):
+        if ended != RunEnd.DONE or any(test.outcome == "failed" for test in progress.tests.values()):
             shutil.copy(child.log, log)
         left = remove_run(certification, url, run)
     return progress, ended, left

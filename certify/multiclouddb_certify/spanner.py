@@ -28,13 +28,13 @@ from multiclouddb_certify.certification import (
     DrillHarness,
     Granted,
     Permission,
-    Place,
     Run,
+    RunPlace,
 )
 from multiclouddb_certify.recordings.rpc import SpannerCodec
 from multiclouddb_certify.recordings.rules import Codec
-from multiclouddb_certify.wire import Answer, Call, WireObserver
-from multiclouddb_conformance.harness import Harness, Kind, Spelled, Write
+from multiclouddb_certify.wire import Call, WireObserver, WireResponse
+from multiclouddb_conformance.harness import CollectionKind, Harness, Spelled, Write
 from multiclouddb_conformance.values import KEYS, VALUES
 from multiclouddb_spanner.capabilities import CAPABILITIES
 from multiclouddb_spanner.config import SpannerConfig
@@ -198,14 +198,14 @@ class SpannerHarness(DrillHarness):
             self.databases.append(made)
         return str(self.databases[0].database_id)
 
-    def create(self, name: str, kind: Kind, partitions: int) -> ResourceAddress:
+    def create(self, name: str, kind: CollectionKind, partitions: int) -> ResourceAddress:
         """Create a table with its change stream."""
         del partitions
         return self._table(name, kind, "STRING(MAX)")
 
     def spelled(self, name: str) -> Spelled:
         """Create a table whose keys are numbers."""
-        address = self._table(name, Kind.PLAIN, "NUMERIC")
+        address = self._table(name, CollectionKind.PLAIN, "NUMERIC")
 
         def write(value: Any, n: int | None) -> None:
             self.write(address, [Write(value, None if n is None else {"n": n})])
@@ -214,8 +214,8 @@ class SpannerHarness(DrillHarness):
             address, [Decimal("1.5"), Decimal("1.50"), Decimal(2), Decimal("2.0")], self.key, write
         )
 
-    def _table(self, name: str, kind: Kind, key: str) -> ResourceAddress:
-        capture = "NEW_ROW_AND_OLD_VALUES" if kind is Kind.OLD_IMAGES else "NEW_ROW"
+    def _table(self, name: str, kind: CollectionKind, key: str) -> ResourceAddress:
+        capture = "NEW_ROW_AND_OLD_VALUES" if kind is CollectionKind.OLD_IMAGES else "NEW_ROW"
         columns = ", ".join(f"{column} {form}" for column, form in COLUMNS.items())
         self.statements = [
             f"CREATE TABLE {name} (id {key} NOT NULL, {columns}) PRIMARY KEY (id)",
@@ -252,7 +252,7 @@ class ScriptedHarness(SpannerHarness):
     can_read_past_trim = False  # a position before the earliest timestamp is always refused
     can_late_children = can_audit = False  # a partition ends only when its children are named
 
-    def create(self, name: str, kind: Kind, partitions: int) -> ResourceAddress:
+    def create(self, name: str, kind: CollectionKind, partitions: int) -> ResourceAddress:
         """Create a table whose change stream begins with so many partitions."""
         self.control("initial_partitions", count=partitions)
         return super().create(name, kind, partitions)
@@ -316,15 +316,15 @@ class SpannerCertification(Certification):
     suite = "multiclouddb_certify.suites.spanner"
     collection_seconds = 30.0
 
-    def place(self, url: str) -> Place:
+    def place(self, url: str) -> RunPlace:
         """Look up the instance."""
         instance = native_instance(url)
         found = _client(url).instance_admin_api.get_instance(name=instance.name)
         region = str(found.config).rpartition("/")[2] or None
         config = SpannerConfig.from_client(ClientConfig("spanner", {"url": url}))
         if _is_local(url):
-            return Place(LOCAL, region, "a server on this machine")
-        return Place(config.project, region, "Cloud Spanner")
+            return RunPlace(LOCAL, region, "a server on this machine")
+        return RunPlace(config.project, region, "Cloud Spanner")
 
     def creates(self, url: str, run: Run) -> Sequence[str]:
         """Return the databases."""
@@ -408,9 +408,9 @@ class _Shown:
         call = Call(self._operation, metadata, request, self._method)
         self._observer.asked(call)
         try:
-            answer = Answer(0, {}, send(request, *arguments, **settings))
+            answer = WireResponse(0, {}, send(request, *arguments, **settings))
         except grpc.RpcError as error:
-            self._observer.answered(call, Answer(0, {}, error))
+            self._observer.answered(call, WireResponse(0, {}, error))
             raise
         self._observer.answered(call, answer)
         return answer.native

@@ -20,12 +20,12 @@ from multiclouddb_api import invalid_request
 __all__ = [
     "AT_THE_BOUND",
     "REQUEST",
-    "Answer",
     "Call",
     "Meter",
     "Observers",
     "Price",
     "WireObserver",
+    "WireResponse",
     "add",
     "cost",
     "dollars",
@@ -69,7 +69,7 @@ class Call:
 
 
 @attrs.define
-class Answer:
+class WireResponse:
     """The answer to one request.
 
     Attributes:
@@ -90,7 +90,7 @@ class WireObserver(Protocol):
     def asked(self, call: Call) -> None:
         """Take note of a request, before it is sent; an error of this method ends the request."""
 
-    def answered(self, call: Call, answer: Answer) -> None:
+    def answered(self, call: Call, answer: WireResponse) -> None:
         """Take note of an answer. A request whose connection broke has none."""
 
 
@@ -105,7 +105,7 @@ class Observers:
         for each in self._observers:
             each.asked(call)
 
-    def answered(self, call: Call, answer: Answer) -> None:
+    def answered(self, call: Call, answer: WireResponse) -> None:
         """Show an answer."""
         for each in self._observers:
             each.answered(call, answer)
@@ -126,7 +126,7 @@ class Meter:
         self,
         budget: float,
         prices: Sequence[Price],
-        units_of: Callable[[Call, Answer], Mapping[str, float]],
+        units_of: Callable[[Call, WireResponse], Mapping[str, float]],
         tell: Callable[[str, Mapping[str, float]], None],
         stop: Callable[[], None] = lambda: os._exit(AT_THE_BOUND),
     ) -> None:
@@ -151,7 +151,7 @@ class Meter:
             self._stop()
         self._tell(call.operation, {REQUEST: 1})
 
-    def answered(self, call: Call, answer: Answer) -> None:
+    def answered(self, call: Call, answer: WireResponse) -> None:
         """Count the units of an answer."""
         units = self._units_of(call, answer)
         if units:
@@ -228,7 +228,7 @@ def http_wire(
         observer.asked(call)
         native = send(pool, method, url, body, headers, *rest, **more)
         got = {str(name).lower(): str(value) for name, value in native.headers.items()}
-        answer = Answer(native.status, got, native)
+        answer = WireResponse(native.status, got, native)
         observer.answered(call, answer)
         return answer.native
 

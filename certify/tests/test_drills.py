@@ -12,7 +12,7 @@ from pymongo.errors import AutoReconnect
 
 from benchmarks.servers import server_module
 from multiclouddb_certify import Granted, Permission
-from multiclouddb_certify.certification import Place
+from multiclouddb_certify.certification import RunPlace
 from multiclouddb_certify.cosmos import native_account
 from multiclouddb_certify.dynamo import DynamoCertification
 from multiclouddb_conformance.command_line import run as in_new_process
@@ -340,9 +340,9 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("changed", "code", "said"),
         [
-            ({"place": lambda *_: Place("local", "x", "x", problem="no")}, 7, "certify: no"),
+            ({"place": lambda *_: RunPlace("local", "x", "x", problem="no")}, 7, "certify: no"),
             ({"permissions": lambda *_: [Permission("dynamodb:Scan", Granted.NO)]}, 5, "dynamodb:Scan"),
-            ({"place": lambda *_: Place("123", "x", "x", EARLIER)}, 3, "s off the service's"),
+            ({"place": lambda *_: RunPlace("123", "x", "x", EARLIER)}, 3, "s off the service's"),
         ],
     )
     def test_a_drill_is_refused_like_a_run(self, dynamo, run, monkeypatch, changed, code, said):

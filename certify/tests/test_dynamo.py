@@ -268,10 +268,10 @@ class TestRefusals:
         assert "dynamo" in ran.stderr
 
     def test_a_wrong_clock_is_told(self, dynamo, run, monkeypatch):
-        from multiclouddb_certify.certification import Place
+        from multiclouddb_certify.certification import RunPlace
         from multiclouddb_certify.dynamo import DynamoCertification
 
-        there = Place("123", "eu-west-1", "Amazon DynamoDB", datetime.now(UTC) - timedelta(hours=1))
+        there = RunPlace("123", "eu-west-1", "Amazon DynamoDB", datetime.now(UTC) - timedelta(hours=1))
         monkeypatch.setattr(DynamoCertification, "place", lambda self, url: there)
         ran = certified(run, dynamo.url)
         assert ran.exit_code == 3

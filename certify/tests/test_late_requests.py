@@ -9,7 +9,7 @@ from benchmarks.servers import server_module
 from multiclouddb_certify import Run
 from multiclouddb_certify.certification import PREFIX, load_certification
 from multiclouddb_certify.spanner import SpannerHarness
-from multiclouddb_conformance.harness import Kind
+from multiclouddb_conformance.harness import CollectionKind
 from multiclouddb_cosmos_emulator import CosmosEmulator
 from multiclouddb_spanner_emulator import ScriptedSpanner
 from multiclouddb_spanner_emulator.database import Database
@@ -62,11 +62,11 @@ def removed(url):
 def test_a_collection_that_was_created_late_is_the_one_that_is_wanted(url, tmp_path, monkeypatch):
     run = Run.new()
     first = opened(url, run, tmp_path, monkeypatch)
-    address = first.create("drill", Kind.PLAIN, 1)
+    address = first.create("drill", CollectionKind.PLAIN, 1)
     first.keep()
     first.close()
     second = opened(url, run, tmp_path, monkeypatch)
-    assert second.create("drill", Kind.PLAIN, 1) == address
+    assert second.create("drill", CollectionKind.PLAIN, 1) == address
     second.close()
     removed(url)
 
@@ -76,10 +76,10 @@ def test_a_collection_of_nobodys_run_is_not_taken(url, tmp_path, monkeypatch):
     run = Run.new()
     monkeypatch.setattr(Run, "prefix", property(lambda run: f"{PREFIX}x"))
     first = opened(url, run, tmp_path, monkeypatch)
-    first.create("drill", Kind.PLAIN, 1)
+    first.create("drill", CollectionKind.PLAIN, 1)
     second = opened(url, run, tmp_path, monkeypatch)
     with pytest.raises(Exception, match=r"(?i)exist|in ?use|duplicate|conflict"):
-        second.create("drill", Kind.PLAIN, 1)
+        second.create("drill", CollectionKind.PLAIN, 1)
     second.keep()
     second.close()
     first.close()
@@ -117,19 +117,19 @@ class TestSchemaOfSpanner:
             return [row[0] for row in rows if row[0] == "certify_extra"]
 
     def test_a_column_that_was_added_late_is_there(self, harness, late):
-        address = harness.create("drill", Kind.PLAIN, 1)
+        address = harness.create("drill", CollectionKind.PLAIN, 1)
         harness.alter(address, column=True)
         assert (len(late), self.columns(harness, address)) == (1, ["certify_extra"])
 
     def test_a_column_that_was_dropped_late_is_gone(self, harness, request):
-        address = harness.create("drill", Kind.PLAIN, 1)
+        address = harness.create("drill", CollectionKind.PLAIN, 1)
         harness.alter(address, column=True)
         late = request.getfixturevalue("late")
         harness.alter(address, column=False)
         assert (len(late), self.columns(harness, address)) == (1, [])
 
     def test_what_is_done_is_not_done_again(self, harness, monkeypatch):
-        address = harness.create("drill", Kind.PLAIN, 1)
+        address = harness.create("drill", CollectionKind.PLAIN, 1)
         asked, execute = [], Database.execute
 
         def noted(database, statement):
@@ -142,7 +142,7 @@ class TestSchemaOfSpanner:
         assert [" ".join(each.split()[3:5]) for each in asked] == ["ADD COLUMN", "DROP COLUMN", "ADD COLUMN"]
 
     def test_a_refusal_is_raised_if_the_schema_is_not_as_wanted(self, harness):
-        address = harness.create("drill", Kind.PLAIN, 1)
+        address = harness.create("drill", CollectionKind.PLAIN, 1)
         harness.run(["DROP CHANGE STREAM drill_stream", "DROP TABLE drill"])
         with pytest.raises(GoogleAPICallError, match="Table not found"):
             harness.alter(address, column=True)
@@ -154,7 +154,7 @@ class TestSchemaOfSpanner:
             drop(database)
             raise NotFound("Database not found")
 
-        harness.create("drill", Kind.PLAIN, 1)
+        harness.create("drill", CollectionKind.PLAIN, 1)
         with monkeypatch.context() as patched:
             patched.setattr(type(harness.databases[0]), "drop", twice)
             harness.close()

@@ -17,7 +17,7 @@ from multiclouddb_certify.certification import load_certification
 from multiclouddb_certify.cosmos import native_account
 from multiclouddb_certify.recordings import Known, Recorder, Rules, replay
 from multiclouddb_certify.recordings.hiding import leaks
-from multiclouddb_certify.wire import Answer, Call
+from multiclouddb_certify.wire import Call, WireResponse
 from multiclouddb_cosmos_emulator import CosmosEmulator
 from multiclouddb_dynamo_emulator import Habits, ScriptedStreams
 from recordings.command import CHOSEN, KNOWN, RECORDINGS, SERVERS, differences, is_missing
@@ -89,7 +89,7 @@ def recorded(folder, *exchanges):
     recorder = Recorder(folder, Plain(), HERE)
     recorder.begin()
     for request, answer in exchanges:
-        recorder.answered(Call("Ask", {}, request), Answer(200, {}, answer))
+        recorder.answered(Call("Ask", {}, request), WireResponse(200, {}, answer))
     recorder.end("TestX::test_y[a/b]")
     (file,) = folder.iterdir()
     return file.name, file.read_text()

@@ -16,14 +16,14 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import spanner as spanner_client
 
 from benchmarks.servers import server_module
-from multiclouddb_certify import Granted, Place, Run
+from multiclouddb_certify import Granted, Run, RunPlace
 from multiclouddb_certify import run as certify_run
 from multiclouddb_certify.certification import load_certification
 from multiclouddb_certify.cosmos import CosmosCertification, native_account
 from multiclouddb_certify.dynamo import simulated
 from multiclouddb_certify.mongo import MongoCertification
 from multiclouddb_certify.run import plan
-from multiclouddb_certify.wire import Answer, Call, Meter
+from multiclouddb_certify.wire import Call, Meter, WireResponse
 from multiclouddb_cosmos.config import CosmosConfig
 from multiclouddb_cosmos_emulator import CosmosEmulator
 from multiclouddb_cosmos_emulator.service import Service
@@ -183,11 +183,11 @@ def test_cosmos_db_bills_each_clock_hour(monkeypatch, began, minutes, hours):
     monkeypatch.setattr("multiclouddb_certify.cosmos.time", clock)
     certification = CosmosCertification()
     expected = certification.fixed_units(minutes * 60)[HOUR]
-    counted = certification.units_of(Call("GET account", {}, None), Answer(200, {}, None)).get(HOUR, 0)
+    counted = certification.units_of(Call("GET account", {}, None), WireResponse(200, {}, None)).get(HOUR, 0)
     for operation in ["POST dbs", *["ReadChangeFeed"] * minutes]:
-        counted += certification.units_of(Call(operation, {}, None), Answer(200, {}, None)).get(HOUR, 0)
+        counted += certification.units_of(Call(operation, {}, None), WireResponse(200, {}, None)).get(HOUR, 0)
         clock.now += 60 if operation == "ReadChangeFeed" else 0
-    counted += certification.units_of(Call("POST docs", {}, None), Answer(200, {}, None)).get(HOUR, 0)
+    counted += certification.units_of(Call("POST docs", {}, None), WireResponse(200, {}, None)).get(HOUR, 0)
     assert (expected, counted) == (4 * hours, 4 * hours)
 
 
@@ -253,7 +253,7 @@ def test_an_instance_that_does_not_exist_is_named(spanner, run):
 
 def test_a_credential_that_may_not_create_databases_says_what_to_set(cosmos, run, monkeypatch):
     monkeypatch.setattr(CosmosConfig, "find_credential", lambda config: object())
-    monkeypatch.setattr(CosmosCertification, "place", lambda *_: Place("local", "x", "x"))
+    monkeypatch.setattr(CosmosCertification, "place", lambda *_: RunPlace("local", "x", "x"))
     url = f"cosmos://{cosmos.endpoint.split('/')[2]}?tls=false"
     ran = run("certify", url, "--account", "local", "--yes")
     assert ran.exit_code == 5, ran.output

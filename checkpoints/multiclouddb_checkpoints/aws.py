@@ -13,25 +13,25 @@ from multiclouddb_checkpoints.store import (
     CONNECT_SECONDS,
     NO_ANSWER,
     READ_SECONDS,
-    Answer,
+    Refusal,
     SharedCheckpointStore,
 )
 from multiclouddb_spi.connection import Location
-from multiclouddb_spi.faults import Row, clock_row, row_of_clock, row_of_connection
+from multiclouddb_spi.faults import FaultRule, clock_row, row_of_clock, row_of_connection
 
 WHO: Final = (
     "check what boto3's credential chain finds (aws sts get-caller-identity): environment, profile, role"
 )
-REGION: Final = Row(
+REGION: Final = FaultRule(
     ErrorCategory.INVALID_REQUEST, "name the region: set AWS_DEFAULT_REGION, or add ?region=NAME to the URL"
 )
-_NOT_ACCEPTED: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, WHO, confidential=True, renewable=True)
-_THROTTLED: Final = Row(
+_NOT_ACCEPTED: Final = FaultRule(ErrorCategory.AUTHENTICATION_FAILED, WHO, confidential=True, renewable=True)
+_THROTTLED: Final = FaultRule(
     ErrorCategory.THROTTLED, "save less often (checkpoint_interval_seconds), or use more names"
 )
 
 _AUTHENTICATION: Final = ErrorCategory.AUTHENTICATION_FAILED
-_SETTINGS: Final = Row(
+_SETTINGS: Final = FaultRule(
     ErrorCategory.INVALID_REQUEST,
     "check boto3's settings that this text names: variables (AWS_…), the profile, the options of the URL",
 )
@@ -112,7 +112,7 @@ class AwsCheckpointStore(SharedCheckpointStore):
             config=config,
         )
 
-    def _answer(self, error: Exception) -> Answer | Row | None:
+    def _answer(self, error: Exception) -> Refusal | FaultRule | None:
         from botocore import exceptions as boto
 
         match error:
@@ -129,24 +129,24 @@ class AwsCheckpointStore(SharedCheckpointStore):
                     return attrs.evolve(late, renewable=True)
                 if error.operation_name not in _OPERATIONS and code not in CODES and status < 500:
                     # boto3 asks other services for credentials, for example STS.
-                    return Row(_AUTHENTICATION, WHO)
-                return Answer(status, code, text)
+                    return FaultRule(_AUTHENTICATION, WHO)
+                return Refusal(status, code, text)
             case boto.CredentialRetrievalError() | boto.MetadataRetrievalError():
-                return Row(ErrorCategory.TRANSIENT_FAILURE, f"try again; if that does not help, {WHO}")
+                return FaultRule(ErrorCategory.TRANSIENT_FAILURE, f"try again; if that does not help, {WHO}")
             case boto.NoRegionError() | boto.InvalidRegionError():
                 return REGION
             case boto.ConnectionError() | boto.HTTPClientError():
                 return row_of_connection(error) or NO_ANSWER
             case boto.ChecksumError() | boto.FlexibleChecksumError() | boto.IncompleteReadError():
-                return Row(ErrorCategory.TRANSIENT_FAILURE, "the answer arrived damaged; try again")
+                return FaultRule(ErrorCategory.TRANSIENT_FAILURE, "the answer arrived damaged; try again")
             case boto.BotoCoreError() if type(error).__name__ in _CREDENTIALS or isinstance(
                 error, boto.SSOError | boto.InvalidConfigError
             ):
-                return Row(_AUTHENTICATION, WHO)
+                return FaultRule(_AUTHENTICATION, WHO)
             case boto.BotoCoreError():
                 return _SETTINGS
             case FileNotFoundError() | PermissionError() | JSONDecodeError():
                 # A program or a file that the profile names.
-                return Row(_AUTHENTICATION, WHO)
+                return FaultRule(_AUTHENTICATION, WHO)
             case _:
                 return None

@@ -13,18 +13,18 @@ from multiclouddb_checkpoints.store import (
     NO_ANSWER,
     READ_SECONDS,
     Advice,
-    Answer,
+    Refusal,
     RefusedError,
     SharedCheckpointStore,
 )
 from multiclouddb_spi.connection import Location
-from multiclouddb_spi.faults import Row, row_of_connection
+from multiclouddb_spi.faults import FaultRule, row_of_connection
 
 _KEY: Final = "AZURE_STORAGE_KEY"
 _WHO: Final = f"check {_KEY}, or what azure-identity finds (az login, managed identity)"
-_NOT_ACCEPTED: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True, renewable=True)
+_NOT_ACCEPTED: Final = FaultRule(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True, renewable=True)
 _REFUSED: Final = ("BlobAlreadyExists", "ConditionNotMet", "BlobNotFound")
-_LEASED: Final = Row(
+_LEASED: Final = FaultRule(
     ErrorCategory.CONFLICT,
     "another process holds a lease on the blob; end it there, or run: az storage blob lease break",
 )
@@ -58,7 +58,7 @@ class AzureBlobCheckpointStore(SharedCheckpointStore):
             ("LeaseAlreadyPresent", "LeaseIdMismatchWithBlobOperation", "LeaseIdMissing", "LeaseLost"),
             _LEASED,
         ),
-        "ServerBusy": Row(ErrorCategory.THROTTLED, "save less often, or use more names"),
+        "ServerBusy": FaultRule(ErrorCategory.THROTTLED, "save less often, or use more names"),
     }
 
     def _check(self, location: Location) -> None:
@@ -135,7 +135,7 @@ class AzureBlobCheckpointStore(SharedCheckpointStore):
             if _code(error) != "BlobNotFound":
                 raise
 
-    def _answer(self, error: Exception) -> Answer | Row | None:
+    def _answer(self, error: Exception) -> Refusal | FaultRule | None:
         from azure.core.exceptions import (
             AzureError,
             ClientAuthenticationError,
@@ -146,7 +146,7 @@ class AzureBlobCheckpointStore(SharedCheckpointStore):
 
         match error:
             case HttpResponseError() if error.status_code:
-                return Answer(error.status_code, _code(error) or str(error.status_code), error.reason or "")
+                return Refusal(error.status_code, _code(error) or str(error.status_code), error.reason or "")
             case ClientAuthenticationError():
                 return _NOT_ACCEPTED
             case ServiceRequestError() | ServiceResponseError():

@@ -12,7 +12,7 @@ from multiclouddb_api.checkpoint import MOST_BYTES
 from multiclouddb_checkpoints.aws import CODES, WHO, AwsCheckpointStore, code_of
 from multiclouddb_checkpoints.store import Advice, RefusedError
 from multiclouddb_spi.connection import Location
-from multiclouddb_spi.faults import Row
+from multiclouddb_spi.faults import FaultRule
 
 _MOST_BYTES: Final = 390_000  # of an item's 400 KB
 _TABLE: Final = "check the table's name, its region, and that its only key is `name` (String)"
@@ -37,9 +37,9 @@ class DynamoCheckpointStore(AwsCheckpointStore):
     advice = Advice(WHO, "grant dynamodb:GetItem and dynamodb:PutItem on the table", _TABLE)
     meanings: ClassVar = {
         **CODES,
-        "AccessDeniedException": Row(ErrorCategory.AUTHORIZATION_FAILED, advice.grant, renewable=True),
-        "ResourceNotFoundException": Row(ErrorCategory.NOT_FOUND, _TABLE),
-        "ValidationException": Row(ErrorCategory.INVALID_REQUEST, _TABLE),
+        "AccessDeniedException": FaultRule(ErrorCategory.AUTHORIZATION_FAILED, advice.grant, renewable=True),
+        "ResourceNotFoundException": FaultRule(ErrorCategory.NOT_FOUND, _TABLE),
+        "ValidationException": FaultRule(ErrorCategory.INVALID_REQUEST, _TABLE),
     }
 
     def _connect(self) -> Any:

@@ -11,16 +11,16 @@ from multiclouddb_checkpoints.store import (
     NO_ANSWER,
     READ_SECONDS,
     Advice,
-    Answer,
+    Refusal,
     RefusedError,
     SharedCheckpointStore,
 )
-from multiclouddb_spi.faults import Row, row_of_connection
+from multiclouddb_spi.faults import FaultRule, row_of_connection
 
 _TIMES: Final = (CONNECT_SECONDS, READ_SECONDS)
 _RETRY_SECONDS: Final = 20.0
 _WHO: Final = "check what google-auth finds (gcloud auth application-default login, or a service account)"
-_NOT_ACCEPTED: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True, renewable=True)
+_NOT_ACCEPTED: Final = FaultRule(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True, renewable=True)
 
 
 class GcsCheckpointStore(SharedCheckpointStore):
@@ -96,7 +96,7 @@ class GcsCheckpointStore(SharedCheckpointStore):
             if "bucket does not exist" in str(error):
                 raise
 
-    def _answer(self, error: Exception) -> Answer | Row | None:
+    def _answer(self, error: Exception) -> Refusal | FaultRule | None:
         from google.api_core.exceptions import GoogleAPICallError, RetryError
         from google.auth.exceptions import GoogleAuthError, TransportError
         from requests.exceptions import RequestException
@@ -106,7 +106,7 @@ class GcsCheckpointStore(SharedCheckpointStore):
                 return self._answer(error.cause)
             case GoogleAPICallError():
                 status = int(error.code or 0)
-                return Answer(status, str(status), "")
+                return Refusal(status, str(status), "")
             case TransportError() | RequestException():
                 return row_of_connection(error) or NO_ANSWER
             case GoogleAuthError():
@@ -114,4 +114,4 @@ class GcsCheckpointStore(SharedCheckpointStore):
             case _:
                 # What a retry had last; the versions of the library name this class differently.
                 last: int | None = getattr(getattr(error, "response", None), "status_code", None)
-                return None if last is None else Answer(last, str(last), "")
+                return None if last is None else Refusal(last, str(last), "")

@@ -8,7 +8,7 @@ from multiclouddb_api import ErrorCategory
 from multiclouddb_api.checkpoint import MOST_BYTES
 from multiclouddb_checkpoints.aws import CODES, WHO, AwsCheckpointStore, code_of
 from multiclouddb_checkpoints.store import Advice, RefusedError
-from multiclouddb_spi.faults import Row
+from multiclouddb_spi.faults import FaultRule
 
 # 304 is what MinIO answered to a condition that does not hold until 2024 (minio/minio#19442); OVH says
 # OperationAborted if two writes meet (apache/arrow-rs-object-store#138).
@@ -20,7 +20,7 @@ _REFUSED: Final = (
     "409",
     "304",
 )
-_CHECKSUM: Final = Row(
+_CHECKSUM: Final = FaultRule(
     ErrorCategory.INVALID_REQUEST,
     "boto3 sends a checksum that this server does not take; set "
     "AWS_REQUEST_CHECKSUM_CALCULATION=when_required",

@@ -25,7 +25,7 @@ from multiclouddb_api.config import SecretText, settled, without_frames
 from multiclouddb_api.validators import check_type
 from multiclouddb_spi.connection import Location, check_plaintext, parse_location
 from multiclouddb_spi.errors import cause_of, to_error
-from multiclouddb_spi.faults import UNAVAILABLE, Fault, Row, one_line, row_of_connection, unexpected
+from multiclouddb_spi.faults import UNAVAILABLE, Fault, FaultRule, one_line, row_of_connection, unexpected
 
 T = TypeVar("T")
 _LOG: Final = logging.getLogger("multiclouddb.checkpoints")
@@ -37,21 +37,23 @@ ATTEMPTS: Final = 4
 
 _WRITES: Final = 3
 _SAFE: Final = re.compile(r"[A-Za-z0-9._=-]+(?:/[A-Za-z0-9._=-]+)*", re.ASCII)
-_NETWORK: Final = Row(ErrorCategory.TRANSIENT_FAILURE, "check the network and the endpoint, and try again")
-_OVERLOADED: Final = Row(
+_NETWORK: Final = FaultRule(
+    ErrorCategory.TRANSIENT_FAILURE, "check the network and the endpoint, and try again"
+)
+_OVERLOADED: Final = FaultRule(
     ErrorCategory.THROTTLED, "save less often (checkpoint_interval_seconds), or use more names"
 )
-_REFUSES: Final = Row(
+_REFUSES: Final = FaultRule(
     ErrorCategory.INVALID_REQUEST,
     "the service does not take such a request; look its code up in the service's documentation",
 )
-_MET: Final = Row(ErrorCategory.TRANSIENT_FAILURE, "others write at the same time; try again")
-_NOT_OFFERED: Final = Row(
+_MET: Final = FaultRule(ErrorCategory.TRANSIENT_FAILURE, "others write at the same time; try again")
+_NOT_OFFERED: Final = FaultRule(
     ErrorCategory.UNSUPPORTED_CAPABILITY,
     "the service does not offer this call, which a checkpoint needs (conditional writes among others); use "
     "another service, or FileCheckpointStore on one machine",
 )
-UNCONDITIONAL: Final = Row(
+UNCONDITIONAL: Final = FaultRule(
     ErrorCategory.UNSUPPORTED_CAPABILITY,
     "use a service that takes conditional writes, or FileCheckpointStore on one machine",
 )
@@ -63,7 +65,7 @@ class RefusedError(Exception):
 
 
 @attrs.frozen
-class Answer:
+class Refusal:
     """What a service answered to a call that failed.
 
     Attributes:
@@ -91,13 +93,13 @@ class Advice:
     grant: str
     missing: str
 
-    def rows(self) -> dict[int, Row]:
+    def rows(self) -> dict[int, FaultRule]:
         """Return the meaning of each HTTP status."""
         return {
             # The messages of a 401 may quote the signed request.
-            401: Row(ErrorCategory.AUTHENTICATION_FAILED, self.who, confidential=True, renewable=True),
-            403: Row(ErrorCategory.AUTHORIZATION_FAILED, self.grant, renewable=True),
-            404: Row(ErrorCategory.NOT_FOUND, self.missing),
+            401: FaultRule(ErrorCategory.AUTHENTICATION_FAILED, self.who, confidential=True, renewable=True),
+            403: FaultRule(ErrorCategory.AUTHORIZATION_FAILED, self.grant, renewable=True),
+            404: FaultRule(ErrorCategory.NOT_FOUND, self.missing),
             408: _NETWORK,
             409: _MET,
             429: _OVERLOADED,
@@ -130,7 +132,7 @@ class SharedCheckpointStore(ABC):
     """What the user can do about an error of this service."""
     other_tag: ClassVar[str]
     """A tag that no content has."""
-    meanings: ClassVar[Mapping[str, Row]] = {}
+    meanings: ClassVar[Mapping[str, FaultRule]] = {}
     """The error codes of the service whose meaning differs from that of their status."""
     promises_conditions: ClassVar[bool] = False
     """Whether every service with this scheme keeps the condition of a write, so that nobody has to try."""
@@ -277,7 +279,7 @@ class SharedCheckpointStore(ABC):
         """Delete the content."""
 
     @abstractmethod
-    def _answer(self, error: Exception) -> Answer | Row | None:
+    def _answer(self, error: Exception) -> Refusal | FaultRule | None:
         """Return what the service answered, or a row for an error without an answer, or None for another."""
 
     def _check(self, location: Location) -> None:  # noqa: B027 - not every URL needs it
@@ -340,7 +342,7 @@ class SharedCheckpointStore(ABC):
 
     def _fault(self, error: Exception) -> Fault:
         answer = self._answer(error)
-        if isinstance(answer, Answer):
+        if isinstance(answer, Refusal):
             statuses = self.advice.rows()
             row = self.meanings.get(answer.code) or statuses.get(answer.status)
             row = row or (UNAVAILABLE if answer.status >= 500 else _REFUSES)

@@ -381,9 +381,9 @@ def public_scope(config: ClientConfig, address: ResourceAddress, scope: FeedScop
     """Return the scope with the public id of its partition."""
     if not isinstance(scope, PhysicalPartition) or scope.partition_id.startswith(f"{config.provider}:"):
         return scope
-    from multiclouddb_cli.session import Session
+    from multiclouddb_cli.session import ConnectedFeed
 
-    with Session(config, ChangeFeedRequest(address, Now())) as session:
+    with ConnectedFeed(config, ChangeFeedRequest(address, Now())) as session:
         asked = session.feed.for_one_call()
         listed = session.opened.call("survey", lambda deadline: asked.survey({}, deadline)).present
         names = [item.partition_id for item in listed]

@@ -172,7 +172,7 @@ OldState: TypeAlias = Annotated[
 ]
 
 
-class Kind(StrEnum):
+class TypeChoice(StrEnum):
     """The kind of a change; typer takes a list of an enumeration, but not of a `Literal`."""
 
     CREATE = "create"
@@ -181,7 +181,7 @@ class Kind(StrEnum):
 
 
 Type: TypeAlias = Annotated[
-    list[Kind] | None,
+    list[TypeChoice] | None,
     typer.Option(
         "--type", metavar="TYPE", case_sensitive=False, help="Only create, update or delete; may be repeated."
     ),

@@ -10,7 +10,7 @@ import typer
 
 from multiclouddb_api import ChangeFeedRequest, ClientConfig, Now, ResourceAddress
 from multiclouddb_cli.screen import counted, is_terminal, printable, safe_json, with_colour
-from multiclouddb_cli.session import Session
+from multiclouddb_cli.session import ConnectedFeed
 from multiclouddb_spi import Partition, PartitionState
 
 _LINES: Final = (("├─ ", "└─ "), ("│  ", "   "))
@@ -57,7 +57,7 @@ class Family:
 
 def partitions(config: ClientConfig, address: ResourceAddress, *, mermaid: bool, as_json: bool) -> None:
     """Print the partitions that the service lists."""
-    with Session(config, ChangeFeedRequest(address, Now())) as session:
+    with ConnectedFeed(config, ChangeFeedRequest(address, Now())) as session:
         asked = session.feed.for_one_call()
         listed = session.opened.call("survey", lambda deadline: asked.survey({}, deadline)).present
         public_id = session.feed.public_id

@@ -32,7 +32,7 @@ CALL_SECONDS: Final = 30.0
 OUTAGE_SECONDS: Final = 300.0
 
 
-class Session(ExitStack):
+class ConnectedFeed(ExitStack):
     """A connected database with the feed for a request; use it as a context manager."""
 
     def __init__(

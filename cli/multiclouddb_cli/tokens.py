@@ -37,7 +37,7 @@ from multiclouddb_api.redaction import rfc3339
 from multiclouddb_cli.exits import LATE, NOT_COVERED, NOT_KNOWN
 from multiclouddb_cli.failure import scrub
 from multiclouddb_cli.screen import Cell, duration, moment, print_fields, print_table, safe_json
-from multiclouddb_cli.session import Session
+from multiclouddb_cli.session import ConnectedFeed
 from multiclouddb_spi.continuation.token import VERSION, Envelope, decode_token, scope_text
 from multiclouddb_spi.lateness import Late, Lateness, OnTime, lateness
 from multiclouddb_spi.token_report import (
@@ -149,7 +149,7 @@ def _digest(text: bytes) -> str:
 
 
 @attrs.frozen
-class Answer:
+class PartitionCheck:
     """The service's answer for one partition in the token."""
 
     standing: Standing
@@ -178,7 +178,7 @@ class Verdict:
     envelope: Envelope
     page: ChangeFeedPage | None  # the page of the whole token, unless it has expired
     expired: MulticloudDbError | None
-    answers: list[Answer]
+    answers: list[PartitionCheck]
     missed: list[str] | None
     late: Lateness | None = None  # None if nobody asked, or if the token cannot be resumed
 
@@ -246,7 +246,7 @@ def check(
         max_page_size=1,
         provider_options=options,
     )
-    with Session(config, request) as session:
+    with ConnectedFeed(config, request) as session:
         page, expired = _read(session, request)
         answers = _ask_each(session, request, envelope, page, expired)
         missed = None if page is None else _missed(session, envelope)
@@ -285,7 +285,7 @@ def late_text(late: Lateness) -> str:
             return f"not known: {scrub(reason)}"
 
 
-def _missed(session: Session, envelope: Envelope) -> list[str] | None:
+def _missed(session: ConnectedFeed, envelope: Envelope) -> list[str] | None:
     lineage, feed = lineage_of(envelope), session.feed
     if lineage is None or scope_text(EntireCollection()) != envelope.scope or not feed.lists_parents:
         return None
@@ -308,7 +308,7 @@ def _scope(envelope: Envelope, key: MulticloudDbKey | None) -> FeedScope:
 
 
 def _read(
-    session: Session, request: ChangeFeedRequest
+    session: ConnectedFeed, request: ChangeFeedRequest
 ) -> tuple[ChangeFeedPage | None, MulticloudDbError | None]:
     try:
         return session.read(request), None
@@ -319,40 +319,43 @@ def _read(
 
 
 def _ask_each(
-    session: Session,
+    session: ConnectedFeed,
     request: ChangeFeedRequest,
     envelope: Envelope,
     page: ChangeFeedPage | None,
     expired: MulticloudDbError | None,
-) -> list[Answer]:
+) -> list[PartitionCheck]:
     standings = read_standings(envelope)
     active = [item for item in standings if item.state == "active"]
     one = isinstance(request.scope, PhysicalPartition) and not request.scope.with_descendants
     if one or len(standings) == len(active) == 1:
-        return [Answer(item, page, expired) if item.state == "active" else Answer(item) for item in standings]
+        return [
+            PartitionCheck(item, page, expired) if item.state == "active" else PartitionCheck(item)
+            for item in standings
+        ]
     if not isinstance(request.scope, EntireCollection | PhysicalPartition):
-        return [Answer(item) for item in standings]
+        return [PartitionCheck(item) for item in standings]
 
     feed = session.feed  # opened once here, not in every thread
 
-    def ask(item: Standing) -> Answer:
+    def ask(item: Standing) -> PartitionCheck:
         if item.state != "active":
-            return Answer(item)
+            return PartitionCheck(item)
         part = attrs.evolve(
             request,
             scope=PhysicalPartition(feed.public_id(item.partition_id)),
             start_position=FromContinuationToken(one_partition(envelope, item)),
         )
         try:
-            return Answer(item, session.read(part))
+            return PartitionCheck(item, session.read(part))
         except MulticloudDbError as error:
-            return Answer(item, error=error)
+            return PartitionCheck(item, error=error)
 
     with ThreadPoolExecutor(session.width) as pool:
         return list(pool.map(ask, standings))
 
 
-def _print(session: Session, verdict: Verdict) -> None:
+def _print(session: ConnectedFeed, verdict: Verdict) -> None:
     watermark, headroom, end = verdict.watermark, verdict.headroom, ending(verdict.envelope)
     fields = [
         ("resumes", "yes" if verdict.error is None else "no"),
@@ -376,7 +379,7 @@ def _print(session: Session, verdict: Verdict) -> None:
         )
 
 
-def _row(session: Session, answer: Answer) -> list[Cell]:
+def _row(session: ConnectedFeed, answer: PartitionCheck) -> list[Cell]:
     standing = answer.standing
     text, time = standing.describe(session.feed)
     return [
@@ -389,7 +392,7 @@ def _row(session: Session, answer: Answer) -> list[Cell]:
     ]
 
 
-def _print_json(session: Session, verdict: Verdict) -> None:
+def _print_json(session: ConnectedFeed, verdict: Verdict) -> None:
     watermark, page, public_id = verdict.watermark, verdict.page, session.feed.public_id
     facts: dict[str, Any] = {
         "resumes": verdict.error is None,
@@ -421,7 +424,7 @@ def _late_facts(late: Lateness | None) -> dict[str, Any] | None:
             return {"is_late": None, "reason": scrub(reason)}
 
 
-def _answer_facts(session: Session, answer: Answer) -> dict[str, Any]:
+def _answer_facts(session: ConnectedFeed, answer: PartitionCheck) -> dict[str, Any]:
     text, time = answer.standing.describe(session.feed)
     return {
         "partition_id": session.feed.public_id(answer.standing.partition_id),

@@ -15,7 +15,7 @@ import pytest
 import multiclouddb_api as api
 from multiclouddb_cli.rendering import event_line
 from multiclouddb_cli.screen import print_table
-from multiclouddb_cli.session import Session
+from multiclouddb_cli.session import ConnectedFeed
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_spi.continuation.token import decode_token, encode_token
 
@@ -226,14 +226,14 @@ class TestCheck:
         url, at_once = f"embedded://{tmp_path}/wide.db", 24
         with EmbeddedStore(tmp_path / "wide.db", durable=False) as store:
             store.create_collection("orders", at_once)
-        token, read, together = token_of(url), Session.read, threading.Barrier(at_once)
+        token, read, together = token_of(url), ConnectedFeed.read, threading.Barrier(at_once)
 
         def meet(session, request, *rest):
             if isinstance(request.scope, api.PhysicalPartition):
                 together.wait(30)  # fails if fewer are asked at once
             return read(session, request, *rest)
 
-        monkeypatch.setattr(Session, "read", meet)
+        monkeypatch.setattr(ConnectedFeed, "read", meet)
         assert run("token", "check", url, token).exit_code == 0
 
     def test_of_a_foreign_one_is_refused(self, run, fake, url, store, token):

@@ -46,10 +46,10 @@ from multiclouddb_conformance.through_asyncio import AsyncioClient
 from multiclouddb_conformance.values import KEYS, VALUES
 from multiclouddb_spi import ProviderPlugin
 
-__all__ = ["ABILITIES", "Harness", "Kind", "Spelled", "Write"]
+__all__ = ["ABILITIES", "CollectionKind", "Harness", "Spelled", "Write"]
 
 
-class Kind(Enum):
+class CollectionKind(Enum):
     """The kind of collection that a test needs."""
 
     PLAIN = "plain"
@@ -214,7 +214,7 @@ class Harness(ABC):
         """Return the configuration with which a client reaches the service."""
 
     @abstractmethod
-    def create(self, name: str, kind: Kind, partitions: int) -> ResourceAddress:
+    def create(self, name: str, kind: CollectionKind, partitions: int) -> ResourceAddress:
         """Create an empty collection whose keys have one component.
 
         Args:
@@ -264,7 +264,7 @@ class Harness(ABC):
         """Create an empty collection for keys in several spellings, such as `1` and `1.0`."""
         if not self.spellings:
             self._lacks("spelled", "spellings")
-        address = self.create(name, Kind.PLAIN, self.partitions)
+        address = self.create(name, CollectionKind.PLAIN, self.partitions)
 
         def write(value: Any, n: int | None) -> None:
             self.write(address, [Write(value, None if n is None else {"n": n})])
@@ -292,7 +292,7 @@ class Harness(ABC):
 
     def missing(self) -> ResourceAddress:
         """Return the address of a collection that does not exist."""
-        there = self.create("there", Kind.PLAIN, 1)
+        there = self.create("there", CollectionKind.PLAIN, 1)
         return attrs.evolve(there, collection="missing")
 
     def opt_in(self, capability: Capability) -> ProviderOptions | None:

@@ -194,13 +194,15 @@ def client(harness: Harness) -> Iterator[MulticloudDbClient]:
 
 @pytest.fixture
 def make_collection(harness: Harness) -> Iterator[Callable[..., Collection]]:
-    """Return a function that makes a collection: `make_collection("name", Kind.PLAIN, partitions=2)`."""
+    """Return a function that makes a collection, as in `make_collection("n", CollectionKind.PLAIN, 2)`."""
     from multiclouddb_conformance.collection import Collection
-    from multiclouddb_conformance.harness import Kind
+    from multiclouddb_conformance.harness import CollectionKind
 
     made: list[Collection] = []
 
-    def make(name: str = "items", kind: Kind = Kind.PLAIN, partitions: int | None = None) -> Collection:
+    def make(
+        name: str = "items", kind: CollectionKind = CollectionKind.PLAIN, partitions: int | None = None
+    ) -> Collection:
         address = harness.create(name, kind, partitions or harness.partitions)
         made.append(Collection(harness, address, harness.connect()))
         return made[-1]

@@ -22,7 +22,7 @@ from multiclouddb_api import (
     ResourceAddress,
     Support,
 )
-from multiclouddb_conformance.harness import Harness, Kind, Write
+from multiclouddb_conformance.harness import CollectionKind, Harness, Write
 from multiclouddb_conformance.open_client import open_client
 from multiclouddb_conformance.simulation import (
     ALL_CAPABILITIES,
@@ -127,7 +127,7 @@ class SimulationHarness(Harness):
         """Return a configuration with an unused secret."""
         return ClientConfig(PROVIDER_ID, {"password": self.secrets[0]})
 
-    def create(self, name: str, kind: Kind, partitions: int) -> ResourceAddress:
+    def create(self, name: str, kind: CollectionKind, partitions: int) -> ResourceAddress:
         """Add another simulation; clients that connect later can read it."""
         sim = Simulation(partitions, self.behaviour, address=ResourceAddress("sim", name))
         self._sims[sim.address] = sim

@@ -23,7 +23,7 @@ __all__ = [
     "ORDERED",
     "ORDERS",
     "Between",
-    "Source",
+    "ScannedCollection",
     "changes",
     "is_done",
     "started_of",
@@ -47,7 +47,7 @@ Between: TypeAlias = Callable[[int], None]
 """A function that is called after each page with its number."""
 
 
-class Source:
+class ScannedCollection:
     """A collection and its expected contents."""
 
     def __init__(self, collection: Collection) -> None:
@@ -103,7 +103,7 @@ def is_done(page: ChangeFeedPage) -> bool:
     return any(isinstance(notice, BackfillDone) for notice in page.notices)
 
 
-def until_equal(source: Source, sink: Sink, token: str) -> None:
+def until_equal(source: ScannedCollection, sink: Sink, token: str) -> None:
     """Continue reading until the sink equals the source, but for no longer than the harness allows."""
     for _ in range(100):
         if sink.rows() == source.rows():
@@ -114,7 +114,7 @@ def until_equal(source: Source, sink: Sink, token: str) -> None:
     assert sink.rows() == source.rows()
 
 
-def changes(source: Source) -> Between:
+def changes(source: ScannedCollection) -> Between:
     """Make changes after the pages of a scan: updates, deletes, creates, and recreated keys."""
 
     def between(number: int) -> None:

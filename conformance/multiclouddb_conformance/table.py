@@ -13,9 +13,9 @@ import pyarrow as pa
 from multiclouddb_api import ChangeEvent, ChangeType, decode_json, encode_json
 from multiclouddb_tables.contract import Fix, Own
 from multiclouddb_tables.mark import Expected, FeedSource, FoundTable, TableMark
-from multiclouddb_verify import Kind
+from multiclouddb_verify import DifferenceKind
 
-__all__ = ["MemoryTable", "Row"]
+__all__ = ["MemoryTable", "TableRow"]
 
 _ROWS: Final = 7
 _NAMES: Final = ("key", "order_key", "state", "deleted")
@@ -23,7 +23,7 @@ _TYPES: Final = (pa.string(), pa.string(), pa.string(), pa.bool_())
 
 
 @attrs.define
-class Row:
+class TableRow:
     """One row; a tombstone has no text."""
 
     key: str
@@ -49,7 +49,7 @@ class MemoryTable:
     name = "memory:table"
 
     def __init__(self, tick: Callable[[], None] = _nothing) -> None:
-        self.table: list[Row] = []
+        self.table: list[TableRow] = []
         self.tick, self.guards, self.written = tick, True, 0
         self._mark: TableMark | None = None
 
@@ -61,7 +61,7 @@ class MemoryTable:
                 self._mark = TableMark(source, _NAMES)
             gone = event.type is ChangeType.DELETE
             text = None if gone else encode_json(event.new_item_state).decode()
-            row = Row(encode_json(event.key.components).decode(), event.order_key, text, gone)
+            row = TableRow(encode_json(event.key.components).decode(), event.order_key, text, gone)
             there = [at for at, each in enumerate(self.table) if each.key == row.key]
             if not there:
                 self.table.append(row)
@@ -114,7 +114,7 @@ class MemoryTable:
                     self.written += 1
             elif there or fix.text is not None:
                 self.table = [row for row in self.table if row.key != fix.key]
-                self.table.append(Row(fix.key, fix.order_key, fix.text, fix.text is None))
+                self.table.append(TableRow(fix.key, fix.order_key, fix.text, fix.text is None))
                 self.written += 1
         self.tick()
         return self.written - before
@@ -127,8 +127,8 @@ class MemoryTable:
         return found
 
     def plant(
-        self, alive: Sequence[str], dead: Sequence[str], kinds: Sequence[Kind], dice: random.Random
-    ) -> dict[str, Kind]:
+        self, alive: Sequence[str], dead: Sequence[str], kinds: Sequence[DifferenceKind], dice: random.Random
+    ) -> dict[str, DifferenceKind]:
         """Damage a row of each kind.
 
         Args:
@@ -144,24 +144,24 @@ class MemoryTable:
         free, gone = dice.sample(list(alive), len(alive)), list(dead)
         faults = {}
         for kind in kinds:
-            row = rows[gone.pop() if kind is Kind.GHOST else free.pop()]
+            row = rows[gone.pop() if kind is DifferenceKind.GHOST else free.pop()]
             match kind:
-                case Kind.MISSING:
+                case DifferenceKind.MISSING:
                     self.table.remove(row)
-                case Kind.GHOST:
+                case DifferenceKind.GHOST:
                     row.text, row.deleted = '{"v": 1}', False
-                case Kind.STALE:
+                case DifferenceKind.STALE:
                     document = decode_json(row.text or "")
                     row.text = encode_json({**document, "n": str(document["n"])}).decode()
-                case Kind.UNREADABLE:
+                case DifferenceKind.UNREADABLE:
                     row.text = "{not json"
-                case Kind.DUPLICATE:
+                case DifferenceKind.DUPLICATE:
                     self.table.append(attrs.evolve(row))
-                case Kind.TOMBSTONE:
+                case DifferenceKind.TOMBSTONE:
                     row.text, row.deleted = None, True
-                case Kind.BLOCKED:
+                case DifferenceKind.BLOCKED:
                     row.order_key = "~"
-                case Kind.FOREIGN:
+                case DifferenceKind.FOREIGN:
                     # Another program has written it, with a space after the colon.
                     spelt = json.dumps(decode_json(row.key))
                     row = attrs.evolve(row, key=spelt, order_key=dice.choice(["", row.order_key]))

@@ -76,7 +76,7 @@ from multiclouddb_tables.contract import Fix, SupportsRecord
 from multiclouddb_tables.mark import FeedSource
 from multiclouddb_tables.merging import SinkTable
 from multiclouddb_tables.rules import TIME
-from multiclouddb_verify import Kind, verify
+from multiclouddb_verify import DifferenceKind, verify
 from multiclouddb_verify.own_columns import OwnColumns
 
 __all__ = [
@@ -868,12 +868,12 @@ class TestJudged:
                 transform=(lambda given: dict(given)) if own else None,
             )  # fmt: skip
         assert {each.key: each.kind for each in report.differences} == {
-            key_of(name): Kind.STALE for name in _WRONG if name != "right"
+            key_of(name): DifferenceKind.STALE for name in _WRONG if name != "right"
         }
         assert report.counts.equal == 1
 
 
-class Source:
+class FeedOfOnePartition:
     """A collection whose changes expire, and its feed with one partition."""
 
     def __init__(self, dice: random.Random) -> None:
@@ -919,7 +919,7 @@ class TestLives:
     @pytest.mark.parametrize(("seed", "rounds"), _LIVES)
     def test_life(self, sink: SinkHarness, seed: int, rounds: int) -> None:
         dice = random.Random(seed)
-        source, delivered = Source(dice), list[ChangeFeedPage]()
+        source, delivered = FeedOfOnePartition(dice), list[ChangeFeedPage]()
         for number in range(rounds):
             # Also the shortest life has an outage and a death in it.
             if dice.random() < 0.2 or number == 1:

@@ -16,7 +16,7 @@ from multiclouddb_conformance.faults import (
     LateSiblings,
     Silent,
 )
-from multiclouddb_conformance.harness import Kind
+from multiclouddb_conformance.harness import CollectionKind
 from multiclouddb_conformance.open_client import open_client
 from multiclouddb_conformance.simulated import SimulationHarness
 from multiclouddb_conformance.us8.faults import _act
@@ -27,7 +27,7 @@ from multiclouddb_spi import Continue, Deadline, FeedSpec
 def collection(tmp_path):
     harness = SimulationHarness(tmp_path)
     harness.open()
-    address = harness.create("items", Kind.PLAIN, 2)
+    address = harness.create("items", CollectionKind.PLAIN, 2)
     made = Collection(harness, address, harness.connect())
     yield made
     made.client.close()

@@ -10,7 +10,6 @@ import pytest
 import multiclouddb_api as api
 from multiclouddb_conformance.loss import (
     Act,
-    Change,
     Delivered,
     LossOracle,
     Pause,
@@ -18,6 +17,7 @@ from multiclouddb_conformance.loss import (
     ReadUntilIdle,
     Received,
     Stored,
+    WrittenChange,
     iterator_consumer,
     marker_in,
     page_consumer,
@@ -130,7 +130,7 @@ def write(key, *markers):
     def run(world):
         for marker in markers:
             world.write([(key, None if marker is None else {"n": marker})])
-        return [Change(key, marker) for marker in markers]
+        return [WrittenChange(key, marker) for marker in markers]
 
     return Act("write", run)
 
@@ -431,7 +431,7 @@ class TestTruth:
         assert every_finding(report, "lost")[0].startswith("lost: delete of a (change 4")
 
     def test_the_marker_may_be_anywhere(self):
-        life = [Act("write", lambda world: world.write([("a", {"version": 7})]) or [Change("a", 7)])]
+        life = [Act("write", lambda world: world.write([("a", {"version": 7})]) or [WrittenChange("a", 7)])]
         oracle(life=life, marker=marker_in("version")).run().assert_all_kept()
         assert oracle(life=life).run().lost > 0
 

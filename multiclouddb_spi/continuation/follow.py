@@ -38,7 +38,7 @@ _MOST_KEPT: Final = 16384
 
 
 @frozen
-class Ending:
+class PartitionEnd:
     """What follows the end of a partition.
 
     Attributes:
@@ -71,7 +71,7 @@ class Found:
     left: tuple[Seed, ...] = ()
 
 
-def apply_end(lineage: Lineage, name: str, outcome: Outcome, *, names_late: bool) -> Ending | None:
+def apply_end(lineage: Lineage, name: str, outcome: Outcome, *, names_late: bool) -> PartitionEnd | None:
     """Apply what follows the last record of a partition or segment."""
     lineage.check_end(name, outcome)
     match outcome:
@@ -79,18 +79,18 @@ def apply_end(lineage: Lineage, name: str, outcome: Outcome, *, names_late: bool
             if not (complete or names_late):
                 raise _not_late(name)
             fresh = tuple(lineage.fresh(name, children))
-            return Ending(fresh, tuple(lineage.ended(name, fresh, complete=complete)))
+            return PartitionEnd(fresh, tuple(lineage.ended(name, fresh, complete=complete)))
         case Awaiting():
             if not names_late:
                 raise _not_late(name)
-            return Ending((), tuple(lineage.ended(name, (), complete=False)))
+            return PartitionEnd((), tuple(lineage.ended(name, (), complete=False)))
         case Scanned(pieces):
-            return Ending((), tuple(lineage.scanned(name, pieces)))
+            return PartitionEnd((), tuple(lineage.scanned(name, pieces)))
         case Ended(notice) if notice is not None and lineage.is_segment(name):
             # The collection was dropped: nothing is left to scan, and the stream also reports the end.
-            return Ending((), tuple(lineage.end_scan()))
+            return PartitionEnd((), tuple(lineage.end_scan()))
         case Ended():
-            return Ending((), tuple(lineage.ended(name, (), complete=True)))
+            return PartitionEnd((), tuple(lineage.ended(name, (), complete=True)))
         case Continue() | Reached():
             return None
         case _:

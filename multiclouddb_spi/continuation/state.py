@@ -126,7 +126,7 @@ def _watch(partition_id: str, children: tuple[Child, ...], value: Any) -> Entry 
 
 
 @frozen(eq=False, repr=False)
-class Finished:
+class EndedFeed:
     """The content of a token after which no change can follow; the service is not asked.
 
     Attributes:

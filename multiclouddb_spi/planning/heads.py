@@ -36,7 +36,7 @@ import attrs
 
 from multiclouddb_api import ErrorCategory, Gap
 from multiclouddb_api.pacing import answered
-from multiclouddb_spi.abilities import Answer, Follows, Head, SupportsHeads
+from multiclouddb_spi.abilities import Follows, Freshness, Head, SupportsHeads
 from multiclouddb_spi.batch import Batch, Continue, Ended
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.follow import Follow
@@ -259,7 +259,7 @@ class Heads:
                     self._is_read.add(name)
                     continue
                 at = asked_at if head.follows is Follows.END and isinstance(head.outcome, Continue) else None
-                head = attrs.evolve(head, answer=Answer(caught_up_at=at))
+                head = attrs.evolve(head, answer=Freshness(caught_up_at=at))
                 head = clip(self._feed, name, head, self._target)
                 self._turns.move(self._turns.of(name), Phase.ANSWERED)
                 count = head.records
@@ -337,7 +337,7 @@ class Heads:
                 follows = Follows.NOT_KNOWN  # it was asked by an earlier step
             caught_up = batch.caught_up is True and isinstance(batch.outcome, Continue)
             at = reader.asked_at if caught_up else None
-            answer = Answer(batch.watermark, batch.likely_read_until, at)
+            answer = Freshness(batch.watermark, batch.likely_read_until, at)
             head = Head(batch.end, count, batch.outcome, follows, answer, batch.notices)
         clipped = clip(self._feed, name, head, self._target)
         if clipped is not head or head.notices or isinstance(head.outcome, Ended):

@@ -35,7 +35,7 @@ from multiclouddb_api import (
     Snapshot,
     invalid_request,
 )
-from multiclouddb_spi.abilities import Answer, Follows, Head
+from multiclouddb_spi.abilities import Follows, Freshness, Head
 from multiclouddb_spi.batch import Continue, Ended
 from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.follow import Follow, Found, apply_end, is_search_due
@@ -93,7 +93,7 @@ class Step:
     news: frozenset[str] = frozenset()
     records: int | None = 0
     skipped: tuple[str, ...] = ()
-    answers: Mapping[str, Answer] = attrs.field(factory=dict)
+    answers: Mapping[str, Freshness] = attrs.field(factory=dict)
     notices: tuple[Notice, ...] = ()
     left: frozenset[str] = frozenset()
     read: Mapping[str, tuple[Piece, ...]] = attrs.field(factory=dict)

@@ -21,7 +21,7 @@ from multiclouddb_api import (
 from multiclouddb_spi.batch import Awaiting, Batch, Child, Continue, Drained, Ended, Outcome
 from multiclouddb_spi.computed_once import computed_once
 from multiclouddb_spi.continuation.entry import Entry
-from multiclouddb_spi.continuation.follow import Ending, Follow, Found, apply_end, is_search_due
+from multiclouddb_spi.continuation.follow import Follow, Found, PartitionEnd, apply_end, is_search_due
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import FeedOver, Retired, retired
 from multiclouddb_spi.faults import ProviderFault, undecided
@@ -113,7 +113,7 @@ class Answers:
             if fresh:
                 self._tell_retired(end.partition_id, fresh)
         for name, outcome in found.over:
-            self._tell_end(name, outcome, Ending())
+            self._tell_end(name, outcome, PartitionEnd())
         return self._apply(found)
 
     def failed(self, turn: Turn, error: Exception) -> list[str]:
@@ -175,7 +175,7 @@ class Answers:
 
     def _ends(self, name: str, outcome: Outcome) -> list[str] | None:
         """Apply an outcome; return the ids that start now (None while the partition has more to read)."""
-        moved: Ending | None = Ending()
+        moved: PartitionEnd | None = PartitionEnd()
         if isinstance(outcome, Drained) and self._single:
             self._tell_retired(name, outcome.children)
             self._result.retired = retired(self._lineage, name, outcome.children, complete=outcome.complete)
@@ -194,7 +194,7 @@ class Answers:
             self._turns.of(name).headroom = math.inf  # read to its end, so nothing in it can be lost
         return list(moved.started)
 
-    def _tell_end(self, name: str, outcome: Outcome, moved: Ending) -> None:
+    def _tell_end(self, name: str, outcome: Outcome, moved: PartitionEnd) -> None:
         match outcome:
             case Drained() if moved.fresh and not self._single:
                 self._tell_retired(name, moved.fresh)

@@ -25,9 +25,9 @@ from multiclouddb_api import (
 )
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import (
+    EndedFeed,
     FeedOver,
     FeedState,
-    Finished,
     Retired,
     end_to_json,
 )
@@ -300,11 +300,11 @@ class PageBuilder:
             self._observing.headroom_low(feed.spec.address, where, nearest.headroom)
 
 
-def _skipped(of: Consumer | Finished) -> tuple[Notice, ...]:
+def _skipped(of: Consumer | EndedFeed) -> tuple[Notice, ...]:
     return tuple(RecordSkipped(where, position) for where, position in of.skipped)
 
 
-def finished(end: Finished) -> Reading[Any]:
+def finished(end: EndedFeed) -> Reading[Any]:
     """Build the last page of a feed, without asking the service."""
     notices = (*_skipped(end), FeedEnded(end.over.reason))
     return Reading((), ChangeFeedPage((), end.token, idle=True, notices=notices, resumed_from=end.token))

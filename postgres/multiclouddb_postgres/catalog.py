@@ -73,7 +73,7 @@ class Column:
 
 
 @attrs.frozen
-class Found:
+class TableFacts:
     """What the server says about the table."""
 
     oid: int
@@ -113,7 +113,7 @@ class Found:
             raise wrong(place, "has no primary key or unique index on key alone", "add PRIMARY KEY (key)")
 
 
-def look(connection: Connection, table: sql.Identifier, *, holds: bool) -> Found | None:
+def look(connection: Connection, table: sql.Identifier, *, holds: bool) -> TableFacts | None:
     """Return what the server says about a table; None if there is none.
 
     Args:
@@ -131,7 +131,7 @@ def look(connection: Connection, table: sql.Identifier, *, holds: bool) -> Found
         name: Column(name, kind, held, collation, not_null, is_generated, is_unique)
         for _, _, name, kind, held, collation, not_null, is_generated, is_unique, _, _ in rows
     }
-    return Found(rows[0][0], rows[0][1], columns, *rows[0][-2:])
+    return TableFacts(rows[0][0], rows[0][1], columns, *rows[0][-2:])
 
 
 def wrong(place: str, problem: str, way_out: str) -> MulticloudDbError:

@@ -16,7 +16,7 @@ from multiclouddb_postgres.server import DURABLE, LOG, Connection, connected, er
 from multiclouddb_postgres.table import PostgresTable
 from multiclouddb_postgres.values import naming, nul
 from multiclouddb_tables.merging import merge_batch
-from multiclouddb_tables.rules import Batch, MissingState, Piece, check_stored
+from multiclouddb_tables.rules import MergeBatch, MissingState, Piece, check_stored
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -100,7 +100,7 @@ def merge_frame(
     missing_state: MissingState,
     count: int,
     settings: Mapping[str, Any],
-    made: Callable[..., Batch],
+    made: Callable[..., MergeBatch],
 ) -> bool:
     """Merge a batch of Spark; each step is a transaction of its own, in the order of `merge_batch`."""
     from pyspark_multiclouddb.pieces import kept_rows, needed

@@ -12,7 +12,7 @@ from psycopg import sql
 
 from multiclouddb_api import invalid_request
 from multiclouddb_api.validators import check_type
-from multiclouddb_postgres.catalog import INSTANT, TEXT, Column, Found, look, wrong
+from multiclouddb_postgres.catalog import INSTANT, TEXT, Column, TableFacts, look, wrong
 from multiclouddb_postgres.checkpoints import stored_token
 from multiclouddb_postgres.column_types import column_type
 from multiclouddb_postgres.long_keys import (
@@ -124,10 +124,10 @@ class PostgresTable(Table):
         """True if the table keeps the hashes of keys that are too long for an index."""
         return LONG_KEY in self.known().columns
 
-    def _look(self) -> Found | None:
+    def _look(self) -> TableFacts | None:
         return look(self.connection, self._table, holds=self._holds)
 
-    def known(self) -> Found:
+    def known(self) -> TableFacts:
         """Return what the server says about the table, which must be one of the sink."""
         if self._found is None:
             raise missing(self._where)

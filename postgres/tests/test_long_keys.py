@@ -34,7 +34,7 @@ from multiclouddb_spi import encode_partition_id
 from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables.contract import Fix
 from multiclouddb_tables.mark import Expected, FeedSource
-from multiclouddb_verify import Kind, Outcome, verify
+from multiclouddb_verify import DifferenceKind, Outcome, verify
 
 
 def long_name(seed):
@@ -303,10 +303,13 @@ def kinds(found):
 @pytest.mark.parametrize("shop", ["hash"], indirect=True)
 class TestVerifyOfHashes:
     DAMAGE = (
-        (Kind.MISSING, "DELETE FROM orders WHERE key = %s"),
-        (Kind.STALE, "UPDATE orders SET new_item_state = '{}' WHERE key = %s"),
-        (Kind.TOMBSTONE, "UPDATE orders SET new_item_state = NULL, _deleted_at = now() WHERE key = %s"),
-        (Kind.BLOCKED, "UPDATE orders SET order_key = '~' WHERE key = %s"),
+        (DifferenceKind.MISSING, "DELETE FROM orders WHERE key = %s"),
+        (DifferenceKind.STALE, "UPDATE orders SET new_item_state = '{}' WHERE key = %s"),
+        (
+            DifferenceKind.TOMBSTONE,
+            "UPDATE orders SET new_item_state = NULL, _deleted_at = now() WHERE key = %s",
+        ),
+        (DifferenceKind.BLOCKED, "UPDATE orders SET order_key = '~' WHERE key = %s"),
     )
 
     def test_every_damage_is_found_and_repaired(self, shop, dsn):
@@ -321,7 +324,7 @@ class TestVerifyOfHashes:
             dsn, "INSERT INTO orders (key, _long_key, order_key, new_item_state) VALUES (%s, %s, '0', '{}')",
             module.stored(ghost), ghost,
         )  # fmt: skip
-        planted[ghost] = Kind.GHOST
+        planted[ghost] = DifferenceKind.GHOST
         assert kinds(shop.verify().differences) == planted
         report = shop.verify(repair=True)
         assert (report.equal, kinds(report.repaired)) == (True, planted)
@@ -334,7 +337,10 @@ class TestVerifyOfHashes:
         """A repair leaves such a row alone, because the hash says that it is another key's."""
         changed = change(dsn, "UPDATE orders SET _long_key = 'x' WHERE key = %s", hash_of(long_name(0)))
         assert changed == 1
-        planted = {key_of(long_name(0)): Kind.MISSING, hash_of(long_name(0)): Kind.FOREIGN}
+        planted = {
+            key_of(long_name(0)): DifferenceKind.MISSING,
+            hash_of(long_name(0)): DifferenceKind.FOREIGN,
+        }
         assert kinds(shop.verify().differences) == planted
         report = shop.verify(repair=True)
         assert not report.equal
@@ -349,7 +355,7 @@ class TestVerifyOfHashes:
         change(dsn, "UPDATE orders SET n = -7 WHERE key = %s", hash_of(long_name(0)))
         change(dsn, "DELETE FROM orders WHERE key = %s", hash_of(long_name(1)))
         settings = {"transform": lambda document: {"n": document["n"]}}
-        expected = {key_of(long_name(0)): Kind.STALE, key_of(long_name(1)): Kind.MISSING}
+        expected = {key_of(long_name(0)): DifferenceKind.STALE, key_of(long_name(1)): DifferenceKind.MISSING}
         assert kinds(shop.verify(**settings).differences) == expected
         assert shop.verify(**settings, repair=True).equal
         found = query(dsn, "SELECT _long_key, n FROM orders WHERE n < 2 AND _long_key IS NOT NULL ORDER BY n")
@@ -359,14 +365,14 @@ class TestVerifyOfHashes:
 @pytest.mark.parametrize("shop", ["skip"], indirect=True)
 class TestVerifyOfSkipped:
     def test_what_was_left_out_is_expected_and_not_equal(self, shop, dsn):
-        left_out = {key_of(long_name(number)): Kind.MISSING for number in range(4)}
+        left_out = {key_of(long_name(number)): DifferenceKind.MISSING for number in range(4)}
         change(dsn, "DELETE FROM orders WHERE key = %s", key_of("o-1"))
         for _ in range(2):
             report = shop.verify()
-            assert kinds(report.differences) == {**left_out, key_of("o-1"): Kind.MISSING}
+            assert kinds(report.differences) == {**left_out, key_of("o-1"): DifferenceKind.MISSING}
             assert (report.counts.expected_missing, report.counts.equal) == (4, 19)
         report = shop.verify(repair=True, max_repairs=1)
-        assert kinds(report.repaired) == {key_of("o-1"): Kind.MISSING}
+        assert kinds(report.repaired) == {key_of("o-1"): DifferenceKind.MISSING}
         assert kinds(report.differences) == left_out
         assert all("too long" in each.note for each in report.differences)
         assert (report.equal, report.outcome, report.refused) == (False, Outcome.DIFFERENT, None)
@@ -379,7 +385,7 @@ class TestVerifyOfSkipped:
         shop.store.put("orders", "o-1", {"n": -1})
         shop.follow()
         report = shop.verify()
-        assert (report.counts.expected_missing, report.counts.differences) == (0, {Kind.MISSING: 4})
+        assert (report.counts.expected_missing, report.counts.differences) == (0, {DifferenceKind.MISSING: 4})
         assert shop.verify(repair=True).equal
 
     def test_snapshot_later_makes_it_equal(self, shop):

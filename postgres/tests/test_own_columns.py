@@ -17,7 +17,7 @@ from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_postgres import PostgresTarget, merge_into_postgres
 from multiclouddb_postgres.column_types import column_type
 from multiclouddb_tables.column_values import as_stored, own_state
-from multiclouddb_verify import Kind, verify
+from multiclouddb_verify import DifferenceKind, verify
 from multiclouddb_verify.own_columns import OwnColumns
 
 ID, AT = uuid.UUID(int=0xABC), datetime(2026, 1, 1, 12, 0, 0, 600, UTC)
@@ -170,7 +170,7 @@ def test_verify_finds_and_repairs_them(dsn, tmp_path, monkeypatch):
             assert check().equal
             for name, bad in (("total", "1000000.5"), ("tags", "'[]'"), ("more", """'{"n": -1}'""")):
                 own.execute(f"UPDATE orders SET {name} = {bad} WHERE key LIKE '%o-7\"%'")
-                assert check().counts.differences == {Kind.STALE: 1}
+                assert check().counts.differences == {DifferenceKind.STALE: 1}
                 report = check(repair=True)
                 assert (report.equal, report.counts.repaired) == (True, 1)
             [(tags, more)] = own.execute("SELECT tags, more FROM orders WHERE key LIKE '%o-7\"%'").fetchall()

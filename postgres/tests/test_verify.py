@@ -24,15 +24,15 @@ from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_postgres import PostgresCheckpointStore, PostgresTarget, merge_into_postgres
 from multiclouddb_tables.mark import Expected
-from multiclouddb_verify import Kind, verify
+from multiclouddb_verify import DifferenceKind, verify
 
 DAMAGE = {
-    Kind.MISSING: "DELETE FROM orders WHERE key = %s",
-    Kind.STALE: """UPDATE orders SET new_item_state = '{"n":"other"}' WHERE key = %s""",
-    Kind.TOMBSTONE: "UPDATE orders SET new_item_state = NULL, _deleted_at = now() WHERE key = %s",
-    Kind.BLOCKED: "UPDATE orders SET order_key = '~' WHERE key = %s",
-    Kind.GHOST: "INSERT INTO orders (key, order_key, new_item_state) VALUES (%s, '0', '{}')",
-    Kind.FOREIGN: "INSERT INTO orders (key, order_key, new_item_state) VALUES (%s, '~', '{}')",
+    DifferenceKind.MISSING: "DELETE FROM orders WHERE key = %s",
+    DifferenceKind.STALE: """UPDATE orders SET new_item_state = '{"n":"other"}' WHERE key = %s""",
+    DifferenceKind.TOMBSTONE: "UPDATE orders SET new_item_state = NULL, _deleted_at = now() WHERE key = %s",
+    DifferenceKind.BLOCKED: "UPDATE orders SET order_key = '~' WHERE key = %s",
+    DifferenceKind.GHOST: "INSERT INTO orders (key, order_key, new_item_state) VALUES (%s, '0', '{}')",
+    DifferenceKind.FOREIGN: "INSERT INTO orders (key, order_key, new_item_state) VALUES (%s, '~', '{}')",
 }
 
 
@@ -69,8 +69,8 @@ class Shop:
         faults = {}
         with psycopg.connect(self.dsn) as connection:
             for number, (kind, statement) in enumerate(DAMAGE.items()):
-                separators = (", ", ": ") if kind is Kind.FOREIGN else (",", ":")
-                name = "ghost" if kind is Kind.GHOST else f"o-{number}"
+                separators = (", ", ": ") if kind is DifferenceKind.FOREIGN else (",", ":")
+                name = "ghost" if kind is DifferenceKind.GHOST else f"o-{number}"
                 key = json.dumps({"id": name}, separators=separators)
                 assert connection.execute(statement, (key,)).rowcount == 1
                 faults[key] = kind
@@ -105,9 +105,13 @@ def test_each_kind_is_found_and_repaired_and_the_position_is_in_the_database(sho
 
 
 def test_a_row_that_a_constraint_refuses_does_not_stop_the_others(shop, tmp_path):
-    faults = {key: kind for key, kind in shop.plant().items() if kind in (Kind.STALE, Kind.BLOCKED)}
+    faults = {
+        key: kind
+        for key, kind in shop.plant().items()
+        if kind in (DifferenceKind.STALE, DifferenceKind.BLOCKED)
+    }
     with psycopg.connect(shop.dsn) as connection:
-        [stale] = [key for key, kind in faults.items() if kind is Kind.STALE]
+        [stale] = [key for key, kind in faults.items() if kind is DifferenceKind.STALE]
         connection.execute(
             psycopg.sql.SQL(
                 "ALTER TABLE orders ADD CHECK (key <> {} OR new_item_state::text LIKE '%other%')"
@@ -118,7 +122,7 @@ def test_a_row_that_a_constraint_refuses_does_not_stop_the_others(shop, tmp_path
             client, shop.address, PostgresTarget(shop.dsn, "orders"), state=tmp_path / "state", repair=True,
             patience_seconds=5.0,
         )  # fmt: skip
-    assert {each.key: each.kind for each in report.differences} == {stale: Kind.STALE}
+    assert {each.key: each.kind for each in report.differences} == {stale: DifferenceKind.STALE}
     assert report.counts.repaired == len(DAMAGE) - 1
     [left] = report.differences
     assert "violates check constraint" in left.note
@@ -152,7 +156,7 @@ def test_own_columns_are_compared_and_repaired_with_transform(shop, tmp_path, ds
             verify, client, shop.address, PostgresTarget(dsn, "orders"), state=tmp_path / "state",
             transform=lambda document: {"n": document["n"]}, patience_seconds=30.0,
         )  # fmt: skip
-        assert check().counts.differences == {Kind.STALE: 1}
+        assert check().counts.differences == {DifferenceKind.STALE: 1}
         assert check(repair=True).equal
     assert check
 
@@ -232,7 +236,7 @@ def test_nobody_can_replace_the_table_between_the_look_at_it_and_the_write(tmp_p
     shop = Shop(tmp_path, dsn)
     shop.follow()
     with psycopg.connect(dsn) as connection:
-        connection.execute(DAMAGE[Kind.STALE], ('{"id":"o-3"}',))
+        connection.execute(DAMAGE[DifferenceKind.STALE], ('{"id":"o-3"}',))
     check, tried = Expected.check, []
 
     def check_and_replace(expected, now, where):

@@ -55,7 +55,7 @@ from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.partition import may_be_same
 from multiclouddb_spi.planning.planner import offsets_in
 from multiclouddb_tables.mark import FeedSource
-from multiclouddb_tables.rules import Scan, Told, rows_stay
+from multiclouddb_tables.rules import MergedSnapshot, Told, rows_stay
 from pyspark_multiclouddb.errors import NEW_QUERY
 from pyspark_multiclouddb.options import Settings, position_from_text, position_text
 
@@ -280,7 +280,7 @@ class Checkpoint:
             raise self._wrong(f"belongs to the query {stored}, but this query is {running}")
         return stored if isinstance(stored, str) else None
 
-    def scan(self, batch_id: int) -> Scan | None:
+    def scan(self, batch_id: int) -> MergedSnapshot | None:
         """Return the snapshot of a batch, or None if the query did not start with a snapshot."""
         after = self._snapshot(batch_id)
         if after is None:
@@ -288,7 +288,7 @@ class Checkpoint:
         before = self._snapshot(batch_id - 1) if batch_id else None
         same = before is not None and before["plan"] == after["plan"]
         was_over = before is not None and same and bool(before["over"])
-        return Scan(after["plan"], after["floor"], not same, was_over, bool(after["over"]))
+        return MergedSnapshot(after["plan"], after["floor"], not same, was_over, bool(after["over"]))
 
     def is_first(self, batch_id: int) -> bool:
         """Return True if no row was delivered before a batch."""

@@ -30,7 +30,7 @@ from multiclouddb_conformance.sink_harness import events, page
 from multiclouddb_spi import encode_partition_id
 from multiclouddb_tables.delta import DeltaTarget
 from multiclouddb_tables.merging import SinkTable
-from multiclouddb_tables.rules import PLACES, Scan
+from multiclouddb_tables.rules import PLACES, MergedSnapshot
 from pyspark_multiclouddb import drop_tombstones, latest_by_key, live_rows, merge_into_delta
 from pyspark_multiclouddb.columns import ROW_SCHEMA
 
@@ -470,10 +470,10 @@ class TestCommitOfAnother:
         merge_into_delta(rows(("a", 5, {}), ("gone", 6, {})), 0, path, "older")
         target = SinkTable(DeltaTarget(path), "sink")
         others.append(lambda: put(path, "b", 7))
-        target.begin(Scan("plan", "000000", is_first=True, was_over=False, is_over=False))
+        target.begin(MergedSnapshot("plan", "000000", is_first=True, was_over=False, is_over=False))
         merge_into_delta(rows(("a", 0, {"scan": "a"}), ("b", 0, {"scan": "b"})), None, path, None)
         others.append(lambda: put(path, "later", 9))
-        target.end(Scan("plan", "000000", is_first=False, was_over=False, is_over=True))
+        target.end(MergedSnapshot("plan", "000000", is_first=False, was_over=False, is_over=True))
         assert others == []
         assert documents(path) == {"a": {"scan": "a"}, "b": {"scan": "b"}, "later": {"n": 9}}
         assert tombstones(path) == {"gone": "000000"}

@@ -27,10 +27,10 @@ from multiclouddb_tables.rules import (
     DELETED_AT,
     PAGE_SCHEMA,
     STALE_SINCE,
-    Batch,
     Create,
+    MergeBatch,
+    MergedSnapshot,
     MissingState,
-    Scan,
     Told,
     batch_of,
     check_options,
@@ -70,7 +70,7 @@ class SinkTable:
         self._storage, self._repair = storage, repair(sink)
 
     def claim(
-        self, batch: Batch, source: FeedSource | None, schema: Any, *, may_be_stale: bool = False
+        self, batch: MergeBatch, source: FeedSource | None, schema: Any, *, may_be_stale: bool = False
     ) -> None:
         """Make the table ready for columns of a feed, and refuse another feed than that of its mark.
 
@@ -93,7 +93,7 @@ class SinkTable:
         if wanted is not None and found != wanted:
             self._storage.set_feed_mark(wanted)
 
-    def claim_empty(self, batch: Batch) -> None:
+    def claim_empty(self, batch: MergeBatch) -> None:
         """Make the table for a batch without rows, or check the mark of the table that there is."""
         if not self._storage.exists:
             self.claim(batch, None, PAGE_SCHEMA if batch.is_page else batch.empty_schema())
@@ -104,7 +104,7 @@ class SinkTable:
             self._storage.set_feed_mark(wanted)
 
     def _marked(
-        self, stored: TableMark | None, batch: Batch, rows: FeedSource | None, names: Sequence[str]
+        self, stored: TableMark | None, batch: MergeBatch, rows: FeedSource | None, names: Sequence[str]
     ) -> TableMark | None:
         where, source, columns = self._storage.where, rows or batch.source, (*names, DELETED_AT)
         if rows is not None and batch.source is not None and not rows.may_be(batch.source):
@@ -126,7 +126,7 @@ class SinkTable:
             raise invalid_request("batch", problem, way_out)
         return _since(stored.learned(source).with_columns(columns), batch)
 
-    def check_place(self, batch: Batch) -> None:
+    def check_place(self, batch: MergeBatch) -> None:
         """Refuse a batch whose query has delivered rows before, if the table does not contain them.
 
         A batch is never left out, because merging it again changes nothing. But what came before it is not
@@ -170,14 +170,14 @@ class SinkTable:
             return self._storage.feed_mark() is not None
         return self._storage.mark(_QUERY + query) is not None
 
-    def begun(self, batch: Batch) -> None:
+    def begun(self, batch: MergeBatch) -> None:
         """Record that the query of a batch has begun in the table."""
         if batch.query is not None and self._storage.keeps_marks:
             name = _QUERY + batch.query
             if self._storage.mark(name) is None:
                 self._storage.store({name: 1}, {})
 
-    def begin(self, scan: Scan) -> None:
+    def begin(self, scan: MergedSnapshot) -> None:
         """Mark all rows of the table as older than a snapshot, before its first rows are merged."""
         # 1. Rows of the snapshot, and every change after it, then have priority over the rows in the table. A
         #    row below the floor needs no change; every other row gets the lowest `order_key`.
@@ -197,7 +197,7 @@ class SinkTable:
             raise self._unmarked()
         self._ensure(scan.plan, _ENDED if scan.was_over else _BEGUN)
 
-    def end(self, scan: Scan) -> None:
+    def end(self, scan: MergedSnapshot) -> None:
         """Turn documents that a snapshot did not contain into tombstones, after its last rows were merged."""
         if self._stage(scan.plan) == _ENDED:
             return
@@ -227,7 +227,7 @@ class SinkTable:
             self._check_empty()
             self._ensure(plan, _BEGUN)
 
-    def notes(self, batch: Batch) -> Mapping[str, str]:
+    def notes(self, batch: MergeBatch) -> Mapping[str, str]:
         """Return the notes of a batch, and a warning if its query is new here and begins with no snapshot."""
         # Nobody knows which changes lie between the rows of a table and a query that is new there.
         done, where = batch.done, self._storage.where
@@ -333,7 +333,7 @@ def merge_changes(
     return merge_batch(storage, sink, work)
 
 
-def merge_batch(storage: Storage, sink: str, batch: Batch) -> bool:
+def merge_batch(storage: Storage, sink: str, batch: MergeBatch) -> bool:
     """Merge a batch into a table, in the order in which a process may be killed between any two commits.
 
     Args:
@@ -385,7 +385,7 @@ def merge_batch(storage: Storage, sink: str, batch: Batch) -> bool:
     return merged
 
 
-def _since(mark: TableMark, batch: Batch) -> TableMark:
+def _since(mark: TableMark, batch: MergeBatch) -> TableMark:
     """Return the mark of a table that lacks changes from now on, if the batch says so."""
     if not batch.has_gap:
         return mark
@@ -394,11 +394,11 @@ def _since(mark: TableMark, batch: Batch) -> TableMark:
     return attrs.evolve(mark, incomplete_since=rfc3339(datetime.now(UTC)))
 
 
-def _notes(batch: Batch) -> Mapping[str, str]:
+def _notes(batch: MergeBatch) -> Mapping[str, str]:
     return {} if batch.done is None else batch.done.notes
 
 
-def _begin(table: SinkTable, batch: Batch, plan: str | None) -> None:
+def _begin(table: SinkTable, batch: MergeBatch, plan: str | None) -> None:
     """Begin the snapshot of a batch in the table, unless this snapshot has already begun."""
     if batch.scan is not None:
         if plan not in (None, batch.scan.plan):

@@ -128,7 +128,7 @@ def repair(sink: str) -> str:
 
 
 @attrs.frozen
-class Scan:
+class MergedSnapshot:
     """The snapshot to which a micro-batch belongs."""
 
     plan: str
@@ -187,7 +187,7 @@ class Told:
     """
 
     query: str | None = None
-    scan: Scan | None = None
+    scan: MergedSnapshot | None = None
     notes: Mapping[str, str] = attrs.field(factory=dict)
     feed: FeedSource | None = None
     is_first: bool | None = None
@@ -197,15 +197,17 @@ class Told:
 
 
 @attrs.frozen
-class Batch:
+class MergeBatch:
     """What a sink has to merge, and what is known about it."""
 
     pieces: Callable[[], Generator[Piece, None, None]]
     empty_schema: Callable[[], pa.Schema]  # the columns that a batch without rows gives the table
     done: Numbered | None
-    begun: Sequence[Scan]
-    ended: Sequence[Scan]
-    scan: Scan | None = None  # the snapshot to which the checkpoint of a query says that the batch belongs
+    begun: Sequence[MergedSnapshot]
+    ended: Sequence[MergedSnapshot]
+    scan: MergedSnapshot | None = (
+        None  # the snapshot to which the checkpoint of a query says that the batch belongs
+    )
     is_told: bool = False  # the checkpoint of a query was given
     is_page: bool = False
     source: FeedSource | None = None  # the feed, if the caller or a page says it
@@ -224,7 +226,7 @@ class Batch:
         return any(each.whole and each.is_first for each in self.begun)
 
 
-def place_of(batch: Batch) -> Mapping[str, Any]:
+def place_of(batch: MergeBatch) -> Mapping[str, Any]:
     """Return what each commit says about its batch."""
     place: dict[str, Any] = {"query": batch.query}
     if batch.done is not None:
@@ -258,7 +260,7 @@ def batch_of(
     is_told: bool = False,
     create: Create | None = "first",
     source: str | None = None,
-) -> Batch:
+) -> MergeBatch:
     """Return what is known about a batch, from all that says something about it.
 
     Args:
@@ -279,7 +281,7 @@ def batch_of(
     begun, ended = scans_in(batch)
     if told.scan is not None:
         begun, ended = [*begun, told.scan], [*ended, told.scan]
-    return Batch(
+    return MergeBatch(
         pieces, empty_schema, done, begun, ended, told.scan,
         is_told=is_told and not is_page,
         is_page=is_page,
@@ -290,15 +292,15 @@ def batch_of(
     )  # fmt: skip
 
 
-def scans_in(batch: object) -> tuple[list[Scan], list[Scan]]:
+def scans_in(batch: object) -> tuple[list[MergedSnapshot], list[MergedSnapshot]]:
     """Return the snapshots that begin on a page, and those that end on it, as its notices say."""
     begun, ended = [], []
     for notice in batch.notices if isinstance(batch, ChangeFeedPage) else ():
         match notice:
             case SnapshotStarted(floor, where, whole):
-                begun.append(Scan(_plan_of(where) or where, floor, True, False, False, whole))
+                begun.append(MergedSnapshot(_plan_of(where) or where, floor, True, False, False, whole))
             case BackfillDone(where, floor):
-                ended.append(Scan(_plan_of(where) or where, floor, False, False, True))
+                ended.append(MergedSnapshot(_plan_of(where) or where, floor, False, False, True))
             case RecordSkipped(where, position) if _plan_of(where) is not None:
                 raise invalid_request(
                     "batch",

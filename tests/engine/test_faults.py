@@ -12,7 +12,7 @@ from multiclouddb_spi.faults import (
     AFTER_AN_OUTAGE,
     THROTTLED,
     UNAVAILABLE,
-    Row,
+    FaultRule,
     one_line,
     row_of_status,
     unexpected,
@@ -66,11 +66,11 @@ class TestRow:
         assert (made.retryable, made.retry_after, made.vendor_retried) == (True, 2.0, True)
 
     def test_what_is_never_tried_again_was_not_retried_either(self):
-        assert not Row(INVALID, "x").fault("x", vendor_retried=True).vendor_retried
+        assert not FaultRule(INVALID, "x").fault("x", vendor_retried=True).vendor_retried
 
     def test_a_confidential_row_makes_a_confidential_fault(self):
-        assert Row(INVALID, "x", confidential=True).fault("x").confidential
-        assert not Row(INVALID, "x").fault("x").confidential
+        assert FaultRule(INVALID, "x", confidential=True).fault("x").confidential
+        assert not FaultRule(INVALID, "x").fault("x").confidential
 
     @pytest.mark.parametrize(
         ("status", "row"),

@@ -32,7 +32,7 @@ from multiclouddb_spi import (
     time_limits,
 )
 from multiclouddb_spi.continuation.entry import Entry, Plan, Stage
-from multiclouddb_spi.continuation.follow import Ending, apply_end
+from multiclouddb_spi.continuation.follow import PartitionEnd, apply_end
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.planning import ranges
 from multiclouddb_spi.time_limits import current
@@ -279,7 +279,9 @@ class TestOutcomes:
         plan = Plan("plan", [1], "f", 5, holds=True)
         segments = [Entry.read(name, 1, listed=False) for name in ("part-1", "part-2")]
         made = Lineage([plan, *segments, Entry("p0", Stage.WAIT, (1,), ("plan",))], RULES)
-        assert apply_end(made, "part-1", Ended(FeedEnded("over")), names_late=False) == Ending((), ("p0",))
+        assert apply_end(made, "part-1", Ended(FeedEnded("over")), names_late=False) == PartitionEnd(
+            (), ("p0",)
+        )
         assert [entry.partition_id for entry in made] == ["p0"]
 
     def test_a_page_tells_nothing_of_it_but_the_end_of_all(self, make_bench, monkeypatch, ended):

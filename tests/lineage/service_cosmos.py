@@ -4,7 +4,7 @@ from azure.cosmos import CosmosClient, PartitionKey
 
 from multiclouddb_api import Now, ResourceAddress
 from multiclouddb_conformance.explore.service import Service
-from multiclouddb_conformance.explore.world import Kind
+from multiclouddb_conformance.explore.world import ListingKind
 from multiclouddb_cosmos.client import Calls
 from multiclouddb_cosmos.options import CosmosOptions
 from multiclouddb_cosmos.position import range_of
@@ -17,7 +17,7 @@ DATABASE, NAME = "shop", "orders"
 class CosmosService(Service):
     """One container; a range of keys is a partition, and it only splits."""
 
-    kind = Kind.LATE
+    kind = ListingKind.LATE
     address = ResourceAddress(DATABASE, NAME)
     position = Now()
     rolls = chains = False

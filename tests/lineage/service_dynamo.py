@@ -5,7 +5,7 @@ from botocore.config import Config
 
 from multiclouddb_api import ResourceAddress
 from multiclouddb_conformance.explore.service import Service
-from multiclouddb_conformance.explore.world import Kind
+from multiclouddb_conformance.explore.world import ListingKind
 from multiclouddb_dynamo import DynamoClients
 from multiclouddb_dynamo.provider import DynamoProvider
 from multiclouddb_dynamo_emulator import Habits, ScriptedStreams
@@ -19,7 +19,7 @@ FOR_EVER = 1 << 30
 class DynamoService(Service):
     """One table."""
 
-    kind = Kind.LATE
+    kind = ListingKind.LATE
     roots = 1
     chains = False  # what a feed has not read of an ended shard may be gone after an hour
     trims_open = False  # a shard lives for some hours, and its records for a day

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 from multiclouddb_api import ClientConfig, MulticloudDbKey
 from multiclouddb_conformance.explore.service import Service
-from multiclouddb_conformance.explore.world import Kind
+from multiclouddb_conformance.explore.world import ListingKind
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_embedded.provider import EmbeddedPlugin
 from multiclouddb_embedded.store.collection import partition_hash, partition_identity
@@ -21,7 +21,7 @@ PLUGIN = EmbeddedPlugin()
 class EmbeddedService(Service):
     """A store in a file; each earlier state is a copy of the file."""
 
-    kind = Kind.LISTED
+    kind = ListingKind.LISTED
 
     def __init__(self):
         self._folder, self._numbers, self._store = TemporaryDirectory(), count(), None

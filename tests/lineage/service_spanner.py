@@ -4,7 +4,7 @@ from bisect import bisect_left
 
 from multiclouddb_api import ClientConfig, ResourceAddress
 from multiclouddb_conformance.explore.service import Service
-from multiclouddb_conformance.explore.world import Kind
+from multiclouddb_conformance.explore.world import ListingKind
 from multiclouddb_spanner.client import DatabaseClient
 from multiclouddb_spanner.config import SpannerConfig
 from multiclouddb_spanner.position import place_of
@@ -21,7 +21,7 @@ SECOND = 10**9
 class SpannerService(Service):
     """One table with a change stream that keeps a day."""
 
-    kind = Kind.ALIVE
+    kind = ListingKind.ALIVE
     empty_answers = 40  # one for each window of time
     address = ResourceAddress(DATABASE, TABLE)
 

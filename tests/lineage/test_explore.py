@@ -21,13 +21,13 @@ from multiclouddb_conformance.explore.search import (
     test_of,
     wander,
 )
-from multiclouddb_conformance.explore.world import Bounds, BrokenError, Kind, Scope
+from multiclouddb_conformance.explore.world import Bounds, BrokenError, ListingKind, Scope
 from multiclouddb_spi.continuation.lineage import Lineage
 
 pytestmark = pytest.mark.shows("Promise 14")
 
 test_of.__test__ = False
-KINDS = [pytest.param(kind, id=kind.value) for kind in Kind]
+KINDS = [pytest.param(kind, id=kind.value) for kind in ListingKind]
 SECONDS = int(os.environ.get("MULTICLOUDDB_WANDER_SECONDS", "3600"))
 
 
@@ -37,7 +37,7 @@ SECONDS = int(os.environ.get("MULTICLOUDDB_WANDER_SECONDS", "3600"))
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_small_history_keeps_every_promise(kind, group, more):
     """`make soak` goes one step further, mostly two if children are named late; then comes `make explore`."""
-    bounds, most = bounds_of(kind, group), 2 if kind is Kind.LATE and group != "empty" else 1
+    bounds, most = bounds_of(kind, group), 2 if kind is ListingKind.LATE and group != "empty" else 1
     result = explore(bounds, 3 + (group == "reduced") + more * most)
     assert not result.violations, "\n".join(test_of(bounds, each, 1) for each in result.violations)
     assert result.complete
@@ -56,7 +56,7 @@ def test_some_long_histories_keep_every_promise(kind, group, seeds):
 
 @pytest.mark.soak
 def test_random_histories_keep_every_promise():
-    pairs = [(kind, group) for kind in Kind for group in GROUPS]
+    pairs = [(kind, group) for kind in ListingKind for group in GROUPS]
     first, until = time.time_ns(), time.monotonic() + SECONDS
     for seed in count(first):
         bounds = random_bounds(*pairs[seed % len(pairs)])
@@ -68,37 +68,37 @@ def test_random_histories_keep_every_promise():
 
 class TestSearch:
     def test_it_gives_the_same_figures_again(self):
-        bounds = Bounds(Kind.LATE, crash=True)
+        bounds = Bounds(ListingKind.LATE, crash=True)
         first, second = explore(bounds, 3), explore(bounds, 3)
         assert (first.states, first.transitions) == (second.states, second.transitions)
 
     def test_it_tells_each_depth_that_is_passed(self):
         passed = []
-        last = explore(Bounds(Kind.LATE), 3, passed=passed.append)
+        last = explore(Bounds(ListingKind.LATE), 3, passed=passed.append)
         assert [result.depth for result in passed] == [1, 2]
         assert passed[0].states < passed[1].states < last.states
 
     def test_it_leaves_the_garbage_collector_on(self):
         running = []
-        explore(Bounds(Kind.LATE), 2, passed=lambda result: running.append(gc.isenabled()))
+        explore(Bounds(ListingKind.LATE), 2, passed=lambda result: running.append(gc.isenabled()))
         assert running == [False]
         assert gc.isenabled()
 
     def test_it_stops_when_the_time_is_over(self):
-        result = explore(Bounds(Kind.LATE), 9, seconds=0.1)
+        result = explore(Bounds(ListingKind.LATE), 9, seconds=0.1)
         assert not result.complete
         assert result.depth < 9
         assert "time was over" in said("late base", result)
 
     def test_a_step_that_is_not_possible_is_named(self):
         with pytest.raises(LookupError, match="'show 7' is not possible"):
-            replay(Bounds(Kind.LATE), ("show 7",))
+            replay(Bounds(ListingKind.LATE), ("show 7",))
 
     def test_a_printed_violation_can_be_run(self, monkeypatch):
-        bounds = Bounds(Kind.LATE, Scope.KEY, crash=True)
+        bounds = Bounds(ListingKind.LATE, Scope.KEY, crash=True)
         monkeypatch.setattr(Lineage, "took", lambda self, name, cursor: None)
         violation = explore(bounds, 4, most=1).violations[0]
-        names = {"replay": replay, "Bounds": Bounds, "Kind": Kind, "Scope": Scope}
+        names = {"replay": replay, "Bounds": Bounds, "Kind": ListingKind, "Scope": Scope}
         exec(test_of(bounds, violation, 1), names)
         with pytest.raises(BrokenError):
             names["test_history_1"]()
@@ -106,7 +106,7 @@ class TestSearch:
         names["test_history_1"]()
 
     def test_a_violation_is_shortened(self, monkeypatch):
-        bounds = Bounds(Kind.LISTED)
+        bounds = Bounds(ListingKind.LISTED)
         monkeypatch.setattr(Lineage, "took", lambda self, name, cursor: None)
         long = Violation(("roll 1", "fetch 0", "roll 0", "read 0", "trim", NEXT), "")
         short = shortened(bounds, long)

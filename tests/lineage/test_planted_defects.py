@@ -7,10 +7,10 @@ import textwrap
 import pytest
 
 from multiclouddb_conformance.explore.search import bounds_of, explore
-from multiclouddb_conformance.explore.world import Kind
+from multiclouddb_conformance.explore.world import ListingKind
 from multiclouddb_spi.continuation import follow, lineage, uncovered
 
-LISTED, ALIVE, LATE = Kind
+LISTED, ALIVE, LATE = ListingKind
 
 # Where to look, the function, and the text that is replaced.
 DEFECTS = {

@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_conformance.explore.world import RULES, RULES_OF, Kind
+from multiclouddb_conformance.explore.world import RULES, RULES_OF, ListingKind
 from multiclouddb_spi import (
     Child,
     InvalidCursor,
@@ -176,7 +176,9 @@ def test_a_segment_without_a_scan_is_read_to_its_end():
 
 
 def test_a_child_waits_for_a_parent_that_is_read_also_if_nobody_has_named_the_other():
-    lineage = Lineage([Entry.read("0", 9), Entry("2", Stage.WAIT, (5,), ("0", "7"))], RULES_OF[Kind.ALIVE])
+    lineage = Lineage(
+        [Entry.read("0", 9), Entry("2", Stage.WAIT, (5,), ("0", "7"))], RULES_OF[ListingKind.ALIVE]
+    )
     assert lineage.start_passed() == []
     lineage.ended("0", (), complete=True)
     assert lineage.start_passed() == ["2"]
@@ -214,7 +216,7 @@ def test_an_end_leaves_with_the_last_of_its_looks(looks, leaves):
 
 def test_a_feed_of_one_partition_waits_for_the_listing_of_what_may_follow_a_lost_one():
     late = Partition("5", ("4",), PartitionState.OPEN, 7)
-    lineage = Lineage([READ], RULES_OF[Kind.LATE], root="0")
+    lineage = Lineage([READ], RULES_OF[ListingKind.LATE], root="0")
     assert lineage.lost(Survey((late,), {"0": None})) == []
     assert list(lineage) == [READ]
     with pytest.raises(NotProvableError):
@@ -235,7 +237,7 @@ def test_what_follows_is_found_below_a_waiting_child():
 def test_only_what_was_removed_or_refused_moves():
     moved, later, refused = (Entry(name, Stage.READ, (5,), failed_last=True) for name in "012")
     segment = Entry.read("s", 5, listed=False)
-    lineage = Lineage([later, moved, refused, segment], RULES_OF[Kind.ALIVE])
+    lineage = Lineage([later, moved, refused, segment], RULES_OF[ListingKind.ALIVE])
     oldest = {"0": 7, "1": 3, "2": 5, "s": 7, "9": 7}
     present = tuple(Partition(name, (), PartitionState.OPEN, at) for name, at in oldest.items())
     losses = lineage.lost(Survey(present), {"2"})
@@ -243,7 +245,9 @@ def test_only_what_was_removed_or_refused_moves():
     assert list(lineage) == [later, Entry.read("0", 7), Entry.read("2", 5), segment]
 
 
-@pytest.mark.parametrize(("kind", "kept", "moved"), [(Kind.ALIVE, 8, ["2"]), (Kind.LATE, 6, [])])
+@pytest.mark.parametrize(
+    ("kind", "kept", "moved"), [(ListingKind.ALIVE, 8, ["2"]), (ListingKind.LATE, 6, [])]
+)
 def test_heirs_begin_where_they_stand_or_later(kind, kept, moved):
     """If the order of two positions is not known, the heir's own decides, because nothing lies before it."""
     lineage = Lineage(map(Entry.read, "012", (5, 8, 3)), RULES_OF[kind])
@@ -297,7 +301,7 @@ def test_only_what_is_read_is_marked_as_failed():
 
 
 def test_a_merged_child_starts_where_its_parents_say():
-    lineage = Lineage(map(Entry.read, "018", (5, 5, 5)), RULES_OF[Kind.ALIVE])
+    lineage = Lineage(map(Entry.read, "018", (5, 5, 5)), RULES_OF[ListingKind.ALIVE])
     assert lineage.ended("0", [Child("2", ("0", "1"), 9)], complete=True) == []
     assert lineage.at("2") == Entry("2", Stage.WAIT, (9,), ("1",))
     assert lineage.ended("1", [Child("2", ("0", "1"), 7)], complete=True) == ["2"]
@@ -306,7 +310,7 @@ def test_a_merged_child_starts_where_its_parents_say():
 
 def test_only_the_first_in_time_starts_without_its_parents():
     waits = [Entry(name, Stage.WAIT, said, ("7",)) for name, said in zip("23", ((9, 6), (7,)), strict=True)]
-    lineage = Lineage([Entry.read("0", 8), *reversed(waits)], RULES_OF[Kind.ALIVE])
+    lineage = Lineage([Entry.read("0", 8), *reversed(waits)], RULES_OF[ListingKind.ALIVE])
     assert lineage.start_passed() == ["2"]
     assert list(lineage) == [Entry.read("0", 8), waits[1], Entry.read("2", 6)]
 

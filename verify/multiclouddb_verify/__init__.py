@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from multiclouddb_tables.delta import DeltaTarget
-from multiclouddb_verify.comparison import Kind
+from multiclouddb_verify.comparison import DifferenceKind
 from multiclouddb_verify.estimate import Estimate, estimate
 from multiclouddb_verify.passes import Standing, verify_every
 from multiclouddb_verify.position import spark_position, stored_position
@@ -17,8 +17,8 @@ __all__ = [
     "Counts",
     "DeltaTarget",
     "Difference",
+    "DifferenceKind",
     "Estimate",
-    "Kind",
     "Outcome",
     "Position",
     "Progress",

@@ -26,8 +26,8 @@ __all__ = [
     "GONE",
     "UNKNOWN",
     "UNREADABLE",
+    "DifferenceKind",
     "Join",
-    "Kind",
     "Seen",
     "Verdict",
     "document_digests",
@@ -47,7 +47,7 @@ UNKNOWN: Final = 2
 """The digest of a document that exists, but which the change did not contain."""
 
 
-class Kind(StrEnum):
+class DifferenceKind(StrEnum):
     """The kind of a difference."""
 
     MISSING = "missing"
@@ -114,7 +114,7 @@ def judge(
     ceiling: str,
     own: str | None = None,
     exact: bool = False,
-) -> Verdict | Kind:
+) -> Verdict | DifferenceKind:
     """Judge one key.
 
     Args:
@@ -128,10 +128,10 @@ def judge(
             snapshot sort after all earlier changes, a row may.
     """
     if len(rows) > 1:
-        return Kind.DUPLICATE
+        return DifferenceKind.DUPLICATE
     row = rows[0] if rows else None
     if row is not None and row.order_key > ceiling:
-        return Kind.BLOCKED
+        return DifferenceKind.BLOCKED
     if moved:
         if row is not None and versions.get(row.order_key) == row.digest:
             return Verdict.EQUAL
@@ -144,19 +144,19 @@ def judge(
     if found == expected:
         # A lower `order_key` than that of the last change does no harm.
         above = exact and row is not None and last is not None and row.order_key > last
-        return Kind.BLOCKED if above else Verdict.EQUAL
+        return DifferenceKind.BLOCKED if above else Verdict.EQUAL
     if found == UNREADABLE:
-        return Kind.UNREADABLE
+        return DifferenceKind.UNREADABLE
     if expected == GONE:
-        return Kind.GHOST
+        return DifferenceKind.GHOST
     if found != GONE:
-        return Kind.STALE
-    return Kind.MISSING if row is None else Kind.TOMBSTONE
+        return DifferenceKind.STALE
+    return DifferenceKind.MISSING if row is None else DifferenceKind.TOMBSTONE
 
 
-def judge_foreign(rows: Sequence[Seen]) -> Verdict | Kind:
+def judge_foreign(rows: Sequence[Seen]) -> Verdict | DifferenceKind:
     """Judge a key whose text the sink would not write: no row of it may have a document."""
-    return Kind.FOREIGN if any(row.digest != GONE for row in rows) else Verdict.EQUAL
+    return DifferenceKind.FOREIGN if any(row.digest != GONE for row in rows) else Verdict.EQUAL
 
 
 @attrs.frozen

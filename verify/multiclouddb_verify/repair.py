@@ -25,7 +25,7 @@ from multiclouddb_api import (
     encode_json,
 )
 from multiclouddb_tables.contract import Fix
-from multiclouddb_verify.comparison import GONE, UNKNOWN, Kind, Seen
+from multiclouddb_verify.comparison import GONE, UNKNOWN, DifferenceKind, Seen
 from multiclouddb_verify.rounds import Rounds
 from multiclouddb_verify.sides import ANOTHER_TEXT, Sides
 from multiclouddb_verify.source import Answer, Respelt
@@ -183,7 +183,7 @@ class _Plan:
             match self._answers[each.key]:
                 case NotKnown(reason):
                     self.unknown[each.key] = reason
-                case Respelt(text, event) if each.kind is Kind.FOREIGN:
+                case Respelt(text, event) if each.kind is DifferenceKind.FOREIGN:
                     self._foreign(each, text, event, beside.get(text, []))
                 case Respelt() if each.scanned != GONE or each.last:
                     self.unknown[each.key] = ANOTHER_TEXT
@@ -208,7 +208,9 @@ class _Plan:
         else:
             own = self.own_orders[each.key]
             # Only a blocked row may get a lower `order_key`.
-            order = own if each.kind is Kind.BLOCKED else max(own, *each.orders) if each.orders else own
+            order = (
+                own if each.kind is DifferenceKind.BLOCKED else max(own, *each.orders) if each.orders else own
+            )
             document = None if event is None else event.new_item_state
             columns = self._sides.columns_of(document)
             text = None if document is None else encode_json(document).decode()

@@ -11,7 +11,7 @@ import attrs
 
 from multiclouddb_api.codec import plain_value
 from multiclouddb_api.redaction import rfc3339, shorten
-from multiclouddb_verify.comparison import Kind
+from multiclouddb_verify.comparison import DifferenceKind
 
 __all__ = ["Cost", "Counts", "Difference", "Outcome", "Progress", "Report"]
 
@@ -40,7 +40,7 @@ _CODES: Final = {Outcome.EQUAL: 0, Outcome.DIFFERENT: 11, Outcome.UNSETTLED: 12,
 class Difference:
     """One key whose row in the table does not equal the source."""
 
-    kind: Kind
+    kind: DifferenceKind
     """What is wrong."""
     key: str = attrs.field(repr=shorten)
     """The key, as JSON text, as in the table."""
@@ -71,7 +71,7 @@ class Counts:
     what the source has."""
     repaired: int
     """The number of keys that were different and were made equal."""
-    differences: Mapping[Kind, int]
+    differences: Mapping[DifferenceKind, int]
     """The number of differences that are left, by kind; kinds without any are left out."""
     behind: int = 0
     """The number of keys whose last change the sink did not reach, although it was waited for: the position

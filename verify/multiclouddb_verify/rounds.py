@@ -14,8 +14,8 @@ from multiclouddb_api import (
 from multiclouddb_verify.comparison import (
     GONE,
     UNKNOWN,
+    DifferenceKind,
     Join,
-    Kind,
     Seen,
     Verdict,
     join,
@@ -230,7 +230,7 @@ class Rounds:
                     expected = versions[at][max(versions[at])] if versions[at] else scanned
                     orders = tuple(row.order_key for row in rows)
                     confirmed.append(
-                        Confirmed(key, Kind(verdict.value), orders, scanned, expected, changed[at])
+                        Confirmed(key, DifferenceKind(verdict.value), orders, scanned, expected, changed[at])
                     )
                 else:
                     confirms.append(since + settle)

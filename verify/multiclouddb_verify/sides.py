@@ -26,7 +26,7 @@ from multiclouddb_tables.contract import Own, SupportsHeld, SupportsLeftOut, Tar
 from multiclouddb_tables.mark import Expected, FeedSource, TableMark
 from multiclouddb_verify.comparison import (
     GONE,
-    Kind,
+    DifferenceKind,
     Seen,
     document_digests,
     places_in,
@@ -42,7 +42,7 @@ __all__ = [
     "ANOTHER_TEXT",
     "FEWEST",
     "ORDER_MASK",
-    "Found",
+    "FoundRows",
     "Position",
     "Sides",
     "Transform",
@@ -71,7 +71,7 @@ _SUSPECT: Final = np.int32(-(2**31))
 
 
 @attrs.define(kw_only=True)
-class Found:
+class FoundRows:
     """The rows of the target for some keys, from one version."""
 
     seen: dict[str, list[Seen]]
@@ -366,7 +366,9 @@ class Sides:
         """Return the keys of differences that are expected, because the sink writes no row for them."""
         if not isinstance(self.target, SupportsLeftOut):
             return frozenset()
-        return frozenset(self.target.left_out([each.key for each in chunk if each.kind is Kind.MISSING]))
+        return frozenset(
+            self.target.left_out([each.key for each in chunk if each.kind is DifferenceKind.MISSING])
+        )
 
     def document_digests(self, documents: Sequence[Mapping[str, Any] | None]) -> Integers:
         """Return the digests of documents of the source, in the form in which the table has them."""
@@ -429,9 +431,9 @@ class Sides:
         self.retried(read)
         self.largest = max(self.largest, self.state.size())
 
-    def rows_of(self, keys: Sequence[str], *, texts: bool = False) -> Found:
+    def rows_of(self, keys: Sequence[str], *, texts: bool = False) -> FoundRows:
         """Return the table's rows of some keys, with their texts if wanted."""
-        found = Found(seen={}, texts={})
+        found = FoundRows(seen={}, texts={})
 
         def read() -> None:
             found.seen.clear()

@@ -30,7 +30,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from multiclouddb_api import MulticloudDbError
-from multiclouddb_verify.comparison import Kind
+from multiclouddb_verify.comparison import DifferenceKind
 from multiclouddb_verify.state_folder import FILE_MODE, FILES, broken, locked, private, translated, unusable
 from multiclouddb_verify.texts import SEPARATOR, Integers, Lines
 
@@ -66,7 +66,7 @@ class Confirmed:
     """
 
     key: str
-    kind: Kind
+    kind: DifferenceKind
     orders: tuple[str, ...]
     scanned: int
     expected: int
@@ -359,7 +359,7 @@ class State:
                 if path not in named:
                     path.unlink()
 
-    def ranges(self) -> Iterator[Range]:
+    def ranges(self) -> Iterator[HashRange]:
         """Divide all hashes into ranges, each of which fits into memory."""
         runs = list(self._sql("SELECT number, side, rows, starts, blocks FROM run"))
         starts = {
@@ -372,7 +372,7 @@ class State:
                 edges.append(place)
         edges.append(_RANGES)
         for first, last in pairwise(edges):
-            yield Range(self, self._folder, runs, starts, first, last)
+            yield HashRange(self, self._folder, runs, starts, first, last)
 
     def keys_of(self, number: int, blocks: bytes, count: int, places: Sequence[int]) -> list[str]:
         """Return the keys at some places of a run, in ascending order of the places."""
@@ -538,12 +538,13 @@ class State:
             (first, most),
         )
         return [
-            Confirmed(key, Kind(kind), tuple(json.loads(orders)), *rest) for key, kind, orders, *rest in found
+            Confirmed(key, DifferenceKind(kind), tuple(json.loads(orders)), *rest)
+            for key, kind, orders, *rest in found
         ]
 
     def differences(
         self, first: str = "", most: int = 1000, *, repaired: bool = False
-    ) -> list[tuple[str, Kind, tuple[str, ...], str | None]]:
+    ) -> list[tuple[str, DifferenceKind, tuple[str, ...], str | None]]:
         """Return some of the differences, in the order of their keys: key, kind, orders, and a note.
 
         The note says which answers have agreed if the row was repaired, and otherwise why it was not.
@@ -553,15 +554,17 @@ class State:
             "WHERE repaired = ? AND key >= ? ORDER BY key LIMIT ?",
             (int(repaired), first, most),
         )
-        return [(key, Kind(kind), tuple(json.loads(orders)), note) for key, kind, orders, note in found]
+        return [
+            (key, DifferenceKind(kind), tuple(json.loads(orders)), note) for key, kind, orders, note in found
+        ]
 
-    def kinds(self, *, repaired: bool = False) -> dict[Kind, int]:
+    def kinds(self, *, repaired: bool = False) -> dict[DifferenceKind, int]:
         """Return the number of differences of each kind."""
         found = self._sql(
             "SELECT kind, count(*) FROM difference WHERE repaired = ? GROUP BY kind ORDER BY kind",
             (int(repaired),),
         )
-        return {Kind(kind): count for kind, count in found}
+        return {DifferenceKind(kind): count for kind, count in found}
 
     def repaired(self, found: Iterable[tuple[str, str]]) -> None:
         """Mark differences as repaired: key, and which answers have agreed.
@@ -583,7 +586,7 @@ class State:
 
     def name_foreign(self, keys: Iterable[str]) -> None:
         """Store of ghosts that their keys are texts which the sink would not write."""
-        named = [(Kind.FOREIGN.value, key) for key in keys]
+        named = [(DifferenceKind.FOREIGN.value, key) for key in keys]
         self._sql_many("UPDATE difference SET kind = ? WHERE key = ? AND repaired = 0", named)
 
     def give_up(self, found: Iterable[tuple[str, str]]) -> None:
@@ -603,7 +606,7 @@ class State:
         return int(self._sql("SELECT count(*) FROM unknown").fetchone()[0])
 
 
-class Range:
+class HashRange:
     """The rows of both sides whose hashes are in one range."""
 
     def __init__(

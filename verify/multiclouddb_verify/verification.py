@@ -44,7 +44,7 @@ from multiclouddb_spi.continuation.token import decode_token, to_moment
 from multiclouddb_tables.contract import SupportsRecord, Target
 from multiclouddb_tables.mark import FeedSource
 from multiclouddb_verify.comparison import (
-    Kind,
+    DifferenceKind,
     first_difference,
 )
 from multiclouddb_verify.repair import Repair
@@ -443,7 +443,7 @@ class Verification:
         Of the first ones only, because it costs a look-up. One that cannot be asked for stays a ghost.
         """
         state = self._sides.state
-        ghosts = [each.key for each in state.confirmed("", _NAMED) if each.kind is Kind.GHOST]
+        ghosts = [each.key for each in state.confirmed("", _NAMED) if each.kind is DifferenceKind.GHOST]
         with suppress(MulticloudDbError):
             answers = self._sides.look_up(ghosts) if ghosts else {}
             with state.transaction():
@@ -452,7 +452,7 @@ class Verification:
     def _left_out(self) -> int:
         """Return the number of missing rows that are expected, and store with each of them that it is."""
         state, first, count = self._sides.state, "", 0
-        while state.kinds().get(Kind.MISSING) and (chunk := state.confirmed(first, _SHOWN)):
+        while state.kinds().get(DifferenceKind.MISSING) and (chunk := state.confirmed(first, _SHOWN)):
             first = after(chunk[-1].key)
             keys = self._sides.left_out(chunk)
             with state.transaction():
@@ -470,7 +470,7 @@ class Verification:
         unsettled = state.pending_count() - len(behind) + state.unknown_count()
         equal = not left and not unsettled and not behind
         is_proved = equal and self._sides.sample is None
-        expected_ghosts = 0 if self._sides.source.has_deletes else left.get(Kind.GHOST, 0)
+        expected_ghosts = 0 if self._sides.source.has_deletes else left.get(DifferenceKind.GHOST, 0)
         reasons = ((_EXPECTED, expected_ghosts), (_LEFT_OUT, expected_missing))
         at = state.fact("at")
         charge = state.fact("charge")
@@ -525,7 +525,7 @@ class Verification:
     def _described(self) -> tuple[Difference, ...]:
         """Return the differences that are left, the first ones with the path at which they differ."""
         found = self._sides.state.differences(most=_SHOWN)
-        stale = [key for key, kind, *_ in found if kind is Kind.STALE][:_COMPARED]
+        stale = [key for key, kind, *_ in found if kind is DifferenceKind.STALE][:_COMPARED]
         compared: dict[str, tuple[str, Any, Any]] = {}
         if stale:
             (events, _), texts = self._sides.events(stale), self._sides.rows_of(stale, texts=True).texts
@@ -542,7 +542,7 @@ class Verification:
     def _difference(
         self,
         key: str,
-        kind: Kind,
+        kind: DifferenceKind,
         orders: Sequence[str],
         note: str | None,
         where: tuple[str, Any, Any] | None,

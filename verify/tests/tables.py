@@ -22,7 +22,7 @@ from multiclouddb_embedded import Delete, EmbeddedStore, Put
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_tables.delta_log import committed
 from multiclouddb_tables.rules import PLACES
-from multiclouddb_verify import DeltaTarget, Kind, stored_position, verify
+from multiclouddb_verify import DeltaTarget, DifferenceKind, stored_position, verify
 from pyspark_multiclouddb import live_rows, merge_into_delta
 
 NAME = "sink"
@@ -116,12 +116,12 @@ class Shop:
         target = settings.pop("target", None) or DeltaTarget(self.table)
         return verify(self.client, self.address, target, **settings)
 
-    def plant(self, *names, kinds=tuple(Kind)):
+    def plant(self, *names, kinds=tuple(DifferenceKind)):
         """Damage a row of each kind; return the kinds by key."""
         faults = {}
         for name, kind in zip(names, kinds, strict=False):
-            key = key_of(f"ghost-{name}" if kind is Kind.GHOST else name)
-            if kind is Kind.FOREIGN:
+            key = key_of(f"ghost-{name}" if kind is DifferenceKind.GHOST else name)
+            if kind is DifferenceKind.FOREIGN:
                 key = json.dumps(json.loads(key))
             plant(self.table, key, kind)
             faults[key] = kind
@@ -154,21 +154,21 @@ def plant(path, key, kind):
         committed(table, lambda: table.update(predicate=this, updates=values))
 
     match kind:
-        case Kind.MISSING:
+        case DifferenceKind.MISSING:
             committed(table, lambda: table.delete(this))
-        case Kind.STALE:
+        case DifferenceKind.STALE:
             update(new_item_state="""'{"n":"other"}'""")
-        case Kind.UNREADABLE:
+        case DifferenceKind.UNREADABLE:
             update(new_item_state="'{not json'")
-        case Kind.TOMBSTONE:
+        case DifferenceKind.TOMBSTONE:
             update(new_item_state="NULL", _deleted_at="to_timestamp_micros(1)")
-        case Kind.BLOCKED:
+        case DifferenceKind.BLOCKED:
             update(order_key="'~'")
-        case Kind.DUPLICATE | Kind.GHOST | Kind.FOREIGN:
+        case DifferenceKind.DUPLICATE | DifferenceKind.GHOST | DifferenceKind.FOREIGN:
             rows = table.to_pyarrow_dataset().scanner(use_threads=False).to_table().to_pylist()
-            row = next(row for row in rows if row["key"] == key or kind is not Kind.DUPLICATE)
+            row = next(row for row in rows if row["key"] == key or kind is not DifferenceKind.DUPLICATE)
             schema = table.to_pyarrow_dataset().schema
-            if kind is not Kind.DUPLICATE:
+            if kind is not DifferenceKind.DUPLICATE:
                 row |= {"new_item_state": '{"v":1}', "_deleted_at": None}
             added = pa.Table.from_pylist([row | {"key": key}], schema=schema)
             committed(table, lambda: write_deltalake(table, added, mode="append"))

@@ -5,7 +5,7 @@ import pytest
 
 from multiclouddb_api import FromContinuationToken, NotKnown, encode_json
 from multiclouddb_conformance.table import MemoryTable
-from multiclouddb_verify import Kind, sides, texts
+from multiclouddb_verify import DifferenceKind, sides, texts
 from multiclouddb_verify.comparison import GONE
 from multiclouddb_verify.repair import Repair, _Plan
 from multiclouddb_verify.sides import Sides
@@ -66,7 +66,7 @@ def test_foreign_text_is_overwritten_with_the_document(tmp_path, monkeypatch):
 
 def test_foreign_row_is_removed_although_the_right_one_is_missing(tmp_path, monkeypatch):
     """Then a reader of the table sees no row of a document that exists."""
-    world = World(1, behaviour=smooth(1), kinds=[Kind.FOREIGN])
+    world = World(1, behaviour=smooth(1), kinds=[DifferenceKind.FOREIGN])
     world.target.table = [row for row in world.target.table if row.key not in map(own_text, world.faults)]
     seen = []
     original = world.target.fix
@@ -138,7 +138,7 @@ def restless(world):
 
 @pytest.mark.parametrize("guards", [True, False])
 def test_repair_by_compare_and_set_loses_no_update(guards, tmp_path):
-    kinds = [Kind.STALE, Kind.MISSING, Kind.TOMBSTONE]
+    kinds = [DifferenceKind.STALE, DifferenceKind.MISSING, DifferenceKind.TOMBSTONE]
     world = World(1, behaviour=smooth(1), kinds=kinds)
     world.target.guards = guards
     restless(world)
@@ -153,7 +153,7 @@ def test_highest_order_key_for_a_blocked_row(tmp_path, monkeypatch):
     original = Repair._fix
 
     def fix(self, chunk, **settings):
-        original(self, [attrs.evolve(each, kind=Kind.STALE) for each in chunk], **settings)
+        original(self, [attrs.evolve(each, kind=DifferenceKind.STALE) for each in chunk], **settings)
 
     monkeypatch.setattr(Repair, "_fix", fix)
     assert noticed(tmp_path, repair=True)

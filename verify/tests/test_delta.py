@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 
 from multiclouddb_api import ErrorCategory, FileCheckpointStore, MulticloudDbError, encode_json
 from multiclouddb_embedded import Delete, Put
-from multiclouddb_verify import DeltaTarget, Kind, stored_position, verify
+from multiclouddb_verify import DeltaTarget, DifferenceKind, stored_position, verify
 
 from .tables import NAME, Busy, Shop, documents, key_of, plant
 
@@ -55,7 +55,7 @@ class TestFound:
         shop.check_equal()
 
     def test_a_difference_names_path_and_types_and_values_only_when_asked(self, shop):
-        plant(shop.table, key_of(shop.names[3]), Kind.STALE)
+        plant(shop.table, key_of(shop.names[3]), DifferenceKind.STALE)
         [found] = shop.verify().differences
         assert (found.path, found.source_type, found.target_type) == ("$.n", "int", "str")
         assert "other" not in repr(found)
@@ -67,8 +67,8 @@ class TestFound:
             shop.store.delete("orders", name)
         shop.follow()
         assert shop.verify().equal
-        plant(shop.table, key_of("ghost"), Kind.GHOST)
-        assert kinds(shop.verify().differences) == {key_of("ghost"): Kind.GHOST}
+        plant(shop.table, key_of("ghost"), DifferenceKind.GHOST)
+        assert kinds(shop.verify().differences) == {key_of("ghost"): DifferenceKind.GHOST}
         assert shop.verify(repair=True).equal
 
     def test_own_columns_need_transform_which_is_said_before_anything_is_read(self, shop):
@@ -107,12 +107,12 @@ class TestFound:
         assert DeltaTable(shop.table).version() == version
 
     def test_report_is_json(self, shop):
-        plant(shop.table, key_of(shop.names[3]), Kind.MISSING)
+        plant(shop.table, key_of(shop.names[3]), DifferenceKind.MISSING)
         told = json.loads(json.dumps(shop.verify().to_dict()))
         assert told["counts"]["differences"] == {"missing": 1}
 
     def test_too_many_differences_are_not_repaired(self, shop):
-        shop.plant(*shop.names, kinds=[Kind.MISSING, Kind.STALE, Kind.BLOCKED])
+        shop.plant(*shop.names, kinds=[DifferenceKind.MISSING, DifferenceKind.STALE, DifferenceKind.BLOCKED])
         report = shop.verify(repair=True, max_repairs=2)
         assert "max_repairs" in report.refused
         assert (sum(report.counts.differences.values()), report.counts.repaired) == (3, 0)
@@ -126,14 +126,14 @@ class TestDamaged:
     def test_a_text_that_is_nested_too_deep_is_unreadable(self, shop, depth):
         key = key_of(shop.names[3])
         update(shop, key, new_item_state="'" + "[" * depth + "]" * depth + "'")
-        assert kinds(shop.verify().differences) == {key: Kind.UNREADABLE}
+        assert kinds(shop.verify().differences) == {key: DifferenceKind.UNREADABLE}
         assert shop.verify(repair=True).equal
         shop.check_equal()
 
     def test_a_row_without_order_key_is_blocked(self, shop):
         key = key_of(shop.names[3])
         update(shop, key, order_key="NULL")
-        assert kinds(shop.verify().differences) == {key: Kind.BLOCKED}
+        assert kinds(shop.verify().differences) == {key: DifferenceKind.BLOCKED}
         assert shop.verify(repair=True).equal
         shop.store.put("orders", shop.names[3], {"n": -1})
         shop.follow()
@@ -141,9 +141,9 @@ class TestDamaged:
 
     def test_two_rows_without_order_key_become_one(self, shop):
         key = key_of(shop.names[3])
-        plant(shop.table, key, Kind.DUPLICATE)
+        plant(shop.table, key, DifferenceKind.DUPLICATE)
         update(shop, key, order_key="NULL")
-        assert kinds(shop.verify().differences) == {key: Kind.DUPLICATE}
+        assert kinds(shop.verify().differences) == {key: DifferenceKind.DUPLICATE}
         assert shop.verify(repair=True).equal
         shop.check_equal()
 
@@ -180,10 +180,10 @@ class TestPosition:
         self.refused(shop, ErrorCategory.CHECKPOINT_EXPIRED, "failOnDataLoss=false", position=token)
 
     def test_sink_that_does_not_move_is_behind_and_differences_are_confirmed(self, shop):
-        plant(shop.table, key_of(shop.names[3]), Kind.MISSING)
+        plant(shop.table, key_of(shop.names[3]), DifferenceKind.MISSING)
         shop.store.put("orders", shop.names[5], {"n": -1})
         report = shop.verify(patience_seconds=0.5)
-        assert kinds(report.differences) == {key_of(shop.names[3]): Kind.MISSING}
+        assert kinds(report.differences) == {key_of(shop.names[3]): DifferenceKind.MISSING}
         assert (report.unsettled, report.behind) == ((), (key_of(shop.names[5]),))
 
     def test_heals_what_a_skipped_outage_has_lost(self, shop):
@@ -313,7 +313,7 @@ def test_storage_without_conditional_writes_is_refused_by_name(shop, monkeypatch
     def refuses(self, *_, **__):
         raise OSError("Atomic rename requires a LockClient for S3 backends")
 
-    plant(shop.table, key_of(shop.names[3]), Kind.STALE)
+    plant(shop.table, key_of(shop.names[3]), DifferenceKind.STALE)
     monkeypatch.setattr("deltalake.table.TableMerger.execute", refuses)
     with pytest.raises(MulticloudDbError, match="no conditional writes") as caught:
         shop.verify(repair=True)
@@ -346,12 +346,14 @@ assert os.name == "posix"
 
 def test_a_row_that_a_constraint_refuses_does_not_stop_the_others(tmp_path):
     with Shop(tmp_path, 20) as shop:
-        faults = shop.plant(*shop.names, kinds=[Kind.MISSING, Kind.STALE, Kind.TOMBSTONE])
-        [stale] = [key for key, kind in faults.items() if kind is Kind.STALE]
+        faults = shop.plant(
+            *shop.names, kinds=[DifferenceKind.MISSING, DifferenceKind.STALE, DifferenceKind.TOMBSTONE]
+        )
+        [stale] = [key for key, kind in faults.items() if kind is DifferenceKind.STALE]
         rule = f"key <> '{stale}' OR new_item_state = '{{\"n\":\"other\"}}'"
         DeltaTable(shop.table).alter.add_constraint({"kept": rule})
         report = shop.verify(repair=True)
-        assert kinds(report.differences) == {stale: Kind.STALE}
+        assert kinds(report.differences) == {stale: DifferenceKind.STALE}
         assert kinds(report.repaired) == {key: kind for key, kind in faults.items() if key != stale}
         [left] = report.differences
         assert "kept" in left.note
@@ -382,12 +384,12 @@ class TestEmptyScan:
         def fill(told):
             if told.phase == "table" and not list(lines.store.scan("lines")):
                 self.put(lines, {"n": 2})
-                plant(lines.table, self.text, Kind.STALE)
+                plant(lines.table, self.text, DifferenceKind.STALE)
 
         report = lines.verify(
             repair=True, on_progress=fill, position=stored_position(lines.checkpoints, NAME)
         )
-        assert (report.equal, kinds(report.repaired)) == (True, {self.text: Kind.STALE})
+        assert (report.equal, kinds(report.repaired)) == (True, {self.text: DifferenceKind.STALE})
 
     def test_what_nobody_can_ask_an_empty_collection_for_is_not_touched(self, lines):
         row = {"new_item_state": "'{}'", "_deleted_at": "NULL"}

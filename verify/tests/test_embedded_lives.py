@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from multiclouddb_verify import Kind
+from multiclouddb_verify import DifferenceKind
 
 from .tables import Busy, Shop
 
@@ -39,7 +39,7 @@ def test_found_is_what_was_planted_beside_a_writer_and_the_sink(count, seed, tmp
     dice = random.Random(f"{count} {seed}")
     with Shop(tmp_path, count) as shop:
         quiet = dice.sample(shop.names, 14)
-        faults = shop.plant(*quiet, kinds=dice.choices(list(Kind), k=14))
+        faults = shop.plant(*quiet, kinds=dice.choices(list(DifferenceKind), k=14))
         lively = [name for name in shop.names if name not in quiet]
         with Busy(shop, dice.sample(lively, len(lively)), size=5000, dice=dice):
             report = verified(shop, random.Random(f"kills {seed}"))

@@ -5,7 +5,7 @@ import pytest
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
 from multiclouddb_conformance.simulation import ServiceBehaviour, SimulationFeed
-from multiclouddb_verify import Kind
+from multiclouddb_verify import DifferenceKind
 from multiclouddb_verify.source import Source
 from multiclouddb_verify.verification import Verification
 
@@ -130,10 +130,15 @@ def test_without_the_time_of_the_service_a_stream_that_is_never_quiet_ends_with_
 
 @pytest.mark.parametrize("latest", [True, False])
 def test_ghosts_are_expected_only_if_the_feed_has_no_deletes(latest, tmp_path):
-    world = World(1, behaviour=smooth(1), kinds=[Kind.GHOST, Kind.STALE, Kind.GHOST], latest=latest)
+    world = World(
+        1,
+        behaviour=smooth(1),
+        kinds=[DifferenceKind.GHOST, DifferenceKind.STALE, DifferenceKind.GHOST],
+        latest=latest,
+    )
     world.left = 0
     report = world.verify(tmp_path / "state")
-    assert report.counts.differences == {Kind.GHOST: 2, Kind.STALE: 1}
+    assert report.counts.differences == {DifferenceKind.GHOST: 2, DifferenceKind.STALE: 1}
     assert report.counts.expected_ghosts == (2 if latest else 0)
     assert report.to_dict()["counts"]["expected_ghosts"] == report.counts.expected_ghosts
     assert (report.expected is not None) is latest

@@ -10,7 +10,7 @@ from deltalake.table import TableMerger
 from multiclouddb_api import Beginning, ChangeFeedRequest, ErrorCategory, MulticloudDbError
 from multiclouddb_embedded import Put
 from multiclouddb_tables.delta_log import MARK
-from multiclouddb_verify import DeltaTarget, Kind, Outcome
+from multiclouddb_verify import DeltaTarget, DifferenceKind, Outcome
 from pyspark_multiclouddb import merge_into_delta
 
 from .tables import Shop, key_of, plant
@@ -107,8 +107,8 @@ class TestUnmarked:
 
     def test_is_compared_and_repaired_with_adopt(self, shop):
         unmark(shop)
-        plant(shop.table, key_of(shop.names[3]), Kind.STALE)
-        assert shop.verify(adopt=True).counts.differences == {Kind.STALE: 1}
+        plant(shop.table, key_of(shop.names[3]), DifferenceKind.STALE)
+        assert shop.verify(adopt=True).counts.differences == {DifferenceKind.STALE: 1}
         assert shop.verify(adopt=True, repair=True).equal
 
     @pytest.mark.parametrize("is_wrong", ["other keys", "missing", "stale"])
@@ -131,7 +131,7 @@ class TestUnmarked:
     def test_ghosts_alone_can_make_it_look_foreign(self, tmp_path):
         with Shop(tmp_path, 10) as shop:
             for number in range(11):
-                plant(shop.table, key_of(f"c-{number}"), Kind.GHOST)
+                plant(shop.table, key_of(f"c-{number}"), DifferenceKind.GHOST)
             unmark(shop)
             with pytest.raises(MulticloudDbError, match=r"11 of 21 keys"):
                 shop.verify(adopt=True)
@@ -140,7 +140,7 @@ class TestUnmarked:
         with Shop(tmp_path, 19) as shop:
             DeltaTable(shop.table).delete()
             unmark(shop)
-            assert shop.verify(adopt=True).counts.differences == {Kind.MISSING: 19}
+            assert shop.verify(adopt=True).counts.differences == {DifferenceKind.MISSING: 19}
 
     def test_a_marked_one_is_that_of_its_collection_whatever_it_contains(self, shop):
         DeltaTable(shop.table).delete()
@@ -158,7 +158,7 @@ class TestReplaced:
         other = other_collection(shop, 40)
         if not is_marked:
             other = without_mark(other, shop.folder / "unmarked")
-        plant(shop.table, key_of(shop.names[3]), Kind.MISSING)
+        plant(shop.table, key_of(shop.names[3]), DifferenceKind.MISSING)
         before, replaced = rows_of(other), []
 
         def replace(told):
@@ -238,7 +238,7 @@ class TestSwapped:
 
     @pytest.mark.parametrize("how", [made_again, restored])
     def test_it_is_not_written_and_gets_no_verdict(self, how, shop):
-        plant(shop.table, key_of(shop.names[3]), Kind.MISSING)
+        plant(shop.table, key_of(shop.names[3]), DifferenceKind.MISSING)
         set_mark(shop, incomplete_since=SINCE)
         at, kept = 0, shop.folder / "kept"
         shutil.copytree(shop.table, kept)
@@ -269,7 +269,7 @@ class TestSwapped:
         assert at >= 10
 
     def test_not_even_between_the_last_look_and_the_commit(self, shop, monkeypatch):
-        plant(shop.table, key_of(shop.names[3]), Kind.MISSING)
+        plant(shop.table, key_of(shop.names[3]), DifferenceKind.MISSING)
         execute, swap = TableMerger.execute, self.restored(shop)
 
         def call(merger):
@@ -283,7 +283,7 @@ class TestSwapped:
         assert DeltaTable(shop.table).history(1)[0]["operation"] == "RESTORE"
 
     def test_another_commit_of_the_sink_does_not_disturb(self, shop):
-        plant(shop.table, key_of(shop.names[3]), Kind.MISSING)
+        plant(shop.table, key_of(shop.names[3]), DifferenceKind.MISSING)
         for at in (1, 7):
             shop.store.batch("orders", [Put(shop.names[-1], {"n": at})])
             assert shop.verify(target=Swapped(DeltaTarget(shop.table), at, shop.follow), repair=True).equal
@@ -292,7 +292,7 @@ class TestSwapped:
 def test_a_log_that_does_not_show_what_happened_proves_nothing(shop):
     before = DeltaTarget(shop.table).found()
     for number in range(3):
-        plant(shop.table, key_of(shop.names[number]), Kind.STALE)
+        plant(shop.table, key_of(shop.names[number]), DifferenceKind.STALE)
     assert not DeltaTarget(shop.table).found(before).went_back
     table = DeltaTable(shop.table)
     table.create_checkpoint()
@@ -337,7 +337,7 @@ class TestIncomplete:
 
     def test_a_difference_that_is_left_keeps_it_and_comes_first(self, shop):
         set_mark(shop, incomplete_since=SINCE)
-        plant(shop.table, key_of(shop.names[3]), Kind.STALE)
+        plant(shop.table, key_of(shop.names[3]), DifferenceKind.STALE)
         report = shop.verify(repair=True, max_repairs=0)
         assert (report.outcome, report.incomplete_since) == (Outcome.DIFFERENT, SINCE)
         assert DeltaTarget(shop.table).found().mark.incomplete_since == SINCE

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from multiclouddb_api import MulticloudDbError
 from multiclouddb_tables.column_values import as_stored
-from multiclouddb_verify import Kind
+from multiclouddb_verify import DifferenceKind
 
 from .tables import Shop, key_of
 
@@ -67,7 +67,7 @@ def test_a_column_of_another_job_is_neither_compared_nor_written(shop):
     assert shop.verify(transform=columns).equal
     DeltaTable(shop.table).update(updates={"n": "-1"}, predicate=f"key = '{key_of(shop.names[3])}'")
     report = shop.verify(transform=columns, repair=True)
-    assert (report.equal, [each.kind for each in report.repaired]) == (True, [Kind.STALE])
+    assert (report.equal, [each.kind for each in report.repaired]) == (True, [DifferenceKind.STALE])
     found = DeltaTable(shop.table).to_pyarrow_table().to_pylist()
     assert all(row["note"] == row["key"] for row in found)
 
@@ -91,7 +91,7 @@ def test_a_ghost_alone_is_removed_with_what_transform_fills(shop):
     table = DeltaTable(shop.table)
     table.update(updates={"_deleted_at": "NULL", "n": "7"}, predicate=f"key = '{key_of(shop.names[2])}'")
     report = shop.verify(transform=columns, repair=True)
-    assert (report.equal, [each.kind for each in report.repaired]) == (True, [Kind.GHOST])
+    assert (report.equal, [each.kind for each in report.repaired]) == (True, [DifferenceKind.GHOST])
     [row] = [
         each
         for each in DeltaTable(shop.table).to_pyarrow_table().to_pylist()

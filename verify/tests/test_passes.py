@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
-from multiclouddb_verify import DeltaTarget, Kind, stored_position, verify_every
+from multiclouddb_verify import DeltaTarget, DifferenceKind, stored_position, verify_every
 from multiclouddb_verify.passes import Passes
 from multiclouddb_verify.source import Source
 from multiclouddb_verify.verification import Verification
@@ -61,12 +61,14 @@ class Watch:
             return
         self.budget -= 1
         key = world.dice.choice(sorted(right))
-        kind = world.dice.choice([Kind.MISSING, Kind.STALE, Kind.TOMBSTONE])
+        kind = world.dice.choice([DifferenceKind.MISSING, DifferenceKind.STALE, DifferenceKind.TOMBSTONE])
         [row] = [row for row in world.target.table if row.key == key]
-        if kind is Kind.MISSING:
+        if kind is DifferenceKind.MISSING:
             world.target.table.remove(row)
         else:
-            row.text, row.deleted = (None, True) if kind is Kind.TOMBSTONE else ('{"v":"other"}', False)
+            row.text, row.deleted = (
+                (None, True) if kind is DifferenceKind.TOMBSTONE else ('{"v":"other"}', False)
+            )
         self.planted[key] = kind, world.time
 
     def judge(self, standing):
@@ -231,7 +233,7 @@ def test_a_row_that_lost_a_change_of_the_same_pass_is_found(world, small, tmp_pa
 
     standing = second(world, passes(world, tmp_path / "state", on_progress=during))
     assert moments
-    assert found(standing.report) == {key_of("r2"): Kind.STALE}
+    assert found(standing.report) == {key_of("r2"): DifferenceKind.STALE}
     assert times(standing) > moments[0]
 
 
@@ -294,7 +296,7 @@ class TestThrottled:
         calls, waits = self.throttled(world, monkeypatch, ErrorDetail(ErrorCategory.THROTTLED))
         spoil(world)
         standing = second(world, passes(world, tmp_path / "state"))
-        assert found(standing.report) == {key_of("r2"): Kind.STALE}
+        assert found(standing.report) == {key_of("r2"): DifferenceKind.STALE}
         assert sum(calls) == len(world.truth()) == standing.report.cost.rows
         assert [each for each in waits if each >= 1][:3] == [1.0, 2.0, 4.0]
         assert "trying again in 2 seconds" in caplog.text
@@ -490,7 +492,7 @@ class TestTable:
             before = next(run)
             for count in (1, 2):
                 key = key_of(shop.names[count])
-                plant(shop.table, key, Kind.STALE)
+                plant(shop.table, key, DifferenceKind.STALE)
                 standing = next(run)
                 assert [each.key for each in standing.report.repaired] == [key]
                 assert (standing.differences, standing.healed) == (0, count)

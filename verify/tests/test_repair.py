@@ -4,8 +4,8 @@ import attrs
 import pytest
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, MulticloudDbKey, NotKnown
-from multiclouddb_conformance.table import Row
-from multiclouddb_verify import Kind, Outcome
+from multiclouddb_conformance.table import TableRow
+from multiclouddb_verify import DifferenceKind, Outcome
 from multiclouddb_verify.source import Respelt, own_text
 
 from .test_lives import smooth
@@ -131,14 +131,17 @@ class TestNothingIsWritten:
         world.close()
         return report
 
-    @pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.FOREIGN])
+    @pytest.mark.parametrize("kind", [kind for kind in DifferenceKind if kind is not DifferenceKind.FOREIGN])
     def test_if_the_service_cannot_be_asked(self, kind, tmp_path):
         world = quiet([kind])
         [key] = world.faults
         answering(world, lambda answers: {each: NotKnown("it cannot be asked") for each in answers})
         self.repaired(world, tmp_path, key, "it cannot be asked")
 
-    @pytest.mark.parametrize("kind", [Kind.STALE, Kind.MISSING, Kind.DUPLICATE, Kind.UNREADABLE])
+    @pytest.mark.parametrize(
+        "kind",
+        [DifferenceKind.STALE, DifferenceKind.MISSING, DifferenceKind.DUPLICATE, DifferenceKind.UNREADABLE],
+    )
     def test_if_only_the_look_up_finds_no_row(self, kind, tmp_path):
         world = quiet([kind])
         [key] = world.faults
@@ -146,7 +149,7 @@ class TestNothingIsWritten:
         self.repaired(world, tmp_path, key, "do not say the same")
 
     def test_if_only_the_scan_finds_no_row(self, tmp_path):
-        world = quiet([Kind.GHOST])
+        world = quiet([DifferenceKind.GHOST])
         [key] = world.faults
         row = next(iter(world.client.lookup(world.sim.address, [MulticloudDbKey({"id": "r0"})]).values()))
 
@@ -157,7 +160,7 @@ class TestNothingIsWritten:
         self.repaired(world, tmp_path, key, "do not say the same")
 
     def test_if_another_document_is_found(self, tmp_path):
-        world = quiet([Kind.STALE])
+        world = quiet([DifferenceKind.STALE])
         [key] = world.faults
         answering(
             world,
@@ -168,7 +171,7 @@ class TestNothingIsWritten:
         )
         self.repaired(world, tmp_path, key, "do not say the same")
 
-    @pytest.mark.parametrize("kind", [Kind.BLOCKED, Kind.DUPLICATE])
+    @pytest.mark.parametrize("kind", [DifferenceKind.BLOCKED, DifferenceKind.DUPLICATE])
     def test_if_the_source_changes_before_each_repair(self, kind, tmp_path):
         """The sink does not make the row right: it is above the changes, or there are two."""
         world = quiet([kind])
@@ -188,7 +191,7 @@ class TestNothingIsWritten:
         world = quiet([])
         name = world.reserved[0]
         spelt = key_of(name).replace(":", ": ")
-        world.target.table.append(Row(spelt, "", '{"v": 1}'))
+        world.target.table.append(TableRow(spelt, "", '{"v": 1}'))
 
         def move(answers):
             world.put(name)
@@ -198,7 +201,7 @@ class TestNothingIsWritten:
         report = world.verify(tmp_path / "state", repair=True, patience_seconds=5.0)
         notes = {each.key: (each.kind, each.note) for each in report.differences}
         assert notes[spelt] == (
-            Kind.FOREIGN,
+            DifferenceKind.FOREIGN,
             "the row with the sink's own text of this key does not equal the source yet",
         )
         assert [row.text for row in world.target.table if row.key == spelt] == ['{"v": 1}']
@@ -207,7 +210,7 @@ class TestNothingIsWritten:
     @pytest.mark.parametrize("text", ["", "abc", "5", '{"id":1e400}', f'{{"id":{"[" * 500}{"]" * 500}}}'])
     def test_if_the_row_has_no_key_at_all(self, text, tmp_path):
         world = quiet([])
-        world.target.table.append(Row(text, "", '{"v": 1}'))
+        world.target.table.append(TableRow(text, "", '{"v": 1}'))
         self.repaired(world, tmp_path, text, "no key")
 
 
@@ -215,7 +218,7 @@ class TestNothingIsWritten:
 def test_a_text_that_only_the_source_takes_for_a_key_is_named_without_a_repair(is_refused, tmp_path):
     """As MongoDB takes 1.0 and 1.00 for one key. What cannot be asked for stays a ghost."""
     world = quiet([])
-    world.target.table.append(Row(key_of("spelt otherwise"), "", '{"v": 1}'))
+    world.target.table.append(TableRow(key_of("spelt otherwise"), "", '{"v": 1}'))
     real = MulticloudDbKey({"id": world.reserved[0]})
     event = world.client.lookup(world.sim.address, [real])[real]
 
@@ -227,7 +230,7 @@ def test_a_text_that_only_the_source_takes_for_a_key_is_named_without_a_repair(i
     answering(world, spelt)
     before = rows(world)
     report = world.verify(tmp_path / "state")
-    kind = Kind.GHOST if is_refused else Kind.FOREIGN
+    kind = DifferenceKind.GHOST if is_refused else DifferenceKind.FOREIGN
     assert (found(report), report.counts.differences) == ({key_of("spelt otherwise"): kind}, {kind: 1})
     assert rows(world) == before
     world.close()
@@ -235,7 +238,7 @@ def test_a_text_that_only_the_source_takes_for_a_key_is_named_without_a_repair(i
 
 def test_a_key_that_moves_before_it_is_written_is_judged_again(tmp_path):
     """The look-up shows the document before it is in the stream, and the sink has not merged it."""
-    world = quiet([Kind.STALE])
+    world = quiet([DifferenceKind.STALE])
     [key] = world.faults
     [name] = [name for name in world.reserved if key_of(name) == key]
     asked = []
@@ -281,7 +284,11 @@ class TestRowAboveItsLastChange:
 
     @pytest.mark.parametrize(
         ("document", "order", "kind"),
-        [(None, "~", Kind.BLOCKED), ("{}", "~", Kind.BLOCKED), ("{}", None, Kind.STALE)],
+        [
+            (None, "~", DifferenceKind.BLOCKED),
+            ("{}", "~", DifferenceKind.BLOCKED),
+            ("{}", None, DifferenceKind.STALE),
+        ],
     )
     def test_is_repaired(self, document, order, kind, tmp_path):
         world, _ = self.changed(document, order)
@@ -317,7 +324,7 @@ class TestRowAboveItsLastChange:
 
 
 def test_a_row_that_somebody_damages_after_each_repair_is_different_with_the_reason(tmp_path):
-    world = quiet([Kind.STALE])
+    world = quiet([DifferenceKind.STALE])
     [key] = world.faults
     fix = world.target.fix
 
@@ -334,14 +341,14 @@ def test_a_row_that_somebody_damages_after_each_repair_is_different_with_the_rea
 
 
 def test_report_says_which_answers_have_agreed(tmp_path):
-    world = quiet(list(Kind))
+    world = quiet(list(DifferenceKind))
     report = world.verify(tmp_path / "state", repair=True)
     notes = {each.kind: each.note for each in report.repaired}
-    assert notes[Kind.STALE] in {
+    assert notes[DifferenceKind.STALE] in {
         f"the look-up and the {name} say: this document" for name in ("scan", "changes")
     }
-    assert notes[Kind.GHOST].endswith("no item")
-    assert notes[Kind.FOREIGN].endswith("the document that the row with the sink's own key has")
+    assert notes[DifferenceKind.GHOST].endswith("no item")
+    assert notes[DifferenceKind.FOREIGN].endswith("the document that the row with the sink's own key has")
     world.close()
 
 
@@ -349,8 +356,8 @@ class TestForeign:
     def test_of_a_deleted_document_is_removed(self, tmp_path):
         world = quiet([])
         spelt = key_of(world.reserved[-1]).replace(":", ": ")
-        world.target.table.append(Row(spelt, "", '{"v": 1}'))
-        assert found(world.verify(tmp_path / "state")) == {spelt: Kind.FOREIGN}
+        world.target.table.append(TableRow(spelt, "", '{"v": 1}'))
+        assert found(world.verify(tmp_path / "state")) == {spelt: DifferenceKind.FOREIGN}
         report = world.verify(tmp_path / "state", repair=True)
         assert (report.equal, report.counts.repaired) == (True, 1)
         assert spelt not in {row.key for row in world.target.table}
@@ -361,7 +368,7 @@ class TestForeign:
         world = quiet([])
         name = world.reserved[0]
         other = key_of(name.upper())
-        world.target.table.append(Row(other, "", '{"v": 1}'))
+        world.target.table.append(TableRow(other, "", '{"v": 1}'))
         original = world.client.lookup
 
         def lookup(address, keys, options=None, **settings):
@@ -373,20 +380,20 @@ class TestForeign:
         report = world.verify(tmp_path / "state", repair=True)
         assert (report.equal, {each.key: each.kind for each in report.repaired}) == (
             True,
-            {other: Kind.FOREIGN},
+            {other: DifferenceKind.FOREIGN},
         )
         assert world.target.documents() == world.truth()
         world.close()
 
     def test_tombstone_is_no_difference(self, tmp_path):
         world = quiet([])
-        world.target.table.append(Row('{"id": "gone"}', "", None, True))
+        world.target.table.append(TableRow('{"id": "gone"}', "", None, True))
         assert world.verify(tmp_path / "state").equal
         world.close()
 
 
 def test_nothing_is_written_if_the_collection_is_created_again_while_it_is_looked_up(tmp_path):
-    world = quiet([Kind.STALE, Kind.GHOST])
+    world = quiet([DifferenceKind.STALE, DifferenceKind.GHOST])
     before = rows(world)
 
     def recreate(answers):
@@ -413,7 +420,9 @@ class TestRefusedByTheTable:
         world.target.fix = fix
 
     def test_one_row_does_not_stop_the_others(self, tmp_path):
-        world = quiet([Kind.STALE, Kind.MISSING, Kind.TOMBSTONE, Kind.BLOCKED])
+        world = quiet(
+            [DifferenceKind.STALE, DifferenceKind.MISSING, DifferenceKind.TOMBSTONE, DifferenceKind.BLOCKED]
+        )
         chosen = sorted(world.faults)[1]
         self.fixing(world, lambda each: each.key == chosen)
         report = world.verify(tmp_path / "state", repair=True)
@@ -424,14 +433,14 @@ class TestRefusedByTheTable:
 
     def test_if_it_refuses_all_that_is_the_error(self, tmp_path, monkeypatch):
         monkeypatch.setattr("multiclouddb_verify.repair._MOST_REFUSED", 2)
-        world = quiet([Kind.STALE, Kind.MISSING])
+        world = quiet([DifferenceKind.STALE, DifferenceKind.MISSING])
         self.fixing(world, bool)
         with pytest.raises(MulticloudDbError, match="CHECK"):
             world.verify(tmp_path / "state", repair=True)
         world.close()
 
     def test_an_error_of_the_whole_table_ends_the_repair(self, tmp_path):
-        world = quiet([Kind.STALE, Kind.MISSING])
+        world = quiet([DifferenceKind.STALE, DifferenceKind.MISSING])
         self.fixing(world, bool, ErrorCategory.AUTHORIZATION_FAILED)
         with pytest.raises(MulticloudDbError) as caught:
             world.verify(tmp_path / "state", repair=True)

@@ -12,7 +12,7 @@ import pytest
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError, decode_json
 from multiclouddb_embedded import EmbeddedOptions
-from multiclouddb_verify import Kind, VerifySettings
+from multiclouddb_verify import DifferenceKind, VerifySettings
 from multiclouddb_verify.sides import Sides
 from multiclouddb_verify.source import Source
 from multiclouddb_verify.state import State
@@ -48,7 +48,7 @@ class Steps:
             raise Killed
 
 
-def quiet(seed=3, kinds=(Kind.MISSING, Kind.STALE, Kind.GHOST), **settings):
+def quiet(seed=3, kinds=(DifferenceKind.MISSING, DifferenceKind.STALE, DifferenceKind.GHOST), **settings):
     world = World(seed, behaviour=smooth(seed), kinds=list(kinds), **settings)
     world.left = 0
     return world
@@ -285,7 +285,7 @@ class TestTakenUp:
     def test_with_resume_no_row_of_the_source_is_read_again_and_that_is_said(self, shop, scanned, caplog):
         interrupt(shop)
         scanned.clear()
-        plant(shop.table, key_of(shop.names[3]), Kind.STALE)
+        plant(shop.table, key_of(shop.names[3]), DifferenceKind.STALE)
         report = shop.verify(resume=True)
         assert ({each.key for each in report.differences}, scanned) == ({key_of(shop.names[3])}, [])
         assert "60 rows of the source are not read again" in report.left_over
@@ -448,7 +448,7 @@ class TestFolder:
     def test_that_cannot_be_used_any_more_says_so(self, step, error, shop, monkeypatch):
         import multiclouddb_verify.state as module
 
-        plant(shop.table, key_of(shop.names[3]), Kind.STALE)
+        plant(shop.table, key_of(shop.names[3]), DifferenceKind.STALE)
         original = open
 
         def refuse(path, *arguments, **more):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from multiclouddb_api import ChangeFeedRequest, ErrorCategory, MulticloudDbError, ScanFloor, Snapshot
-from multiclouddb_verify import Kind
+from multiclouddb_verify import DifferenceKind
 from multiclouddb_verify.comparison import GONE, Seen, Verdict, join, judge
 
 from .test_lives import smooth
@@ -23,7 +23,7 @@ class TestBlocked:
         world.left, world.facts = 0, {"floor": floor, "ceiling": "8"}
         [row] = [row for row in world.target.table if row.key == key_of(name)]
         row.order_key = order_key
-        assert found(world.verify(tmp_path / "state")) == {key_of(name): Kind.BLOCKED}
+        assert found(world.verify(tmp_path / "state")) == {key_of(name): DifferenceKind.BLOCKED}
         world.close()
 
 
@@ -57,7 +57,7 @@ def test_a_row_that_is_newer_than_its_last_known_change_is_looked_up(differs, tm
 
     world.read = unordered
     report = world.verify(tmp_path / "state")
-    assert found(report) == ({key_of("r0"): Kind.STALE} if differs else {})
+    assert found(report) == ({key_of("r0"): DifferenceKind.STALE} if differs else {})
     assert report.cost.looked_up
     world.close()
 

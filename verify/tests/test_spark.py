@@ -13,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
 from multiclouddb_tables.delta_log import MARK
-from multiclouddb_verify import DeltaTarget, Kind, Outcome, stored_position
+from multiclouddb_verify import DeltaTarget, DifferenceKind, Outcome, stored_position
 from pyspark_multiclouddb import verify_with_spark
 
 from .tables import NAME, Busy, Shop, key_of
@@ -77,7 +77,7 @@ def test_report_is_that_of_verify_for_each_kind_and_a_table_that_is_equal(shop):
     report = shop.check_same()
     assert (report.equal, report.counts.equal, report.cost.rows) == (True, 59, 59)
     faults = shop.plant(*shop.names[40:])
-    assert set(faults.values()) == set(Kind)
+    assert set(faults.values()) == set(DifferenceKind)
     report = shop.check_same(show_values=True)
     assert kinds(report.differences) == faults
     # The ghost and the row with a foreign key are rows of no document.
@@ -113,8 +113,8 @@ def test_a_sample_and_a_transform(make):
 
     shop = make(60, columns)
     DeltaTable(shop.table).update(updates={"n": "-1"}, predicate="n < 20")
-    assert shop.check_same(transform=columns).counts.differences == {Kind.STALE: 20}
-    assert 0 < shop.check_same(transform=columns, sample=2).counts.differences[Kind.STALE] < 20
+    assert shop.check_same(transform=columns).counts.differences == {DifferenceKind.STALE: 20}
+    assert 0 < shop.check_same(transform=columns, sample=2).counts.differences[DifferenceKind.STALE] < 20
     assert shop.verify_with_spark(transform=columns, repair=True).counts.repaired == 20
     assert shop.check_same(transform=columns).equal
 
@@ -125,8 +125,8 @@ def test_an_empty_collection(make):
         shop.store.delete("orders", name)
     shop.follow()
     assert shop.check_same().equal
-    shop.plant("any", kinds=[Kind.GHOST])
-    assert shop.check_same().counts.differences == {Kind.GHOST: 1}
+    shop.plant("any", kinds=[DifferenceKind.GHOST])
+    assert shop.check_same().counts.differences == {DifferenceKind.GHOST: 1}
 
 
 @pytest.mark.parametrize("phase", ["scan", "compare", "rounds"])
@@ -140,7 +140,7 @@ def test_killed_the_next_one_has_the_answer_of_today_in_either_way(shop, phase):
     for goes_on in (shop.verify_with_spark, partial(shop.verify, resume=True)):
         with pytest.raises(KeyboardInterrupt):
             shop.verify_with_spark(on_progress=die)
-        faults |= shop.plant(shop.names[30 + len(faults)], kinds=[Kind.STALE])
+        faults |= shop.plant(shop.names[30 + len(faults)], kinds=[DifferenceKind.STALE])
         report = goes_on(state=shop.folder / "spark")
         assert (kinds(report.differences), report.cost.rows) == (faults, 60)
         assert "was removed" in report.left_over

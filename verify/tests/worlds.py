@@ -22,11 +22,11 @@ from multiclouddb_conformance.open_client import open_client
 from multiclouddb_conformance.simulated import LATEST_SIMULATED, SIMULATED, SimulationPlugin
 from multiclouddb_conformance.simulation import PROVIDER_ID, ServiceBehaviour, Simulation
 from multiclouddb_conformance.table import MemoryTable
-from multiclouddb_verify import Kind
+from multiclouddb_verify import DifferenceKind
 from multiclouddb_verify.source import Source, own_text
 from multiclouddb_verify.verification import Verification
 
-KINDS = list(Kind)
+KINDS = list(DifferenceKind)
 
 
 class Killed(BaseException):

@@ -13,7 +13,7 @@ from bson import json_util
 from pymongo.uri_parser import parse_uri
 
 from multiclouddb_certify.recordings.rules import WORDS, Portion, Rules, Store
-from multiclouddb_certify.wire import Answer, Call
+from multiclouddb_certify.wire import Call, WireResponse
 
 __all__ = ["RULES", "MongoCodec"]
 
@@ -80,7 +80,7 @@ class MongoCodec:
                 found[str(self._parsed[name])] = name
         return found
 
-    def read(self, call: Call, answer: Answer, store: Store) -> None:
+    def read(self, call: Call, answer: WireResponse, store: Store) -> None:
         """Read a command."""
         command = dict(call.body)
         if (

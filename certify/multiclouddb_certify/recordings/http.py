@@ -11,7 +11,7 @@ from typing import Any, Final
 import urllib3
 
 from multiclouddb_certify.recordings.rules import Rules, Store
-from multiclouddb_certify.wire import Answer, Call
+from multiclouddb_certify.wire import Call, WireResponse
 
 __all__ = ["HttpCodec", "HttpSender"]
 
@@ -53,7 +53,7 @@ class HttpCodec:
         """Return what must not be in a recording."""
         return self._hidden
 
-    def read(self, call: Call, answer: Answer, store: Store) -> None:
+    def read(self, call: Call, answer: WireResponse, store: Store) -> None:
         """Read an exchange, and give the SDK an answer whose body can still be read."""
         native = answer.native
         data = native.read(decode_content=False)

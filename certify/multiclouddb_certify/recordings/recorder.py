@@ -14,7 +14,7 @@ import yaml
 from multiclouddb_certify.private_files import make_private_folder, write_private
 from multiclouddb_certify.recordings.hiding import Numbers, Veil
 from multiclouddb_certify.recordings.rules import Codec
-from multiclouddb_certify.wire import Answer, Call
+from multiclouddb_certify.wire import Call, WireResponse
 
 __all__ = ["Recorder", "dumped", "file_name"]
 
@@ -82,7 +82,7 @@ class Recorder:
     def asked(self, call: Call) -> None:
         """Take note of nothing: an exchange is stored when it ends."""
 
-    def answered(self, call: Call, answer: Answer) -> None:
+    def answered(self, call: Call, answer: WireResponse) -> None:
         """Read an exchange of the present test."""
         exchanges = self._exchanges
         # A process that a test forks has no file.

@@ -11,7 +11,7 @@ import grpc
 from google.protobuf import descriptor_pool, json_format, message_factory, timestamp_pb2
 
 from multiclouddb_certify.recordings.rules import OPEN, WORDS, Rules, Store
-from multiclouddb_certify.wire import Answer, Call
+from multiclouddb_certify.wire import Call, WireResponse
 
 __all__ = ["RULES", "SpannerCodec"]
 
@@ -134,7 +134,7 @@ class SpannerCodec:
         """Return the names of the project and of the instance."""
         return {self._instance: "instance", self._instance.partition("/instances/")[0]: "project"}
 
-    def read(self, call: Call, answer: Answer, store: Store) -> None:
+    def read(self, call: Call, answer: WireResponse, store: Store) -> None:
         """Read a call, whose messages come later if they are a stream."""
         # How often an operation is asked for depends on the time.
         if call.url == _OPERATIONS:

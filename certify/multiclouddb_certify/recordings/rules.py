@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import attrs
 
-from multiclouddb_certify.wire import Answer, Call
+from multiclouddb_certify.wire import Call, WireResponse
 
 __all__ = [
     "EMPTY",
@@ -141,7 +141,7 @@ class Codec(Protocol):
     def secrets(self) -> Mapping[str, str]:
         """Return what must not be in a recording: each text, and the name of its placeholder."""
 
-    def read(self, call: Call, answer: Answer, store: Store) -> None:
+    def read(self, call: Call, answer: WireResponse, store: Store) -> None:
         """Read an exchange.
 
         Args:

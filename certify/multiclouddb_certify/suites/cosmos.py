@@ -27,7 +27,7 @@ from multiclouddb_api import (
 from multiclouddb_conformance import us8
 from multiclouddb_conformance.collection import ids
 from multiclouddb_conformance.sink import Sink
-from multiclouddb_conformance.snapshots import Source, is_done, started_of, until_equal, walk
+from multiclouddb_conformance.snapshots import ScannedCollection, is_done, started_of, until_equal, walk
 from multiclouddb_conformance.us8 import *  # noqa: F403
 
 
@@ -229,7 +229,7 @@ class TestLoss(us8.TestLoss):
         """A scan delivers items instead of past changes. The target equals the source, even if the process is
         killed after every page.
         """
-        source, sink = Source(collection), Sink()
+        source, sink = ScannedCollection(collection), Sink()
         source.fill(12)
         source.delete("k3")
 
@@ -268,7 +268,7 @@ class TestSnapshot(us8.TestSnapshot):
         assert len({event.timestamp for event in rows}) == 1
 
     def test_one_partition_key_has_its_rows_only(self, collection):
-        source = Source(collection)
+        source = ScannedCollection(collection)
         source.fill(6)
         key = collection.harness.key("k3")
         scope = LogicalPartition(key)
@@ -289,7 +289,7 @@ class TestSnapshot(us8.TestSnapshot):
 class TestSnapshotUnderLoad(us8.TestSnapshotUnderLoad):
     @pytest.mark.needs("split")
     def test_ordered_holds_the_changes_through_a_split(self, collection):
-        source = Source(collection)
+        source = ScannedCollection(collection)
         source.fill(10)
 
         def between(number):

@@ -4,7 +4,7 @@ import pytest
 
 from multiclouddb_api import ChangeType, NewItemStateMode
 from multiclouddb_conformance import us8
-from multiclouddb_conformance.harness import Kind
+from multiclouddb_conformance.harness import CollectionKind
 from multiclouddb_conformance.us8 import *  # noqa: F403
 
 REQUIRE = NewItemStateMode.REQUIRE
@@ -14,7 +14,7 @@ class TestImages(us8.TestImages):
     """A collection keeps the documents of its changes only if it is configured to do so."""
 
     def test_require_gives_the_full_document(self, make_collection):
-        images = make_collection("images", Kind.OLD_IMAGES)
+        images = make_collection("images", CollectionKind.OLD_IMAGES)
         images.put("a", n=1)
         images.put("a", n=2, text="x")
         images.put("a", n=3)

@@ -27,7 +27,7 @@ from multiclouddb_conformance.explore.search import (
 )
 from multiclouddb_conformance.explore.service import Service
 from multiclouddb_conformance.explore.simulated import SIMULATED
-from multiclouddb_conformance.explore.world import Kind
+from multiclouddb_conformance.explore.world import ListingKind
 
 __all__ = ["main"]
 
@@ -51,7 +51,7 @@ def main(
         "--kind",
         action="append",
         default=[],
-        choices=[kind.value for kind in Kind],
+        choices=[kind.value for kind in ListingKind],
         help="only this kind of service; may be repeated",
     )
     parser.add_argument(
@@ -137,7 +137,7 @@ def _explore_levels(
     return int(broken > 0)
 
 
-def _wander(pairs: list[tuple[Kind, str]], wanted: tuple[int, int], first: int) -> int:
+def _wander(pairs: list[tuple[ListingKind, str]], wanted: tuple[int, int], first: int) -> int:
     steps, seconds = wanted
     until = time.process_time() + seconds
     for seed in count(first):

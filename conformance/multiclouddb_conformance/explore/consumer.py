@@ -19,7 +19,7 @@ from multiclouddb_conformance.explore.world import (
     Bounds,
     BrokenError,
     Consumer,
-    Kind,
+    ListingKind,
     Part,
     Scope,
     World,
@@ -67,7 +67,7 @@ def begin(bounds: Bounds, roots: int = 2) -> World:
     mine = range(roots) if bounds.scope is Scope.ALL else range(1)
     seeds = [Seed(str(i), (), 0) for i in mine]
     got, now = (-1,) * roots, 1
-    if bounds.watched and bounds.kind is Kind.LATE:
+    if bounds.watched and bounds.kind is ListingKind.LATE:
         n, now = len(parts), 2
         parts = (*parts, Part((), 0, 1), Part((n,), 1))
         seeds = [
@@ -118,7 +118,7 @@ def _consumer(world: World) -> Iterator[tuple[str, World]]:
                 if (closed or end > position) and not refuses(world, i, position):
                     answer = (i, position, end, closed, children_of(world, i) if closed else ())
                     yield f"fetch {i}", world._replace(fetched=world.fetched | {answer})
-    if bounds.kind is Kind.LATE:
+    if bounds.kind is ListingKind.LATE:
         if any(isinstance(entry, Entry) and entry.stage is Stage.END for entry in kept):
             yield "look", _look(world)
             for entry in kept if bounds.stops else ():
@@ -141,7 +141,7 @@ def _root(bounds: Bounds) -> str | None:
 
 def _lineage(world: World) -> Lineage:
     kind = world.bounds.kind
-    audited = Audited() if kind is Kind.LATE else None
+    audited = Audited() if kind is ListingKind.LATE else None
     return Lineage(world.consumer.entries, RULES_OF[kind], audited, _root(world.bounds))
 
 
@@ -213,7 +213,7 @@ def _took(world: World, i: int, position: int, end: int, is_end: bool, children:
     """Deliver the records (position, end] of a partition, and its end."""
     got = delivered(world, i, position, end)
     world = world._replace(fetched=frozenset(each for each in world.fetched if each[0] != i))
-    lineage, late = _lineage(world), world.bounds.kind is Kind.LATE
+    lineage, late = _lineage(world), world.bounds.kind is ListingKind.LATE
     reading = {each.partition_id for each in lineage.active()}
     lineage.took(str(i), end)
     named = tuple(Child(str(j), parents_of(world, j), said_by(world, i, j)) for j in children)
@@ -300,7 +300,7 @@ def _asked(
     """Let the consumer ask the service about its partitions; check what it decides and what it is told."""
     bounds, service = world.bounds, WorldFeed(world, lineage)
     before = {each.partition_id: each for each in lineage.listed()}
-    begins_again = bounds.kind is Kind.ALIVE and any(is_gone(world, int(name)) for name in before)
+    begins_again = bounds.kind is ListingKind.ALIVE and any(is_gone(world, int(name)) for name in before)
     missing = _missing(world, before.values(), refused, begins_again=begins_again)
     gone = {i for i in missing if is_gone(world, i) and (looks is None or i in looks)}
     policy = Fail() if bounds.fails else SkipToOldest()
@@ -331,11 +331,13 @@ def _asked(
         return world  # what follows may be listed soon
     if not names and bounds.forgets and _lacks(world, before.values()):
         return world  # a listing without an entry decides nothing
-    unseen = {i for i in lost.difference(missing) if bounds.kind is Kind.LATE and is_gone(world, i)}
+    unseen = {i for i in lost.difference(missing) if bounds.kind is ListingKind.LATE and is_gone(world, i)}
     _check_unseen(world, before, unseen)
     if sorted(lost - unseen) != [i for i in missing if not (begins_again and i in gone)]:
         raise BrokenError(f"{missing} lose records, and {names} are told")
-    if bounds.kind is Kind.LATE and (unsaid := _unread_parents(world, left) - world.consumer.gap - lost):
+    if bounds.kind is ListingKind.LATE and (
+        unsaid := _unread_parents(world, left) - world.consumer.gap - lost
+    ):
         raise BrokenError(f"{unsaid} are lost and lead to what is read, and {names} are told")
     if silent := set(found.started).difference(left):
         raise BrokenError(f"{silent} start after a loss, and no notice says so")
@@ -371,7 +373,7 @@ def _refused(world: World, lineage: Lineage, refusal: ProviderFault, gone: Colle
         raise BrokenError("a loss that is refused changes the token")
     ends = any(int(end.partition_id) in gone for end in lineage.ends())
     if not bounds.fails:
-        is_clear = bounds.kind is Kind.LISTED or (bounds.kind is Kind.LATE and bounds.told)
+        is_clear = bounds.kind is ListingKind.LISTED or (bounds.kind is ListingKind.LATE and bounds.told)
         if bounds.scope is not Scope.DESCENDANTS or (is_clear and not hides(world)):
             raise BrokenError(f"all parents are listed, and an heir cannot be proved: {refusal}")
     elif not ends and not _misses(world):
@@ -429,7 +431,7 @@ def _missing(world: World, entries: Iterable[Entry], refused: str | None, *, beg
         if entry.stage is Stage.END:
             proved = entry.final or (entry.children and world.bounds.scope is not Scope.DESCENDANTS)
             lost = is_gone(world, i) and bool(entry.said) and not proved
-        elif (entry.stage is Stage.WAIT and not begins_again) or world.bounds.kind is Kind.LATE:
+        elif (entry.stage is Stage.WAIT and not begins_again) or world.bounds.kind is ListingKind.LATE:
             # A position does not show its age. Nothing is decided about a partition that a listing lacks.
             lost = is_gone(world, i) or (entry.partition_id == refused and world.parts[i].shown)
         else:
@@ -488,7 +490,7 @@ def drained(world: World) -> World:
             ends = world.parts[i].closed is not None
             if ends or at(entry.cursor) < world.now or any(each[0] == i for each in world.fetched):
                 return _read(world, i)
-    if world.bounds.kind is not Kind.LATE:
+    if world.bounds.kind is not ListingKind.LATE:
         return _passed(world)
     for ask in (_look, _search, _last_look):
         if ask is _search and world.bounds.scope is Scope.DESCENDANTS:
@@ -533,7 +535,7 @@ def check_idle(world: World) -> None:
     done = {each.partition_id for each in active if at(each.cursor) == world.now}
     if not lineage.is_quiet({name for name in done if parts[int(name)].closed is None}):
         return
-    if world.bounds.kind is not Kind.LATE:
+    if world.bounds.kind is not ListingKind.LATE:
         check_read(world)
     elif not active and any(part.closed is None for part in parts):
         raise BrokenError("idle, and reads nothing")

@@ -29,7 +29,7 @@ from multiclouddb_api import (
     SkipToOldest,
 )
 from multiclouddb_conformance.explore.service import At, Got, moment_of
-from multiclouddb_conformance.explore.world import BrokenError, Kind, World, ancestors, hides
+from multiclouddb_conformance.explore.world import BrokenError, ListingKind, World, ancestors, hides
 from multiclouddb_spi import Batch, Continue, Deadline, Engine, Feed, FeedSpec, Provider
 from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.follow import Follow, Found, Looks, apply_end
@@ -515,7 +515,7 @@ def _policy(at: At) -> OnExpired:
 
 def _may_end(at: At, category: ErrorCategory) -> bool:
     """Return whether the feed may end with an error: not if it skips, and can prove what descends from it."""
-    unclear = at.root is not None and at.service.kind is not Kind.LISTED
+    unclear = at.root is not None and at.service.kind is not ListingKind.LISTED
     return category == ErrorCategory.CHECKPOINT_EXPIRED and (at.bounds.fails or unclear)
 
 

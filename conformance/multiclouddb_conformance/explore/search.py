@@ -11,7 +11,15 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from multiclouddb_conformance.explore.consumer import begin, settle, steps
-from multiclouddb_conformance.explore.world import Bounds, BrokenError, Consumer, Kind, Part, Scope, World
+from multiclouddb_conformance.explore.world import (
+    Bounds,
+    BrokenError,
+    Consumer,
+    ListingKind,
+    Part,
+    Scope,
+    World,
+)
 from multiclouddb_spi import collector_paused
 from multiclouddb_spi.continuation.entry import AnyEntry, Plan
 
@@ -236,12 +244,12 @@ GROUPS: Final[Mapping[str, Mapping[str, Any]]] = {
 """The bounds of each group; the steps of `base` belong to all of them."""
 
 
-def bounds_of(kind: Kind, group: str) -> Bounds:
+def bounds_of(kind: ListingKind, group: str) -> Bounds:
     """Return what may happen in a group."""
     return Bounds(kind, **GROUPS[group])
 
 
-def random_bounds(kind: Kind, group: str) -> Bounds:
+def random_bounds(kind: ListingKind, group: str) -> Bounds:
     """Return what may happen in a random history of a group: it has most of what single groups have."""
     bounds = bounds_of(kind, group)
     return attrs.evolve(bounds, crash=True, cut=True, empty=True, horizons=True, forgets=True)
@@ -289,11 +297,11 @@ def _given(bounds: Bounds) -> Iterator[str]:
             yield f"{field.name}={value}"
 
 
-def chosen(kinds: Collection[str], groups: Collection[str]) -> list[tuple[Kind, str]]:
+def chosen(kinds: Collection[str], groups: Collection[str]) -> list[tuple[ListingKind, str]]:
     """Return each pair of a kind and a group; an empty choice means all."""
     return [
         (kind, group)
-        for kind in Kind
+        for kind in ListingKind
         if not kinds or kind.value in kinds
         for group in GROUPS
         if not groups or group in groups

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import attrs
 
 from multiclouddb_api import Beginning, ChangeEvent, ResourceAddress
-from multiclouddb_conformance.explore.world import Bounds, Kind, Scope, World
+from multiclouddb_conformance.explore.world import Bounds, ListingKind, Scope, World
 from multiclouddb_spi import Cursor, Feed, FeedStart, Provider
 
 __all__ = ["At", "Got", "Node", "Service", "moment_of"]
@@ -23,7 +23,7 @@ class Service(ABC):
         server: What clients are connected to.
     """
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[ListingKind]
     address: ResourceAddress
     position: ClassVar[FeedStart] = Beginning()
     rolls: ClassVar[bool] = True
@@ -74,7 +74,7 @@ class Service(ABC):
     def can_merge(self, names: Sequence[str]) -> bool:
         """Return whether these open partitions can be merged."""
         del names
-        return self.kind is not Kind.LATE
+        return self.kind is not ListingKind.LATE
 
     def place(self, feed: Feed, cursor: Cursor) -> Hashable:
         """Return what decides of a position; two positions with the same are read alike."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from multiclouddb_conformance.explore.service import Service
-from multiclouddb_conformance.explore.world import Kind
+from multiclouddb_conformance.explore.world import ListingKind
 from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider
 from multiclouddb_conformance.simulation.service_behaviour import Listing
 from multiclouddb_spi import Provider
@@ -47,7 +47,7 @@ class SimulatedService(Service):
         return list(self._sim.open_partitions)
 
     def _make(self) -> None:
-        behaviour = ServiceBehaviour(proves_children=self.kind is not Kind.LATE, listing=self.listing)
+        behaviour = ServiceBehaviour(proves_children=self.kind is not ListingKind.LATE, listing=self.listing)
         self._sim = self.server = _Hiding(self._partitions, behaviour)
         self.address, self._ends = self._sim.address, dict[int, int]()
 
@@ -101,19 +101,19 @@ class SimulatedService(Service):
 class Listed(SimulatedService):
     """Partitions merge, and all are listed with their parents."""
 
-    kind, listing = Kind.LISTED, Listing.ALL
+    kind, listing = ListingKind.LISTED, Listing.ALL
 
 
 class Alive(SimulatedService):
     """Partitions merge, and those of one time are listed without parents."""
 
-    kind, listing = Kind.ALIVE, Listing.OPEN
+    kind, listing = ListingKind.ALIVE, Listing.OPEN
 
 
 class Late(SimulatedService):
     """Partitions are listed with their parents, some of them late."""
 
-    kind, listing = Kind.LATE, Listing.ALL
+    kind, listing = ListingKind.LATE, Listing.ALL
 
 
 SIMULATED = {"listed": Listed, "alive": Alive, "late": Late}

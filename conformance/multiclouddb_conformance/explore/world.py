@@ -23,7 +23,7 @@ __all__ = [
     "Bounds",
     "BrokenError",
     "Consumer",
-    "Kind",
+    "ListingKind",
     "Part",
     "Rules",
     "Scope",
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 
-class Kind(Enum):
+class ListingKind(Enum):
     """What a service tells about its partitions."""
 
     LISTED = "listed"
@@ -94,7 +94,7 @@ class Bounds:
         symmetric: True if histories that differ only in the numbers of the partitions are explored once.
     """
 
-    kind: Kind
+    kind: ListingKind
     scope: Scope = Scope.ALL
     open: int = 3
     partitions: int = 9
@@ -155,8 +155,8 @@ def at(cursor: Cursor) -> int:
 class Rules:
     """A position is the time of the last delivered record, and its own moment."""
 
-    def __init__(self, kind: Kind) -> None:
-        self.names_late = kind is Kind.LATE
+    def __init__(self, kind: ListingKind) -> None:
+        self.names_late = kind is ListingKind.LATE
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
         return min(map(at, cursors))
@@ -170,9 +170,9 @@ class Rules:
 
 
 _OVER: Final = FeedEnded("it has stopped")
-RULES_OF: Final = {kind: Rules(kind) for kind in Kind}
+RULES_OF: Final = {kind: Rules(kind) for kind in ListingKind}
 """The rules of each kind of service."""
-RULES: Final = RULES_OF[Kind.LATE]
+RULES: Final = RULES_OF[ListingKind.LATE]
 """The rules of a service whose positions are numbers, for tests."""
 
 
@@ -180,7 +180,7 @@ def moves(world: World) -> Iterator[tuple[str, World]]:
     """Yield every step of the service that can follow, with its name and the world after it."""
     parts, bounds = world.parts, world.bounds
     there = [i for i, part in enumerate(parts) if part.closed is None]
-    merges = bounds.kind is not Kind.LATE
+    merges = bounds.kind is not ListingKind.LATE
     if len(parts) < bounds.partitions:
         for i in there:
             if len(there) < bounds.open:
@@ -300,7 +300,7 @@ def survey_of(
     """State what `Feed.survey` of such a service states; `expired` and `whole` as there."""
     kind, parts = world.bounds.kind, world.parts
     gone = {i for i in range(len(parts)) if is_gone(world, i)}
-    if kind is Kind.ALIVE:
+    if kind is ListingKind.ALIVE:
         lost = {name: None for name in asked if int(name) in gone}
         there = {i for i in map(int, asked) if i not in gone}
         then = [i for i, part in enumerate(parts) if part.born <= world.kept and i not in gone]
@@ -319,7 +319,7 @@ def survey_of(
         if whole or not asked.keys().isdisjoint(map(str, parts[i].parents))
     )
     final = dict[str, Notice | None]()
-    if kind is Kind.LATE:
+    if kind is ListingKind.LATE:
         if whole and not world.settled:  # what leads to no open partition has no position
             led = _led(world)
             present = tuple(
@@ -330,7 +330,7 @@ def survey_of(
             )
         names = [each.partition_id for each in present] if whole else asked
         final = {name: _OVER for name in names if world.settled and _is_last(world, int(name))}
-    if kind is Kind.LISTED or world.bounds.told:
+    if kind is ListingKind.LISTED or world.bounds.told:
         told = {str(i): parents_of(world, i) for i in gone if parts[i].shown or str(i) in asked}
         return Survey(present, told, final=final)
     unlisted = {parent for each in present for parent in each.parents} | set(asked)
@@ -360,7 +360,7 @@ def _present(
     state = PartitionState.OPEN if part.closed is None else PartitionState.CLOSED
     parents = parents_of(world, i) if with_parents else ()
     # A position of a service that names children late does not show its age.
-    is_old = str(i) in expired or world.bounds.kind is not Kind.LATE
+    is_old = str(i) in expired or world.bounds.kind is not ListingKind.LATE
     if position is not None and not (is_old and refuses(world, i, at(position))):
         return Partition(str(i), parents, state)
     return Partition(str(i), parents, state, min(max(part.born, world.kept), end_of(world, i)))

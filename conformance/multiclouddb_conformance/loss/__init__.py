@@ -23,11 +23,11 @@ from multiclouddb_conformance.loss.consumer import (
 from multiclouddb_conformance.loss.life import (
     Act,
     Author,
-    Change,
     Read,
     ReadUntilIdle,
     ScriptedWorld,
     Step,
+    WrittenChange,
     public_lineage,
     scripted_life,
 )
@@ -38,7 +38,6 @@ from multiclouddb_conformance.loss.verdict import marker_in
 __all__ = [
     "Act",
     "Author",
-    "Change",
     "Consumer",
     "Delivered",
     "Failed",
@@ -52,6 +51,7 @@ __all__ = [
     "ScriptedWorld",
     "Step",
     "Stored",
+    "WrittenChange",
     "iterator_consumer",
     "marker_in",
     "page_consumer",

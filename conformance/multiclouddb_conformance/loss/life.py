@@ -13,11 +13,11 @@ from multiclouddb_api import MulticloudDbClient, MulticloudDbKey, ResourceAddres
 __all__ = [
     "Act",
     "Author",
-    "Change",
     "Read",
     "ReadUntilIdle",
     "ScriptedWorld",
     "Step",
+    "WrittenChange",
     "plain_key",
     "public_lineage",
     "scripted_life",
@@ -40,7 +40,7 @@ def plain_key(key: Hashable) -> Hashable:
 
 
 @attrs.frozen
-class Change:
+class WrittenChange:
     """One written change, which must be delivered.
 
     Attributes:
@@ -66,7 +66,7 @@ class Act(Generic[W_contra]):
     """
 
     name: str
-    run: Callable[[W_contra], Iterable[Change] | None]
+    run: Callable[[W_contra], Iterable[WrittenChange] | None]
     forgets: bool = False
 
 
@@ -165,19 +165,19 @@ class Author:
             for change in changes
         ]
 
-        def run(world: ScriptedWorld) -> list[Change]:
+        def run(world: ScriptedWorld) -> list[WrittenChange]:
             world.write(writes)
             return changes
 
         return Act(name, run)
 
-    def _change(self, key: str) -> Change:
+    def _change(self, key: str) -> WrittenChange:
         if key in self._present and self._dice.random() < 0.3:
             self._present.discard(key)
-            return Change(key, None)
+            return WrittenChange(key, None)
         self._present.add(key)
         self._marker += 1
-        return Change(key, self._marker)
+        return WrittenChange(key, self._marker)
 
 
 def public_lineage(

@@ -28,7 +28,7 @@ from multiclouddb_conformance.loss.consumer import (
     Stored,
     page_consumer,
 )
-from multiclouddb_conformance.loss.life import Act, Change, Read, ReadUntilIdle, Step
+from multiclouddb_conformance.loss.life import Act, Read, ReadUntilIdle, Step, WrittenChange
 from multiclouddb_conformance.loss.report import RunReport
 from multiclouddb_conformance.loss.verdict import Idle, Marker, Reading, Record, marker_in
 
@@ -311,7 +311,7 @@ class _Ending:
         return False
 
 
-def _named(change: Change) -> str:
+def _named(change: WrittenChange) -> str:
     return f"delete of {change.key}" if change.marker is None else f"{change.key}={change.marker}"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 import attrs
 
 from multiclouddb_api import ChangeEvent, ChangeFeedPage, ChangeType
-from multiclouddb_conformance.loss.life import Change, plain_key
+from multiclouddb_conformance.loss.life import WrittenChange, plain_key
 from multiclouddb_conformance.loss.report import RunReport
 from multiclouddb_conformance.model import (
     check_complete,
@@ -38,7 +38,7 @@ def marker_in(field: str) -> Marker:
     return marker
 
 
-def match(truth: Sequence[Change], delivered: Iterable[ChangeEvent], marker: Marker) -> dict[str, int]:
+def match(truth: Sequence[WrittenChange], delivered: Iterable[ChangeEvent], marker: Marker) -> dict[str, int]:
     """Map each event id to the index of its change in `truth`, the list of written changes."""
     written: defaultdict[Hashable, list[int]] = defaultdict(list)
     for number, change in enumerate(truth):
@@ -54,7 +54,7 @@ def match(truth: Sequence[Change], delivered: Iterable[ChangeEvent], marker: Mar
 
 
 def _match_key(
-    truth: Sequence[Change], numbers: Sequence[int], events: Sequence[ChangeEvent], marker: Marker
+    truth: Sequence[WrittenChange], numbers: Sequence[int], events: Sequence[ChangeEvent], marker: Marker
 ) -> dict[str, int]:
     """Do the work of `match` for the events of one key."""
     places = {truth[number].marker: place for place, number in enumerate(numbers)}
@@ -74,7 +74,7 @@ def _match_key(
     return found
 
 
-def _next_delete(truth: Sequence[Change], numbers: Sequence[int], start: int) -> int | None:
+def _next_delete(truth: Sequence[WrittenChange], numbers: Sequence[int], start: int) -> int | None:
     rest = range(max(0, start), len(numbers))
     return next((place for place in rest if truth[numbers[place]].marker is None), None)
 
@@ -100,7 +100,7 @@ class Reading:
 class Record:
     """The recorded facts of one run."""
 
-    truth: list[Change] = attrs.field(factory=list)
+    truth: list[WrittenChange] = attrs.field(factory=list)
     labels: list[str] = attrs.field(factory=list)
     delivered: list[ChangeEvent] = attrs.field(factory=list)
     idle: list[Idle] = attrs.field(factory=list)

@@ -19,7 +19,7 @@ from multiclouddb_api import (
     event_to_json,
 )
 from multiclouddb_conformance.collection import Collection
-from multiclouddb_conformance.harness import Harness, Kind, Write
+from multiclouddb_conformance.harness import CollectionKind, Harness, Write
 from multiclouddb_conformance.values import KEYS, VALUES
 
 __all__ = ["TestImages", "TestKeys", "TestValues"]
@@ -92,7 +92,7 @@ class TestImages:
     @pytest.mark.shows("Plan 2", "Plan 8")
     @pytest.mark.needs("keys_only")
     def test_a_feed_of_keys_refuses_require_and_says_what_to_do(self, make_collection: Make) -> None:
-        keys = make_collection("keys", Kind.KEYS_ONLY)
+        keys = make_collection("keys", CollectionKind.KEYS_ONLY)
         keys.put("a", n=1)
         error = keys.refused(
             ErrorCategory.UNSUPPORTED_CAPABILITY, keys.begin, new_item_state_mode=NewItemStateMode.REQUIRE
@@ -102,7 +102,7 @@ class TestImages:
     @pytest.mark.shows("Plan 2")
     @pytest.mark.needs("keys_only")
     def test_a_feed_of_keys_has_events_without_documents(self, make_collection: Make) -> None:
-        keys = make_collection("keys", Kind.KEYS_ONLY)
+        keys = make_collection("keys", CollectionKind.KEYS_ONLY)
         keys.put("a", n=1)
         keys.put("a", n=2)
         events = keys.read(keys.begin, 2)
@@ -122,7 +122,7 @@ class TestImages:
     @pytest.mark.requires(_OLD)
     @pytest.mark.parametrize("mode", [OldItemStateMode.REQUIRE, OldItemStateMode.INCLUDE_IF_AVAILABLE])
     def test_old_documents_are_whole(self, make_collection: Make, mode: OldItemStateMode) -> None:
-        images = make_collection("images", Kind.OLD_IMAGES)
+        images = make_collection("images", CollectionKind.OLD_IMAGES)
         start = images.now(old_item_state_mode=mode)
         images.put("a", n=1, kept="x")
         images.put("a", n=2, kept="x")

@@ -13,7 +13,7 @@ import pytest
 
 from multiclouddb_api import Beginning, Capability, Now, ResourceAddress, StartPosition
 from multiclouddb_conformance.collection import feed_request
-from multiclouddb_conformance.harness import Harness, Kind, Write
+from multiclouddb_conformance.harness import CollectionKind, Harness, Write
 from multiclouddb_conformance.loss import (
     Consumer,
     LossOracle,
@@ -66,7 +66,7 @@ def _run(harness: Harness, start: StartPosition, consumer: Consumer, size: int) 
     @contextmanager
     def world() -> Iterator[_World]:
         name = f"life{next(_numbers)}"
-        yield _World(harness, harness.create(name, Kind.PLAIN, harness.partitions))
+        yield _World(harness, harness.create(name, CollectionKind.PLAIN, harness.partitions))
 
     # mypy uses the type of the converter's argument as the type of the field.
     life: Any = scripted_life(seed=size, rounds=3)

@@ -23,7 +23,7 @@ from multiclouddb_conformance.snapshots import (
     INTERLEAVED,
     ORDERED,
     ORDERS,
-    Source,
+    ScannedCollection,
     changes,
     is_done,
     until_equal,
@@ -46,7 +46,7 @@ class TestSnapshotUnderLoad:
     def test_updates_deletes_and_creates_during_the_scan(
         self, collection: Collection, order: SnapshotOrder, size: int
     ) -> None:
-        source, sink = Source(collection), Sink()
+        source, sink = ScannedCollection(collection), Sink()
         source.fill(16)
         page = None
         for page in walk(collection, Snapshot(order), size, changes(source)):
@@ -58,7 +58,7 @@ class TestSnapshotUnderLoad:
     def test_a_lost_token_repeats_and_loses_nothing(
         self, collection: Collection, order: SnapshotOrder
     ) -> None:
-        source, sink = Source(collection), Sink()
+        source, sink = ScannedCollection(collection), Sink()
         source.fill(10)
         change = changes(source)
         start: Snapshot | str = Snapshot(order)
@@ -84,7 +84,7 @@ class TestSnapshotUnderLoad:
     @pytest.mark.needs("split", "merge")
     @pytest.mark.parametrize("order", ORDERS)
     def test_splits_and_merges_during_the_scan(self, collection: Collection, order: SnapshotOrder) -> None:
-        source, sink = Source(collection), Sink()
+        source, sink = ScannedCollection(collection), Sink()
         source.fill(12)
         change = changes(source)
 
@@ -102,7 +102,7 @@ class TestSnapshotUnderLoad:
 
     @pytest.mark.needs("split")
     def test_ordered_holds_the_changes_through_a_split(self, collection: Collection) -> None:
-        source = Source(collection)
+        source = ScannedCollection(collection)
         source.fill(10)
 
         def between(number: int) -> None:
@@ -123,7 +123,7 @@ class TestResnapshot:
     """A second snapshot repairs a target whose position has expired, including deletes."""
 
     def test_a_second_snapshot_heals_stale_rows_and_missed_deletes(self, collection: Collection) -> None:
-        source, sink = Source(collection), Sink()
+        source, sink = ScannedCollection(collection), Sink()
         source.fill(10)
         for page in walk(collection, Snapshot(), 3):
             sink.apply(page.events)
@@ -134,7 +134,7 @@ class TestResnapshot:
 
     @pytest.mark.needs("interleaved")
     def test_a_target_that_had_later_changes_is_healed(self, collection: Collection) -> None:
-        source, sink = Source(collection), Sink()
+        source, sink = ScannedCollection(collection), Sink()
         source.fill(6)
         token = collection.page(Snapshot()).continuation_token
         for number in range(4):
@@ -149,7 +149,7 @@ class TestResnapshot:
 
     @pytest.mark.needs("trim", "read_past_trim")
     def test_an_expired_position_begins_another_snapshot(self, collection: Collection) -> None:
-        source, sink = Source(collection), Sink()
+        source, sink = ScannedCollection(collection), Sink()
         source.fill(6)
         for page in walk(collection, Snapshot(), 2):
             sink.apply(page.events)
@@ -182,7 +182,7 @@ class TestResnapshot:
         assert len(set(ids(events))) == 4
 
 
-def _heal(source: Source, sink: Sink, wanted: Snapshot) -> None:
+def _heal(source: ScannedCollection, sink: Sink, wanted: Snapshot) -> None:
     """Read another snapshot into a target."""
     collection = source.collection
     first = collection.page(wanted)

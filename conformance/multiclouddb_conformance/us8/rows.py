@@ -32,7 +32,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.collection import Collection, ids
 from multiclouddb_conformance.harness import Write
-from multiclouddb_conformance.snapshots import Source, changes, is_done, started_of, walk
+from multiclouddb_conformance.snapshots import ScannedCollection, changes, is_done, started_of, walk
 from multiclouddb_conformance.values import KEYS, VALUES
 
 __all__ = [
@@ -62,7 +62,7 @@ class TestRowsAlone:
 
     @pytest.mark.parametrize("size", [1, 3, 0])
     def test_every_row_comes_once_and_then_the_feed_ends(self, collection: Collection, size: int) -> None:
-        source = Source(collection)
+        source = ScannedCollection(collection)
         source.fill(12)
         expected = source.rows()
         pages = list(
@@ -84,7 +84,7 @@ class TestRowsAlone:
         assert (again.events, again.idle, _has_ended(again)) == ((), True, True)
 
     def test_rows_that_do_not_change_are_never_left_out(self, collection: Collection) -> None:
-        source = Source(collection)
+        source = ScannedCollection(collection)
         source.fill(16)
         still = {f"still{number}": number for number in range(16)}
         for name, number in still.items():
@@ -107,7 +107,7 @@ class TestRowsAlone:
 
     @pytest.mark.parametrize("order", list(SnapshotOrder))
     def test_a_plan_has_segments_alone(self, collection: Collection, order: SnapshotOrder) -> None:
-        source = Source(collection)
+        source = ScannedCollection(collection)
         source.fill(20)
         wanted = Snapshot(order, segments=4, changes=False)
         plan = collection.client.plan_partitions(collection.request(wanted))
@@ -133,7 +133,7 @@ class TestRowsAlone:
 
     @pytest.mark.requires(_KEY)
     def test_one_partition_key_has_its_rows_only(self, collection: Collection) -> None:
-        source = Source(collection)
+        source = ScannedCollection(collection)
         source.fill(6)
         key = collection.harness.key("k3")
         pages = list(walk(collection, _ROWS, 1, scope=LogicalPartition(key)))
@@ -176,7 +176,7 @@ class TestLookup:
     """Tests `client.lookup`."""
 
     def test_it_returns_the_current_row_or_none(self, collection: Collection) -> None:
-        source = Source(collection)
+        source = ScannedCollection(collection)
         source.fill(5)
         source.put("k1", 100)
         source.delete("k2")

@@ -35,7 +35,7 @@ from multiclouddb_conformance.snapshots import (
     INTERLEAVED,
     ORDERED,
     ORDERS,
-    Source,
+    ScannedCollection,
     is_done,
     started_of,
     until_equal,
@@ -74,7 +74,7 @@ class TestSnapshot:
     def test_every_row_comes_once_and_then_the_end(
         self, collection: Collection, order: SnapshotOrder, size: int
     ) -> None:
-        source = Source(collection)
+        source = ScannedCollection(collection)
         source.fill(12)
         pages = list(walk(collection, Snapshot(order), size))
         rows = [event for page in pages for event in page.events if event.backfilled]
@@ -89,7 +89,7 @@ class TestSnapshot:
     @pytest.mark.parametrize("size", [2, 5])
     def test_another_process_goes_on_where_a_page_ends(self, collection: Collection, size: int) -> None:
         """A page ends within a segment and within what was read of it, because each segment has few rows."""
-        source, rows = Source(collection), list[ChangeEvent]()
+        source, rows = ScannedCollection(collection), list[ChangeEvent]()
         source.fill(12)
         page = collection.page(Snapshot(SnapshotOrder.ORDERED, segments=4))
         for _ in range(_MOST_PAGES):
@@ -167,7 +167,7 @@ class TestSnapshot:
     def test_no_page_is_idle_before_the_end_and_the_watermark_stays(
         self, collection: Collection, order: SnapshotOrder
     ) -> None:
-        source = Source(collection)
+        source = ScannedCollection(collection)
         source.fill(6)
         moments = set()
         for page in walk(collection, Snapshot(order), 1, lambda number: source.put("x", number)):
@@ -180,7 +180,7 @@ class TestSnapshot:
 
     @pytest.mark.parametrize("size", [1, 4])
     def test_ordered_has_every_row_before_any_change(self, collection: Collection, size: int) -> None:
-        source = Source(collection)
+        source = ScannedCollection(collection)
         source.fill(8)
 
         def between(number: int) -> None:
@@ -195,7 +195,7 @@ class TestSnapshot:
 
     @pytest.mark.needs("interleaved")
     def test_interleaved_has_changes_before_the_last_row(self, collection: Collection) -> None:
-        source = Source(collection)
+        source = ScannedCollection(collection)
         source.fill(40)
         kinds: list[bool] = []
 
@@ -212,7 +212,7 @@ class TestSnapshot:
         assert kinds.count(True) >= 40
 
     def test_a_scan_goes_on_in_a_restarted_client_after_every_page(self, collection: Collection) -> None:
-        source, sink = Source(collection), Sink()
+        source, sink = ScannedCollection(collection), Sink()
         source.fill(10)
 
         def between(number: int) -> None:
@@ -226,7 +226,7 @@ class TestSnapshot:
 
     @pytest.mark.parametrize("segments", [1, 2, 7])
     def test_the_number_of_segments_changes_nothing_else(self, collection: Collection, segments: int) -> None:
-        source = Source(collection)
+        source = ScannedCollection(collection)
         source.fill(10)
         wanted = Snapshot(SnapshotOrder.ORDERED, segments=segments)
         rows = [event for page in walk(collection, wanted, 3) for event in page.events if event.backfilled]
@@ -243,7 +243,7 @@ class TestSnapshot:
 
     @pytest.mark.requires(_KEY)
     def test_one_partition_key_has_its_rows_only(self, collection: Collection) -> None:
-        source = Source(collection)
+        source = ScannedCollection(collection)
         source.fill(6)
         key = collection.harness.key("k3")
         scope = LogicalPartition(key)
@@ -271,7 +271,7 @@ class TestSnapshot:
 
     @pytest.mark.needs("interleaved")
     def test_a_plan_spreads_the_scan_over_processes(self, collection: Collection) -> None:
-        source, sink = Source(collection), Sink()
+        source, sink = ScannedCollection(collection), Sink()
         source.fill(20)
         wanted = Snapshot(SnapshotOrder.INTERLEAVED, segments=4)
         plan = collection.client.plan_partitions(collection.request(wanted), with_descendants=True)

@@ -10,7 +10,7 @@ import pytest
 from multiclouddb_api import Capability, encode_json
 from multiclouddb_conformance.collection import Collection
 from multiclouddb_conformance.table import MemoryTable
-from multiclouddb_verify import Kind, Outcome, Report, verify
+from multiclouddb_verify import DifferenceKind, Outcome, Report, verify
 
 __all__ = ["TestVerified"]
 
@@ -40,7 +40,7 @@ class _Copy:
         self.follow()
         return self.token
 
-    def plant(self, *kinds: Kind) -> dict[str, Kind]:
+    def plant(self, *kinds: DifferenceKind) -> dict[str, DifferenceKind]:
         alive, dead = map(self.key, self.names[:8]), map(self.key, self.names[8:])
         return self.table.plant(list(alive), list(dead), kinds, random.Random(7))
 
@@ -64,7 +64,7 @@ class TestVerified:
 
     def test_each_damage_is_found_and_repaired_and_the_sink_goes_on(self, collection: Collection) -> None:
         copy = _Copy(collection)
-        faults = copy.plant(*Kind)
+        faults = copy.plant(*DifferenceKind)
         report = copy.verify(repair=True)
         assert {each.key: each.kind for each in report.repaired} == faults
         assert (report.equal, report.counts.repaired, copy.table.written) == (True, 8, 8)

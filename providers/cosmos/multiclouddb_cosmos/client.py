@@ -78,7 +78,7 @@ class Definition:
 
 
 @frozen
-class Answer:
+class RangePage:
     """One page from the feed of a range."""
 
     items: list[Any]  # the items, unchanged, as the service returned them
@@ -301,7 +301,7 @@ class Calls:
         deadline: Deadline,
         mode: str = ALL_VERSIONS,
         start: Mapping[str, Any] = _NOW,
-    ) -> Answer:
+    ) -> RangePage:
         """Return one page of a range."""
         token = continuation_of(rid, place, etag, mode, dict(start))
         seen: dict[str, Any] = {}
@@ -350,7 +350,7 @@ class Calls:
             )
         if mode == LATEST and Doubled in set(map(type, items)):
             items = told_apart(items, etag or 0, position)
-        return Answer(items, position, newest, _SWELLING * nbytes, _charge(headers), requests)
+        return RangePage(items, position, newest, _SWELLING * nbytes, _charge(headers), requests)
 
     def _page(
         self, pages: Any, seen: dict[str, Any], deadline: Deadline, mode: str

@@ -21,7 +21,7 @@ from multiclouddb_spi.faults import (
     REPORT,
     START_ANEW,
     UNAVAILABLE,
-    Row,
+    FaultRule,
     one_line,
     row_of_connection,
     row_of_status,
@@ -59,26 +59,26 @@ _EXPIRED: Final = re.compile(r"token has (?:been )?expired")
 _UNTIMELY: Final = "not valid at the current time"
 _UNPROVEN: Final = "407 Proxy Authentication Required"
 
-_NOT_FOUND: Final = Row(ErrorCategory.NOT_FOUND, "check the account, the database and the container")
-_DENIED_ROW: Final = Row(ErrorCategory.AUTHORIZATION_FAILED, _DENIED)
+_NOT_FOUND: Final = FaultRule(ErrorCategory.NOT_FOUND, "check the account, the database and the container")
+_DENIED_ROW: Final = FaultRule(ErrorCategory.AUTHORIZATION_FAILED, _DENIED)
 # The service refuses an expired token, and an identity without the role, with the same substatuses.
-_DENIED_TOKEN: Final = Row(ErrorCategory.AUTHORIZATION_FAILED, _DENIED, renewable=True)
-_EXPIRED_TOKEN: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _RENEW, renewable=True)
-_MOVED: Final = Row(ErrorCategory.TRANSIENT_FAILURE, "a partition is being split or moved; try again")
-_REFUSED: Final = Row(ErrorCategory.INVALID_REQUEST, "pass a token or partition id unchanged")
-_NETWORK: Final = Row(
+_DENIED_TOKEN: Final = FaultRule(ErrorCategory.AUTHORIZATION_FAILED, _DENIED, renewable=True)
+_EXPIRED_TOKEN: Final = FaultRule(ErrorCategory.AUTHENTICATION_FAILED, _RENEW, renewable=True)
+_MOVED: Final = FaultRule(ErrorCategory.TRANSIENT_FAILURE, "a partition is being split or moved; try again")
+_REFUSED: Final = FaultRule(ErrorCategory.INVALID_REQUEST, "pass a token or partition id unchanged")
+_NETWORK: Final = FaultRule(
     ErrorCategory.TRANSIENT_FAILURE, "check the account's address and the network (proxy, private endpoint)"
 )
-_CLOCK: Final = Row(
+_CLOCK: Final = FaultRule(
     ErrorCategory.AUTHENTICATION_FAILED,
     "set the clock of this machine, which differs too much from the service's clock",
     confidential=True,
 )
-_PROXY: Final = Row(
+_PROXY: Final = FaultRule(
     ErrorCategory.AUTHENTICATION_FAILED,
     "a proxy asks for a user and a password; check the environment variables HTTPS_PROXY and NO_PROXY",
 )
-_MERGE_ROW: Final = Row(
+_MERGE_ROW: Final = FaultRule(
     ErrorCategory.PERMANENT_FAILURE,
     "the service cannot read all versions after partitions were merged; use a container without merges, or "
     "read the latest versions with CosmosOptions(mode='latest')",
@@ -86,24 +86,24 @@ _MERGE_ROW: Final = Row(
 
 # Maps a status and a substatus to their meaning. An entry without a substatus applies to all substatuses that
 # have no entry.
-_STATUSES: Final[dict[tuple[int, int | None], Row]] = {
+_STATUSES: Final[dict[tuple[int, int | None], FaultRule]] = {
     (400, None): _REFUSED,
     # The text of this error may quote the signed request.
-    (401, None): Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True, renewable=True),
+    (401, None): FaultRule(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True, renewable=True),
     (403, None): _DENIED_ROW,
     (403, 3): UNAVAILABLE,
     (403, 1008): UNAVAILABLE,
     (404, None): _NOT_FOUND,
     (404, 1002): UNAVAILABLE,
     (404, 1013): UNAVAILABLE,
-    (405, None): Row(ErrorCategory.INVALID_REQUEST, REPORT),
+    (405, None): FaultRule(ErrorCategory.INVALID_REQUEST, REPORT),
     (407, None): _PROXY,
     (408, None): UNAVAILABLE,
-    (409, None): Row(ErrorCategory.CONFLICT, REPORT),
+    (409, None): FaultRule(ErrorCategory.CONFLICT, REPORT),
     (410, None): _MOVED,
-    (412, None): Row(ErrorCategory.CONFLICT, REPORT),
-    (413, None): Row(ErrorCategory.PROVIDER_ERROR, REPORT),
-    (429, None): Row(
+    (412, None): FaultRule(ErrorCategory.CONFLICT, REPORT),
+    (413, None): FaultRule(ErrorCategory.PROVIDER_ERROR, REPORT),
+    (429, None): FaultRule(
         ErrorCategory.THROTTLED, "raise the container's request units, or read with fewer processes"
     ),
     (449, None): UNAVAILABLE,
@@ -149,7 +149,7 @@ def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
         case CosmosHttpResponseError():
             return _answered(error, vendor_retried)
         case ClientAuthenticationError():
-            row, said = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True), name
+            row, said = FaultRule(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True), name
         case ServiceRequestError() | ServiceResponseError():
             said = one_line(f"{name}: {error}")
             row = _PROXY if _UNPROVEN in said else row_of_connection(error) or _NETWORK
@@ -171,7 +171,7 @@ def _answered(error: CosmosHttpResponseError, vendor_retried: bool) -> Fault:
     text = _text(error)
     row = _STATUSES.get((status, substatus)) or _STATUSES.get((status, None)) or row_of_status(status)
     if row is None:  # a status below 400 does not come from Cosmos DB, but for example from a proxy
-        row = _NETWORK if status < BAD_REQUEST else Row(ErrorCategory.PERMANENT_FAILURE, REPORT)
+        row = _NETWORK if status < BAD_REQUEST else FaultRule(ErrorCategory.PERMANENT_FAILURE, REPORT)
     if status >= 500 and _MERGED in text:
         row = _MERGE_ROW
     if status in _IDENTITY and _UNTIMELY in text:

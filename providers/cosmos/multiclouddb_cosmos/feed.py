@@ -24,7 +24,7 @@ from multiclouddb_cosmos.ranges import Resolution, oldest_place, stated
 from multiclouddb_cosmos.reader import CosmosReader
 from multiclouddb_cosmos.records import ROW
 from multiclouddb_cosmos.snapshots import ScanReader, cut_segments, look_up_items, plan_scan
-from multiclouddb_cosmos.source import Source
+from multiclouddb_cosmos.source import ReaderContext
 from multiclouddb_spi import (
     Continue,
     Cursor,
@@ -52,7 +52,7 @@ from multiclouddb_spi import (
 class CosmosFeed(Feed):
     """What the feed with all versions and deletes shares with the feed of latest versions."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ReaderContext) -> None:
         self.spec = source.spec
         self.identity = FeedIdentity(PROVIDER_ID, self.spec.address, source.definition.rid)
         self._source = source

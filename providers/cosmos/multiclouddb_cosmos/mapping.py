@@ -20,10 +20,10 @@ from multiclouddb_cosmos.records import (
     MARKED,
     MOST_SECONDS,
     REFUSED,
+    CosmosView,
     Doubled,
     Item,
     Records,
-    View,
     key_of,
     kind_of,
     name_of,
@@ -60,7 +60,7 @@ def _check_numbered(records: Records) -> None:
         raise NoLsn
 
 
-def _kinds(records: Records, view: View) -> list[str]:
+def _kinds(records: Records, view: CosmosView) -> list[str]:
     if view.usual is None:
         return [item["metadata"]["operationType"] for item in records.items]
     return [kind_of(item, view) for item in records.items] if view.marker else [view.usual] * len(records)
@@ -75,7 +75,7 @@ def _documents(records: Records, kinds: Sequence[str]) -> list[Any]:
     ]
 
 
-def _states(documents: list[Any], kinds: Sequence[str], view: View) -> tuple[list[Any], list[Any]]:
+def _states(documents: list[Any], kinds: Sequence[str], view: CosmosView) -> tuple[list[Any], list[Any]]:
     """Return the new states and the last states, without the properties that the service added."""
     states = documents
     if view.usual is None or view.is_whole:
@@ -104,7 +104,7 @@ def _expiries(records: Records) -> list[bool]:
     return [item["metadata"].get("timeToLiveExpired") is True for item in records.items]
 
 
-def _keys_of(records: Records, documents: Sequence[Any], view: View) -> list[dict[str, Any]]:
+def _keys_of(records: Records, documents: Sequence[Any], view: CosmosView) -> list[dict[str, Any]]:
     if len(view.paths) == 1 and len(view.paths[0]) == 1 and view.names[0] != "id":
         (name,) = view.names
         try:
@@ -117,7 +117,7 @@ def _keys_of(records: Records, documents: Sequence[Any], view: View) -> list[dic
     return [key_of(item, view) for item in records.items]
 
 
-def _keys(keys: Sequence[Mapping[str, Any]], count: int, view: View) -> Iterable[Any]:
+def _keys(keys: Sequence[Mapping[str, Any]], count: int, view: CosmosView) -> Iterable[Any]:
     names = len({*view.names, "id"})
     if set(map(len, keys)) <= {names}:
         return trusted_keys(keys, count)
@@ -197,7 +197,7 @@ def _texts(values: Sequence[Any]) -> pa.Array:
 class CosmosMapper(ColumnMapper):
     """Maps the records of one range to events and to Arrow."""
 
-    view: View  # what all events of the range share
+    view: CosmosView  # what all events of the range share
 
     def cursor_after(self, records: Records, count: int) -> Cursor:
         """Return the position after the first `count` records."""
@@ -240,7 +240,7 @@ class CosmosMapper(ColumnMapper):
         return RecordFault(index, f"LSN {records.lsns[index]}", text, self.cursor_after(records, index + 1))
 
 
-def _named(item: Item, view: View) -> str:
+def _named(item: Item, view: CosmosView) -> str:
     try:
         return key_digest(orjson.dumps(key_of(item, view)).decode())
     except DAMAGED:

@@ -14,7 +14,7 @@ from multiclouddb_cosmos.config import CosmosConfig
 from multiclouddb_cosmos.errors import PROVIDER_ID, classify
 from multiclouddb_cosmos.feed import AllVersionsFeed, CosmosFeed, LatestFeed
 from multiclouddb_cosmos.options import CAPABILITIES, CosmosOptions
-from multiclouddb_cosmos.source import Source
+from multiclouddb_cosmos.source import ReaderContext
 from multiclouddb_cosmos.transport import make_client
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderPlugin
 from multiclouddb_spi.connection import checked_native
@@ -40,7 +40,7 @@ class CosmosProvider(Provider):
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> CosmosFeed:
         """Open a feed. Only the first read shows whether the account supports the feed."""
-        source = Source.opened(self._calls, spec, deadline)
+        source = ReaderContext.opened(self._calls, spec, deadline)
         return LatestFeed(source) if source.is_latest else AllVersionsFeed(source)
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:

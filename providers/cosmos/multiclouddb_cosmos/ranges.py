@@ -15,7 +15,7 @@ from multiclouddb_api import ErrorCategory
 from multiclouddb_cosmos.errors import GONE
 from multiclouddb_cosmos.position import LIVE, KeyRange, Place, RangeMap, cursor_of
 from multiclouddb_cosmos.records import lsn_of, seconds_of
-from multiclouddb_cosmos.source import Source
+from multiclouddb_cosmos.source import ReaderContext
 from multiclouddb_cosmos.transport import MovedError
 from multiclouddb_spi import Deadline, Partition, PartitionState, ProviderFault, Survey
 
@@ -41,7 +41,7 @@ def stated(
     return Survey(tuple(present), {span.partition_id: None for span in lost if span not in oldest})
 
 
-def read_settled(source: Source, place: KeyRange, read: Callable[[KeyRange], T]) -> dict[KeyRange, T]:
+def read_settled(source: ReaderContext, place: KeyRange, read: Callable[[KeyRange], T]) -> dict[KeyRange, T]:
     """Divide a range by the current partitions and read each part."""
     # A read of a range that spans several partitions fails, and only then the range is divided.
     found: dict[KeyRange, T] = {}
@@ -59,7 +59,7 @@ def read_settled(source: Source, place: KeyRange, read: Callable[[KeyRange], T])
 
 
 def pieces_after(
-    source: Source, seen: RangeMap, piece: KeyRange, error: Exception, *, final: bool = False
+    source: ReaderContext, seen: RangeMap, piece: KeyRange, error: Exception, *, final: bool = False
 ) -> list[KeyRange]:
     """Return the current parts of a range after a split has made a read of the range fail."""
     # The result `[piece]` means that the same range must be read again.
@@ -78,7 +78,7 @@ def pieces_after(
     return pieces
 
 
-def oldest_place(source: Source, place: KeyRange, since: datetime | None, deadline: Deadline) -> Place:
+def oldest_place(source: ReaderContext, place: KeyRange, since: datetime | None, deadline: Deadline) -> Place:
     """Find the oldest position from which a range can be read, by trial reads."""
     if source.is_latest:
         return Place(0, None, None, 0 if since is None else int(since.timestamp()))
@@ -107,7 +107,7 @@ class Resolution:
 
     # If the call is tried again, only the positions that are still missing are read.
 
-    source: Source  # the feed
+    source: ReaderContext  # the feed
     found: dict[KeyRange, Place] = attrs.field(factory=dict)  # the positions that have been found so far
 
     def at_now(self, wanted: list[KeyRange], deadline: Deadline) -> dict[KeyRange, Place]:

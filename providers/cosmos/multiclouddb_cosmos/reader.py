@@ -15,7 +15,7 @@ from multiclouddb_cosmos.mapping import CosmosMapper
 from multiclouddb_cosmos.position import LIVE, KeyRange, Place, cursor_of
 from multiclouddb_cosmos.ranges import pieces_after
 from multiclouddb_cosmos.records import Records, is_after, is_of, picked, place_after, records_of
-from multiclouddb_cosmos.source import Source
+from multiclouddb_cosmos.source import ReaderContext
 from multiclouddb_cosmos.transport import MovedError
 from multiclouddb_spi import Batch, Child, Continue, Deadline, Drained, Outcome, Reached, Reader, cancelled
 
@@ -43,7 +43,12 @@ class CosmosReader(Reader):
     """Reads one range forward."""
 
     def __init__(
-        self, source: Source, name: Callable[[str], str], span: KeyRange, place: Place, until: Place | None
+        self,
+        source: ReaderContext,
+        name: Callable[[str], str],
+        span: KeyRange,
+        place: Place,
+        until: Place | None,
     ) -> None:
         self._source, self._name, self._span, self._until = source, name, span, until
         self._shown = span

@@ -67,7 +67,7 @@ class Doubled(dict[str, Any]):
 
 
 @frozen
-class View(CommonView):
+class CosmosView(CommonView):
     """What all events of one range share."""
 
     paths: tuple[tuple[str, ...], ...]  # the path of each component of the partition key, as property names
@@ -167,7 +167,7 @@ def picked(parts: Sequence[Records], places: Sequence[tuple[int, int]]) -> Recor
 
 
 def records_of(
-    items: list[Any], place: Place, view: View, *, placed: bool = False, reached: int | None = None
+    items: list[Any], place: Place, view: CosmosView, *, placed: bool = False, reached: int | None = None
 ) -> Records:
     """Return the items of a page that come after `place`, in the library's order.
 
@@ -206,7 +206,7 @@ def records_of(
     return bared(found, view) if bare else found
 
 
-def bared(records: Records, view: View) -> Records:
+def bared(records: Records, view: CosmosView) -> Records:
     """Take the service's own properties out of documents that come alone."""
     # The documents belong to the page alone, so they need not be copied, which would take as long as all the
     # other steps of a page together.
@@ -269,7 +269,7 @@ def told_apart(documents: list[Any], after: int, reached: int) -> list[Any]:
     return found
 
 
-def kind_of(item: Item, view: View) -> str:
+def kind_of(item: Item, view: CosmosView) -> str:
     """Return the type of a change."""
     if view.usual is None:
         kind: str = item["metadata"]["operationType"]
@@ -335,7 +335,7 @@ def lsn_of(item: Any, *, bare: bool) -> int | None:
 
 
 def _placed(
-    items: list[Any], lsns: list[int], view: View, afters: list[int | None] | None
+    items: list[Any], lsns: list[int], view: CosmosView, afters: list[int | None] | None
 ) -> Iterable[tuple[int, str, str, Any, int | None]]:
     """Return for each item the LSN, the place in it, the order key, the item and its highest possible LSN."""
     groups: dict[tuple[int, str], list[Any]] = {}
@@ -361,7 +361,7 @@ def _placed(
             yield lsn, inner, order, item, None
 
 
-def _digest_of(item: Any, view: View) -> str | None:
+def _digest_of(item: Any, view: CosmosView) -> str | None:
     try:
         if lsn_of(item, bare=view.usual is not None) is None or kind_of(item, view) not in KINDS:
             return None
@@ -405,7 +405,7 @@ def _version_of(item: Item) -> str:
 # -- Keys
 
 
-def is_of(item: Item, view: View, wanted: Sequence[Any]) -> bool:
+def is_of(item: Item, view: CosmosView, wanted: Sequence[Any]) -> bool:
     """Return True if an item's partition key begins with `wanted`, or if the item is damaged."""
     try:
         found = key_of(item, view)
@@ -452,7 +452,7 @@ def given(name: str, value: Any, field: str) -> Any:
     return number
 
 
-def key_of(item: Item, view: View) -> dict[str, Any]:
+def key_of(item: Item, view: CosmosView) -> dict[str, Any]:
     """Return the components of an item's key: its partition key, then `id`."""
     current = item
     if view.usual is None:
@@ -471,7 +471,7 @@ def key_of(item: Item, view: View) -> dict[str, Any]:
     return found
 
 
-def _deleted(item: Item, metadata: Mapping[str, Any], view: View) -> dict[str, Any]:
+def _deleted(item: Item, metadata: Mapping[str, Any], view: CosmosView) -> dict[str, Any]:
     previous = item.get("previous") or {}
     key = metadata.get("partitionKey")
     item_id = metadata.get("id", previous.get("id"))

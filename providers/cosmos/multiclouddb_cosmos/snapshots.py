@@ -25,15 +25,15 @@ from azure.cosmos.exceptions import CosmosHttpResponseError
 from azure.cosmos.partition_key import NonePartitionKeyValue
 
 from multiclouddb_api import ChangeEvent, LookupAnswer, MulticloudDbKey, NotKnown, invalid_request
-from multiclouddb_cosmos.client import Answer
+from multiclouddb_cosmos.client import RangePage
 from multiclouddb_cosmos.mapping import CosmosMapper
 from multiclouddb_cosmos.position import Place, is_number, place_of, range_of
 from multiclouddb_cosmos.ranges import pieces_after
 from multiclouddb_cosmos.records import (
     MARKED,
     ROW,
+    CosmosView,
     Records,
-    View,
     bared,
     is_of,
     kind_of,
@@ -43,7 +43,7 @@ from multiclouddb_cosmos.records import (
     records_of,
     spellings,
 )
-from multiclouddb_cosmos.source import Source
+from multiclouddb_cosmos.source import ReaderContext
 from multiclouddb_cosmos.transport import MovedError
 from multiclouddb_spi import (
     Batch,
@@ -126,7 +126,7 @@ def cut_segments(scan: Scan, rest: Cursor, count: int) -> tuple[list[Segment], C
 class _RowMapper(RowMapper):
     """Maps the items of one segment."""
 
-    view: View
+    view: CosmosView
     segment: Segment
 
     def rows(self, records: Records, start: int, stop: int, *, texts: bool) -> Rows | None:
@@ -149,7 +149,7 @@ class _RowMapper(RowMapper):
 class ScanReader(Reader):
     """Reads one segment."""
 
-    def __init__(self, source: Source, view: View, segment: Segment) -> None:
+    def __init__(self, source: ReaderContext, view: CosmosView, segment: Segment) -> None:
         span, bound, since = range_of(segment.name), place_in(segment.last), segment.scan.mark
         if span is None or bound.inner is not None or not (since is None or is_number(since, _MOST_SECONDS)):
             raise InvalidCursor("it is not a segment of Cosmos DB")
@@ -188,7 +188,7 @@ class ScanReader(Reader):
     def close(self) -> None:
         """Do nothing, because the service holds no resources for a reader."""
 
-    def _page(self, limit: int, deadline: Deadline) -> Answer | None:
+    def _page(self, limit: int, deadline: Deadline) -> RangePage | None:
         """Request and return one page."""
         seen, place = self._source.ranges(), self._place
         pieces = seen.cut(self._span)
@@ -209,7 +209,7 @@ class ScanReader(Reader):
         self._outcome = Scanned(tuple(self._segment.piece(each.partition_id, after, last) for each in pieces))
         return None
 
-    def _take(self, answer: Answer) -> None:
+    def _take(self, answer: RangePage) -> None:
         place, view = self._place, self._mapper.view
         items = answer.items
         if self._source.wanted:
@@ -234,7 +234,7 @@ class ScanReader(Reader):
         self._over = reached >= self._bound or (still and (answer.newest or 0) >= self._bound)
         self._next = Place(reached) if reached >= place.lsn or place.inner is None else place
 
-    def _batch(self, rows: Records, begin: Place, answer: Answer | None) -> Batch:
+    def _batch(self, rows: Records, begin: Place, answer: RangePage | None) -> Batch:
         found_none = answer is not None and not answer.items
         waits = found_none and not len(rows) and isinstance(self._outcome, Continue)
         return Batch(
@@ -255,7 +255,7 @@ class ScanReader(Reader):
 
 
 def look_up_items(
-    source: Source, keys: Sequence[MulticloudDbKey], deadline: Deadline
+    source: ReaderContext, keys: Sequence[MulticloudDbKey], deadline: Deadline
 ) -> dict[MulticloudDbKey, LookupAnswer]:
     """Return the items of some of the keys, with one point read for each key."""
     view = attrs.evolve(source.view(""), usual=ROW, single=True)
@@ -282,7 +282,7 @@ def look_up_items(
     return look_up(keys, _MOST_KEYS, normal_key, ask)
 
 
-def _places_of(key: MulticloudDbKey, view: View, *, hierarchical: bool) -> list[tuple[str, Any]]:
+def _places_of(key: MulticloudDbKey, view: CosmosView, *, hierarchical: bool) -> list[tuple[str, Any]]:
     """Return the `id` and the partition key of an item, with each spelling of the latter."""
     names = list(dict.fromkeys((*view.names, "id")))
     given = list(key.components)

@@ -16,13 +16,13 @@ from azure.core.exceptions import AzureError
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_api import ErrorCategory, LogicalPartition, MulticloudDbKey, invalid_request
-from multiclouddb_cosmos.client import LATE_SECONDS, Answer, Calls, Definition
+from multiclouddb_cosmos.client import LATE_SECONDS, Calls, Definition, RangePage
 from multiclouddb_cosmos.config import names_in
 from multiclouddb_cosmos.errors import BAD_REQUEST, classify, is_disabled
 from multiclouddb_cosmos.hashing import effective_key
 from multiclouddb_cosmos.options import CosmosOptions
 from multiclouddb_cosmos.position import LEAST, MOST, KeyRange, RangeMap
-from multiclouddb_cosmos.records import UPSERT, View, given, is_of, lsn_of, seconds_of, spellings
+from multiclouddb_cosmos.records import UPSERT, CosmosView, given, is_of, lsn_of, seconds_of, spellings
 from multiclouddb_cosmos.transport import LATEST, start_of
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader, expired, unsupported
 
@@ -34,7 +34,7 @@ _LAG_SECONDS = 10
 
 
 @define(eq=False)
-class Source:
+class ReaderContext:
     """The objects that the readers of one feed share."""
 
     calls: Calls  # the object that makes the calls
@@ -52,7 +52,7 @@ class Source:
     _lock: threading.Lock = attrs.field(factory=threading.Lock)
 
     @classmethod
-    def opened(cls, calls: Calls, spec: FeedSpec, deadline: Deadline) -> Source:
+    def opened(cls, calls: Calls, spec: FeedSpec, deadline: Deadline) -> ReaderContext:
         """Read the container's properties."""
         definition = calls.define(spec.address, deadline)
         source = cls(calls, spec, definition, late=calls.lateness(deadline))
@@ -80,10 +80,10 @@ class Source:
         """Return True if the feed contains only latest versions."""
         return self.options.is_latest
 
-    def view(self, partition_id: str) -> View:
+    def view(self, partition_id: str) -> CosmosView:
         """Return the properties that are the same for all events of a partition."""
         spec = self.spec
-        return View(
+        return CosmosView(
             spec.address,
             partition_id,
             self.definition.paths,
@@ -156,7 +156,7 @@ class Source:
 
     def read(
         self, place: KeyRange, etag: int | None, limit: int, deadline: Deadline, past: int | None = None
-    ) -> Answer:
+    ) -> RangePage:
         """Return one page of the feed.
 
         If `etag` is None, reading begins at the current end.
@@ -190,7 +190,7 @@ class Source:
 
     def read_latest(
         self, place: KeyRange, etag: int | None, limit: int, since: int | None, deadline: Deadline
-    ) -> Answer:
+    ) -> RangePage:
         """Return one page of the latest versions of all existing items.
 
         Some of the items may be older than `since`, which the caller leaves out.
@@ -209,13 +209,13 @@ class Source:
 
     def _latest(
         self, place: KeyRange, etag: int | None, limit: int, deadline: Deadline, start: dict[str, Any]
-    ) -> Answer:
+    ) -> RangePage:
         answer = self.calls.read(
             self.spec.address, self.definition.rid, place, etag or None, limit, deadline, LATEST, start
         )
         return self._reached(place, etag, answer)
 
-    def _reached(self, span: KeyRange, etag: int | None, answer: Answer) -> Answer:
+    def _reached(self, span: KeyRange, etag: int | None, answer: RangePage) -> RangePage:
         """Return the answer, unless it comes from before the position at which the read began."""
         if answer.items:
             self.item_bytes = max(1, answer.nbytes // len(answer.items))

@@ -71,7 +71,7 @@ class Headers(CaseInsensitiveDict[str]):
                 continue
 
 
-class Session(requests.Session):
+class HttpSession(requests.Session):
     """A requests session that reads the environment only once per host, and never reads a `.netrc` file."""
 
     # The `requests` library also reads `.netrc`. An authorization from `.netrc` would replace the
@@ -115,7 +115,7 @@ class Session(requests.Session):
         return found
 
 
-class Answer(requests.Response):
+class FeedResponse(requests.Response):
     """An answer whose body is bounded while it is decompressed, and can be replaced."""
 
     body: bytes | None = None
@@ -156,7 +156,7 @@ class Adapter(HTTPAdapter):
 
     def build_response(self, req: Any, resp: Any) -> requests.Response:
         """Return the answer before its body is read."""
-        answer = Answer()
+        answer = FeedResponse()
         answer.status_code, answer.reason = resp.status, resp.reason
         answer.headers = Headers(resp.headers)
         answer.encoding = get_encoding_from_headers(answer.headers)
@@ -281,7 +281,7 @@ class Transport(RequestsTransport):  # type: ignore[misc]
     """The transport of the provider's own client; it observes the requests for pages."""
 
     def __init__(self, connections: int) -> None:
-        session = Session()
+        session = HttpSession()
         adapter = Adapter(
             pool_connections=connections,
             pool_maxsize=connections,

@@ -6,7 +6,7 @@ from multiclouddb_api import Beginning
 from multiclouddb_conformance.waiting import Beside
 from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos_emulator.writes import Transaction
-from multiclouddb_verify import DeltaTarget, Kind, verify
+from multiclouddb_verify import DeltaTarget, DifferenceKind, verify
 from pyspark_multiclouddb import live_rows, merge_into_delta
 
 from .world import ADDRESS, DATABASE, NAME
@@ -73,7 +73,7 @@ def test_deletes_are_found_and_removed_while_the_stream_runs(world, tmp_path):
 
     with stream:
         found = verified("found")
-        assert found.counts.differences == {Kind.GHOST: DELETED}
+        assert found.counts.differences == {DifferenceKind.GHOST: DELETED}
         assert found.counts.expected_ghosts == DELETED
         before = stream.merged
         fixed = verified("fixed", repair=True)

@@ -22,8 +22,8 @@ from multiclouddb_cosmos.position import (
     range_of,
 )
 from multiclouddb_cosmos.records import (
+    CosmosView,
     Records,
-    View,
     is_after,
     is_of,
     key_of,
@@ -41,8 +41,8 @@ places = st.builds(Place, lsns, st.none() | st.integers(0, 2**31)) | st.builds(
 )
 EDGES = [f"{number:02X}" for number in range(12)]
 bounds = st.sampled_from(EDGES)
-VIEW = View(ResourceAddress("shop", "orders"), "p", (("pk",),))
-TWO = View(ResourceAddress("shop", "orders"), "p", (("tenant",), ("user", "id")))
+VIEW = CosmosView(ResourceAddress("shop", "orders"), "p", (("pk",),))
+TWO = CosmosView(ResourceAddress("shop", "orders"), "p", (("tenant",), ("user", "id")))
 MOST = 2**62 - 1
 SCAN = Scan("0", datetime(2026, 1, 1, tzinfo=UTC))
 LAST = int(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp())

@@ -24,7 +24,7 @@ from multiclouddb_api import (
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos import client as client_room
-from multiclouddb_cosmos.source import Source
+from multiclouddb_cosmos.source import ReaderContext
 from multiclouddb_cosmos_emulator import documents
 from multiclouddb_cosmos_emulator.faults import Fail
 from multiclouddb_spi import Continue, Deadline, Drained, PartitionState, Reached
@@ -257,13 +257,13 @@ class TestPlans:
 def test_now_is_not_later_than_its_request(lone, monkeypatch):
     """While the answer is on its way, other answers may tell a later time."""
     _, feed = lone.feed()
-    began, end, ended = feed.clock(soon()), Source.end, []
+    began, end, ended = feed.clock(soon()), ReaderContext.end, []
 
     def slow(source, *args):
         ended.append(end(source, *args))
         return ended[-1]
 
-    monkeypatch.setattr(Source, "end", slow)
+    monkeypatch.setattr(ReaderContext, "end", slow)
     monkeypatch.setattr(client_room.Calls, "now", lambda _: began + timedelta(minutes=len(ended)))
     (seed,) = feed.start(Now(), None, soon())
     assert feed.describe(seed.cursor).time <= began
@@ -397,13 +397,13 @@ class TestTokensAndCosts:
         world.fill(9)
         head = feed.heads(seeds, None, soon())[name]
         world.split("0")
-        answered, read = [], Source.read
+        answered, read = [], ReaderContext.read
 
         def told(self, *args):
             answered.append(read(self, *args))
             return answered[-1]
 
-        monkeypatch.setattr(Source, "read", told)
+        monkeypatch.setattr(ReaderContext, "read", told)
         reader = feed.open(name, cursor, head.cursor)
         reader.fetch(100, 1 << 20, 0.0, soon())  # is told that the range was split
         batch = reader.fetch(100, 1 << 20, 0.0, soon())

@@ -7,7 +7,7 @@ from deltalake import DeltaTable
 
 from multiclouddb_api import encode_json
 from multiclouddb_cosmos_emulator.faults import Fail
-from multiclouddb_verify import DeltaTarget, Kind, verify
+from multiclouddb_verify import DeltaTarget, DifferenceKind, verify
 from pyspark_multiclouddb import live_rows, merge_into_delta
 
 from .world import ADDRESS
@@ -54,7 +54,10 @@ def rows(tmp_path):
 def test_each_item_is_repaired_whatever_its_id_is(world, tmp_path, sink):
     report = repaired(world, tmp_path, sink)
     assert report.equal
-    kinds = {key_of(each): Kind.MISSING if each in ("c/", "third") else Kind.STALE for each in PLAIN + ODD}
+    kinds = {
+        key_of(each): DifferenceKind.MISSING if each in ("c/", "third") else DifferenceKind.STALE
+        for each in PLAIN + ODD
+    }
     assert {each.key: each.kind for each in report.repaired} == kinds
     assert rows(tmp_path) == {key_of(each): 1 for each in PLAIN + ODD}
 

@@ -16,7 +16,7 @@ from multiclouddb_spi.faults import (
     REPORT,
     START_AGAIN,
     UNAVAILABLE,
-    Row,
+    FaultRule,
     clock_row,
     one_line,
     row_of_clock,
@@ -48,44 +48,48 @@ _ASKED: Final = "pass a token or partition id unchanged, and a table name that D
 _KEPT: Final = "DynamoDB keeps a stream record for 24 hours"
 
 # A key that was replaced is refused by another code than a token that has expired.
-_AUTHENTICATION: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, renewable=True)
-_CREDENTIALS_LATE: Final = Row(ErrorCategory.TRANSIENT_FAILURE, f"try again; if that does not help, {_WHO}")
-_AUTHORIZATION: Final = Row(ErrorCategory.AUTHORIZATION_FAILED, _DENIED)
+_AUTHENTICATION: Final = FaultRule(ErrorCategory.AUTHENTICATION_FAILED, _WHO, renewable=True)
+_CREDENTIALS_LATE: Final = FaultRule(
+    ErrorCategory.TRANSIENT_FAILURE, f"try again; if that does not help, {_WHO}"
+)
+_AUTHORIZATION: Final = FaultRule(ErrorCategory.AUTHORIZATION_FAILED, _DENIED)
 # The messages of these errors may quote the signed request, which may contain a session token.
-_SIGNED: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True, renewable=True)
-_THROTTLED: Final = Row(ErrorCategory.THROTTLED, _SLOWER)
-_REFUSED: Final = Row(ErrorCategory.INVALID_REQUEST, _ASKED)
-_SCANNED_SLOWER: Final = Row(
+_SIGNED: Final = FaultRule(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True, renewable=True)
+_THROTTLED: Final = FaultRule(ErrorCategory.THROTTLED, _SLOWER)
+_REFUSED: Final = FaultRule(ErrorCategory.INVALID_REQUEST, _ASKED)
+_SCANNED_SLOWER: Final = FaultRule(
     ErrorCategory.THROTTLED,
     "scan slower, with Snapshot(max_scan_rate=…), or give the table more read capacity",
 )
-_BROKEN: Final = Row(ErrorCategory.PERMANENT_FAILURE, REPORT)
-_UNKNOWN: Final = Row(
+_BROKEN: Final = FaultRule(ErrorCategory.PERMANENT_FAILURE, REPORT)
+_UNKNOWN: Final = FaultRule(
     ErrorCategory.PERMANENT_FAILURE,
     "look this code up in DynamoDB's API reference; if it is not there, another program answers at this "
     "endpoint_url",
 )
-_EXPIRED: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, f"get new credentials; {_WHO}", renewable=True)
-_SETTINGS: Final = Row(
+_EXPIRED: Final = FaultRule(
+    ErrorCategory.AUTHENTICATION_FAILED, f"get new credentials; {_WHO}", renewable=True
+)
+_SETTINGS: Final = FaultRule(
     ErrorCategory.INVALID_REQUEST,
     "check boto3's settings that this text names: variables (AWS_…), the profile, the connection's options",
 )
-_DAMAGED: Final = Row(ErrorCategory.TRANSIENT_FAILURE, "the answer arrived damaged; try again")
-_LOOKED_UP: Final = Row(
+_DAMAGED: Final = FaultRule(ErrorCategory.TRANSIENT_FAILURE, "the answer arrived damaged; try again")
+_LOOKED_UP: Final = FaultRule(
     ErrorCategory.INVALID_REQUEST, "look up keys of the table's own types, as event.key has"
 )
 
-_TRIMMED: Final = Row(ErrorCategory.CHECKPOINT_EXPIRED, f"{_KEPT}; {START_AGAIN}")
-_MEANINGS: Final[list[tuple[Row, str]]] = [
-    (Row(ErrorCategory.NOT_FOUND, "check the table's name, the region and the account"), MISSING),
+_TRIMMED: Final = FaultRule(ErrorCategory.CHECKPOINT_EXPIRED, f"{_KEPT}; {START_AGAIN}")
+_MEANINGS: Final[list[tuple[FaultRule, str]]] = [
+    (FaultRule(ErrorCategory.NOT_FOUND, "check the table's name, the region and the account"), MISSING),
     (_TRIMMED, "TrimmedDataAccessException"),
     (
-        Row(ErrorCategory.TRANSIENT_FAILURE, "an iterator expires after 15 minutes; try again"),
+        FaultRule(ErrorCategory.TRANSIENT_FAILURE, "an iterator expires after 15 minutes; try again"),
         EXPIRED_ITERATOR,
     ),
     (_REFUSED, "ValidationException"),
-    (Row(ErrorCategory.INVALID_REQUEST, REPORT), "SerializationException"),
-    (Row(ErrorCategory.CONFLICT, REPORT), "ConditionalCheckFailedException"),
+    (FaultRule(ErrorCategory.INVALID_REQUEST, REPORT), "SerializationException"),
+    (FaultRule(ErrorCategory.CONFLICT, REPORT), "ConditionalCheckFailedException"),
     (_AUTHORIZATION, "AccessDeniedException AccessDenied OptInRequired"),
     (_AUTHENTICATION, "UnrecognizedClientException InvalidClientTokenId InvalidAccessKeyId"),
     (_EXPIRED, "ExpiredToken ExpiredTokenException"),
@@ -112,11 +116,11 @@ _OPERATIONS: Final = frozenset(
     }
 )
 """The calls of this provider; the other calls are made by boto3 to get credentials, for example of STS."""
-_ASSUMED: Final = Row(
+_ASSUMED: Final = FaultRule(
     ErrorCategory.AUTHORIZATION_FAILED,
     "let this identity assume the role: in the role's trust policy and with sts:AssumeRole",
 )
-_ASKED_OFTEN: Final = Row(
+_ASKED_OFTEN: Final = FaultRule(
     ErrorCategory.THROTTLED, "too many processes ask for credentials at the same time; try again"
 )
 _CREDENTIAL_CODES: Final = {
@@ -183,16 +187,16 @@ def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
         case boto.CredentialRetrievalError() | boto.MetadataRetrievalError():
             row = _CREDENTIALS_LATE  # for example, the metadata service did not answer in time
         case boto.NoRegionError() | boto.InvalidRegionError():
-            row = Row(ErrorCategory.INVALID_REQUEST, "name the region: dynamo://eu-west-1")
+            row = FaultRule(ErrorCategory.INVALID_REQUEST, "name the region: dynamo://eu-west-1")
         case ParamValidationError():
             row = _REFUSED
         case boto.HTTPClientError() if isinstance(found := error.kwargs.get("error"), ProviderFault):
             return found.fault  # botocore wraps what is raised while an answer is read
         case boto.ConnectionError() | boto.HTTPClientError():
             way_out = "check the region, the endpoint_url and the network (proxy, VPC endpoint)"
-            row = row_of_connection(error) or Row(ErrorCategory.TRANSIENT_FAILURE, way_out)
+            row = row_of_connection(error) or FaultRule(ErrorCategory.TRANSIENT_FAILURE, way_out)
         case boto.PaginationError():
-            row = Row(ErrorCategory.PERMANENT_FAILURE, ITS_OPERATOR)
+            row = FaultRule(ErrorCategory.PERMANENT_FAILURE, ITS_OPERATOR)
         case boto.CapacityNotAvailableError():
             row = _THROTTLED
         case BotoCoreError():
@@ -204,7 +208,7 @@ def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
     return row.fault(one_line(str(error)), type(error).__name__, vendor_retried=vendor_retried)
 
 
-def _row_of(error: ClientError, code: str) -> Row:
+def _row_of(error: ClientError, code: str) -> FaultRule:
     """Return the meaning of an answer of the service, or of the one from which boto3 gets credentials."""
     found = error.response.get("Error", {})
     metadata = error.response.get("ResponseMetadata", {})
@@ -229,7 +233,7 @@ def _row_of(error: ClientError, code: str) -> Row:
             return row
 
 
-def _row_of_kind(error: BotoCoreError) -> Row:
+def _row_of_kind(error: BotoCoreError) -> FaultRule:
     if isinstance(error, _OURS):
         return _BROKEN
     if isinstance(error, _CREDENTIALS):

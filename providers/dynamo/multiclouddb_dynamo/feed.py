@@ -13,12 +13,12 @@ from attrs import define
 from multiclouddb_api import ErrorCategory, LookupAnswer, MulticloudDbKey, Now
 from multiclouddb_dynamo.catalog import find_table
 from multiclouddb_dynamo.errors import PROVIDER_ID
-from multiclouddb_dynamo.mapping import View
+from multiclouddb_dynamo.mapping import DynamoView
 from multiclouddb_dynamo.position import compare, cursor_of, describe, headroom, join, place_of, without_trail
 from multiclouddb_dynamo.reader import DynamoReader
 from multiclouddb_dynamo.shards import Listing
 from multiclouddb_dynamo.snapshots import SameTable, SegmentReader, cut, look_up_items, plan_scan
-from multiclouddb_dynamo.source import Source
+from multiclouddb_dynamo.source import ReaderContext
 from multiclouddb_dynamo.starts import Resolution
 from multiclouddb_dynamo.survey import survey_of_children, survey_of_listing
 from multiclouddb_spi import (
@@ -57,7 +57,7 @@ class DynamoFeed(Feed):
 
     names_late = True
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ReaderContext) -> None:
         self.spec = source.spec
         self.identity = FeedIdentity(PROVIDER_ID, self.spec.address, source.arn)
         self._source, self._shards = source, source.shards
@@ -181,9 +181,9 @@ class DynamoFeed(Feed):
         """Return the items of at most 100 keys with one call."""
         return look_up_items(self._source, self._same, self._view("", ""), keys)
 
-    def _view(self, public_id: str, shard_id: str) -> View:
+    def _view(self, public_id: str, shard_id: str) -> DynamoView:
         spec = self.spec
-        return View(
+        return DynamoView(
             spec.address,
             public_id,
             shard_id,

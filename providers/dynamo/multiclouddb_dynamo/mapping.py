@@ -25,7 +25,7 @@ _LENGTHS: Final = tuple(f"{length:02}" for length in range(100))
 
 
 @frozen
-class View(CommonView):
+class DynamoView(CommonView):
     """What all events of one shard share."""
 
     shard_id: str
@@ -64,7 +64,7 @@ def order_key(seq: str) -> str:
     return _LENGTHS[len(digits)] + digits
 
 
-def _event_ids(records: Sequence[Record], datas: Sequence[Record], view: View) -> list[str]:
+def _event_ids(records: Sequence[Record], datas: Sequence[Record], view: DynamoView) -> list[str]:
     ids = [record.get("eventID") for record in records]
     if all(ids):
         return ids  # type: ignore[return-value]
@@ -104,7 +104,7 @@ def _items(datas: Sequence[Record], name: str, decoded: Callable[[Any], Any]) ->
     return [decoded(data[name]) if data.get(name) else None for data in datas]
 
 
-def _expiries(records: Sequence[Record], types: Sequence[ChangeType], view: View) -> list[bool | None]:
+def _expiries(records: Sequence[Record], types: Sequence[ChangeType], view: DynamoView) -> list[bool | None]:
     # The deletes of time to live are replicated (TTL.html in the service's developer guide), and nothing
     # promises that the record of a replicated one names the service too.
     delete, without = ChangeType.DELETE, None if view.replicated else False
@@ -146,7 +146,7 @@ class DynamoMapper(ColumnMapper):
         known: The shard's last known time before these records, in seconds since 1970; None if none is known.
     """
 
-    view: View
+    view: DynamoView
     known: int | None = None
 
     def cursor_after(self, records: Sequence[Record], count: int) -> Cursor:

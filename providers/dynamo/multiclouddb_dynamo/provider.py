@@ -26,7 +26,7 @@ from multiclouddb_dynamo.errors import PROVIDER_ID, classify
 from multiclouddb_dynamo.feed import DynamoFeed
 from multiclouddb_dynamo.native import DynamoClients
 from multiclouddb_dynamo.shards import ShardMap
-from multiclouddb_dynamo.source import Source
+from multiclouddb_dynamo.source import ReaderContext
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
 from multiclouddb_spi.connection import checked_native
 
@@ -55,7 +55,7 @@ class DynamoProvider(Provider):
         """Find the table and its stream, and check that the records contain the required item images."""
         table, arn = find_table(self._calls, spec.address)
         check_table(table, spec)
-        return DynamoFeed(Source(self._calls, spec, table, arn, ShardMap(self._calls, arn)))
+        return DynamoFeed(ReaderContext(self._calls, spec, table, arn, ShardMap(self._calls, arn)))
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
         if database is not None:

@@ -26,7 +26,7 @@ from multiclouddb_dynamo.errors import (
     code_of,
     expired_records,
 )
-from multiclouddb_dynamo.mapping import DynamoMapper, Record, View, place_after, seconds_of, seq_of
+from multiclouddb_dynamo.mapping import DynamoMapper, DynamoView, Record, place_after, seconds_of, seq_of
 from multiclouddb_dynamo.position import (
     EARLY_SECONDS,
     MOST_LOOKS,
@@ -47,7 +47,7 @@ from multiclouddb_dynamo.source import (
     MOST_ITERATORS,
     START_SECONDS,
     EmptyAnswers,
-    Source,
+    ReaderContext,
 )
 from multiclouddb_dynamo.starts import end_of
 from multiclouddb_spi import (
@@ -94,7 +94,7 @@ _UNREAD: Final = "records in {} that were never read may have been trimmed"
 class DynamoReader(Reader):
     """Reads one shard forward, with one GetRecords call per fetch."""
 
-    def __init__(self, source: Source, view: View, place: Place, until: Place | None) -> None:
+    def __init__(self, source: ReaderContext, view: DynamoView, place: Place, until: Place | None) -> None:
         self._source, self._view, self._place, self._until = source, view, place, until
         self._iterator: str | None = None
         self._walks = self._fresh = self._closed = False

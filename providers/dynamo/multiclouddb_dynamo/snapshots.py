@@ -24,9 +24,9 @@ from multiclouddb_api.key import trusted_keys
 from multiclouddb_dynamo.catalog import replaced
 from multiclouddb_dynamo.client import RECORD_BYTES, Table, memory_of
 from multiclouddb_dynamo.errors import GONE, ITS_OPERATOR, REJECTED, code_of
-from multiclouddb_dynamo.mapping import View, json_text, key_text
+from multiclouddb_dynamo.mapping import DynamoView, json_text, key_text
 from multiclouddb_dynamo.position import moment_of
-from multiclouddb_dynamo.source import Source
+from multiclouddb_dynamo.source import ReaderContext
 from multiclouddb_dynamo.values import decode_map, encode_key, key_value
 from multiclouddb_spi import (
     DAMAGED,
@@ -127,7 +127,7 @@ def _key_value(text: Any) -> dict[str, Any]:
 class ItemMapper(RowMapper):
     """Maps the items of one segment."""
 
-    view: View
+    view: DynamoView
     segment: Segment
 
     def rows(self, records: Sequence[Item], start: int, stop: int, *, texts: bool) -> Rows:
@@ -168,7 +168,7 @@ _USUAL_SEGMENTS: Final = 32_000
 class SameTable:
     """Checks that a table is still the table of a feed. Several threads can share one object."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ReaderContext) -> None:
         self._source = source
         self._lock = threading.Lock()
         self._proved_at = -1.0
@@ -203,7 +203,7 @@ class SameTable:
 
 
 def look_up_items(
-    source: Source, same: SameTable, view: View, keys: Sequence[MulticloudDbKey]
+    source: ReaderContext, same: SameTable, view: DynamoView, keys: Sequence[MulticloudDbKey]
 ) -> dict[MulticloudDbKey, LookupAnswer]:
     """Return the items of some of the keys, with one `BatchGetItem` call."""
     names = view.key_names
@@ -231,7 +231,7 @@ def look_up_items(
     return look_up(keys, _MOST_KEYS, normal, ask)
 
 
-def _key_of(item: Item, view: View) -> MulticloudDbKey:
+def _key_of(item: Item, view: DynamoView) -> MulticloudDbKey:
     """Return the key of an item in its normal form."""
     return MulticloudDbKey({name: key_value(item[name]) for name in view.key_names})
 
@@ -243,7 +243,7 @@ def segments_of(wanted: int | None, table: Table) -> int:
     return min(wanted, MOST_SEGMENTS)
 
 
-def plan_scan(source: Source, seeds: list[Seed], wanted: int | None) -> ScanPlan:
+def plan_scan(source: ReaderContext, seeds: list[Seed], wanted: int | None) -> ScanPlan:
     """Plan a scan, and read one item to find out early whether the identity may scan the table."""
     source.calls.scan(str(source.spec.address.collection), (0, 1), None, 1, native=False)
     seconds = source.seconds()
@@ -271,7 +271,7 @@ def cut(scan: Scan, rest: Cursor, count: int) -> tuple[list[Segment], Cursor | N
 class SegmentReader(Reader):
     """Reads the items of one segment, with one `Scan` call per fetch."""
 
-    def __init__(self, source: Source, same: SameTable, view: View, segment: Segment) -> None:
+    def __init__(self, source: ReaderContext, same: SameTable, view: DynamoView, segment: Segment) -> None:
         self._source, self._same, self._view, self._segment = source, same, view, segment
         self._part, self._mapper = part_of(segment), ItemMapper(view, segment)
         self._place()

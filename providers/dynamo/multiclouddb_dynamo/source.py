@@ -105,7 +105,7 @@ class KeptIterators:
 
 
 @frozen(eq=False)
-class Source:
+class ReaderContext:
     """The objects that the readers of one feed share."""
 
     calls: Calls

@@ -10,7 +10,7 @@ from typing import Final
 from multiclouddb_api import Beginning, Now
 from multiclouddb_dynamo.position import Horizon, Latest, Place, Start, cursor_of, seconds_at
 from multiclouddb_dynamo.shards import Listing, Shard
-from multiclouddb_dynamo.source import MOST_ITERATORS, Source
+from multiclouddb_dynamo.source import MOST_ITERATORS, ReaderContext
 from multiclouddb_spi import (
     Awaiting,
     Child,
@@ -79,7 +79,7 @@ def seeds_of_late(shards: Mapping[str, Shard], later: Mapping[str, Shard], since
 class Resolution:
     """Resolves one start; an attempt of the engine reuses the results of the attempts before it."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ReaderContext) -> None:
         self._source = source
         self._first, self._second = Listing(), Listing()
         self._begun = False

@@ -16,7 +16,7 @@ from multiclouddb_dynamo.position import (
     place_of,
 )
 from multiclouddb_dynamo.shards import Shard, ShardMap, by_parent
-from multiclouddb_dynamo.source import Source
+from multiclouddb_dynamo.source import ReaderContext
 from multiclouddb_dynamo.starts import LIFE_SECONDS, start_of
 from multiclouddb_spi import Cursor, Deadline, Partition, PartitionState, Survey
 
@@ -26,7 +26,7 @@ _OVER: Final = FeedEnded("the stream was disabled or its table deleted; all its 
 
 
 def survey_of_listing(
-    source: Source,
+    source: ReaderContext,
     shards: Mapping[str, Shard],
     asked: Mapping[str, Cursor],
     expired: Collection[str],
@@ -58,7 +58,7 @@ def survey_of_listing(
     return Survey(tuple(present), dict.fromkeys(gone) | told, final=dict.fromkeys(final, _OVER))
 
 
-def survey_of_children(source: Source, asked: Mapping[str, Cursor], deadline: Deadline) -> Survey:
+def survey_of_children(source: ReaderContext, asked: Mapping[str, Cursor], deadline: Deadline) -> Survey:
     """State the known children of ended shards; ask for more if the rate limit of the stream allows calls."""
     found = source.shards.discover(asked, deadline)
     listed, horizon = source.shards.listed, Horizon(source.seconds())

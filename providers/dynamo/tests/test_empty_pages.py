@@ -9,10 +9,10 @@ from botocore.exceptions import ClientError
 from multiclouddb_api import Beginning, Now, ResourceAddress
 from multiclouddb_dynamo.capabilities import DELAY_SECONDS, EMPTY_ANSWERS
 from multiclouddb_dynamo.client import Calls
-from multiclouddb_dynamo.mapping import View
+from multiclouddb_dynamo.mapping import DynamoView
 from multiclouddb_dynamo.position import After, Start, Trail, place_of
 from multiclouddb_dynamo.reader import DynamoReader
-from multiclouddb_dynamo.source import EmptyAnswers, Source
+from multiclouddb_dynamo.source import EmptyAnswers, ReaderContext
 from multiclouddb_spi import Deadline, FeedSpec, Planner, Range, read_range
 
 from .world import ADDRESS, EXPIRED, HOUR, World, all_of, fetch, seconds, soon, state_of
@@ -319,8 +319,10 @@ class Service:
 class TestPace:
     def readers(self, count, trail=None, place=None):
         self.service = Service()
-        source = Source(self.service, FeedSpec(ADDRESS), None, "arn", self.service)
-        views = [View(ResourceAddress(collection="t"), "p", f"s{number}", ("id",)) for number in range(count)]
+        source = ReaderContext(self.service, FeedSpec(ADDRESS), None, "arn", self.service)
+        views = [
+            DynamoView(ResourceAddress(collection="t"), "p", f"s{number}", ("id",)) for number in range(count)
+        ]
         return [DynamoReader(source, view, place or Start(None, trail), None) for view in views]
 
     def pauses(self, reader, count=EMPTY_ANSWERS + 12):

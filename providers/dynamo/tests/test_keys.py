@@ -22,7 +22,7 @@ from multiclouddb_api import (
 from multiclouddb_api.arrow import events_to_arrow
 from multiclouddb_conformance.open_client import open_client
 from multiclouddb_conformance.refusals import refused
-from multiclouddb_dynamo.mapping import DynamoMapper, View
+from multiclouddb_dynamo.mapping import DynamoMapper, DynamoView
 from multiclouddb_dynamo.provider import PLUGIN
 from multiclouddb_dynamo.snapshots import ItemMapper
 from multiclouddb_dynamo.values import encode_key
@@ -187,7 +187,7 @@ def test_a_server_that_keeps_the_spelling_gives_the_same_key(text, name):
     """moto answers numbers as they were written; the item stays as it is stored."""
     data = {"Keys": {name: {"N": text}}, "SequenceNumber": "1" * 21, "NewImage": {name: {"N": text}}}
     record = {"eventID": "e", "eventName": "INSERT", "dynamodb": data}
-    view = View(ADDRESS, "p", "shard", (name,))
+    view = DynamoView(ADDRESS, "p", "shard", (name,))
     for mapper, each in (
         (DynamoMapper(view), record),
         (ItemMapper(view, SEGMENT), data["NewImage"]),
@@ -199,6 +199,6 @@ def test_a_server_that_keeps_the_spelling_gives_the_same_key(text, name):
 
 def test_only_the_key_takes_the_normal_form():
     item = {"id": {"N": "2.50"}, "price": {"N": "2.50"}}
-    (event,) = ItemMapper(View(ADDRESS, "p", "", ("id",)), SEGMENT).events([item], 0, 1)
+    (event,) = ItemMapper(DynamoView(ADDRESS, "p", "", ("id",)), SEGMENT).events([item], 0, 1)
     assert event.key == MulticloudDbKey({"id": Decimal("2.5")})
     assert str(event.new_item_state["id"]) == str(event.new_item_state["price"]) == "2.50"

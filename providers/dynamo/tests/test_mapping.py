@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbKey, ResourceAddress
 from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
-from multiclouddb_dynamo.mapping import DynamoMapper, View, order_key, seconds_of, seq_of
+from multiclouddb_dynamo.mapping import DynamoMapper, DynamoView, order_key, seconds_of, seq_of
 from multiclouddb_dynamo.position import place_of
 from multiclouddb_spi import RecordFault
 
@@ -88,7 +88,7 @@ def test_events_and_arrow_have_what_the_records_have(new, old):
         names = tuple(keys)
         group = [form for form in forms() if tuple(form[2]["key"].components) == names]
         wire, parsed, expected = (list(column) for column in zip(*group, strict=True))
-        view = View(ADDRESS, "p", SHARD, names, with_new=new, with_old=old)
+        view = DynamoView(ADDRESS, "p", SHARD, names, with_new=new, with_old=old)
         hidden = {
             name: None for name, shown in (("new_item_state", new), ("old_item_state", old)) if not shown
         }
@@ -117,7 +117,7 @@ def one(event="INSERT", *, images=("NewImage",), **more):
 
 
 def event_of(record, names=("pk",), **look):
-    (event,) = DynamoMapper(View(ADDRESS, "p", SHARD, names, **look)).events([record], 0, 1)
+    (event,) = DynamoMapper(DynamoView(ADDRESS, "p", SHARD, names, **look)).events([record], 0, 1)
     return event
 
 
@@ -160,7 +160,7 @@ def test_a_record_without_a_time_has_the_last_known_time_of_its_shard(absent, kn
         data |= {"SequenceNumber": f"{100 + number:021}", "ApproximateCreationDateTime": seconds}
         if absent and seconds is None:
             del data["ApproximateCreationDateTime"]
-    mapper = DynamoMapper(View(ADDRESS, "p", SHARD, ("pk",)), known)
+    mapper = DynamoMapper(DynamoView(ADDRESS, "p", SHARD, ("pk",)), known)
     times = [EPOCH + timedelta(seconds=at) for at in (first, SECONDS + 0.75, SECONDS, *[SECONDS + 3] * 2)]
     assert [event.timestamp for event in mapper.events(page, 0, 5)] == times
     assert mapper.arrow(page, 0, 5).equals(events_to_arrow(mapper.events(page, 0, 5)))
@@ -184,7 +184,7 @@ def test_an_empty_image_is_none(event, name, empty):
     record["dynamodb"][name] = empty
     found = event_of(record, with_old=True)
     assert (found.new_item_state, found.old_item_state) == (None, None)
-    batch = DynamoMapper(View(ADDRESS, "p", SHARD, ("pk",), with_old=True)).arrow([record], 0, 1)
+    batch = DynamoMapper(DynamoView(ADDRESS, "p", SHARD, ("pk",), with_old=True)).arrow([record], 0, 1)
     assert batch.equals(events_to_arrow([found]))
 
 
@@ -246,7 +246,7 @@ def test_the_first_damaged_record_is_named_without_its_content(way, part, value,
             at[part] = value
             if value is ...:
                 del at[part]
-    mapping = getattr(DynamoMapper(View(ADDRESS, "p", SHARD, ("pk",), with_old=True)), way)
+    mapping = getattr(DynamoMapper(DynamoView(ADDRESS, "p", SHARD, ("pk",), with_old=True)), way)
     with pytest.raises(RecordFault) as caught:
         mapping(page, start, 5)
     fault = caught.value

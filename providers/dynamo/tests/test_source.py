@@ -3,14 +3,14 @@
 import tracemalloc
 
 from multiclouddb_dynamo import source as source_module
-from multiclouddb_dynamo.source import Source
+from multiclouddb_dynamo.source import ReaderContext
 
 
 def test_shards_that_ended_long_ago_take_no_memory(monkeypatch):
     """A stream of 1,000 shards has 6,000 new ones a day."""
     now = [0.0]
     monkeypatch.setattr("multiclouddb_dynamo.source.time.monotonic", lambda: now[0])
-    source = Source(None, None, None, "", None)
+    source = ReaderContext(None, None, None, "", None)
     tracemalloc.start()
     try:
         for number in range(20_000):

@@ -13,7 +13,7 @@ from typing import Final
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_spi import Fault, ProviderFault
 from multiclouddb_spi.errors import to_error
-from multiclouddb_spi.faults import REPORT, Row, unexpected
+from multiclouddb_spi.faults import REPORT, FaultRule, unexpected
 
 PROVIDER_ID: Final = "embedded"
 
@@ -32,16 +32,16 @@ _NO_HANDLE: Final = (
     f"the file exists but cannot be opened; check the limit on open files (ulimit -n) and {_RETRY}"
 )
 
-_BROKEN: Final = Row(ErrorCategory.PERMANENT_FAILURE, REPORT)
-_LOCKED_FOLDER: Final = Row(ErrorCategory.AUTHORIZATION_FAILED, _FOLDER)
-_DENIED: Final = Row(ErrorCategory.AUTHORIZATION_FAILED, _RIGHTS)
-_MISSING: Final = Row(ErrorCategory.NOT_FOUND, _GONE)
-_SPOILT: Final = Row(ErrorCategory.PERMANENT_FAILURE, _DAMAGED)
+_BROKEN: Final = FaultRule(ErrorCategory.PERMANENT_FAILURE, REPORT)
+_LOCKED_FOLDER: Final = FaultRule(ErrorCategory.AUTHORIZATION_FAILED, _FOLDER)
+_DENIED: Final = FaultRule(ErrorCategory.AUTHORIZATION_FAILED, _RIGHTS)
+_MISSING: Final = FaultRule(ErrorCategory.NOT_FOUND, _GONE)
+_SPOILT: Final = FaultRule(ErrorCategory.PERMANENT_FAILURE, _DAMAGED)
 
 
-_passing: Final = partial(Row, ErrorCategory.TRANSIENT_FAILURE)
+_passing: Final = partial(FaultRule, ErrorCategory.TRANSIENT_FAILURE)
 # Maps a primary result code to its meaning.
-_CODES: Final[dict[int, Row]] = {
+_CODES: Final[dict[int, FaultRule]] = {
     sqlite3.SQLITE_BUSY: _passing(f"another process holds the store; {_RETRY}"),
     sqlite3.SQLITE_LOCKED: _passing(f"another thread holds the store; {_RETRY}"),
     sqlite3.SQLITE_INTERRUPT: _passing(f"the read was cancelled; {_RETRY}"),
@@ -50,16 +50,18 @@ _CODES: Final[dict[int, Row]] = {
     sqlite3.SQLITE_ABORT: _passing(f"the statement was rolled back; {_RETRY}"),
     sqlite3.SQLITE_NOMEM: _passing("memory ran out; read smaller pages"),
     sqlite3.SQLITE_IOERR: _passing("the disk failed; check the system log"),
-    sqlite3.SQLITE_FULL: Row(ErrorCategory.PERMANENT_FAILURE, _FULL),
+    sqlite3.SQLITE_FULL: FaultRule(ErrorCategory.PERMANENT_FAILURE, _FULL),
     sqlite3.SQLITE_CORRUPT: _SPOILT,
     sqlite3.SQLITE_FORMAT: _SPOILT,
-    sqlite3.SQLITE_NOTADB: Row(ErrorCategory.INVALID_REQUEST, "the file is not a store; name another one"),
+    sqlite3.SQLITE_NOTADB: FaultRule(
+        ErrorCategory.INVALID_REQUEST, "the file is not a store; name another one"
+    ),
     sqlite3.SQLITE_CANTOPEN: _MISSING,
     sqlite3.SQLITE_NOTFOUND: _MISSING,
     sqlite3.SQLITE_PERM: _DENIED,
     sqlite3.SQLITE_READONLY: _DENIED,
     sqlite3.SQLITE_AUTH: _DENIED,
-    sqlite3.SQLITE_TOOBIG: Row(ErrorCategory.PROVIDER_ERROR, "a record is larger than SQLite allows"),
+    sqlite3.SQLITE_TOOBIG: FaultRule(ErrorCategory.PROVIDER_ERROR, "a record is larger than SQLite allows"),
 }
 
 
@@ -99,7 +101,7 @@ def _sqlite_fault(error: sqlite3.Error, path: str) -> Fault:
     return row.fault(_about(path, str(error)), error.sqlite_errorname)
 
 
-def _unopened(path: str) -> Row:
+def _unopened(path: str) -> FaultRule:
     """Return the reason why SQLite cannot open a file; SQLite itself does not report the reason."""
     folder = Path(path).parent
     locked = os.access(folder, os.F_OK) and not os.access(folder, os.W_OK, effective_ids=True)

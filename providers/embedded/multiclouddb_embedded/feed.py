@@ -8,10 +8,10 @@ from datetime import datetime
 
 from multiclouddb_api import AtTime, Beginning, LogicalPartition, LookupAnswer, MulticloudDbKey, Now
 from multiclouddb_embedded.errors import PROVIDER_ID
-from multiclouddb_embedded.mapping import View, describe, from_micros, position_of, to_micros
+from multiclouddb_embedded.mapping import EmbeddedView, describe, from_micros, position_of, to_micros
 from multiclouddb_embedded.partitions import Family, find_head, read_family, read_head, read_shape
 from multiclouddb_embedded.reader import EmbeddedReader
-from multiclouddb_embedded.source import Source
+from multiclouddb_embedded.source import ReaderContext
 from multiclouddb_embedded.store.collection import check_kind
 from multiclouddb_embedded.store.log import seq_before
 from multiclouddb_spi import (
@@ -35,7 +35,7 @@ from multiclouddb_spi import (
 class EmbeddedFeed(Feed):
     """A feed that reads the log of one collection."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ReaderContext) -> None:
         self.spec = source.spec
         self.identity = FeedIdentity(PROVIDER_ID, self.spec.address, source.scope.collection.incarnation)
         self._source, self._scope, self._store = source, source.scope, source.store
@@ -164,9 +164,9 @@ class EmbeddedFeed(Feed):
             now = max(self._store.now(), read_head(connection)[1])
             return look_up_rows(connection, self._scope, self._view(""), now, keys)
 
-    def _view(self, partition_id: str) -> View:
+    def _view(self, partition_id: str) -> EmbeddedView:
         spec = self.spec
-        return View(
+        return EmbeddedView(
             spec.address,
             partition_id,
             self._scope.collection.partition_components,

@@ -166,7 +166,7 @@ def describe(cursor: Cursor) -> Position:
 
 
 @frozen
-class View(CommonView):
+class EmbeddedView(CommonView):
     """What all events of one partition share."""
 
     partition_components: int  # the number of leading components of a key that form the partition key
@@ -261,7 +261,7 @@ def _flaw(records: Records, index: int) -> str | None:
 class EmbeddedMapper(ColumnMapper):
     """Maps the rows of one partition."""
 
-    view: View  # what all events of the partition share
+    view: EmbeddedView  # what all events of the partition share
 
     def cursor_after(self, records: Records, count: int) -> Cursor:
         return cursor_of(records.seqs[count - 1], records.times[count - 1])

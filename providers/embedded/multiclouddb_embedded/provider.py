@@ -14,7 +14,7 @@ from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_embedded.mapping import to_micros
 from multiclouddb_embedded.partitions import check_images
 from multiclouddb_embedded.profile import PLAIN, Profile
-from multiclouddb_embedded.source import OpenStore, Source, scope_of
+from multiclouddb_embedded.source import OpenStore, ReaderContext, scope_of
 from multiclouddb_embedded.store.collection import MAIN, find_collection, list_collections
 from multiclouddb_embedded.store.connection import ConnectionPool, Monitor, check_store
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderPlugin
@@ -56,7 +56,7 @@ class EmbeddedProvider(Provider):
         with store.reading(deadline) as connection:
             collection = find_collection(connection, address.database, address.collection)
         check_images(collection, spec)
-        return EmbeddedFeed(Source(store, spec, scope_of(collection, spec, store.profile)))
+        return EmbeddedFeed(ReaderContext(store, spec, scope_of(collection, spec, store.profile)))
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
         with self._store.reading(deadline) as connection:

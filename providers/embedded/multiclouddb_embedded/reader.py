@@ -7,9 +7,9 @@ import time
 from typing import Final
 
 from multiclouddb_api import MulticloudDbError, MulticloudDbKey, decode_json
-from multiclouddb_embedded.mapping import EmbeddedMapper, Records, View, cursor_of, from_micros
+from multiclouddb_embedded.mapping import EmbeddedMapper, EmbeddedView, Records, cursor_of, from_micros
 from multiclouddb_embedded.partitions import Standing, outcome_of, standing
-from multiclouddb_embedded.source import Source
+from multiclouddb_embedded.source import ReaderContext
 from multiclouddb_embedded.store.connection import AT_ONCE_SECONDS, Interrupt, Version, snapshot
 from multiclouddb_spi import Batch, Continue, Deadline, Outcome, Reached, Reader
 
@@ -69,7 +69,12 @@ class EmbeddedReader(Reader):
     # and "closed".
 
     def __init__(
-        self, source: Source, name: str, view: View, position: tuple[int, int], until: tuple[int, int] | None
+        self,
+        source: ReaderContext,
+        name: str,
+        view: EmbeddedView,
+        position: tuple[int, int],
+        until: tuple[int, int] | None,
     ) -> None:
         self._source, self._name, self._view = source, name, view
         self._mapper = EmbeddedMapper(view)

@@ -21,9 +21,9 @@ from attrs import frozen
 
 from multiclouddb_api import LookupAnswer, MulticloudDbKey, decode_json
 from multiclouddb_api.key import trusted_keys
-from multiclouddb_embedded.mapping import ORDER_DIGITS, View, from_micros
+from multiclouddb_embedded.mapping import ORDER_DIGITS, EmbeddedView, from_micros
 from multiclouddb_embedded.partitions import check_there
-from multiclouddb_embedded.source import Scope, Source
+from multiclouddb_embedded.source import ReaderContext, Scope
 from multiclouddb_embedded.store.connection import Interrupt, snapshot
 from multiclouddb_spi import (
     Batch,
@@ -119,7 +119,7 @@ Row: TypeAlias = tuple[bytes, str, str | None]
 
 @frozen(eq=False)
 class _Mapper(RowMapper):
-    view: View
+    view: EmbeddedView
     segment: Segment
 
     def rows(self, records: list[Row], start: int, stop: int, *, texts: bool) -> Rows | None:
@@ -151,7 +151,7 @@ class SegmentReader(Reader):
 
     # Each fetch is one read transaction, so the rows of a fetch come from the same state of the store.
 
-    def __init__(self, source: Source, view: View, segment: Segment) -> None:
+    def __init__(self, source: ReaderContext, view: EmbeddedView, segment: Segment) -> None:
         self._source, self._segment, self._mapper = source, segment, _Mapper(view, segment)
         self._interrupt = Interrupt()
         self._rows, self._texts = (_ROWS, 3) if view.with_new else (_KEYS, 2)
@@ -196,7 +196,7 @@ class SegmentReader(Reader):
 def look_up_rows(
     connection: sqlite3.Connection,
     scope: Scope,
-    view: View,
+    view: EmbeddedView,
     now: int,
     keys: Sequence[MulticloudDbKey],
 ) -> dict[MulticloudDbKey, LookupAnswer]:

@@ -62,7 +62,7 @@ def scope_of(collection: Collection, spec: FeedSpec, profile: Profile) -> Scope:
 
 
 @frozen(eq=False, repr=False)
-class Source:
+class ReaderContext:
     """The objects that the readers of one feed share."""
 
     store: OpenStore  # the store

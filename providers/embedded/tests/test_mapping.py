@@ -12,8 +12,8 @@ import multiclouddb_api as api
 from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_embedded.mapping import (
     EmbeddedMapper,
+    EmbeddedView,
     Records,
-    View,
     cursor_of,
     from_micros,
     position_of,
@@ -23,7 +23,7 @@ from multiclouddb_embedded.mapping import (
 patiently = settings(deadline=None, max_examples=50)  # a slow machine must not fail the test
 
 ADDRESS = api.ResourceAddress("main", "items")
-VIEW = View(ADDRESS, "embedded:1.2:p0", 1, native=False)
+VIEW = EmbeddedView(ADDRESS, "embedded:1.2:p0", 1, native=False)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(
     ["$", "$decimal", '"$', "\x1e", "null", "},\n{", "\x00"]

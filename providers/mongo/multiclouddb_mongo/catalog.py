@@ -39,7 +39,7 @@ _OTHERWISE: Final = {
 
 
 @frozen
-class Found:
+class FoundResource:
     """The resource that exists at an address.
 
     Attributes:
@@ -74,22 +74,22 @@ def resolve(spec: FeedSpec, default_database: str | None) -> ResourceAddress:
     return ResourceAddress(default_database, address.collection)
 
 
-def find(client: MongoClient[Any], spec: FeedSpec, address: ResourceAddress) -> Found:
+def find(client: MongoClient[Any], spec: FeedSpec, address: ResourceAddress) -> FoundResource:
     """Look up a collection or database. The role `read` is sufficient."""
     if isinstance(spec.scope, EntireCluster):
-        return Found(there=True)
+        return FoundResource(there=True)
     assert address.database is not None
     if isinstance(spec.scope, EntireDatabase):
-        return Found(there=bool(_listed(client, address.database, nameOnly=True)))
+        return FoundResource(there=bool(_listed(client, address.database, nameOnly=True)))
     listed = _listed(client, address.database, filter={"name": address.collection})
     if not listed:
-        return Found(there=False)
+        return FoundResource(there=False)
     (entry,) = listed
     options = entry.get("options", {})
     images = options.get("changeStreamPreAndPostImages", {}).get("enabled") is True
     uuid = entry.get("info", {}).get("uuid")
     text = None if uuid is None else uuid.hex if isinstance(uuid, UUID) else bytes(uuid).hex()
-    return Found(
+    return FoundResource(
         True,
         text,
         images,
@@ -139,7 +139,7 @@ def list_collections(client: MongoClient[Any], database: str | None) -> list[Res
     ]
 
 
-def check_provisioned(spec: FeedSpec, address: ResourceAddress, found: Found) -> None:
+def check_provisioned(spec: FeedSpec, address: ResourceAddress, found: FoundResource) -> None:
     """Refuse a request that this collection cannot serve."""
     options = spec.options
     assert isinstance(options, MongoOptions)

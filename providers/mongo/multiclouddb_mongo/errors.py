@@ -62,7 +62,7 @@ _PAGE: Final = f"{DOCS_URL}databases/mongodb/"
 
 
 @frozen
-class Row(faults.Row):
+class MongoRule(faults.FaultRule):
     """The meaning of one error code.
 
     The code is confidential if the server's text may quote a document, a document's key, a resume
@@ -75,88 +75,90 @@ class Row(faults.Row):
     quoted: bool = attrs.field(default=False, kw_only=True)
 
 
-AUTHENTICATION: Final = Row(
+AUTHENTICATION: Final = MongoRule(
     ErrorCategory.AUTHENTICATION_FAILED,
     "the server refuses the login; check the user, the password, authSource and authMechanism "
     "of the connection",
 )
-_AUTHORIZATION: Final = Row(
+_AUTHORIZATION: Final = MongoRule(
     ErrorCategory.AUTHORIZATION_FAILED,
     f"the user has no permission for this; grant the user the roles that {_PAGE} lists",
     # The server's text quotes the command, including its resume token.
     confidential=True,
 )
-UNAVAILABLE: Final = Row(_TRANSIENT, "the server is not available at this moment; try again", quoted=True)
-_CURSOR: Final = Row(_TRANSIENT, "the server has closed the cursor; read again from the same token")
-OUT_OF_TIME: Final = Row(
+UNAVAILABLE: Final = MongoRule(
+    _TRANSIENT, "the server is not available at this moment; try again", quoted=True
+)
+_CURSOR: Final = MongoRule(_TRANSIENT, "the server has closed the cursor; read again from the same token")
+OUT_OF_TIME: Final = MongoRule(
     _TRANSIENT, "the server needed more time than the call allowed; try again with a longer timeout"
 )
-THROTTLED: Final = Row(
+THROTTLED: Final = MongoRule(
     ErrorCategory.THROTTLED, "the server is overloaded; read with fewer processes, or later"
 )
-BAD_TOKEN: Final = Row(
+BAD_TOKEN: Final = MongoRule(
     _INVALID,
     "the server cannot read this resume token; pass one that it returned, unchanged",
     confidential=True,
 )
-NO_TOKEN: Final = Row(
+NO_TOKEN: Final = MongoRule(
     _INVALID,
     "the pipeline removes or alters the events' _id, which is their resume token; keep _id as it is",
     confidential=True,
 )
-BAD_COMMAND: Final = Row(
+BAD_COMMAND: Final = MongoRule(
     _INVALID,
     "the server does not accept the pipeline, the command or one of its options; change the part that the "
     "server's message names",
     quoted=True,
 )
-_BAD_NAMESPACE: Final = Row(
+_BAD_NAMESPACE: Final = MongoRule(
     _INVALID,
     "the server has no change stream for this namespace; name an ordinary collection, not a view, a time "
     "series, a system collection or a collection in admin, local or config",
 )
-_MISSING: Final = Row(
+_MISSING: Final = MongoRule(
     ErrorCategory.NOT_FOUND, "there is no such database or collection; check both names of the address"
 )
-UNKNOWN: Final = Row(_PERMANENT, REPORT, quoted=True)
+UNKNOWN: Final = MongoRule(_PERMANENT, REPORT, quoted=True)
 
 # Maps each of the server's codes to its meaning.
-CODES: Final[Mapping[int, Row]] = {
-    HISTORY_LOST: Row(
+CODES: Final[Mapping[int, MongoRule]] = {
+    HISTORY_LOST: MongoRule(
         ErrorCategory.CHECKPOINT_EXPIRED,
         f"the oplog no longer contains this position ({_PAGE} says how large the oplog has to be); "
         f"{START_AGAIN}",
     ),
-    OVERTAKEN: Row(
+    OVERTAKEN: MongoRule(
         _TRANSIENT,
         "the oplog removed entries before the reader reached them; read again from the same token: that read "
         "fails if the token has expired",
     ),
-    TOKEN_NOT_FOUND: Row(
+    TOKEN_NOT_FOUND: MongoRule(
         _INVALID,
         "the server cannot resume from this token: the pipeline leaves out the event that it names, or the "
         "token is of another collection or database; resume with the pipeline and the address that the token "
         "came from",
         confidential=True,
     ),
-    INVALIDATED_TOKEN: Row(
+    INVALIDATED_TOKEN: MongoRule(
         _INVALID,
         "the stream ended with an invalidate event at this token; resume after it with start_after, or with "
         'after_invalidate="follow"',
     ),
-    IMAGE_MISSING: Row(
+    IMAGE_MISSING: MongoRule(
         _UNSUPPORTED,
         "the required image is missing: the collection does not keep images, it kept none when the change "
         "was made, or the images have expired; turn changeStreamPreAndPostImages on and keep the images "
         "longer, or read with INCLUDE_IF_AVAILABLE",
     ),
-    EVENT_TOO_LARGE: Row(
+    EVENT_TOO_LARGE: MongoRule(
         ErrorCategory.PROVIDER_ERROR,
         "an event is larger than 16 MB, the limit of a document; read without item states (OMIT), or use "
         "MongoDB 7.0, which splits large events",
         confidential=True,
     ),
-    40573: Row(
+    40573: MongoRule(
         _UNSUPPORTED,
         "change streams need a replica set, but this server is a standalone server; start it with --replSet "
         f"and call replSetInitiate once, as {_PAGE} shows",
@@ -198,14 +200,14 @@ CODES: Final[Mapping[int, Row]] = {
     **dict.fromkeys(
         (2, 9, 14, 15, 16, 20, 22, 59, 72, 115, 168, 263, 322, 323, 40324, 40415, 40602), BAD_COMMAND
     ),
-    121: Row(
+    121: MongoRule(
         _INVALID,
         "the document does not pass the collection's validation; change the document or the validation",
         confidential=True,
     ),
     **dict.fromkeys(
         (11000, 11001, 12582),
-        Row(ErrorCategory.CONFLICT, "a unique index already contains this key", confidential=True),
+        MongoRule(ErrorCategory.CONFLICT, "a unique index already contains this key", confidential=True),
     ),
 }
 
@@ -330,7 +332,7 @@ def _of_driver(error: Exception, code: int | None) -> Fault | None:
             return None
 
 
-def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> Row:
+def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> MongoRule:
     text = _text(error)
     row = CODES.get(code) if code is not None else None
     if is_logged_out(error):
@@ -361,7 +363,7 @@ def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> R
         row = BAD_COMMAND if code is not None and code >= FIRST_LOCATION else UNKNOWN
     if row.quoted and not row.retryable and _AT_WORK.search(text):
         message = f"the pipeline or the command fails on a document; {REPORT}"
-        return Row(row.category, message, confidential=True)
+        return MongoRule(row.category, message, confidential=True)
     return row
 
 
@@ -388,7 +390,7 @@ def _configuration(error: ConfigurationError) -> Fault:
     )
 
 
-def _said(row: Row, error: Exception, code: int | None) -> Fault:
+def _said(row: MongoRule, error: Exception, code: int | None) -> Fault:
     name = _details(error).get("codeName")
     words = "MongoDB"
     if code is not None:

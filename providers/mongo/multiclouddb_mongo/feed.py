@@ -26,9 +26,9 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
-from multiclouddb_mongo.catalog import Found, find
+from multiclouddb_mongo.catalog import FoundResource, find
 from multiclouddb_mongo.errors import PROVIDER_ID
-from multiclouddb_mongo.mapping import View
+from multiclouddb_mongo.mapping import MongoView
 from multiclouddb_mongo.position import (
     After,
     At,
@@ -54,7 +54,7 @@ from multiclouddb_mongo.snapshots import (
     plan_scan,
     time_in,
 )
-from multiclouddb_mongo.source import Entry, Log, Source
+from multiclouddb_mongo.source import Log, LogBeginning, ReaderContext
 from multiclouddb_mongo.values import CODEC
 from multiclouddb_spi import (
     Batch,
@@ -99,8 +99,8 @@ class MongoFeed(Feed):
 
     def __init__(
         self,
-        source: Source,
-        found: Found,
+        source: ReaderContext,
+        found: FoundResource,
         readers: WeakSet[MongoReader | SegmentReader],
         deployment: str | None = None,
     ) -> None:
@@ -122,7 +122,7 @@ class MongoFeed(Feed):
         self.identity = FeedIdentity(PROVIDER_ID, self.spec.address, incarnation)
         self._scan = ScanSource(source)
         self._log = Log(source)
-        self._oldest: tuple[float, Entry | None] = (-_LOG_SECONDS, None)
+        self._oldest: tuple[float, LogBeginning | None] = (-_LOG_SECONDS, None)
         self._lock = threading.Lock()
 
     def resumes(self, incarnation: str | None) -> bool:
@@ -277,9 +277,9 @@ class MongoFeed(Feed):
         self._readers.add(reader)
         return reader
 
-    def _view(self, partition_id: str, start: int | None = None) -> View:
+    def _view(self, partition_id: str, start: int | None = None) -> MongoView:
         spec = self.spec
-        return View(
+        return MongoView(
             spec.address,
             self.public_id(partition_id),
             with_new=spec.with_new,

@@ -57,7 +57,7 @@ UNMAPPABLE: Final = (*DAMAGED, BSONError)
 
 
 @frozen
-class View(CommonView):
+class MongoView(CommonView):
     """What all events of one feed share.
 
     Attributes:
@@ -138,7 +138,7 @@ def _documents(changes: Sequence[Change], name: str) -> list[Any]:
     ]
 
 
-def _addresses(changes: Sequence[Change], view: View) -> list[ResourceAddress] | None:
+def _addresses(changes: Sequence[Change], view: MongoView) -> list[ResourceAddress] | None:
     if view.address.collection is not None:
         return None
     names = [(name["db"], name["coll"]) for name in [change["ns"] for change in changes]]
@@ -146,7 +146,7 @@ def _addresses(changes: Sequence[Change], view: View) -> list[ResourceAddress] |
     return [known[name] for name in names]
 
 
-def _names(changes: Sequence[Change], view: View) -> list[list[str]] | None:
+def _names(changes: Sequence[Change], view: MongoView) -> list[list[str]] | None:
     if view.address.collection is not None:
         return None
     return [[change["ns"][name] for change in changes] for name in ("db", "coll")]
@@ -184,7 +184,7 @@ class MongoMapper(ColumnMapper):
     """Maps the changes of one stream to events and to Arrow."""
 
     damaged = UNMAPPABLE
-    view: View
+    view: MongoView
 
     def cursor_after(self, records: Sequence[Raw], count: int) -> Cursor:
         return cursor_of(place_of_change(records[count - 1]), self.view.start)

@@ -17,9 +17,9 @@ is written as `"b:"` and the base64 of its BSON. The server hardly checks which 
 Therefore, each position contains its kind. The resource is part of the library's own token, so the library
 checks the resource itself.
 
-The segments of a scan have positions of another form, which `Range` and `Rest` describe. The mark of a scan
-is `[uuid, name, …]`: the UUID of the collection, empty if the collection did not exist, and the fields of the
-shard key. The rest of a plan is `[low, width, left, number]`.
+The segments of a scan have positions of another form, which `UnreadRange` and `Rest` describe. The mark of a
+scan is `[uuid, name, …]`: the UUID of the collection, empty if the collection did not exist, and the fields
+of the shard key. The rest of a plan is `[low, width, left, number]`.
 
 An `_id` is written as the byte of its BSON type and its BSON value, in hexadecimal. Therefore the server gets
 back exactly the bytes that it sent, for every type.
@@ -286,7 +286,7 @@ def as_field(name: str, wanted: str) -> RawBSONDocument:
 
 
 @frozen
-class Range:
+class UnreadRange:
     """A segment of the scan, or the unread rest of one.
 
     Attributes:
@@ -334,7 +334,7 @@ class Rest:
     """The part of a plan that is not divided into segments yet.
 
     Attributes:
-        scan: What the segments have in common. For `uuid` and `names` see `Range`.
+        scan: What the segments have in common. For `uuid` and `names` see `UnreadRange`.
         low: The first `_id`, or empty.
         width: The number of rows in a segment, found by counting; 0 if the keys are sampled instead.
         left: The maximum number of segments; 0 means as many as needed.
@@ -379,14 +379,14 @@ def scan_at(time: str, uuid: str, names: tuple[str, ...]) -> Scan:
     return Scan(floor_of(time), moment_of(time), [uuid, *names])
 
 
-def range_of(segment: Segment) -> Range:
+def range_of(segment: Segment) -> UnreadRange:
     """Return the range of a segment."""
     time, uuid, names = _common(segment.scan)
     begin, *seen = segment.after.split(" ")
     has_begin = begin[:1] in ("[", "(") and _is_id(begin[1:])
     if not (has_begin or segment.after == "") or not (segment.last == "" or _is_id(segment.last)):
         raise InvalidCursor("it is not a segment of a scan")
-    return Range(time, uuid, begin, segment.last, names, tuple(seen))
+    return UnreadRange(time, uuid, begin, segment.last, names, tuple(seen))
 
 
 def rest_of(scan: Scan, rest: Cursor) -> Rest:

@@ -33,7 +33,7 @@ from multiclouddb_mongo.pymongo_internals import (
 )
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.snapshots import SegmentReader
-from multiclouddb_mongo.source import Source, elected
+from multiclouddb_mongo.source import ReaderContext, elected
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
 from multiclouddb_spi.connection import checked_native, warn_of_plaintext
 
@@ -72,7 +72,7 @@ class MongoProvider(Provider):
         found = find(self._client, spec, address)
         check_provisioned(spec, address, found)
         splits, sharded = self._server()
-        source = Source(
+        source = ReaderContext(
             self._client,
             spec,
             address,

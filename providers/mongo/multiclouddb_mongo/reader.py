@@ -13,7 +13,7 @@ from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 
 from multiclouddb_api import ErrorCategory, Invalidated
 from multiclouddb_mongo.errors import EVENT_TOO_LARGE, IMAGE_MISSING, OVERTAKEN, code_of
-from multiclouddb_mongo.mapping import MongoMapper, View
+from multiclouddb_mongo.mapping import MongoMapper, MongoView
 from multiclouddb_mongo.position import (
     After,
     At,
@@ -27,7 +27,7 @@ from multiclouddb_mongo.position import (
 )
 from multiclouddb_mongo.pymongo_internals import GivenUp, Stream, buffered, inner_cursor
 from multiclouddb_mongo.raw_change import decoded, namespace_of, place_of_change
-from multiclouddb_mongo.source import CLOSED, LogEnd, Source
+from multiclouddb_mongo.source import CLOSED, LogEnd, ReaderContext
 from multiclouddb_mongo.taker import Taken, Taker
 from multiclouddb_spi import (
     Batch,
@@ -74,8 +74,8 @@ class MongoReader(Reader):
 
     def __init__(
         self,
-        source: Source,
-        view: View,
+        source: ReaderContext,
+        view: MongoView,
         place: Place,
         until: Place | None,
         goes_on: Callable[[], bool],

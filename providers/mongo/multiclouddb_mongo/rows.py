@@ -17,8 +17,8 @@ from orjson import dumps
 
 from multiclouddb_api import ChangeEvent, encode_json
 from multiclouddb_api.key import MulticloudDbKey, trusted_keys
-from multiclouddb_mongo.mapping import UNMAPPABLE, View, why
-from multiclouddb_mongo.position import Range, as_field, id_of
+from multiclouddb_mongo.mapping import UNMAPPABLE, MongoView, why
+from multiclouddb_mongo.position import UnreadRange, as_field, id_of
 from multiclouddb_mongo.raw_change import RawDocument, bytes_of
 from multiclouddb_mongo.values import CODEC, NORMAL_AS_DECODED, decode, decode_all, normal_key, portable
 from multiclouddb_spi import RecordFault, RowMapper, Rows, Segment
@@ -90,14 +90,14 @@ class DocumentMapper(RowMapper):
     """Maps the rows of one segment; `start` is the position after which they come."""
 
     damaged = UNMAPPABLE
-    view: View
+    view: MongoView
     segment: Segment
-    start: Range
+    start: UnreadRange
 
     def place_after(self, records: Sequence[bytes], count: int) -> str:
         return self.range_after(self.start, records, count).text
 
-    def range_after(self, start: Range, rows: Sequence[bytes], count: int) -> Range:
+    def range_after(self, start: UnreadRange, rows: Sequence[bytes], count: int) -> UnreadRange:
         """Return the position after the first `count` of the rows that come after `start`."""
         if not count:
             return start
@@ -112,9 +112,9 @@ class DocumentMapper(RowMapper):
                 seen = [*start.seen, *seen]
         return attrs.evolve(start, begin=f"({last}", seen=tuple(seen))
 
-    def unread(self, start: Range, rows: list[bytes]) -> list[bytes]:
+    def unread(self, start: UnreadRange, rows: list[bytes]) -> list[bytes]:
         """Return the rows after a position."""
-        # Rows with the position's `_id` that were already read are omitted (see `Range.seen`).
+        # Rows with the position's `_id` that were already read are omitted (see `UnreadRange.seen`).
         if not start.seen:
             return rows
         last = start.begin[1:]

@@ -27,15 +27,15 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
-from multiclouddb_mongo.catalog import Found, check_provisioned, find, name_of
-from multiclouddb_mongo.mapping import View
+from multiclouddb_mongo.catalog import FoundResource, check_provisioned, find, name_of
+from multiclouddb_mongo.mapping import MongoView
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.position import (
     MAX_KEY,
     After,
     Place,
-    Range,
     Rest,
+    UnreadRange,
     as_field,
     id_of,
     moment_of,
@@ -45,7 +45,7 @@ from multiclouddb_mongo.position import (
 )
 from multiclouddb_mongo.pymongo_internals import GivenUp, Rows, next_answer
 from multiclouddb_mongo.rows import ROW_CODEC, DocumentMapper, copied, rows_of
-from multiclouddb_mongo.source import Source
+from multiclouddb_mongo.source import ReaderContext
 from multiclouddb_mongo.values import CODEC, asked_key, to_bson
 from multiclouddb_spi import (
     Batch,
@@ -90,7 +90,7 @@ _MOST_SAMPLED: Final = 10_000
 class ScanSource:
     """The objects that the readers of one collection's segments share."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ReaderContext) -> None:
         self.client, self._source = source.client, source
         self.at_work, self.opening = source.at_work, source.opening
         self.begin, self.calm, self.be_patient = source.begin, source.calm, source.be_patient
@@ -101,13 +101,13 @@ class ScanSource:
 
     # -- Rows
 
-    def session(self, place: Range) -> ClientSession:
+    def session(self, place: UnreadRange) -> ClientSession:
         """Return a session whose reads show the data at or after the start of the stream."""
         session = self.client.start_session(causal_consistency=True)
         session.advance_operation_time(place.timestamp())
         return session
 
-    def rows(self, place: Range, session: ClientSession, batch_size: int) -> Rows:
+    def rows(self, place: UnreadRange, session: ClientSession, batch_size: int) -> Rows:
         """Return a cursor over undecoded rows."""
         hint = _BY_ID if self._key is None else None
         # Two shards may contain keys that the collection's collation takes for equal. Only exact texts have
@@ -118,7 +118,7 @@ class ScanSource:
             session=session, collation=collation,
         )  # fmt: skip
 
-    def found(self, place: Range, keys: Sequence[MulticloudDbKey]) -> list[bytes]:
+    def found(self, place: UnreadRange, keys: Sequence[MulticloudDbKey]) -> list[bytes]:
         """Return the undecoded rows with these keys, in any order."""
         wanted: dict[str, Any]
         if place.names:
@@ -139,7 +139,7 @@ class ScanSource:
         self.calm()
         return found
 
-    def _find(self, place: Range, wanted: dict[str, Any], **settings: Any) -> Rows:
+    def _find(self, place: UnreadRange, wanted: dict[str, Any], **settings: Any) -> Rows:
         rows = self._collection().with_options(codec_options=ROW_CODEC)
         projected = dict.fromkeys(("_id", *place.names), 1) if self._keys_only else None
         return rows.find(wanted, projected, **settings)
@@ -148,7 +148,7 @@ class ScanSource:
         """Close a cursor, also on the server. This method raises no error."""
         self._source.close(rows)
 
-    def _wanted(self, place: Range) -> dict[str, Any]:
+    def _wanted(self, place: UnreadRange) -> dict[str, Any]:
         wanted = place.filter()
         if self._key is None:
             return wanted
@@ -174,7 +174,7 @@ class ScanSource:
 
     # -- Whether the collection still exists
 
-    def gone(self, place: Range) -> Notice | None:
+    def gone(self, place: UnreadRange) -> Notice | None:
         """Return the notice for a collection that was dropped or renamed."""
         address = self._source.address
         found = find(self.client, self._source.spec, address)
@@ -256,7 +256,9 @@ class SegmentReader(Reader):
     # The server ends the cursor of a collection that is dropped or renamed. A new cursor finds the collection
     # by name, so the UUID is checked for each new cursor, after its first answer.
 
-    def __init__(self, source: ScanSource, view: View, segment: Segment, look: Callable[[], None]) -> None:
+    def __init__(
+        self, source: ScanSource, view: MongoView, segment: Segment, look: Callable[[], None]
+    ) -> None:
         self._source, self._view, self._segment, self._look = source, view, segment, look
         self._place = start = range_of(segment)
         self._rows: list[bytes] = []
@@ -317,7 +319,7 @@ class SegmentReader(Reader):
         self._close_cursor()
         self._rows = []
 
-    def _mapper(self, start: Range) -> DocumentMapper:
+    def _mapper(self, start: UnreadRange) -> DocumentMapper:
         return DocumentMapper(self._view, self._segment, start)
 
     def _taken(self, max_records: int, max_bytes: int) -> list[bytes]:
@@ -407,7 +409,9 @@ _MARK: Final = "82"
 _TIME: Final = slice(2, 18)
 
 
-def check_snapshot(spec: FeedSpec, address: ResourceAddress, found: Found, *, encrypted: bool) -> None:
+def check_snapshot(
+    spec: FeedSpec, address: ResourceAddress, found: FoundResource, *, encrypted: bool
+) -> None:
     """Refuse a snapshot whose content would differ from that of the stream."""
     if not isinstance(spec.scope, EntireCollection | LogicalPartition):
         raise unsupported(
@@ -443,7 +447,7 @@ def _encrypted(what: str) -> ProviderFault:
 
 
 def plan_scan(
-    source: ScanSource, spec: FeedSpec, found: Found, seeds: list[Seed], segments: int | None
+    source: ScanSource, spec: FeedSpec, found: FoundResource, seeds: list[Seed], segments: int | None
 ) -> ScanPlan:
     """Plan a scan whose stream has begun."""
     names = source.shard_key() if found.there else ()
@@ -513,12 +517,12 @@ def _ends(source: ScanSource, rest: Rest, count: int) -> Iterator[str]:
 
 
 def look_up_documents(
-    source: ScanSource, view: View, time: str, keys: Sequence[MulticloudDbKey], *, collated: bool = False
+    source: ScanSource, view: MongoView, time: str, keys: Sequence[MulticloudDbKey], *, collated: bool = False
 ) -> dict[MulticloudDbKey, LookupAnswer]:
-    """Return the rows of some of the keys, at this cluster time or later; see `Found.collated`."""
+    """Return the rows of some of the keys, at this cluster time or later; see `FoundResource.collated`."""
     if source.client.options.auto_encryption_opts is not None:
         raise _encrypted("lookup")
-    place = Range(time, "", names=source.shard_key())
+    place = UnreadRange(time, "", names=source.shard_key())
     names = tuple(dict.fromkeys((*place.names, "_id")))
 
     def normal(key: MulticloudDbKey) -> MulticloudDbKey:

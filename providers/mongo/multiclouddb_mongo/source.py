@@ -72,7 +72,7 @@ _MOST_PATIENCE: Final = 3600.0
 CLOSED: Final = "connection closed"  # PyMongo's words
 
 
-class Source:
+class ReaderContext:
     """The objects that the readers of one feed share: the target and the options of their streams.
 
     No call uses `pymongo.timeout`, because the driver would then retry repeatedly until the time is over. The
@@ -341,7 +341,7 @@ class LogEnd:
     #
     # `is_late` is True if another answer may be needed, and only after some time.
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ReaderContext) -> None:
         self._source = source
         self._mark: After | None = None
         self._last: int | None = None
@@ -454,7 +454,7 @@ _IS_FIRST_OF_ALL: Final = {
 
 
 @frozen
-class Entry:
+class LogBeginning:
     """The first entry of the log; `whole` is True if nothing has been removed from the log yet."""
 
     place: At
@@ -464,7 +464,7 @@ class Entry:
 class Log:
     """Finds out where the operation log begins."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ReaderContext) -> None:
         self._source = source
         self._readable = True
 
@@ -486,7 +486,7 @@ class Log:
             vendor_retried=True,
         )
 
-    def first_entry(self) -> Entry | None:
+    def first_entry(self) -> LogBeginning | None:
         if not self._readable:
             return None
         # The entry may be the change of any document of the deployment, so the answer contains nothing of it.
@@ -501,7 +501,7 @@ class Log:
         if entry is None or not isinstance(stamp, Timestamp):
             self._readable = False
             return None
-        return Entry(At(stamp.time, stamp.inc), entry.get("whole") is True)
+        return LogBeginning(At(stamp.time, stamp.inc), entry.get("whole") is True)
 
     def _searched(self) -> At:
         low, high = 0, ticks_at(self._source.now()) or 0

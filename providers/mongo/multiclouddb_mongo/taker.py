@@ -24,7 +24,7 @@ from multiclouddb_mongo.raw_change import (
     text_before,
     untouched_changes,
 )
-from multiclouddb_mongo.source import Source
+from multiclouddb_mongo.source import ReaderContext
 from multiclouddb_mongo.values import LENIENT_RAW
 from multiclouddb_spi import ProviderFault
 
@@ -86,7 +86,7 @@ class Taken:
 class Taker:
     """Takes changes from the streams of a reader, one stream after another."""
 
-    def __init__(self, source: Source, until: Place | None) -> None:
+    def __init__(self, source: ReaderContext, until: Place | None) -> None:
         self._source, self._until = source, until
         self._bound = None if until is None else text_before(until)
         self._parts: list[RawBSONDocument] = []

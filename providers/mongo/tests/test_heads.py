@@ -25,7 +25,7 @@ from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.position import After, cursor_of, place_of, start_of, ticks_at
 from multiclouddb_mongo.provider import PLUGIN
 from multiclouddb_mongo.reader import MongoReader
-from multiclouddb_mongo.source import Source
+from multiclouddb_mongo.source import ReaderContext
 from multiclouddb_spi import (
     Continue,
     Deadline,
@@ -220,7 +220,7 @@ def test_a_mark_right_behind_the_start_is_left_to_reading(make, monkeypatch, far
     first = mock.MagicMock(outcome=Continue(), notices=(), **{"__len__.return_value": 1})
     first.cursor_after.return_value = cursor_of(late_place)
     monkeypatch.setattr(type(world.feed), "_peek", lambda *_: first)
-    monkeypatch.setattr(Source, "head", lambda _: mark)
+    monkeypatch.setattr(ReaderContext, "head", lambda _: mark)
     assert world.heads(cursor) == (
         {"0": Head(cursor_of(mark), None, Continue(), Follows.END)} if far == 2 else {}
     )
@@ -232,7 +232,7 @@ def test_a_change_from_behind_the_end_of_the_log_is_a_head_itself(make, monkeypa
     cursor = world.start()
     before = world.feed._source.now()
     world.write(1, 2, 3)
-    monkeypatch.setattr(Source, "head", lambda _: before)
+    monkeypatch.setattr(ReaderContext, "head", lambda _: before)
     (head,) = world.heads(cursor).values()
     assert (head.records, head.outcome) == (1, Continue())
     assert world.read([Range("0", cursor, head.cursor)]) == [1]
@@ -249,7 +249,7 @@ def test_the_time_of_the_start_is_kept_as_long_as_it_lies_ahead(make, monkeypatc
     (part,) = world.feed.survey({"0": None}, soon(), expired={"0"}).present
     assert start_of(part.oldest) >= begin
     place = After("h", f"82{begin - 1:016X}2B0229296E04")
-    monkeypatch.setattr(Source, "head", lambda _: place)
+    monkeypatch.setattr(ReaderContext, "head", lambda _: place)
     (head,) = world.heads(cursor).values()
     assert head.cursor == ["h", place.data, begin]
 

@@ -29,7 +29,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_mongo import MongoOptions
-from multiclouddb_mongo.mapping import MongoMapper, View
+from multiclouddb_mongo.mapping import MongoMapper, MongoView
 from multiclouddb_mongo.values import decode, normal_key, portable
 
 from .fuzz import fuzzed
@@ -211,7 +211,7 @@ class TestOneForm:
             raws = [bytes(stream.next().raw) for _ in range(written.count_documents({}))]
         events = delivered(reader, here, token)
         texts = [encode_json(event.key.components).decode() for event in events]
-        assert MongoMapper(View(here, "0")).arrow(raws, 0, len(raws))["key"].to_pylist() == texts
+        assert MongoMapper(MongoView(here, "0")).arrow(raws, 0, len(raws))["key"].to_pylist() == texts
         scanned = delivered(reader, here, Snapshot())
         assert sorted(encode_json(event.key.components).decode() for event in scanned) == sorted(texts)
         assert {event.key for event in scanned} == {event.key for event in events}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbKey, ResourceAddress
 from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
-from multiclouddb_mongo.mapping import MongoMapper, View, time_of
+from multiclouddb_mongo.mapping import MongoMapper, MongoView, time_of
 from multiclouddb_mongo.position import After, cursor_of, place_of, start_of, time_text
 from multiclouddb_mongo.raw_change import place_of_change, untouched_changes
 from multiclouddb_mongo.values import CODEC, decode, normal_key, portable
@@ -75,7 +75,7 @@ def to_arrow(changes, start, stop, view):
 
 
 def mapped(change, address=ADDRESS, **look):
-    (event,) = to_events([raw(change)], 0, 1, View(address, "p", **look))
+    (event,) = to_events([raw(change)], 0, 1, MongoView(address, "p", **look))
     return event
 
 
@@ -124,7 +124,7 @@ def pages(draw):
     found = [draw(changes(number)) for number in range(1, draw(st.integers(1, 5)) + 1)]
     address = draw(st.sampled_from([ADDRESS, ResourceAddress(database="shop"), ResourceAddress()]))
     flags = {name: draw(st.booleans()) for name in ("with_new", "with_old", "native")}
-    return found, View(address, "mongo:1.2:0", **flags)
+    return found, MongoView(address, "mongo:1.2:0", **flags)
 
 
 class TestEvents:
@@ -189,7 +189,7 @@ class TestTime:
     def test_changes_of_one_moment_and_of_others_keep_theirs(self):
         later = NOON + timedelta(milliseconds=1)
         page = [one(wallTime=moment) for moment in (NOON, NOON, later, NOON, None, later)]
-        events = to_events(list(map(raw, page)), 0, 6, View(ADDRESS, "p"))
+        events = to_events(list(map(raw, page)), 0, 6, MongoView(ADDRESS, "p"))
         cluster = EPOCH + timedelta(seconds=SECONDS)
         assert [event.timestamp for event in events] == [NOON, NOON, later, NOON, cluster, later]
 
@@ -208,7 +208,7 @@ POISON = raw(one(fullDocument={"text": "damaged"})).replace(b"damaged", b"damage
 
 @pytest.mark.parametrize("mapping", [to_events, to_arrow], ids=["events", "arrow"])
 class TestPoison:
-    VIEW = View(ResourceAddress(), "p", with_old=True)
+    VIEW = MongoView(ResourceAddress(), "p", with_old=True)
 
     @pytest.mark.parametrize("index", [0, 3])
     @pytest.mark.parametrize("damage", DAMAGES, ids=str)
@@ -236,7 +236,7 @@ class TestPoison:
     def test_behind_it_the_start_is_still_known(self, mapping, change):
         """The position after a poison record keeps the start of the feed."""
         # If a collection ended before this start, it was an earlier collection with the same name.
-        view = View(ADDRESS, "p", start=2**64 - 1)
+        view = MongoView(ADDRESS, "p", start=2**64 - 1)
         with pytest.raises(RecordFault) as caught:
             mapping([change], 0, 1, view)
         assert start_of(caught.value.skip_cursor) == 2**64 - 1
@@ -282,7 +282,7 @@ class TestPlace:
 def test_a_large_change_is_mapped_without_a_copy_of_its_bytes(text):
     """PyMongo passes it as a view of the answer, which exists anyway."""
     change = memoryview(raw(one(fullDocument={"_id": 1, "text": text})))
-    mapper = MongoMapper(View(ADDRESS, "mongo:x:0"))
+    mapper = MongoMapper(MongoView(ADDRESS, "mongo:x:0"))
     tracemalloc.start()
     try:
         (event,) = mapper.events([change], 0, 1)

@@ -38,7 +38,7 @@ from multiclouddb_api import (
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_mongo import MongoOptions, snapshots, source
 from multiclouddb_mongo.position import At
-from multiclouddb_mongo.source import Entry, Log
+from multiclouddb_mongo.source import Log, LogBeginning
 
 from .monitor import IMAGES, ids, in_scope, read, walk
 from .test_rollover import World
@@ -192,7 +192,7 @@ class TestTheLog:
             log = client["local"]["copy"]
             log.insert_one(damaged(document) if b"damaged" in bson.encode(document) else document)
             try:
-                assert Log(SimpleNamespace(client=client)).first_entry() == Entry(At(7, 1), whole)
+                assert Log(SimpleNamespace(client=client)).first_entry() == LogBeginning(At(7, 1), whole)
             finally:
                 log.drop()
 

@@ -12,12 +12,12 @@ from bson.raw_bson import RawBSONDocument
 from hypothesis import strategies as st
 
 from multiclouddb_api import ResourceAddress
-from multiclouddb_mongo.mapping import View
+from multiclouddb_mongo.mapping import MongoView
 from multiclouddb_mongo.position import (
     After,
     At,
-    Range,
     Rest,
+    UnreadRange,
     as_field,
     change_text,
     compare,
@@ -231,7 +231,7 @@ def test_a_description_tells_the_time_and_no_key(place):
 
 
 TIME, UUID = "65F0000000000001", "0" * 32
-VIEW = View(ResourceAddress("d", "c"), "public")
+VIEW = MongoView(ResourceAddress("d", "c"), "public")
 ONE = id_of(bson.encode({"_id": 1}))
 
 
@@ -245,7 +245,7 @@ def test_a_key_is_the_same_bit_by_bit_and_an_event_has_its_id(key):
     document = as_field("$literal", id_of(row))
     assert isinstance(document, RawBSONDocument)
     assert bytes(document.raw) == bson.encode({"$literal": key}, codec_options=CODEC)
-    made = mapper(Range(TIME, UUID))
+    made = mapper(UnreadRange(TIME, UUID))
     (event,) = made.events([bson.encode({"_id": key}, codec_options=CODEC)], 0, 1)
     assert [event.event_id] == event_ids_of(made.segment.scan, [event.key.canonical()])
     assert event.order_key == floor_of(TIME) == f"82{TIME}"
@@ -256,8 +256,8 @@ def test_an_id_that_does_not_come_first():
 
 
 def test_a_segment_and_a_plan_are_read_back():
-    parts = [Range(TIME, UUID), Range(TIME, "", end=ONE), Range(TIME, UUID, f"[{ONE}", ONE)]
-    for part in [*parts, Range(TIME, UUID, f"({ONE}", "", ("region", "a.b"), ("00ff", "11"))]:
+    parts = [UnreadRange(TIME, UUID), UnreadRange(TIME, "", end=ONE), UnreadRange(TIME, UUID, f"[{ONE}", ONE)]
+    for part in [*parts, UnreadRange(TIME, UUID, f"({ONE}", "", ("region", "a.b"), ("00ff", "11"))]:
         scan = scan_at(TIME, part.uuid, part.names)
         assert range_of(scan.segment("0", part.text, part.end)) == part
     for uuid, names in ((UUID, ("region",)), ("", ())):
@@ -273,7 +273,7 @@ def test_a_segment_and_a_plan_are_read_back():
 )
 def test_rows_of_other_shards_with_the_last_id_are_asked_for_again(begin, names, operator):
     """They may not have been sent yet; without a shard key, only one row has an `_id`."""
-    (bound,) = Range(TIME, UUID, f"{begin}{ONE}", "", names).filter()["$expr"]["$and"]
+    (bound,) = UnreadRange(TIME, UUID, f"{begin}{ONE}", "", names).filter()["$expr"]["$and"]
     assert list(bound) == [operator]
 
 
@@ -309,7 +309,7 @@ def test_what_is_no_scan_is_refused(changes):
 def test_rows_of_two_shards_with_one_id_are_told_apart():
     rows = [bson.encode({"_id": key, "region": region}) for key in (1, 2) for region in ("eu", "us", "asia")]
     assert rows_of(b"".join(rows)) == rows
-    start = Range(TIME, UUID, names=("region",))
+    start = UnreadRange(TIME, UUID, names=("region",))
     for count in range(1, 7):
         place = mapper(start).range_after(start, rows, count)
         again = [row for row in rows if bson.decode(row)["_id"] >= bson.decode(rows[count - 1])["_id"]]

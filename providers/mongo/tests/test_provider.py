@@ -40,7 +40,7 @@ from multiclouddb_conformance.refusals import refusal as refused
 from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.position import At
 from multiclouddb_mongo.provider import PLUGIN
-from multiclouddb_mongo.source import Entry, Log
+from multiclouddb_mongo.source import Log, LogBeginning
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault
 
 from .monitor import IMAGES, Feed, hanging, ids, in_scope, keys, native, patient, read, told, walk, watched
@@ -213,9 +213,9 @@ class TestPositions:
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [
-        (Entry(At(100), whole=False), 100),
-        (Entry(At(100), whole=True), None),  # nothing was ever removed
-        (Entry(At(-100), whole=False), 0),
+        (LogBeginning(At(100), whole=False), 100),
+        (LogBeginning(At(100), whole=True), None),  # nothing was ever removed
+        (LogBeginning(At(-100), whole=False), 0),
         (None, None),
         (AutoReconnect("away"), None),
     ],

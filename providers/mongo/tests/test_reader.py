@@ -20,7 +20,7 @@ from pymongo.errors import AutoReconnect, OperationFailure
 
 from multiclouddb_api import Dropped, ErrorCategory, Invalidated, Renamed, ResourceAddress
 from multiclouddb_mongo import MongoOptions
-from multiclouddb_mongo.mapping import View
+from multiclouddb_mongo.mapping import MongoView
 from multiclouddb_mongo.position import After, At, compare, place_of, start_of, ticks_at, token_text
 from multiclouddb_mongo.raw_change import RawChange
 from multiclouddb_mongo.reader import MongoReader
@@ -278,7 +278,7 @@ class Server:
 def reader_of(server, place=None, *, until=None, start=None, goes_on=False, headroom=None, check=None):
     return MongoReader(
         server,
-        View(ADDRESS, "p", with_old=True, start=start),
+        MongoView(ADDRESS, "p", with_old=True, start=start),
         place or At(0),
         until,
         lambda: goes_on,

@@ -32,12 +32,12 @@ from multiclouddb_api import (
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_mongo import MongoOptions
-from multiclouddb_mongo.mapping import View
+from multiclouddb_mongo.mapping import MongoView
 from multiclouddb_mongo.position import At, scan_at
 from multiclouddb_mongo.provider import MongoProvider
 from multiclouddb_mongo.rows import RawRow
 from multiclouddb_mongo.snapshots import SegmentReader, check_snapshot, look_up_documents
-from multiclouddb_mongo.source import Entry, Log
+from multiclouddb_mongo.source import Log, LogBeginning
 from multiclouddb_spi import Continue, Deadline, FeedSpec, ProviderFault, Scanned
 
 from .monitor import ids, keys, read, told, walk
@@ -262,7 +262,7 @@ def test_auto_becomes_interleaved_when_half_of_the_log_is_used(reader, many, mon
     def first_entry(log):
         now = begun[0] if begun else int(log._source.now().data[2:10], 16)
         begun.append(now)
-        return Entry(At(now - (100 if len(begun) < 5 else 40)), False)
+        return LogBeginning(At(now - (100 if len(begun) < 5 else 40)), False)
 
     monkeypatch.setattr(Log, "first_entry", first_entry)
     scans = [page.diagnostics.snapshot for page in walk(reader, many[0], Snapshot(), 2)]
@@ -445,7 +445,7 @@ class Source:
 
 
 def reader_of(source):
-    view = View(ResourceAddress("shop", "orders"), "p")
+    view = MongoView(ResourceAddress("shop", "orders"), "p")
     return SegmentReader(source, view, SEGMENT, lambda: None)
 
 

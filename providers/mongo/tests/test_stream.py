@@ -23,7 +23,7 @@ from multiclouddb_api import (
 from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.position import After, At, ticks_at
 from multiclouddb_mongo.pymongo_internals import Closer, hushed
-from multiclouddb_mongo.source import ENDINGS, LogEnd, Source
+from multiclouddb_mongo.source import ENDINGS, LogEnd, ReaderContext
 from multiclouddb_spi import FeedSpec
 
 from .monitor import Commands
@@ -48,7 +48,7 @@ def make(lonely, monkeypatch):
     def make(scope=None, client=lonely, *, images=False, splits=False, asked=None, **options):
         address, scope = ResourceAddress("shop", "orders"), scope or EntireCollection()
         spec = FeedSpec(address, scope=scope, options=MongoOptions(**options), **(asked or {}))
-        source = Source(client, spec, spec.address, images=images, splits=splits)
+        source = ReaderContext(client, spec, spec.address, images=images, splits=splits)
         source.noted = []
 
         class Target:
@@ -242,7 +242,7 @@ def test_the_log_is_asked_where_the_changes_come_from(one, here, app, sharded, l
     commands = Commands()
     uri = one.uri(appName=app, readPreference="secondaryPreferred")
     with MongoClient(uri, event_listeners=[commands]) as client:
-        source = Source(client, FeedSpec(here, options=MongoOptions()), here, sharded=sharded)
+        source = ReaderContext(client, FeedSpec(here, options=MongoOptions()), here, sharded=sharded)
         assert source.reaches(At(0, 1))  # the oplog has never been truncated
         (command,) = commands.bodies("aggregate")
         assert source.reaches(At((ticks_at(source.now()) >> 32) + 5, 1))

@@ -1,7 +1,7 @@
 """Makes the calls to one database. Each call is one gRPC call, without the vendor's restarts and retries.
 
 A call is repeated only if a fork of the process has interrupted the call (`forks`). If a fork
-interrupts the reading of an `Answer`, the caller repeats the call.
+interrupts the reading of an `QueryResult`, the caller repeats the call.
 
 The vendor library's own `execute_sql` restarts a broken stream endlessly and without a pause. Therefore
 queries use the transport of the vendor's client directly, with the same channel, credentials and
@@ -191,7 +191,7 @@ Parameter: TypeAlias = tuple[int, str | None]
 """A parameter of a query: the code of its type, and its value as text."""
 
 
-class Answer:
+class QueryResult:
     """The answer to a query, which arrives message by message."""
 
     def __init__(self, client: DatabaseClient, call: Any, session: str, expires: float, before: int) -> None:
@@ -247,7 +247,7 @@ class DatabaseClient:
         *,
         read_timestamp: bool = False,
         at: int | None = None,
-    ) -> Answer:
+    ) -> QueryResult:
         """Start a single-use read, which is a strong read by default."""
         session = self._open_session(scope)
         scope.check()
@@ -265,7 +265,7 @@ class DatabaseClient:
                 request.params.fields[name].string_value = text
         return self._answer(self._transport.execute_streaming_sql, request, scope)
 
-    def read(self, request: Any, scope: CancelScope) -> Answer:
+    def read(self, request: Any, scope: CancelScope) -> QueryResult:
         request.session = self._open_session(scope)
         scope.check()
         return self._answer(self._transport.streaming_read, request, scope)
@@ -293,7 +293,7 @@ class DatabaseClient:
 
         return forks.again(make)
 
-    def _answer(self, method: Callable[..., Any], request: Any, scope: CancelScope) -> Answer:
+    def _answer(self, method: Callable[..., Any], request: Any, scope: CancelScope) -> QueryResult:
         session = request.session
         # A call is sent even if its deadline has passed, because gRPC then raises its own error.
         metadata = self._metadata("session", session)
@@ -301,7 +301,7 @@ class DatabaseClient:
             call = method(request, timeout=scope.deadline.remaining(), metadata=metadata)
             self._begun(call)
         scope.take(call)
-        return Answer(self, call, session, scope.deadline.at, before)
+        return QueryResult(self, call, session, scope.deadline.at, before)
 
     def rows(
         self,

@@ -16,7 +16,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi import Fault
-from multiclouddb_spi.faults import REPORT, START_AGAIN, UNAVAILABLE, Row, one_line, row_of_connection
+from multiclouddb_spi.faults import REPORT, START_AGAIN, UNAVAILABLE, FaultRule, one_line, row_of_connection
 
 PROVIDER_ID: Final = "spanner"
 
@@ -25,60 +25,60 @@ _PAGE: Final = f"{DOCS_URL}databases/spanner/"
 _RETRY_INFO: Final = "google.rpc.retryinfo-bin"
 
 
-_OUT_OF_TIME: Final = Row(
+_OUT_OF_TIME: Final = FaultRule(
     ErrorCategory.TRANSIENT_FAILURE,
     "the service gave no answer in time; try again, with a longer timeout_seconds if it happens again",
 )
-_INTERRUPTED: Final = Row(ErrorCategory.TRANSIENT_FAILURE, "the call was interrupted; try again")
-_AUTHENTICATION: Final = Row(
+_INTERRUPTED: Final = FaultRule(ErrorCategory.TRANSIENT_FAILURE, "the call was interrupted; try again")
+_AUTHENTICATION: Final = FaultRule(
     ErrorCategory.AUTHENTICATION_FAILED,
     "check what Google's credential chain finds (gcloud auth application-default print-access-token)",
 )
-_BAD_REQUEST: Final = Row(
+_BAD_REQUEST: Final = FaultRule(
     ErrorCategory.INVALID_REQUEST,
     "pass a token or partition id unchanged, and use only names that Spanner allows",
 )
-_EXPIRED: Final = Row(
+_EXPIRED: Final = FaultRule(
     ErrorCategory.CHECKPOINT_EXPIRED,
     "the change stream no longer keeps the changes after this position, and a longer retention_period keeps "
     f"more; {START_AGAIN}",
 )
-_NO_STREAM: Final = Row(
+_NO_STREAM: Final = FaultRule(
     ErrorCategory.NOT_FOUND,
     "the change stream was dropped; create it again (CREATE CHANGE STREAM … FOR …) and start again",
 )
-_UNKNOWN: Final = Row(ErrorCategory.PERMANENT_FAILURE, REPORT)
-_TOO_LARGE: Final = Row(
+_UNKNOWN: Final = FaultRule(ErrorCategory.PERMANENT_FAILURE, REPORT)
+_TOO_LARGE: Final = FaultRule(
     ErrorCategory.PROVIDER_ERROR,
     "Spanner sends no message of 64 MiB, so something else answers; check the endpoint and the proxy",
 )
 
-STATUSES: Final[Mapping[grpc.StatusCode, Row]] = {
+STATUSES: Final[Mapping[grpc.StatusCode, FaultRule]] = {
     _Code.CANCELLED: _INTERRUPTED,
     _Code.UNKNOWN: _UNKNOWN,
     _Code.INVALID_ARGUMENT: _BAD_REQUEST,
     _Code.DEADLINE_EXCEEDED: _OUT_OF_TIME,
-    _Code.NOT_FOUND: Row(
+    _Code.NOT_FOUND: FaultRule(
         ErrorCategory.NOT_FOUND, "check the project, the instance and the database of the address"
     ),
-    _Code.ALREADY_EXISTS: Row(ErrorCategory.CONFLICT, REPORT),
-    _Code.PERMISSION_DENIED: Row(
+    _Code.ALREADY_EXISTS: FaultRule(ErrorCategory.CONFLICT, REPORT),
+    _Code.PERMISSION_DENIED: FaultRule(
         ErrorCategory.AUTHORIZATION_FAILED,
         f"grant the roles in {_PAGE} to the identity that Google's credential chain found",
     ),
     _Code.UNAUTHENTICATED: _AUTHENTICATION,
-    _Code.RESOURCE_EXHAUSTED: Row(
+    _Code.RESOURCE_EXHAUSTED: FaultRule(
         ErrorCategory.THROTTLED, "read with fewer processes, or give the instance more nodes"
     ),
-    _Code.FAILED_PRECONDITION: Row(
+    _Code.FAILED_PRECONDITION: FaultRule(
         ErrorCategory.INVALID_REQUEST, "correct what the service's message names, and try again"
     ),
     _Code.ABORTED: _INTERRUPTED,
-    _Code.OUT_OF_RANGE: Row(
+    _Code.OUT_OF_RANGE: FaultRule(
         ErrorCategory.INVALID_REQUEST,
         "pass a token or partition id as it was returned, and a time that the change stream holds",
     ),
-    _Code.UNIMPLEMENTED: Row(
+    _Code.UNIMPLEMENTED: FaultRule(
         ErrorCategory.UNSUPPORTED_CAPABILITY,
         "this server does not support the request; use Cloud Spanner or its emulator",
     ),
@@ -89,7 +89,7 @@ STATUSES: Final[Mapping[grpc.StatusCode, Row]] = {
 """Every status with which a call can end, except OK."""
 
 # Maps a status and words in the error's text to their meaning.
-_TEXTS: Final[tuple[tuple[grpc.StatusCode, str, Row], ...]] = (
+_TEXTS: Final[tuple[tuple[grpc.StatusCode, str, FaultRule], ...]] = (
     (_Code.INVALID_ARGUMENT, "Table-valued function not found", _NO_STREAM),
     (_Code.INVALID_ARGUMENT, "read_json_", _NO_STREAM),
     (_Code.OUT_OF_RANGE, "too far in the past", _EXPIRED),
@@ -188,7 +188,7 @@ def classify(error: Exception) -> Fault:
     return row.fault(one_line(f"{name}: {error}"), name)
 
 
-def _row(status: grpc.StatusCode | None, text: str) -> Row:
+def _row(status: grpc.StatusCode | None, text: str) -> FaultRule:
     for code, words, row in _TEXTS:
         if code is status and words in text:
             return row

@@ -18,7 +18,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spanner.errors import PROVIDER_ID, is_broken, is_past
-from multiclouddb_spanner.mapping import View
+from multiclouddb_spanner.mapping import SpannerView
 from multiclouddb_spanner.position import (
     Place,
     compare,
@@ -33,7 +33,7 @@ from multiclouddb_spanner.reader import SpannerReader
 from multiclouddb_spanner.records import UNTIMED, DataRecord, Item
 from multiclouddb_spanner.segment_reader import SegmentReader, look_up_rows
 from multiclouddb_spanner.snapshots import Scans, cut, plan_scan
-from multiclouddb_spanner.source import Source
+from multiclouddb_spanner.source import ReaderContext
 from multiclouddb_spanner.survey import survey_of
 from multiclouddb_spi import (
     Continue,
@@ -65,7 +65,7 @@ class SpannerFeed(Feed):
 
     lists_parents = False
 
-    def __init__(self, source: Source, spec: FeedSpec) -> None:
+    def __init__(self, source: ReaderContext, spec: FeedSpec) -> None:
         self.spec = spec
         self._source = source
         self._scans = Scans(source, spec)
@@ -159,9 +159,9 @@ class SpannerFeed(Feed):
         """Return the rows of at most 500 keys with one read."""
         return look_up_rows(self._scans, self._view(""), keys, deadline)
 
-    def _view(self, public_id: str) -> View:
+    def _view(self, public_id: str) -> SpannerView:
         spec, info = self.spec, self._source.info
-        return View(
+        return SpannerView(
             spec.address,
             public_id,
             info.key_names,

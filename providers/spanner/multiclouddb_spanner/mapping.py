@@ -30,7 +30,7 @@ _WITH_ROW: Final = frozenset({"NEW_ROW", "NEW_ROW_AND_OLD_VALUES"})
 _WITH_OLD: Final = frozenset({"OLD_AND_NEW_VALUES", "NEW_ROW_AND_OLD_VALUES"})
 
 
-class Change(NamedTuple):
+class RowChange(NamedTuple):
     """One change of a row. Each change becomes one event."""
 
     record: DataRecord
@@ -38,11 +38,11 @@ class Change(NamedTuple):
 
 
 @frozen(eq=False)
-class Changes(Sequence[Change]):
+class RowChanges(Sequence[RowChange]):
     """The changes of one batch."""
 
     begin: Place
-    items: list[Change]
+    items: list[RowChange]
 
     def __len__(self) -> int:
         return len(self.items)
@@ -52,7 +52,7 @@ class Changes(Sequence[Change]):
 
 
 @frozen
-class View(CommonView):
+class SpannerView(CommonView):
     """What all events of one partition share."""
 
     key_names: tuple[str, ...]
@@ -71,7 +71,7 @@ def has_old(record: DataRecord) -> bool:
     return record.kind == "INSERT" or record.capture in _WITH_OLD
 
 
-def place_after(begin: Place, changes: Sequence[Change], count: int) -> Place:
+def place_after(begin: Place, changes: Sequence[RowChange], count: int) -> Place:
     """Return the position after the first `count` changes."""
     at = changes[count - 1].record.at
     delivered = dict(begin.cut.delivered) if begin.cut.at == at else {}
@@ -85,7 +85,7 @@ def place_after(begin: Place, changes: Sequence[Change], count: int) -> Place:
     return Place(Cut(at, {**delivered, **marks}))
 
 
-def _first_of(changes: Sequence[Change], index: int) -> int:
+def _first_of(changes: Sequence[RowChange], index: int) -> int:
     """Return the index of the first change that belongs to the same record as the given change."""
     record, nth = changes[index]
     return bisect_left(changes, True, max(0, index - nth), index, key=lambda each: each.record is record)
@@ -121,7 +121,7 @@ class _Parts:
 
 
 def _parts(
-    changes: Iterable[Change], view: View, converters_of: Callable[[Shape], Mapping[str, Converter]]
+    changes: Iterable[RowChange], view: SpannerView, converters_of: Callable[[Shape], Mapping[str, Converter]]
 ) -> _Parts:
     found = _Parts()
     for record, index in changes:
@@ -147,7 +147,7 @@ def _parts(
     return found
 
 
-def _names(changes: Sequence[Change]) -> tuple[list[str], list[str]]:
+def _names(changes: Sequence[RowChange]) -> tuple[list[str], list[str]]:
     """Return the ids and the order keys of changes."""
     ids, orders = [], []
     previous: DataRecord | None = None
@@ -162,7 +162,7 @@ def _names(changes: Sequence[Change]) -> tuple[list[str], list[str]]:
     return ids, orders
 
 
-def _moments(changes: Iterable[Change]) -> list[datetime]:
+def _moments(changes: Iterable[RowChange]) -> list[datetime]:
     """Return the times of changes; all changes of one record get the same datetime object."""
     previous: int | None = None
     moments: list[datetime] = []
@@ -179,7 +179,7 @@ def _native(record: DataRecord, mod: Mod) -> dict[str, Any]:
     return {**record.native(), "mods": [{name: _loaded(part) for name, part in parts}]}
 
 
-def _instants(changes: Iterable[Change]) -> pa.Array:
+def _instants(changes: Iterable[RowChange]) -> pa.Array:
     import pyarrow as pa
 
     return pa.array([record.at for record, _ in changes], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
@@ -196,12 +196,12 @@ def _texts(rows: Iterable[dict[str, Any] | None]) -> pa.Array:
 class SpannerMapper(ColumnMapper):
     """Maps the changes of one partition to events and to Arrow."""
 
-    view: View
+    view: SpannerView
 
-    def cursor_after(self, records: Changes, count: int) -> Cursor:
+    def cursor_after(self, records: RowChanges, count: int) -> Cursor:
         return cursor_of(place_after(records.begin, records.items, count))
 
-    def columns(self, records: Changes, start: int, stop: int, *, texts: bool) -> Columns:
+    def columns(self, records: RowChanges, start: int, stop: int, *, texts: bool) -> Columns:
         changes = records.items[start:stop]
         ids, orders = _names(changes)
         parts = _parts(changes, self.view, attrgetter("json" if texts else "python"))
@@ -219,7 +219,7 @@ class SpannerMapper(ColumnMapper):
             else repeat(None),
         )
 
-    def fault(self, records: Changes, index: int, error: Exception | None) -> RecordFault:
+    def fault(self, records: RowChanges, index: int, error: Exception | None) -> RecordFault:
         record = records.items[index].record
         problem = record.shape.problem or f"it cannot be decoded as a change of a row ({reason_of(error)})"
         where = f"{record.commit}, transaction {record.transaction}, record {record.sequence}"

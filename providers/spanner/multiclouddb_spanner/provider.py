@@ -21,7 +21,7 @@ from multiclouddb_spanner.client import CancelScope, DatabaseClient
 from multiclouddb_spanner.config import SpannerConfig
 from multiclouddb_spanner.errors import PROVIDER_ID, classify
 from multiclouddb_spanner.feed import SpannerFeed
-from multiclouddb_spanner.source import Source
+from multiclouddb_spanner.source import ReaderContext
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
 
 __all__ = ["PLUGIN", "SpannerPlugin", "SpannerProvider"]
@@ -54,7 +54,7 @@ class SpannerProvider(Provider):
         database = self._database(spec.address.database)
         info = find(database, spec.address, self._config.change_stream, CancelScope(deadline))
         check_provisioned(info, spec)
-        return SpannerFeed(Source(database, info, self._slots), spec)
+        return SpannerFeed(ReaderContext(database, info, self._slots), spec)
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
         names = [] if database is None else [database]

@@ -11,10 +11,18 @@ import attrs
 from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spanner.errors import interval_of, is_broken, is_outside_partition
 from multiclouddb_spanner.forks import Interrupted
-from multiclouddb_spanner.mapping import Change, Changes, SpannerMapper, View, has_new, has_old, place_after
+from multiclouddb_spanner.mapping import (
+    RowChange,
+    RowChanges,
+    SpannerMapper,
+    SpannerView,
+    has_new,
+    has_old,
+    place_after,
+)
 from multiclouddb_spanner.position import Place, cursor_of, micros_of, moment_of, ordered
 from multiclouddb_spanner.records import UNTIMED, Children, DataRecord, Heartbeat, Item, Shape
-from multiclouddb_spanner.source import Source, Window
+from multiclouddb_spanner.source import ReaderContext, Window
 from multiclouddb_spi import Batch, Child, Continue, Deadline, Drained, Outcome, Reached, Reader, unsupported
 from multiclouddb_spi.cursor import Cut
 from multiclouddb_spi.time_limits import SILENT_SECONDS, answer_deadline
@@ -40,8 +48,8 @@ class SpannerReader(Reader):
 
     def __init__(
         self,
-        source: Source,
-        view: View,
+        source: ReaderContext,
+        view: SpannerView,
         token: str,
         place: Place,
         until: Place | None,
@@ -87,7 +95,7 @@ class SpannerReader(Reader):
             late = window.expires > deadline.at or window.expires - time.monotonic() < _SPARE_SECONDS
             if late or (window.waits and left > wait):
                 self._end_window()
-        taken: list[Change] = []
+        taken: list[RowChange] = []
         try:
             nbytes, caught_up = self._read(taken, max_records, max_bytes, wait, deadline)
         except Exception as error:
@@ -171,7 +179,7 @@ class SpannerReader(Reader):
     # -- Reading
 
     def _read(
-        self, taken: list[Change], max_records: int, max_bytes: int, wait: float, deadline: Deadline
+        self, taken: list[RowChange], max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> tuple[int, bool | None]:
         """Take the changes; return their size, and whether no change is left (None: unknown)."""
         nbytes, begin = 0, self._place
@@ -192,7 +200,7 @@ class SpannerReader(Reader):
             self._items.extend(items)
 
     def _take(
-        self, taken: list[Change], begin: Place, max_records: int, max_bytes: int, deadline: Deadline
+        self, taken: list[RowChange], begin: Place, max_records: int, max_bytes: int, deadline: Deadline
     ) -> int:
         """Take as many of the received changes as the limits allow, and return their total size."""
         nbytes = 0
@@ -215,7 +223,7 @@ class SpannerReader(Reader):
                         if self._lacks(item, taken):
                             break
                         end = min(stop, start + room)
-                        taken.extend(Change(item, nth) for nth in range(start, end))
+                        taken.extend(RowChange(item, nth) for nth in range(start, end))
                         nbytes += item.nbytes * (end - start) // len(item.mods)
                         self._used = end
                         if end < stop:
@@ -249,7 +257,7 @@ class SpannerReader(Reader):
             stop = _part(self._until, record)
         return start, stop
 
-    def _lacks(self, record: DataRecord, taken: list[Change]) -> bool:
+    def _lacks(self, record: DataRecord, taken: list[RowChange]) -> bool:
         """Return True if a record lacks a required row."""
         if record.shape.problem is not None:
             return False  # the mapper says what is wrong with it
@@ -288,7 +296,9 @@ class SpannerReader(Reader):
             return record
         return attrs.evolve(record, shape=attrs.evolve(shape, whole=False))
 
-    def _finish(self, window: Window, taken: list[Change], begin: Place, deadline: Deadline) -> bool | None:
+    def _finish(
+        self, window: Window, taken: list[RowChange], begin: Place, deadline: Deadline
+    ) -> bool | None:
         """Handle the end of a window. Return True if no change is left."""
         children = tuple(self._children.values())
         few, took = self._count < _FEW, time.monotonic() - window.began
@@ -356,12 +366,12 @@ class SpannerReader(Reader):
         return Place.at(min(back, end), self._since)
 
     def _batch(
-        self, begin: Place, taken: list[Change], nbytes: int, *, caught_up: bool | None, pause: float = 0.0
+        self, begin: Place, taken: list[RowChange], nbytes: int, *, caught_up: bool | None, pause: float = 0.0
     ) -> Batch:
         at, now = self._place.first, self._source.client.passed()
         left = at / _SECOND + self._source.info.retention - now / _SECOND
         return Batch(
-            Changes(begin, taken),
+            RowChanges(begin, taken),
             self._mapper,
             cursor_of(begin),
             cursor_of(self._place),

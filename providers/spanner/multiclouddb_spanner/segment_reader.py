@@ -14,10 +14,10 @@ from google.cloud.spanner_v1 import PartialResultSet, TypeCode
 
 from multiclouddb_api import ChangeEvent, LookupAnswer, MulticloudDbKey
 from multiclouddb_api.key import trusted_keys
-from multiclouddb_spanner.client import Answer, CancelScope
+from multiclouddb_spanner.client import CancelScope, QueryResult
 from multiclouddb_spanner.errors import is_broken, is_lost_version
 from multiclouddb_spanner.forks import Interrupted, again
-from multiclouddb_spanner.mapping import View
+from multiclouddb_spanner.mapping import SpannerView
 from multiclouddb_spanner.position import micros, moment_of
 from multiclouddb_spanner.records import Shape, plain_value, shape_of, values_of
 from multiclouddb_spanner.snapshots import Scans, check_keys, key_text, keys_read, range_read
@@ -58,7 +58,7 @@ class _Rows:
     def row(self, index: int) -> Row:
         return self.values[index * self.width : (index + 1) * self.width]
 
-    def last_key(self, view: View) -> str:
+    def last_key(self, view: SpannerView) -> str:
         return key_text(self.row(len(self) - 1)[: len(view.key_names)])
 
     def part(self, start: int, stop: int) -> _Rows:
@@ -124,7 +124,7 @@ def _kind(type_: Any) -> dict[str, Any]:
 class _Mapper(RowMapper):
     """Maps rows that were all read at the same timestamp."""
 
-    view: View
+    view: SpannerView
     segment: Segment
     fields: _Fields
 
@@ -160,7 +160,7 @@ class _Mapper(RowMapper):
 class SegmentReader(Reader):
     """Reads one segment forward with one read of its key range, which stays open between fetches."""
 
-    def __init__(self, scans: Scans, view: View, segment: Segment) -> None:
+    def __init__(self, scans: Scans, view: SpannerView, segment: Segment) -> None:
         check_keys(segment.after, segment.last)
         self._scans, self._source = scans, scans.source
         self._view, self._segment = view, segment
@@ -168,7 +168,7 @@ class SegmentReader(Reader):
         self._scope = CancelScope()
         self._outcome: Outcome = Continue()
         # The state of the answer: the received rows, the number of taken rows, their size, and the last key.
-        self._answer: Answer | None = None
+        self._answer: QueryResult | None = None
         self._messages: Iterator[_Rows] = iter(())
         self._kept = False
         self._mapper = _Mapper(view, segment, _Fields.of(()))
@@ -233,7 +233,7 @@ class SegmentReader(Reader):
         messages, width = self._metered(self._answer), len(names)
         self._messages = (_Rows(values, width) for values in values_of(messages, width))
 
-    def _metered(self, answer: Answer) -> Iterator[PartialResultSet]:
+    def _metered(self, answer: QueryResult) -> Iterator[PartialResultSet]:
         for number, message in enumerate(answer):
             raw = PartialResultSet.pb(message)
             if number == 0:
@@ -316,7 +316,7 @@ class SegmentReader(Reader):
 
 
 def look_up_rows(
-    scans: Scans, view: View, keys: Sequence[MulticloudDbKey], deadline: Deadline
+    scans: Scans, view: SpannerView, keys: Sequence[MulticloudDbKey], deadline: Deadline
 ) -> dict[MulticloudDbKey, LookupAnswer]:
     """Return the rows of some of the keys, as of one moment after the call began."""
     scope, client, info = CancelScope(answer_deadline(deadline)), scans.source.client, scans.source.info

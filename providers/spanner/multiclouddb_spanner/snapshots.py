@@ -34,7 +34,7 @@ from multiclouddb_spanner.errors import status_of
 from multiclouddb_spanner.forks import again
 from multiclouddb_spanner.position import moment_of, place_of, text_at
 from multiclouddb_spanner.records import plain_value, rows_of
-from multiclouddb_spanner.source import Source
+from multiclouddb_spanner.source import ReaderContext
 from multiclouddb_spi import (
     Cursor,
     FeedSpec,
@@ -76,7 +76,7 @@ def check_keys(*texts: Any) -> None:
 class Scans:
     """Stores recent information about the table, for all scans of one feed."""
 
-    def __init__(self, source: Source, spec: FeedSpec) -> None:
+    def __init__(self, source: ReaderContext, spec: FeedSpec) -> None:
         self.source, self.spec = source, spec
         self._columns: dict[int, list[str]] = {}
         self._info: tuple[float, ChangeStreamInfo] = (time.monotonic(), source.info)

@@ -18,7 +18,7 @@ from multiclouddb_spanner.catalog import (
     is_whole,
     retention_of,
 )
-from multiclouddb_spanner.client import INT64, STRING, TIMESTAMP, Answer, CancelScope, DatabaseClient
+from multiclouddb_spanner.client import INT64, STRING, TIMESTAMP, CancelScope, DatabaseClient, QueryResult
 from multiclouddb_spanner.errors import (
     earliest_of,
     interval_of,
@@ -43,7 +43,7 @@ class Window:
     """A query of one partition between two times, both included."""
 
     def __init__(
-        self, answer: Answer, table: str, shapes: Shapes, end: int, *, waits: float, current: bool
+        self, answer: QueryResult, table: str, shapes: Shapes, end: int, *, waits: float, current: bool
     ) -> None:
         # `waits`: by how many seconds `end` was ahead of the clock; `current`: if it reaches the present.
         self.end, self.waits, self.current = end, waits, current
@@ -114,7 +114,7 @@ class RequestSizes:
                 self._sizes[name] = size, count
 
 
-class Source:
+class ReaderContext:
     """One change stream, and the table whose changes are read from the stream."""
 
     def __init__(self, client: DatabaseClient, info: ChangeStreamInfo, slots: threading.Semaphore) -> None:
@@ -130,7 +130,7 @@ class Source:
         self._looked_at = 0.0
         self.resume_at = 0
 
-    def _begin(self, token: str | None, start: int, end: int | None, scope: CancelScope) -> Answer:
+    def _begin(self, token: str | None, start: int, end: int | None, scope: CancelScope) -> QueryResult:
         till = None if end is None else text_at(end)
         values = [(TIMESTAMP, text_at(start)), (TIMESTAMP, till), (STRING, token), (INT64, _HEARTBEAT_MS)]
         if self.info.postgres:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 
 from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spanner.position import Place, cursor_of, place_of
-from multiclouddb_spanner.source import Source
+from multiclouddb_spanner.source import ReaderContext
 from multiclouddb_spi import Cursor, Partition, PartitionState, Seed, Survey
 
 
@@ -17,7 +17,12 @@ def _needed(cursor: Cursor) -> int:
 
 
 def survey_of(
-    source: Source, asked: Mapping[str, Cursor], expired: Set[str], now: int, since: int, scope: CancelScope
+    source: ReaderContext,
+    asked: Mapping[str, Cursor],
+    expired: Set[str],
+    now: int,
+    since: int,
+    scope: CancelScope,
 ) -> Survey:
     """State which of the asked partitions existed at the oldest time that can be read, or began later."""
     # The service reports neither parents nor the end of a partition that is gone. A partition exists at its

@@ -11,7 +11,7 @@ import attrs
 
 from multiclouddb_api import ResourceAddress
 from multiclouddb_spanner.catalog import ChangeStreamInfo
-from multiclouddb_spanner.mapping import View
+from multiclouddb_spanner.mapping import SpannerView
 from multiclouddb_spanner.position import place_of, text_at
 from multiclouddb_spanner.reader import SpannerReader
 from multiclouddb_spanner.records import Children, DataRecord, Heartbeat, Mod, Shape
@@ -20,7 +20,7 @@ from multiclouddb_spi import Deadline
 
 SHAPE = Shape(("id", "n"))
 ADDRESS = ResourceAddress("db", "items")
-VIEW = View(ADDRESS, "spanner:x:p", ("id",))
+VIEW = SpannerView(ADDRESS, "spanner:x:p", ("id",))
 ORIGIN = 1_700_000_000_000_000
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from multiclouddb_api import ChangeType, canonical_json
 from multiclouddb_api.arrow import events_to_arrow
-from multiclouddb_spanner.mapping import Change, Changes, SpannerMapper, place_after
+from multiclouddb_spanner.mapping import RowChange, RowChanges, SpannerMapper, place_after
 from multiclouddb_spanner.position import Place, cursor_of
 from multiclouddb_spanner.records import Mod, Shapes, parse_rows, values_of
 from multiclouddb_spi import RecordFault
@@ -52,7 +52,7 @@ def changed(
     """Return the event and the Arrow row for one change."""
     made = record(5, "t", 0, 1, kind=kind, capture=capture, shape=shape_of(types))
     texts = [orjson.dumps(each).decode() for each in (keys or {"id": "a"}, new or {}, old or {})]
-    changes = Changes(Place(Cut(0)), [Change(attrs.evolve(made, mods=[Mod(*texts)]), 0)])
+    changes = RowChanges(Place(Cut(0)), [RowChange(attrs.evolve(made, mods=[Mod(*texts)]), 0)])
     mapper = SpannerMapper(view)
     (event,) = mapper.events(changes, 0, 1)
     assert mapper.arrow(changes, 0, 1).to_pylist() == events_to_arrow([event]).to_pylist()
@@ -115,7 +115,7 @@ class TestValues:
     def test_a_record_in_the_form_of_postgresql_gives_the_same(self):
         made = record(5, "t", 0, 1, shape=shape_of(TYPES))
         mod = Mod({"id": "a"}, dict(ROW), {})
-        changes = Changes(Place(Cut(0)), [Change(attrs.evolve(made, mods=[mod]), 0)])
+        changes = RowChanges(Place(Cut(0)), [RowChange(attrs.evolve(made, mods=[mod]), 0)])
         (event,) = SpannerMapper(VIEW).events(changes, 0, 1)
         assert event == SpannerMapper(VIEW).events(changes, 0, 1)[0]  # the mapping does not change its input
         assert canonical_json(dict(event.new_item_state)) == canonical_json({"id": "a", **VALUES})
@@ -163,7 +163,7 @@ class TestStates:
 
 class TestNames:
     def test_say_commit_transaction_record_and_change(self):
-        changes = Changes(Place(Cut(0)), [Change(record(5, "tx", 3, 2), nth) for nth in range(2)])
+        changes = RowChanges(Place(Cut(0)), [RowChange(record(5, "tx", 3, 2), nth) for nth in range(2)])
         first, second = SpannerMapper(VIEW).events(changes, 0, 2)
         assert (first.event_id, second.event_id) == (
             "2023-11-14T22:13:20.000005Z|tx|00000003|0", "2023-11-14T22:13:20.000005Z|tx|00000003|1",
@@ -174,8 +174,8 @@ class TestNames:
 
     @given(st.lists(st.integers(0, 10**13), min_size=2))
     def test_of_two_commits_the_later_sorts_higher(self, moments):
-        changes = [Change(record(at, "t", 0, 1), 0) for at in sorted(moments)]
-        events = SpannerMapper(VIEW).events(Changes(Place(Cut(0)), changes), 0, len(changes))
+        changes = [RowChange(record(at, "t", 0, 1), 0) for at in sorted(moments)]
+        events = SpannerMapper(VIEW).events(RowChanges(Place(Cut(0)), changes), 0, len(changes))
         keys = [event.order_key for event in events]
         assert keys == sorted(keys)
 
@@ -190,8 +190,8 @@ NO_NUMBER = Mod('{"id":"a"}', '{"n":"x"}', "{}")
 class TestPoison:
     def damaged(self, **changes):
         poison = attrs.evolve(record(6, "u", 1, 1), **changes)
-        made = [Change(each, 0) for each in (record(5, "t", 0, 1), poison, record(7, "v", 0, 1))]
-        return Changes(Place(Cut(ORIGIN)), made)
+        made = [RowChange(each, 0) for each in (record(5, "t", 0, 1), poison, record(7, "v", 0, 1))]
+        return RowChanges(Place(Cut(ORIGIN)), made)
 
     @pytest.mark.parametrize(
         "changes",
@@ -261,7 +261,7 @@ def test_fields_that_came_later_may_be_missing_in_postgresql():
     rows = [[Value(string_value=orjson.dumps(each).decode())] for each in records]
     item, ending = [*parse_rows(rows, "items", Shapes())]
     assert (item.kind, item.by_expiry, ending.parents) == ("DELETE", False, {"t": ()})
-    changes = Changes(Place(Cut(0)), [Change(item, 0)])
+    changes = RowChanges(Place(Cut(0)), [RowChange(item, 0)])
     (event,) = SpannerMapper(attrs.evolve(VIEW, with_old=True)).events(changes, 0, 1)
     assert (event.key["id"], event.new_item_state, event.old_item_state) == ("a", None, None)
 

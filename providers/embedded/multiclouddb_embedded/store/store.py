@@ -61,7 +61,7 @@ from multiclouddb_embedded.store.log import (
 _WAL_BYTES: Final = 64 * 1024 * 1024
 
 
-class Session(SingleConnection):
+class WriteConnection(SingleConnection):
     """The only connection that a store uses for writing."""
 
     def __init__(
@@ -128,7 +128,7 @@ Row = tuple[str, str]
 """The key and the document, both as JSON."""
 
 
-class Scan(SingleConnection):
+class DocumentCursor(SingleConnection):
     """A cursor over the documents."""
 
     # If the process forks during the scan, the remaining rows are first read into memory.
@@ -234,7 +234,9 @@ class EmbeddedStore:
         durable: bool = True,
         busy_seconds: float = 30.0,
     ) -> None:
-        self._session = Session(check_path("path", path), clock, durable=durable, busy_seconds=busy_seconds)
+        self._session = WriteConnection(
+            check_path("path", path), clock, durable=durable, busy_seconds=busy_seconds
+        )
 
     @property
     def path(self) -> str:
@@ -385,7 +387,10 @@ class EmbeddedStore:
         check_type("database", database, str)
 
         def scanned() -> Iterator[tuple[MulticloudDbKey, dict[str, Any]]]:
-            with store_errors("scan", self.path), closing(Scan(self.path, database, collection)) as rows:
+            with (
+                store_errors("scan", self.path),
+                closing(DocumentCursor(self.path, database, collection)) as rows,
+            ):
                 while part := rows.fetch():
                     for key, doc in part:
                         yield MulticloudDbKey(decode_json(key), rows.partition_components), decode_json(doc)
