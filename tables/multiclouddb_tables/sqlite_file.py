@@ -16,7 +16,7 @@ from typing import Final
 import attrs
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
-from multiclouddb_api.validators import check_type
+from multiclouddb_api.validators import check_type, path_here
 from multiclouddb_tables.layout import missing
 
 __all__ = ["SqliteFile"]
@@ -59,10 +59,9 @@ class SqliteFile:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the path names no file, or if SQLite is too old.
         """
-        check_type("path", path, str, os.PathLike)
+        text = str(path_here("path", path))
         check_type("patience_seconds", patience_seconds, int, float)
-        text = os.fspath(path)
-        if not text or text == ":memory:" or "\0" in text:
+        if text == ":memory:" or "\0" in text:
             raise invalid_request("path", f"is {text!r}, which is no file", "give the path of the database")
         if sqlite3.sqlite_version_info < _OLDEST:
             problem = f"needs SQLite 3.37, and Python has {sqlite3.sqlite_version}"

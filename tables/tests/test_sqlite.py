@@ -389,9 +389,9 @@ class TestFile:
     def test_no_database(self, sink, tmp_path):
         sink.path.write_text("no database " * 100)
         assert "no database" in refused(sink.merge, rows(("a", 1, {}))).message
-        for path in (tmp_path, tmp_path / "none" / "a.db", "", ":memory:", 5):
-            assert (
-                "path" in refused(merge_into_sqlite, rows(("a", 1, {})), None, path, "orders", None).message
-            )
+        for path in (tmp_path, tmp_path / "none" / "a.db", "", b"a.db", ":memory:", 5):
+            error = refused(merge_into_sqlite, rows(("a", 1, {})), None, path, "orders", None)
+            assert error.message.startswith("path: ")
+        assert "s3cret" not in refused(SqliteTable, "https://me:s3cret@host/shop", "orders").message
         for name in ("", "sqlite_a", "multiclouddb_marks", "a\0b", "\ud800", 5):
             assert "table" in refused(SqliteTable, tmp_path / "a.db", name).message
