@@ -469,6 +469,16 @@ class TestAge:
         assert times(standing) is not None
         assert world.time <= (began if moved != "while it waits" else began - back) + 3 * PERIOD
 
+    def test_is_at_most_a_shorter_period_that_is_given_later(self, world, tmp_path, monkeypatch):
+        monkeypatch.setattr(f"{__name__}.PERIOD", 100 * PERIOD)
+        run = passes(world, tmp_path / "state")
+        second(world, run)
+        run.close()
+        monkeypatch.undo()
+        began = world.time
+        assert second(world, passes(world, tmp_path / "state")).report.equal
+        assert world.time <= began + 2 * PERIOD
+
 
 class TestTable:
     """On a Delta table and the embedded store."""
