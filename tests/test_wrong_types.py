@@ -106,6 +106,7 @@ GOOD = [
     Duck(),
     api.ChangeFeedRequest(api.ResourceAddress("main", "orders"), api.Beginning()),
 ]  # fmt: skip
+FUNCTIONS = ("verify", "verify_every", "verify_with_spark", "spark_position", "estimate")
 # Values for parameters whose type does not determine a valid value.
 GOOD_FOR = {
     "MulticloudDbKey.partition_components": 1,
@@ -121,7 +122,7 @@ GOOD_FOR = {
     "pages_to_dataframe.spark": Duck(),
     "merge.b": "p1",
     "split.partition_id": "p0",
-    **{f"{name}.client": Duck() for name in ("verify", "verify_with_spark", "spark_position", "estimate")},
+    **{f"{name}.client": Duck() for name in FUNCTIONS},
     "verify_with_spark.spark": Duck(),
     "MulticloudDbClient.config": api.ClientConfig.from_url("embedded:///tmp/none.db"),
     "from_url.url": "embedded:///tmp/store.db",
@@ -141,6 +142,7 @@ LEFT_OUT = {
     multiclouddb_verify.Estimate: "estimate makes it",
     multiclouddb_verify.Progress: "verify makes it",
     multiclouddb_verify.Report: "verify makes it",
+    multiclouddb_verify.Standing: "verify_every makes it",
     pyspark_multiclouddb.TableTarget: "verify calls its methods",
     multiclouddb_postgres.PostgresTarget: "as TableTarget",
     api.Observer: "the library calls its methods; an application overrides them",
