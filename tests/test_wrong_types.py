@@ -24,7 +24,7 @@ import pytest
 import multiclouddb_api as api
 import multiclouddb_mongo
 import multiclouddb_postgres
-import multiclouddb_tables
+import multiclouddb_tables.sqlite
 import multiclouddb_verify
 import pyspark_multiclouddb
 from multiclouddb_api import ErrorCategory, MulticloudDbError
@@ -37,6 +37,7 @@ PACKAGES = [
     "multiclouddb_cosmos",
     "multiclouddb_dynamo",
     "multiclouddb_postgres",
+    "multiclouddb_tables.sqlite",
     "multiclouddb_verify",
     "pyspark_multiclouddb",
 ]
@@ -117,6 +118,7 @@ GOOD_FOR = {
     "merge_into_delta.batch": api.ChangeFeedPage((), "token"),
     "merge_into_postgres.batch": api.ChangeFeedPage((), "token"),
     "merge_into_postgres.dsn": "dbname=none",
+    "merge_into_sqlite.batch": api.ChangeFeedPage((), "token"),
     "PostgresCheckpointStore.dsn": "dbname=none",
     "merge_into_table.batch": Duck(),
     "pages_to_dataframe.spark": Duck(),
@@ -150,7 +152,7 @@ LEFT_OUT = {
 
 
 # The library calls their methods.
-TARGETS = {multiclouddb_verify.DeltaTarget}
+TARGETS = {multiclouddb_tables.sqlite.SqliteTable, multiclouddb_verify.DeltaTarget}
 
 
 # The names that modules import only for type checkers.
