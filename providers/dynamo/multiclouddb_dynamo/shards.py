@@ -81,8 +81,22 @@ class Looks:
     def __init__(self) -> None:
         # The time of the last request for each shard, in order.
         self._asked: OrderedDict[str, float] = OrderedDict()
+        # Since when each shard waits for an answer.
+        self._waiting: OrderedDict[str, float] = OrderedDict()
         self.credit, self._filled = _LOOKS_AT_ONCE, time.monotonic()
         self._pause, self._next = 0.0, 0.0
+
+    def left(self, shard_ids: Iterable[str], listed_at: float) -> list[str]:
+        """Return the shards about which a complete listing that began at this time does not say enough.
+
+        A shard that waited then needs no call of its own, whatever the listing was made for. Otherwise, the
+        listings of a large stream would use up the calls, and most shards would wait for ever.
+        """
+        now = time.monotonic()
+        left = [name for name in shard_ids if self._waiting.setdefault(name, now) > listed_at]
+        while len(self._waiting) > _MOST_LOOKED:
+            self._waiting.popitem(last=False)
+        return left
 
     def choose(self, shard_ids: Sequence[str], childless: Iterable[str]) -> list[str]:
         now = time.monotonic()
@@ -104,6 +118,7 @@ class Looks:
 
     def note(self, shard_ids: Iterable[str], childless: Iterable[str]) -> None:
         for name in shard_ids:
+            self._waiting.pop(name, None)
             self._asked[name] = time.monotonic()
             self._asked.move_to_end(name)
         while len(self._asked) > _MOST_LOOKED:
@@ -125,13 +140,13 @@ class ShardMap:
         self._shards: dict[str, Shard] = {}
         self._children: dict[str, tuple[Shard, ...]] = {}
         self.listed: dict[str, Shard] = {}
-        self._read_at = -math.inf
+        self._listed_at = self._read_at = -math.inf
         self._begun = self._number = self._filtered = 0
         self._filters = True
         self._disabled_at: float | None = None
         self.settled = False
         self._looks, self._looking = Looks(), threading.Lock()
-        self._unread: tuple[Listing, frozenset[str]] | None = None
+        self._unread: Listing | None = None
         self._gone: set[str] = set()
         self.lost: set[str] = set()
         self.pages = 0
@@ -210,7 +225,7 @@ class ShardMap:
             self._number, self._filtered = listing.number, 0
             self._shards, self.listed = dict(listing.shards), listing.shards
             self._children = by_parent(listing.shards.values())
-            self.pages, self._read_at = listing.pages, time.monotonic()
+            self.pages, self._listed_at, self._read_at = listing.pages, listing.began, time.monotonic()
             if listing.enabled:
                 self._disabled_at, self.settled = None, False
             elif self._disabled_at is None:
@@ -317,15 +332,16 @@ class ShardMap:
             return {}  # another thread is asking the service
         try:
             names = list(shard_ids)
-            asked = self._look(names, deadline)
-            found = {name: self.children(name) for name in names if name in asked}
+            asked = self._look(self._looks.left(names, self._listed_at), deadline)
+            left = set(self._looks.left(names, self._listed_at)).difference(asked)
+            found = {name: self.children(name) for name in names if name not in left}
             self._looks.note(found, (name for name, children in found.items() if not children))
             return found
         finally:
             self._looking.release()
 
     def _look(self, names: Sequence[str], deadline: Deadline) -> Collection[str]:
-        """Request children, or continue a listing. Return the shards with a complete answer."""
+        """Request children, or continue a listing. Return the shards that were asked about one by one."""
         asked = self._looks.choose(names, [name for name in names if not self.children(name)])
         if self._unread is None:
             if not asked:
@@ -333,18 +349,11 @@ class ShardMap:
             few = self._filters and self._disabled_at is None and self._filtered + len(asked) <= self.pages
             if few and self._ask(asked, deadline):
                 return asked
-            self._unread = Listing(), frozenset(names)
-        return self._list_on(deadline)
-
-    def _list_on(self, deadline: Deadline) -> Collection[str]:
-        """Continue a listing. After the last page, return the shards that needed the listing."""
-        assert self._unread is not None
-        listing, names = self._unread
-        self.read_again(deadline, listing, min(_LISTING_SECONDS, deadline.remaining() / 2))
-        if not listing.is_whole:
-            return ()  # the listing continues in a later call
-        self._unread = None
-        return names
+            self._unread = Listing()
+        self.read_again(deadline, self._unread, min(_LISTING_SECONDS, deadline.remaining() / 2))
+        if self._unread.is_whole:  # else it continues in a later call
+            self._unread = None
+        return ()
 
     def _ask(self, shard_ids: Iterable[str], deadline: Deadline) -> bool:
         """Request the children of each shard. Return False if a listing is needed instead."""

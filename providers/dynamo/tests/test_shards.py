@@ -115,6 +115,35 @@ class TestCost:
         assert len(service.calls) == 101
         assert ids(found["p1"]) == {"c"}
 
+    def test_a_listing_that_was_made_for_a_search_answers_the_looks_that_were_due(self, served):
+        """The listings of a large stream use up the calls, so no shard could be asked about on its own."""
+        parents = [f"p{number}" for number in range(500)]
+        ended = [listed(name, ended=True) for name in parents]
+        service, shards = served(*ended, *(listed(f"c{name}", name) for name in parents))
+        looks, looked, searched = dict.fromkeys(parents, 0), dict.fromkeys(parents, 0.0), -math.inf
+        while service.clock < 1500 and min(looks.values()) < 15:
+            if service.clock - searched >= 20:
+                searched = service.clock
+                shards.read_again(soon())
+            pauses = {name: min(120, 0.1 * 2 ** looks[name]) for name in parents}
+            due = [name for name in parents if service.clock - looked[name] >= pauses[name]]
+            for name in shards.discover(due, soon()) if due else ():
+                looks[name], looked[name] = looks[name] + 1, service.clock
+            service.clock += 2.0
+        assert min(looks.values()) == 15
+        assert service.clock < 1500
+
+    def test_a_listing_from_before_a_look_was_due_does_not_answer_it(self, served):
+        service, shards = served(listed("p", ended=True), listed("c", "p"))
+        shards.read_again(soon())
+        shards._looks.credit = -math.inf
+        assert shards.discover(["p"], soon()) == {}
+        service.clock += 1.0
+        assert shards.discover(["p"], soon()) == {}
+        shards.read_again(soon())
+        assert ids(shards.discover(["p"], soon())["p"]) == {"c"}
+        assert shards.discover(["p"], soon()) == {}
+
     def test_no_end_is_told_by_listings_that_follow_each_other_closely(self, served):
         service, shards = served(listed("p", ended=True))
         service.status = "DISABLED"
