@@ -157,7 +157,8 @@ class ClientConfig:
         default=_AUDIT_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
     """How often a feed of a whole collection is compared with the service's list of partitions, in seconds;
-    every ten minutes by default. After a partition has left the token, a tenth of this time is enough.
+    every ten minutes by default. After a partition has left the token, a tenth of this time is enough if the
+    service's limits allow it.
     """
 
     def __init__(

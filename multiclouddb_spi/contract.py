@@ -458,6 +458,14 @@ class Feed(ABC):
             lacks it.
         """
 
+    def can_audit_early(self) -> bool:
+        """Return whether the service's limits allow a survey of all partitions earlier than needed; no I/O.
+
+        The engine makes one every `coverage_audit_seconds` in any case. After a partition has left the token,
+        a tenth of this time is enough, if this method then returns True.
+        """
+        return True
+
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         """Return the number of seconds until `cursor` expires, given the service's time `now`; pure.
 

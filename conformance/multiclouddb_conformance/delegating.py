@@ -178,6 +178,9 @@ class WrappedFeed(Feed):
     def visible_after(self) -> float | None:
         return self.inner.visible_after()
 
+    def can_audit_early(self) -> bool:
+        return self.inner.can_audit_early()
+
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         return self.inner.headroom(cursor, now)
 

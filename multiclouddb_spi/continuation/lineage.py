@@ -466,12 +466,15 @@ class Lineage:
             # A child that comes late begins the watch for its siblings.
             looks = 0 if fresh else end.looks + (name in asked)
             self._put(attrs.evolve(end, looks=looks))
-            alone = len(self.listed()) == 1  # the last partition leaves only for a child
-            over = (bool(end.children) or (_is_lost(end) and not alone)) and not fresh and looks >= most
+            over = not fresh and looks >= most and (bool(end.children) or self._may_leave(end))
             added += fresh
             if fresh or over:
                 started += self.ended(name, fresh, complete=over)
         return added, started
+
+    def _may_leave(self, end: Entry) -> bool:
+        """Return whether a lost partition may leave without a child; the last partition may not."""
+        return _is_lost(end) and len(self.listed()) > 1
 
     def close(self, final: Collection[str], *, over: bool) -> list[str]:
         """Record which ended partitions will have no more children; return those of them that leave."""

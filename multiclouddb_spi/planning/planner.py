@@ -494,7 +494,7 @@ class Planner:
 
     def _search(self, lineage: Lineage, follow: Follow, deadline: Deadline) -> tuple[PartitionFoundLate, ...]:
         """Search for uncovered partitions, if that is due; a failed search does not stop planning."""
-        if not is_search_due(lineage.audited, self._audit_seconds):
+        if not is_search_due(self._feed, lineage.audited, self._audit_seconds):
             return ()
         try:
             found = follow.search(deadline.sooner(_AUDIT_SECONDS))

@@ -215,7 +215,7 @@ class Answers:
 
     def audit_when_due(self, every: float, meanwhile: Callable[[], None]) -> None:
         """Compare the lineage with the service's listing."""
-        if self._single or not is_search_due(self._lineage.audited, every):
+        if self._single or not is_search_due(self._feed, self._lineage.audited, every):
             return
         meanwhile()
         try:

@@ -65,21 +65,24 @@ def following(lineage, survey=None, on_expired=SKIPS):
 
 
 @pytest.mark.parametrize(
-    ("ago", "retired", "due"),
+    ("ago", "retired", "can", "due"),
     [
-        (600, False, True),
-        (599, False, False),
-        (60, True, True),
-        (59, True, False),
-        (-60, True, False),
-        (-60, False, False),
-        (-61, False, True),
+        (600, False, False, True),
+        (599, False, True, False),
+        (60, True, True, True),
+        (60, True, False, False),
+        (600, True, False, True),
+        (59, True, True, False),
+        (-60, True, True, False),
+        (-60, False, True, False),
+        (-61, False, False, True),
     ],
 )
-def test_a_search_is_due_after_some_time_and_sooner_after_an_end(clock, ago, retired, due):
-    """If the clock was set back, the search is due too."""
-    assert is_search_due(Audited(None, int(NOW) - ago, retired=retired), EVERY) is due
-    assert not is_search_due(None, EVERY)
+def test_a_search_is_due_after_some_time_and_sooner_after_an_end(clock, ago, retired, can, due):
+    """If the clock was set back, the search is due too. Only a search that can also wait needs the feed."""
+    feed = SimpleNamespace(can_audit_early=lambda: can)
+    assert is_search_due(feed, Audited(None, int(NOW) - ago, retired=retired), EVERY) is due
+    assert not is_search_due(feed, None, EVERY)
 
 
 def test_nothing_is_searched_for_where_nothing_is_named_late():

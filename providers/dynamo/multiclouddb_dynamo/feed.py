@@ -131,6 +131,10 @@ class DynamoFeed(Feed):
         shards = self._listing(deadline, continues=bool(asked)).shards
         return survey_of_listing(self._source, shards, asked, expired, bound, deadline)
 
+    def can_audit_early(self) -> bool:
+        """Return True if the rate limit of the stream allows a listing, or if one is unfinished."""
+        return self._shards.can_list_early() or any(not each.is_old for each in self._unfinished)
+
     def _listing(self, deadline: Deadline, *, continues: bool) -> Listing:
         learned = self._learned
         own = Listing() if learned is None else learned.listing

@@ -98,6 +98,10 @@ class Looks:
             self._waiting.popitem(last=False)
         return left
 
+    def owes(self) -> bool:
+        """Return True if more calls were made than the rate limit allows by now."""
+        return self.credit + (time.monotonic() - self._filled) * _LOOKS_A_SECOND < 0
+
     def choose(self, shard_ids: Sequence[str], childless: Iterable[str]) -> list[str]:
         now = time.monotonic()
         self.credit = min(_LOOKS_AT_ONCE, self.credit + (now - self._filled) * _LOOKS_A_SECOND)
@@ -170,6 +174,14 @@ class ShardMap:
             finally:
                 self._looks.credit -= max(1, listing.pages - before)
         return listing
+
+    def can_list_early(self) -> bool:
+        """Return True if a listing may begin that could also be made later.
+
+        Its pages may exceed the rate limit: then no other begins until they are paid for. A look needs a
+        credit of one call, so looks leave enough for a listing, which answers all of them that are due.
+        """
+        return not self._looks.owes()
 
     def _go_on(self, listing: Listing, deadline: Deadline, seconds: float | None = None) -> None:
         """Read the remaining pages, and then store the listing."""

@@ -165,8 +165,8 @@ class TestLateChildren:
         for name in (world.chain(), *world.roll_over()):
             world.script.hide(name, seconds=HOUR)
         consumer.restart()
-        for _ in range(10):
-            assert not consumer.read().idle
+        for _ in range(5):
+            assert not consumer.read(seconds(1)).idle
         world.script.advance(HOUR)
         consumer.until_found(world.put("b"))
         assert consumer.notices == []

@@ -144,6 +144,24 @@ class TestCost:
         assert ids(shards.discover(["p"], soon())["p"]) == {"c"}
         assert shards.discover(["p"], soon()) == {}
 
+    def test_a_listing_is_paid_for_before_another_begins_early(self, served):
+        service, shards = served(*(listed(f"p{number}", ended=True) for number in range(7000)))
+        assert shards.can_list_early()
+        shards.read_again(soon())
+        service.clock = (70 - 6) / 0.4 - 1
+        assert not shards.can_list_early()
+        service.clock += 2
+        assert shards.can_list_early()
+
+    def test_looks_leave_enough_for_a_listing(self, served):
+        """Looks that are due all the time would otherwise put off each listing that can also wait."""
+        service, shards = served(*(listed(f"p{number}", ended=True) for number in range(7000)))
+        shards.read_again(soon())
+        while not shards.can_list_early():
+            assert service.clock < 250
+            shards.discover([f"p{number}" for number in range(10)], soon())
+            service.clock += 2
+
     def test_no_end_is_told_by_listings_that_follow_each_other_closely(self, served):
         service, shards = served(listed("p", ended=True))
         service.status = "DISABLED"
