@@ -4,6 +4,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import pytest
+from botocore.exceptions import ClientError
 
 from multiclouddb_api import FeedEnded
 from multiclouddb_dynamo import shards as shards_module
@@ -46,6 +47,20 @@ def test_children_that_a_listing_has_named_wait_for_no_rate_limit():
         assert [each.partition_id for each in survey.present] == [b]
         assert not survey.answered
         assert world.journal.count("DescribeStream") == 0
+
+
+def test_an_audit_that_was_cut_off_goes_on_before_its_pages_are_paid_for():
+    """Otherwise its listing would be too old to be continued, and a listing of many calls would never end."""
+    with chain(2, shards_per_page=1) as (world, (a, _), feed):
+        feed._source.shards._looks.credit = -100.0
+        assert not feed.can_audit_early()
+        world.troubles.fail("DescribeStream", "InternalServerError", 100)
+        with pytest.raises(ClientError):
+            feed.survey({a: OLD}, soon())
+        world.troubles.end()
+        assert feed.can_audit_early()
+        feed.survey({a: OLD}, soon())
+        assert not feed.can_audit_early()
 
 
 class TestWhole:
