@@ -98,7 +98,7 @@ class TestSearch:
         bounds = Bounds(ListingKind.LATE, Scope.KEY, crash=True)
         monkeypatch.setattr(Lineage, "took", lambda self, name, cursor: None)
         violation = explore(bounds, 4, most=1).violations[0]
-        names = {"replay": replay, "Bounds": Bounds, "Kind": ListingKind, "Scope": Scope}
+        names = {"replay": replay, "Bounds": Bounds, "ListingKind": ListingKind, "Scope": Scope}
         exec(test_of(bounds, violation, 1), names)
         with pytest.raises(BrokenError):
             names["test_history_1"]()
@@ -127,7 +127,7 @@ class TestCommand:
     def test_it_fails_with_a_test_for_each_violation(self, capsys, monkeypatch):
         monkeypatch.setattr(Lineage, "took", lambda self, name, cursor: None)
         assert main(["--depth", "2", "--kind", "listed", "--group", "crash"]) == 1
-        assert "Bounds(Kind.LISTED, crash=True)" in capsys.readouterr().out
+        assert "Bounds(ListingKind.LISTED, crash=True)" in capsys.readouterr().out
 
     def test_it_follows_random_histories(self, capsys, monkeypatch):
         assert main(["--random", "6", "0"]) == 0

@@ -81,7 +81,7 @@ IN_FOLLOW = {
     "an end is complete although children may come": (LATE, "descendants", "apply_end", "complete=complete))", "complete=True))"),
     "an end without a child is complete": (LATE, "base", "apply_end", "ended(name, (), complete=False)", "ended(name, (), complete=True)"),
     "children are not added": (ALIVE, "base", "apply_end", "lineage.ended(name, fresh,", "lineage.ended(name, (),"),
-    "a child that starts is not read now": (LISTED, "base", "apply_end", "return Ending(fresh, tuple(lineage.ended(name, fresh, complete=complete)))", "lineage.ended(name, fresh, complete=complete); return Ending(fresh)"),
+    "a child that starts is not read now": (LISTED, "base", "apply_end", "return PartitionEnd(fresh, tuple(lineage.ended(name, fresh, complete=complete)))", "lineage.ended(name, fresh, complete=complete); return PartitionEnd(fresh)"),
     # lost
     "the service is not told what it refused": (LATE, "base", "lost", "deadline or self._deadline, expired_ids)", "deadline or self._deadline, ())"),
     "the lineage is not told what was refused": (LATE, "base", "lost", "self._lineage.lost(survey, expired_ids)", "self._lineage.lost(survey, ())"),
