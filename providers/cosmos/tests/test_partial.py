@@ -121,7 +121,7 @@ class TestLateAnswers:
 
     def test_no_later_change_is_older_than_a_scan(self, make_world, moments):
         _, feed = make_world(1).feed()
-        assert feed.snapshot(None, soon()).moment == datetime.fromtimestamp(moments[0], UTC)
+        assert feed.snapshot(None, soon()).scan.moment == datetime.fromtimestamp(moments[0], UTC)
 
 
 class TestPaths:

@@ -103,7 +103,7 @@ class TestStarts:
 
     def test_a_beginning_that_runs_away_is_said_so(self, room, monkeypatch):
         room.collection()
-        monkeypatch.setattr("multiclouddb_mongo.source.Source.reaches", lambda self, place: False)
+        monkeypatch.setattr("multiclouddb_mongo.source.ReaderContext.reaches", lambda self, place: False)
         act = lambda: read(room.client(), room.address())  # noqa: E731
         assert refused(ErrorCategory.TRANSIENT_FAILURE, act, "removes entries faster").retryable
 
