@@ -296,13 +296,14 @@ assert kept.load("child").token == "31"
 # Each case has a process of its own, which this one has forked before it has used SQLite. What a case leaves
 # behind, such as a daemon, keeps its pipe open.
 RUNNER = """
-import json, multiprocessing, os, queue, signal, sqlite3, sys, threading, traceback, warnings
+import json, logging, multiprocessing, os, queue, signal, sqlite3, sys, threading, traceback, warnings
 from multiclouddb_api import *
 from multiclouddb_embedded import EmbeddedOptions, EmbeddedStore, Put, SqliteCheckpointStore
 from multiclouddb_embedded.store import forking
 from multiclouddb_embedded.store import store as module
 
 warnings.simplefilter("ignore")
+logging.disable(logging.WARNING)  # such as that of a partition which answers late on a busy machine
 told = {}
 for name, path, script in json.load(sys.stdin):
     reading, writing = os.pipe()
