@@ -43,7 +43,7 @@ from multiclouddb_spi.cursor import Cursor, InvalidCursor
 from multiclouddb_spi.engine import Engine
 from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault, cancelled, expired, unsupported
 from multiclouddb_spi.fetching.fetcher import InlineExecutor
-from multiclouddb_spi.lookup import Found, check_components, look_up
+from multiclouddb_spi.lookup import AnsweredRows, check_components, look_up
 from multiclouddb_spi.partition import PartitionId, decode_partition_id, encode_partition_id
 from multiclouddb_spi.planning.planner import Planner, Step, ranges_between
 from multiclouddb_spi.planning.ranges import Range, read_range
@@ -57,6 +57,7 @@ from multiclouddb_spi.time_limits import Deadline
 
 __all__ = [
     "DAMAGED",
+    "AnsweredRows",
     "Awaiting",
     "Batch",
     "Child",
@@ -75,7 +76,6 @@ __all__ = [
     "FeedSpec",
     "FeedStart",
     "Follows",
-    "Found",
     "Head",
     "InlineExecutor",
     "InvalidCursor",

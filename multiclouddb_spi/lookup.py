@@ -26,7 +26,7 @@ _UNREAD: Final = NotKnown("the document cannot be read")
 
 
 @frozen
-class Found:
+class AnsweredRows:
     """What a service has answered to one request for rows.
 
     Attributes:
@@ -46,7 +46,7 @@ def look_up(
     keys: Sequence[MulticloudDbKey],
     most: int,
     normal: Callable[[MulticloudDbKey], MulticloudDbKey],
-    ask: Callable[[list[MulticloudDbKey]], Found],
+    ask: Callable[[list[MulticloudDbKey]], AnsweredRows],
 ) -> dict[MulticloudDbKey, LookupAnswer]:
     """Answer `SupportsLookup.lookup` for as many of the keys as one request takes.
 

@@ -16,7 +16,7 @@ from multiclouddb_conformance.simulation import (
     SimulationProvider,
     capabilities_without,
 )
-from multiclouddb_spi import Found, ProviderFault
+from multiclouddb_spi import AnsweredRows, ProviderFault
 from multiclouddb_spi.lookup import look_up as answers
 
 
@@ -124,7 +124,7 @@ class TestAnswers:
         return list(look_up(bench, [KEYS[0], KEYS[2]]).values())
 
     def answers(self, keys, rows, *, most=30, normal=lambda each: each, **told):
-        return answers(keys, most, normal, lambda asked: Found(rows, **told))
+        return answers(keys, most, normal, lambda asked: AnsweredRows(rows, **told))
 
     def test_a_key_without_a_row_is_none(self, rows):
         assert self.answers(KEYS[:3], rows) == {KEYS[0]: rows[0], KEYS[1]: None, KEYS[2]: rows[1]}
@@ -172,7 +172,7 @@ class TestAnswers:
 
         def ask(keys):
             asked.extend(keys)
-            return Found(rows[:1])
+            return AnsweredRows(rows[:1])
 
         found = answers(forms, 30, lambda each: MulticloudDbKey({"id": each["id"].strip()}), ask)
         assert found == dict.fromkeys(forms, rows[0])

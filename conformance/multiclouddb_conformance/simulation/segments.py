@@ -22,11 +22,11 @@ from multiclouddb_conformance.simulation.log import PLACES, Document, place_in_s
 from multiclouddb_conformance.simulation.simulation import FETCH
 from multiclouddb_conformance.simulation.view import View
 from multiclouddb_spi import (
+    AnsweredRows,
     Batch,
     Continue,
     Cursor,
     Deadline,
-    Found,
     InvalidCursor,
     Outcome,
     Reader,
@@ -212,8 +212,8 @@ def answers(view: View, keys: Sequence[MulticloudDbKey]) -> dict[MulticloudDbKey
         check_components(key, list(next(iter(documents), key).components))
         return key
 
-    def ask(asked: list[MulticloudDbKey]) -> Found:
+    def ask(asked: list[MulticloudDbKey]) -> AnsweredRows:
         rows = [(key, documents[key]) for key in asked if key in documents]
-        return Found(_mapper(view, "", looked_up(sim.now)).events(rows, 0, len(rows)))
+        return AnsweredRows(_mapper(view, "", looked_up(sim.now)).events(rows, 0, len(rows)))
 
     return look_up(keys, _LOOKED_UP, normal, ask)

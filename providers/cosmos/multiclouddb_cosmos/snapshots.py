@@ -46,11 +46,11 @@ from multiclouddb_cosmos.records import (
 from multiclouddb_cosmos.source import ReaderContext
 from multiclouddb_cosmos.transport import MovedError
 from multiclouddb_spi import (
+    AnsweredRows,
     Batch,
     Continue,
     Cursor,
     Deadline,
-    Found,
     InvalidCursor,
     Outcome,
     Reader,
@@ -268,7 +268,7 @@ def look_up_items(
         (event,) = mapper.events(bared(Records([item], [lsn or 0]), view), 0, 1)
         return event if lsn is not None else attrs.evolve(event, order_key="")
 
-    def ask(asked: list[MulticloudDbKey]) -> Found:
+    def ask(asked: list[MulticloudDbKey]) -> AnsweredRows:
         hierarchical = source.definition.hierarchical
         places = [place for key in asked for place in _places_of(key, view, hierarchical=hierarchical)]
         with ThreadPoolExecutor(min(_AT_A_TIME, len(places))) as pool:
@@ -277,7 +277,9 @@ def look_up_items(
         source.check_same(deadline)
         there = [each for each in answers if each is not None]
         # A row that is marked as deleted is no row.
-        return Found([row(*each) for each in there if kind_of(each[0], view) != MARKED], twice=_AMBIGUOUS)
+        return AnsweredRows(
+            [row(*each) for each in there if kind_of(each[0], view) != MARKED], twice=_AMBIGUOUS
+        )
 
     return look_up(keys, _MOST_KEYS, normal_key, ask)
 

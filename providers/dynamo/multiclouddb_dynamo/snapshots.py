@@ -30,11 +30,11 @@ from multiclouddb_dynamo.source import ReaderContext
 from multiclouddb_dynamo.values import decode_map, encode_key, key_value
 from multiclouddb_spi import (
     DAMAGED,
+    AnsweredRows,
     Batch,
     Continue,
     Cursor,
     Deadline,
-    Found,
     InvalidCursor,
     Outcome,
     ProviderFault,
@@ -215,7 +215,7 @@ def look_up_items(
         check_components(key, names)
         return _key_of(encoded(key), view)
 
-    def ask(asked: list[MulticloudDbKey]) -> Found:
+    def ask(asked: list[MulticloudDbKey]) -> AnsweredRows:
         table, wanted = str(source.spec.address.collection), list(map(encoded, asked))
         items, unprocessed = same.checked(lambda: source.calls.items(table, wanted))
         left = {_key_of(each, view) for each in unprocessed}
@@ -226,7 +226,7 @@ def look_up_items(
                 retryable=True,
             )
         segment = looked_up(moment_of(source.seconds() or 0))
-        return Found(ItemMapper(view, segment).events(items, 0, len(items)), left)
+        return AnsweredRows(ItemMapper(view, segment).events(items, 0, len(items)), left)
 
     return look_up(keys, _MOST_KEYS, normal, ask)
 

@@ -26,11 +26,11 @@ from multiclouddb_embedded.partitions import check_there
 from multiclouddb_embedded.source import ReaderContext, Scope
 from multiclouddb_embedded.store.connection import Interrupt, snapshot
 from multiclouddb_spi import (
+    AnsweredRows,
     Batch,
     Continue,
     Cursor,
     Deadline,
-    Found,
     InvalidCursor,
     Outcome,
     Reader,
@@ -207,10 +207,10 @@ def look_up_rows(
         scope.collection.check_key(key)
         return key
 
-    def ask(asked: list[MulticloudDbKey]) -> Found:
+    def ask(asked: list[MulticloudDbKey]) -> AnsweredRows:
         query = f"{_BY_KEY} ({', '.join('?' * len(asked))})"
         ids = [key.canonical() for key in asked]
         rows = connection.execute(query, (scope.collection.id, *ids)).fetchall()
-        return Found(_Mapper(view, looked_up(from_micros(now))).events(rows, 0, len(rows)))
+        return AnsweredRows(_Mapper(view, looked_up(from_micros(now))).events(rows, 0, len(rows)))
 
     return look_up(keys, _MOST_KEYS, normal, ask)

@@ -48,6 +48,7 @@ from multiclouddb_mongo.rows import ROW_CODEC, DocumentMapper, copied, rows_of
 from multiclouddb_mongo.source import ReaderContext
 from multiclouddb_mongo.values import CODEC, asked_key, to_bson
 from multiclouddb_spi import (
+    AnsweredRows,
     Batch,
     Continue,
     Cursor,
@@ -67,7 +68,6 @@ from multiclouddb_spi import (
     looked_up,
     unsupported,
 )
-from multiclouddb_spi import Found as Answered
 from multiclouddb_spi.faults import START_AGAIN
 
 _BY_ID: Final = {"_id": 1}
@@ -531,7 +531,7 @@ def look_up_documents(
             check_components(key, names)
         return MulticloudDbKey(asked_key(key), key.partition_components)
 
-    def ask(asked: list[MulticloudDbKey]) -> Answered:
+    def ask(asked: list[MulticloudDbKey]) -> AnsweredRows:
         rows = source.found(place, asked)
         mapper = DocumentMapper(view, looked_up(moment_of(time)), place)
         events, unread = mapper.readable(rows)
@@ -540,6 +540,6 @@ def look_up_documents(
             # equal.
             wanted = set(asked)
             events = [event for event in events if event.key in wanted]
-        return Answered(events, unread=map(mapper.key_of, unread))
+        return AnsweredRows(events, unread=map(mapper.key_of, unread))
 
     return look_up(keys, _MOST_KEYS, normal, ask)

@@ -23,11 +23,11 @@ from multiclouddb_spanner.records import Shape, plain_value, shape_of, values_of
 from multiclouddb_spanner.snapshots import Scans, check_keys, key_text, keys_read, range_read
 from multiclouddb_spanner.values import integers, key_part, key_value, normal
 from multiclouddb_spi import (
+    AnsweredRows,
     Batch,
     Continue,
     Cursor,
     Deadline,
-    Found,
     Outcome,
     Reader,
     RowMapper,
@@ -326,7 +326,7 @@ def look_up_rows(
         parts = zip(key.components.items(), info.key_types, strict=True)
         return MulticloudDbKey({name: key_value(name, kind, value) for (name, value), kind in parts})
 
-    def ask(asked: list[MulticloudDbKey]) -> Found:
+    def ask(asked: list[MulticloudDbKey]) -> AnsweredRows:
         wanted = [[key_part(name, value) for name, value in key.components.items()] for key in asked]
         at = client.now(scope)
         shown = attrs.evolve(view, whole=scans.check(at, scope, lately=True).whole)
@@ -351,6 +351,6 @@ def look_up_rows(
                 answer.cancel()
             return events
 
-        return Found(again(read))
+        return AnsweredRows(again(read))
 
     return look_up(keys, _MOST_KEYS, normal_key, ask)
