@@ -28,20 +28,20 @@ _MARKED: Final = (_US8, "conformance/tests", "docs/tests", "tests")
 _MARKS: Final = {Support.NATIVE: "native", Support.EMULATED: "*emulated*", Support.UNSUPPORTED: "—"}
 _WRONG: Final = ("ghosts", "missing", "stale")
 GATES: Final = {
-    Capability.CHANGE_FEED: "every read; a read of a collection or one physical partition from a token or "
-    "from now needs no other.",
+    Capability.CHANGE_FEED: "every read. A read from a token or from now, of a collection or a physical "
+    "partition, needs nothing else.",
     Capability.CHANGE_FEED_BEGINNING: "`Beginning()`.",
     Capability.CHANGE_FEED_POINT_IN_TIME: "`AtTime(…)`; the note gives the precision of the start.",
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: "`LogicalPartition(…)`.",
     Capability.CHANGE_FEED_SNAPSHOT: "a start at `Snapshot()`, and `on_expired=Resnapshot()`.",
     Capability.LOOKUP: "`client.lookup(…)`.",
     Capability.CHANGE_FEED_ROWS: "a start at `Snapshot(changes=False)`.",
-    Capability.CHANGE_FEED_ALL_VERSIONS: "a consumer of every version, such as an audit log. No request "
-    "is refused without it, so check it yourself.",
-    Capability.CHANGE_FEED_DELETES: "a consumer that removes what was deleted. No request is refused "
-    "without it, so check it yourself.",
-    Capability.CHANGE_FEED_CHANGE_TYPES: "a consumer that treats `CREATE` and `UPDATE` differently. No "
-    "request is refused without it, so check it yourself.",
+    Capability.CHANGE_FEED_ALL_VERSIONS: "a consumer of every version, such as an audit log. A database "
+    "that lacks it refuses nothing: check it yourself.",
+    Capability.CHANGE_FEED_DELETES: "a consumer that removes what was deleted. A database that lacks "
+    "it refuses nothing: check it yourself.",
+    Capability.CHANGE_FEED_CHANGE_TYPES: "a consumer that treats `CREATE` and `UPDATE` differently. A "
+    "database that lacks it refuses nothing: check it yourself.",
     Capability.CHANGE_FEED_OLD_ITEM_STATE: "every `old_item_state_mode` except `OMIT`.",
     Capability.CHANGE_FEED_DATABASE_SCOPE: "`EntireDatabase()`.",
     Capability.CHANGE_FEED_CLUSTER_SCOPE: "`EntireCluster()`.",
@@ -95,27 +95,17 @@ def _alike(known: Mapping[str, CapabilitySet], item: Capability) -> dict[tuple[s
 
 
 def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
-    """Make the table of capabilities and providers, followed by every note."""
+    """Make the page with every note of every capability; `databases_page` has the overview."""
     # A profile refuses what its service refuses; `multiclouddb capabilities` prints its own notes.
     services = {title: has for title, has in known.items() if not title.startswith("as ")}
-    columns = list(services)
-    matrix = _rows(
-        ["", *columns],
-        *(
-            [
-                f"[{item.value.removeprefix('change_feed_').replace('_', ' ')}](#{item.name.lower()})",
-                *(_MARKS[known[title][item].support] for title in columns),
-            ]
-            for item in Capability
-        ),
-    )
+    scanned: dict[tuple[str, str, str], list[str]] = {}
+    for title, has in services.items():
+        if has.scan is not None:
+            facts = (has.scan.floor.value, f"{has.scan.settle_seconds:g} s", has.scan.price)
+            scanned.setdefault(facts, []).append(title)
     scans = _rows(
         ["", "floor of a row", "settles after", "price"],
-        *(
-            [f"`{title}`", has.scan.floor.value, f"{has.scan.settle_seconds:g} s", has.scan.price]
-            for title, has in services.items()
-            if has.scan is not None
-        ),
+        *([" · ".join(titles), *facts] for facts, titles in scanned.items()),
     )
     notes = "\n\n".join(
         f"## {item.name}\n\nNeeded by {GATES[item]}\n\n"
@@ -127,40 +117,33 @@ def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
     )
     return f"""# Capabilities
 
-What each database can do, with the condition or the price as a note. [Which database can do
-what](databases.md) has the same in one table, with retention, order and cost.
+On what condition, and at what price, each database can do it. [Which database can do
+what](databases.md#capabilities) has the overview, and the [portability
+warnings](../configuration.md#portability-warnings) have the differences that are no yes or no.
 
-The [embedded store](../databases/embedded.md#as-another-database) with `?profile=cosmos` refuses what Cosmos
-DB refuses; `multiclouddb capabilities URL` prints its notes. The last three capabilities exist on MongoDB
-itself, but not under its profile.
+- *native*: the service itself has it.
+- *emulated*: multiclouddb builds it on top of the service, if the request opts in as the note says.
+- —: a request that needs it is refused with [`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability); the
+  note says what to do instead.
 
-{matrix}
-
-- *native*: the service itself has the feature.
-- *emulated*: multiclouddb emulates the feature on top of the service. The request is refused with
-  `UNSUPPORTED_CAPABILITY` unless it opts in as the note says.
-- —: the request is refused with [`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability). The
-  note of the capability says what to do instead.
-
-In code, call `client.capabilities().is_supported(Capability.CHANGE_FEED_POINT_IN_TIME)`, and read
-`client.capabilities()[capability].note` for the text. In a terminal, run `multiclouddb capabilities`. The
-[portability warnings](../configuration.md#portability-warnings) describe differences that cannot be shown as
-yes or no, such as retention and precision.
+In code, ask `client.capabilities().is_supported(Capability.CHANGE_FEED_POINT_IN_TIME)`, and read
+`client.capabilities()[capability].note`. In a terminal, `multiclouddb capabilities URL` also prints the notes
+of a [profile](../databases/embedded.md#as-another-database) of the embedded store, which refuses what its
+service refuses; MongoDB's lacks the last three.
 
 {notes}
 
 ## Scans
 
-The table shows `client.capabilities().scan`. A *high* floor lies above every change before the scan and
-below every change after its start, a *low* floor lies below every change, and with *row* each row has the
-`order_key` of its last change.
+`client.capabilities().scan`: a *high* floor lies above every change before the scan and below every change
+after its start, and a *low* floor below every change. With *row*, a row has the `order_key` of its own last
+change.
 
 {scans}
 
 ---
 
-*Made by `python docs/generate.py` from `ProviderPlugin.capabilities()` of the installed providers and from
-the profiles of the embedded store.*
+*Made by `python docs/generate.py` from `ProviderPlugin.capabilities()` of the installed providers.*
 """
 
 

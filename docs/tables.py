@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
+import re
 import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -58,6 +59,21 @@ OPTIONS: Final[Mapping[str, tuple[type, ...]]] = {
 """Maps each heading of the options page to the classes whose options are listed under it."""
 _BASES: Final = {RunCursorCommandOptions: RunCommandOptions}
 """Maps each class to the class whose fields it repeats."""
+_WHOLE: Final = {
+    ClientConfig: "api.md#multiclouddb_api.ClientConfig",
+    ChangeFeedRequest: "api-requests.md#multiclouddb_api.ChangeFeedRequest",
+    OperationOptions: "api.md#multiclouddb_api.OperationOptions",
+    Snapshot: "api-requests.md#multiclouddb_api.Snapshot",
+    ChangeFeedIterator: "api-workers.md#multiclouddb_api.ChangeFeedIterator",
+    CosmosOptions: "cosmos.md#multiclouddb_cosmos.CosmosOptions",
+    EmbeddedOptions: "embedded.md#multiclouddb_embedded.EmbeddedOptions",
+    MongoOptions: "mongo.md#multiclouddb_mongo.MongoOptions",
+    RunCommandOptions: "mongo.md#multiclouddb_mongo.RunCommandOptions",
+    RunCursorCommandOptions: "mongo.md#multiclouddb_mongo.RunCursorCommandOptions",
+}
+"""Maps each class to the page with the whole text of its options."""
+_DEFAULT: Final = re.compile(r"[;,:] (?:and )?(?:[\d.]+|False|the entire collection) by default\Z")
+_FIRST: Final = re.compile(r"(?<=[\w`)\"])\. (?=[A-Z0-9`\"])")
 
 
 def _table(head: list[str], rows: Iterator[list[str]]) -> str:
@@ -92,9 +108,8 @@ hide: [toc]
 
 # Which database can do what
 
-The differences side by side; each database has a page with what to set up, the permissions, the costs and
-the limits. The [portability warnings](../configuration.md#portability-warnings) say what to do about a
-difference.
+The pages of the databases have set-up, permissions, costs and limits; the [portability
+warnings](../configuration.md#portability-warnings) what to do about a difference.
 
 ## Capabilities
 
@@ -102,14 +117,13 @@ difference.
 
 *yes*: works without an opt-in. *opt-in*: multiclouddb emulates it if the request says so. —: the request is
 refused with [`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability), and the error names an alternative.
-Every feed may start at `Now()` or at a stored token; how exactly `AtTime(…)`, `Beginning()` and `Snapshot()`
-start is in the notes of [Capabilities](capabilities.md#change_feed_beginning).
+Every feed may start at `Now()` or at a stored token. The links lead to conditions and prices.
 
 ## Retention, order, precision and cost
 
 {facts}
 
-Figures about services come from the vendors' documentation. The last row has the servers that our tests use.
+Figures about services are those of the vendors' documentation.
 
 ---
 
@@ -141,12 +155,19 @@ def _default(field: attrs.Attribute[Any]) -> str:
             return f"`{value!r}`"
 
 
+def _short(text: str) -> str:
+    """Return the first sentence of a docstring, or two if the first is very short, without the default."""
+    first, *rest = _FIRST.split(text)
+    words = f"{first}. {rest[0]}" if rest and len(first.split()) < 6 else first
+    return _DEFAULT.sub("", words.rstrip("."))
+
+
 def _rows(kind: type) -> Iterator[list[str]]:
     texts = described(kind)
     repeated = set(attrs.fields_dict(_BASES[kind])) if kind in _BASES else set()
     for field in attrs.fields(kind):
         if field.init and field.name in texts and field.name not in repeated:
-            text = texts[field.name].replace("|", "\\|")
+            text = _short(texts[field.name]).replace("|", "\\|")
             yield [f"`{field.name}`", _default(field), text[0].upper() + text[1:]]
 
 
@@ -163,10 +184,9 @@ def options_page() -> str:
         tables = []
         for kind in kinds:
             base = _BASES.get(kind)
-            more = f"All options of `{base.__name__}` are available too.\n\n" if base else ""
-            tables.append(
-                f"### {kind.__name__}\n\n{more}{_table(['option', 'default', 'what it does'], _rows(kind))}"
-            )
+            more = f"Those of `{base.__name__}`, and the following. " if base else ""
+            table = _table(["option", "default", "what it is"], _rows(kind))
+            tables.append(f"### {kind.__name__}\n\n{more}[The whole text]({_WHOLE[kind]})\n\n{table}")
         parts.append(f"## {heading}\n\n" + "\n\n".join(tables))
     texts = _data()["connection"]
     settings = "\n\n".join(
@@ -176,15 +196,17 @@ def options_page() -> str:
     )
     return f"""# Options
 
-This page lists every option of the Python API with its default. The options of the Spark source have [their
-own table](spark.md#options). In a [TOML file](../configuration.md), the fields of `ClientConfig` are
-top-level keys, and the names in [`connection`](#the-connection) are in the table `[connection]`.
+Every option of the Python API with its default, and what it is in a sentence; the link above each table leads
+to the rest. Spark's options are [on its page](spark.md#options). In a [TOML
+file](../configuration.md#connect), the fields of `ClientConfig` are top-level keys, and `connection` is a
+table.
 
 {parts[0]}
 
 ## The connection
 
-`ClientConfig.connection` may contain the following names. The client refuses other names in `connection`.
+What `ClientConfig.connection` may contain. Another name is refused, and so is a key, token or password except
+MongoDB's: [credentials](../configuration.md#secrets-and-the-environment) come from the vendor's chain.
 
 {settings}
 

@@ -17,6 +17,7 @@ import pytest
 import multiclouddb_api
 import multiclouddb_api.aio
 import multiclouddb_checkpoints
+import multiclouddb_cosmos
 import multiclouddb_dynamo
 import multiclouddb_embedded
 import multiclouddb_mongo
@@ -34,6 +35,7 @@ API = ("api", "api-requests", "api-pages", "api-workers", "api-errors", "api-jso
 REFERENCE = {
     **dict.fromkeys(API, multiclouddb_api),
     "checkpoints": multiclouddb_checkpoints,
+    "cosmos": multiclouddb_cosmos,
     "dynamo": multiclouddb_dynamo,
     "embedded": multiclouddb_embedded,
     "mongo": multiclouddb_mongo,
