@@ -32,15 +32,15 @@ __all__ = ["OpenTelemetryObserver"]
 class OpenTelemetryObserver(Observer):
     """Records the metrics of the page *Metrics* with a meter of OpenTelemetry.
 
-    The attributes are the database and the collection, as `db.namespace` and `db.collection.name`. No
-    attribute names a key, and by default none names a partition, because each value makes a series of its
-    own.
+    The attributes are the database and the collection, as `db.namespace` and `db.collection.name`. Each value
+    of an attribute makes a series of its own, so no attribute has a key, and none a partition unless you ask
+    for it.
 
     Args:
         meter: The meter; by default the one named `multiclouddb` of the global provider.
-        partitions: How many partitions of each collection have series of their own for lag, headroom and
-            watermark, with the attribute `messaging.destination.partition.id`: those with the greatest lag,
-            the least headroom and the oldest watermark.
+        partitions: How many partitions of each collection get series of their own for lag, headroom and
+            watermark: those with the greatest lag, the least headroom and the oldest watermark. 0 by default.
+            Their attribute is `messaging.destination.partition.id`.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if `partitions` is not a number that is 0 or more.

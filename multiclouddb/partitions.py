@@ -40,8 +40,8 @@ class Partitions:
         if type(most) is not int or most < 0:
             raise invalid_request("partitions", f"is {most!r}", "pass a number that is 0 or more")
         self.most = most
-        # 1. A lock could be held by another thread when the process forks. Each step below is one operation
-        #    on a dict.
+        # A lock could be held by another thread when the process forks. Each step below is one operation
+        # on a dict.
         self._known: dict[tuple[ResourceAddress, str], PartitionState] = {}
 
     def page(self, address: ResourceAddress, page: ChangeFeedPage) -> None:
@@ -78,7 +78,7 @@ class Partitions:
         for (address, name), state in known.copy().items():
             age = now - state.told_at
             if age > _FORGET_SECONDS:
-                # 2. Another process follows it now, or its feed was closed.
+                # Another process follows it now, or its feed was closed.
                 known.pop((address, name), None)
             elif (value := measure(state, age)) is not None:
                 found.setdefault(address, []).append((value, name))

@@ -34,20 +34,20 @@ _TYPES: Final = ("CREATE", "UPDATE", "DELETE")
 class PrometheusObserver(Observer):
     """Keeps the metrics of the page *Metrics* in a registry of `prometheus_client`.
 
-    The labels are the database and the collection. No label names a key, and by default none names a
-    partition, because each value makes a series of its own.
+    The labels are the database and the collection. Each value of a label makes a series of its own, so no
+    label has a key, and none a partition unless you ask for it.
 
     Args:
         registry: The registry; by default the one of the process, which `start_http_server` serves.
-        collections: Addresses whose counters begin at 0 before their first page, so that `increase` sees the
-            first gap too.
-        partitions: How many partitions of each collection have series of their own for lag, headroom and
-            watermark: those with the greatest lag, the least headroom and the oldest watermark.
+        collections: Addresses whose counters begin at 0 before their first page. Without it, `increase` does
+            not see the first gap of a collection.
+        partitions: How many partitions of each collection get series of their own for lag, headroom and
+            watermark: those with the greatest lag, the least headroom and the oldest watermark. 0 by default.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if `partitions` is not a number that is 0 or more.
-        ValueError: A second observer with the same registry, raised by `prometheus_client`. Use one observer
-            for all clients of a process.
+        ValueError: The registry has such an observer already (from `prometheus_client`). Use one observer for
+            all clients of a process.
     """
 
     def __init__(

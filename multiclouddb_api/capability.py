@@ -13,71 +13,69 @@ from multiclouddb_api.validators import check_type, is_a
 
 
 class Capability(StrEnum):
-    """A feature that only some databases support. The most important capabilities come first."""
+    """A feature that not every database has; the most important ones come first."""
 
     CHANGE_FEED = "change_feed"
-    """Supports reading the changes of a collection or a physical partition, starting now or from a token."""
+    """The changes of a collection or a physical partition can be read, from `Now()` or a token."""
     CHANGE_FEED_BEGINNING = "change_feed_beginning"
-    """Supports reading a feed from `Beginning()`."""
+    """A feed can start at `Beginning()`."""
     CHANGE_FEED_POINT_IN_TIME = "change_feed_point_in_time"
-    """Supports reading a feed from `AtTime(…)`."""
+    """A feed can start at `AtTime(…)`."""
     CHANGE_FEED_LOGICAL_PARTITION_SCOPE = "change_feed_logical_partition_scope"
-    """Supports the scope `LogicalPartition(…)`."""
+    """A feed can have the scope `LogicalPartition(…)`."""
     CHANGE_FEED_SNAPSHOT = "change_feed_snapshot"
-    """Supports reading from `Snapshot()`, and `on_expired=Resnapshot()`."""
+    """A feed can start at `Snapshot()`, and continue with `on_expired=Resnapshot()`."""
     LOOKUP = "lookup"
-    """Supports `lookup`, which reads single rows by their keys."""
+    """`lookup` reads single rows by their keys."""
     CHANGE_FEED_ROWS = "change_feed_rows"
-    """Supports reading the rows alone, from `Snapshot(changes=False)`."""
+    """The rows alone can be read, from `Snapshot(changes=False)`."""
     CHANGE_FEED_ALL_VERSIONS = "change_feed_all_versions"
-    """Returns every change. Without it, a read returns only the newest of the changes to a document since the
+    """Every change is returned. Without it, a read returns only the newest change of each document since the
     last read."""
     CHANGE_FEED_DELETES = "change_feed_deletes"
-    """Returns a `DELETE` for every deleted document."""
+    """Every deleted document is returned, as a `DELETE`."""
     CHANGE_FEED_CHANGE_TYPES = "change_feed_change_types"
-    """Distinguishes `CREATE` from `UPDATE`; without it, every write of a document is an `UPDATE`."""
+    """`CREATE` differs from `UPDATE`; without it, every write of a document is an `UPDATE`."""
     CHANGE_FEED_OLD_ITEM_STATE = "change_feed_old_item_state"
-    """Supports `old_item_state`, which returns the document before the change."""
+    """Events can have the document before the change (`old_item_state`)."""
     CHANGE_FEED_DATABASE_SCOPE = "change_feed_database_scope"
-    """Supports the scope `EntireDatabase()`."""
+    """A feed can have the scope `EntireDatabase()`."""
     CHANGE_FEED_CLUSTER_SCOPE = "change_feed_cluster_scope"
-    """Supports the scope `EntireCluster()`."""
+    """A feed can have the scope `EntireCluster()`."""
     RUN_COMMAND = "run_command"
-    """Supports `run_command` and `run_cursor_command`."""
+    """`run_command` and `run_cursor_command` work."""
 
 
 class Support(StrEnum):
-    """The level of support for a capability."""
+    """Whether a capability can be used."""
 
     NATIVE = "native"
-    """The service itself supports the capability."""
+    """Works without an opt-in."""
     EMULATED = "emulated"
-    """This library emulates the capability, if the caller sets the option that the note names; otherwise a
-    request that needs it is refused.
-    """
+    """Works through this library, but only with the option in the note; without it, a request that needs the
+    capability raises `UNSUPPORTED_CAPABILITY`."""
     UNSUPPORTED = "unsupported"
-    """A request that needs the capability raises `UNSUPPORTED_CAPABILITY`. The note says what to do instead.
-    """
+    """A request that needs it raises `UNSUPPORTED_CAPABILITY`; the note has the way out."""
 
 
 @frozen
 class CapabilityNote:
-    """States the level of support for a capability, its limits and its setup steps."""
+    """Whether one capability can be used, and what to know about it."""
 
     support: Support = attrs.field(validator=is_a(Support))
     """Whether the capability is native, emulated or unsupported."""
     note: str = attrs.field(default="", validator=is_a(str))
-    """One line that states the precision, the setup step, the option to set or the alternative."""
+    """One line with its precision, cost, set-up or option, or with what to do instead."""
 
 
 class ScanFloor(StrEnum):
     """Where the `order_key` of a scanned row lies among the changes of the same key."""
 
     HIGH = "high"
-    """All rows of a scan have one `order_key`. It is above every change that was made before the scan, and
-    below every change that is made after its start."""
+    """All rows of a scan have one `order_key`, above that of every change before the scan and below that of
+    every change after its start."""
     LOW = "low"
-    """All rows of a scan have one `order_key`. It is below every change."""
+    """All rows of a scan have one `order_key`, below that of every change."""
     ROW = "row"
     """Each row has the `order_key` of its last change."""
 
@@ -89,18 +87,17 @@ class ScanFacts:
     floor: ScanFloor = attrs.field(validator=is_a(ScanFloor))
     """Where the `order_key` of a scanned row lies."""
     settle_seconds: float = attrs.field(validator=is_a(int, float))
-    """A change that a scan or a lookup shows is in the stream at most this many seconds later. 0 if
-    `read_until` proves it: once `read_until` has passed the moment of the read, the stream has delivered the
-    change."""
+    """At most how many seconds after a scan or a look-up has shown a change it is in the stream. 0 if
+    `read_until` proves it: the stream has delivered the change once `read_until` has passed the moment of the
+    read."""
     price: str = attrs.field(validator=is_a(str))
-    """One line that states what the service charges for reading rows, in the service's own unit."""
+    """One line with what the service charges for reading rows, in its own unit."""
     units_per_row: float | None = attrs.field(default=None, validator=is_a(int, float, type(None)))
     """The charge for each row that is scanned, in the unit of `native_charge`; None if it is not known."""
     units_per_kib: float | None = attrs.field(default=None, validator=is_a(int, float, type(None)))
     """The charge for each KiB that is scanned, in the unit of `native_charge`; None if it is not known."""
     ceiling: str = attrs.field(default=":", validator=is_a(str))
-    """Sorts after the `order_key` of every change that the service can ever deliver, as far as its form says
-    that."""
+    """A text that sorts after the `order_key` of every change that the service can ever deliver."""
 
 
 def _copied(notes: Mapping[Capability, CapabilityNote]) -> dict[Capability, CapabilityNote]:
@@ -113,10 +110,13 @@ def _copied(notes: Mapping[Capability, CapabilityNote]) -> dict[Capability, Capa
 
 @frozen
 class CapabilitySet:
-    """The capabilities of one provider, provided that its resources are set up as documented."""
+    """What one database can do if its resources are set up as documented.
+
+    `capabilities[Capability.LOOKUP]` is the note of one capability; iterating gives all of them.
+    """
 
     notes: Mapping[Capability, CapabilityNote] = attrs.field(converter=_copied, hash=False)
-    """Maps each capability to its level of support. A missing capability counts as `UNSUPPORTED`."""
+    """Maps each capability to its note; one that is missing is `UNSUPPORTED`."""
     scan: ScanFacts | None = attrs.field(default=None, validator=is_a(ScanFacts, type(None)))
     """What a scan promises and costs; None if the database cannot scan."""
 
@@ -140,7 +140,7 @@ class CapabilitySet:
         return html_table("capabilities", ["capability", "support", "note"], rows)
 
     def is_supported(self, capability: Capability) -> bool:
-        """Return whether the capability works, either natively or with the option that its note names.
+        """Return whether the capability works, if need be with the option in its note.
 
         Args:
             capability: The capability.

@@ -50,21 +50,21 @@ def _is_writable(_: object, attribute: attrs.Attribute[str], token: str) -> None
 
 @frozen
 class Checkpoint:
-    """A continuation token in the form in which a checkpoint store keeps it."""
+    """A continuation token as a checkpoint store keeps it, with its version."""
 
     token: str = attrs.field(
         repr=shorten, validator=[is_a(str), not_blank("pass a page's continuation_token"), _is_writable]
     )
     """The `continuation_token` of a page or of a `ChangeFeedIterator`."""
     version: str = attrs.field(validator=[is_a(str), not_blank("pass what the store returned")])
-    """An opaque version that the store assigns to this saved state; pass it to the next `save`."""
+    """The store's opaque version of what it has saved; pass it to the next `save`."""
 
 
 class CheckpointStore(Protocol):
-    """Keeps one checkpoint per name.
+    """Keeps one checkpoint per name; several threads and processes may call it.
 
-    The distribution `multiclouddb-checkpoints` has stores that several machines share. The methods may be
-    called from several threads and processes.
+    `FileCheckpointStore` keeps files on one machine; `multiclouddb-checkpoints` has stores that several
+    machines share. To write one, implement these two methods.
     """
 
     def load(self, name: str) -> Checkpoint | None:
@@ -74,28 +74,27 @@ class CheckpointStore(Protocol):
             name: The name of the checkpoint.
 
         Raises:
-            MulticloudDbError: Raised if the checkpoint exists but cannot be used. The method must not return
-                None in this case: the reader would silently start again at the request's start position.
+            MulticloudDbError: There is a checkpoint, or there may be one, but it cannot be read. Never return
+                None then, because the reader would silently start again at the request's start position.
         """
         ...
 
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
-        """Replace the checkpoint if its version is still the expected version.
+        """Replace the checkpoint if it still has the expected version.
 
-        When the call returns, the new checkpoint has been stored durably.
+        The new one must be durable when the call returns.
 
         Args:
             name: The name of the checkpoint.
             token: The token to keep.
-            expected: The version that `load` or the last `save` returned; None means that no checkpoint with
-                this name may exist yet.
+            expected: The version that `load` or the last `save` returned; None if there must be no
+                checkpoint with this name yet.
 
         Returns:
-            The saved checkpoint with its new version.
+            The saved checkpoint, with its new version.
 
         Raises:
-            MulticloudDbError: `CONFLICT` if another worker that uses the same name has changed the
-                checkpoint.
+            MulticloudDbError: `CONFLICT` if another worker with the same name has changed the checkpoint.
         """
         ...
 
@@ -103,19 +102,19 @@ class CheckpointStore(Protocol):
 class FileCheckpointStore:
     """Keeps one file per checkpoint in a local directory.
 
-    Each file is replaced atomically and flushed to disk. Several threads and processes may share the
-    directory. Only the owner can read the files, because a token may contain the key of a document.
+    Several threads and processes may share the directory: each file is locked, replaced atomically and
+    flushed to disk. Only the owner can read the files, because a token may contain the key of a document.
 
     Args:
-        directory: The folder that contains the files; the first `save` creates it. A relative path is
-            resolved when the store is built, so a later change of the working directory has no effect.
+        directory: The folder of the files; the first `save` creates it. A relative path is resolved when the
+            store is built, so a later change of the working directory has no effect.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = path_here("directory", directory).absolute()
 
     def path(self, name: str) -> Path:
-        """The file that contains one checkpoint, to inspect or delete it.
+        """Return the file of one checkpoint, to look at it or to delete it.
 
         Args:
             name: The name of the checkpoint.
@@ -133,9 +132,9 @@ class FileCheckpointStore:
             name: The name of the checkpoint.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if the file is damaged, contains the checkpoint of another
-                name, or has a newer format version; `PERMANENT_FAILURE` if the file cannot be read. The
-                message names the file.
+            MulticloudDbError: `INVALID_REQUEST` if the file is damaged, has the checkpoint of another name,
+                or was written by a newer version; `PERMANENT_FAILURE` if it cannot be read. The message has
+                the path of the file.
         """
         path = self.path(name)
         try:
@@ -147,17 +146,17 @@ class FileCheckpointStore:
         return decode_checkpoint(path, name, text)
 
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
-        """Replace the checkpoint if its version is still the expected version.
+        """Replace the checkpoint if it still has the expected version.
 
         Args:
             name: The name of the checkpoint.
             token: The token to keep.
-            expected: The version that `load` or the last `save` returned; None means that no checkpoint with
-                this name may exist yet.
+            expected: The version that `load` or the last `save` returned; None if there must be no
+                checkpoint with this name yet.
 
         Raises:
-            MulticloudDbError: `CONFLICT` if another worker has changed the checkpoint; the same errors as
-                `load` if the file cannot be used; `PERMANENT_FAILURE` if the disk refuses the write.
+            MulticloudDbError: `CONFLICT` if another worker has changed the checkpoint; `PERMANENT_FAILURE` if
+                the disk refuses the write; and the errors of `load`.
         """
         path = self.path(name)
         check_type("token", token, str)
@@ -456,18 +455,17 @@ _FORM: Final = 'write "s3://bucket/prefix", "file:///folder", or pass FileCheckp
 
 
 def open_checkpoint_store(url: str) -> CheckpointStore:
-    """Open the checkpoint store that a URL names.
-
-    Nothing is read or written yet. The page *Checkpoint stores* lists the URLs.
+    """Make the checkpoint store of a URL; nothing is read or written yet.
 
     Args:
         url: `file:///folder`, `sqlite:///path/checkpoints.db`, `s3://bucket/prefix`, `gs://bucket/prefix`,
-            `azblob://account/container/prefix`, `dynamodb://table/prefix` or `postgresql://user@host/database`.
-            It never contains credentials.
+            `azblob://account/container/prefix`, `dynamodb://table/prefix` or
+            `postgresql://user@host/database`, as on the page *Checkpoint stores*. It never contains a
+            password or a key: these come from the environment.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if the text is not such a URL, or if the package of this store
-            is not installed.
+        MulticloudDbError: `INVALID_REQUEST` if the text is no such URL, or if the package of this store is
+            not installed; the message then has the command to install it.
     """
     check_type("url", url, str)
     # Credentials have no place in it, but a person may have put them there.

@@ -70,14 +70,13 @@ def connect(
     Args:
         source: A URL (`"embedded:///data/store.db"`), the path of a TOML file
             (`ClientConfig.from_toml`), or a configuration.
-        native_client: A vendor client that the application has already created. The library never
-            reconfigures or closes this client. It tries each call only once, because this client has its own
-            retries.
-        observer: Receives notifications of internal events, for metrics.
+        native_client: A vendor client that the application has already made. It is never reconfigured or
+            closed, and each call is sent only once, because such a client has retries of its own.
+        observer: Its methods are called while the client works, for metrics.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` for an unknown provider, an unknown option, a value of the wrong
-            type, or a missing extra; the message then contains the command to install it.
+        MulticloudDbError: `INVALID_REQUEST` for an unknown provider or option, for a value of the wrong type,
+            and for an extra that is not installed; the message then has the command to install it.
 
     Examples:
         >>> with connect("embedded:///tmp/store.db") as client:
@@ -146,14 +145,15 @@ def _check_command(database: str, command: Mapping[str, Any]) -> None:
 class MulticloudDbClient:
     """Reads the changes of one database.
 
-    Use it as a context manager. Any number of threads may share it. After a fork, the child process opens its
-    own connections; if the client was made from a `native_client`, its calls in the child process are
-    refused. Two processes never share a connection. A client cannot be pickled, but its `config` can.
+    Use it as a context manager; any number of threads may share it. After a fork, the child process opens
+    connections of its own, because two processes must not share one. It cannot do that if the client was made
+    from a `native_client`: its calls in the child process then raise `INVALID_REQUEST`. A client cannot be
+    pickled either, so send its `config` to the other process and connect there.
 
     Args:
-        config: Names the provider, and says how to reach the database.
-        native_client: A vendor client that the application has already created; see `connect`.
-        observer: Receives notifications of internal events, for metrics.
+        config: The provider, and how to reach the database.
+        native_client: A vendor client that the application has already made; see `connect`.
+        observer: Its methods are called while the client works, for metrics.
     """
 
     def __init__(
@@ -190,17 +190,17 @@ class MulticloudDbClient:
             options: Time limits; by default, a call takes at most 30 seconds and does not wait for events.
 
         Returns:
-            A page, which may be empty. Its token is the position to continue from.
+            A page, which may be empty. Continue with `request.after(page)`.
 
         Raises:
-            MulticloudDbError: An error with a category; see `ErrorCategory`. The token in the request remains
-                valid.
+            MulticloudDbError: Its category says what to do (`ErrorCategory`). The position in the request
+                stays valid, so the same request can be made again.
 
         Portability:
-            If the database does not support a request, the error is `UNSUPPORTED_CAPABILITY` and its message
-            names an alternative; see `capabilities`. `REQUIRE` needs the all-versions-and-deletes mode on
-            Cosmos DB, a stream with images on DynamoDB, and a change stream of full rows on Spanner. See
-            warnings 1, 4 and 5 in docs/configuration.md.
+            A request that the database cannot serve raises `UNSUPPORTED_CAPABILITY`, and the message has an
+            alternative; `capabilities` shows beforehand what works. `NewItemStateMode.REQUIRE` needs the
+            all-versions-and-deletes mode on Cosmos DB, a stream with images on DynamoDB, and a change stream
+            of full rows on Spanner. See warnings 1, 4 and 5 in docs/configuration.md.
         """
         check_type("request", request, ChangeFeedRequest)
         return self._live("read_changes").read_changes(request, _limits(options))
@@ -235,9 +235,9 @@ class MulticloudDbClient:
     ) -> Mapping[MulticloudDbKey, LookupAnswer]:
         """Read the current rows with these keys.
 
-        A row is returned as an event, as a scan returns it (`Snapshot`): it has the same key, document and
-        `event_id` whenever it is looked up, `type=CREATE` and `backfilled=True`. It shows a state that is at
-        least as new as the begin of this call.
+        Each row is an event like that of a scan (`Snapshot`), with `type=CREATE` and `backfilled=True`. It
+        includes every write that was acknowledged before this call, and perhaps later ones. Its `event_id` is
+        the same whenever this key is looked up.
 
         Args:
             address: The address of the collection, table or container, or its text.
@@ -247,20 +247,20 @@ class MulticloudDbClient:
             provider_options: The provider's options, if it has any.
 
         Returns:
-            Maps each key to its row; to None if the service said that there is no row with exactly this key;
-            or to `NotKnown` if the service could not be asked for this key, or its answer does not say to
-            which key it belongs. Do not take `NotKnown` for None.
+            Maps each key to its row, or to None if the service answered that no row has exactly this key.
+            `NotKnown` is neither: the service could not be asked for this key, or it is not clear to which
+            key its answer belongs. Do not take it for None.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if a key has other components than the keys of the
                 collection, or if there are too many keys. `AUTHORIZATION_FAILED` if the identity may not read
-                rows; the note of `Capability.LOOKUP` names the permission. A retryable error if the service
-                does not answer for all keys within the time limit.
+                rows; the note of `Capability.LOOKUP` has the permission. A retryable error if the time limit
+                passes before the service has answered for all keys.
 
         Portability:
-            `order_key` is that of the row's last change where `capabilities().scan.floor` is `ROW` (Cosmos
-            DB). On the other databases it is empty, and the row takes the floor of a scan that has begun
-            before. See warning 23 in docs/configuration.md.
+            On Cosmos DB, where `capabilities().scan.floor` is `ROW`, `order_key` is that of the row's last
+            change. On the other databases it is empty; to merge such a row, give it the floor of a scan that
+            began before the look-up. See warning 23 in docs/configuration.md.
         """
         address = to_address(address)
         check_type("address", address, ResourceAddress)
@@ -271,9 +271,9 @@ class MulticloudDbClient:
     def collections(
         self, database: str | None = None, options: OperationOptions | None = None
     ) -> tuple[ResourceAddress, ...]:
-        """Return the addresses of the collections, tables or containers that this user may see, sorted.
+        """Return the sorted addresses of the collections, tables or containers that this user may see.
 
-        A collection is listed whether or not its change feed is enabled.
+        Those without an enabled change feed are among them.
 
         Args:
             database: The database to list; None for all of them.
@@ -294,17 +294,18 @@ class MulticloudDbClient:
         key: MulticloudDbKey | None = None,
         provider_options: ProviderOptions | None = None,
     ) -> TokenReport:
-        """Say what a token contains, and check whether the service can still resume it.
+        """Show what a token contains, and check whether the service can still resume it.
 
-        This reads at most one event, without its document, and changes nothing: the token stays as it is.
-        `multiclouddb token check` asks each partition separately, and also looks for partitions that the
-        token does not cover.
+        The check reads at most one event, without its document, and leaves the token as it is. The command
+        `multiclouddb token check` looks further: it asks each partition separately, and searches for
+        partitions that the token does not cover.
 
         Args:
             token: The token.
             options: Time limits; 30 seconds by default.
-            key: The partition key, for a token of `LogicalPartition`, which contains only a digest of it.
-            provider_options: The provider's options for which the token was made, if any.
+            key: The partition key, needed for a token of `LogicalPartition`, because the token has only its
+                digest.
+            provider_options: The provider's options with which the token was made, if any.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the token is damaged or of another provider. A retryable
@@ -322,29 +323,34 @@ class MulticloudDbClient:
         *,
         with_descendants: bool = False,
     ) -> PartitionPlan:
-        """Resolve the start position once and return one token per partition.
+        """Resolve the start position once, and return one token per partition.
 
-        With these tokens, an application spreads a feed over several processes. With `with_descendants`, each
-        process reads `PhysicalPartition(partition_id, with_descendants=True)` from the token of its
-        partition, and then also the partitions that descend from it. Without `with_descendants`, it reads
-        `PhysicalPartition(partition_id)`, and later the children that a page names. If partitions merge, each
-        parent names the common child; read it only once, after all of its parents.
+        An application spreads a feed over several processes with these tokens. Each process reads its own
+        partition from the token of it. With `with_descendants` it reads
+        `PhysicalPartition(partition_id, with_descendants=True)`, which goes on with all partitions that
+        descend from it. Without, it reads `PhysicalPartition(partition_id)`, and the application also starts
+        a reader for each child that a page lists. After a merge, each parent lists the common child: read it
+        once, and only after all of its parents.
 
-        With `Snapshot(SnapshotOrder.INTERLEAVED)`, there is also one token for each segment of the scan. A
-        segment is read like a partition, with its own `SnapshotStarted` and `BackfillDone` notices, and then
-        ends. With `Snapshot(changes=False)`, there are only segments; the order of the snapshot has no
-        meaning.
+        A snapshot is spread in the same way. With `Snapshot(SnapshotOrder.INTERLEAVED)` there is also a token
+        for each segment of the scan, which is read like a partition, has `SnapshotStarted` and `BackfillDone`
+        notices of its own, and then ends. With `Snapshot(changes=False)` there are only segments.
 
         Args:
             request: The start position and the modes; its scope must be the entire collection.
-            options: Time limits.
+            options: Time limits; 30 seconds by default.
             with_descendants: True for tokens of `PhysicalPartition(…, with_descendants=True)`.
 
         Returns:
             A tuple of `PlannedPartition`: an id, a token, and whether it is a segment of the scan. A
-            partition is left out if its parent has not been read to its end, because the reader of the parent
-            continues with it. If the service may still name more children of an ended partition, the plan
-            includes this partition; read it too.
+            partition whose parent has not been read to its end is left out, because the reader of the parent
+            continues with it. An ended partition is included as long as the service may list more of its
+            children; read it too. The plan is empty if the feed has ended.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` for another scope; for a `Snapshot()` with changes whose
+                order is not `INTERLEAVED`; and for a token of a scan whose changes come after its rows. No
+                process would know when the others have read their rows.
 
         Portability:
             Ids and tokens are valid only for the same provider and resource. MongoDB always has one
@@ -362,7 +368,7 @@ class MulticloudDbClient:
     def iterate_changes(
         self, request: ChangeFeedRequest, **settings: Unpack[IteratorSettings]
     ) -> ChangeFeedIterator:
-        """Return a `ChangeFeedIterator`, which calls `read_changes` in a loop.
+        """Return a `ChangeFeedIterator`, which calls `read_changes` in a loop and keeps a checkpoint.
 
         Args:
             request: The request.
@@ -389,9 +395,9 @@ class MulticloudDbClient:
         return self._live("run_command").run_command(database, command, options)
 
     def run_cursor_command(self, database: str, command: Mapping[str, Any], **options: Any) -> Any:
-        """Run a command that replies with a cursor; return an iterator with a `close` method.
+        """Run a command whose reply is a cursor; return an iterator of its documents, with a `close` method.
 
-        See also `run_command`.
+        See also `run_command`, which has the same arguments.
 
         Portability:
             MongoDB only. Check `Capability.RUN_COMMAND`. See warning 14 in docs/configuration.md.
@@ -400,7 +406,7 @@ class MulticloudDbClient:
         return self._live("run_cursor_command").run_cursor_command(database, command, options)
 
     def capabilities(self, provider_options: ProviderOptions | None = None) -> CapabilitySet:
-        """Return, without any I/O, the capabilities that this database has if it is set up as documented.
+        """Return what this database can do if it is set up as documented; nothing is sent to it.
 
         Args:
             provider_options: The provider's options of the request, if there are any.
@@ -415,7 +421,7 @@ class MulticloudDbClient:
     def close(self) -> None:
         """Free all resources; calls that are still running end within a second.
 
-        Any thread may call this method, more than once.
+        Any thread may call this method, and more than once.
         """
         with self._lock:
             if self._closed:

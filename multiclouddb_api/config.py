@@ -120,44 +120,43 @@ def _hidden(value: Any) -> Any:
 
 @frozen(init=False)
 class ClientConfig:
-    """Contains the provider id, the settings for the connection, and the limits of the client.
+    """The provider, how to connect to it, and the limits of the client.
 
-    It can be pickled if the values in `connection` can be. Its repr shows no secrets.
+    It can be pickled if the values in `connection` can. Its repr shows no secrets.
     """
 
     provider: str = attrs.field(validator=[is_a(str), not_blank("name one of the installed providers")])
     """The provider id: `embedded`, `dynamo`, `spanner`, `mongo` or `cosmos`."""
     connection: Mapping[str, Any] = attrs.field(factory=dict, repr=_redacted, hash=False)
-    """The provider's own settings, as a mapping from name to value. Every provider accepts the setting
-    `url`, which contains a URL in the form that `connect` accepts."""
+    """The provider's own settings, by name. Every provider has the setting `url`, with a URL as `connect`
+    takes it."""
     max_buffered_bytes: int = attrs.field(
         default=_BUFFERED_BYTES,
         validator=[is_a(int), at_least(65536, "give at least 64 KiB, the size of a small read")],
     )
-    """The largest total size, in bytes, of records that have been fetched but not delivered; 64 MiB by
-    default."""
+    """How many bytes of records may be fetched but not delivered yet, over all feeds of the client; 64 MiB by
+    default, at least 64 KiB."""
     max_concurrency: int = attrs.field(
         default=_CONCURRENCY, validator=[is_a(int), at_least(1, "give at least 1")]
     )
-    """The number of partitions that one call reads at the same time; 32 by default."""
+    """How many partitions one call reads at the same time; 32 by default."""
     headroom_warning_seconds: float = attrs.field(
         default=_HEADROOM_SECONDS,
         validator=[is_a(int, float), at_least(0, "give a number of seconds; 0 turns the warning off")],
     )
-    """`Observer.retention_headroom_low` is called if the service will keep a position for less than this
-    time; one hour by default."""
+    """`Observer.retention_headroom_low` is called if the service will keep a position for less than this many
+    seconds; 3,600 by default, and 0 turns the warning off."""
     child_watch_seconds: float = attrs.field(
         default=_WATCH_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
-    """How long to keep looking for more children of an ended partition, in seconds; ten minutes by default.
-    Only the time spent reading the feed counts. The setting matters only for DynamoDB, which cannot confirm
-    that all children of a partition are known.
+    """How long to search for more children of an ended partition, in seconds of reading the feed; 600 by
+    default. Needed only for DynamoDB, which never confirms that all children of a partition are known.
     """
     coverage_audit_seconds: float = attrs.field(
         default=_AUDIT_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
     """How often a feed of a whole collection is compared with the service's list of partitions, in seconds;
-    every ten minutes by default. After a partition has left the token, a tenth of this time is enough if the
+    600 by default. After a partition has left the token the next comparison comes ten times as early, if the
     service's limits allow it.
     """
 
@@ -192,7 +191,8 @@ class ClientConfig:
             url: The URL, in the form that docs/configuration.md shows for each provider.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if the URL has no scheme.
+            MulticloudDbError: `INVALID_REQUEST` if the URL has no scheme, or begins with `http://` or
+                `https://`. The rest of it is checked by `connect`.
         """
         check_type("url", url, str)
         url = SecretText(url)
@@ -202,15 +202,16 @@ class ClientConfig:
     def from_toml(cls, path: str | os.PathLike[str]) -> ClientConfig:
         """Read the configuration from a TOML file.
 
-        Top-level keys are the fields of this class; the table `[connection]` holds the provider's own
-        settings. A value `{ env = "NAME" }` in that table is replaced by the environment variable `NAME`; use
-        this form for secrets.
+        Top-level keys are the fields of this class, and the table `[connection]` has the provider's own
+        settings. For a secret, write `{ env = "NAME" }` there: it is replaced by the environment variable
+        `NAME` when the file is read.
 
         Args:
             path: The file.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` with a message that names the file and the key.
+            MulticloudDbError: `INVALID_REQUEST`, with the file and the key, if the file cannot be read, has
+                an unknown key or no provider, or needs an environment variable that is not set.
         """
         return settled(_from_toml, cls, path_here("path", path))
 

@@ -34,10 +34,10 @@ DOCS_URL: Final = "https://multiclouddb.readthedocs.io/latest/"
 
 
 class ErrorCategory(str):
-    """The kind of a failure, as upper-case text; later versions may add more kinds.
+    """The kind of a failure, as upper-case text.
 
-    Compare a category with the constants of this class (`error.category == ErrorCategory.THROTTLED`). Treat
-    an unknown category like `PERMANENT_FAILURE`.
+    Compare it with the constants of this class (`error.category == ErrorCategory.THROTTLED`). Later versions
+    may add categories, so treat an unknown one like `PERMANENT_FAILURE`.
     """
 
     __slots__ = ()
@@ -82,7 +82,7 @@ for _category in _KNOWN:
 
 @frozen
 class ErrorDetail:
-    """The facts about a failure; they can be pickled and sent to another process."""
+    """The facts about a failure, which can be pickled and sent to another process."""
 
     category: ErrorCategory
     """The kind of the failure."""
@@ -91,7 +91,7 @@ class ErrorDetail:
     operation: str | None = None
     """The name of the call that failed (`"read_changes"`), or None."""
     retryable: bool = False
-    """True if the same call may succeed later without any change."""
+    """True if the same call, unchanged, may succeed later."""
     native_class: str | None = None
     """The qualified class name of the vendor's exception, or None."""
     native_code: str | None = None
@@ -99,13 +99,13 @@ class ErrorDetail:
     native_text: str | None = None
     """The vendor's own error message, or None."""
     oldest_position: str | None = None
-    """For `CHECKPOINT_EXPIRED`, the oldest position that the service still keeps, as readable text; None if
-    the service does not report it."""
+    """With `CHECKPOINT_EXPIRED`, the oldest position that the service still keeps, as readable text, if it
+    reports one."""
     skip_token: str | None = attrs.field(default=None, repr=shorten)
-    """For `PROVIDER_ERROR` caused by a record, a continuation token for the position after that record."""
+    """With `PROVIDER_ERROR`, the continuation token after the record that cannot be read, if there is one."""
     retry_after_seconds: float | None = None
-    """How many seconds the service asked the caller to wait before the next call, or None. An iterator waits
-    at least this long."""
+    """How many seconds the service asked to wait before the next call, or None. An iterator waits at least
+    this long."""
 
     def __attrs_post_init__(self) -> None:
         check_type("ErrorDetail.category", self.category, ErrorCategory)
@@ -125,9 +125,9 @@ _TEXTS: Final = tuple(
 class MulticloudDbError(Exception):
     """Raised for any failure of a call, with a message that says how to fix it.
 
-    If a vendor's exception caused the error, that exception is `__cause__` in the process that raised the
-    error. `__cause__` is not pickled, but `detail` is. A note (PEP 678) makes a traceback end with
-    `help_url`; `str(error)` contains only the message.
+    A vendor's exception is its `__cause__`, but only in the process that raised it: pickling keeps `detail`
+    and not `__cause__`. A traceback ends with `help_url`, which is a note (PEP 678) and so not a part of
+    `str(error)`.
 
     Args:
         message: One line that says what is wrong and how to fix it.

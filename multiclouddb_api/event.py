@@ -25,11 +25,10 @@ class ChangeType(StrEnum):
     """The kind of change to a document.
 
     Portability:
-        Services differ in what they report as one change. Spanner reports only the net effect of a
-        transaction on a row, and a replaced row as `CREATE`. Cosmos DB
-        distinguishes create, update and delete only in its all-versions-and-deletes mode. A
-        consumer that treats creates and updates alike (upserts) does not depend on these
-        differences. See warnings 1 and 18 in docs/configuration.md.
+        Services differ in what counts as one change, so treat creates and updates alike (upsert). Spanner
+        reports only the net effect of a transaction on a row, and a replaced row as `CREATE`. Cosmos DB
+        distinguishes the three only in its all-versions-and-deletes mode. See warnings 1 and 18 in
+        docs/configuration.md.
     """
 
     CREATE = "CREATE"
@@ -37,24 +36,20 @@ class ChangeType(StrEnum):
     UPDATE = "UPDATE"
     """The document existed, and was changed or replaced."""
     DELETE = "DELETE"
-    """The document was deleted, or removed because its time-to-live had passed."""
+    """The document was deleted, also because its time-to-live had passed."""
 
 
 @frozen
 class ChangeEvent(Slotted):
     """One create, update or delete of one document.
 
-    Events are not validated, because that would be slow. Providers ensure that the fields have the right
-    types.
-
     Portability:
-        `timestamp` is precise to a second on DynamoDB and Cosmos DB, and to a millisecond on MongoDB. On
-        MongoDB, it may be earlier than the `timestamp` of a previous event. DynamoDB does not promise a time
-        for each record: without one, `timestamp` is the last known time of the shard, and 1970-01-01 if none
-        is known. Order the changes of one key by
-        `order_key`. Only DynamoDB, Spanner and Cosmos DB report `by_expiry`. `backfilled` is True only with
-        `Snapshot()`, or on Cosmos DB if you opt into its backfill. See warnings 8, 16, 17 and 23 in
-        docs/configuration.md.
+        Order the changes of one key by `order_key` and never by `timestamp`, which is precise to a second on
+        DynamoDB and Cosmos DB and to a millisecond on MongoDB, where it may also be earlier than that of the
+        event before. DynamoDB does not promise a time for each record: without one, `timestamp` is the last
+        known time of the shard, or 1970-01-01 if there is none. Only DynamoDB, Spanner and Cosmos DB report
+        `by_expiry`. `backfilled` is True only with `Snapshot()` and `lookup`, and on Cosmos DB if you opt
+        into its backfill. See warnings 8, 16, 17 and 23 in docs/configuration.md.
     """
 
     event_id: str = attrs.field(validator=is_a(str))
@@ -72,13 +67,13 @@ class ChangeEvent(Slotted):
     old_item_state: Mapping[str, Any] | None = attrs.field(repr=shorten, hash=False, validator=_DOCUMENT)
     """The full document before the change, or None; see `OldItemStateMode`."""
     order_key: str = attrs.field(validator=is_a(str))
-    """Text that orders the changes of one key: the later of two changes has the greater text, even if the
-    changes come from different partitions."""
+    """Text that orders the changes of one key, also those of different partitions: the later change has the
+    greater text, compared by code points. The key of a looked-up row may be empty (`lookup`)."""
     by_expiry: bool | None = attrs.field(validator=is_a(bool, NoneType))
     """True for a delete by time-to-live, False for any other change, None if the service does not report
-    this."""
+    which it was."""
     backfilled: bool = attrs.field(validator=is_a(bool))
-    """True if a backfill made this event from the current state of a document."""
+    """True if this event was made from the current state of a document, and not from a change."""
     address: ResourceAddress = attrs.field(validator=is_a(ResourceAddress))
     """The address of the collection that contains the document."""
     partition_id: str = attrs.field(validator=is_a(str))

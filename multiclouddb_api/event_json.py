@@ -56,7 +56,7 @@ _NOTICES: Final[dict[str, type[Notice]]] = {
 
 
 def event_to_json(event: ChangeEvent) -> bytes:
-    """Return one event, without its `native` field, as a JSON object in UTF-8.
+    """Return one event as a JSON object in UTF-8, without its `native` field.
 
     Args:
         event: The event.
@@ -73,14 +73,14 @@ def event_to_json(event: ChangeEvent) -> bytes:
 
 
 def event_from_json(text: bytes | str) -> ChangeEvent:
-    """Return the event that `event_to_json` has encoded; its `native` field is None.
+    """Return the event that `event_to_json` has written; its `native` field is None.
 
     Args:
         text: The JSON, as text or as UTF-8 bytes.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if the text is damaged, lacks a field or contains an unknown
-            field; the message names the field.
+        MulticloudDbError: `INVALID_REQUEST`, with the field, if the text is damaged, lacks a field or has an
+            unknown one.
     """
     return _event_in("event", decode_json(text))
 
@@ -114,14 +114,14 @@ def page_to_json(page: ChangeFeedPage) -> bytes:
 
 
 def page_from_json(text: bytes | str) -> ChangeFeedPage:
-    """Return the page that `page_to_json` has encoded.
+    """Return the page that `page_to_json` has written.
 
     Args:
         text: The JSON, as text or as UTF-8 bytes.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if the text is damaged, lacks a field or contains an unknown
-            field; the message names the field.
+        MulticloudDbError: `INVALID_REQUEST`, with the field, if the text is damaged, lacks a field or has an
+            unknown one.
     """
     page = _Fields("page", decode_json(text), ChangeFeedPage)
     return ChangeFeedPage(

@@ -89,27 +89,24 @@ def _not_below_the_first(
 class ChangeFeedIterator:
     """Reads a feed page by page until `stop` is called or the feed ends.
 
-    Iterate over events (`for event in it`, `next(it)`) or pages (`for page in it.pages()`) in a single
-    thread. A page counts as done when the caller asks for the next page or event; an empty page is done at
-    once. Only then does `continuation_token` move, and the checkpoint is saved. So after a crash, an
-    exception or a `break` in the loop body, the page is delivered again and never skipped. The next read
-    starts after the last page that is done. This also applies to another `for` over the iterator, to a new
-    iterator with the same checkpoint, and to a read after a failure.
+    Iterate over events (`for event in it`, `next(it)`) or over pages (`for page in it.pages()`), in one
+    thread. No event is skipped, because a page counts as done only when you ask for the page or event after
+    it; then `continuation_token` moves and the checkpoint is saved. (A page without events and notices is
+    done at once.) So a page that a crash, an exception or a `break` has interrupted is delivered again: to
+    another `for` over this iterator, to a new iterator with the same checkpoint, and after a failed read.
 
-    Retryable failures are retried after random waits that grow, but not earlier than the service asks for
-    (`ErrorDetail.retry_after_seconds`). An outage is reported within 2 seconds, and then every 30 seconds.
-    Each report goes to the log (`multiclouddb.iterator`, WARNING) and to `Observer.outage`. `CONFLICT` means
-    that another worker has saved the checkpoint in the meantime.
+    Retryable failures are retried after random waits that grow, and never earlier than the service asks for
+    (`ErrorDetail.retry_after_seconds`). An outage is reported within 2 seconds and then every 30 seconds, to
+    the log (`multiclouddb.iterator`, WARNING) and to `Observer.outage`. `CONFLICT` means that another worker
+    has saved the same checkpoint in the meantime.
 
-    Without `until_idle`, each read leaves out the partitions that are not worth asking yet
-    (`OperationOptions.ask_all`). So a feed with more partitions than `ClientConfig.max_concurrency` may never
-    return a page that is idle; to stop when everything is read, use `until_idle`.
+    To stop when everything is read, use `until_idle` and not `ChangeFeedPage.idle`. Without `until_idle`,
+    each read leaves out partitions that are not worth asking yet (`OperationOptions.ask_all`), so a feed with
+    more partitions than `ClientConfig.max_concurrency` may never return a page that is idle.
 
-    With the scope `PhysicalPartition(…)`, the iteration ends when the partition ends. With
-    `with_descendants=True`, the iteration continues with the partitions that replace the ended partition.
-
-    With `on_expired=Resnapshot()`, iterate over pages. A loop over single events is refused, because it would
-    not see the notices.
+    With the scope `PhysicalPartition(…)`, the iteration ends with the partition; with
+    `with_descendants=True`, it continues in the partitions that replace it. With `on_expired=Resnapshot()`,
+    iterate over pages: a loop over events is refused, because it would not see the notices.
 
     Raises:
         MulticloudDbError: Raised when the iterator is built: `INVALID_REQUEST` with a message that names the
@@ -121,16 +118,15 @@ class ChangeFeedIterator:
         ...         print(event.type, event.key)
 
     Portability:
-        The iterator works the same way on all databases. On Cosmos DB, whose replicas may lag,
-        `until_idle` can end before a write that was made just before. The partition of MongoDB never ends.
-        See warning 11 in docs/configuration.md.
+        On Cosmos DB, whose replicas may lag, `until_idle` can miss a write that was made just before; the
+        next run returns it. MongoDB's only partition never ends. See warning 11 in docs/configuration.md.
     """
 
     client: ReadsChanges = attrs.field(
         repr=False, validator=has_methods("read_changes", advice="pass a client")
     )
-    """Reads the pages. It remains open when the iterator is closed. If it has an `observer`, outages are
-    reported to that.
+    """Reads the pages, and stays open when the iterator is closed. Outages are reported to its `observer`, if
+    it has one.
     """
     request: ChangeFeedRequest = attrs.field(validator=is_a(ChangeFeedRequest))
     """The request. A stored checkpoint takes precedence over its `start_position`."""
@@ -143,9 +139,10 @@ class ChangeFeedIterator:
     wait_seconds: float = attrs.field(
         default=0.0, kw_only=True, validator=[is_a(int, float), at_least(0, "use 0 to get an answer at once")]
     )
-    """How long a read may wait for its first event (long poll), in seconds; 0 by default."""
+    """How long a read may wait for its first event (long poll), in seconds; 0, the default, means that it
+    does not wait."""
     until_idle: bool = attrs.field(default=False, kw_only=True, validator=is_a(bool))
-    """True to end the iteration after the first idle page."""
+    """True to end the iteration after the first idle page; each read then asks every partition."""
     idle_backoff_seconds: float = attrs.field(
         default=0.005,
         kw_only=True,
@@ -162,9 +159,9 @@ class ChangeFeedIterator:
         kw_only=True,
         validator=[is_a(int, float), at_least(0, "use 0 to raise at the first failure")],
     )
-    """How long to continue while every read fails with a retryable error, or while every page names the
-    same partition in `partition_errors`, in seconds; 300 by default. After this time, the iterator raises the
-    last error, or `TRANSIENT_FAILURE` if the same partition kept failing."""
+    """How long an outage is tolerated, in seconds; 300 by default. An outage is a time in which every read
+    fails with a retryable error, or in which every page has the same partition in `partition_errors`. After
+    it, the iterator raises the last error, or `TRANSIENT_FAILURE` for the partition."""
     max_start_seconds: float | None = attrs.field(
         default=None,
         kw_only=True,
@@ -173,31 +170,31 @@ class ChangeFeedIterator:
             attrs.validators.optional(at_least(0, "use 0 to raise at the first failure")),
         ],
     )
-    """How long to continue while every read fails with a retryable error and none has succeeded yet, in
-    seconds; by default as long as `max_outage_seconds`. With 0, which is the default of `follow`, a mistake
-    in the connection is raised when the first read has failed; give `math.inf` to wait for a service that
-    starts later."""
+    """The same limit for the time before the first successful read, in seconds; None, the default, means
+    `max_outage_seconds`. With 0, which is the default of `follow`, a mistake in the connection is raised as
+    soon as the first read fails; with `math.inf`, the iterator waits for a service that starts later."""
     checkpoint_store: CheckpointStore | None = attrs.field(
         default=None,
         kw_only=True,
         converter=to_store,
         validator=has_methods("load", "save", advice='pass a store: FileCheckpointStore("checkpoints")'),
     )
-    """The store for the position, or its URL (see `open_checkpoint_store`), or None to save nothing."""
+    """Where to save the position: a store, its URL (`open_checkpoint_store`), or None to save nothing."""
     checkpoint_name: str | None = attrs.field(
         default=None, kw_only=True, validator=[is_a(str, type(None)), not_blank("name the checkpoint")]
     )
-    """The name of the checkpoint in the store."""
+    """The name of the checkpoint in the store; needed with a store, and refused without one."""
     checkpoint_interval_seconds: float = attrs.field(
         default=0.0, kw_only=True, validator=[is_a(int, float), at_least(0, "use 0 to save after each page")]
     )
-    """The shortest time between two saves after empty pages; with 0, the default, the position is saved after
-    each empty page. After a page with events, the position is always saved."""
+    """The shortest time between two saves after empty pages, in seconds; with 0, the default, each of them is
+    followed by a save. A page with events or notices always is."""
     on_poison: Literal["raise", "skip"] = attrs.field(
         default="raise", kw_only=True, validator=one_of("raise", "skip")
     )
-    """What to do about a record that cannot be decoded: `"raise"`, the default, or `"skip"`. With `"skip"`,
-    the iterator continues after the record; the next page contains a `RecordSkipped` notice and no events."""
+    """What to do about a record that cannot be decoded. `"raise"`, the default, ends the iteration with
+    `PROVIDER_ERROR`. `"skip"` continues after the record, with a page that has only a `RecordSkipped`
+    notice."""
 
     _feed: FeedLoop = attrs.field(
         default=attrs.Factory(lambda self: FeedLoop(self), takes_self=True), init=False, repr=False
@@ -217,11 +214,11 @@ class ChangeFeedIterator:
         return position.token if isinstance(position, FromContinuationToken) else None
 
     def pages(self) -> Iterator[ChangeFeedPage]:
-        """Iterate over pages, including empty and idle ones, starting after the last page that is done.
+        """Iterate over pages, the empty and idle ones too, starting after the last page that is done.
 
         Raises:
-            MulticloudDbError: Raised if a read fails or the checkpoint store raises an error; see
-                `ChangeFeedIterator`.
+            MulticloudDbError: A read has failed, as `ChangeFeedIterator` describes, or the checkpoint store
+                has.
         """
         return self._pages()
 
@@ -264,16 +261,15 @@ class ChangeFeedIterator:
     def stop(self) -> None:
         """End the iteration permanently; any thread or signal handler may call this method.
 
-        Between two reads, the iterator stops within 0.1 seconds. During a read, it stops within a second, and
-        does not deliver the page of that read. The caller must still handle the events that were already
-        returned.
+        The iterator stops within 0.1 seconds between two reads, and within a second during one, whose page is
+        then not delivered. Events that were already returned are still yours to handle.
         """
         self._feed.timer.stop()
 
     def close(self) -> None:
         """Stop the iteration, and save the position after the last page that is done.
 
-        Call it only from the thread that iterates.
+        Call it only from the thread that iterates; `stop` is for the others.
         """
         self._finish(self._feed.close(save=True))
 

@@ -38,9 +38,8 @@ def _check_name(name: object) -> None:
 class MulticloudDbKey(Slotted):
     """Ordered components that identify one document; the first components form the partition key.
 
-    Two keys are equal when their components have the same names, order, types and values: `True`, `1` and
-    `1.0` are three different keys. MongoDB's `_id`s `{"a": 1, "b": 2}` and `{"b": 2, "a": 1}` are two
-    different keys.
+    Two keys are equal if their components have the same names, order, types and values. So `True`, `1` and
+    `1.0` make three different keys, and MongoDB's `_id`s `{"a": 1, "b": 2}` and `{"b": 2, "a": 1}` make two.
 
     Examples:
         >>> key = MulticloudDbKey({"customer": "c-1", "order": 7})
@@ -50,15 +49,14 @@ class MulticloudDbKey(Slotted):
         ({'customer': 'c-1'}, {'order': 7})
 
     Portability:
-        Cosmos DB has up to three partition key components, followed by `id`. DynamoDB has one partition key
-        and at most one sort key. Spanner's primary key has no partition key, so the first component is used
-        as the partition key. MongoDB has `_id`, which may be of any type. In a sharded collection, the
-        components of the shard key come before `_id`. See warning 21 in docs/configuration.md.
+        A key has the components of the service's own: on DynamoDB the partition key and at most one sort key,
+        on Cosmos DB up to three partition key components and `id`, on MongoDB `_id` of any type, after the
+        shard key if the collection is sharded. Spanner's primary keys have no partition key, so the first
+        column counts as it. See warning 21 in docs/configuration.md.
     """
 
     components: Mapping[str, Any] = attrs.field(converter=_copied, repr=shorten)
-    """Maps the name of each component to its value, in the database's own order. The key stores a copy of
-    this mapping."""
+    """Maps the name of each component to its value, in the database's own order; the key keeps a copy."""
     partition_components: int = attrs.field(default=1, validator=is_a(int))
     """The number of components, counted from the first, that form the partition key; 1 by default."""
 
@@ -81,14 +79,11 @@ class MulticloudDbKey(Slotted):
 
     @property
     def sort_key(self) -> dict[str, Any]:
-        """The components after the partition key, as a mapping from name to value.
-
-        It is empty if there are none.
-        """
+        """The components after the partition key, as a mapping from name to value; possibly none."""
         return dict(list(self.components.items())[self.partition_components :])
 
     def keys(self) -> KeysView[str]:
-        """Return the names of the components in their order, so that `dict(key)` works."""
+        """Return the names of the components in their order; because of it, `dict(key)` works."""
         return self.components.keys()
 
     def __getitem__(self, name: str) -> Any:
@@ -105,10 +100,7 @@ class MulticloudDbKey(Slotted):
         return len(self.components)
 
     def canonical(self) -> bytes:
-        """Return the key's JSON text, which is the same in every process and version.
-
-        Equal keys have equal texts.
-        """
+        """Return the key's JSON text, which is the same for equal keys in every process and version."""
         pairs = [[name, _plain(value)] for name, value in self.components.items()]
         return encode_json([self.partition_components, pairs])
 

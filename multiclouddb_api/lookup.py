@@ -14,14 +14,14 @@ __all__ = ["LookupAnswer", "NotKnown"]
 
 @attrs.frozen
 class NotKnown:
-    """Says that nobody knows whether there is a row with a key: the service could not be asked for it.
+    """The answer for a key of which it is not known if there is a row: neither a row nor its absence.
 
-    It is neither a row nor its absence. Do not delete or insert anything because of it.
+    Do not delete or insert anything because of it.
 
     Portability:
-        On Cosmos DB, some ids cannot be asked for: the service accepts them when an item is written, and its
-        gateway refuses to read them. On each database, an answer is not known if the service has answered
-        with a row whose key equals none of the keys that were asked. See warning 23 in
+        On Cosmos DB there are ids that cannot be asked for: the service accepts them in a write, but its
+        gateway refuses to read them. On every database, the document of the row may be unreadable, or the
+        service may have sent a row whose key equals none of those that were asked. See warning 23 in
         docs/configuration.md.
     """
 

@@ -10,11 +10,11 @@ from multiclouddb_api.request import ResourceAddress
 
 
 class Observer:
-    """Receives notifications from inside a client; a method does nothing unless it is overridden.
+    """Receives what happens inside a client, for metrics: override the methods that you need.
 
-    Each method is called in the thread that does the work, so several calls may run at the same time. Make
-    them short and thread-safe. An exception is not raised. Its class and its place in your code are logged,
-    but not its text, because this may contain a key or a document.
+    Keep them short and thread-safe, because each is called in the thread that does the work, and several
+    calls may run at the same time. An exception does not end the read: its class and its place in your code
+    are logged, but not its text, which may contain a key or a document.
     """
 
     def page(self, address: ResourceAddress, page: ChangeFeedPage) -> None:
@@ -28,13 +28,13 @@ class Observer:
     def retry(
         self, address: ResourceAddress, partition_id: str, attempt: int, wait_seconds: float, reason: str
     ) -> None:
-        """Called after a request to the service failed; it will be retried after `wait_seconds`.
+        """Called after a request to the service has failed, before it is repeated.
 
         Args:
             address: The collection that is read.
             partition_id: The public id of the partition.
             attempt: The number of the failed attempt; the first attempt is 1.
-            wait_seconds: The wait before the next attempt.
+            wait_seconds: How many seconds pass before the next attempt.
             reason: The failure, on one line.
         """
 
@@ -66,9 +66,7 @@ class Observer:
         """
 
     def gap(self, address: ResourceAddress, gap: Gap) -> None:
-        """Called when changes were lost because they were older than the retention.
-
-        The read continues after the lost changes.
+        """Called when changes are lost because the service no longer keeps them; the read goes on after them.
 
         Args:
             address: The collection that is read.
@@ -76,7 +74,7 @@ class Observer:
         """
 
     def partition_found_late(self, address: ResourceAddress, found: PartitionFoundLate) -> None:
-        """Called after a partition was found that was listed late; the feed now reads or names it.
+        """Called after the service has listed a partition late; see `PartitionFoundLate`.
 
         Args:
             address: The collection that is read.
@@ -84,13 +82,11 @@ class Observer:
         """
 
     def snapshot_interleaved(self, address: ResourceAddress, seconds: float) -> None:
-        """Called when a long scan with `SnapshotOrder.AUTO` switches to `INTERLEAVED`.
-
-        From now on, changes are read during the scan.
+        """Called when a long scan with `SnapshotOrder.AUTO` becomes `INTERLEAVED`: changes are now read too.
 
         Args:
             address: The collection that is read.
-            seconds: The number of seconds until the oldest position in the stream of changes expires.
+            seconds: In how many seconds the oldest position in the stream of changes expires.
         """
 
     def outage(self, address: ResourceAddress, seconds: float, reason: str) -> None:
@@ -98,8 +94,8 @@ class Observer:
 
         Args:
             address: The collection that is read.
-            seconds: The number of seconds since the outage began.
-            reason: The last failure on one line, or a text that says that the service has not answered yet.
+            seconds: How long ago the outage began, in seconds.
+            reason: The last failure on one line, or that the service has not answered yet.
         """
 
     def outage_ended(self, address: ResourceAddress, seconds: float) -> None:
@@ -107,16 +103,18 @@ class Observer:
 
         Args:
             address: The collection that is read.
-            seconds: How long the outage lasted.
+            seconds: How long the outage lasted, in seconds.
         """
 
     def retention_headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:
-        """Called when a position will soon expire, at most once a minute per feed.
+        """Called at most once a minute for each feed while a position is close to expiry.
+
+        `ClientConfig.headroom_warning_seconds` decides what is close.
 
         Args:
             address: The collection that is read.
             partition_id: The public id of the partition whose position expires first.
-            seconds: How long the service will still keep the position.
+            seconds: For how many seconds the service will still keep the position.
         """
 
 

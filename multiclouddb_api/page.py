@@ -33,8 +33,8 @@ class Dropped:
 class Renamed:
     """The collection has been renamed.
 
-    If `new_name` is the collection that the feed reads, another collection has taken its place. The documents
-    that it already contained have no changes, so read them with a `Snapshot()`.
+    If `new_name` is the collection that the feed reads, another collection has taken its place. The feed has
+    no changes for the documents that this one already contained: read them with a `Snapshot()`.
     """
 
     name: str = attrs.field(validator=is_a(str))
@@ -45,7 +45,7 @@ class Renamed:
 
 @frozen
 class Invalidated:
-    """The service ended the feed because the resource that it follows no longer exists."""
+    """The service has ended the feed, because the resource that it follows no longer exists."""
 
     reason: str = attrs.field(validator=is_a(str))
     """The reason on one line, in the service's own words or in the library's."""
@@ -53,7 +53,7 @@ class Invalidated:
 
 @frozen
 class FeedEnded:
-    """No more changes will follow this token."""
+    """The feed is over: no change follows this token."""
 
     reason: str = attrs.field(validator=is_a(str))
     """The reason why the feed ended, on one line."""
@@ -61,14 +61,14 @@ class FeedEnded:
 
 @frozen
 class Gap:
-    """Changes were lost because they were older than the retention.
+    """Changes were lost, because the service had removed them before they were read.
 
-    The read continues with the oldest remaining change (`SkipToOldest`) or with a new snapshot
+    The read goes on with the oldest change that is left (`SkipToOldest`) or with a new snapshot
     (`Resnapshot`).
 
     Portability:
-        A gap can occur on every database; the service decides how soon changes expire. See warnings 3 and
-        10 in docs/configuration.md.
+        A gap can occur on every database, but how soon changes expire depends on the service. See warnings 3
+        and 10 in docs/configuration.md.
     """
 
     partition_id: str = attrs.field(validator=is_a(str))
@@ -81,7 +81,7 @@ class Gap:
 
 @frozen
 class RecordSkipped:
-    """A record that could not be decoded was skipped with a `skip_token`."""
+    """A record that cannot be decoded was skipped, because the read continued from its `skip_token`."""
 
     partition_id: str = attrs.field(validator=is_a(str))
     """The partition that contains the skipped record."""
@@ -91,12 +91,12 @@ class RecordSkipped:
 
 @frozen
 class PartitionFoundLate:
-    """The service listed a partition late that the feed did not cover; the feed now reads or names it.
+    """The service has listed a partition late; from now on the feed reads it or lists it as a child.
 
-    An audit found it after the library had stopped looking for more children of its parent, or it descends
-    from a partition that was lost to retention; then its first changes may be lost too. Its events are
-    delivered after newer events of other partitions, and may be older than a watermark that was already
-    reported.
+    Its events come after newer events of other partitions, and may be older than a watermark that was already
+    reported. There are two ways to find one: an audit lists it after the library has stopped searching for
+    children of its parent, or it descends from a partition that was lost to retention. In the second case its
+    first changes may be lost too.
 
     Portability:
         Only DynamoDB may list shards late, and never confirms that a listing is complete. See warning 22 in
@@ -111,44 +111,42 @@ class PartitionFoundLate:
 
 @frozen
 class SnapshotStarted:
-    """A snapshot has begun.
+    """A snapshot has begun: its rows come on the next pages, and every change from now on is delivered.
 
-    All later changes will be delivered, and the next pages contain the rows of the snapshot. Store the token
-    of the page with this notice before you read on. Only a read from this token or a later one continues the
-    snapshot; any other read starts a new snapshot.
+    Store the token of this page before you read on, because only a read from this token or a later one
+    continues the snapshot. Any other read starts a new one.
 
     Portability:
-        Check `Capability.CHANGE_FEED_SNAPSHOT`. On DynamoDB, some changes that are older than the
-        snapshot also have an `order_key` above the floor. See warning 23 in docs/configuration.md.
+        Check `Capability.CHANGE_FEED_SNAPSHOT`. See warning 23 in docs/configuration.md.
     """
 
     floor: str = attrs.field(validator=is_a(str))
-    """The `order_key` of every row of the snapshot, which is called its floor. The floor is greater than the
-    `order_key` of every change that the rows certainly include, and less than the `order_key` of every change
-    after this page."""
+    """A bound for `order_key`, called the floor of the snapshot: it is less than the `order_key` of every
+    change after this page. Each row of the snapshot has it as its `order_key`, except on Cosmos DB, where a
+    row has that of its last change (`ScanFloor`)."""
     partition_id: str = attrs.field(validator=is_a(str))
     """The id of the snapshot; the matching `BackfillDone` has the same id."""
     whole: bool = attrs.field(default=True, validator=is_a(bool))
-    """True if the snapshot delivers every row of the collection, so that a target can delete all other rows
-    at `BackfillDone`. False for one segment of a plan, for one partition or partition key, for a snapshot
-    without changes, and for a backfill from `AtTime`."""
+    """True if the snapshot delivers every row of the collection, so that a target may delete all its other
+    rows at `BackfillDone`. False for one segment of a plan, for one partition or partition key, for a
+    snapshot without changes, and for a backfill from `AtTime`."""
 
 
 @frozen
 class BackfillDone:
-    """The backfill is complete; all later events are real changes.
+    """The backfill is complete, with this page: all later events are real changes.
 
-    Nothing on the page comes after this notice. With `SnapshotOrder.INTERLEAVED` or `AUTO`, keep deleted keys
-    until you have stored the token of this page or of a later one.
+    With `SnapshotOrder.INTERLEAVED` or `AUTO`, keep deleted keys until you have stored the token of this page
+    or of a later one.
 
     Portability:
-        This notice comes with `Snapshot()` on databases with `Capability.CHANGE_FEED_SNAPSHOT`, and with the
-        opt-in backfill of Cosmos DB. See warnings 8 and 23 in docs/configuration.md.
+        Comes with `Snapshot()` where there is `Capability.CHANGE_FEED_SNAPSHOT`, and with the backfill of
+        Cosmos DB, which is an opt-in. See warnings 8 and 23 in docs/configuration.md.
     """
 
     partition_id: str = attrs.field(validator=is_a(str))
-    """With `Snapshot()`, the id of the snapshot, as in `SnapshotStarted`. With the opt-in backfill of Cosmos
-    DB, the partition whose backfill is complete."""
+    """The id of the snapshot, as in `SnapshotStarted`; with the backfill of Cosmos DB, the partition whose
+    backfill is complete."""
     floor: str = attrs.field(default="", validator=is_a(str))
     """The floor of the snapshot, as in `SnapshotStarted`."""
 
@@ -169,53 +167,48 @@ Notice: TypeAlias = (
 
 @frozen
 class OperationDiagnostics:
-    """Measurements of one call; what the service does not report is None."""
+    """Measurements of one call; None where the service reports too little to know."""
 
     watermark: datetime | None = None
-    """The watermark in UTC: no later event is older than this time. It is the minimum over all partitions in
-    the token, including children that wait for their parents. The watermark never goes back."""
+    """No later event is older than this time, in UTC. It is the minimum over all partitions in the token,
+    also those that wait for their parents, and never goes back."""
     read_until: datetime | None = None
-    """Every change that was committed before this time has been returned, on this page or an earlier one. The
-    time comes from the service's clock, is in UTC, and never goes back. None during the scan of a
-    `Snapshot()`, or if the service does not report enough to compute it.
+    """Every change that was committed before this time of the service's clock has been returned, on this page
+    or an earlier one. In UTC; it never goes back. None during the scan of a `Snapshot()` too.
     """
     read_until_estimated: bool = False
-    """True if `read_until` is likely, but not proven, because the service does not report whether records
+    """True if `read_until` is likely but not proven, because the service does not report whether records
     follow (DynamoDB)."""
     partitions_read_until: Mapping[str, datetime] = attrs.field(factory=dict, hash=False)
     """Maps the id of each partition in the token to its own `read_until`, if that is known."""
     partitions_watermark: Mapping[str, datetime] = attrs.field(factory=dict, hash=False)
     """Maps the id of each partition in the token to its own watermark in UTC, if that is known."""
     partitions_headroom_seconds: Mapping[str, float] = attrs.field(factory=dict, hash=False)
-    """Maps the id of each partition that has answered in this call to the number of seconds for which the
-    service will still keep its position, if the service reports enough to compute it."""
+    """Maps the id of each partition that has answered in this call to the seconds for which the service will
+    still keep its position, if that is known."""
     lag_seconds: float | None = None
-    """How far `read_until` is behind the service's clock. It is an estimate if `read_until_estimated` is
-    true.
-    """
+    """How many seconds `read_until` is behind the service's clock; an estimate if `read_until_estimated`."""
     retention_headroom_seconds: float | None = None
-    """How long the service will still keep the oldest position in the token: the shortest time that the
-    service reported during this call."""
+    """For how many seconds the service will still keep the oldest position in the token: the shortest time
+    that was found in this call."""
     requests: int = 0
     """The number of requests sent to the service."""
     native_charge: float | None = None
-    """The cost that the service reported, in the service's own unit (for example request units or read
-    units)."""
+    """The charge that the service reported, in its own unit (request units, read units)."""
     retries: int = 0
     """The number of times that a request was repeated after a failure."""
     open_watches: int = 0
-    """The number of ended partitions whose service may still name more children. `idle` may be true in the
-    meantime. The events of a child that is found later may be older than the watermark.
+    """The number of ended partitions for which the service may still list more children (DynamoDB). `idle`
+    may be true all the same. Events of a child that is found later may be older than the watermark.
     """
     found_late: int = 0
-    """The number of partitions that were found late during this call. For each of them, the page contains a
-    `PartitionFoundLate` notice.
-    """
+    """The number of partitions that were found late in this call; the page has a `PartitionFoundLate` notice
+    for each."""
     partition_errors: Mapping[str, str] = attrs.field(factory=dict, hash=False)
-    """Maps the id of each partition that failed during this call to the failure. The position of a failed
-    partition does not move."""
+    """Maps the id of each partition that failed in this call to the failure. Its position has not moved, so
+    nothing of it is skipped."""
     elapsed_seconds: float = 0.0
-    """The duration of the call."""
+    """The duration of the call, in seconds."""
     snapshot: SnapshotProgress | None = None
     """The progress of the scan of a `Snapshot()`; None if no scan is running."""
 
@@ -237,63 +230,62 @@ class ChildPartition:
     partition_id: str = attrs.field(validator=is_a(str))
     """The id of the child; pass it to `PhysicalPartition`."""
     parents: tuple[str, ...] = attrs.field(validator=each_is(str))
-    """The ids of all parents, including the ended partition; read the child only after all of them."""
+    """The ids of all parents, with the ended partition among them; read the child after all of them."""
     continuation_token: str = attrs.field(repr=shorten, validator=is_a(str))
-    """The token from which to read the child. A read that starts from only the child's id could miss
-    changes."""
+    """The token from which to read the child. A start from the child's id alone could miss changes."""
 
 
 @frozen
 class ChangeFeedPage:
-    """Contains events and the position from which to resume.
+    """Events, and the position from which to resume after them.
 
-    Within each partition, the events are in the service's order.
+    Events of one partition are in the service's order.
     """
 
     events: tuple[ChangeEvent, ...] = attrs.field(repr=_count)
-    """The changes; the tuple may be empty."""
+    """The changes; possibly none."""
     continuation_token: str = attrs.field(repr=shorten)
-    """The position to resume from; never None. It moves whenever the service's position moves, even on empty
-    pages. Store it after each page; otherwise the position of an idle feed will expire. With many partitions
-    it may be several kilobytes long, so store it as text or blob, never as `varchar(255)`."""
+    """The position to resume from; never None. Store it after each page, also after an empty one: it moves
+    with the service's position, and the stored position of an idle feed would otherwise expire. With many
+    partitions it has several kilobytes, so a `varchar(255)` is too small for it."""
     idle: bool = False
-    """True only if the service reported for every active partition that there are no more changes at present.
-    A page may be empty without being idle, for example if the call has left out partitions that are not worth
-    asking yet (`OperationOptions.ask_all`)."""
+    """True only if every active partition has answered that there is nothing more for now. An empty page need
+    not be idle, for example if the call has left out partitions that are not worth asking yet
+    (`OperationOptions.ask_all`)."""
     partition_retired: bool = False
-    """True if the partition has ended and all its changes have been delivered; only with a
-    `PhysicalPartition` without descendants. Another read from the same token returns the same result."""
+    """True if the partition has ended and all its changes are delivered; only for a `PhysicalPartition`
+    without descendants. Another read from this page's token gives the same answer."""
     child_partitions: tuple[ChildPartition, ...] = ()
     """The partitions to read after the ended partition."""
     notices: tuple[Notice, ...] = ()
-    """Facts other than changes to documents. Each notice has a position in the order of its partition: after
-    the partition's last event on this page, and before the partition's first event on a later page. If a
-    notice makes the engine read other partitions, their events come on later pages: for example, a page with
-    a `Gap` contains no events of the partitions that replace the lost one. A read from a `skip_token` reads
-    no events: its page contains only the `RecordSkipped` notice. A read from any token before this page
-    delivers the notices again, even after a restart; a read from this page's token does not.
+    """What happened besides changes of documents. A notice comes after its partition's last event on this
+    page and before its first event on a later one. Events of partitions that the feed begins to read because
+    of a notice come later too: a page with a `Gap` has none of the partitions that replace the lost one. A
+    page that was read from a `skip_token` has only the `RecordSkipped` notice. Notices are delivered again by
+    a read from any token before this page, also after a restart, but not from this page's own token.
     """
     diagnostics: OperationDiagnostics = attrs.field(factory=OperationDiagnostics)
     """Measurements of the call, such as its cost and lag."""
     resumed_from: str | None = attrs.field(default=None, repr=shorten)
-    """The token after which the page was read; None as long as this feed has delivered no event before it: on
-    its first page, and on the pages after it up to the first one with events. A sink makes its table only
-    then, because the events before a later page are not delivered again.
+    """The token after which the page was read. None as long as the feed has delivered no event before this
+    page: on its first page, and on the next ones up to the first with events. A sink creates its table only
+    then, because events before a later page do not come again.
     """
     poll_after_seconds: float = 0.0
-    """In how many seconds to call again with `OperationOptions(ask_all=False)`: before, nearly no partition
-    is worth asking. 0, the default, if it is worth calling again at once."""
+    """How many seconds to wait before the next call with `OperationOptions(ask_all=False)`, because hardly
+    any partition is worth asking before. 0 if it is worth calling again at once."""
 
     def to_arrow(self) -> pyarrow.RecordBatch:
         """Return the events as an Arrow batch of `multiclouddb_api.arrow.EVENT_SCHEMA` (extra `arrow`).
 
         The columns are `event_id`, `type`, `key`, `timestamp`, `new_item_state`, `old_item_state`,
         `order_key`, `by_expiry`, `backfilled`, `database`, `collection` and `partition_id`. Keys and
-        documents are JSON text on every database, even on Spanner, because an event contains values and not
-        the types of columns. `decode_json` returns the exact values.
+        documents are JSON text on every database, also on Spanner, because an event has values but not the
+        types of columns; `decode_json` returns the exact values.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if pyarrow is missing; the message names the extra.
+            MulticloudDbError: `INVALID_REQUEST` if pyarrow is missing; the message has the command to install
+                it.
         """
         try:
             from multiclouddb_api.arrow import events_to_arrow
@@ -305,7 +297,7 @@ class ChangeFeedPage:
         """Return the events as a pandas frame with the columns of `to_arrow` (extra `pandas`).
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if pandas is missing; the message names the extra.
+            MulticloudDbError: `INVALID_REQUEST` if pandas or pyarrow is missing.
         """
         try:
             import pandas  # noqa: F401 - pyarrow needs it
@@ -317,7 +309,7 @@ class ChangeFeedPage:
         """Return the events as a Polars frame with the columns of `to_arrow` (extra `polars`).
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if Polars is missing; the message names the extra.
+            MulticloudDbError: `INVALID_REQUEST` if Polars or pyarrow is missing.
         """
         try:
             import polars

@@ -24,7 +24,7 @@ class PlannedPartition(tuple[str, str]):
 
     is_segment: bool
     """True for a segment of the scan of a `Snapshot()`, which ends when its rows are read; False for a
-    partition, whose changes continue."""
+    partition."""
 
     def __new__(
         cls, partition_id: str, continuation_token: str, is_segment: bool = False

@@ -31,12 +31,12 @@ _NAME = [is_a(str, type(None)), not_blank("give its name, or None if the scope i
 class ResourceAddress:
     """A collection, table or container, and the database that contains it.
 
-    Every function that takes an address also takes its text, such as `"shop/orders"` or only `"orders"`; see
-    `parse`. An address of a whole database or cluster needs this class.
+    You rarely need this class: every function that takes an address also takes its text, such as
+    `"shop/orders"` or `"orders"` (see `parse`). Only the address of a whole database or cluster has no text.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if a name is empty or not text, or if a single name is given by
-            position.
+        MulticloudDbError: `INVALID_REQUEST` if a name is empty or not text, or if one name alone is given by
+            position, because it is not clear which of the two it is.
 
     Examples:
         >>> ResourceAddress("shop", "orders") == ResourceAddress.parse("shop/orders")
@@ -45,10 +45,9 @@ class ResourceAddress:
         ResourceAddress(database='shop', collection=None)
 
     Portability:
-        `database` is None on DynamoDB. On Spanner, Cosmos DB and MongoDB, `database` is the name of a
-        database; on the embedded store it is `"main"` by default. `collection` is the name of a table
-        (DynamoDB, Spanner), a container (Cosmos DB) or a collection (MongoDB, embedded store). See warning 21
-        in docs/configuration.md.
+        DynamoDB has no databases, so `database` is None there; on the embedded store it is `"main"` by
+        default. `collection` is the name of a table (DynamoDB, Spanner), a container (Cosmos DB) or a
+        collection (MongoDB, embedded store). See warning 21 in docs/configuration.md.
     """
 
     database: str | None = attrs.field(default=None, validator=_NAME)
@@ -73,11 +72,11 @@ class ResourceAddress:
 
     @classmethod
     def parse(cls, address: str) -> ResourceAddress:
-        """Read an address as the command line does: `"shop/orders"`, cut at the first `/`.
+        """Return the address that a text stands for, cut at the first `/`; the command line does the same.
 
         Args:
-            address: The text. Text without a `/` is the name of a collection. Providers without databases
-                (DynamoDB) accept such text, and so do providers with a default database (the embedded store).
+            address: `"database/collection"`, or the collection alone where there are no databases (DynamoDB)
+                or where there is a default (the embedded store, and MongoDB with a database in its URL).
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the text names no collection.
@@ -105,10 +104,10 @@ def to_address(value: ResourceAddress | str) -> ResourceAddress:
 
 @frozen
 class EntireCollection:
-    """The whole collection; the token tracks all partitions and their splits and merges.
+    """The whole collection; the token follows all partitions through their splits and merges.
 
-    Within each partition, events are returned in the service's commit order; there is no order across
-    partitions.
+    Events of one partition come in the service's commit order, also across its splits and merges. There is no
+    order between two partitions.
     """
 
 
@@ -116,30 +115,28 @@ class EntireCollection:
 class PhysicalPartition:
     """One physical partition: a DynamoDB shard, a Cosmos DB feed range or a Spanner partition token.
 
-    When the partition ends, `partition_retired` is True on the last page, and the page contains a token for
-    each child of the partition. With `with_descendants`, reading continues in all partitions that replace it
-    after a split or merge. The token tracks them, and `partition_retired` is False on every page.
+    When the partition ends, its last page has `partition_retired=True` and a token for each of its children.
+    With `with_descendants`, `partition_retired` stays False, because the read goes on in all partitions that
+    replace the ended one, and the token tracks them.
 
-    If the partition merges with a partition that does not descend from it, two readers read the common child,
-    and neither knows the position of the other. So if partitions merge, use a single reader of all parents,
-    such as `EntireCollection`. Only a single reader keeps the order across the merge and reads each event
-    once.
+    Where partitions merge, prefer one reader of all of them, such as `EntireCollection`: only that keeps the
+    order across the merge and reads each event once. With a reader for each parent, both read the common
+    child, and neither knows how far the other is.
 
     Portability:
-        An id from another provider or resource is refused with `INVALID_REQUEST`. MongoDB has only one
-        partition, which never ends, so `with_descendants` has no effect there. See warnings 6, 7, 11 and 22
-        in docs/configuration.md.
+        An id of another provider or resource raises `INVALID_REQUEST`. MongoDB has one partition, which never
+        ends, so `with_descendants` has no effect there. See warnings 6, 7, 11 and 22 in
+        docs/configuration.md.
     """
 
     partition_id: str = attrs.field(
         validator=[is_a(str), not_blank("take one from client.list_physical_partitions(address)")]
     )
-    """An id from `list_physical_partitions`, `plan_partitions`, an event or a `ChildPartition`. It is valid
-    only for the provider and resource that it came from.
-    """
+    """An id from `list_physical_partitions`, `plan_partitions`, an event or a `ChildPartition` of the same
+    provider and resource."""
     with_descendants: bool = attrs.field(default=False, kw_only=True, validator=is_a(bool))
-    """True to continue in the partitions that replace this partition after a split or merge. A token is
-    refused if it was made with the other value of this field."""
+    """True to go on in the partitions that replace this one after a split or merge; False by default. A token
+    that was made with the other value is refused."""
 
 
 @frozen
@@ -147,9 +144,9 @@ class LogicalPartition:
     """All documents with one partition key value.
 
     Portability:
-        Cosmos DB and the embedded store support this scope natively. On MongoDB the server filters its whole
-        log. DynamoDB and Spanner refuse it with `UNSUPPORTED_CAPABILITY`: read the collection and filter in
-        the application. Check `Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE`. See warning 6 in
+        Cheap on Cosmos DB and the embedded store. MongoDB's server searches its whole log for every such
+        feed. DynamoDB and Spanner raise `UNSUPPORTED_CAPABILITY`: read the collection, and filter in the
+        application. Check `Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE`. See warning 6 in
         docs/configuration.md.
     """
 
@@ -162,9 +159,9 @@ class EntireDatabase:
     """Every collection of `address.database`; each event contains its own address.
 
     Portability:
-        MongoDB only. The feed of a dropped database ends, but the library cannot notice that a token is used
-        on a new database with the same name. Check `Capability.CHANGE_FEED_DATABASE_SCOPE`. See warnings 13
-        and 20 in docs/configuration.md.
+        MongoDB only. The feed of a dropped database ends. But MongoDB's databases have no ids, so a token of
+        the dropped one is accepted by a new database with the same name. Check
+        `Capability.CHANGE_FEED_DATABASE_SCOPE`. See warnings 13 and 20 in docs/configuration.md.
     """
 
 
@@ -173,7 +170,8 @@ class EntireCluster:
     """Every database of the deployment; each event contains its own address.
 
     Portability:
-        MongoDB only. The library cannot notice that a token is used on another deployment. Check
+        MongoDB only. A token of another deployment is refused if the user may read the id of the deployment
+        (role `clusterMonitor`), and otherwise accepted with a warning in the log. Check
         `Capability.CHANGE_FEED_CLUSTER_SCOPE`. See warnings 13 and 20 in docs/configuration.md.
     """
 
@@ -186,23 +184,25 @@ FeedScope: TypeAlias = (
 
 @frozen
 class Beginning:
-    """Starts at the oldest change that the service still keeps; older changes are not *available*.
+    """Starts at the oldest change that the service still keeps.
+
+    Rows that have not changed since then are not returned; for those, start at `Snapshot()`.
 
     Portability:
-        DynamoDB keeps changes for 24 hours, Spanner for the stream's retention (1 day by default), MongoDB as
-        long as they are in the oplog, and the embedded store until `trim`. Cosmos DB cannot start an
-        all-versions-and-deletes feed in the past: unless you opt into its backfill, the read raises
-        `UNSUPPORTED_CAPABILITY`. Check `Capability.CHANGE_FEED_BEGINNING`. See warnings 3, 8 and 10 in
+        DynamoDB keeps changes for 24 hours, Spanner for the stream's retention (one day by default), MongoDB
+        as long as they are in the oplog, and the embedded store until `trim`. On Cosmos DB the read raises
+        `UNSUPPORTED_CAPABILITY` unless you opt into its backfill, because a feed of all versions and deletes
+        cannot start in the past. Check `Capability.CHANGE_FEED_BEGINNING`. See warnings 3, 8 and 10 in
         docs/configuration.md.
     """
 
 
 @frozen
 class Now:
-    """Starts at the first call; returns only changes that are committed after that call has returned.
+    """Starts at the first call; every change that is committed after that call is returned.
 
-    The first page's token is durable, even if the page is empty. A later read from this token, even after a
-    restart, returns everything that was committed after the first call.
+    The first page is usually empty, but its token fixes the start: store it, and a later read from it returns
+    all changes since the first call, also after a restart.
 
     Portability:
         On DynamoDB, a reader that stops for more than 15 minutes before its first event may also get changes
@@ -216,20 +216,20 @@ def _utc(value: datetime) -> datetime:
 
 @frozen
 class AtTime:
-    """Starts at the first change at or after a given time, according to the service's clock.
+    """Starts at the first change at or after a given time of the service's clock.
 
-    It never starts later. It may start earlier, by at most the precision that the note of
-    `Capability.CHANGE_FEED_POINT_IN_TIME` states.
+    It never starts later, but it may start earlier, by at most the precision in the note of
+    `Capability.CHANGE_FEED_POINT_IN_TIME`.
 
     Raises:
-        MulticloudDbError: Raised when the position is built: `INVALID_REQUEST` for a datetime without a time
-            zone. Raised by the first read: `INVALID_REQUEST` if the time is more than 60 seconds ahead of the
-            service's clock, `CHECKPOINT_EXPIRED` if it is older than the service's retention.
+        MulticloudDbError: When the position is built, `INVALID_REQUEST` for a datetime without a time zone.
+            At the first read, `INVALID_REQUEST` if the time is more than 60 seconds ahead of the service's
+            clock, and `CHECKPOINT_EXPIRED` if it is older than the service's retention.
 
     Portability:
-        DynamoDB refuses `AtTime`. Cosmos DB needs the opt-in to the backfill. Cosmos DB and MongoDB round to
-        whole seconds. Check `Capability.CHANGE_FEED_POINT_IN_TIME`, or start from a stored token. See
-        warnings 2, 8 and 9 in docs/configuration.md.
+        DynamoDB refuses `AtTime`: start from a stored token, or at `Beginning()`. Cosmos DB needs the opt-in
+        to its backfill. Cosmos DB and MongoDB start at a whole second. Check
+        `Capability.CHANGE_FEED_POINT_IN_TIME`. See warnings 2, 8 and 9 in docs/configuration.md.
     """
 
     utc: datetime = attrs.field(converter=_utc)
@@ -243,13 +243,13 @@ def _without_line_break(token: str) -> str:
 
 @frozen
 class FromContinuationToken:
-    """Starts at the position of a token, after everything that was returned up to that position.
+    """Continues after everything that was returned up to the position of a token.
 
     Portability:
-        A token is valid only for the provider, resource and scope for which it was issued, and only as long
-        as the service keeps the changes after it (24 hours on DynamoDB). If a resource was deleted and
-        created again with the same name, its old tokens are refused, except by MongoDB's feeds of a whole
-        database or cluster. See warnings 3, 7, 10 and 20 in docs/configuration.md.
+        A token is valid only for the provider, resource and scope for which it was made, and only as long as
+        the service keeps the changes after it (24 hours on DynamoDB). The tokens of a resource that was
+        deleted and created again under its name are refused, except by MongoDB's feeds of whole databases.
+        See warnings 3, 7, 10 and 20 in docs/configuration.md.
     """
 
     token: str = attrs.field(
@@ -258,8 +258,8 @@ class FromContinuationToken:
         validator=[is_a(str), not_blank("pass a page's continuation_token")],
     )
     """The `continuation_token` of a page, the token of a child partition, or the `skip_token` of an error. It
-    is opaque and may be several kilobytes long, so store it as text or blob, never in a `varchar(255)` or an
-    HTTP header. A line break at its end is ignored.
+    is opaque text of up to several kilobytes, so a `varchar(255)` or an HTTP header is too small for it. A
+    line break at its end is ignored.
     """
 
 
@@ -269,26 +269,26 @@ StartPosition: TypeAlias = Beginning | Now | AtTime | Snapshot | FromContinuatio
 
 @frozen
 class OperationOptions:
-    """Defines the limits of one call."""
+    """The limits of one call."""
 
     timeout_seconds: float = attrs.field(
         default=30.0,
         validator=[is_a(int, float), at_least(0.001, "give the time limit of the whole call in seconds")],
     )
-    """The time limit of the whole call in seconds, including retries; greater than 0, and 30 by default. When
-    it has passed, a call that has made progress returns its page, and one without raises
+    """The time limit of the whole call with its retries, in seconds; greater than 0, and 30 by default. When
+    it has passed, a call that has made progress returns its page, and any other raises
     `TRANSIENT_FAILURE`."""
     wait_seconds: float = attrs.field(
         default=0.0, validator=[is_a(int, float), at_least(0, "use 0 to get an answer at once")]
     )
-    """How long to wait for a first event before returning an empty page (long poll), in seconds. 0, the
-    default, means no wait. It is never longer than `timeout_seconds`.
+    """How long to wait for a first event before an empty page is returned (long poll), in seconds; 0, the
+    default, means no wait. `timeout_seconds` limits it too.
     """
     ask_all: bool = attrs.field(default=True, validator=is_a(bool))
-    """True, the default, to ask every partition, and to wait for those that are not worth asking yet. With
-    False, a call leaves them out if the feed has more partitions than `ClientConfig.max_concurrency`; then
-    its page is not idle, and `ChangeFeedPage.poll_after_seconds` tells when to call again. Use False for a
-    loop that runs for ever, as a `ChangeFeedIterator` without `until_idle` does.
+    """Whether a call asks every partition, also those that are not worth asking yet; True by default. False
+    is cheaper for a loop that runs for ever, such as a `ChangeFeedIterator` without `until_idle`: if the feed
+    has more partitions than `ClientConfig.max_concurrency`, a call leaves those out. Its page is then not
+    idle, and `ChangeFeedPage.poll_after_seconds` is the time until the next call is worth its cost.
 
     Portability:
         On Cosmos DB, DynamoDB and Spanner, an idle partition is not asked again for up to ten seconds. The
@@ -298,17 +298,14 @@ class OperationOptions:
 
 @frozen
 class ProviderOptions:
-    """The base class of a provider's options; each provider has a frozen subclass.
+    """The base class of a provider's options, of which each provider has a frozen subclass.
 
-    A field whose metadata contains `positions=True` changes what a position means: if a token was made with
-    another value of this field, it is refused.
+    A field with `positions=True` in its metadata changes what a position means, so a token that was made with
+    another value of it is refused.
     """
 
     def position_digest(self) -> str:
-        """Return a digest of the options that change positions.
-
-        It is empty if all of them have their default values.
-        """
+        """Return a digest of the options that change positions; empty if all have their default values."""
         values: dict[str, Any] = {
             field.name: getattr(self, field.name)
             for field in attrs.fields(type(self))
@@ -347,17 +344,17 @@ class ProviderOptions:
 
 
 class NewItemStateMode(StrEnum):
-    """Defines whether events include the document as it is after the change.
+    """Whether events include the document as it is after the change.
 
     Portability:
-        `REQUIRE` needs a stream with new images on DynamoDB, a change stream of full rows on Spanner, or pre-
-        and post-images on MongoDB. Without it, the read raises `UNSUPPORTED_CAPABILITY`. With
-        `INCLUDE_IF_AVAILABLE`, MongoDB without images looks up the updated document when the change is read.
-        See warnings 4, 5 and 15 in docs/configuration.md.
+        `REQUIRE` raises `UNSUPPORTED_CAPABILITY` unless DynamoDB's stream has new images, Spanner's change
+        stream has full rows, or MongoDB's collection keeps pre- and post-images. MongoDB without images looks
+        up an updated document when the change is read, so with `INCLUDE_IF_AVAILABLE` it may be newer than
+        the change. See warnings 4, 5 and 15 in docs/configuration.md.
     """
 
     OMIT = "omit"
-    """Never include the document; this reduces the cost if the service can omit the document."""
+    """Never include the document, which is cheaper where the service can leave it out."""
     INCLUDE_IF_AVAILABLE = "include_if_available"
     """Include the full document if the service has it, else None; a partial document is never returned."""
     REQUIRE = "require"
@@ -365,28 +362,25 @@ class NewItemStateMode(StrEnum):
 
 
 class OldItemStateMode(StrEnum):
-    """Defines whether events include the document as it was before the change.
+    """Whether events include the document as it was before the change.
 
     Portability:
-        Every value except `OMIT` needs `Capability.CHANGE_FEED_OLD_ITEM_STATE`. Cosmos DB lacks this
-        capability, and the other services need a setting. See warning 12 in docs/configuration.md. With
-        Cosmos DB's option `delete_marker`, a `DELETE` contains the item's last state in every mode.
+        Every value except `OMIT` needs `Capability.CHANGE_FEED_OLD_ITEM_STATE`, which Cosmos DB lacks and for
+        which the other services need a setting. With Cosmos DB's option `delete_marker`, a `DELETE` has the
+        item's last state in every mode. See warning 12 in docs/configuration.md.
     """
 
     OMIT = "omit"
     """Never include the old document."""
     INCLUDE_IF_AVAILABLE = "include_if_available"
-    """Include the full old document if the service has it, else None.
-
-    A partial document is never returned.
-    """
+    """Include the full old document if the service has it, else None; a partial one is never returned."""
     REQUIRE = "require"
     """Include the full old document, or raise `UNSUPPORTED_CAPABILITY` before the first event."""
 
 
 @frozen
 class Fail:
-    """If the position is older than the retention, the read raises `CHECKPOINT_EXPIRED`."""
+    """If the position is older than the retention, raise `CHECKPOINT_EXPIRED`; the default."""
 
 
 @frozen
@@ -394,8 +388,8 @@ class SkipToOldest:
     """If the position is older than the retention, report a `Gap` and continue at the oldest change.
 
     Portability:
-        Works on every database; the service decides how soon a position becomes too old. See warnings 3 and
-        10 in docs/configuration.md.
+        Works on every database, but how soon a position becomes too old depends on the service. See warnings
+        3 and 10 in docs/configuration.md.
     """
 
 
@@ -458,7 +452,7 @@ class HasToken(Protocol):
 
 @frozen
 class ChangeFeedRequest:
-    """Describes one read of a change feed.
+    """One read of a change feed: what to read, from where, and in what form.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` when the request is built; the message names the field.
@@ -467,7 +461,7 @@ class ChangeFeedRequest:
     address: ResourceAddress = attrs.field(converter=to_address, validator=is_a(ResourceAddress))
     """The address of the collection, table or container, or its text: `"shop/orders"`."""
     start_position: StartPosition = attrs.field(validator=_is_case(StartPosition, _start_advice))
-    """The position to start from; to resume, use `after` or a token."""
+    """Where to start; `after` makes the request that resumes."""
     scope: FeedScope = attrs.field(factory=EntireCollection, validator=_is_case(FeedScope, _scope_advice))
     """The part of the database or collection to read; the entire collection by default."""
     new_item_state_mode: NewItemStateMode = attrs.field(
@@ -485,23 +479,23 @@ class ChangeFeedRequest:
     max_page_bytes: int = attrs.field(
         default=0, validator=[is_a(int), at_least(0, "use 0 for a quarter of max_buffered_bytes")]
     )
-    """About how many bytes of records a page may have; 0 means a quarter of
+    """About how many bytes of records a page may have; 0, the default, means a quarter of
     `ClientConfig.max_buffered_bytes`.
 
-    A page has at least one event, however large it is. The bytes are those of the records as the service has
-    sent them; of records that came in one answer, each counts as the average. Python needs more for an event.
-    A token can be resumed with another limit."""
+    The bytes are those that the service has sent (the records of one answer count equally), and an event in
+    Python needs more. A page has at least one event, however large it is. A token can be resumed with another
+    limit."""
     on_expired: OnExpired = attrs.field(factory=Fail, validator=_is_case(OnExpired, _expiry_advice))
-    """What to do if the position is older than the retention."""
+    """What to do if the position is older than the retention; `Fail()` by default."""
     include_native: bool = attrs.field(default=False, validator=is_a(bool))
     """True to receive the vendor's own record in `event.native`."""
     provider_options: ProviderOptions | None = attrs.field(
         default=None, validator=is_a(ProviderOptions, type(None))
     )
-    """The options of one provider, or None. If they belong to another provider, the request is refused."""
+    """The options of one provider, or None; those of another provider are refused with `INVALID_REQUEST`."""
 
     def after(self, position: HasToken | str) -> ChangeFeedRequest:
-        """Return the request that continues after a page; everything else in it stays the same.
+        """Return the same request with another start: after a page or a token.
 
         Args:
             position: A page, or a continuation token.

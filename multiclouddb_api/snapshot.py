@@ -18,30 +18,26 @@ _MOST = 10**15
 class SnapshotOrder(StrEnum):
     """The order in which the rows of a snapshot and the changes are delivered.
 
-    In all three orders, all rows of the snapshot have the same `order_key`, which is called the floor. Apply
-    an event only if its `order_key` is greater than that of your stored row.
+    In each order, apply an event only if its `order_key` is greater than that of your stored row. The rows of
+    a snapshot have a common `order_key`, called the floor, so every change that is newer than the snapshot
+    replaces them (on Cosmos DB, each row has that of its last change).
 
     Portability:
-        `AUTO` switches to `INTERLEAVED` only if the service reports how long it keeps a position; otherwise
-        it behaves like `ORDERED`. See warning 24 in docs/configuration.md.
+        Cosmos DB refuses `INTERLEAVED` with `UNSUPPORTED_CAPABILITY`. `AUTO` switches only if the service
+        reports how long it keeps a position, and otherwise behaves like `ORDERED`. See warning 24 in
+        docs/configuration.md.
     """
 
     ORDERED = "ordered"
-    """Every row of the snapshot comes before any change.
-
-    If the scan takes longer than the service keeps changes, the read raises `CHECKPOINT_EXPIRED`.
-    """
+    """Every row of the snapshot comes before any change. If the scan takes longer than the service keeps
+    changes, the read raises `CHECKPOINT_EXPIRED`."""
     INTERLEAVED = "interleaved"
-    """Rows and changes are mixed, so that no position becomes too old.
-
-    A delete may be delivered before an old version of the same row. So keep deleted keys with their
-    `order_key` (tombstones) until you have stored the token of the page with `BackfillDone` or of a later
-    one.
-    """
+    """Rows and changes are mixed, so that no position becomes too old. A delete may then come before an old
+    version of the same row, so keep deleted keys with their `order_key` (tombstones) until you have stored
+    the token of the page with `BackfillDone` or of a later one."""
     AUTO = "auto"
-    """Starts as `ORDERED`, and switches to `INTERLEAVED` after half of the service's retention time has
-    passed. Keep the keys of deleted documents in your sink, as `INTERLEAVED` requires.
-    """
+    """Starts as `ORDERED`, and switches to `INTERLEAVED` when half of the service's retention time has
+    passed. So it needs the tombstones of `INTERLEAVED`."""
 
 
 def _is_rate(instance: object, attribute: attrs.Attribute[Any], value: float | None) -> None:
@@ -66,30 +62,27 @@ def _is_holdable(instance: object, attribute: attrs.Attribute[Any], value: int) 
 class Snapshot:
     """Delivers every existing row and then every change; no change during the scan is lost.
 
-    The first page contains no rows, only a `SnapshotStarted` notice. Store its token before you read on. No
-    change after the first call is missed: if a row is changed later, it is returned again as a change. Each
-    row is an event with `backfilled=True`, `type=CREATE` and the snapshot's floor as `order_key`. The page
-    with the last row also contains a `BackfillDone` notice. Before this notice, no page is `idle`, and the
-    watermark remains at the time of the snapshot.
+    The first page has no rows, only a `SnapshotStarted` notice: store its token before you read on. From then
+    on the token holds the progress of the scan, so another process can continue it, even days later. Each row
+    is an event with `type=CREATE`, `backfilled=True` and the snapshot's floor as `order_key` (on Cosmos DB
+    that of its last change); a row that changes later is returned again, as a change. The page with the last
+    row also has a `BackfillDone` notice. Before it, no page is `idle`, and the watermark stays at the time of
+    the snapshot.
 
-    With `changes=False`, the feed contains the rows alone and ends after them: the page with the last row
-    also contains a `BackfillDone` and a `FeedEnded` notice, and a read from its token returns `FeedEnded`
-    again. A row that is changed after the first page may then be returned in its old or new state, or not at
-    all. If you need the changes of such rows, take a token from `Now()` before the scan, and read the changes
-    from this token.
-
-    The token contains the progress of the scan, so another process can continue it, even days later.
+    With `changes=False` the feed has the rows alone and ends after them: the page with the last row also has
+    a `FeedEnded` notice, and so has a read from its token. A row that changes after the first page then comes
+    in its old or new state, or not at all. If you need the changes of such rows, take a token from `Now()`
+    before the scan, and read from it afterwards.
 
     Raises:
-        MulticloudDbError: Raised when the snapshot is built: `INVALID_REQUEST` with a message that names the
-            field. Raised by the first read: `UNSUPPORTED_CAPABILITY` if the database does not support
-            snapshots.
+        MulticloudDbError: When the snapshot is built, `INVALID_REQUEST` with the name of the field. At the
+            first read, `UNSUPPORTED_CAPABILITY` if the database or the scope has no snapshots.
 
     Portability:
-        Check `Capability.CHANGE_FEED_SNAPSHOT`. Its note says whether all rows show the state at one moment,
-        or each row shows the state when it was read. Snapshots are possible for a whole collection or one
-        partition key, not for `PhysicalPartition`, `EntireDatabase` or `EntireCluster`. See warnings 23 and
-        24 in docs/configuration.md.
+        Check `Capability.CHANGE_FEED_SNAPSHOT`, whose note also says if the rows are of one moment or each as
+        it was when it was read. The scope must be a whole collection or one partition key, and not
+        `PhysicalPartition`, `EntireDatabase` or `EntireCluster`. See warnings 23 and 24 in
+        docs/configuration.md.
     """
 
     order: SnapshotOrder = attrs.field(default=SnapshotOrder.AUTO, validator=is_a(SnapshotOrder))
@@ -102,17 +95,16 @@ class Snapshot:
             attrs.validators.optional(_is_holdable),
         ],
     )
-    """The number of segments into which the collection is divided; None lets the provider decide. A client
-    reads up to eight segments at the same time; `plan_partitions` returns one token for each segment."""
+    """Into how many segments to divide the collection; None lets the provider decide. One client reads up to
+    eight at the same time; with `plan_partitions`, each has a token of its own."""
     max_scan_rate: float | None = attrs.field(
         default=None, validator=[is_a(int, float, type(None)), _is_rate]
     )
-    """The maximum rate of the scan per second, which limits cost and load. The unit is that of
-    `native_charge` if the service reports a charge, and otherwise rows. None means no limit. Each client
-    applies the limit separately; `plan_partitions` divides it among its tokens.
-    """
+    """The most that the scan may read in a second, to limit cost and load: in the unit of `native_charge` if
+    the service reports a charge, otherwise in rows. None means no limit. Each client applies it on its own,
+    so `plan_partitions` divides it among its tokens."""
     changes: bool = attrs.field(default=True, kw_only=True, validator=is_a(bool))
-    """False for the rows alone; `order` then has no meaning, and `plan_partitions` returns only segments."""
+    """False for the rows alone, for which `order` has no meaning."""
 
 
 def _has_changes(instance: object, attribute: attrs.Attribute[Any], value: Snapshot) -> None:
@@ -128,14 +120,14 @@ def _has_changes(instance: object, attribute: attrs.Attribute[Any], value: Snaps
 class Resnapshot:
     """If a position is older than the retention, start a new snapshot, which also reveals lost deletes.
 
-    The first page contains a `Gap` and a `SnapshotStarted` notice, and no events. Before you store its token,
-    set the `order_key` of every row and every tombstone of your target to `""`. Then apply events as usual.
-    After `BackfillDone`, rows whose `order_key` is still `""` no longer exist in the source, so delete them.
-    docs/reference/snapshots.md shows this with SQLite.
+    Its first page has a `Gap` and a `SnapshotStarted` notice and no events. Before you store its token, set
+    the `order_key` of every row and tombstone of your target to `""`; then apply events as usual. A row that
+    still has `""` after `BackfillDone` no longer exists in the source, so delete it. (The sinks do all of
+    this; docs/reference/snapshots.md shows it with SQLite.) Iterate over pages, because a loop over single
+    events is refused: it would not see the notices.
 
     Portability:
-        Check `Capability.CHANGE_FEED_SNAPSHOT`. A new snapshot is possible only with a whole collection or
-        one partition key. Iterate over pages, because a loop over single events would not see the notices.
+        Check `Capability.CHANGE_FEED_SNAPSHOT`. The scope must be a whole collection or one partition key.
         See warnings 3 and 23 in docs/configuration.md.
     """
 
@@ -148,13 +140,13 @@ class SnapshotProgress:
     """The progress of a snapshot's scan."""
 
     order: SnapshotOrder = attrs.field(validator=is_a(SnapshotOrder))
-    """The current order: `ORDERED` while only rows are read, `INTERLEAVED` once changes are read too."""
+    """`ORDERED` while only rows are read, `INTERLEAVED` once changes are read too."""
     segments_done: int = attrs.field(validator=is_a(int))
     """The number of segments that have been read completely."""
     segments: int | None = attrs.field(validator=is_a(int, type(None)))
     """The expected total number of segments; None while the total is unknown."""
     rows: int = attrs.field(validator=is_a(int))
-    """The number of rows delivered so far, counted over all reads from the start of the snapshot to this
-    token; in a segment that was planned, since it was planned."""
+    """The number of rows that were delivered from the start of the snapshot to this token, over all reads; in
+    a segment of a plan, since it was planned."""
     records: int | None = attrs.field(validator=is_a(int, type(None)))
     """The approximate number of rows at the start of the scan; None if the service does not report it."""

@@ -17,9 +17,9 @@ class TokenPartition:
     partition_id: str
     """The id for `PhysicalPartition`."""
     state: str
-    """`active`, `waiting` (for its parents), `drained` (its children are not named yet), `watched` (more
-    children may be named), `next` (a child of an ended partition) or `scan` (the part of a snapshot that is
-    not divided into segments yet)."""
+    """`active`, `waiting` (for its parents), `drained` (read to its end, but the service has not listed its
+    children yet), `watched` (it may list more children), `next` (a child of an ended partition) or `scan`
+    (the part of a snapshot that is not divided into segments yet)."""
     position: str
     """The position as readable text; empty if the partition has none yet."""
     time: datetime | None
@@ -37,7 +37,7 @@ class TokenReport:
     scope: str
     """The scope for which it was made, for example `collection`."""
     issued_at: datetime | None
-    """When the token was made, according to the clock of the machine that made it."""
+    """When the token was made, by the clock of the machine that made it."""
     watermark: datetime | None
     """No event after the token is older than this time; None if no page has reported one."""
     partitions: tuple[TokenPartition, ...]
@@ -45,15 +45,15 @@ class TokenReport:
     ended: str | None
     """How the feed or the partition ended; None if it has not ended."""
     resumes: bool | None
-    """Whether a read from the token works. None if this cannot be tried without the token's partition key; in
-    that case, pass `key`."""
+    """Whether a read from the token works; None if it cannot be tried without the token's partition key,
+    which is then to be passed as `key`."""
     error: ErrorCategory | None
     """Why the token does not resume, for example `CHECKPOINT_EXPIRED`; otherwise None."""
     problem: str
     """The message of that error, which says what to do; otherwise empty."""
     changes_waiting: bool | None
-    """Whether the service has changes after the token; None if the read did not show this."""
+    """Whether the service has changes after the token; None if the read did not show it."""
     lag_seconds: float | None
-    """How far the token lags behind the service's clock, or None."""
+    """How many seconds the token is behind the service's clock, or None."""
     retention_headroom_seconds: float | None
-    """How long the service will keep the token's oldest position; None if the service does not report it."""
+    """For how many seconds the service will still keep the token's oldest position, or None."""

@@ -37,25 +37,25 @@ def follow(
 ) -> ChangeFeedIterator:
     """Connect to a database and iterate over the events of one collection.
 
-    An event is done when the next one is asked for. When all events of a page are done, the file stores the
-    position. So after a crash, the events of the last page may be delivered again; none is skipped. Use the
-    iterator as a context manager, which closes the connection. The connection is also closed when the
-    iteration ends.
+    No event is skipped, and some may come again: the position is saved when all events of a page are done,
+    and an event is done when you ask for the next one, so after a crash the last page is delivered again. Use
+    the iterator as a context manager, which closes the connection; the end of the iteration closes it too.
 
     Args:
-        source: What `connect` takes: a URL, the path of a TOML file, or a configuration.
+        source: What `connect` takes: a URL, the path of a TOML file, or a `ClientConfig`.
         address: The collection, for example `"shop/orders"`.
-        start: Where to start while there is no checkpoint. Once the file exists, it leads.
-        checkpoint: The file that keeps the position, or the URL of a checkpoint (`"s3://bucket/prefix/orders"`);
-            `multiclouddb tail --checkpoint` uses the same. Without it, nothing is stored.
-        **settings: The settings of `ChangeFeedIterator`. If the first read fails, for example because of a
-            wrong port, its error is raised at once; to wait for the service, pass
-            `max_start_seconds=math.inf`.
+        start: Where to start as long as there is no checkpoint, which is used instead once it exists.
+        checkpoint: The file that keeps the position, or the URL of a checkpoint
+            (`"s3://bucket/prefix/orders"`), as `multiclouddb tail --checkpoint` takes it. Without it, nothing
+            is saved.
+        **settings: The settings of `ChangeFeedIterator`. `max_start_seconds` is 0 by default, so a failure of
+            the first read, for example because of a wrong port, is raised at once; pass `math.inf` to wait
+            for the service.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if `start` is missing and there is no checkpoint, or for the
-            reasons of `connect`; `PERMANENT_FAILURE` if the file cannot be written. Nothing has been read
-            then.
+            reasons of `connect`; `PERMANENT_FAILURE` if the file cannot be written. Nothing is read before
+            that is known.
 
     Examples:
         >>> with follow(

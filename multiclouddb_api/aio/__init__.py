@@ -1,7 +1,7 @@
 """The asyncio version of the library: the same requests, values, errors, tokens and checkpoints, awaited.
 
-Reads, saves and `close` run in threads of the client, and pauses are pauses in the event loop, so a waiting
-follower does not occupy a thread.
+Reads, saves and `close` run in threads of the client. Pauses are pauses of the event loop, so a follower that
+waits occupies no thread.
 """
 
 from __future__ import annotations

@@ -43,17 +43,15 @@ def connect(
 
     Args:
         source: What `multiclouddb.connect` takes: a URL, the path of a TOML file, or a configuration.
-        native_client: A vendor client that blocks, which the application has already created. A client from
-            the vendor's asyncio package is refused, because the calls are made in threads.
-        observer: Receives notifications of internal events. They come from threads of the client, or from the
-            event loop.
+        native_client: A vendor client that the application has already made. It must be a blocking one,
+            because the calls are made in threads; one of the vendor's asyncio package is refused.
+        observer: Its methods are called in threads of the client or in the event loop, for metrics.
         threads: How many calls may run at the same time; 32 by default. A read occupies a thread while it
-            runs, so a read with `wait_seconds` occupies a thread for as long as it waits. A pause between two
-            reads does not occupy a thread.
+            runs, also while it waits for events (`wait_seconds`); a pause between two reads does not.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for any other source, for a vendor client of asyncio, or for
-            `threads` below 1. Errors of `multiclouddb.connect` are raised when the client is opened.
+            `threads` below 1. Errors of `multiclouddb.connect` come when the client is opened.
 
     Examples:
         >>> async with connect("embedded:///tmp/store.db") as client:
@@ -89,12 +87,12 @@ def _check_blocks(native_client: object) -> None:
 class AsyncMulticloudDbClient:
     """A client of one database for asyncio, with the calls of `MulticloudDbClient`.
 
-    `connect` makes it. Use it as `async with connect(url) as client`, or `client = await connect(url)` and
-    `await client.close()`. It belongs to the event loop in which it was opened; any number of tasks may share
-    it.
+    `connect` makes it. Open it with `async with connect(url) as client`, or with `client = await
+    connect(url)` and close it with `await client.close()`. Any number of tasks of the event loop in which it
+    was opened may share it; another loop needs a client of its own.
 
-    If a task is cancelled, `CancelledError` is raised at once, and the call continues in its thread, at most
-    until its time limit. No events are lost, because a position moves only with a page that was returned.
+    Cancelling a task loses no events, because a position moves only with a page that was returned.
+    `CancelledError` is raised at once, while the call goes on in its thread, at most until its time limit.
 
     Args:
         make: A function that makes the blocking client; it is called in a thread.
@@ -290,7 +288,7 @@ class AsyncMulticloudDbClient:
     async def close(self) -> None:
         """Free all resources; calls that are still running end within a second.
 
-        More than one call is allowed. No thread of the client is left afterwards.
+        It may be called more than once, and leaves no thread of the client.
         """
         if self._closed or self._threads is None or self._blocking is None:
             self._closed = True
@@ -349,7 +347,7 @@ class AsyncMulticloudDbClient:
             try:
                 await threads.close(lambda: None)
             finally:
-                # 1. The threads have ended, so a client that nobody takes is there now.
+                # The threads have ended, so a client that nobody takes is there now.
                 for client in made:
                     client.close()
             raise
@@ -397,7 +395,7 @@ class AsyncCursor:
     aclose = close
 
     async def _next(self) -> Any:
-        # 1. If the task is cancelled here, the next one waits for the same call, whose document comes next.
+        # If the task is cancelled here, the next one waits for the same call, whose document comes next.
         if self._running is None:
             self._running = self._threads.start(next, self._cursor, _END)
         await ended(self._running)

@@ -33,7 +33,7 @@ class LoopTimer(Timer):
 
     async def pause_until(self, due: float) -> bool:
         """Wait for this moment; return False if `stop` was called."""
-        # 1. `stop` first says so and then looks for the loop, and this sets the loop before it looks.
+        # `stop` first says so and then looks for the loop, and this sets the loop before it looks.
         self._loop = asyncio.get_running_loop()
         seconds = due - self.now()
         if seconds > 0 and not self.stopped:

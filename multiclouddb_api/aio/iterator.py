@@ -65,15 +65,13 @@ class OpensThreads(Protocol):
 class AsyncChangeFeedIterator:
     """Reads a feed page by page, like `ChangeFeedIterator`, without blocking a thread of the application.
 
-    Iterate over events (`async for event in it`, `await anext(it)`) or pages (`async for page in it.pages()`)
-    in a single task. A page counts as done when the application asks for the next page or event. After a
-    crash, an exception or a `break`, the page is delivered again.
+    Iterate over events (`async for event in it`, `await anext(it)`) or over pages
+    (`async for page in it.pages()`), in one task. As with `ChangeFeedIterator`, no event is skipped, and the
+    page that a crash, an exception or a `break` has interrupted is delivered again. Nothing is read ahead, so
+    a slow consumer slows down the reads.
 
-    If the task is cancelled while it waits for a page, `CancelledError` is raised at once. The read continues
-    in its thread, at most until its time limit, and the next `anext` first waits for this read. Its page
-    comes next.
-
-    The next read starts only when the application asks for more, so a slow consumer slows down the reads.
+    A task that waits for a page may be cancelled: `CancelledError` is raised at once, and the read goes on in
+    its thread, at most until its time limit. The next `anext` waits for this read and returns its page.
 
     Args:
         client: The client.
@@ -149,8 +147,8 @@ class AsyncChangeFeedIterator:
     def stop(self) -> None:
         """End the iteration permanently; any thread or signal handler may call this method.
 
-        A pause ends at once, and a read within a second; its page is not delivered. The caller must still
-        handle events that have already been returned.
+        A pause ends at once and a read within a second, whose page is then not delivered. Events that were
+        already returned are still yours to handle.
         """
         self._timer.stop()
 
@@ -159,7 +157,7 @@ class AsyncChangeFeedIterator:
         await self._close(save=True)
 
     async def aclose(self) -> None:
-        """Do the same as `close`; `contextlib.aclosing` calls it."""
+        """Do what `close` does; `contextlib.aclosing` needs this name."""
         await self._close(save=True)
 
     async def __aenter__(self) -> AsyncChangeFeedIterator:
@@ -187,7 +185,7 @@ class AsyncChangeFeedIterator:
         """Return the next page of this iteration, or None at its end."""
         if not self._feed.closed:
             self._client._check("iterate_changes")
-        # 1. Of a stopped iterator, another task may be saving the position: this one waits for its end.
+        # Of a stopped iterator, another task may be saving the position: this one waits for its end.
         is_in_use = self._lock.locked() and not self._timer.stopped
         if is_in_use or (mine.has_begun and mine is not self._current):
             raise invalid_request("AsyncChangeFeedIterator", "is iterated twice", "iterate in one task")
@@ -222,7 +220,7 @@ class AsyncChangeFeedIterator:
             async with self._lock:
                 await self._finish(self._feed.close(save=save))
         except asyncio.CancelledError:
-            # 1. Perhaps nobody calls `close` again, so the connection of `follow` is closed now.
+            # Perhaps nobody calls `close` again, so the connection of `follow` is closed now.
             if self._feed.at_close is not None:
                 await self._feed.at_close()
             raise
@@ -231,7 +229,7 @@ class AsyncChangeFeedIterator:
         """Take the last steps, after the call that a cancelled task has left."""
         if self._driver is not None and not self._driver.is_at_page:
             await _settle(self._driver)
-        # 1. If this task is cancelled in a call, the next one finds it here and waits for it.
+        # If this task is cancelled in a call, the next one finds it here and waits for it.
         self._driver = self._driven(steps)
         await self._driver.next()
 

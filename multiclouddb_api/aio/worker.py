@@ -29,23 +29,22 @@ def follow(
     checkpoint: str | os.PathLike[str] | None = None,
     **settings: Unpack[IteratorSettings],
 ) -> Follower:
-    """Connect to a database and iterate over the events of one collection; see `multiclouddb.follow`.
+    """Connect to a database and iterate over the events of one collection, like `multiclouddb.follow`.
 
-    The result is for `async with`, which gives the iterator, or for `async for` alone. The connection is
+    Use the result in `async with`, which gives the iterator, or directly in `async for`. The connection is
     opened when the block or the loop begins, and closed when it ends.
 
     Args:
-        source: What `connect` takes: a URL, the path of a TOML file, or a configuration.
+        source: What `connect` takes: a URL, the path of a TOML file, or a `ClientConfig`.
         address: The collection, for example `"shop/orders"`.
-        start: Where to start while there is no checkpoint. Once the file exists, its position is used
-            instead.
+        start: Where to start as long as there is no checkpoint, which is used instead once it exists.
         checkpoint: The file that keeps the position, or the URL of a checkpoint. Without it, nothing is
-            stored.
-        **settings: The settings of `ChangeFeedIterator`.
+            saved.
+        **settings: The settings of `ChangeFeedIterator`; `max_start_seconds` is 0 by default.
 
     Raises:
-        MulticloudDbError: Raised for the same reasons as by `multiclouddb.follow`, usually when the
-            connection is opened. Nothing has been read then.
+        MulticloudDbError: For the reasons of `multiclouddb.follow`, usually when the connection is opened and
+            before anything is read.
 
     Examples:
         >>> async with follow(
@@ -114,7 +113,7 @@ class Follower:
                 changes = client.iterate_changes(request, **settings)
                 await client._open_threads.start(check)
             except BaseException:
-                # 1. A client is opened once, so the next try, for example after a timeout, needs another.
+                # A client is opened once, so the next try, for example after a timeout, needs another.
                 self._client = client._renewed()
                 await client.close()
                 raise
