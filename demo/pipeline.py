@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from demo.lags import BUCKET_SECONDS
 from demo.places import COLLECTION, Places, append_line, read_lines
-from demo.stores import open_store
+from demo.stores import find_store
 from demo.targets import target_of
 from pyspark_multiclouddb import local_session
 
@@ -70,11 +70,11 @@ def run_query(start: Callable[[], StreamingQuery], is_over: Callable[[], bool]) 
 
 
 def _start(spark: SparkSession, places: Places, records: int, **trigger: Any) -> StreamingQuery:
-    store = open_store()
-    database = {} if store.database is None else {"database": store.database}
+    url, database = find_store()
+    place = {"url": url, "collection": COLLECTION} | ({} if database is None else {"database": database})
     changes = (
         spark.readStream.format("multiclouddb")
-        .options(url=store.url, collection=COLLECTION, **database)
+        .options(**place)
         .option("startingPosition", "snapshot")
         .option("snapshotSegments", _SEGMENTS)
         .option("maxRecordsPerTrigger", records)

@@ -14,7 +14,7 @@ from demo.places import COLLECTION, Places
 from multiclouddb_api import encode_json
 from multiclouddb_embedded import Delete, EmbeddedStore, Operation, Put
 
-__all__ = ["Store", "default_rows", "open_store", "plain", "start_store"]
+__all__ = ["Store", "default_rows", "find_store", "open_store", "plain", "start_store"]
 
 _URL: Final = "DEMO_URL"
 _DATABASE: Final = "DEMO_DATABASE"
@@ -70,9 +70,14 @@ def start_store(stack: ExitStack, places: Places) -> None:
     _STORES[_name()].start(stack, places)
 
 
+def find_store() -> tuple[str, str | None]:
+    """Return the URL and the name of the started database; the name is None if the service has none."""
+    return os.environ[_URL], os.environ.get(_DATABASE) or None
+
+
 def open_store() -> Store:
     """Open the database that `PROVIDER` names."""
-    made: Store = _STORES[_name()](os.environ[_URL], os.environ.get(_DATABASE) or None)
+    made: Store = _STORES[_name()](*find_store())
     return made
 
 
