@@ -102,12 +102,3 @@ def test_pages_have_blocks():
     """Check that the regular expression still finds the blocks."""
     found = {page.id: page.values[1] for page in PAGES}
     assert {"docs/jobs/big-table.md-jvm", "docs/get-started.md"} <= found.keys()
-
-
-def test_the_spark_page_shows_what_the_readme_runs():
-    """The two texts must be equal, so starting Spark once is enough for both."""
-    page = (ROOT / "docs/reference/spark.md").read_text(encoding="utf-8")
-    shown = re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    run_there = [block.code for block in blocks_of((ROOT / "README.md").read_text(encoding="utf-8"))]
-    assert len(shown) == 1
-    assert shown[0] in run_there
