@@ -37,12 +37,12 @@ def merge_into_table(
     """Merge a batch into a table with Spark's own `MERGE INTO`, in `foreachBatch`.
 
     The rules are those of `merge_into_delta`: one row per document, a tombstone for a deleted one, and the
-    higher `order_key` wins, so that a repeated batch changes nothing. No row of the batch passes through the
-    driver. The table may be of any kind for which Spark runs `MERGE INTO` and `UPDATE`, such as Iceberg or
-    Delta, with the catalog that your platform configures.
+    higher `order_key` wins, so that a repeated batch changes nothing. The differences: the table may be of
+    any kind for which Spark runs `MERGE INTO` and `UPDATE`, such as Iceberg or Delta, in the catalog that
+    your platform configures; and no row passes through the driver, so a batch may be large.
 
-    Spark reads the source once: it finds the last change of each key, keeps these rows on the executors, and
-    frees them after the merge. If an executor is lost meanwhile, the batch fails, and Spark repeats it.
+    Spark reads the source once, because the executors keep the last change of each key until the merge has
+    ended. If one of them is lost meanwhile, the batch fails, and Spark repeats it.
 
     Args:
         batch: The DataFrame that `foreachBatch` passes.
@@ -50,10 +50,10 @@ def merge_into_table(
         table: The name of the table in Spark, such as `lake.shop.orders`, or ``delta.`/data/orders` ``.
         checkpoint: The `checkpointLocation` of the query, as in `merge_into_delta`; a stream that begins with
             a snapshot needs it.
-        create_using: The format of the table that the first merge creates, such as `iceberg`; None if the
-            table must exist.
-        new_columns: What to do if the batch contains a column that the table does not have: `"add"` adds the
-            column, `"refuse"` refuses the batch.
+        create_using: The format of the table that the first merge creates, such as `iceberg`; None, the
+            default, if the table must exist.
+        new_columns: What to do about a column that the table does not have: `"add"` adds it; `"refuse"`, the
+            default, refuses the batch.
         missing_state: What to do if the last change of a key has no document, as in `merge_into_delta`.
         source: The feed of the rows, as in `merge_into_delta`.
 
@@ -61,8 +61,8 @@ def merge_into_table(
         True if the batch was merged; False if it was empty.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` and `NOT_FOUND` for the reasons of `merge_into_delta`; then no
-            row was written. `CONFLICT` if other writers prevented ten attempts.
+        MulticloudDbError: `INVALID_REQUEST` and `NOT_FOUND` for the reasons of `merge_into_delta`, without
+            any row written. `CONFLICT` if other writers prevented ten attempts.
     """
     check_has("batch", batch, "sparkSession", "a DataFrame")
     check_type("batch_id", batch_id, int)

@@ -59,7 +59,7 @@ SPARK_SCHEMA: Final = StructType([StructField(field.name, _SPARK_TYPES[field.typ
 EVENT_COLUMNS: Final = ", ".join(
     f"{field.name} {field.dataType.simpleString().upper()}" for field in SPARK_SCHEMA
 )
-"""The columns that the data source has without `.schema(…)`, to put before columns of documents:
+"""The columns of the data source without `.schema(…)`, as DDL. Put them before columns of documents:
 `.schema(f"{EVENT_COLUMNS}, status STRING, total DOUBLE")`."""
 
 _CORRUPT: Final = "_corrupt_record"

@@ -58,13 +58,13 @@ class SourceError(Exception):
 
 
 def error_from_query(error: BaseException | None) -> ErrorCategory | None:
-    """Find out which error of this source caused an exception of Spark; return its category.
+    """Return the category of the error of this source that has caused an exception of Spark.
 
     Args:
         error: The exception from an action, `query.awaitTermination()` or `query.exception()`, or None.
 
     Returns:
-        The category, or None if this source did not cause the failure.
+        The category, or None if the failure came from elsewhere.
 
     Examples:
         >>> try:

@@ -152,10 +152,10 @@ def _scan(snapshot: Mapping[str, Any], lineage: Lineage) -> dict[str, Any]:
 
 
 def caught_up(query: StreamingQuery) -> bool:
-    """Return True if the query read everything before it ended on its own.
+    """Return True if a query with `trigger(availableNow=True)` has read everything.
 
-    With `trigger(availableNow=True)`, Spark 4.0 and 4.1 run one micro-batch, so repeat the run until this
-    returns True. From Spark 4.2 on, this function always returns True.
+    Spark 4.0 and 4.1 run only one micro-batch with this trigger, so start the query again until this is True.
+    From Spark 4.2 on, it always is.
 
     Args:
         query: The query, after `awaitTermination()`.
@@ -196,12 +196,11 @@ _LINES_PER_HEAD: Final = 20
 
 
 class ProgressTable(StreamingQueryListener):
-    """Prints one line for each micro-batch.
+    """Prints one line for each micro-batch, as a listener of a session.
 
-    If changes were skipped or could not be decoded, an additional line shows the last place. If an audit
-    found partitions late, another line shows how many.
-
-    Before Spark 4.2, a source cannot report its progress, so `events` and the columns after it stay empty.
+    Another line follows if changes were skipped or could not be decoded, with the last place, or if an audit
+    has found partitions late. Before Spark 4.2, a source cannot report its progress, so `events` and the
+    columns after it stay empty.
 
     Args:
         file: The file to print to; standard error by default.

@@ -168,15 +168,14 @@ def pages_to_dataframe(
 ) -> DataFrame:
     """Return the events of some pages as a DataFrame with the columns of the data source.
 
-    The events of `client.read_changes` or a `ChangeFeedIterator` have to fit into the memory of the driver.
-    For more events, use a stream.
+    All events have to fit into the memory of the driver; for more, use a stream.
 
     Args:
         spark: The session.
-        pages: The pages. All pages are read, so the iterator must end, for example `iterate_changes(…,
-            until_idle=True)`.
-        schema: The schema of documents, as `StructType` or DDL. With a schema, `new_item_state` is a struct.
-            Without one, it is JSON text, in which a value without a JSON type is an object, such as
+        pages: Pages of `client.read_changes`, or of an iterator that ends, such as
+            `iterate_changes(…, until_idle=True).pages()`.
+        schema: The schema of the documents, as `StructType` or DDL, which makes `new_item_state` a struct.
+            Without one it is JSON text, in which a value without a JSON type is an object, such as
             `{"$decimal": "1.50"}`.
 
     Returns:

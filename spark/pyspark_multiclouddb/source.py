@@ -26,9 +26,10 @@ class DefaultSource(DataSource):
 
     The module `pyspark_multiclouddb.options` lists the options.
 
-    Each row is one change. `key`, `new_item_state` and `old_item_state` are JSON text. Of two changes to one
-    key, the later one has the higher `order_key`. The rows of a batch have no particular order. With
-    `.schema(…)`, the rows have exactly its columns; a column that is not one of ours is a field of documents.
+    Each row is one change. The rows of a batch have no particular order, but of two changes to one key the
+    later has the higher `order_key`. `key`, `new_item_state` and `old_item_state` are JSON text. With
+    `.schema(…)`, the rows have exactly its columns; one that is not among `EVENT_COLUMNS` is a field of the
+    documents.
     """
 
     @classmethod

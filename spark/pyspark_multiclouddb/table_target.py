@@ -125,12 +125,12 @@ class TableTarget(Table):
     Args:
         spark: The session that knows the table.
         table: The name of the table in Spark, such as `lake.shop.orders`.
-        create_using: For a sink: the format of a table that is made.
+        create_using: For a sink: the format of a table that it creates.
         new_columns: For a sink: whether columns that the table does not have are added.
 
     Raises:
-        MulticloudDbError: Raised by the first read: `NOT_FOUND` if there is no table; `INVALID_REQUEST` if it
-            has not the columns of the sink.
+        MulticloudDbError: At the first read, `NOT_FOUND` if there is no table, and `INVALID_REQUEST` if it
+            does not have the columns of the sink.
     """
 
     def __init__(
@@ -244,9 +244,9 @@ class TableTarget(Table):
     def fix(self, fixes: Sequence[Fix], expected: Expected) -> int:
         """Write rows in one `MERGE`, each only if its key still has the row that was seen.
 
-        No statement of Spark can look at the properties of a table and write its rows. So the table is looked
-        at directly before each `MERGE`, and a table that is replaced while the statement begins to run gets
-        rows whose `order_key` it has as well. A table that went back to an earlier version is not noticed.
+        No statement of Spark can both look at a table's properties and write its rows, so the table is looked
+        at directly before each `MERGE`. If it is replaced in this moment, the new table gets only rows whose
+        `order_key` it has as well. A table that went back to an earlier version is not noticed.
 
         Args:
             fixes: At most one for each key.

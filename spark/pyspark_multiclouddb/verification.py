@@ -93,13 +93,13 @@ def verify_with_spark(
 ) -> Report:
     """Compare a table with its collection as `multiclouddb_verify.verify` does, on Spark's executors.
 
-    The promises and the report are those of `verify`. The executors read the segments of the scan and the
-    files of the table, and compare them, so the driver's memory does not grow with the rows. The driver
+    The promises and the report are those of `verify`, but the driver's memory does not grow with the rows:
+    the executors read the segments of the scan and the files of the table, and compare them. The driver
     follows the stream, judges the keys that differ or have changed, and repairs.
 
-    What differs: whether the table is that of another collection is decided by all keys, after both sides
-    have been read. A comparison whose process was killed cannot be resumed, because what the executors have
-    read is gone with the session: the next call begins, so there are no `resume` and no `transform_name`.
+    There are two differences. A comparison that was killed cannot be resumed, because what the executors have
+    read is gone with the session; so there are no `resume` and no `transform_name`. And whether the table is
+    that of another collection (`adopt`) is decided by all keys, after both sides have been read.
 
     Args:
         spark: The session. The executors need this package, deltalake, and the provider of the client.
@@ -109,15 +109,15 @@ def verify_with_spark(
         target: The table, for example `DeltaTarget(path)`, in a place that the executors can read.
         segments: The number of segments of the scan, each of which is read by one task; by default the
             database decides.
-        **settings: See `ComparisonSettings`. The rate of the scan is that of all tasks. The folder contains
-            the changes and the keys that are judged. The executors call `transform`, and the driver repairs.
+        **settings: See `ComparisonSettings`. `max_scan_rate` is that of all tasks together; the executors
+            call `transform`; the folder `state` has only the changes, and the keys that are judged.
 
     Returns:
-        The report. The differences in it are those that are left.
+        The report, with the differences that are left.
 
     Raises:
-        MulticloudDbError: The same as `verify`. An error of a task that has nothing to do with the database
-            or the table is raised as Spark raises it.
+        MulticloudDbError: As `verify`. An error of a task that comes neither from the database nor from the
+            table is raised as Spark raises it.
     """
     check_has("spark", spark, "createDataFrame", "a SparkSession")
     check_type("segments", segments, int, NoneType)

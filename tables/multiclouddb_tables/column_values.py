@@ -18,8 +18,8 @@ from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE
 __all__ = ["SINKS", "ColumnType", "as_stored", "own_state"]
 
 ColumnType: TypeAlias = pa.DataType | Callable[[Any], Any] | None
-"""The type of a column: that of Arrow; for a type that Arrow does not have, a function that returns what the
-column holds of a value; None if its values cannot be compared."""
+"""The type of a column, as Arrow's type; for one that Arrow does not have, a function from a value to what
+the column holds of it; None if its values cannot be compared."""
 
 SINKS: Final = ("key", "order_key", "timestamp", DOCUMENT, DELETED_AT, STALE_SINCE)
 """The columns that a sink writes itself; beside columns of the table's own, the document is not compared."""

@@ -32,30 +32,31 @@ __all__ = [
 
 
 Own: TypeAlias = bool | Collection[str]
-"""The columns to read: False for the document, names, or True for all but those that the sink needs."""
+"""What to read of a row: False for its document, names for these columns, True for all columns but those that
+the sink writes itself."""
 
 
 @attrs.frozen
 class Fix:
-    """One row to write, on the condition that the table still contains what `verify` has seen."""
+    """One row that a repair writes, provided that the table still has what `verify` has seen."""
 
     key: str
     """The key, as JSON text."""
     seen: tuple[str, ...]
-    """The `order_key` of each row of the key that `verify` has seen; empty if there was none."""
+    """The `order_key` of each row of the key that `verify` has seen; empty if there was no row."""
     order_key: str
     """The `order_key` to write."""
     text: str | None = attrs.field(repr=False)
-    """The document of the source, as JSON text, or None if it does not exist there."""
+    """The source's document, as JSON text; None if the source has none."""
     columns: Mapping[str, Any] | None = attrs.field(repr=False)
-    """With `transform`, the values of the columns that it fills; other columns stay as they are."""
+    """With `transform`, the values of the columns that it fills; all other columns keep theirs."""
     timestamp: datetime
     """The time of the repair."""
     removes: bool = False
-    """True to remove the rows of the key, because the sink does not write such a text."""
+    """True to remove the rows of the key, because the sink never writes such a text."""
     beside: tuple[str, str] | None = None
-    """With `removes`, the key and the `order_key` of another row, which has to be in the table when these are
-    removed; or None."""
+    """With `removes`, the key and the `order_key` of another row that must be in the table, or else nothing
+    is removed; None if there is no such condition."""
 
 
 @runtime_checkable
@@ -71,9 +72,9 @@ class Target(Protocol):
         ...
 
     def columns(self) -> Mapping[str, ColumnType]:
-        """Return the type of each column that `transform` may fill; see `ColumnType`.
+        """Return the type of each column that `transform` may fill.
 
-        The columns that the sink writes itself are left out, `new_item_state` too.
+        These are all but those that the sink writes itself, such as `new_item_state`.
         """
         ...
 
@@ -86,8 +87,8 @@ class Target(Protocol):
 
         Returns:
             Batches with the columns `key` (text), `order_key` (text), `state` (the JSON text of the document,
-            or null) and `deleted` (true for a tombstone). An empty table gives no batch. Each call reads one
-            version; two calls may read different versions.
+            or null) and `deleted` (true for a tombstone); none if there is no row. All batches of a call are
+            of one version, but two calls may read different ones.
 
         Raises:
             MulticloudDbError: `NOT_FOUND` if there is no such table; `INVALID_REQUEST` if it is not the table
@@ -97,11 +98,11 @@ class Target(Protocol):
         ...
 
     def position(self) -> str | None:
-        """Return the token that the sink has stored in the table itself, or None if it stores none there."""
+        """Return the token that the sink has stored with the table, or None if it stores none there."""
         ...
 
     def found(self, since: FoundTable | None = None) -> FoundTable:
-        """Return the table that is there now, with the mark that says whose changes it contains.
+        """Return which table is there now, and the mark of its sink.
 
         Args:
             since: What was found before; None if the table was not looked at before.
@@ -113,11 +114,11 @@ class Target(Protocol):
         ...
 
     def complete(self, expected: Expected) -> None:
-        """Remove from the mark that the table is incomplete, because it was proved to be complete.
+        """Remove from the mark that the table is incomplete, after a comparison has proved that it is not.
 
         Args:
-            expected: The table, as it was before the comparison. A mark that contains another time than then
-                stays as it is.
+            expected: The table as it was before the comparison. If its mark has another time now, there was
+                another gap meanwhile, and the mark stays.
 
         Raises:
             MulticloudDbError: As `fix`.
@@ -127,14 +128,14 @@ class Target(Protocol):
     def fix(self, fixes: Sequence[Fix], expected: Expected) -> int:
         """Write rows in one commit, each only if its key still has exactly the rows that were seen.
 
-        A row that has changed meanwhile stays as it is: the sink's change always wins.
+        So the sink always wins: a row that it has changed meanwhile stays as it is.
 
         Args:
-            fixes: At most one for each key. Without a document, the row becomes a tombstone; it is not made
-                if there is no row. With `removes`, all rows of the key are removed, if there are still those
-                that were seen, and the row `beside` as well. Without any, only the table is checked.
-            expected: The table that was compared. The step that writes makes sure that it writes into this
-                one, and not into another table of its name or an earlier version.
+            fixes: At most one for each key; with none, only the table is checked. A fix without a document
+                makes a tombstone of the row, if there is one. A fix with `removes` removes all rows of the
+                key, if they are still those that were seen and the row `beside` is there.
+            expected: The table that was compared. Check in the same commit that the rows go into this one,
+                and not into another table of its name or an earlier version.
 
         Returns:
             The number of rows that were written.
@@ -149,8 +150,8 @@ class Target(Protocol):
 class Storage(Protocol):
     """What a sink needs of a table.
 
-    `merge_batch` calls the methods that write in an order in which the process may be killed between any two
-    of them. So each of them is one commit, or a part of the caller's transaction, and can be repeated.
+    The process may be killed between any two calls. So each method that writes must be one commit, or a part
+    of the caller's transaction, and it must be safe to call it again.
     """
 
     @property
@@ -170,16 +171,16 @@ class Storage(Protocol):
     def prepare(
         self, schema: pa.Schema, mark: TableMark | None = None, *, may_be_stale: bool = False
     ) -> None:
-        """Make the table with a mark, or check it and add what is missing, for rows with these columns.
+        """Create the table for rows with these columns, or check it and add the columns that it lacks.
 
         Args:
             schema: The columns of the rows, without `type`. `_deleted_at` is added to them.
-            mark: The mark of a table that is made.
+            mark: The mark of a table that is created.
             may_be_stale: True if the table needs the column `_stale_since`.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if a column has another type in the table, or one that the
-                table cannot store exactly, or if it is new and the user has refused new ones.
+            MulticloudDbError: `INVALID_REQUEST` if a column has another type in the table, has a type that
+                the table cannot store exactly, or is new although the user has refused new ones.
         """
         ...
 
@@ -206,11 +207,11 @@ class Storage(Protocol):
         ...
 
     def feed_mark(self) -> TableMark | None:
-        """Return the mark that says whose changes the table contains, or None if it has none."""
+        """Return the mark of the sink, or None if the table has none."""
         ...
 
     def set_feed_mark(self, mark: TableMark) -> None:
-        """Replace the mark that says whose changes the table contains.
+        """Replace the mark of the sink.
 
         Args:
             mark: The mark.
@@ -224,35 +225,36 @@ class Storage(Protocol):
     def merge(self, rows: Any, notes: Mapping[str, str], *, is_last: bool) -> None:
         """Merge the last changes of some keys in one commit; possibly no row changes.
 
+        A row replaces that of its key only if its `order_key` is higher, compared as text by code points.
+        `_deleted_at` becomes the current time if `type` is DELETE, and otherwise null. In a table with
+        `_stale_since`, a row that is no DELETE and has no document moves only `order_key`, and sets
+        `_stale_since` to the current time unless it is set already; every other row empties it.
+
         Args:
-            rows: The columns of `prepare` and `type`, with one row for each key. A row replaces that of its
-                key only if its `order_key` is higher, as texts are compared by code points. `_deleted_at`
-                becomes the time of now if `type` is DELETE, else null. In a table with `_stale_since`, a row
-                that is no DELETE and has no document moves only `order_key`, and `_stale_since` becomes the
-                time of now unless it has one; every other change empties `_stale_since`.
+            rows: The columns of `prepare` and `type`, with one row for each key.
             notes: See `store`.
             is_last: True for the last rows of a batch.
         """
         ...
 
     def outdate(self, floor: str, marks: Mapping[str, int]) -> None:
-        """Give rows from the floor on the `order_key` `""`, because a snapshot begins.
+        """Set the `order_key` of all rows from the floor on to `""`, because a snapshot begins.
 
         Args:
             floor: The lowest `order_key` that a row of the snapshot or a later change has.
-            marks: To store in the same commit, if possible; the caller stores those that are not there.
+            marks: Numbers to store in the same commit if that is possible; if not, the caller stores them.
         """
         ...
 
     def bury(self, floor: str, marks: Mapping[str, int]) -> None:
-        """Make tombstones of rows below the floor, because a snapshot has ended that did not contain them.
+        """Make tombstones of all rows below the floor, because a snapshot has ended that did not have them.
 
-        Their `order_key` becomes the floor, `_deleted_at` the time of now unless they have one, and every
-        other column null.
+        Their `order_key` becomes the floor, `_deleted_at` the current time unless it is set already, and
+        every other column null.
 
         Args:
-            floor: As of `outdate`.
-            marks: As of `outdate`.
+            floor: See `outdate`.
+            marks: See `outdate`.
         """
         ...
 
@@ -261,20 +263,20 @@ class Storage(Protocol):
 
         Args:
             query: The id of the query, or None for pages.
-            done: The number of the batch.
+            done: The number of the batch, or None if it has none.
         """
         ...
 
 
 class Table(Storage, Target, Protocol):
-    """A kind of table: what a sink writes, and `verify` compares and repairs; the base class of an author.
+    """The base class for a kind of table, which a sink writes and `verify` compares and repairs.
 
-    Methods that not every kind of table needs have an answer here.
+    Methods that not every kind of table needs are implemented here.
     """
 
     @property
     def where(self) -> str:
-        """The name of the table, as `name`."""
+        """The same as `name`."""
         return self.name
 
     @property
@@ -302,7 +304,7 @@ class Table(Storage, Target, Protocol):
 
 
 class Part(Protocol):
-    """A part of one version of a table; it can be pickled, and read by another process."""
+    """A part of one version of a table, which can be pickled and read in another process."""
 
     def rows(self, keys: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Read the rows of the part, as `Target.rows` returns them.
@@ -318,7 +320,7 @@ class SupportsParts(Target, Protocol):
     """A target that several processes can read at the same time."""
 
     def parts(self, *, own: Own = False) -> Sequence[Part]:
-        """Divide one version of the table, which is not older than the call.
+        """Divide one version of the table into parts; it is not older than the call.
 
         Args:
             own: See `Target.rows`.
@@ -328,13 +330,13 @@ class SupportsParts(Target, Protocol):
 
 @runtime_checkable
 class SupportsRecord(Protocol):
-    """A target that can store in a commit when it was proved equal."""
+    """A target that can store when it was proved equal."""
 
     def record(self, facts: dict[str, str], expected: Expected) -> None:
-        """Make a commit that changes no row, and contains facts.
+        """Store facts in a commit that changes no row.
 
         Args:
-            facts: Names and texts.
+            facts: The facts, by name.
             expected: The table that was compared.
         """
         ...
@@ -342,19 +344,19 @@ class SupportsRecord(Protocol):
 
 @runtime_checkable
 class SupportsHeld(Protocol):
-    """A target whose column of documents may not tell apart all documents that a source can."""
+    """A target whose documents may come back changed, such as a `jsonb` column of PostgreSQL."""
 
     def held(self) -> Callable[[Any], Any] | None:
-        """Return what makes of a document the one that the column gives back; None if it is the same."""
+        """Return a function from a document to what the table gives back of it; None if that is the same."""
         ...
 
 
 @runtime_checkable
 class SupportsLeftOut(Protocol):
-    """A target whose sink may leave out keys, because the table cannot have them."""
+    """A target whose sink may leave out keys that the table cannot hold."""
 
     def left_out(self, keys: Sequence[str]) -> Collection[str]:
-        """Return for which of some keys the sink writes no row, so that a missing row is expected.
+        """Return those of the keys for which the sink writes no row; their missing rows are expected.
 
         Args:
             keys: The keys, as JSON text.

@@ -82,13 +82,13 @@ class DeltaTarget(Table):
 
     Args:
         path: The path of a folder, or a URL that `deltalake` supports.
-        patience_seconds: For how long a repair is tried again while the sink commits.
+        patience_seconds: For how many seconds a repair is tried again while the sink commits; 600 by default.
         new_columns: For a sink: whether columns that the table does not have are added.
         place: For a sink: what each commit says about its batch.
 
     Raises:
-        MulticloudDbError: Raised by the first read: `NOT_FOUND` if there is no table; `INVALID_REQUEST` if it
-            has not the columns of the sink.
+        MulticloudDbError: At the first read, `NOT_FOUND` if there is no table, and `INVALID_REQUEST` if it
+            does not have the columns of the sink.
     """
 
     def __init__(

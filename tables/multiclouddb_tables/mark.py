@@ -49,20 +49,21 @@ _NO_INCARNATION: Final = incarnation_digest(None)
 
 @attrs.frozen
 class FeedSource:
-    """The feed from which the rows of a table come."""
+    """The feed that fills a table."""
 
     provider: str
     """The provider's id."""
     address: ResourceAddress
-    """The resource; without a collection for the feed of a database or of a cluster."""
+    """The collection; or the database or the cluster, for a feed of all its collections."""
     incarnation: str | None = None
-    """The digest of the incarnation, or None if there is none, or if it is not known."""
+    """A digest that distinguishes the collection from one that is created again under its name; None if the
+    service has no such id, or if it is not known."""
 
     def __str__(self) -> str:
         return f"{self.provider} {self.address}" if self.address != ResourceAddress() else self.provider
 
     def may_be(self, other: FeedSource) -> bool:
-        """Return whether the other feed may be this one: it is, unless something that is known differs.
+        """Return whether the other feed may be this one, because nothing that is known of both differs.
 
         Args:
             other: The other feed.
@@ -73,7 +74,7 @@ class FeedSource:
 
     @classmethod
     def made(cls, provider: str, address: ResourceAddress, incarnation: str | None) -> FeedSource:
-        """Return a feed from the incarnation itself, or None, instead of its digest.
+        """Return the feed, from the incarnation itself instead of its digest.
 
         Args:
             provider: The provider's id.
@@ -106,7 +107,7 @@ class FeedSource:
 
     @classmethod
     def of_page(cls, page: ChangeFeedPage) -> FeedSource | None:
-        """Return the feed of a page, or None if neither its events nor its token say it.
+        """Return the feed of a page, or None if neither its events nor its token show it.
 
         Args:
             page: The page.
@@ -121,7 +122,7 @@ class FeedSource:
 
     @classmethod
     def of_row(cls, partition_id: str | None, address: ResourceAddress) -> FeedSource | None:
-        """Return the feed of a row, or None if its columns do not say it.
+        """Return the feed of a row, or None if its columns do not show it.
 
         Args:
             partition_id: The public id of the row's partition, or its beginning up to the second colon.
@@ -139,7 +140,7 @@ class FeedSource:
 
     @classmethod
     def of_text(cls, text: str) -> FeedSource:
-        """Return the feed that the option `source` of a sink names, such as `mongo:shop/orders`.
+        """Return the feed of a sink's option `source`, such as `mongo:shop/orders`.
 
         Args:
             text: The value of the option.
@@ -155,19 +156,19 @@ class FeedSource:
 
 @attrs.frozen
 class TableMark:
-    """What a sink has stored with its table: whose changes the table contains."""
+    """What a sink stores with its table, so that only changes of the same feed are merged into it."""
 
     source: FeedSource
     """The feed that fills the table."""
     columns: tuple[str, ...] = ()
-    """The columns that the sink has written, in the table's spelling; the others belong to somebody else."""
+    """The columns that the sink has written, in the table's spelling; it leaves all others alone."""
     incomplete_since: str | None = None
-    """The time, as RFC 3339, of the last gap that has lost changes of the table, and that its user has chosen
-    to skip; None if no such gap is known. Only a whole snapshot that began after it, or a proof that the
-    table equals the collection, removes it."""
+    """The time, as RFC 3339, of the last gap whose lost changes the user has chosen to skip; None if no such
+    gap is known. It is removed only by a whole snapshot that began later, or by a proof that the table equals
+    the collection."""
 
     def learned(self, source: FeedSource) -> TableMark:
-        """Return the mark with the incarnation of its feed, if a batch knows it first.
+        """Return the mark with the incarnation of its feed, if it did not have it before.
 
         Args:
             source: The feed of the batch.
@@ -218,7 +219,7 @@ class TableMark:
             where: The name of the table, for the message.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if the text is no mark, or that of a later version.
+            MulticloudDbError: `INVALID_REQUEST` if the text is no mark, or was written by a later version.
         """
         try:
             value: Any = json.loads(text)
@@ -251,28 +252,27 @@ class TableMark:
 
 @attrs.frozen
 class FoundTable:
-    """The table that was found under a name."""
+    """Which table was found under a name at one moment."""
 
     mark: TableMark | None
-    """The mark of the sink, or None if no sink has left one."""
+    """The mark of the sink, or None if there is none."""
     identity: str | None = None
-    """What no other table of this name has; None if the kind of table has nothing of that kind."""
+    """An id that no other table of this name has or had; None if this kind of table has none."""
     version: int | None = None
     """The version that was found; None if the kind of table does not number them."""
     went_back: bool = False
-    """True if the table went back to an earlier version since it was last looked at, or if nothing shows that
-    it did not."""
+    """True if the table went back to an earlier version since it was last looked at, or may have."""
 
     def check_still(self, before: FoundTable, where: str, source: FeedSource | None = None) -> None:
-        """Refuse to merge into another table than the one into which it was decided to merge.
+        """Check, in the step that merges, that the table is still the one that was looked at.
 
         Args:
-            before: The table when it was decided.
+            before: The table that was looked at.
             where: The name of the table, for the message.
             source: The feed whose mark a table without one gets now.
 
         Raises:
-            MulticloudDbError: `CONFLICT`, retryable, because the repetition decides on what is there now.
+            MulticloudDbError: `CONFLICT` if it is not; retryable, because a second try looks again.
         """
         wanted = source if before.mark is None else before.mark.source
         is_of_feed = before.mark is None
@@ -286,7 +286,7 @@ class FoundTable:
             )
 
     def is_same(self, before: FoundTable) -> bool:
-        """Return whether this is the table that was found before, unless nothing says it.
+        """Return whether this is the table that was found before, or nothing shows that it is not.
 
         Args:
             before: What was found before.
@@ -301,10 +301,10 @@ class Expected:
     source: FeedSource
     """The feed whose changes the table contains."""
     found: FoundTable
-    """The table, as it was looked at last."""
+    """The table, as it was last looked at."""
 
     def check(self, now: FoundTable, where: str) -> None:
-        """Refuse another table than the one that was looked at.
+        """Check that the table is still the one that was looked at.
 
         Args:
             now: What is under the name now, in the step that writes.
@@ -329,10 +329,10 @@ class Expected:
         )
 
     def completed(self, mark: TableMark | None) -> TableMark | None:
-        """Return the mark of a table that was proved to be complete; None if nothing is to be stored.
+        """Return the new mark of a table that was proved to be complete; None to leave the mark as it is.
 
         Args:
-            mark: The mark that the table has now. A later gap than that of the comparison stays.
+            mark: The mark that the table has now. A gap that came after the comparison stays in it.
         """
         before = self.found.mark
         if mark is None or before is None or mark.incomplete_since != before.incomplete_since:

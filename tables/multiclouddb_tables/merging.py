@@ -299,7 +299,7 @@ def merge_changes(
     missing_state: MissingState = "refuse",
     source: str | None = None,
 ) -> bool:
-    """Merge an Arrow table of changes, or a page, into a table; for a sink without Spark.
+    """Merge a page, or an Arrow table of changes, into a table: the body of a sink without Spark.
 
     Args:
         storage: The table.
@@ -365,9 +365,9 @@ def merge_batch(storage: Storage, sink: str, batch: MergeBatch) -> bool:
     if batch.has_gap and not merged:
         table.claim_empty(batch)
     if not merged and batch.done is not None and (batch.is_first or batch.begins_anew or batch.done.notes):
-        # 1. The first batch of a query may have no rows. It makes the table, so that a later batch can tell
-        #    whether the table was dropped since.
-        # 2. No row has changed, for example because no change could be decoded.
+        # The first batch of a query may have no rows. It makes the table, so that a later batch can tell
+        # whether the table was dropped since. Notes are stored even if no row has changed, for example
+        # because no change could be decoded.
         notes = table.notes(batch) if storage.exists else batch.done.notes
         table.claim_empty(batch)
         table.begun(batch)

@@ -67,10 +67,11 @@ _Kind = TypeVar("_Kind")
 """A type of a column, in the form of a kind of table."""
 
 MissingState: TypeAlias = Literal["refuse", "keep"]
-"""What a sink does with a change without its document."""
+"""What a sink does with a change that has no document: refuse the batch, or keep the document of the row."""
 
 Create: TypeAlias = Literal["first", "always", "never"]
-"""When a sink makes a table, or takes over one without a mark."""
+"""When a sink creates its table, or takes over one without a mark: in the first batch of a query, always or
+never."""
 
 DOCUMENT: Final = "new_item_state"
 """The column with the document. A batch without this column is not checked."""

@@ -57,13 +57,13 @@ def merge_into_sqlite(
 ) -> bool:
     """Merge a page, or an Arrow table of changes, into a table of SQLite, with one row for each document.
 
-    Store the position, for example in a checkpoint store, after the call: a page that is merged again changes
-    nothing.
+    Store the position after the call, for example in a checkpoint store: if the process is killed before
+    that, the page comes again, and merging it again changes nothing.
 
     Args:
         batch: A page of `read_changes`, or a pyarrow table with the columns of the events and yours.
         batch_id: As in `merge_into_delta`.
-        path: The file of the database. It is made if it does not exist.
+        path: The file of the database, which is created if it does not exist.
         table: The name of the table.
         app_id: As in `merge_into_delta`.
         create: As in `merge_into_delta`.
@@ -115,14 +115,15 @@ class _Step:
 class SqliteTable(Table):
     """A table of SQLite, as `verify` compares and repairs it, and as `merge_into_sqlite` writes it.
 
-    It does not have to exist. Each call opens the file and closes it again, so the object may be used by one
-    thread after another.
+    The table need not exist. Each call opens the file and closes it again, so one thread after another may
+    use the object.
 
     Args:
         path: The file of the database.
         table: The name of the table.
-        new_columns: "add" to add columns that the table lacks, and "refuse" to refuse them.
-        patience_seconds: How long a call waits if another program writes into the database.
+        new_columns: `"add"` to add columns that the table lacks, or `"refuse"`, the default, to refuse them.
+        patience_seconds: How many seconds a call waits for another program that writes into the database; 60
+            by default.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if SQLite would change rows of this table in silence, or if

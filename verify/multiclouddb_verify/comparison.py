@@ -48,24 +48,24 @@ UNKNOWN: Final = 2
 
 
 class DifferenceKind(StrEnum):
-    """The kind of a difference."""
+    """What is wrong with a key."""
 
     MISSING = "missing"
-    """The source has the document, and the target has no row of it."""
+    """The source has the document, but the table has no row of it."""
     GHOST = "ghost"
-    """The target has the document, and the source does not."""
+    """The table has the document, but the source does not."""
     STALE = "stale"
-    """The target has another value, or the same value of another type."""
+    """The table has another value, or the same value with another type."""
     UNREADABLE = "unreadable"
-    """The target has a text that is not a document."""
+    """The table has a text that is no document."""
     DUPLICATE = "duplicate"
-    """The target has several rows of one key."""
+    """The table has several rows of the key."""
     TOMBSTONE = "tombstone"
-    """The target says that the document was deleted, and the source has it."""
+    """The table has a tombstone, but the source has the document."""
     BLOCKED = "blocked"
-    """The row has an `order_key` that is higher than that of any change, so it would refuse later changes."""
+    """The row's `order_key` is higher than that of any change, so the row would refuse all later changes."""
     FOREIGN = "foreign"
-    """The row has a key that is no text that the sink writes, for example with a space in it."""
+    """The sink never writes the text of the row's key, for example because it has a space in it."""
 
 
 class Verdict(StrEnum):

@@ -12,19 +12,18 @@ __all__ = ["Estimate", "estimate"]
 
 @attrs.frozen
 class Estimate:
-    """What a comparison will read; None where the service does not tell."""
+    """What a comparison will read and cost; None where the service reports too little to know."""
 
     rows: int | None
     """The approximate number of rows of the source."""
     segments: int | None
     """The number of segments of the scan."""
     units: float | None
-    """What the service will charge for the scan, in its own unit, without the part that depends on the size
-    of the rows."""
+    """The charge for the scan, in the service's own unit, without the part that depends on the rows' size."""
     price: str
-    """How the service charges for a scan."""
+    """How the service charges for a scan, as text."""
     seconds: float | None
-    """The duration of the scan at `max_scan_rate`."""
+    """The duration of the scan at `max_scan_rate`; None without that."""
 
 
 def estimate(
@@ -34,13 +33,13 @@ def estimate(
     max_scan_rate: float | None = None,
     provider_options: ProviderOptions | None = None,
 ) -> Estimate:
-    """Return the approximate size, price and duration of the scan that `verify` makes; no row is read.
+    """Return about how large, expensive and long the scan of `verify` will be, without reading a row.
 
     Args:
         client: The client of the source.
         address: The collection, or its text.
-        max_scan_rate: The rate that will be given to `verify`.
-        provider_options: The options of the provider that will be given to `verify`.
+        max_scan_rate: As `verify` will get it.
+        provider_options: As `verify` will get them.
     """
     source = Source(client, address, provider_options, max_scan_rate)
     facts, progress = source.facts, source.first_page().diagnostics.snapshot

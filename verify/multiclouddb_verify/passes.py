@@ -61,13 +61,12 @@ class Standing:
     """What is known of a table that is compared again and again."""
 
     proved_at: datetime | None
-    """The age of the oldest row's proof counts from here, by this machine's clock: each row was compared with
-    its source after it, and is equal or one of `differences`. None if nobody knows, because no pass has
-    compared every row."""
+    """Every row was compared with its source after this time of this machine's clock, and is equal or one of
+    `differences`. None as long as no pass has compared every row."""
     differences: int
     """The number of differences that the last pass has left."""
     healed: int
-    """The number of rows that all passes which have ended have repaired."""
+    """The number of rows that were repaired, by all passes together."""
     next_at: datetime
     """When the next pass begins."""
     report: Report | None
@@ -98,29 +97,29 @@ def verify_every(
 ) -> Iterator[Standing]:
     """Compare a table again and again, so that no row's proof is older than a period.
 
-    A pass is a call of `verify`, and reads each row of the source once, at `max_scan_rate`. It begins so
-    early that it ends within `every` of the pass before if it takes at most a tenth longer. If passes take
-    longer than that, they follow one another, and `Standing.proved_at` says how old the proof is.
+    Each pass is a call of `verify`, which reads every row of the source once, at `max_scan_rate`. A pass
+    begins early enough to end within `every` of the one before, even if it takes a tenth longer than that. If
+    passes take too long for this, they follow one another without a pause, and `Standing.proved_at` shows how
+    old the proof is.
 
-    Errors that may pass, such as a service that throttles, make a pass longer; all others are raised. If the
-    process is killed, the same call goes on: the rows of the source that the open pass has read are not read
-    again, the table is, and each difference is judged again.
+    Errors that may pass, such as throttling, make a pass longer; all others are raised. If the process is
+    killed, call it again in the same way: the open pass goes on with the source where it was, reads the table
+    again, and judges each difference again.
 
-    The file with the proof counts for this comparison alone. If the collection is created again, or if a
-    setting that may change the verdict is another one, or a version of this package or of the provider,
-    nothing is known until the next pass has ended.
+    A proof counts for this comparison alone. It is forgotten if the collection is created again, if a setting
+    that may change the verdict is another one, or with another version of this package or the provider.
 
     Args:
         client: The client of the source.
         address: The collection, or its text.
         target: The table.
         every: The period.
-        **settings: See `VerifySettings`. `state` is needed, and stays; `position` has to be a function,
-            because the sink moves; `transform` needs `transform_name`. `resume` is always on. There is no
-            `sample`.
+        **settings: See `VerifySettings`. `state` is required, and the folder is kept; `position` must be a
+            function, because the sink moves, or None; `transform` needs `transform_name`; `sample` is
+            refused; `resume` is always on.
 
     Returns:
-        What is known at the beginning, and again after each pass; it does not end.
+        An endless iterator, which gives what is known at the beginning and after each pass.
 
     Raises:
         MulticloudDbError: As `verify`.

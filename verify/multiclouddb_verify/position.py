@@ -51,7 +51,7 @@ def spark_position(
 ) -> Callable[[], str | None]:
     """Return a function that reads the position of a Spark query from its checkpoint.
 
-    The position is the end of the last micro-batch that Spark has committed: the table contains it.
+    The position is the end of the last micro-batch that Spark has committed, which is therefore in the table.
 
     Args:
         client: The client of the source.
@@ -60,8 +60,8 @@ def spark_position(
         provider_options: The options of the provider with which the query reads.
 
     Raises:
-        MulticloudDbError: Raised by the function: `INVALID_REQUEST` if the folder is no checkpoint of this
-            source, or no micro-batch is complete yet.
+        MulticloudDbError: From the returned function, `INVALID_REQUEST` if the folder is no checkpoint of
+            this source, or no micro-batch is complete yet.
     """
     source, folder = Source(client, address, provider_options), path_here("checkpoint", checkpoint)
     digest = "" if provider_options is None else provider_options.position_digest()

@@ -17,10 +17,7 @@ __all__ = ["Cost", "Counts", "Difference", "Outcome", "Progress", "Report"]
 
 
 class Outcome(StrEnum):
-    """What a comparison says of the whole table.
-
-    If several hold, it is the first of different, unsettled, behind.
-    """
+    """The verdict on the whole table: the first of `DIFFERENT`, `UNSETTLED` and `BEHIND` that holds."""
 
     EQUAL = "equal"
     """Every key is equal, and the table is not marked as incomplete. Exit code 0."""
@@ -29,8 +26,8 @@ class Outcome(StrEnum):
     UNSETTLED = "unsettled"
     """No difference is left, but some keys are neither equal nor different. Exit code 12."""
     BEHIND = "behind"
-    """All other keys are equal, but the sink did not reach the last changes of some, or the table is still
-    marked as incomplete. Exit code 13."""
+    """Nothing differs, but the sink did not reach the last changes of some keys in time, or the table is
+    still marked as incomplete. Exit code 13."""
 
 
 _CODES: Final = {Outcome.EQUAL: 0, Outcome.DIFFERENT: 11, Outcome.UNSETTLED: 12, Outcome.BEHIND: 13}
@@ -47,7 +44,8 @@ class Difference:
     order_key: str | None
     """The `order_key` of the row in the table, or None if there is no row."""
     path: str | None = None
-    """The first path at which the documents differ, for example `$.items[2].price`; None if not compared."""
+    """The first path at which the documents differ, for example `$.items[2].price`; only for the first 100
+    differences."""
     source_type: str | None = None
     """The type of the source's value at the path."""
     target_type: str | None = None
@@ -57,7 +55,7 @@ class Difference:
     target_value: Any = attrs.field(default=None, repr=False)
     """The table's value at the path, only with `show_values`."""
     note: str | None = None
-    """For a repaired row, which answers have agreed; for one that could not be repaired, why."""
+    """For a repaired row, which answers agreed on the value; for one that could not be repaired, why."""
 
 
 @attrs.frozen
@@ -67,19 +65,19 @@ class Counts:
     equal: int
     """The number of documents that are equal."""
     unsettled: int
-    """The number of keys that are neither equal nor different: they changed all the time, or nobody knows
+    """The number of keys without a verdict, because they changed all the time, or because it is not known
     what the source has."""
     repaired: int
     """The number of keys that were different and were made equal."""
     differences: Mapping[DifferenceKind, int]
     """The number of differences that are left, by kind; kinds without any are left out."""
     behind: int = 0
-    """The number of keys whose last change the sink did not reach, although it was waited for: the position
-    that it stores is before that change."""
+    """The number of keys whose last change the sink's position did not reach, although `verify` has
+    waited."""
     expected_ghosts: int = 0
-    """How many of the differences are ghosts that are expected, because the feed contains no deletes."""
+    """How many differences are ghosts that had to be expected, because the feed has no deletes."""
     expected_missing: int = 0
-    """How many of the differences are missing rows that are expected, because the sink leaves out such keys
+    """How many differences are missing rows that had to be expected, because the sink leaves out such keys
     (`long_keys="skip"` of PostgreSQL)."""
 
 
@@ -100,9 +98,9 @@ class Cost:
     native_charge: float | None
     """What the service charged for the scan and the stream, in its own unit, or None."""
     state_bytes: int
-    """The largest size of the state directory."""
+    """The largest size of the state folder."""
     seconds: float
-    """The duration of this process's part."""
+    """The duration of this call, without an interrupted one that it has resumed."""
 
 
 @attrs.frozen
@@ -112,7 +110,7 @@ class Progress:
     phase: str
     """`scan`, `table`, `compare`, `rounds` or `repair`."""
     rows: int = 0
-    """The number of rows of the source that were read."""
+    """The number of rows of the source that were read so far."""
     records: int | None = None
     """The approximate number of rows of the source, if it is known."""
     segments_done: int = 0
@@ -130,44 +128,45 @@ class Report:
     """The result of `verify`."""
 
     equal: bool
-    """True if every key is equal: none differs, none is unsettled, and the sink is behind in none."""
+    """True if every key is equal: none is different, unsettled or behind."""
     verified_through: str | None = attrs.field(repr=shorten)
-    """The token of the sink's position at the start. If `equal`, the table contains of every key the source's
-    state at this position or at a later one. None if the table is not equal."""
+    """The sink's position at the start, as a token: the table has every key in the source's state at this
+    position or at a later one. None if the table is not equal."""
     verified_at: datetime | None
-    """The moment up to which the sink had read at that position, if the token contains it."""
+    """The time up to which the sink had read at that position, if the token has it."""
     counts: Counts
     """What was compared."""
     differences: tuple[Difference, ...]
-    """The differences that are left, at most 10,000; `counts` has all."""
+    """The differences that are left, at most 10,000; `counts` counts all."""
     repaired: tuple[Difference, ...]
     """The differences that were repaired, at most 10,000."""
     unsettled: tuple[str, ...]
-    """Keys that are neither equal nor different, at most 10,000."""
+    """The keys without a verdict, at most 10,000."""
     behind: tuple[str, ...]
     """Keys whose last change the sink did not reach, at most 10,000."""
     reasons: Mapping[str, str] = attrs.field(repr=False)
-    """Why keys of `unsettled` are not known, or were not repaired, by key; a key that changes too often to be
-    judged has no reason."""
+    """Maps keys of `unsettled` to why they have no verdict or were not repaired. A key that merely changes
+    too often is not among them."""
     cost: Cost
     """What was read."""
     settle_seconds: float
-    """The time that a change may take until it is in the stream; a difference was confirmed after it."""
+    """How long a change may take to appear in the stream, in seconds; each difference was found again after
+    this time."""
     refused: str | None = None
     """Why nothing was repaired although `repair` was given, or None."""
     expected: str | None = None
-    """Why ghosts and missing rows that are left are expected, or None if none is."""
+    """Why some of the differences that are left had to be expected, or None."""
     sample: str | None = None
-    """With `sample`, what the result says about all rows; otherwise None."""
+    """With `sample`, what the result means for all rows; otherwise None."""
     incomplete_since: str | None = None
-    """Since when the table's mark says that it lacks changes, because its sink has skipped a gap; None if it
-    does not say so. An equal comparison of all keys with `repair` or `record` removes that from the mark."""
+    """Since when the table is marked as incomplete, because its sink has skipped a gap; None if it is not. An
+    equal comparison of all keys with `repair` or `record` removes the mark."""
     left_over: str | None = None
-    """What has become of an earlier comparison that was interrupted, or None if there was none."""
+    """What became of an earlier comparison that was interrupted, or None if there was none."""
 
     @property
     def outcome(self) -> Outcome:
-        """What the comparison says of the whole table."""
+        """The verdict on the whole table."""
         if self.counts.differences:
             return Outcome.DIFFERENT
         if self.counts.unsettled:

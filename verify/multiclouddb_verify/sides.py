@@ -54,9 +54,9 @@ __all__ = [
 ]
 
 Position: TypeAlias = str | Callable[[], str | None]
-"""The token of the sink, or a function that returns the token that the sink has stored last."""
+"""The sink's token, or a function that returns the token that the sink has stored last."""
 Transform: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""A function that makes the values of the table's own columns from a document."""
+"""A function from a document to the values of the table's own columns, by name."""
 _RUN: Final = 100_000
 _RUN_SECONDS: Final = 10.0
 _FOLD: Final = 1_000_000

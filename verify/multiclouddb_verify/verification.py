@@ -82,39 +82,42 @@ class ComparisonSettings(TypedDict, total=False):
     """The settings of `verify_with_spark`; `verify` has them too."""
 
     position: Position | None
-    """The position that the sink has stored: a token, or a function that returns the newest one, such as
-    `stored_position(store, name)` or `spark_position(client, address, checkpoint)`. With a token, a key that
-    changes after it can be found equal, but never different."""
+    """The position that the sink has stored. Pass a function that returns the newest one, such as
+    `stored_position(store, name)` or `spark_position(client, address, checkpoint)`; with a fixed token, a key
+    that changes after it can be found equal but never different. None, the default, for a table that stores
+    the position itself (PostgreSQL with `checkpoint_name`)."""
     repair: bool
-    """True to make each difference equal, while the sink runs. A row that the sink changes meanwhile stays as
-    the sink wrote it."""
+    """True to make each difference equal while the sink runs; False by default. A row that the sink changes
+    meanwhile stays as the sink wrote it."""
     sample: int | None
-    """N to compare about one of N keys, chosen by the hash of the key. All rows are read, but only these are
-    compared."""
+    """N to compare about one of N keys, chosen by the hash of the key; None, the default, for all. The scan
+    still reads every row."""
     max_scan_rate: float | None
-    """The maximum rate of the scan, as in `Snapshot`."""
+    """The most that the scan may read in a second, in the unit of `Snapshot.max_scan_rate`; None, the
+    default, for no limit."""
     state: str | os.PathLike[str] | None
-    """The folder for what was read, used by this comparison alone; by default a folder in the user's cache,
-    named after database, collection and table. It is removed at the end."""
+    """The folder for what was read, which no other comparison may use; by default one in the user's cache,
+    named after database, collection and table. Its content is removed at the end."""
     patience_seconds: float
-    """For how long no key may be settled before the rest counts as unsettled, and for how long a commit is
-    tried again."""
+    """How many seconds to go on without settling a key, before the rest counts as unsettled, and how long to
+    wait for the stream; 600 by default."""
     max_repairs: int | None
-    """The maximum number of rows to repair; by default 10 % of the rows, and at least 100. If there are more
-    differences, nothing is repaired."""
+    """The most rows to repair; by default 10 % of the source's rows, and at least 100. If there are more
+    differences, nothing is repaired, because so many usually come from a wrong argument."""
     force: bool
-    """True to repair any number of rows, and, with `adopt`, a table that looks like the copy of another
-    collection."""
+    """True to repair any number of rows, and, with `adopt`, to compare a table that looks like the copy of
+    another collection; False by default."""
     adopt: bool
-    """True to compare a table without the mark that a sink leaves, so that nothing but you says whose changes
-    it contains. It is refused if more than half of the keys differ (from 20 keys on)."""
+    """True to compare a table without the mark that a sink leaves, so that only you know which collection it
+    copies; False by default. It is refused if more than half of its keys differ (from 20 keys on)."""
     transform: Transform | None
-    """For a table with columns of its own: a function that returns the values of these columns for a
-    document. Then these columns are compared, and not `new_item_state`."""
+    """For a table with columns of its own: a function from a document to the values of these columns, which
+    are then compared instead of `new_item_state`."""
     show_values: bool
-    """True to name the values that differ; by default only their types."""
+    """True to put the values that differ into the report; by default it has only their types."""
     record: bool
-    """True to store in a commit of the table when it was proved equal, and through which position."""
+    """True to store in the table, in a commit of its own, when it was proved equal and through which
+    position; False by default. Not every kind of table can."""
     provider_options: ProviderOptions | None
     """The options of the provider with which the sink reads."""
     on_progress: Callable[[Progress], None] | None
@@ -125,11 +128,11 @@ class VerifySettings(ComparisonSettings, total=False):
     """The settings of `verify`: those of `ComparisonSettings`, and these."""
 
     resume: bool
-    """True to take up the reading of the source by an earlier call that was interrupted, if there is one; the
-    table is always read again. Without it, what an earlier call has left in the folder is removed."""
+    """True to go on with the source where an earlier call was interrupted, if there is one; the table is
+    always read again. With False, the default, what an earlier call has left in the folder is removed."""
     transform_name: str | None
-    """A name of yours for what `transform` does; give another one when you change the function. A comparison
-    with `transform` is resumed only with it, because nobody can see whether two functions do the same."""
+    """A name that you give to what `transform` does, and change with the function. Without it, a comparison
+    with `transform` is never resumed, because nothing shows whether two functions do the same."""
 
 
 @attrs.frozen
@@ -194,14 +197,14 @@ def verify(
 ) -> Report:
     """Compare a table with its collection while both change, and repair it on request.
 
-    A key that has not changed since the sink's position must be equal, however long ago the position is. A
-    key that has changed may have any of its versions since then. So there is no false alarm, provided that a
-    change is in the stream `settle_seconds` after it is in the collection, and no difference is missed that
-    exists at the start in a key that does not change meanwhile. The sink and the application keep running.
-    Nothing is written to the source, and each of its rows is read once.
+    The sink and the application keep running: a key that has not changed since the sink's position must be
+    equal, and one that has changed may have any of its versions since then. So there is no false alarm,
+    provided that a change is in the stream `settle_seconds` after it is in the collection; and no difference
+    is missed that exists at the start in a key that does not change meanwhile. Nothing is written to the
+    source, and each of its rows is read once.
 
-    What was read is kept in a folder. If the process is killed, the same call with `resume=True` need not
-    read the source from the beginning. It reads the table again, and judges each difference again, so the
+    What was read is kept in a folder, so if the process is killed, the same call with `resume=True` goes on
+    with the source where it was. It reads the table again and judges each difference again, so that the
     answer is that of today.
 
     Args:
@@ -211,12 +214,12 @@ def verify(
         **settings: See `ComparisonSettings` and `VerifySettings`.
 
     Returns:
-        The report. The differences in it are those that are left.
+        The report, with the differences that are left.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if there is no position, if the table was not written by a sink,
-            if its mark names another source, or if the folder cannot be used;
-            `CHECKPOINT_EXPIRED` if the service does not keep the changes after the position any more;
+        MulticloudDbError: `INVALID_REQUEST` if there is no position or it lies inside a snapshot of the sink,
+            if the table was not written by a sink or comes from another source, or if the folder cannot be
+            used; `CHECKPOINT_EXPIRED` if the service no longer keeps the changes after the position;
             `NOT_FOUND` if there is no table; `CONFLICT` if another process uses the folder.
     """
     source = checked(client, address, target, Target, settings)
