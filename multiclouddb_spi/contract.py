@@ -1,39 +1,39 @@
 """Defines the contract between the engine and a provider; the author of a provider implements it.
 
-A provider implements the operations of its service on one partition. The engine does the rest for all
-providers: fan-out, lineage, page limits, buffers, pacing, retries and tokens. Read `providers/embedded`
-together with this page, then run the conformance suite until it passes.
+A provider implements the operations of its service on one partition. The engine does the rest for all of
+them: fan-out, lineage, page limits, buffers, pacing, retries and tokens. Read `providers/embedded` together
+with this page, then run the conformance suite until it passes.
 
-A *record* is one change and becomes one event. If the service sends several changes together, as Spanner does
-in a data change record, each of them is a record here, and counts as one in all limits. There is a position
-between any two records, because a page may end there.
+A *record* is one change, which becomes one event. If the service sends several changes together, as Spanner
+does in a data change record, each of them is a record here and counts as one in all limits. There is a
+position between any two records, because a page may end there.
 
-The following rules apply to every method in this module:
+These rules apply to every method in this module:
 
-- *What is optional.* A method for an optional feature has a default implementation, which is correct for a
-  service without it. A feature that only some services offer is a small protocol, `Supports…`; the engine
-  does not use the feature if the provider does not implement the protocol.
-- *Who retries.* The engine does. A provider neither retries calls, nor wraps errors, nor catches the vendor's
-  exceptions: `Provider.classify` gets each exception later, and uses only the contents of the exception. It
-  raises `ProviderFault` for problems that it finds itself, and for errors whose meaning depends on the call.
-  For example, the same code can mean an expired position in a read, and an invalid time in a start. In such a
-  case, the provider catches the error and raises `ProviderFault(Fault(…)) from error`, and `classify` is not
-  called.
-- *Threads.* Several threads may call a `Provider` or a `Feed` at the same time. Only one thread at a time
-  calls a `Reader`, but not always the same thread. Any thread may call `cancel` at any time.
+- *What is optional.* A method for an optional feature has a default implementation, which is right for a
+  service without it. A larger feature is a small protocol, `Supports…`, and the engine uses it only if the
+  provider implements the protocol.
+- *Who retries.* The engine does, so a provider neither retries calls nor wraps or catches the vendor's
+  exceptions: the engine later passes each to `Provider.classify`, which uses only what is in it. There is one
+  exception. If the meaning of an error depends on the call, the provider catches it and raises
+  `ProviderFault(Fault(…)) from error`: the same code may mean an expired position in a read, and an invalid
+  time in a start. A provider also raises `ProviderFault` for problems that it finds itself.
+- *Threads.* Several threads may call a `Provider` or a `Feed` at the same time. A `Reader` is called by one
+  thread at a time, though not always the same; only `cancel` may be called by any thread at any time.
 - *Time.* Every method with a `deadline` returns or raises by that time, as exactly as the vendor's client
-  allows; only `Reader.fetch` may finish an answer later. The engine stops waiting at the deadline, whatever
-  the provider does. `multiclouddb_spi.time_limits` limits the time for each answer.
+  allows; only `Reader.fetch` may finish an answer later. The engine stops waiting at the deadline in any
+  case. `multiclouddb_spi.time_limits` limits the time for each answer.
 - *Ownership.* Arguments are immutable and may be kept. A provider does not change an object after returning
   it.
 - *After close.* Only `close` and `cancel` may still be called, and then they do nothing.
 
-The engine follows partitions through splits, merges and retention. The engine is right for every service that
-keeps these three promises. The suite refuses a provider that breaks one of them:
+The engine follows partitions through splits, merges and retention, and does so rightly for every service that
+keeps three promises. The suite refuses a provider that breaks one of them:
 
 - **C1. A child with several parents is named whole.** The end of each parent names all its children with all
-  their parents, and no parent says that a child starts after the child's first record: another parent may be
-  lost before it says anything. Only a partition with at most one parent may be named or listed late.
+  their parents, and no parent puts the start of a child after the child's first record, because another
+  parent may be lost before it names the child. Only a partition with at most one parent may be named or
+  listed late.
   *DynamoDB* names children late and lists shards late, and a shard has at most one parent. *Spanner* puts
   every child and all its parents into the record that ends a partition. The *embedded* store reads a
   partition's end and its children in one transaction. *Cosmos DB* merges partitions, but a partition of a
@@ -126,10 +126,10 @@ class FeedIdentity:
         provider_id: The provider's id.
         address: The resource.
         incarnation: The service's own id of this resource (for example, a stream ARN, a container rid or a
-            collection UUID), which changes when the resource is recreated under the same name. None if the
-            resource has no such id; then only the service itself can refuse a position of the deleted
-            resource. Where a copy of the resource has the same id in another deployment, `@` and the id of
-            the deployment follow, if it is known; the feed then overrides `Feed.resumes`.
+            collection UUID), which changes when the resource is recreated under the same name. None if there
+            is no such id; then only the service itself can refuse a position of the deleted resource. If a
+            copy of the resource in another deployment would have the same id, `@` and the id of the
+            deployment follow, as far as it is known; the feed then overrides `Feed.resumes`.
     """
 
     provider_id: str
@@ -174,9 +174,9 @@ class Partition:
         parents: The parents of the partition, including those that no longer exist; empty if the service does
             not name them.
         state: Open or closed.
-        oldest: The position before the oldest record that can be read; None if the engine did not ask for it,
-            or if the provider had no reason to look for it. If the position of the partition was lost, it
-            moves to `oldest`; if the partition was found by a search, it starts at `oldest`.
+        oldest: The position before the oldest record that can be read. There a partition continues whose
+            position was lost, and there one starts that a search has found. None if the engine did not ask
+            for it, or if the provider had no reason to look for it.
     """
 
     partition_id: str
@@ -187,23 +187,21 @@ class Partition:
 
 @frozen
 class Survey:
-    """What a service says about its partitions at one time (`Feed.survey`).
+    """What is known of a service's partitions at one time (`Feed.survey`).
 
-    A partition that is neither `present` nor `gone` is not known at this time, so the engine decides nothing
-    about it.
+    A partition that is neither `present` nor `gone` is not known, so the engine decides nothing about it.
 
     Attributes:
         present: The partitions that exist.
         gone: Those of the asked partitions and their parents that no longer exist, each with its parents, or
             with None if the service no longer reports them.
-        heirs: Only for a service that does not list the parents of its partitions, and only if an asked
-            partition is gone: all partitions that existed at the oldest readable moment, each with its
-            position at that moment. None if the engine can find the successors of a lost partition from the
-            parents in `present`.
+        heirs: The successors of a lost partition, for a service that does not list the parents of its
+            partitions: if an asked partition is gone, all partitions that existed at the oldest readable
+            moment, each with its position at that moment. None if the parents in `present` suffice.
         final: Asked ended partitions that will have no more children, each with a notice for the application
-            or None. After the whole stream has ended, a listing names here every partition without children.
-        answered: The asked ended partitions whose known children are all in `present`. A provider that limits
-            its calls may leave out some of these partitions. None means all.
+            or None. After the whole stream has ended, a listing has here every partition without children.
+        answered: The asked ended partitions whose known children are all in `present`, because a provider
+            that limits its calls may not have asked for all. None means all.
     """
 
     present: tuple[Partition, ...] = ()
@@ -233,10 +231,9 @@ class Reader(ABC):
     def longest_fetch(self) -> float:
         """Return the number of seconds after which the engine gives up a running fetch.
 
-        A fetch may run longer than its call. The next call at the same position then gets the answer, so
-        nothing has to be sent twice over a slow network. After this time, the engine cancels the fetch, and
-        the next call starts another fetch. If a service needs longer for one answer, its provider returns a
-        larger number.
+        A fetch may outlast its call: the next call at the same position then gets the answer, so that nothing
+        is sent twice over a slow network. Only after this time the engine cancels it, and the next call
+        starts another. Return a larger number if the service needs longer for one answer.
         """
         return ANSWER_SECONDS + SILENT_SECONDS
 
@@ -250,11 +247,11 @@ class Reader(ABC):
                 service accepts no size limit.
             wait: How many seconds the fetch may block if there are no records; 0 means that the fetch must
                 return at once.
-            deadline: The time limit of the call. After it, a fetch sends no further request, but it still
-                receives the answer to its last request.
+            deadline: The time limit of the call. After it, a fetch sends no further request, but still
+                receives the answer to its last one.
 
         Returns:
-            A batch, which is empty if there are no records. After an outcome other than `Continue`, another
+            A batch, which is empty if there are no records. Once its outcome is not `Continue`, every further
             call returns an empty batch with the same outcome.
 
         Raises:
@@ -266,8 +263,8 @@ class Reader(ABC):
     def fetch_at_once(self, max_records: int, max_bytes: int) -> Batch | None:
         """Fetch the next records in the caller's own thread, if that takes only milliseconds.
 
-        The engine calls this method only if `Feed.reads_at_once` is true. It then saves the way to another
-        thread, which takes longer than the answer of a store in the same process.
+        The engine calls it only if `Feed.reads_at_once` is true, because the way to another thread takes
+        longer than the answer of a store in the same process.
 
         Args:
             max_records: The hard limit for `len(batch)`; at least 1.
@@ -287,7 +284,7 @@ class Reader(ABC):
         """Make a `fetch` in another thread end within a second; may be called more than once.
 
         The fetch may end with any exception or with a batch. If the vendor's client cannot be interrupted,
-        the docstring of the overriding method states the maximum delay.
+        write the longest delay into the docstring of the overriding method.
         """
 
     @abstractmethod
@@ -301,8 +298,7 @@ class Reader(ABC):
 class Feed(ABC):
     """One opened change feed; keeping it open is cheap, and all readers with the same spec share it.
 
-    The engine drops a feed without closing it. So keep resources that must be freed in a reader or in the
-    provider.
+    It is dropped without being closed, so keep what must be freed in a reader or in the provider.
     """
 
     spec: FeedSpec
@@ -319,68 +315,60 @@ class Feed(ABC):
     def reads_at_once(self) -> bool:
         """True if the engine calls `Reader.fetch_at_once`, one reader after the other and nothing ahead.
 
-        The default is False. The answer may change while the feed is open.
+        False by default; it may change while the feed is open.
         """
         return False
 
     @final
     def public_id(self, partition_id: str) -> str:
-        """Return the id that applications see for the service's `partition_id`.
-
-        It is called once per reader.
-        """
+        """Return the id that applications see for the service's `partition_id`."""
         return encode_partition_id(
             self.identity.provider_id, self.identity.address, self.identity.incarnation, partition_id
         )
 
     def resumes(self, incarnation: str | None) -> bool:
-        """Return whether this feed can resume a token of this `incarnation`.
-
-        By default, a feed resumes only tokens of its own incarnation.
-        """
+        """Return whether this feed can resume a token of this `incarnation`; by default, only its own."""
         return incarnation == self.identity.incarnation
 
     def for_one_call(self) -> Feed:
         """Return a feed for all attempts of one call, so that an attempt can reuse results of an earlier one.
 
-        The engine uses this feed to resolve a start or to list partitions, even when it tries again after a
-        failure, and discards the feed after the call. The results that this feed keeps are valid only for
-        that call. By default, the method returns the feed itself, which reuses nothing.
+        The engine resolves a start or lists partitions with it, and discards it after the call, because its
+        results are valid only that long. The default is the feed itself, which reuses nothing.
         """
         return self
 
     def longest_wait(self) -> float:
-        """Return the number of seconds that one fetch may wait for new records.
+        """Return how many seconds one fetch may wait for new records; 1 by default.
 
-        Longer waits mean fewer calls, but occupy a thread for a longer time.
+        A longer wait means fewer calls, but occupies a thread for longer.
         """
         return 1.0
 
     def visible_after(self) -> float | None:
-        """Return how many seconds after its own time, at most, a change becomes visible to every read.
+        """Return how many seconds after its own time, at most, a change is visible to every read.
 
-        If a read reports `caught_up=True`, the engine concludes that every change that is older than this, by
-        the service's `clock`, has been returned. The number includes the precision of the times of changes;
-        by default, it is 10 seconds. None if there is no such limit: in that case, only `Batch.watermark`
-        shows up to which moment a partition was read.
+        After a read with `caught_up=True`, the engine concludes from it that every change that is older, by
+        the service's `clock`, has been returned. It includes the precision of the times of changes, and is 10
+        by default. None if there is no such limit; then only `Batch.watermark` shows how far a partition was
+        read.
         """
         return 10.0
 
     @abstractmethod
     def clock(self, deadline: Deadline) -> datetime | None:
-        """Return the service's own time, with a time zone, requested before the `deadline`.
+        """Return the service's own time, with a time zone, by the `deadline`; None if it reports none.
 
-        Return None if the service reports no time. The engine compares this time with `Position.time`,
-        because both use the clock of the events.
+        The engine compares it with `Position.time`, so both must come from the clock of the events.
         """
 
     @abstractmethod
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """Convert a start position into durable positions of partitions, which can be stored immediately.
+        """Convert a start position into positions of partitions, which are durable as soon as it returns.
 
-        `Beginning` returns every partition that still has records. A closed partition is returned together
-        with its children, whose seeds name it in `parents`. `Now` and `AtTime` return every partition that is
-        open at that time, and for `AtTime` also their descendants.
+        For `Beginning`, these are all partitions that still have records; a closed one comes together with
+        its children, whose seeds have it in `parents`. For `Now` and `AtTime`, they are all partitions that
+        are open at that time, and for `AtTime` also their descendants.
 
         Args:
             position: The start position. The engine has already compared `AtTime` with `clock`.
@@ -389,9 +377,8 @@ class Feed(ABC):
             deadline: The time limit.
 
         Returns:
-            Seeds. Each parent of a seed either is a seed in the same list or no longer exists. Together, the
-            seeds cover the scope: every later partition descends from one of them. Empty if `partition_id` is
-            unknown.
+            Seeds that cover the scope: every later partition descends from one of them. Each parent of a seed
+            either is a seed in the same list or no longer exists. Empty if `partition_id` is unknown.
 
         Raises:
             ProviderFault: `CHECKPOINT_EXPIRED` for an `AtTime` that is older than the retention.
@@ -405,8 +392,8 @@ class Feed(ABC):
             partition_id: The service's own id of the partition.
             cursor: The position after which to read.
             until: The position after which to stop with the outcome `Reached`, even if the partition ends
-                there. Another read up to this position returns the same events, even after later splits,
-                merges or writes.
+                there. Each read up to this position must return the same events, also after later splits,
+                merges and writes.
 
         Raises:
             InvalidCursor: Raised if this provider cannot have made the cursor.
@@ -436,11 +423,11 @@ class Feed(ABC):
         since: datetime | None = None,
         whole: bool = True,
     ) -> Survey:
-        """State which partitions exist, and which of the asked partitions no longer exist.
+        """Return which partitions exist, and which of the asked partitions no longer do.
 
-        A provider only states facts; the engine decides what is read, what is lost and what was missed. The
-        engine asks at most once per call. It asks if a read was refused because its position is too old, some
-        time after partitions have ended, and if an application lists the partitions.
+        The engine decides what follows from it: what to read, what is lost and what was missed. It asks at
+        most once per call, (1) after a read was refused because its position is too old, (2) some time after
+        partitions have ended, and (3) when an application lists the partitions.
 
         Args:
             asked: Maps partitions of the engine to their positions; empty for a listing. The position is None
@@ -448,42 +435,40 @@ class Feed(ABC):
             deadline: The time limit.
             expired: Those of `asked` whose position the service has just refused.
             since: Changes before this time are not needed; None if no bound is known.
-            whole: False if only the children of the asked partitions are wanted. All of the asked partitions
-                were then read to their ends. A provider may then leave out every other partition.
+            whole: False if only the children of the asked partitions are wanted, all of which were read to
+                their ends. A provider may then leave out every other partition.
 
         Returns:
-            With the scope of one partition key, only the partitions that may contain the key. C2 holds: if a
-            partition is gone, so are its ancestors. An answer must show the current state of the service, or
-            be incomplete. A partition is `gone` only if the service itself says so, never because a listing
-            lacks it.
+            The current state of the service, perhaps in part, but never an older state. A partition is `gone`
+            only if the service itself has answered so, never because a listing lacks it; its ancestors are
+            gone then too (C2). With the scope of one partition key, only the partitions that may contain it.
         """
 
     def can_audit_early(self) -> bool:
-        """Return whether the service's limits allow a survey of all partitions earlier than needed; no I/O.
+        """Return whether the service's limits allow an early survey of all partitions; no I/O.
 
-        The engine makes one every `coverage_audit_seconds` in any case. After a partition has left the token,
-        a tenth of this time is enough, if this method then returns True.
+        The engine makes one every `coverage_audit_seconds` anyway. After a partition has left the token, it
+        makes one after a tenth of this time if this is True.
         """
         return True
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         """Return the number of seconds until `cursor` expires, given the service's time `now`; pure.
 
-        The engine also calls this method for waiting partitions. Return None if the cursor does not contain a
-        time, or if no change after it can be lost.
+        None if the cursor does not contain a time, or if no change after it can be lost. Waiting partitions
+        are asked for it too.
         """
         return None
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-        """Compute the start position of a child.
+        """Return the start position of a child, from the cursors of its seed and of its parents; pure.
 
-        The cursors come from the child's seed and from the child's parents. Pure.
+        The default is the first of them in the order of `compare`, so that no event is left out; it raises an
+        error if `compare` returns None.
 
         Args:
             child_id: The child.
-            cursors: The distinct cursors, usually exactly one. The default implementation returns the first
-                cursor in the order of `compare`, so that no event is left out. It raises an error if
-                `compare` returns None.
+            cursors: The distinct cursors, usually exactly one.
         """
         for cursor in cursors:
             if all(self.compare(cursor, other) in (-1, 0) for other in cursors if other is not cursor):
@@ -499,21 +484,20 @@ class Feed(ABC):
 
     @abstractmethod
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """Return -1, 0 or 1 if `a` lies before, at or after `b` in one partition; pure.
-
-        The result for equal cursors is 0.
+        """Return -1, 0 or 1 if `a` lies before, at or after `b` in one partition; 0 for equal cursors; pure.
 
         None means that the cursors do not show which of them comes first. The engine then assumes that there
-        may be events left to read: None never ends a partition, omits an event or skips a range. The method
-        raises `InvalidCursor` for a cursor that this provider cannot have made.
+        are events left to read, so None never ends a partition, omits an event or skips a range.
+
+        Raises:
+            InvalidCursor: Raised if this provider cannot have made one of the cursors.
         """
 
     def moment(self, cursor: Cursor) -> int | None:
         """Return the moment of a position, from the service's own clock or sequence; pure.
 
-        No record after the position has a smaller moment, and the position of an idle partition moves (C3).
-        None, the default, is right for a service whose partitions never merge, because nothing waits for a
-        moment.
+        No record after the position has a smaller moment, and the position of an idle partition moves on
+        (C3). None, the default, suits a service whose partitions never merge: there, nothing waits for it.
 
         Args:
             cursor: The position.
@@ -547,7 +531,7 @@ class Provider(ABC):
 
     @abstractmethod
     def capabilities(self) -> CapabilitySet:
-        """Return, without any I/O, the capabilities that the service has if it is set up as documented."""
+        """Return what the service can do if it is set up as documented; no I/O."""
 
     def complete(self, options: ProviderOptions) -> ProviderOptions:
         """Return a request's options, completed with the connection's defaults (none by default); pure.
@@ -558,10 +542,9 @@ class Provider(ABC):
         return options
 
     def full_address(self, address: ResourceAddress) -> ResourceAddress:
-        """Return an address with the names that a caller may leave out; pure. By default, there are none.
+        """Return an address completed with the names that a caller may leave out (none by default); pure.
 
-        Tokens, partition ids and the marks of tables contain this address, so that both spellings are one
-        resource.
+        Tokens, partition ids and the marks of tables contain it, so that both spellings are one resource.
 
         Args:
             address: The address, as the caller made it.
@@ -585,5 +568,5 @@ class Provider(ABC):
     def close(self) -> None:
         """Cancel every reader, and free the vendor's client if the library made it.
 
-        Any thread may call it, also more than once.
+        Any thread may call it, and more than once.
         """

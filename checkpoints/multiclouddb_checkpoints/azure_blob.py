@@ -33,8 +33,8 @@ _LEASED: Final = FaultRule(
 class AzureBlobCheckpointStore(SharedCheckpointStore):
     """Keeps each checkpoint in one blob, whose ETag is the condition of the next write.
 
-    The key of the account comes from `AZURE_STORAGE_KEY`. Without it, azure-identity finds an identity,
-    which needs the role *Storage Blob Data Contributor*.
+    The account's key comes from the environment variable `AZURE_STORAGE_KEY`. Without it, azure-identity
+    finds an identity, which needs the role *Storage Blob Data Contributor*.
 
     Args:
         url: `azblob://account/container/prefix`, with `?endpoint_url=` for another cloud.

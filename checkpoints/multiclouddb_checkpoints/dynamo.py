@@ -21,8 +21,8 @@ _TABLE: Final = "check the table's name, its region, and that its only key is `n
 class DynamoCheckpointStore(AwsCheckpointStore):
     """Keeps each checkpoint in one item of a table whose only key is `name`, a string.
 
-    The identity needs `dynamodb:GetItem` and `dynamodb:PutItem`; `delete` needs `dynamodb:DeleteItem`. Do
-    not use a global table from two regions: there the last writer wins, whatever the conditions say.
+    The identity needs `dynamodb:GetItem` and `dynamodb:PutItem`, and for `delete` `dynamodb:DeleteItem`. Do
+    not use a global table from two regions, because there the last writer wins in spite of the conditions.
 
     Args:
         url: `dynamodb://table/prefix`, with `?region=` and `?endpoint_url=` if boto3 does not find them.

@@ -26,8 +26,8 @@ _NOT_ACCEPTED: Final = FaultRule(ErrorCategory.AUTHENTICATION_FAILED, _WHO, conf
 class GcsCheckpointStore(SharedCheckpointStore):
     """Keeps each checkpoint in one object, whose generation is the condition of the next write.
 
-    The identity needs `storage.objects.get`, `storage.objects.create` and `storage.objects.delete`, which
-    replaces an object. The service allows one write of an object a second.
+    The identity needs `storage.objects.get` and `storage.objects.create`, and `storage.objects.delete` to
+    replace an object. The service allows one write of an object a second, so do not save more often.
 
     Args:
         url: `gs://bucket/prefix`. `STORAGE_EMULATOR_HOST` names another endpoint.

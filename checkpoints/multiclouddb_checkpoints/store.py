@@ -110,14 +110,14 @@ class Advice:
 class SharedCheckpointStore(ABC):
     """Keeps checkpoints in a service that several machines reach; it implements `CheckpointStore`.
 
-    A save is one conditional write: it succeeds only if the stored checkpoint still has the version that the
-    writer knows. Several threads and processes may share a store, which can be pickled unless it was given a
-    client. The vendor's library is loaded, and a connection made, by the first call.
+    A save is one conditional write, which succeeds only if the stored checkpoint still has the version that
+    the writer knows. Several threads and processes may share a store. It can be pickled unless it was given a
+    client. The first call loads the vendor's library and connects.
 
     Args:
-        url: The URL of the store; it never contains credentials, which the vendor's library finds.
-        client: The application's own client of the vendor's library, which is used unchanged; None to make
-            one.
+        url: The URL of the store. It never contains credentials; the vendor's library finds them.
+        client: The application's own client of the vendor's library, which is used as it is; None, the
+            default, to make one.
     """
 
     scheme: ClassVar[str]
@@ -194,25 +194,26 @@ class SharedCheckpointStore(ABC):
         return _tagged(decode_checkpoint(self._named(name), name, body), tag)
 
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
-        """Replace the checkpoint if its version is still the expected version.
+        """Replace the checkpoint if it still has the expected version.
 
         Args:
             name: The name of the checkpoint.
             token: The token to keep.
-            expected: The version that `load` or the last `save` returned; None means that no checkpoint with
-                this name may exist yet.
+            expected: The version that `load` or the last `save` returned; None if there must be no
+                checkpoint with this name yet.
 
         Raises:
             MulticloudDbError: `CONFLICT` if another worker has changed the checkpoint, or holds a lease on
                 it; `UNSUPPORTED_CAPABILITY` if the service ignores the condition of a write, or takes none;
-                the errors of `load`. After any other error than these two, `load` says whether the
-                checkpoint was saved.
+                and the errors of `load`. After any error but the first two the checkpoint may have been
+                saved: `load` shows it.
 
         Portability:
-            Amazon S3, Azure Blob Storage, Google Cloud Storage and DynamoDB keep conditions. Some servers
-            with the API of S3 ignore them. So on `s3://` and `azblob://`, the first save in each process
-            writes and deletes an object `NAME.probe-….checkpoint.json` to try it. If the identity may not
-            write that name, whether the service keeps conditions is not known, and a warning is logged.
+            Some servers with the API of S3 ignore the condition of a write, and would let two workers share a
+            checkpoint unnoticed. So on `s3://` and `azblob://`, the first save in each process tries it, with
+            an object `NAME.probe-….checkpoint.json` that it writes and deletes. If the identity may not write
+            that name, it stays unknown whether the service keeps conditions, and a warning is logged. Amazon
+            S3, Azure Blob Storage, Google Cloud Storage and DynamoDB keep them.
         """
         check_name(name)
         check_type("expected", expected, str, type(None))

@@ -27,9 +27,8 @@ CREATE TABLE IF NOT EXISTS {CHECKPOINTS} (
 class PostgresCheckpointStore:
     """Keeps checkpoints by name in the table `multiclouddb_checkpoints`; it implements `CheckpointStore`.
 
-    Workers on several machines can share it. Each call is a transaction on a connection of its own.
-
-    `merge_into_postgres(…, checkpoint_name=…)` writes the same table, in the transaction of the rows.
+    Workers on several machines can share it. Each call is a transaction on a connection of its own;
+    `merge_into_postgres(…, checkpoint_name=…)` writes the same table in the transaction of the rows.
 
     Args:
         dsn: A connection string, such as `postgresql://user@host/database`. The first `save` needs CREATE on
@@ -56,15 +55,15 @@ class PostgresCheckpointStore:
         return repeated(self._dsn, self._where, lambda connection: loaded(connection, self._where, name))
 
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
-        """Replace the checkpoint if its version is still the expected version.
+        """Replace the checkpoint if it still has the expected version.
 
-        When the call returns, the new checkpoint is as durable as a commit of the server.
+        When the call returns, the new one is as durable as a commit of the server.
 
         Args:
             name: The name of the checkpoint.
             token: The token to keep.
-            expected: The version that `load` or the last `save` returned; None means that no checkpoint with
-                this name may exist yet.
+            expected: The version that `load` or the last `save` returned; None if there must be no
+                checkpoint with this name yet.
 
         Raises:
             MulticloudDbError: `CONFLICT` if another worker has written the checkpoint; `TRANSIENT_FAILURE` if
@@ -78,7 +77,7 @@ class PostgresCheckpointStore:
         )
 
     def delete(self, name: str) -> bool:
-        """Delete a checkpoint, even a damaged one. Return False if the checkpoint does not exist.
+        """Delete a checkpoint, even a damaged one; return False if there is none.
 
         Args:
             name: The name of the checkpoint.

@@ -55,65 +55,62 @@ def merge_into_postgres(
 ) -> bool:
     """Merge changes into a table of PostgreSQL: one row per document, and a tombstone for a deleted one.
 
-    The rules are those of `merge_into_delta`. The sink replaces a row only if the new one has a higher
-    `order_key`, so changes may arrive in any order and more than once. In the row of a deleted document,
-    `_deleted_at` contains the time at which the delete was merged; in all others it is null. The notices of a
-    page tell the sink where a snapshot begins and ends, so pass every page. A stream that begins with a
-    snapshot needs `checkpoint`.
+    A page or an Arrow table is merged in one transaction: all of it, or nothing. With `checkpoint_name` the
+    same transaction stores the page's token, so no other store is needed. If you pass an open connection, the
+    merge is part of your own transaction (`with connection.transaction():`), and what you write in it counts
+    each change exactly once, because it is committed with the token. A batch of Spark is written by the
+    executors instead, over a few connections that commit on their own; merging it again changes nothing.
 
-    A page or an Arrow table is merged in one transaction: all of it, or nothing. With `checkpoint_name`, the
-    transaction also stores the page's token, so no other store is needed. If you pass an open connection, the
-    merge is part of your own transaction (`with connection.transaction():`). What you write in it counts
-    each change exactly once, because it is committed with the token.
-
-    A batch of Spark is written by the executors, over a few connections. Each of them commits on its own. A
-    batch that is merged again changes nothing.
+    The rules are those of `merge_into_delta`. Changes may come in any order and more than once, because a row
+    is replaced only by one with a higher `order_key`. The row of a deleted document stays, with the time of
+    the merge in `_deleted_at`, which is null in all others. Pass every page, because the notices show where a
+    snapshot begins and ends; a stream of Spark that begins with a snapshot needs `checkpoint` for this.
 
     The first merge creates the table, with the columns `key` (the primary key), `order_key`, `timestamp`,
     `new_item_state` and `_deleted_at`, and additional columns of the batch. A column of the table that is
-    missing from the batch keeps its values. The feed that fills the table, its queries and its snapshots are
-    kept in the table `multiclouddb_marks` of the same schema.
+    missing from the batch keeps its values. Beside it, the table `multiclouddb_marks` of the same schema
+    keeps which feed fills the table, and its queries and snapshots.
 
     Args:
         batch: The DataFrame that `foreachBatch` passes, a pyarrow table with its columns, or a page.
         batch_id: The batch number that Spark passes, or None for changes without one.
-        dsn: A connection string, such as `postgresql://user@host/database`; with Spark, the executors connect
-            with it too. Without Spark, also an open connection, which is neither committed inside your own
-            transaction nor closed.
+        dsn: A connection string, such as `postgresql://user@host/database`, with which Spark's executors
+            connect too. Without Spark, also an open connection, which is not closed, and not committed inside
+            a transaction of yours.
         table: The name of the table, as `table` or `schema.table`, in the spelling of the server.
         app_id: A name that identifies the query and its checkpoint, as in `merge_into_delta`. Give both
             `app_id` and `batch_id`, or None for both.
         checkpoint: With Spark, the `checkpointLocation` of the query. With `checkpoint_name`, what
             `PostgresCheckpointStore.load` returned before the page was read, None if there was nothing.
         checkpoint_name: The name under which the page's token is stored in `multiclouddb_checkpoints`.
-        create: When the sink makes the table, and takes over a table that it has not marked: `"first"`,
-            `"always"` or `"never"`, as in `merge_into_delta`.
-        new_columns: What to do if the batch contains a column that the table does not have: `"add"` adds the
-            column, `"refuse"` refuses the batch.
+        create: When the sink creates the table, and takes over one that it has not marked: `"first"`, the
+            default, `"always"` or `"never"`, as in `merge_into_delta`.
+        new_columns: What to do about a column that the table does not have: `"add"` adds it; `"refuse"`, the
+            default, refuses the batch.
         missing_state: What to do if the last change of a key has no document, as in `merge_into_delta`.
-        documents: The type of the column with the documents. `json` stores every document as it is. `jsonb`
-            refuses some, for example one with the character NUL in a text.
+        documents: The type of the column with the documents: `json`, the default, stores every document as it
+            is; `jsonb` refuses some, for example one with the character NUL in a text.
         long_keys: What to do with a key of more than 2,600 bytes of JSON text, for which an index may have no
-            room. `"refuse"` refuses the batch. `"hash"` stores its SHA-256 in `key`, as `sha256:` and 64
-            digits, and the whole key in the column `_long_key`, which is null in all other rows; a table
-            without this column gets it, for which the user has to own the table. `"skip"` leaves the changes
-            of such keys out, logs how many there were with digests of their keys, and adds to the number
-            `multiclouddb-skipped` in `multiclouddb_marks`; it is refused on a table that has hashes.
-        connections: The number of connections over which a batch of Spark is written.
+            room. `"refuse"`, the default, refuses the batch. `"hash"` stores its SHA-256 in `key`, as
+            `sha256:` and 64 digits, and the whole key in the column `_long_key`, which is null in all other
+            rows; to add this column, the user has to own the table. `"skip"` leaves out the changes of such
+            keys, logs their number with digests of the keys, and adds it to `multiclouddb-skipped` in
+            `multiclouddb_marks`; it is refused on a table that has hashes.
+        connections: The number of connections over which a batch of Spark is written; 4 by default.
         source: The feed of the rows, as in `merge_into_delta`.
 
     Returns:
         True if the batch was merged; False if it was empty.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if an argument or a column is wrong, a key has more than 2,600
-            bytes (see `long_keys`), a text contains NUL, the server refuses a document, or for the reasons
-            that `merge_into_delta` names; the message names the key or the column, and nothing was written.
-            `CONFLICT` if another worker has stored the checkpoint, or other transactions prevented this one
-            ten times. `NOT_FOUND`, `AUTHENTICATION_FAILED`, `AUTHORIZATION_FAILED` and `PERMANENT_FAILURE`
-            (a standby, a full disk) as the message says. `TRANSIENT_FAILURE` if the connection was lost: load
-            the checkpoint again, because the transaction may have been committed.
-        ImportError: Raised for a batch of Spark if `multiclouddb-spark` is not installed.
+        MulticloudDbError: `INVALID_REQUEST` for the reasons of `merge_into_delta`, for a key of more than
+            2,600 bytes (`long_keys`), for a text with NUL, and for a document that the server refuses;
+            nothing was written then. `CONFLICT` if another worker has stored the checkpoint, or if other
+            transactions prevented this one ten times. `TRANSIENT_FAILURE` if the connection was lost: load
+            the checkpoint again, because the transaction may have been committed. `NOT_FOUND`,
+            `AUTHENTICATION_FAILED`, `AUTHORIZATION_FAILED` and `PERMANENT_FAILURE` (a standby, a full disk)
+            come from the server.
+        ImportError: The batch is one of Spark, and `multiclouddb-spark` is not installed.
     """
     dsn = secret_dsn(dsn)
     is_page, is_frame = isinstance(batch, ChangeFeedPage), not isinstance(batch, pa.Table | ChangeFeedPage)

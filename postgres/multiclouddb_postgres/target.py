@@ -32,12 +32,14 @@ class PostgresTarget:
     Args:
         dsn: A connection string, such as `postgresql://user@host/database`.
         table: The name of the table, as `table` or `schema.table`.
-        checkpoint_name: The checkpoint that `merge_into_postgres` stores with the rows; None to find it out.
-        patience_seconds: For how long a repair waits for a row that another transaction has locked.
+        checkpoint_name: The checkpoint that `merge_into_postgres` stores with the rows; None, the default, to
+            find it in the table's marks.
+        patience_seconds: For how many seconds a repair waits for a row that another transaction has locked;
+            600 by default.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if `dsn` is no connection string. Raised by the first read:
-            `NOT_FOUND` if there is no table; `INVALID_REQUEST` if it has not the columns of the sink.
+        MulticloudDbError: `INVALID_REQUEST` if `dsn` is no connection string. At the first read, `NOT_FOUND`
+            if there is no table, and `INVALID_REQUEST` if it does not have the columns of the sink.
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class PostgresTarget:
         return self._in(PostgresTable.columns)
 
     def held(self) -> Callable[[Any], Any] | None:
-        """Return what makes of a document the one that `jsonb` gives back; None for `json`."""
+        """Return a function from a document to what `jsonb` gives back of it; None for `json`."""
         from multiclouddb_verify.texts import as_jsonb
 
         column = self._in(lambda table: table.known().columns.get(DOCUMENT))

@@ -119,34 +119,34 @@ def _check_mode(instance: object, attribute: object, value: object) -> None:
 
 @frozen
 class CosmosOptions(ProviderOptions):
-    """Options of a feed."""
+    """The options of a request to Cosmos DB."""
 
     backfill: bool = attrs.field(default=False, validator=is_a(bool))
-    """True to accept that the library emulates `Beginning()` and `AtTime(…)`; False by default.
+    """True to accept that `Beginning()` and `AtTime(…)` are emulated; False by default.
 
-    The service can start its feed with all versions and deletes only at the current time or at a token. So
-    the feed first returns the current items as `CREATE` events with `backfilled` set, then a `BackfillDone`
-    notice, and then every change since the start. It never returns an item that was deleted before the start.
-    With `mode="latest"`, this option has no effect.
+    The service can start its feed of all versions and deletes only now or at a token. So the feed first
+    returns the current items, as `CREATE` events with `backfilled=True`, then a `BackfillDone` notice, and
+    then every change since the first read. An item that was deleted before that read is never returned. With
+    `mode="latest"`, the option has no effect.
     """
     mode: Literal["all_versions", "latest"] | None = attrs.field(
         default=None, validator=_check_mode, metadata={"positions": True}
     )
-    """`"all_versions"` to read all versions and deletes, which the account must offer; `"latest"` to read
-    only the newest version of each item that was created or changed; None, the default, for the mode of the
-    connection, which is `"all_versions"` unless its URL contains `?mode=latest`.
+    """`"all_versions"` for all versions and deletes, which the account must offer; `"latest"` for the newest
+    version of each item that was created or changed; None, the default, for the mode of the connection,
+    which is `"all_versions"` unless its URL has `?mode=latest`.
 
-    With `"latest"`, the account needs no continuous backup, and no position expires. Each event is an
-    `UPDATE` with the item. There are no deletes and no intermediate versions. A token of one mode is
-    refused in the other.
+    With `"latest"`, the account needs no continuous backup, and no position expires. But there are no deletes
+    and no intermediate versions, and each event is an `UPDATE` with the item. A token of one mode is refused
+    in the other.
     """
     delete_marker: str | None = attrs.field(default=None, validator=is_a(str, NoneType))
     """With `mode="latest"`, the path of a property that marks an item as deleted, such as `"/deleted"`.
 
-    An item in which the property is `true` is returned as a `DELETE`, whose `old_item_state` is the item,
-    whatever `old_item_state_mode` says. An item in which the property is `false` or absent is returned as an
-    `UPDATE`. An item in which it has another type is refused. None, the default, for the marker of the
-    connection, which has none unless its URL contains `&delete_marker=…`.
+    An item in which it is `true` is returned as a `DELETE` with the item as `old_item_state`, whatever the
+    `old_item_state_mode`; one in which it is `false` or absent as an `UPDATE`; one in which it has another
+    type raises `PROVIDER_ERROR`. None, the default, is for the marker of the connection, which has none
+    unless its URL has `&delete_marker=…`.
     """
 
     @property

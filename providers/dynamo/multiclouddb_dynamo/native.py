@@ -15,9 +15,12 @@ from multiclouddb_api import invalid_request
 class DynamoClients:
     """The application's own boto3 clients, for `connect(…, native_client=…)`.
 
-    The library never reconfigures or closes these clients. The library makes each call only once, so only the
-    clients' own retries happen. Both clients must belong to the same account and region. The `meta.client` of
-    a boto3 resource is refused, because it converts keys and items.
+    They are never reconfigured or closed, and each call is made once, so that only their own retries happen.
+    Both must belong to the same account and region.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` if one is the client of another service, or the `meta.client` of
+            a boto3 resource, because that converts keys and items.
     """
 
     dynamodb: Any = attrs.field(repr=False)

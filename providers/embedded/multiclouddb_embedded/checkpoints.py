@@ -47,12 +47,12 @@ CREATE TABLE checkpoints (
 class SqliteCheckpointStore:
     """Stores checkpoints by name in one SQLite file on a local disk; it implements `CheckpointStore`.
 
-    Several threads and processes can share the file. Each call opens the file, and each save flushes its data
-    to disk. Only the owner of the file can read it, because a token may contain the key of a document. The
-    path must not name the file of an `EmbeddedStore`.
+    Several threads and processes can share the file: each call opens it, and each save is flushed to disk.
+    Only the owner can read it, because a token may contain the key of a document.
 
     Args:
-        path: The path of the file; the first `save` creates the file and its folder.
+        path: The path of the file, which must not be that of an `EmbeddedStore`; the first `save` creates the
+            file and its folder.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -113,9 +113,9 @@ class SqliteCheckpointStore:
             return checkpoint
 
     def delete(self, name: str) -> bool:
-        """Delete a checkpoint, even a damaged one. Return False if the checkpoint does not exist.
+        """Delete a checkpoint, even a damaged one; return False if there is none.
 
-        A later `save` that expects this checkpoint fails.
+        A later `save` that expects it gets `CONFLICT`.
 
         Args:
             name: The name of the checkpoint.

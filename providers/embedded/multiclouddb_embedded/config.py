@@ -28,13 +28,13 @@ class EmbeddedOptions(ProviderOptions):
     """The options of a request to the embedded store."""
 
     poll_seconds: float = attrs.field(default=0.005, validator=is_a(int, float))
-    """How often, in seconds, a waiting read (`OperationOptions.wait_seconds`) looks for new changes: 0.005 by
+    """How often a waiting read (`OperationOptions.wait_seconds`) looks for new changes, in seconds: 0.005 by
     default, at most 1."""
     backfill: bool = attrs.field(default=False, validator=is_a(bool))
-    """True to allow `Beginning()` and `AtTime(…)` under `profile="cosmos"`, as the backfill option does on
-    Cosmos DB. The store delivers the changes themselves, whereas Cosmos DB would deliver the current items.
-    So it marks no event as `backfilled`. You need this option only for the start; a token has the same
-    meaning without it. Under any other profile, it has no effect."""
+    """True to allow `Beginning()` and `AtTime(…)` under `profile="cosmos"`, as the option of this name does
+    on Cosmos DB; False by default, and without effect under any other profile. Unlike Cosmos DB, the store
+    delivers the changes themselves and not the current items, so no event is `backfilled`. A read from a
+    token does not need the option."""
 
     @poll_seconds.validator
     def _check_range(self, attribute: attrs.Attribute[float], value: float) -> None:
@@ -44,9 +44,7 @@ class EmbeddedOptions(ProviderOptions):
             )
 
     def opts_into(self, capability: Capability) -> bool:
-        """Return True if `backfill` is set and supports the capability.
-
-        It supports starts in the past: `CHANGE_FEED_BEGINNING` and `CHANGE_FEED_POINT_IN_TIME`.
+        """Return True if `backfill` is set and the capability is a start in the past.
 
         Args:
             capability: The capability.

@@ -79,33 +79,33 @@ def _whole(low: int) -> _Check:
 
 @frozen
 class RunCommandOptions:
-    """The options of `run_command`; None, the default, is the same as omitting the option.
+    """The options of `run_command`; None, the default, means that an option is not given.
 
-    There are no options for the read concern and the write concern, and the command does not inherit them
-    from the client. Write them into the command itself.
+    Write a read concern or a write concern into the command itself: there are no options for them, and the
+    command does not inherit them from the client.
     """
 
     read_preference: ReadPreference | None = attrs.field(default=None, validator=_PREFERENCE)
     """The server to use: `pymongo.ReadPreference.SECONDARY`, or an object like
-    `pymongo.read_preferences.Nearest(…)`. The driver then chooses a server for every command as if it were a
-    read. Without it, the primary is used, even if the client has another preference. In a transaction, the
-    transaction's preference applies."""
+    `pymongo.read_preferences.Nearest(…)`. Every command then counts as a read when a server is chosen.
+    Without it, the primary is used, whatever the client's preference. In a transaction, that of the
+    transaction applies."""
     session: ClientSession | None = attrs.field(default=None, validator=_SESSION, repr=False)
-    """A `ClientSession` of the client that runs the command, which is your own `native_client`. It may be in
-    a transaction, and you must end it yourself. Without it, pymongo uses a session of its own for the call.
+    """A `ClientSession` of your `native_client`, which may be in a transaction and which you end yourself.
+    Without it, pymongo uses a session of its own for the call.
     """
     timeout_ms: int | None = attrs.field(default=None, validator=_whole(0))
-    """The time limit of the whole call in milliseconds, including selecting a server and connecting; 0
-    means no limit. Without this option, the connection string's `timeoutMS` applies. The remaining time
-    is sent as the command's `maxTimeMS` and replaces a `maxTimeMS` in the command."""
+    """The time limit of the whole call in milliseconds, the choice of a server and the connection included; 0
+    means no limit, and without the option the connection string's `timeoutMS` applies. What is left of it is
+    sent as `maxTimeMS`, in place of one in the command."""
 
 
 @frozen
 class RunCursorCommandOptions(RunCommandOptions):
-    """The options of `run_cursor_command`. The options of `RunCommandOptions` apply too.
+    """The options of `run_cursor_command`: those of `RunCommandOptions`, and these.
 
-    `batch_size`, `max_time_ms` and `comment` apply to the `getMore` commands that follow; write the first
-    command's own values into the command.
+    `batch_size`, `max_time_ms` and `comment` are for the `getMore` commands that follow; for the first
+    command, write them into the command itself.
     """
 
     timeout_mode: Literal["cursor_lifetime", "iteration"] | None = attrs.field(
@@ -180,14 +180,13 @@ _CLOSE_SECONDS: Final = 0.5
 class RunCommandCursor(Iterator[Any]):
     """Iterates over the documents of a command's cursor, one document per step.
 
-    It is an iterator and a context manager. Only one thread at a time may use it, but any thread may call
-    `close`. The server that ran the command sends all batches, within one session. The cursor is closed when
-    the server has sent everything, when `close` is called, or when the client is closed. A cursor that is
-    still open is closed when it is garbage-collected. Failed steps are not retried: after a failure every
-    further step fails too, so that an incomplete read never looks like a complete one.
+    It is an iterator and a context manager, for one thread at a time; any thread may call `close`. An
+    incomplete read never looks like a complete one, because a failed step is not retried, and every further
+    step then fails too. The cursor is closed when the server has sent everything, when it or the client is
+    closed, and when it is garbage-collected.
 
-    Documents in all batches are decoded with the client's codec, but without type decoders: a Decimal128
-    stays a Decimal128.
+    All batches come from the server that ran the command, within one session. Documents are decoded with the
+    client's codec, but without type decoders: a Decimal128 stays a Decimal128.
 
     Args:
         cursor: PyMongo's cursor.
@@ -217,11 +216,9 @@ class RunCommandCursor(Iterator[Any]):
         return self._step(self._cursor.next)
 
     def try_next(self) -> Any:
-        """Return the next document, or None if the server returns no document.
+        """Return the next document, or None if the server has none after at most one request.
 
-        The call sends at most one request.
-
-        Use it for tailable cursors, for which `next` asks the server repeatedly until it returns a document.
+        Use it for tailable cursors, for which `next` asks the server until there is a document.
 
         Raises:
             MulticloudDbError: Raised as by `next`.
@@ -239,17 +236,14 @@ class RunCommandCursor(Iterator[Any]):
 
     @property
     def alive(self) -> bool:
-        """False if no more documents can follow.
-
-        All documents were read, or the cursor has failed or is closed.
-        """
+        """False if no document can follow, because all were read, or the cursor has failed or is closed."""
         return not self._closed and self._fault is None and self._cursor.alive
 
     def close(self) -> None:
         """Make the server close its cursor (`killCursors`), and release the session.
 
-        A second call does nothing. Never raises: if the server does not answer, the server closes the cursor
-        on its own later. The call has the full `timeout_ms`, even if earlier calls have used part of it.
+        It never raises, and a second call does nothing: a server that does not answer closes the cursor on
+        its own later. The call has the full `timeout_ms`, even if earlier calls have used a part of it.
         """
         self._closed = True
         with suppress(PyMongoError, OSError), _limit(self._seconds or None):

@@ -42,13 +42,13 @@ def _exact(value: object) -> object:
 class MongoOptions(ProviderOptions):
     """Options of a change stream, named as MongoDB's drivers name them.
 
-    An option is sent only if it is given. The server checks the values; if it refuses one, the error is
-    `INVALID_REQUEST` with its code. At most one of the start options `resume_after`, `start_after` and
-    `start_at_operation_time` may be given. It replaces `Now()`, and cannot be combined with another start
-    position.
+    An option is sent only if it is given, and the server checks its value. At most one of the start options
+    `resume_after`, `start_after` and `start_at_operation_time` may be given; it replaces `Now()`, and cannot
+    be combined with another start position.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a field has the wrong type, or more than one start is given.
+            At the first read, `INVALID_REQUEST` with the server's code if it refuses a value.
     """
 
     full_document: str | None = attrs.field(default=None, validator=is_a(str, type(None)))
@@ -61,15 +61,15 @@ class MongoOptions(ProviderOptions):
     resume_after: Mapping[str, Any] | None = attrs.field(
         default=None, converter=_mapping, validator=is_a(dict, type(None)), hash=False, repr=False
     )
-    """A resume token of MongoDB. The feed continues after this token."""
+    """A resume token of MongoDB, after which the feed continues."""
     start_after: Mapping[str, Any] | None = attrs.field(
         default=None, converter=_mapping, validator=is_a(dict, type(None)), hash=False, repr=False
     )
-    """A resume token of MongoDB. The feed continues after this token, even after an invalidate event."""
+    """A resume token of MongoDB, after which the feed continues even if it is that of an invalidate event."""
     start_at_operation_time: Timestamp | None = attrs.field(
         default=None, validator=is_a(Timestamp, type(None))
     )
-    """A `bson.Timestamp`. The feed starts with the changes that have this cluster time."""
+    """A `bson.Timestamp`, the cluster time of the first changes in the feed."""
     max_await_time_ms: int | None = attrs.field(default=None, validator=_POSITIVE)
     """How long the server may delay an empty answer, in milliseconds; at least 1.
 
@@ -93,26 +93,26 @@ class MongoOptions(ProviderOptions):
     show_expanded_events: bool | None = attrs.field(
         default=None, validator=is_a(bool, type(None)), metadata={"positions": True}
     )
-    """True to send `showExpandedEvents`. The feed does not return more events, because the additional ones
-    are not changes of documents. Tokens that were made with it are refused without it, and the other way
-    round.
+    """True to send `showExpandedEvents`. The feed returns no more events for it, because the additional ones
+    are no changes of documents; but a `pipeline` sees them. A token that was made with it is refused without
+    it, and the other way round.
     """
     pipeline: tuple[Mapping[str, Any], ...] = attrs.field(
         default=(), converter=_stages, eq=_exact, hash=False, metadata={"positions": True}
     )
-    """Further stages after `$changeStream`, as a sequence of mappings; they are sent unchanged.
+    """Further stages after `$changeStream`, as a sequence of mappings, which are sent unchanged.
 
-    An event must keep `_id`, `operationType`, `ns`, `documentKey` and everything else that you need. Tokens
-    are valid only with the same pipeline.
+    They must leave `_id`, `operationType`, `ns` and `documentKey` in each event, besides what you need. A
+    token is valid only with the same pipeline.
     """
     after_invalidate: Literal["end", "follow"] = attrs.field(default="end", validator=one_of("end", "follow"))
-    """What happens if the collection is dropped or renamed, or the database is dropped. `"end"`, the default:
-    the feed reports notices and ends. `"follow"`: the feed reports the same notices, and continues with the
-    next resource that has the same name. If another collection was renamed over it, for example by `$out`,
-    the feed raises `CHECKPOINT_EXPIRED`, because the documents in it have no changes; see `on_expired`."""
+    """What happens if the collection is dropped or renamed, or the database is dropped: the feed returns
+    notices and then ends (`"end"`, the default), or goes on with the next resource of the same name
+    (`"follow"`). With `"follow"`, another collection that was renamed over this one, for example by `$out`,
+    raises `CHECKPOINT_EXPIRED`, because there are no changes for its documents; see `on_expired`."""
     allow_missing: bool = attrs.field(default=False, validator=is_a(bool))
-    """True to allow a start on a collection or database that does not exist yet. With False, the default, it
-    raises `NOT_FOUND`.
+    """True to allow a start on a collection or database that does not exist yet; with False, the default,
+    that raises `NOT_FOUND`.
     """
 
     def __attrs_post_init__(self) -> None:

@@ -202,19 +202,21 @@ class EmbeddedStore:
     """A document store with a change feed in one SQLite file, which is created if it does not exist.
 
     The store writes the file, and a client from `connect("embedded:///…")` reads the feed. Any number of
-    stores in any number of processes can have the same file open. Writers wait for each other, and readers
-    never wait. Several threads can use a store. After a fork, both the parent and the child can use it. The
-    fork waits up to ten seconds for calls in other threads. If such a call does not end in time, or if the
-    application has its own SQLite connection to the file, the child cannot use the store (`INVALID_REQUEST`).
+    stores, in any number of threads and processes, can have the same file open: writers wait for each other,
+    and readers never wait.
+
+    After a fork, both the parent and the child can use a store. For this, the fork waits up to ten seconds
+    for calls in other threads. If one does not end in time, or if the application has an SQLite connection of
+    its own to the file, calls in the child raise `INVALID_REQUEST`.
 
     Args:
         path: The path of the file; its folder must exist.
-        clock: A function that returns the time of commits, for tests. This clock may stand still or go back,
-            but the store's time never goes back.
-        durable: If False, the operating system decides when to write commits to the disk, which allows about
-            30 times as many single writes per second. A crash of the process loses nothing. A crash of the
-            machine may lose the last commits, even if readers have already seen them.
-        busy_seconds: How long a write waits for other writers before it fails as `TRANSIENT_FAILURE`.
+        clock: A function that returns the time of commits, for tests. If it goes back, the store's time
+            stands still.
+        durable: True, the default, to flush each commit to the disk. With False, about 30 times as many
+            single writes a second are possible: a crash of the process still loses nothing, but one of the
+            machine may lose the last commits, even if readers have seen them.
+        busy_seconds: How many seconds a write waits for other writers before it fails as `TRANSIENT_FAILURE`.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if the folder is missing or the file is not a store.
@@ -268,16 +270,17 @@ class EmbeddedStore:
 
         Args:
             name: The name of the collection.
-            partitions: The number of partitions at the start; their ids are `p0`, `p1`, ….
-            database: The database of the collection. A database does not have to be created first.
-            images: The content of a change in the log: `"keys"`, the `"new"` document, or `"new_and_old"`.
-            partition_key: The names of the components that form the partition key. Every key begins
-                with these components. None means the first component with any name.
-            retention: The time for which changes are kept; `trim(name)` uses it.
-            recreate: True to drop a collection with the same name first. Tokens of the dropped
-                collection are refused.
-            exist_ok: True to keep an existing collection with this name, with its partitions, documents and
-                changes. The collection's `images` and `partition_key` must equal the given ones.
+            partitions: The number of partitions at the start, `p0`, `p1` and so on; 4 by default.
+            database: The database of the collection, which need not be created first; `main` by default.
+            images: What the log keeps of a change: only `"keys"`, also the `"new"` document (the default), or
+                `"new_and_old"`.
+            partition_key: The names of the components that form the partition key, with which every key has
+                to begin; None, the default, for the first component, whatever its name.
+            retention: For how long `trim(name)` keeps changes if it gets no bound; None, the default, if it
+                always needs one.
+            recreate: True to drop a collection with the same name first, whose tokens are then refused.
+            exist_ok: True to keep an existing collection with this name and everything in it, provided that
+                its `images` and `partition_key` are the given ones.
 
         Raises:
             MulticloudDbError: `CONFLICT` if the collection exists, unless it is dropped or kept.
@@ -301,9 +304,7 @@ class EmbeddedStore:
         return address
 
     def drop_collection(self, name: str, database: str = MAIN) -> None:
-        """Drop a collection with its documents and changes.
-
-        Readers of the dropped collection fail with `NOT_FOUND`.
+        """Drop a collection with its documents and changes; its readers then get `NOT_FOUND`.
 
         Args:
             name: The name of the collection.
@@ -325,17 +326,15 @@ class EmbeddedStore:
             database: The database that contains the collection; `main` by default.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if a value has no JSON form or the document is larger than 16
-                MiB. In that case nothing is written.
+            MulticloudDbError: `INVALID_REQUEST`, with nothing written, if a value has no JSON form or the
+                document is larger than 16 MiB.
         """
         (kind,) = self._write("put", collection, [Put(key, document)], database)
         assert kind is not None
         return kind
 
     def delete(self, collection: str, key: Key, *, database: str = MAIN) -> bool:
-        """Delete a document.
-
-        If the document does not exist, nothing is written, and the result is False.
+        """Delete a document; return False, and write nothing, if there is none.
 
         Args:
             collection: The name of the collection.
@@ -353,7 +352,7 @@ class EmbeddedStore:
             database: The database that contains the collection; `main` by default.
 
         Returns:
-            The number of changes that were made; deleting a document that does not exist is not a change.
+            The number of changes; deleting a document that does not exist is none.
         """
         return sum(kind is not None for kind in self._write("batch", collection, operations, database))
 
@@ -398,7 +397,7 @@ class EmbeddedStore:
         return scanned()
 
     def partitions(self, collection: str, *, database: str = MAIN) -> list[PartitionRange]:
-        """Return the open partitions in the order of their ranges. Neighbours in this list can be merged.
+        """Return the open partitions in the order of their ranges; neighbours in it can be merged.
 
         Args:
             collection: The name of the collection.
@@ -415,9 +414,7 @@ class EmbeddedStore:
     def split(
         self, collection: str, partition_id: str, at: int | None = None, *, database: str = MAIN
     ) -> tuple[str, str]:
-        """Close a partition and open two partitions that share its range.
-
-        Return the ids of the new partitions.
+        """Close a partition, open two that share its range, and return their ids.
 
         Args:
             collection: The collection.
@@ -438,7 +435,7 @@ class EmbeddedStore:
         return lower, upper
 
     def merge(self, collection: str, a: str, b: str, *, database: str = MAIN) -> str:
-        """Close two adjacent partitions, open one partition with both ranges, and return its id.
+        """Close two adjacent partitions, open one with both ranges, and return its id.
 
         Args:
             collection: The name of the collection.
@@ -468,18 +465,22 @@ class EmbeddedStore:
         before: datetime | None = None,
         database: str = MAIN,
     ) -> int:
-        """Remove old changes, but not the documents. Positions before the removed changes expire.
+        """Remove old changes, but no documents; positions before the removed changes expire.
+
+        If several bounds are given, the strictest applies. Without any, it is the collection's `retention`.
 
         Args:
             collection: The collection.
             max_age: Keep the changes that were committed within this time.
-            max_count: Keep the given number of newest changes in the collection; 0 removes all changes.
+            max_count: Keep this number of newest changes in the collection; 0 removes all.
             before: Remove the changes that were committed before this time.
-            database: The database of the collection.
+            database: The database of the collection; `main` by default.
 
         Returns:
-            The number of changes that were removed. If several bounds are given, the strictest one applies;
-            if none is given, the collection's `retention` applies.
+            The number of changes that were removed.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if there is neither a bound nor a `retention`.
         """
         check_bounds(max_age, max_count)
         cutoff = to_micros(to_utc("before", before)) if before is not None else None
