@@ -19,56 +19,48 @@ from multiclouddb_embedded import EmbeddedStore
 
 _HEAD: Final = """# The command line at work
 
-Install the command with `pip install "multiclouddb[embedded,cli]"`, or with the extra of your database
-instead of `embedded`. `URL` is a URL that `connect` accepts, or the path of a
-[TOML file](../configuration.md#connect).
-Other users of the machine can see the arguments of a command, so let a TOML file read the password from the
-environment. [All options](#all-options) are at the end of the page, and [Errors](errors.md) says what to do
-about each exit code.
+`pip install "multiclouddb[embedded,cli]"` installs the command, with the extra of your database in place of
+`embedded`. `URL` is a URL that `connect` accepts, or the path of a [TOML file](../configuration.md#connect),
+which can read a password from the environment: other users of the machine can see a command's arguments. [All
+options](#all-options) and exit codes are at the end.
 
-The examples on this page use a store with one split and one merge, and a
-consumer that stopped before the end. The options are the same on every database.
+The store of these examples has one split and one merge, and a consumer that stopped before the end. The
+options are the same on every database.
 """
 _SHOWN: Final = "/data/shop.db"
 _URL: Final = f"embedded://{_SHOWN}"
 _STEPS: Final = (
     ("The collections that can be followed:",
      f"multiclouddb collections {_URL}"),
-    ("The first run prints changes, and the second run resumes at the checkpoint of the first run:",
+    ("The first run prints changes, and the second resumes at its checkpoint:",
      f"multiclouddb tail {_URL} main/orders --from beginning --checkpoint orders.pos --max-events 6",
-     f"multiclouddb tail {_URL} main/orders --checkpoint orders.pos --until-idle --state omit --max-events 4",
-     f"multiclouddb tail {_URL} main/orders --from beginning --max-events 1 --json"),
-    ("Print the newest changes, the changes of a time span, or the changes of one key:",
+     f"multiclouddb tail {_URL} main/orders --checkpoint orders.pos --until-idle --state omit "
+     "--max-events 4"),
+    ("The newest changes, those of a time span, or those of one key:",
      f"multiclouddb tail {_URL} main/orders --last 2 --until-idle",
      f"multiclouddb tail {_URL} main/orders --from -1h --to now --type delete --old-state include",
      f"multiclouddb tail {_URL} main/orders --from -1h --until-idle --only-key '{{\"id\": \"o-2\"}}'"),
-    ("Choose your own line format, as with kcat, or the exact JSON that `event_from_json` reads:",
-     f"multiclouddb tail {_URL} main/orders --last 3 --until-idle --format %y:%{{key.id}}:%{{new.total}}",
-     f"multiclouddb tail {_URL} main/orders --last 1 --until-idle --exact"),
-    ("Read one partition, with the id that `partitions` prints, or set an option of the provider:",
+    ("As JSON, in the exact JSON that `event_from_json` reads (`--exact`), or in a format of your own:",
+     f"multiclouddb tail {_URL} main/orders --from beginning --max-events 1 --json",
+     f"multiclouddb tail {_URL} main/orders --last 3 --until-idle --format %y:%{{key.id}}:%{{new.total}}"),
+    ("One partition, with the id that `partitions` prints (with `--mermaid` as a diagram):",
      f"multiclouddb tail {_URL} main/orders --from beginning --scope partition:p2 --max-events 1",
-     f"multiclouddb tail {_URL} main/orders --until-idle --option poll_seconds=0.1"),
+     f"multiclouddb partitions {_URL} main/orders"),
     ("A wrong argument is refused before any event is read. A failed first connection ends soon, unless "
      "you add `--wait`:",
-     f"multiclouddb tail {_URL} main/orders --checkpoint no/such/folder/orders.pos",
      f"multiclouddb tail {_URL} main/orders --option poll=1",
      "multiclouddb tail embedded:///data/no-such.db main/orders"),
-    ("The lineage of the partitions:",
-     f"multiclouddb partitions {_URL} main/orders",
-     f"multiclouddb partitions {_URL} main/orders --mermaid"),
-    ("Show the content of the consumer's checkpoint, and check whether a read can still resume from it:",
-     "multiclouddb token inspect @orders.pos",
-     f"multiclouddb token check {_URL} @orders.pos"),
-    ("Ask whether the consumer is behind. The exit code is 15 if a change that is older than the limit "
-     "waits, and 16 if nobody knows ([Am I behind?](metrics.md#am-i-behind)):",
+    ("What is in the consumer's checkpoint:",
+     "multiclouddb token inspect @orders.pos"),
+    ("Can a read resume from it, and is it behind? The exit code is 15 if a change that is older than the "
+     "limit waits, and 16 if nobody knows ([Am I behind?](metrics.md#am-i-behind)):",
      f"multiclouddb token check {_URL} @orders.pos --max-lag 1s"),
     ("If changes after the checkpoint were trimmed, the exit code is 6:",
-     f"multiclouddb token check {_URL} @orders.pos",
      f"multiclouddb tail {_URL} main/orders --checkpoint orders.pos --until-idle",
      f"multiclouddb tail {_URL} main/orders --checkpoint orders.pos --until-idle --on-expired skip"),
-    ("List the installed providers and their capabilities:",
-     "multiclouddb providers",
-     f"multiclouddb capabilities {_URL}"),
+    ("The installed providers. `multiclouddb capabilities` prints what they can do, with every [note]"
+     "(capabilities.md):",
+     "multiclouddb providers"),
     ("## All options",
      "multiclouddb --help",
      "multiclouddb tail --help",

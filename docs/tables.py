@@ -48,15 +48,16 @@ OPTIONS: Final[Mapping[str, tuple[type, ...]]] = {
     "A client": (ClientConfig,),
     "A request": (ChangeFeedRequest, OperationOptions, Snapshot),
     "An iterator": (ChangeFeedIterator,),
-    "One database only": (
-        CosmosOptions,
-        EmbeddedOptions,
-        MongoOptions,
-        RunCommandOptions,
-        RunCursorCommandOptions,
-    ),
 }
 """Maps each heading of the options page to the classes whose options are listed under it."""
+ONE_DATABASE: Final = {
+    CosmosOptions: "a request to Cosmos DB",
+    EmbeddedOptions: "a request to the embedded store",
+    MongoOptions: "a request to MongoDB",
+    RunCommandOptions: "`run_command`",
+    RunCursorCommandOptions: "`run_cursor_command`, which also takes those of `run_command`",
+}
+"""Maps each class of one database to what its options are for; their page has the rest."""
 _BASES: Final = {RunCursorCommandOptions: RunCommandOptions}
 """Maps each class to the class whose fields it repeats."""
 _WHOLE: Final = {
@@ -183,11 +184,16 @@ def options_page() -> str:
     for heading, kinds in OPTIONS.items():
         tables = []
         for kind in kinds:
-            base = _BASES.get(kind)
-            more = f"Those of `{base.__name__}`, and the following. " if base else ""
             table = _table(["option", "default", "what it is"], _rows(kind))
-            tables.append(f"### {kind.__name__}\n\n{more}[The whole text]({_WHOLE[kind]})\n\n{table}")
+            tables.append(f"### {kind.__name__}\n\n[The whole text]({_WHOLE[kind]})\n\n{table}")
         parts.append(f"## {heading}\n\n" + "\n\n".join(tables))
+    names = _table(
+        ["", "for", "options"],
+        (
+            [f"[`{kind.__name__}`]({_WHOLE[kind]})", use, ", ".join(row[0] for row in _rows(kind))]
+            for kind, use in ONE_DATABASE.items()
+        ),
+    )
     texts = _data()["connection"]
     settings = "\n\n".join(
         f"### {title}\n\n"
@@ -211,6 +217,10 @@ MongoDB's: [credentials](../configuration.md#secrets-and-the-environment) come f
 {settings}
 
 {(chr(10) * 2).join(parts[1:])}
+
+## One database only
+
+{names}
 
 ---
 
