@@ -136,6 +136,16 @@ class TestErrors:
             assert link == f"{DOCS_URL}reference/errors/#{category.lower()}"
 
 
+def test_the_page_of_metrics_has_every_metric():
+    code = read("../multiclouddb/otel.py")
+    (table,) = re.findall(
+        r"^\| `multiclouddb\.feed\.….*?\n\n", read("reference/metrics.md"), re.DOTALL | re.MULTILINE
+    )
+    firsts = " ".join(row.split("|")[1] for row in table.splitlines()[2:] if row)
+    shown = {name for name in re.findall(r"`([a-z_.]+)`", firsts) if "diagnostics" not in name}
+    assert shown == set(re.findall(r'"multiclouddb\.feed\.([a-z_.]+)"', code))
+
+
 def test_links_lead_to_files():
     made = {(DOCS / "maintainers" / f"{name}.md").resolve() for name in GENERATE["maintainers_pages"]()}
     for page in DOCS.rglob("*.md"):
