@@ -1,4 +1,4 @@
-"""Tests that COVERAGE.md lists every public method of the SDK with its test, and the page in docs/."""
+"""Tests that COVERAGE.md lists every public method of the SDK with its test, and the README."""
 
 import inspect
 import re
@@ -11,7 +11,7 @@ from azure.cosmos import ContainerProxy, CosmosClient, DatabaseProxy, ScriptsPro
 from multiclouddb_cosmos_emulator.routing import OPERATIONS
 
 TESTS = Path(__file__).parent
-PAGE = (TESTS.parents[3] / "docs/providers/cosmos-emulator.md").read_text(encoding="utf-8")
+PAGE = (TESTS.parent / "README.md").read_text(encoding="utf-8")
 COVERAGE = (TESTS.parent / "COVERAGE.md").read_text(encoding="utf-8")
 TABLE = dict(re.findall(r"^\| `(\w+Proxy\.\w+|CosmosClient\.\w+)` \| (.+) \|$", COVERAGE, re.MULTILINE))
 

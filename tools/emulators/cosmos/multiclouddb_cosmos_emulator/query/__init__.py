@@ -1,4 +1,4 @@
-"""Runs queries in the subset of Cosmos DB's SQL that `docs/providers/cosmos-emulator.md` describes.
+"""Runs queries in the subset of Cosmos DB's SQL that the README describes.
 
 tokens, words, expressions, parser    from text to a tree       tree           its nodes
 evaluation, functions, comparing      values of expressions     execution      from documents to results
