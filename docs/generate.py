@@ -25,7 +25,7 @@ _ROOT: Final = Path(__file__).resolve().parent.parent
 _US8: Final = "conformance/multiclouddb_conformance/us8"
 # The folders whose tests may have the mark `shows`.
 _MARKED: Final = (_US8, "conformance/tests", "docs/tests", "tests")
-_MARKS: Final = {Support.NATIVE: "native", Support.EMULATED: "*emulated*", Support.UNSUPPORTED: "—"}
+_MARKS: Final = {Support.NATIVE: "", Support.EMULATED: "*emulated*; ", Support.UNSUPPORTED: "*unsupported*; "}
 _WRONG: Final = ("ghosts", "missing", "stale")
 GATES: Final = {
     Capability.CHANGE_FEED: "every read. A read from a token or from now, of a collection or a physical "
@@ -109,9 +109,9 @@ def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
     )
     notes = "\n\n".join(
         f"## {item.name}\n\nNeeded by {GATES[item]}\n\n"
-        + _rows(
-            ["", "support", "note"],
-            *([" · ".join(titles), *cells] for cells, titles in _alike(services, item).items()),
+        + "\n".join(
+            f"- **{' · '.join(titles)}**: {mark}{note or 'yes'}"
+            for (mark, note), titles in _alike(services, item).items()
         )
         for item in Capability
     )
@@ -121,10 +121,9 @@ On what condition, and at what price, each database can do it. [Which database c
 what](databases.md#capabilities) has the overview, and the [portability
 warnings](../configuration.md#portability-warnings) have the differences that are no yes or no.
 
-- *native*: the service itself has it.
-- *emulated*: multiclouddb builds it on top of the service, if the request opts in as the note says.
-- —: a request that needs it is refused with [`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability); the
-  note says what to do instead.
+Without a mark, it works without an opt-in. *emulated*: multiclouddb builds it on top of the service, if the
+request opts in as the note says. *unsupported*: a request that needs it is refused with
+[`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability), and the note says what to do instead.
 
 In code, ask `client.capabilities().is_supported(Capability.CHANGE_FEED_POINT_IN_TIME)`, and read
 `client.capabilities()[capability].note`. In a terminal, `multiclouddb capabilities URL` also prints the notes

@@ -73,7 +73,7 @@ class TestCapabilities:
         assert list(GENERATE["GATES"]) == list(api.Capability)
         assert list(GENERATE["tables"]()["DATABASES"]) == sorted(api.installed_providers())
         page, known = read("reference/capabilities.md"), GENERATE["known_capabilities"]()
-        firsts = re.findall(r"^\| ([^|]+) \| (?:native|\*emulated\*|—) \| [^|]*\|$", page, re.MULTILINE)
+        firsts = re.findall(r"^- \*\*([^*]+)\*\*: \S", page, re.MULTILINE)
         shown = Counter(title for first in firsts for title in first.split(" · "))
         for title in api.installed_providers():
             assert shown[title] == len(api.Capability)

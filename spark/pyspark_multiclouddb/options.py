@@ -81,9 +81,8 @@ OPTIONS: Final = (
     Option("startingPosition", "`beginning`, `now`, `snapshot`, or an ISO time with a zone", "`beginning`"),
     Option(
         "snapshotOrder",
-        "`ordered` reads all rows before the first change; `interleaved` reads rows and changes together; "
-        "`auto` starts like `ordered` and becomes `interleaved` before changes expire; `interleaved` and "
-        "`auto` need a sink that keeps deletes",
+        "`ordered`: all rows before the first change; `interleaved`: both together; `auto`: ordered, and "
+        "interleaved before changes expire; the last two need a sink that keeps deletes",
         "`ordered`; after `failOnDataLoss=resnapshot`, `auto`",
     ),
     Option(
@@ -92,22 +91,22 @@ OPTIONS: Final = (
     Option("endingPosition", "`latest`, or an ISO time with a zone", "`latest`", "batch"),
     Option(
         "maxRecordsPerTrigger",
-        "the largest number of rows in a micro-batch; during a snapshot, a micro-batch reads whole segments, "
-        "at least one, and their estimated rows count",
+        "the largest number of rows in a micro-batch; of a snapshot, whole segments, at least one, by their "
+        "estimated rows",
         "see below",
         "stream",
     ),
     Option("maxTasksPerBatch", "the largest number of tasks in a batch", "`32`"),
     Option(
         "minPartitions",
-        "the desired number of tasks; a number above 32 raises `maxTasksPerBatch` to this number; a batch "
-        "has at most one task for each partition with records, because tasks do not share a partition",
+        "the desired number of tasks, at most one for each partition with records; above 32 it raises "
+        "`maxTasksPerBatch`",
         "one task for each partition with records",
     ),
     Option(
         "maxTaskPayload",
-        "the largest number of bytes of changes that the driver passes to one task, which then need not read "
-        "them again; a batch passes at most eight times as much; `0` to pass none",
+        "how many bytes of changes the driver passes to one task, which then need not read them again, and "
+        "eight times as much in a batch; `0` for none",
         "`524288`",
         "stream",
     ),
@@ -119,22 +118,21 @@ OPTIONS: Final = (
     ),
     Option(
         "onPoison",
-        "`fail` or `skip`: what happens to a change that cannot be decoded; with `skip`, the driver reads "
-        "each micro-batch before its tasks do",
+        "`skip` to leave out a change that cannot be decoded; the driver then reads each micro-batch before "
+        "its tasks do",
         "`fail`",
     ),
     Option("newItemState", "`omit`, `include_if_available`, `require`", "`include_if_available`"),
     Option("oldItemState", "the same values", "`omit`"),
     Option(
         "mode",
-        "with columns of documents: `FAILFAST` ends the query at a value that does not fit its column; with "
-        "`PERMISSIVE`, such a value is null",
+        "for columns of documents: `FAILFAST` ends the query at a value that does not fit, and "
+        "`PERMISSIVE` makes it null",
         "`FAILFAST`",
     ),
     Option(
         "columnNameOfCorruptRecord",
-        "with `mode=PERMISSIVE`: the column of the schema that contains the JSON of a document in which a "
-        "value did not fit",
+        "with `PERMISSIVE`: the column with the JSON of a document in which a value did not fit",
         "`_corrupt_record`",
     ),
     Option(

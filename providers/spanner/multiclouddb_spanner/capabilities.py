@@ -32,12 +32,10 @@ CAPABILITIES: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
-            "point in time: all rows are as they were at one moment T, which is the floor. If the "
-            "scan takes longer than the database keeps the data of T (version_retention_period, one "
-            "hour by default), it continues with the data of a later moment. The snapshot is then "
-            "convergent, because the stream contains every change since T. Each row is read once, which "
-            "needs the permission spanner.databases.read. With the additional permission "
-            "spanner.databases.partitionRead, the parts of a large table are read in parallel",
+            "point in time: every row is as it was at one moment T, which is the floor; a scan that takes "
+            "longer than the database keeps T's data (version_retention_period, one hour by default) goes "
+            "on with that of a later moment, and is then convergent; needs the permission "
+            "spanner.databases.read, and spanner.databases.partitionRead to read a large table in parallel",
         ),
         Capability.LOOKUP: CapabilityNote(
             _NATIVE, "the rows of one request are of one moment; needs the permission spanner.databases.read"
