@@ -476,7 +476,6 @@ class MulticloudDbClient:
                 self._forked = False
 
     def _after_fork(self) -> None:
-        """Reset the client in a forked child."""
         self._lock = threading.Lock()
         if not self._forked:
             _inherited.append(self._backend)

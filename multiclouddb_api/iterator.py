@@ -223,7 +223,7 @@ class ChangeFeedIterator:
         return self._pages()
 
     def __iter__(self) -> Iterator[ChangeEvent]:
-        # 1. A loop goes on after the events that next() returned.
+        # A loop goes on after the events that next() returned.
         stepping, self._stepping = self._stepping, None
         if stepping is None or getgeneratorstate(stepping) == GEN_CLOSED:
             stepping = self._checked_events()
@@ -232,7 +232,7 @@ class ChangeFeedIterator:
 
     def __next__(self) -> ChangeEvent:
         if self._stepping is None:
-            # 2. Within a loop, next() goes on after the loop's event; after the loop, nobody holds it.
+            # Within a loop, next() goes on after the loop's event; after the loop, nobody holds it.
             loop = None if self._loop is None else self._loop()
             if loop is None or getgeneratorstate(loop) == GEN_CLOSED:
                 loop = self._checked_events()

@@ -39,7 +39,7 @@ __all__ = [
 
 @frozen
 class Freshness:
-    """What the answers before a position say about the time up to which a partition was read.
+    """What the answers before a position show about the time up to which a partition was read.
 
     Attributes:
         watermark: See `Batch.watermark`.
@@ -59,11 +59,11 @@ class Follows(Enum):
     """What is known about records after a head."""
 
     END = auto()
-    """When the service was asked, no record followed, or the partition has ended there."""
+    """No record followed when the service was asked, or the partition has ended there."""
     MORE = auto()
-    """The service has said that records follow."""
+    """The service has answered that records follow."""
     NOT_KNOWN = auto()
-    """The service has said neither. A number of records proves nothing, however small it is."""
+    """The answer shows neither. A small number of records proves nothing."""
 
     __hash__ = object.__hash__  # faster than the hash of `Enum`, which is a Python function
 
@@ -78,7 +78,7 @@ class Head:
         outcome: `Continue`, or the way in which the partition ends at that position.
         follows: What is known about records after this position. Only `END` makes a planned feed idle.
         answer: Filled in by the planner; a feed leaves it out.
-        notices: The notices up to this position. A feed that knows of notices without their texts leaves the
+        notices: The notices up to this position. A feed that knows only that there are some leaves the
             partition out, so that the planner reads it.
     """
 
@@ -94,8 +94,7 @@ class Head:
 class SupportsHeads(Protocol):
     """A feed that can find the end position of a bounded read without reading the records before it.
 
-    If a feed does not implement this, or its answer leaves out a partition, the planner of a bounded read has
-    to read the records.
+    Without it, and for each partition that an answer leaves out, the planner has to read the records.
     """
 
     def heads(
@@ -103,9 +102,9 @@ class SupportsHeads(Protocol):
     ) -> dict[str, Head]:
         """Return the end position of a bounded read for each partition.
 
-        This position is the current end of the partition, but at most `max_records` records after
-        the cursor. `Head.follows` is `END` only if the service has shown that no record follows; the planner
-        asks again about a partition of which this is not known.
+        This is the current end of the partition, but at most `max_records` records after the cursor.
+        `Head.follows` is `END` only if the service's answer shows that no record follows; where it does not,
+        the planner asks again.
 
         Args:
             cursors: Maps each partition id to the position of its reader.
@@ -114,31 +113,29 @@ class SupportsHeads(Protocol):
             deadline: The time limit.
 
         Returns:
-            Maps the id of a partition to its head. A partition is omitted if its head cannot be found
-            cheaply; the planner then reads it. A head is never after the end of its partition, because a
-            reader must be able to reach it.
+            Maps the id of a partition to its head, which is never after the end of the partition, because a
+            reader must be able to reach it. Leave out a partition whose head cannot be found cheaply.
         """
         ...
 
 
 @runtime_checkable
 class SupportsChangeMark(Protocol):
-    """A feed that can tell, with one cheap call, whether anything has changed in any of its partitions."""
+    """A feed for which one cheap call shows whether anything has changed in any of its partitions."""
 
     def change_mark(self, deadline: Deadline) -> Hashable:
         """Return a value that changes if a record or partition is added or lost, or if a partition ends.
 
-        As long as the value stays the same, the engine returns the last idle page again, with the same token.
-        So a feed must not implement this protocol if its positions or watermark advance without changes, or
-        if its positions expire as time passes.
+        As long as it stays the same, the engine returns the last idle page again, with the same token. So do
+        not implement this for a feed whose positions or watermark advance without changes, or whose positions
+        expire as time passes.
 
         Args:
             deadline: The time by which the call must end.
 
         Returns:
-            The value. The engine compares it with earlier values of this feed in the same process. If the
-            value changes although the feed has not changed, nothing is lost, but the engine makes one call
-            for each partition.
+            The value, which is compared with earlier ones of this feed in the same process. One that changes
+            although the feed has not loses nothing, but costs a call for each partition.
         """
         ...
 
@@ -152,23 +149,22 @@ class SupportsLookup(Protocol):
     ) -> Mapping[MulticloudDbKey, LookupAnswer]:
         """Read the current rows of some of these keys.
 
-        `multiclouddb_spi.lookup.look_up` does this for a provider that says how to ask for a group of keys. A
+        `multiclouddb_spi.lookup.look_up` does most of it; the provider adds how to ask for a group of keys. A
         row is mapped by the provider's `RowMapper` (with `looked_up`), and shows every change that was
-        acknowledged before this call. Its `partition_id` is an empty text, and also its `order_key`, unless
-        the capabilities say that each row has its own (`ScanFloor.ROW`).
+        acknowledged before this call. Its `partition_id` is empty, and so is its `order_key`, unless each row
+        has its own (`ScanFloor.ROW`).
 
         Args:
             keys: The keys that are not answered yet, each once; there is at least one.
             deadline: The time by which the call must end.
 
         Returns:
-            Maps keys of `keys` to their rows, or to None if the service said that there is no row with
-            exactly this key. A key for which the service cannot be asked, and one that an answer may belong
-            to without saying so, is `NotKnown`: None is never made from a refusal, and no row is dropped.
-            There is an answer for as many keys as one request of the service takes, but at least for one.
-            Each key that the service did not process is left out. The engine asks for the rest again; it
-            waits before it does so if there is no answer at all, and refuses an answer for a key that it has
-            not asked for.
+            Maps keys of `keys` to their rows, or to None if the service answered that no row has exactly this
+            key. `NotKnown` is for a key for which the service cannot be asked, and for one to which an answer
+            may belong without showing it: never make None of a refusal, and never drop a row. Answer as many
+            keys as one request of the service takes, at least one, and leave out those that the service has
+            not processed. The engine asks for the rest again, after a wait if there was no answer at all; an
+            answer for another key is refused.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a key that no row can have; see `check_components`.

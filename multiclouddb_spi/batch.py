@@ -27,10 +27,10 @@ class Child:
 
     Attributes:
         partition_id: The service's own id of the child.
-        parents: *All* parents of the child. Each of them names the child when it has been read to its end.
-            The engine starts to read the child after its last parent has named it.
-        cursor: The position at which the child starts, according to this parent. It may lie before the
-            child's first record, and never after it.
+        parents: *All* parents of the child. Each of them names the child when it has been read to its end;
+            after the last of them, the engine reads the child.
+        cursor: The position at which the child starts, as this parent knows it: at or before the child's
+            first record.
     """
 
     partition_id: str
@@ -53,12 +53,11 @@ class Drained:
     """The partition has ended, and this batch is its last; its child partitions follow.
 
     Attributes:
-        children: The children that are known so far, at least one; without any, the outcome is `Awaiting` or
-            `Ended`. The engine starts to read these children at once. Another read at the final cursor must
-            name at least these children.
-        complete: True if it is certain that there are no other children. Otherwise the engine keeps the
-            partition in the token and asks `Feed.survey` for more, by default for ten minutes of running time
-            (`ClientConfig.child_watch_seconds`). False only for a feed with `names_late`.
+        children: The children that are known so far, at least one (without any, the outcome is `Awaiting` or
+            `Ended`). They are read at once. Another read at the final cursor must name at least these.
+        complete: True if it is certain that there are no others. False, only for a feed with `names_late`,
+            keeps the partition in the token, and the engine asks `Feed.survey` for more, by default for ten
+            minutes of running time (`ClientConfig.child_watch_seconds`).
     """
 
     children: tuple[Child, ...]
@@ -86,9 +85,7 @@ class Ended:
 
 @frozen
 class Scanned:
-    """This segment of a scan has been read to its end.
-
-    Only a segment of a scan has this outcome, never a partition of the service.
+    """This segment of a scan has been read to its end; a partition of the service never has this outcome.
 
     Attributes:
         pieces: The segments that replace the unread rest of this segment. Each unread key is in exactly one
@@ -112,7 +109,7 @@ class Mapper(ABC):
     def cursor_after(self, records: Any, count: int) -> Cursor:
         """Return the position after the first `count` records.
 
-        A position inside a transaction says which part of the transaction was delivered.
+        A position inside a transaction includes which part of it was delivered.
 
         Args:
             records: The records of the batch.
@@ -159,29 +156,27 @@ class Batch:
         records: The raw records; each record becomes exactly one event.
         mapper: Maps the records.
         begin: The position before the records, at which the read began.
-        end: The position after the records, and after everything that was scanned after them, so that it also
-            advances in an idle or filtered partition. It is never earlier than the position at which the
+        end: The position after the records, and after everything that was scanned behind them, so that it
+            also advances in an idle or filtered partition. It is never earlier than the position at which the
             reader was opened, even if the service delivers earlier records again.
-        outcome: Says what follows the last record of the batch.
+        outcome: What follows the last record of the batch.
         nbytes: The number of bytes that the raw records occupy in memory, as exact as a cheap calculation
             allows.
-        caught_up: True if the service reported that no records follow this batch at present. False if more
-            records may be available immediately, even after an empty batch, while the service filters its
-            log. None if the service does not report this: an empty batch then means that no records follow.
-            In the last batch of a partition, the value has no meaning.
-        watermark: A time; every record after this batch has this time or a later one. None if it is unknown.
-            It is never later than the commit time of a record that can still become visible.
+        caught_up: True if the service reported that there is nothing more for now. False if more records may
+            be there already, even after an empty batch, as while the service filters its log. None if the
+            service does not report it; an empty batch then means that no records follow. In the last batch of
+            a partition, the value has no meaning.
+        watermark: A time before which no record can follow; None if it is unknown. It is never later than the
+            commit time of a record that can still become visible.
         likely_read_until: The moment, by the service's clock, before which every change is probably in this
-            batch or in an earlier one. Set it if `caught_up` is never True, but empty answers make it likely
-            that no records follow. None if this moment is not known.
-        poll_after: The number of seconds to wait before the engine asks this partition again; 0 means no
-            wait.
+            batch or an earlier one; None if it is not known. It is for a service whose `caught_up` is never
+            True, but whose empty answers make it likely that no records follow.
+        poll_after: How many seconds to wait before this partition is asked again; 0 means no wait.
         notices: Facts about the feed that are not changes. They come after the last record of this batch and
-            before the next batch. So a reader that finds such a fact ends its batch there, even if the
-            service has sent more records. `caught_up` is False if more records may follow. The page with the
-            last record contains the notices, and no later record of this partition. Only the position `end`
-            comes after the notices. A read from any other cursor of the batch, or from the `skip_cursor` of
-            one of its records, returns the notices again.
+            before the next batch, so a reader that finds one ends its batch there, even if the service has
+            sent more records (`caught_up` is then False). The page with the last record has the notices, and
+            no later record of this partition. Only the position `end` lies after them: a read from any other
+            cursor of the batch, or from the `skip_cursor` of one of its records, returns them again.
         headroom: The number of seconds until the position after this batch expires, or None.
         charge: The service's charge in its own unit, or None.
         requests: The number of calls to the service for this batch.
@@ -203,7 +198,7 @@ class Batch:
     requests: int = 1
 
     def __len__(self) -> int:
-        """Return the number of records, which is 0 for an empty batch."""
+        """Return the number of records."""
         return len(self.records)
 
     def cursor_after(self, count: int) -> Cursor:

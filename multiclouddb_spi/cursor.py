@@ -38,12 +38,11 @@ _MOST_PARTS: Final = 8
 class Cut:
     """A position in a partition: before a commit, or inside a commit after the delivered changes.
 
-    Some services can identify only whole commits, but a page may end in the middle of a commit. With this
-    position, the reader omits the changes that the service sends a second time. The changes of one commit may
-    form ordered sequences, called orders: for example, several Spanner transactions with the same commit
-    timestamp. Each order has a name, and a mark that identifies its last delivered change. If the changes
-    have no order, the position contains the name of each delivered change. The position never contains
-    changes of other commits, so the cursor stays short.
+    It is for a service that can resume only at whole commits, although a page may end in the middle of one:
+    the reader then leaves out the changes that the service sends a second time. The changes of one commit may
+    form ordered sequences, called orders, such as several Spanner transactions with the same commit
+    timestamp. Each order has a name, and a mark that identifies its last delivered change; changes without an
+    order are kept by their names. Only the changes of one commit are in it, so the cursor stays short.
 
     Attributes:
         at: The commit, as a number; everything before this commit was delivered.

@@ -41,8 +41,7 @@ class Fault:
 
     Attributes:
         category: The kind of the failure, which decides whether the engine retries.
-        message: One line for the user that says what is wrong and how to fix it. The text must not contain a
-            secret.
+        message: One line for the user: what is wrong, and how to fix it. It must not contain a secret.
         code: The vendor's own error code as text, or None.
         retryable: True if the same call may succeed later without a change. `THROTTLED` and
             `TRANSIENT_FAILURE` are usually retryable.
@@ -51,11 +50,10 @@ class Fault:
             retry it again.
         confidential: True if the vendor's text may quote a secret; the user's error then does not show that
             text.
-        unknown_host: True if the host of the service has no address. As long as a client has not opened any
-            feed, the engine regards this as a mistake in the connection, and does not retry.
-        renewable: True if the service refuses the credentials, and newer credentials of the same identity may
-            be accepted. If the provider can renew them (`SupportsRenewal`), the engine makes the call once
-            more.
+        unknown_host: True if the host of the service has no address. Before a client has opened its first
+            feed, this counts as a mistake in the connection, and is not retried.
+        renewable: True if the service refuses the credentials, but may accept newer ones of the same
+            identity. If the provider can renew them (`SupportsRenewal`), the call is made once more.
     """
 
     category: ErrorCategory
@@ -72,8 +70,8 @@ class Fault:
 class ProviderFault(Exception):  # noqa: N818
     """Raised by a provider for problems that it finds, and for errors whose meaning depends on the call.
 
-    The engine uses the fault unchanged and does not call `Provider.classify`. If a vendor's exception caused
-    the fault, raise the fault `from` that exception, because `ErrorDetail` names it.
+    The engine uses the fault as it is, without `Provider.classify`. If a vendor's exception caused it, raise
+    it `from` that exception, whose class `ErrorDetail` contains.
 
     Args:
         fault: The classified failure.
@@ -96,8 +94,7 @@ class ProviderFault(Exception):  # noqa: N818
 
         Args:
             category: The kind of the failure.
-            message: One line for the user that says what is wrong and how to fix it. The text must not
-                contain a secret.
+            message: One line for the user: what is wrong, and how to fix it. It must not contain a secret.
             code: The vendor's own error code as text, or None.
             retryable: True if the same call may succeed later without a change.
             vendor_retried: True if the engine must not retry the call.
@@ -162,7 +159,7 @@ def expired(what: str) -> ProviderFault:
     """Make the fault for a position that is older than the retention.
 
     Args:
-        what: A statement that names the lost data and the reason for the loss.
+        what: What is lost and why, as a sentence.
     """
     return ProviderFault.of(ErrorCategory.CHECKPOINT_EXPIRED, f"{what}; {START_AGAIN}")
 

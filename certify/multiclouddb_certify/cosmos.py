@@ -289,7 +289,7 @@ class EmulatorHarness(CosmosHarness):
         self.control("expire", **_place(address))
 
     def poison(self, address: ResourceAddress, key: Any) -> None:
-        """Write an item, and damage its change."""
+        """Write an item, and corrupt the record of this write in the feed."""
         container = self.database.get_container_client(str(address.collection))
         container.upsert_item({"id": native(key)})
         self.control("damage", **_place(address), item=native(key))

@@ -65,7 +65,7 @@ _ESTIMATES: Final = Path(__file__).parent / "estimates"
 
 
 class _Child:
-    """The process of the suite, in a folder of its own."""
+    """Runs the suite with pytest in a child process and a temporary folder."""
 
     def __init__(self, order: Order, folder: Path) -> None:
         self.log = folder / "pytest.log"
@@ -136,7 +136,7 @@ class Plan:
         largest: The estimated cost of the most expensive test.
         seconds: The estimated duration.
         unmeasured: The number of tests whose units are not known; the mean of the others is assumed.
-        progress: What the child has said so far.
+        progress: What the child has reported so far.
         child: The process, which waits.
     """
 

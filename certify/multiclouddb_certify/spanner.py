@@ -113,7 +113,6 @@ def _drop(database: Any) -> None:
 
 
 def _wait_ready(database: Any) -> None:
-    """Wait until a database that is being created can be used."""
     until = time.monotonic() + _SECONDS
     while True:
         database.reload()
@@ -172,7 +171,6 @@ class SpannerHarness(DrillHarness):
                 raise
 
     def _database(self, address: ResourceAddress) -> Any:
-        """Return Google's object for a database, which a drill has created in an earlier process."""
         name = str(address.database)
         made = (each for each in self.databases if each.database_id == name)
         return next(made, None) or self.instance.database(name)

@@ -233,12 +233,12 @@ class SharedCheckpointStore(ABC):
                 return _tagged(draft, written)
             except RefusedError:
                 found = self.load(name)
-                # 1. The write had succeeded, but its answer was lost, and the vendor's client repeated it.
+                # The write had succeeded, but its answer was lost, and the vendor's client repeated it.
                 if found is not None and found.version.startswith(f"{draft.version}@"):
                     return found
                 if (None if found is None else found.version) != expected:
                     raise conflict(self._named(name), name, expected, found) from None
-                # 2. Two writes met, and the service took neither.
+                # Two writes met, and the service took neither.
         raise MulticloudDbError(
             f"checkpoint {self._named(name)}: the service took no write, because others write at the "
             "same time; try again: the previous position stays valid",

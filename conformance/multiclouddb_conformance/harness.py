@@ -79,8 +79,8 @@ class Spelled:
 
     Attributes:
         address: The address of the empty collection.
-        values: The values of one component of the key. Any two of them may be spellings of one key for the
-            service, or two keys: the test sees it from the rows that the service stores.
+        values: The values of one component of the key. For the service, any two of them may be one key or
+            two; the test learns which from the rows that the service stores.
         key: Returns the key with such a value, as an application would give it to a look-up.
         write: Writes the document `{"n": n}` under a value, or deletes it if `n` is None.
     """
@@ -134,13 +134,11 @@ class Harness(ABC):
     Attributes:
         capabilities: The capabilities that the provider must report; the suite checks the report.
         plugin: The plugin that connects to the service; it need not be installed.
-        scope: The scope for tests that do not name a scope. If the scope is wider than a
-            collection, set `can_alone = False`. While a test reads a scope that is wider than a
-            collection, no other test may write to this scope.
+        scope: The scope for tests that do not ask for one. If it is wider than a collection, set
+            `can_alone = False`, and let no other test write to it while a test reads it.
         partitions: The number of partitions of a new collection.
-        precision_seconds: The number of seconds by which `AtTime` may start too early, as stated in the
-            capability's note.
-        patience_seconds: The maximum number of seconds until a write appears in the feed.
+        precision_seconds: By how many seconds `AtTime` may start too early, as in the capability's note.
+        patience_seconds: After how many seconds, at most, a write appears in the feed.
         idle_pages: The number of consecutive idle pages after which a test stops reading; more than 1 if the
             service shows writes late.
         rounding: The unit to which the service rounds down event times.
@@ -202,7 +200,7 @@ class Harness(ABC):
         self.folder = folder
 
     def open(self) -> None:  # noqa: B027 - most need nothing
-        """Start the service, or find a running one; this method is called before any other."""
+        """Start the service, or find a running one; called before any other method."""
 
     def close(self) -> None:  # noqa: B027 - most need nothing
         """Remove everything that the harness has created."""
@@ -230,10 +228,7 @@ class Harness(ABC):
     # -- Methods that a harness may declare as missing
 
     def split(self, address: ResourceAddress, partition_id: str) -> None:
-        """Split the partition that has this public id.
-
-        The method returns as soon as new writes go to the children.
-        """
+        """Split the partition with this public id, and return when new writes go to the children."""
         self._lacks("split")
 
     def merge(self, address: ResourceAddress, a: str, b: str) -> None:
@@ -257,7 +252,7 @@ class Harness(ABC):
         self._lacks("recreate")
 
     def announce(self, address: ResourceAddress) -> None:
-        """Cause one notice without an event. The feed continues after the notice."""
+        """Cause one notice without an event, after which the feed continues."""
         self._lacks("announce", "notices")
 
     def spelled(self, name: str) -> Spelled:
@@ -305,10 +300,7 @@ class Harness(ABC):
         raise NotImplementedError("write command() for a provider with RUN_COMMAND")
 
     def open_readers(self) -> int | None:
-        """Return the number of open native readers (cursors, streams, iterators).
-
-        Return None if the number of open readers is unknown.
-        """
+        """Return the number of open native readers (cursors, streams, iterators); None if it is unknown."""
         return None
 
     def connect(
@@ -321,12 +313,12 @@ class Harness(ABC):
         return self._opened(lambda: open_client(self.plugin, config, observer))
 
     def troubled(self, script: FaultScript, act: Callable[[], None]) -> MulticloudDbClient:
-        """Return a new client with a fault; by default the fault is in the reader.
+        """Return a new client with a fault, which is in the reader unless a scripted server produces it.
 
         Args:
-            script: The fault script; a scripted server produces the fault on the wire.
-            act: A function that splits, merges or trims the collection directly in the service.
-                Some scripts need such an action in the middle of a page.
+            script: The fault script.
+            act: A function that splits, merges or trims the collection directly in the service, for scripts
+                in which this happens in the middle of a page.
         """
         return self._opened(lambda: open_client(FaultyPlugin(self.plugin, script, act), self.config()))
 

@@ -312,7 +312,6 @@ class Life:
             self.dice.choice(kinds)()
 
     def _some_key(self) -> str:
-        """Return the key of a document."""
         return self.key(self.dice.choice(sorted(self.documents)))
 
     def _lose(self) -> None:

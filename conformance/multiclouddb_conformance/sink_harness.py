@@ -1,4 +1,4 @@
-"""Defines what a test says to a sink, and how it reads the table: batches, pages, deaths and rows."""
+"""What tests of a sink share: how they make batches and pages, kill the sink, and read the table."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Death(BaseException):
 
 
 class Turn(random.Random):
-    """Dice that let some steps pass, and kill the process after the last of them, or before the first."""
+    """Dice that let `passed` steps through and then kill the process; with 0, before the first step."""
 
     def __init__(self, passed: int) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class SinkHarness(Protocol):
         ...
 
     def dies(self, dice: random.Random | None, chance: float = 0.0) -> None:
-        """From now on, raise `Death` once, before or after a random step of a commit; None: never."""
+        """From now on, raise `Death` once, before or after a random step of a commit; with None, never."""
         ...
 
 

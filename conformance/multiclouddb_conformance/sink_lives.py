@@ -78,14 +78,12 @@ class _Filling:
         self.plan, self.floor = folder.name, f"{self.position:06d}~"
 
     def copied(self, folder: Path) -> _Filling:
-        """Copy the checkpoint into another folder."""
         found = copy.copy(self)
         found.left = list(self.left)
         found.folder = Path(shutil.copytree(self.folder, folder))
         return found
 
     def is_done(self, history: Sequence[Change]) -> bool:
-        """Return whether the query has delivered everything."""
         is_scanned = self.scan is None or (self.number and not self.left)
         return bool(is_scanned) and self.pending is None and self.position == len(history)
 
@@ -194,7 +192,6 @@ class SinkLife:
             self._is_restored = False
 
     def _begin_again(self) -> None:
-        """Do what the message says."""
         self._saved.clear()
         self._is_harmed = False
         self._query = _Filling(self, self._new_folder(), is_snapshot=True)

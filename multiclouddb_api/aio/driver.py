@@ -98,7 +98,7 @@ class Driver:
             self._running = self._threads.start(step.run) if coroutine is None else _task(coroutine)
         await ended(self._running)
         done, self._running = self._running, None
-        # 1. A cancelled caller does not come here, so the store has cancelled its call itself.
+        # A cancelled caller does not come here, so the store has cancelled its call itself.
         error = _cancelled_inside() if done.cancelled() else done.exception()
         if error is None:
             self._go(self._steps.send, done.result())

@@ -210,7 +210,6 @@ class AsyncChangeFeedIterator:
         return driver
 
     async def _end(self) -> None:
-        """Save the position after the last page that is done."""
         async with self._lock:
             await self._finish(self._feed.end())
 

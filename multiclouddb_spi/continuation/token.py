@@ -125,7 +125,6 @@ def _count(structure: bytes) -> int:
 
 
 def _is_deep(brackets: bytes) -> bool:
-    """Return whether the text is nested too deeply."""
     for _ in range(MAX_LEVELS):
         if not brackets:
             return False

@@ -2,24 +2,24 @@
 
 The fetches are those of pages (`Fetches`): as many at once as threads and bytes allow, with their pacing and
 retries, in the order of the lineage. What is left in a reader, records or the walk through empty answers,
-stays in the consumer for the next step. The numbers in the code mark where these rules are applied:
+stays in the consumer for the next step. The rules:
 
- 1. A range ends where an answer ended. One answer with records is enough for a step, so a partition is not
-    read until it has proved that nothing follows. After a full answer it is asked again, round after round,
-    because more probably follows, and a step of Spark costs more than an answer: up to the limit, or without
-    one until the step has a certain number of records or bytes.
- 2. With a limit, each partition gets an equal share. What is not used is divided among those that have used
-    theirs, or whose answers were full. A share is reserved while its answer is outstanding, so the limit is
-    hard.
- 3. An answer without records that does not say whether any follow is no end. A reader that an earlier step
-    has left is asked once, because its walk goes on in the next step. A reader that is new, or was not used
-    for long, is asked until it finds a record or the end: if it were lost again, its walk would never end.
- 4. If nothing was found, everything is asked again until each partition has said that nothing follows.
- 5. As soon as something was found, or the position of another has moved, a slow partition is waited for only
-    shortly. It, and one that fails with an error that may pass, keeps its position. If nothing has moved, its
-    error is raised.
- 6. What is lost moves positions or removes partitions; what was found of these is dropped. A partition that
-    starts because of a loss is read by the next step.
+- A range ends where an answer ended. One answer with records is enough for a step, so a partition is not read
+  until it has proved that nothing follows. After a full answer it is asked again, round after round, because
+  more probably follows, and a step of Spark costs more than an answer: up to the limit, or without one until
+  the step has a certain number of records or bytes.
+- With a limit, each partition gets an equal share. What is not used is divided among those that have used
+  theirs, or whose answers were full. A share is reserved while its answer is outstanding, so the limit is
+  hard.
+- An answer without records that does not show whether any follow is no end. A reader that an earlier step has
+  left is asked once, because its walk goes on in the next step. A reader that is new, or was not used for
+  long, is asked until it finds a record or the end: if it were lost again, its walk would never end.
+- If nothing was found, everything is asked again until each partition has answered that nothing follows.
+- As soon as something was found, or the position of another has moved, a slow partition is waited for only
+  shortly. It, and one that fails with an error that may pass, keeps its position. If nothing has moved, its
+  error is raised.
+- What is lost moves positions or removes partitions; what was found of these is dropped. A partition that
+  starts because of a loss is read by the next step.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Heads:
         return {name: self._found[name] for name in wanted if name in self._found}
 
     def _may_leave(self) -> bool:
-        """5. Return whether the step has something without the partitions that have not answered yet.
+        """Return whether the step has something without the partitions that have not answered yet.
 
         If only their own positions have moved, they are waited for: an answer that an earlier step has asked
         for proves no end, so partitions that are always slow would be left in each step, without an end.
@@ -169,7 +169,7 @@ class Heads:
         return self._has_news or any(name not in self._turns.asked for name in self._moved)
 
     def _leave_slow(self) -> None:
-        """5. Leave running fetches to the next step, or to a later round; others may use their shares."""
+        """Leave running fetches to the next step, or to a later round; others may use their shares."""
         self._leaves_slow = not self._turns.due
         slow = list(self._turns.asked.values())
         self._fetches.park()
@@ -185,7 +185,7 @@ class Heads:
     def _begin(self, names: Iterable[str]) -> None:
         """Ask these partitions, each for an equal share of what is left."""
         names = list(names)
-        if self._left is not None:  # 2.
+        if self._left is not None:
             self._share = max(1, self._left // max(1, len(names)))
         self._turns.ask(names)
 
@@ -200,7 +200,7 @@ class Heads:
         if self._has_news or (self._moved and self._leaves_slow):
             return False
         unknown, self._unknown = self._unknown, {}
-        if unknown:  # 4.
+        if unknown:
             self._begin(unknown)
             return True
         if not self._turns.paced:
@@ -273,12 +273,12 @@ class Heads:
                     self._hungry[name] = None
 
     def _launch(self) -> None:
-        """1. Start as many fetches as threads and bytes allow."""
+        """Start as many fetches as threads and bytes allow."""
         turns, fetches = self._turns, self._fetches
         while self._may_launch() and not self._deadline.passed() and fetches.may_ask():
             name = next(iter(turns.due))
             turn = turns.of(name)
-            if self._after.reading(name) is None:  # 6.
+            if self._after.reading(name) is None:
                 turns.move(turn, Phase.ANSWERED)
                 continue
             part = fetches.part_at(name, self._reads.cursor(name))
@@ -287,10 +287,10 @@ class Heads:
                 turns.move(turn, Phase.PACED)
                 continue
             reader = fetches.reader_of(name, part)
-            if reader.reader is None or now - reader.asked_at > _LIVE_SECONDS:  # 3.
+            if reader.reader is None or now - reader.asked_at > _LIVE_SECONDS:
                 self._walking.add(name)
             most = None
-            if self._left is not None:  # 2.
+            if self._left is not None:
                 most = self._reserved[name] = min(self._share, self._left)
                 self._left -= most
             fetches.launch(turn, reader, 0.0, most)
@@ -307,7 +307,7 @@ class Heads:
         share = self._reserved.pop(name, 0)
         if self._left is not None:
             self._left += share
-        if self._after.reading(name) is None or self._reads.cursor(name) != reader.cursor:  # 6.
+        if self._after.reading(name) is None or self._reads.cursor(name) != reader.cursor:
             self._consumer.drop_reader(part)
             self._turns.ask([name])
             return
@@ -357,10 +357,10 @@ class Heads:
         self._bytes += nbytes
         self._keep(name, clipped, count, is_full=count >= _FULL_RECORDS or nbytes >= _FULL_BYTES)
         if count:
-            self._walking.discard(name)  # 3.
+            self._walking.discard(name)
         is_silent = not count and head.follows is Follows.NOT_KNOWN and not head.notices
         if is_silent and clipped is head:
-            if name in self._walking:  # 3. At the front, so that it keeps its share of a small limit.
+            if name in self._walking:  # at the front, so that it keeps its share of a small limit
                 self._turns.ask([name])
                 self._turns.due.move_to_end(name, last=False)
             else:
@@ -376,7 +376,7 @@ class Heads:
         self._reads.took(name, head.cursor)
         is_read = not isinstance(head.outcome, Continue) or head.follows is Follows.END
         if is_full and not is_read and within(self._feed, Entry.read(name, head.cursor), self._target):
-            self._hungry[name] = None  # 1. and 2.
+            self._hungry[name] = None
         if earlier is not None:
             known = earlier.records is not None and head.records is not None
             total = (earlier.records or 0) + (head.records or 0)
@@ -443,7 +443,7 @@ class Heads:
         self._turns.ask([name])
 
     def _apply(self, losses: Iterable[Loss]) -> None:
-        """6. Drop what was found of partitions that a loss has moved or removed."""
+        """Drop what was found of partitions that a loss has moved or removed."""
         losses = tuple(losses)
         self.gaps += self._follow.told(losses)
         if any(loss.everything for loss in losses):
@@ -466,7 +466,7 @@ class Heads:
                 self._turns.ask([name])
 
     def _tell_failed(self, late: Mapping[str, Exception | None]) -> None:
-        """5. Raise the error of a partition if nothing has moved, or log it."""
+        """Raise the error of a partition if nothing has moved, or log it."""
         troubles = {name: error or ProviderFault(late_fault()) for name, error in late.items()} | self._failed
         for error in troubles.values():
             if not (self._has_news or self._moved):

@@ -76,11 +76,11 @@ class Step:
         records: The number of records in this step, or None if the service does not report it.
         skipped: The parts that were left out because they are older than the retention, as readable text with
             partition and position.
-        answers: What each partition that was asked has told about the moment up to which `after` has read it.
+        answers: What the answer of each partition shows about the moment up to which `after` has read it.
         notices: The notices in the ranges of the step, and those of partitions that end. If a feed finds
             heads without reading, there may be others, which only `read_range` finds.
-        left: The partitions of `after` that may have records behind this step, up to the target: those that
-            have said so, those that have not said that nothing follows, and those that were not asked.
+        left: The partitions of `after` that may have records behind this step, up to the target: all but
+            those whose answer shows that nothing follows.
         read: The records of some ranges of the step, by partition: all records of the range, without notices.
             They are there only if the planner has read them, and was asked to keep them.
     """

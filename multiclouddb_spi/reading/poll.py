@@ -1,28 +1,26 @@
 """Reads for one call: asks the partitions of a lineage until the page is full or all have answered.
 
-Fetches run in the thread pool; the code in this module runs in the caller's thread. `turns.py` defines the
-phase of each partition, `answers.py` what follows its end, its loss or its failure. This module moves the
-partitions from phase to phase; the numbers in the code mark where this happens:
+Fetches run in the thread pool; the code in this module runs in the caller's thread. It moves the partitions
+from phase to phase: `turns.py` defines the phases, and `answers.py` what follows the end, the loss or the
+failure of a partition. The rules:
 
- 1. The poll asks partitions in the order of the lineage, several at once. The poll first uses records that an
-    earlier call has fetched but not returned. No partition starves, because the token preserves the order.
- 2. The poll takes answers in the order in which they arrive. Records are mapped, and cut at the size limit of
-    the page. The cursor moves only past returned records, so a token skips only records that were returned.
- 3. A partition that has ended leaves the lineage once its last record is returned; its children are read in
-    the same call.
- 4. If there is something to return, the poll ends as soon as no further answer is ready. However, it first
-    waits for the turn of the first partition in the queue. A place on the page is kept for the first
-    partition in the queue, so a slow partition is never starved. If the first partition takes longer than
-    `HEAD_SECONDS`, its turn is over.
- 5. If there is nothing to return, the poll continues until every partition has reported that it has no
-    records. Then the poll waits as long as the caller wants to wait, unless it has a notice to report.
- 6. After a notice, the poll returns nothing more from the partition of the notice. The poll also returns
-    nothing from the partitions that are read because of the notice. A later call returns the records of the
-    partitions that were left out.
- 7. With `leaves_out`, the poll leaves out the partitions that are not worth asking yet. The page is then not
-    idle. Without it, the poll waits for them.
- 8. The page ends before its records have more bytes than it may have. While the first partition in the queue
-    has its turn, others that do not fit wait for it, as they do for its place (4).
+- Partitions are asked in the order of the lineage, several at once, and records that an earlier call has
+  fetched but not returned come first. No partition starves, because the token keeps the order.
+- Answers are taken in the order in which they arrive. Records are mapped, and cut at the size limit of the
+  page. The cursor moves only past returned records, so a token skips nothing else.
+- A partition that has ended leaves the lineage once its last record is returned; its children are read in the
+  same call.
+- If there is something to return, the poll ends as soon as no further answer is ready. But it first waits for
+  the turn of the first partition in the queue, for which a place on the page is kept, so that a slow
+  partition never starves. If that takes longer than `HEAD_SECONDS`, its turn is over.
+- If there is nothing to return, the poll goes on until every partition has reported that it has no records.
+  Then it waits as long as the caller wants to, unless it has a notice to report.
+- After a notice, nothing more is returned from its partition, nor from the partitions that are read because
+  of it. Their records come in a later call.
+- With `leaves_out`, partitions that are not worth asking yet are left out, and the page is not idle. Without
+  it, the poll waits for them.
+- The page ends before its records have more bytes than it may have. While the first partition in the queue
+  has its turn, others that do not fit wait for it, as they do for its place.
 """
 
 from __future__ import annotations
@@ -88,7 +86,7 @@ class Poll(Generic[T]):
         self._feed, self._lineage = feed, lineage
         plan, active, self._has_ends = lineage.plan, lineage.active(), bool(lineage.ends())
         self._leaves_out, self._has_left_out = leaves_out, False
-        if leaves_out:  # 7.
+        if leaves_out:
             rests = consumer.resting(active, time.monotonic())
             self._has_left_out = bool(rests)
             active = [entry for entry in active if entry.partition_id not in rests]
@@ -184,7 +182,7 @@ class Poll(Generic[T]):
             if time.monotonic() < self._waiting.until and self._may_begin_again():
                 return
             turn = None
-            if turns.asked:  # 4. How long to wait for the next answer.
+            if turns.asked:
                 if self._head is not None and (self._result.count or turns.held):
                     patience = self._waiting.for_head()
                 elif turns.held and scanning is not None and scanning.is_sharing():
@@ -200,11 +198,11 @@ class Poll(Generic[T]):
                 return
 
     def _wait(self) -> None:
-        """5. After every partition has answered, wait for new records as long as the caller wants to."""
+        """After every partition has answered, wait for new records as long as the caller wants to."""
         waiting = self._waiting
         while not (self._is_full() or self._result.in_hand()) and time.monotonic() < waiting.until:
             pause = waiting.before_round()
-            if self._leaves_out:  # 7.
+            if self._leaves_out:
                 pause = max(pause, min(self._soonest(), waiting.until) - time.monotonic())
             self._context.pause(pause)
             waiting.begin_round()
@@ -243,7 +241,7 @@ class Poll(Generic[T]):
                 if part.trouble is not None:  # the service is throttling it: the call does not wait for it
                     turns.fail(turn, part.trouble)
                     turns.move(turn, Phase.ANSWERED)
-                elif self._leaves_out:  # 7.
+                elif self._leaves_out:
                     self._has_left_out = True
                     turns.move(turn, Phase.ANSWERED)
                 else:
@@ -261,7 +259,7 @@ class Poll(Generic[T]):
     # -- 4. Wait for answers
 
     def _may_begin_again(self) -> bool:
-        """5. Return whether to read all partitions again; waiting or slow partitions do not prevent this."""
+        """Return whether to read all partitions again; waiting or slow partitions do not prevent this."""
         turns, now = self._turns, time.monotonic()
         if turns.due or turns.held or self._result.in_hand():
             return False
@@ -316,7 +314,7 @@ class Poll(Generic[T]):
         turn.phase, turn.reader, turn.awaited = Phase.ANSWERED, None, False
         entry, part = self._lineage.reading(turn.partition_id), self._consumer.partitions[turn.partition_id]
         if entry is None or entry.said[0] != reader.cursor:
-            # 6. A loss has moved or removed the partition: what was fetched of it is dropped.
+            # A loss has moved or removed the partition: what was fetched of it is dropped.
             self._consumer.drop_reader(part)
             self._has_had_turn(turn, answered=False)
             return
@@ -359,7 +357,7 @@ class Poll(Generic[T]):
             self._hold(turn, is_cut=is_cut)
             return
         self._has_had_turn(turn)
-        if turn.noticed:  # 6.
+        if turn.noticed:
             return
         stop = min(count, reader.taken + places)
         if (
@@ -381,12 +379,12 @@ class Poll(Generic[T]):
 
     def _places(self, turn: Turn, reader: PartitionReader, batch: Batch, count: int) -> tuple[int, bool]:
         """Return how many more records may be returned, and whether the page has no bytes for more."""
-        # 4. The place of the first partition on the page is kept for it.
+        # The place of the first partition on the page is kept for it.
         kept = self._head is not None and turn is not self._head and not turn.failed_last
         places = self._result.limit - self._result.count - kept
         if self._scanning is not None:
             places = self._scanning.places(turn, places)
-        # 8. A page has at least one record; while the first partition has its turn, that one is its own.
+        # A page has at least one record; while the first partition has its turn, that one is its own.
         left, each = self._result.most_bytes - self._result.nbytes, batch.nbytes / count
         fits = int(max(left, 0.0) // each) if each else places
         if turn is self._head or not (self._result.count or self._head):
@@ -396,7 +394,7 @@ class Poll(Generic[T]):
     def _hold(self, turn: Turn, *, is_cut: bool) -> None:
         """Leave the rest of an answer for the first partition's turn, or for a later page."""
         turn.phase, self._turns.held[turn.partition_id] = Phase.HELD, turn
-        if is_cut and self._head is None:  # 8.
+        if is_cut and self._head is None:
             self._result.ended = True
 
     def _put_on_page(self, turn: Turn, reader: PartitionReader, batch: Batch, stop: int) -> bool:
@@ -421,7 +419,7 @@ class Poll(Generic[T]):
         return True
 
     def _used_up(self, turn: Turn, part: ConsumedPartition, reader: PartitionReader, batch: Batch) -> None:
-        """3. After the last record of an ended partition is returned, end the partition."""
+        """After the last record of an ended partition is returned, end the partition."""
         fresh = reader.asked_at >= self._waiting.began
         reader.used_up()
         started = self._answers.finish(turn, batch, reader.asked_at)

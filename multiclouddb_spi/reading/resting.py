@@ -1,10 +1,9 @@
 """Spares calls on a large feed: the last page is returned again while nothing can have changed.
 
-1. If the service has a mark that every change moves, an idle page is returned again while the mark stays. The
-   mark is requested only after an idle page, so a busy feed needs no additional call. It is requested before
-   the partitions are read. Therefore, if a change happens during the read, the next call gets a different
-   mark and reads again.
-2. Else a call that leaves out partitions waits until the first one is worth asking.
+If the service has a mark that every change moves, an idle page is returned again while the mark stays. The
+mark is requested only after an idle page, so a busy feed needs no additional call, and before the partitions
+are read, so that a change during the read gives the next call a different mark. Without a mark, a call that
+leaves out partitions waits until the first one is worth asking.
 
 Only feeds with more partitions than a call reads at once are spared: `may_stay`, `may_leave_out`.
 """
@@ -65,7 +64,7 @@ def _compared(
     context: ReadContext,
     deadline: Deadline,
 ) -> Check:
-    """1. Compare the mark until it has changed, or the wait is over."""
+    """Compare the mark until it has changed, or the wait is over."""
     requests = 0
     while True:
         # Most of the call's time is reserved for the read, in case the service does not answer.
@@ -86,7 +85,7 @@ def _compared(
 
 
 def _when_due(consumer: Consumer, rest: Rest, waiting: Waiting, context: ReadContext) -> Check:
-    """2. Wait until a partition is due, or the wait is over."""
+    """Wait until a partition is due, or the wait is over."""
     soonest = rest.soonest
     if soonest > waiting.began:
         context.pause(max(0.0, min(soonest, waiting.until) - time.monotonic()))

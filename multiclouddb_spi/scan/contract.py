@@ -47,14 +47,13 @@ class SupportsSnapshot(Protocol):
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
         """Resolve the start of the stream, then plan the scan; finish both by the `deadline`.
 
-        The provider determines first the positions of the stream, then the floor and the moment, then the
-        division of the keys. The positions must be durable immediately. A later call makes another plan.
+        The order matters: first the positions of the stream, which must be durable at once, then the floor
+        and the moment, then the division of the keys. A later call makes another plan.
 
         Args:
-            segments: The number of segments into which to divide the scan; None means that the provider
-                chooses a number that suits the size of the collection and its partitions. A provider may make
-                fewer segments. It may make more only if its service requires this. The scan of one partition
-                key has one segment.
+            segments: Into how many segments to divide the scan; None for a number that suits the size of the
+                collection and its partitions. A provider may make fewer, and more only if its service
+                requires it. The scan of one partition key has one segment.
             deadline: The time by which the call must end.
         """
         ...
@@ -65,8 +64,7 @@ class SupportsSnapshot(Protocol):
         """Take the next segments from a plan.
 
         The same rest may be divided several times, in several processes, with different values of `count`.
-        In each answer, the segments and the new rest together represent everything that the old rest
-        represents.
+        Each time, the segments and the new rest together must cover exactly what the old rest covers.
 
         Args:
             scan: `ScanPlan.scan`.
@@ -75,8 +73,8 @@ class SupportsSnapshot(Protocol):
             deadline: The time by which the call must end.
 
         Returns:
-            The segments (`Scan.segment`), and the remaining part of the plan (None if no part remains). If
-            the list is empty but a part remains, the engine calls the method again.
+            The segments (`Scan.segment`), and the rest of the plan, or None if there is none. If the list is
+            empty but there is a rest, the engine calls again.
 
         Raises:
             InvalidCursor: Raised if this provider cannot have made the rest or the `mark` of the scan.
@@ -88,8 +86,8 @@ class SupportsSnapshot(Protocol):
 class SupportsBackfill(SupportsSnapshot, Protocol):
     """A feed whose stream can start only at `Now`; for `Beginning` and `AtTime`, a scan comes first.
 
-    In such a scan, a row has the `order_key` of its last change. The rows have no common `order_key` (floor),
-    so `SnapshotOrder.INTERLEAVED` is refused. A scan of one partition is followed by the stream of that
+    In such a scan, a row has the `order_key` of its last change and not a common one (floor), so
+    `SnapshotOrder.INTERLEAVED` is refused. A scan of one partition is followed by the stream of that
     partition alone.
     """
 

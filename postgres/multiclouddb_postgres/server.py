@@ -185,8 +185,8 @@ def _shown(dsn: str) -> tuple[str, str, str]:
 
 def connected(dsn: str) -> Connection:
     """Open a connection; each transaction is one of its own, unless the caller begins one."""
-    # 1. No prepared statements, no settings of the session: pgbouncer may give each transaction another one.
-    # 2. What a merge has locked, it must see as the last transaction has left it, whatever the default is.
+    # No prepared statements, no settings of the session: pgbouncer may give each transaction another one.
+    # What a merge has locked, it must see as the last transaction has left it, whatever the default is.
     connection = _connection(dsn)
     if isinstance(connection, psycopg.Error):
         raise connection
@@ -286,9 +286,9 @@ def _is_of_user(error: psycopg.Error) -> bool:
 
 def said_by(error: psycopg.Error) -> str:
     """Return what the server or libpq says, on one line and without data."""
-    # 1. The detail and the context of a server's error may quote a row; its primary message does not.
-    # 2. A message about a value quotes the value; other messages only quote names.
-    # 3. A function of a user, such as a trigger, may say anything.
+    # The detail and the context of a server's error may quote a row; its primary message does not. A message
+    # about a value quotes the value; other messages only quote names. A function of a user, such as a
+    # trigger, may say anything.
     if _is_of_user(error):
         return "a trigger or a function refuses it, and only the server's log has its text"
     text = one_line(error.diag.message_primary or ("" if error.sqlstate else str(error)))

@@ -174,8 +174,8 @@ def merge_into_postgres(
     )
 
     def merge(connection: Connection) -> bool:
-        # 1. The checkpoint comes first: of two workers with one name, the second waits here, and conflicts.
-        # 2. Rows, marks and token become visible together.
+        # The checkpoint comes first: of two workers with one name, the second waits here, and conflicts.
+        # Rows, marks and token become visible together.
         if checkpoint_name is not None:
             expected = checkpoint.version if isinstance(checkpoint, Checkpoint) else None
             token = cast("ChangeFeedPage", batch).continuation_token

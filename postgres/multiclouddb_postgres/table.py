@@ -449,8 +449,8 @@ class PostgresTable(Table):
         except psycopg.errors.FeatureNotSupported:
             # A transaction of another level does not see a rule that is new.
             raise wrong(self._where, "has a rule that keeps a row from being written", "drop it") from None
-        # 1. A type such as json has no equality, but the same value has the same text.
-        # 2. A row whose document is not known keeps the values that it had.
+        # A type such as json has no equality, but the same value has the same text. A row whose document is
+        # not known keeps the values that it had.
         same = [
             sql.SQL("t.{0}::text IS NOT DISTINCT FROM s.{0}::text").format(sql.Identifier(name))
             for name in names

@@ -85,8 +85,8 @@ def declared(name: str, kind: str, *, required: bool = True) -> sql.Composed:
         kind: Its type.
         required: True if `key` and `order_key` must have a value.
     """
-    # 1. The types are those of this module or of the server's catalogue, so they are safe in SQL.
-    # 2. Changes are ordered by code point, as Python and Spark do.
+    # The types are those of this module or of the server's catalogue, so they are safe in SQL. Changes are
+    # ordered by code point, as Python and Spark do.
     collation = ' COLLATE "C"' + " NOT NULL" * required if name in TEXT else ""
     if not re.fullmatch(r'[\w ",().\[\]-]+', kind):
         raise invalid_request(f"column {name}", "has a type with an unusual name", "use another type")

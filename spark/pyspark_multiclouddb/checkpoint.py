@@ -349,7 +349,6 @@ class Checkpoint:
         return found[0] if found else None
 
     def _offsets(self, batch_id: int) -> list[dict[str, Any]]:
-        """Return the offsets of this source that were stored with the end of a batch."""
         if batch_id not in self._ends:
             text = self._read(f"offsets/{batch_id}")
             if text is None:
@@ -360,7 +359,6 @@ class Checkpoint:
         return self._ends[batch_id]
 
     def _completed(self) -> Iterator[int]:
-        """Return the numbers of the completed batches that the checkpoint still contains."""
         if self._folder is not None:
             folder = os.path.join(self._folder, "commits")
             names = os.listdir(folder) if os.path.isdir(folder) else []

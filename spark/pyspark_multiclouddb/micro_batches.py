@@ -134,12 +134,12 @@ class MicroBatches:
         self, start: dict[str, Any], max_records: int | None, *, tell_more: bool = False
     ) -> dict[str, Any]:
         """Return the end of the next micro-batch, or `start` itself if there is nothing to read."""
-        # 1. Spark repeats the call without a pause, so the service is asked once in `pollInterval`, or as
-        #    soon as the watch has a hint.
-        # 2. After a hint without a change, hints are ignored until `pollInterval` is over: another collection
-        #    that changes all the time, or a failing watch, causes two plans in an interval, not fifty.
-        # 3. Positions that have moved without a record are an end too, at the first call and then once in
-        #    `idleCheckpointInterval`, because a position that stays in the checkpoint would expire.
+        # Spark repeats the call without a pause, so the service is asked once in `pollInterval`, or as soon
+        # as the watch has a hint. After a hint without a change, hints are ignored until `pollInterval` is
+        # over: another collection that changes all the time, or a failing watch, causes two plans in an
+        # interval, not fifty. Positions that have moved without a record are an end too, at the first call
+        # and then once in `idleCheckpointInterval`, because a position that stays in the checkpoint would
+        # expire.
         asked, when = self._idle or (None, 0.0)
         is_known = asked == start and time.monotonic() - when < self.settings.poll_seconds
         is_hinted = is_known and not self.ends_by_itself and self._wait_for_hint(start)
@@ -150,7 +150,7 @@ class MicroBatches:
                 self._idle, self._misled = (start, time.monotonic()), False
                 return start
             self._still = None
-            # 4. To return `start` says that nothing is left to read, so the service must have said it.
+            # To return `start` says that nothing is left to read, so the service must have said it.
             while (end := self._plan(start, max_records, tell_more)) is start and self._is_unread:
                 time.sleep(_NAP_SECONDS)
         if end is not start:

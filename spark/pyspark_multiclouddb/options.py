@@ -547,7 +547,6 @@ def _choice(name: str, text: str, known: Mapping[str, _T]) -> _T:
 
 
 def _duration(name: str, text: str) -> float:
-    """Return a duration in seconds."""
     found = _DURATION.fullmatch(text.lower())
     unit = found and (_SECONDS.get(found[2]) or _SECONDS.get(found[2].removesuffix("s")))
     if found is None or unit is None:

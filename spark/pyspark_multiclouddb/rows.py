@@ -159,7 +159,6 @@ def _warn(where: str, fault: RecordFault) -> None:
 
 
 def _with_sequence(events: pa.RecordBatch, sequence: Sequence[int] | np.ndarray) -> pa.RecordBatch:
-    """Add the column `sequence` to the events, and return them."""
     return pa.RecordBatch.from_arrays([*events.columns, pa.array(sequence, pa.int64())], schema=ROW_SCHEMA)
 
 

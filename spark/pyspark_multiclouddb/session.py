@@ -114,7 +114,6 @@ def ensure_java() -> str | None:
 
 
 def _java_of_spark() -> str | None:
-    """Return the Java executable that Spark's launcher uses."""
     home = os.environ.get("JAVA_HOME")
     return str(Path(home, "bin", "java")) if home else shutil.which("java")
 
@@ -164,7 +163,6 @@ def _bundled_home() -> Path:
 
 
 def _write_shim(folder: Path, shim: str) -> Path:
-    """Write the start script into a folder, and return the folder."""
     home = folder / f"java-{hashlib.sha256(shim.encode()).hexdigest()[:16]}"
     target = home / "bin" / "java"
     if target.is_file() and target.read_text() == shim and os.access(target, os.X_OK):

@@ -157,7 +157,6 @@ class TableTarget(Table):
         return f"table:{self._table}"
 
     def _now(self, *, own: bool) -> TableTarget:
-        """Return the table that is there now."""
         now = TableTarget(self._spark, self._table)
         check_table_columns(self._table, now._known().names, own=own)
         return now
@@ -338,7 +337,6 @@ class TableTarget(Table):
             return None
 
     def _known(self) -> StructType:
-        """Return the columns of the table."""
         if not self.exists:
             raise missing(self._table, WAY_OUT)
         assert self._schema is not None
@@ -612,7 +610,6 @@ def _declared(columns: Mapping[str, str]) -> str:
 
 
 def _marked(mark: TableMark, identity: str) -> dict[str, str]:
-    """Return the properties of a table with a mark."""
     return {MARK: mark.to_json(), _IDENTITY: identity}
 
 

@@ -151,7 +151,6 @@ class _OnExecutors(Verification):
         self._spark, self._segments, self._parts = spark, segments, target.parts
 
     def _compare_sides(self) -> None:
-        """Read both sides at once."""
         state = self._sides.state
         self._sides.tell("scan")
         joined = list[DataFrame]()
@@ -323,11 +322,9 @@ class _Table:
 
     @property
     def name(self) -> str:
-        """See `Target.name`."""
         return self._target.name
 
     def rows(self, keys: Sequence[str] | None = None, *, own: Own = False) -> Iterator[pa.RecordBatch]:
-        """Read rows by key; see `Target.rows`."""
         if not keys:
             yield from self._target.rows(keys, own=own)
             return
@@ -335,27 +332,21 @@ class _Table:
         yield from _checked(frame.toArrow).to_batches()
 
     def columns(self) -> Mapping[str, pa.DataType | None]:
-        """See `Target.columns`."""
         return self._target.columns()
 
     def position(self) -> str | None:
-        """See `Target.position`."""
         return self._target.position()
 
     def found(self, since: FoundTable | None = None) -> FoundTable:
-        """See `Target.found`."""
         return self._target.found(since)
 
     def complete(self, expected: Expected) -> None:
-        """See `Target.complete`."""
         self._target.complete(expected)
 
     def fix(self, fixes: Sequence[Fix], expected: Expected) -> int:
-        """Write rows in the driver; see `Target.fix`."""
         return self._target.fix(fixes, expected)
 
     def record(self, facts: dict[str, str], expected: Expected) -> None:
-        """Store facts in the table, if it can."""
         if isinstance(self._target, SupportsRecord):
             self._target.record(facts, expected)
 

@@ -495,7 +495,6 @@ class DeltaTarget(Table):
             self._known().alter.add_columns(missing, commit_properties=said({}))
 
     def _properties(self, notes: Mapping[str, str], **more: bool) -> CommitProperties:
-        """Return what a commit says beside its rows."""
         return said({PLACE: json.dumps({**self._place, **more}, sort_keys=True), **notes})
 
     def merge(self, rows: pa.Table, notes: Mapping[str, str], *, is_last: bool) -> None:

@@ -289,8 +289,8 @@ def stored_fields(schema: pa.Schema) -> dict[str, Field]:
             [fields[each.name]] = Schema.from_arrow(pa.schema([each])).fields
         except Exception as error:  # noqa: BLE001 - deltalake raises no narrower class
             cause = error
-        # 1. deltalake creates a table with nanoseconds, but cannot read it.
-        # 2. It takes an unsigned column for a signed one, and panics at the first number that does not fit.
+        # deltalake creates a table with nanoseconds, but cannot read it. It takes an unsigned column for a
+        # signed one, and panics at the first number that does not fit.
         is_lossy = cause is None and "timestamp_nanos" in _json(fields[each.name].type)
         if cause is not None or is_lossy or _has_unsigned(each.type):
             problem = f"is {each.type}, which a Delta table cannot store"
@@ -299,7 +299,6 @@ def stored_fields(schema: pa.Schema) -> dict[str, Field]:
 
 
 def _has_unsigned(kind: pa.DataType) -> bool:
-    """Return whether a type is unsigned, or has an unsigned part."""
     if pa.types.is_dictionary(kind):
         return _has_unsigned(kind.value_type)
     parts = [kind.field(number).type for number in range(kind.num_fields)]

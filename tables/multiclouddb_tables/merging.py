@@ -179,11 +179,11 @@ class SinkTable:
 
     def begin(self, scan: MergedSnapshot) -> None:
         """Mark all rows of the table as older than a snapshot, before its first rows are merged."""
-        # 1. Rows of the snapshot, and every change after it, then have priority over the rows in the table. A
-        #    row below the floor needs no change; every other row gets the lowest `order_key`.
-        # 2. One commit marks the rows and contains the snapshot's id, so they are marked once.
-        # 3. Later batches need the mark: without it, earlier rows of the snapshot were in another table, or
-        #    cannot be told apart from older ones. A table with rows may get its checkpoint after the scan.
+        # Rows of the snapshot, and every change after it, then have priority over the rows in the table. A
+        # row below the floor needs no change; every other row gets the lowest `order_key`. One commit marks
+        # the rows and contains the snapshot's id, so they are marked once. Later batches need the mark:
+        # without it, earlier rows of the snapshot were in another table, or cannot be told apart from older
+        # ones. A table with rows may get its checkpoint after the scan.
         if self._storage.exists and self._stage(scan.plan) is not None:
             return
         if scan.is_first and scan.whole:

@@ -96,7 +96,6 @@ class _Step:
     found: FoundTable
 
     def put(self, values: Mapping[str, object]) -> None:
-        """Store values with the table."""
         self.database.executemany(
             f"INSERT OR REPLACE INTO {MARKS} (identity, name, value) VALUES (?, ?, ?)",
             [(self.shape.identity, name, value) for name, value in values.items()],
@@ -158,7 +157,6 @@ class SqliteTable(Table):
         return self._there() is not None
 
     def _there(self) -> FoundTable | None:
-        """Return the table that is there now; None if there is none."""
         if not self._file.exists:
             return None
         with self._file.reading() as database:

@@ -285,7 +285,6 @@ class _Proof:
         )
 
     def standing(self, report: Report | None) -> Standing:
-        """Return it for the user."""
         proved, following = self.proved_at, datetime.fromtimestamp(self.next_at, UTC)
         proved_at = None if proved is None else datetime.fromtimestamp(proved, UTC)
         return Standing(proved_at, self.differences, self.healed, following, report)
@@ -303,7 +302,6 @@ class _Pass(Verification):
     compared_at: float
 
     def look(self) -> tuple[str, dict[str, str]]:
-        """See `Verification.look`."""
         self.compared_at = self._sides.clock()
         # K is moved only with deletes, and the versions before it are not needed then.
         self._sides.folds = self._sides.source.has_deletes
@@ -322,8 +320,8 @@ class _Pass(Verification):
         """Read the source, move K to where the sink is by then, and compare."""
         self._read_source()
         at, now = self._sides.clock(), self._sides.first_position()
-        # 1. Without deletes, an old reading of the source cannot be brought up to date.
-        # 2. While the sink is inside a snapshot of its own, only what an earlier position says is right.
+        # Without deletes, an old reading of the source cannot be brought up to date. While the sink is inside
+        # a snapshot of its own, only what an earlier position says is right.
         if self._sides.source.has_deletes and not self._sides.source.is_in_snapshot(now):
             self._move_to(now)
             self.compared_at = at

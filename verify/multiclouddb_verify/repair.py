@@ -99,8 +99,8 @@ class Repair:
         with state.transaction():
             state.give_up(plan.unknown.items())
             if is_last:
-                # 1. The last judgement is of a state of the source that is over.
-                # 2. A row with a foreign key is wrong whatever the source has.
+                # The last judgement is of a state of the source that is over. A row with a foreign key is
+                # wrong whatever the source has.
                 waits = [each for each, why in plan.again.items() if why is _WAITS]
                 state.give_up((each.key, why) for each, why in plan.again.items() if why is not _WAITS)
                 state.judge_again(waits)
@@ -175,7 +175,6 @@ class _Plan:
     own_orders: dict[str, str] = attrs.field(factory=dict)
 
     def add_all(self, chunk: Sequence[Confirmed]) -> None:
-        """Decide on differences."""
         # The rows with the sink's own texts are read after the look-up, like the changes.
         own = [each.text for each in self._answers.values() if isinstance(each, Respelt)]
         beside = self._sides.rows_of(own).seen if own else {}

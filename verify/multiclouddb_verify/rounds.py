@@ -181,15 +181,15 @@ class Rounds:
         """
         state, settle = self._sides.state, self._sides.facts.settle_seconds
         state.add("rounds", 1)
-        # 1. The window begins at the K of the round before: everything up to it was read before, and the rows
-        #    contain everything up to the new K.
+        # The window begins at the K of the round before: everything up to it was read before, and the rows
+        # contain everything up to the new K.
         token, window = self._sides.next_position(), state.fact("window") or ""
         hashes = self._judged()
         waits, is_new, confirms = False, False, list[float]()
         for chunk in self._chunks():
             found = self._sides.rows_of([key for key, *_ in chunk]).seen
             ceiling = self._ceiling(chunk, found)
-            # 2. The window reaches at least as far as the rows that are compared.
+            # The window reaches at least as far as the rows that are compared.
             moved = set[str]()
             follower = self._sides.follower(window, hashes, moved)
             follower.catch_up()

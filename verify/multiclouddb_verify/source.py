@@ -209,7 +209,6 @@ class _Lookup:
         self._delivered: list[MulticloudDbKey] | None = None
 
     def ask(self, texts: Sequence[str]) -> None:
-        """Ask for at most 1,000 keys."""
         try:
             answers = self._lookup([self.keys[text] for text in texts])
         except MulticloudDbError as error:

@@ -349,7 +349,6 @@ class Verification:
             self._put_position(first)
 
     def _read_source(self) -> None:
-        """Read each row of the source that has not been read."""
         if not self._sides.done("scanned"):
             self._sides.scan()
 
@@ -406,7 +405,6 @@ class Verification:
         return page
 
     def _begin(self, first: str) -> None:
-        """Store K and begin the scan."""
         begun = self._sides.source.first_page()
         with self._sides.state.transaction():
             self._put_position(first)

@@ -184,7 +184,7 @@ def answer_of(messages: list[Any], status: Any) -> dict[str, Any]:
         found["message"] = status.details() or ""
         earliest = _EARLIEST.search(found["message"])
         if earliest is not None:
-            # 1. The client reads on from there, in whole microseconds.
+            # The client reads on from there, in whole microseconds.
             moment = timestamp_pb2.Timestamp()
             moment.FromJsonString(earliest[1])
             moment.FromMicroseconds(-(-moment.ToNanoseconds() // 1000))
@@ -213,7 +213,7 @@ def _whole(parts: list[dict[str, Any]]) -> dict[str, Any]:
     width = max(1, len(columns))
     rows = [_named(columns, values[place : place + width]) for place in range(0, len(values), width)]
     rows = [each for each in rows if not _is_noise(each)]
-    # 1. The type of a change stream is long, and most answers about one have no rows.
+    # The type of a change stream is long, and most answers about one have no rows.
     kinds = {each.get("name", ""): _kind(each["type"]) if rows else each["type"]["code"] for each in columns}
     rest = {name: each for name, each in metadata.items() if name != "row_type"}
     return {"columns": kinds, **rest, "rows": rows}
@@ -272,7 +272,7 @@ class SpannerSender:
     def send(self, operation: str, request: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
         """Send a call, and read as much of a stream as the recording has."""
         del operation
-        # 1. The client ended it before anything came: there is nothing to compare.
+        # The client ended it before anything came: there is nothing to compare.
         if answer["status"] == OPEN and "type" not in answer:
             return answer_of([], OPEN)
         asked = _class_of(request["type"])()
@@ -310,7 +310,6 @@ class SpannerSender:
         return answer_of(messages, status)
 
     def _wait(self, operation: Any) -> None:
-        """Wait until an operation has ended."""
         kind = type(operation)
         ask = self._channel.unary_unary(
             _OPERATIONS,

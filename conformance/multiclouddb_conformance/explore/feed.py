@@ -28,7 +28,7 @@ _ADDRESS: Final = ResourceAddress(collection="items")
 
 
 class WorldFeed(Rules, Feed):
-    """States what the service of a world states. The engine only asks it; the consumer takes the records."""
+    """Answers for the service of a world. The engine only asks it; the consumer takes the records."""
 
     spec, identity = FeedSpec(_ADDRESS), FeedIdentity("model", _ADDRESS)
 

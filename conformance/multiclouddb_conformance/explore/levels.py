@@ -247,7 +247,6 @@ class Level:
         return state
 
     def _next(self, state: State, name: str) -> State:
-        """Make one step."""
         moved = dict(self._moves(state.node.world))
         if name in moved and self._can(state.node, name, moved[name]):
             return self._moved(state, name, moved[name])

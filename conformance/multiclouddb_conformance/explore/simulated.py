@@ -20,17 +20,14 @@ class _Hiding(Simulation):
     hidden: frozenset[str] = frozenset()
 
     def children_named(self, partition_id: str, *, asked: bool) -> bool:
-        """Return True if one of the children is not hidden."""
         del asked
         return not self.hidden.issuperset(self.partitions[partition_id].children)
 
     def siblings_named(self, partition_id: str, children: Sequence[str], *, asked: bool) -> list[str]:
-        """Return the children that are not hidden."""
         del partition_id, asked
         return [name for name in children if name not in self.hidden]
 
     def shows(self, partition_id: str) -> bool:
-        """Return True for a partition that is not hidden."""
         return partition_id not in self.hidden
 
 

@@ -45,7 +45,7 @@ __all__ = [
 
 
 class ListingKind(Enum):
-    """What a service tells about its partitions."""
+    """What a service reports about its partitions."""
 
     LISTED = "listed"
     """Partitions merge; a listing names all of them with their parents (the embedded store)."""

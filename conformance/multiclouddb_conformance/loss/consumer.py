@@ -170,12 +170,10 @@ class _MemoryStore:
         self._news: list[Stored] = []
 
     def load(self, name: str) -> Checkpoint | None:
-        """Return the checkpoint."""
         del name
         return self._checkpoint
 
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
-        """Replace the checkpoint if it has the expected version."""
         version = None if self._checkpoint is None else self._checkpoint.version
         if version != expected:
             raise MulticloudDbError(f"{name} was changed", ErrorDetail(ErrorCategory.CONFLICT))

@@ -197,7 +197,6 @@ class Run(Generic[W]):
                 raise _HopelessError(f"not idle after {pages} pages")
 
     def _advance(self) -> ConsumerStep | None:
-        """Return the next step, or None if the feed has ended."""
         process = self._alive or self._start()
         step = next(process.steps, None)
         if step is None:

@@ -46,7 +46,6 @@ class _History:
                 self.left[harness.key(name)] = harness.document(name, {"n": number})
 
     def last(self, events: list[ChangeEvent]) -> dict[MulticloudDbKey, Any]:
-        """Return the last state of each key that exists."""
         found = {event.key: event.new_item_state for event in events}
         return {key: found[key] for key in found if key in self.left}
 

@@ -183,7 +183,6 @@ class TestResnapshot:
 
 
 def _heal(source: ScannedCollection, sink: Sink, wanted: Snapshot) -> None:
-    """Read another snapshot into a target."""
     collection = source.collection
     first = collection.page(wanted)
     sink.begin_again()

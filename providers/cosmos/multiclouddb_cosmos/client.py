@@ -397,7 +397,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """Parse the text of a page."""
     # If orjson refuses the text, for example because of half a surrogate pair, Python's own parser reads it.
     found: Any
     try:

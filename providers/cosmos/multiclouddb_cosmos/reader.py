@@ -208,7 +208,6 @@ class CosmosReader(Reader):
         )
 
     def _pause(self) -> float:
-        """Return the pause before the next call to an idle range."""
         # With many ranges, even the first pause is longer, because calls to idle ranges would delay the calls
         # to the other ranges. With longer pauses, no call could read all ranges before its time limit, and no
         # page would be marked as idle.

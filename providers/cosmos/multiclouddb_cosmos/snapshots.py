@@ -137,11 +137,9 @@ class _RowMapper(RowMapper):
         return Rows(found.keys, found.new_states, order_keys=found.order_keys, natives=found.natives)
 
     def place_after(self, records: Records, count: int) -> str:
-        """Return the position after the first `count` rows."""
         return text_of(place_after(records, count))
 
     def fault(self, records: Records, index: int, error: Exception | None) -> RecordFault:
-        """Describe an item that cannot be decoded."""
         found, after = CosmosMapper(self.view).fault(records, index, error), index + 1
         return RecordFault(index, found.position, found.reason, self.cursor_after(records, after))
 
@@ -189,7 +187,6 @@ class ScanReader(Reader):
         """Do nothing, because the service holds no resources for a reader."""
 
     def _page(self, limit: int, deadline: Deadline) -> RangePage | None:
-        """Request and return one page."""
         seen, place = self._source.ranges(), self._place
         pieces = seen.cut(self._span)
         if len(pieces) == 1:

@@ -278,7 +278,7 @@ class Watch:
 
 
 class Transport(RequestsTransport):  # type: ignore[misc]
-    """The transport of the provider's own client; it observes the requests for pages."""
+    """HTTP transport of the provider's own client. It records the requests for pages."""
 
     def __init__(self, connections: int) -> None:
         session = HttpSession()

@@ -232,7 +232,6 @@ def look_up_items(
 
 
 def _key_of(item: Item, view: DynamoView) -> MulticloudDbKey:
-    """Return the key of an item in its normal form."""
     return MulticloudDbKey({name: key_value(item[name]) for name in view.key_names})
 
 

@@ -200,7 +200,6 @@ class EmbeddedReader(Reader):
         return position, outcome_of(connection, self._source.scope, state.row, position)
 
     def _headroom(self, ts: int, *, caught_up: bool) -> float | None:
-        """Return how long the position stays valid."""
         # At the end of the log, the result is the whole retention, because no later change can be removed
         # yet.
         retention = self._source.scope.collection.retention

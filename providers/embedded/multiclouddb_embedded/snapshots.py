@@ -138,7 +138,6 @@ class _Mapper(RowMapper):
 
 
 def _values(texts: list[str]) -> list[Any]:
-    """Return JSON objects and nulls."""
     joined = ",".join(texts).encode()
     values = [decode_json(text) for text in texts] if _MARKED in joined else orjson.loads(b"[%b]" % joined)
     if len(values) != len(texts) or not {dict, type(None)}.issuperset(map(type, values)):

@@ -117,7 +117,6 @@ def name_of(client: MongoClient[Any], database: str, uuid: str) -> str | None:
 
 
 def _listed(client: MongoClient[Any], database: str, **settings: Any) -> list[RawBSONDocument]:
-    """Return what `listCollections` says."""
     # `Database.list_collections` would decode all values in the collections' options, such as those in a
     # validator, and the names of all collections.
     listing = client.get_database(database, codec_options=LENIENT_RAW)

@@ -365,7 +365,6 @@ class MongoFeed(Feed):
         return None
 
     def _goes_on(self) -> bool:
-        """Return True if reading continues after an invalidate event."""
         if self._options.after_invalidate != "follow":
             return False
         self._source.images = find(self._source.client, self.spec, self._source.address).images

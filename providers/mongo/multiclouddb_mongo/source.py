@@ -115,7 +115,7 @@ class ReaderContext:
         return self._watch(batch_size, self._awaiting(await_ms), slim=slim, **_start(place))
 
     def begin(self, await_ms: int) -> None:
-        """Begin a call of this thread; the server may delay an empty answer by `await_ms`."""
+        """Prepare the network layer for a request of this thread, whose empty answer may take `await_ms`."""
         arrival = current()
         if arrival is not None:
             arrival.begin_call(self._awaiting(await_ms) / 1000, self.patience)

@@ -202,7 +202,6 @@ def _select(
 
 
 def _place(table: str, *, postgres: bool) -> list[str]:
-    """Return the schema and the name of a table."""
     schema, _, name = table.rpartition(".")
     return [schema or (_PUBLIC if postgres else ""), name]
 

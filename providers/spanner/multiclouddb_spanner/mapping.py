@@ -95,7 +95,6 @@ def _first_of(changes: Sequence[RowChange], index: int) -> int:
 
 
 def _loaded(texts: Any) -> dict[str, Any]:
-    """Return the values of a row by column."""
     found = orjson.loads(texts) if type(texts) is str else dict(texts or {})
     if type(found) is not dict:
         raise TypeError("no row")
@@ -148,7 +147,6 @@ def _parts(
 
 
 def _names(changes: Sequence[RowChange]) -> tuple[list[str], list[str]]:
-    """Return the ids and the order keys of changes."""
     ids, orders = [], []
     previous: DataRecord | None = None
     head = order = ""

@@ -160,7 +160,6 @@ def values_of(messages: Iterable[PartialResultSet], columns: int) -> Iterator[li
 
 
 def _merged(first: Any, second: Any) -> Any:
-    """Join two texts, or two lists."""
     made = type(first)()
     if first.HasField("string_value"):
         made.string_value = first.string_value + second.string_value

@@ -118,7 +118,7 @@ class ConnectionPool(Holder):
 
     @contextmanager
     def borrow(self, until: float, *, hurry: bool = False) -> Iterator[sqlite3.Connection]:
-        """Provide a connection to the file that now has this path; wait for one until then (monotonic).
+        """Lend a connection to the file that has this path now; wait for a free one until `until`.
 
         With `hurry`, it waits for no lock, and its statements fail at this time.
         """

@@ -155,7 +155,6 @@ def file_identity(path: str) -> Identity:
 
 
 def _identity_of(handle: int) -> Identity | None:
-    """Return the identity of the file that a handle refers to."""
     try:
         found = os.fstat(handle)
     except OSError:

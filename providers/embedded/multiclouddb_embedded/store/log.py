@@ -158,8 +158,6 @@ def write_transaction(connection: sqlite3.Connection, now: int) -> Iterator[Mome
 
 @define(eq=False, repr=False)
 class _Tail:
-    """The end of one open partition."""
-
     id: int
     low: int
     high: int
