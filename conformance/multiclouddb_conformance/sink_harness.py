@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -14,6 +15,8 @@ from multiclouddb_api import (
     ChangeEvent,
     ChangeFeedPage,
     ChangeType,
+    ErrorCategory,
+    MulticloudDbError,
     MulticloudDbKey,
     Notice,
     ResourceAddress,
@@ -21,6 +24,7 @@ from multiclouddb_api import (
     encode_json,
 )
 from multiclouddb_api.arrow import events_to_arrow
+from multiclouddb_conformance.refusals import refusal
 from multiclouddb_spi import encode_partition_id
 from multiclouddb_spi.continuation.token import Envelope, encode_token
 from multiclouddb_spi.partition import incarnation_digest
@@ -36,6 +40,8 @@ SOURCE: Final = FeedSource("provider", ADDRESS, incarnation_digest("first"))
 """The feed of all rows that do not say otherwise."""
 NOW: Final = datetime(2026, 1, 2, tzinfo=UTC)
 """The time of all changes."""
+PLAN: Final = encode_partition_id("provider", ADDRESS, "first", "snapshot:s")
+"""The id of the snapshot whose rows have the mark `snapshot:s:`."""
 
 
 class Death(BaseException):
@@ -141,6 +147,11 @@ def read(sink: SinkHarness, keys: Sequence[str] | None = None) -> dict[str, dict
     by_key = {row["key"]: row for row in found}
     assert len(by_key) == len(found), "a key has several rows"
     return by_key
+
+
+def refused(call: Callable[..., object], *arguments: Any, **options: Any) -> MulticloudDbError:
+    """Return the error of a call that must be refused."""
+    return refusal(ErrorCategory.INVALID_REQUEST, partial(call, *arguments, **options))
 
 
 def expected(sink: SinkHarness) -> Expected:

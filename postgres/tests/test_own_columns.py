@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from multiclouddb_api import Beginning, ChangeFeedRequest, MulticloudDbError, connect, encode_json
-from multiclouddb_conformance.targets import rows
+from multiclouddb_conformance.sink_harness import rows
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_postgres import PostgresTarget, merge_into_postgres

@@ -14,8 +14,8 @@ import pytest
 from deltalake import DeltaTable
 
 from multiclouddb_conformance.postgres_server import PostgresServer
+from multiclouddb_conformance.sink_harness import Death
 from multiclouddb_conformance.spark_checkpoint import make_checkpoint, write_offset
-from multiclouddb_conformance.targets import Death
 from multiclouddb_conformance.waiting import Beside, wait_until
 from multiclouddb_dynamo_emulator import Habits, ScriptedStreams
 from multiclouddb_postgres import merge_into_postgres

@@ -19,11 +19,11 @@ from multiclouddb_conformance.sink_harness import (
     key_of,
     page,
     read,
+    refused,
     rows,
     tombstones,
 )
 from multiclouddb_conformance.targets import *  # noqa: F403
-from multiclouddb_conformance.targets import refused
 from multiclouddb_tables import Fix
 from multiclouddb_tables.layout import NO_ORDER
 from multiclouddb_tables.sqlite import SqliteTable, merge_into_sqlite

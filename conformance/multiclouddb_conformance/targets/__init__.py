@@ -1,0 +1,37 @@
+"""Tests what the table of a sink contains after replays, old changes, snapshots, kills and repairs.
+
+To test a kind of table, import these tests and define the fixture `sink`, a `SinkHarness` of an empty place
+(see `sink_harness.py`):
+
+    from multiclouddb_conformance.targets import *
+
+    @pytest.fixture
+    def sink(tmp_path):
+        return MySink(tmp_path)
+"""
+
+from multiclouddb_conformance.targets.feeds import TestMarked, TestReplaced
+from multiclouddb_conformance.targets.lives import TestLives
+from multiclouddb_conformance.targets.merges import TestMerged, TestRepeated
+from multiclouddb_conformance.targets.snapshots import (
+    TestNoticed,
+    TestNoticesOfPages,
+    TestSnapshot,
+    TestVanished,
+)
+from multiclouddb_conformance.targets.verified import TestFixed, TestJudged, TestRead
+
+__all__ = [
+    "TestFixed",
+    "TestJudged",
+    "TestLives",
+    "TestMarked",
+    "TestMerged",
+    "TestNoticed",
+    "TestNoticesOfPages",
+    "TestRead",
+    "TestRepeated",
+    "TestReplaced",
+    "TestSnapshot",
+    "TestVanished",
+]
