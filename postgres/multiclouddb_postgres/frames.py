@@ -123,8 +123,8 @@ def merge_frame(
         return empty
 
     with errors(place), connected(dsn) as connection:
-        storage = FrameTable(connection, dsn, name, count, settings)
-        merged = merge_batch(storage, "merge_into_postgres", made(pieces=pieces, empty_schema=schema))
+        target = FrameTable(connection, dsn, name, count, settings)
+        merged = merge_batch(target, "merge_into_postgres", made(pieces=pieces, empty_schema=schema))
         with connection.transaction():
             # What the driver has committed before is on the disk with this commit, which needs a number.
             connection.execute(f"SELECT txid_current() FROM ({DURABLE}) AS is_off")
@@ -164,9 +164,9 @@ def _merge(
     dsn: str, name: str, place: str, oid: int, settings: Mapping[str, Any], rows: pa.Table
 ) -> bool:  # fmt: skip
     def merge(connection: Connection) -> bool:
-        storage = PostgresTable(connection, name, holds=True, **settings)
-        storage.check_still(oid)
-        storage.merge(rows, {})
+        target = PostgresTable(connection, name, holds=True, **settings)
+        target.check_still(oid)
+        target.merge(rows, {})
         return True
 
     return repeated(dsn, place, merge)

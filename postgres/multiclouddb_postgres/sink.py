@@ -180,7 +180,7 @@ def merge_into_postgres(
             expected = checkpoint.version if isinstance(checkpoint, Checkpoint) else None
             token = cast("ChangeFeedPage", batch).continuation_token
             saved(connection, place.partition("#")[0] + f"#{CHECKPOINTS}", checkpoint_name, token, expected)
-        storage = PostgresTable(
+        target = PostgresTable(
             connection,
             table,
             create=create != "never",
@@ -189,13 +189,9 @@ def merge_into_postgres(
             long_keys=long_keys,
             holds=True,
         )
-        merged = merge_batch(storage, _SINK, work)
-        if (
-            checkpoint_name is not None
-            and storage.exists
-            and storage.mark(POSITION + checkpoint_name) is None
-        ):
-            storage.store({POSITION + checkpoint_name: 1}, {})
+        merged = merge_batch(target, _SINK, work)
+        if checkpoint_name is not None and target.exists and target.mark(POSITION + checkpoint_name) is None:
+            target.store({POSITION + checkpoint_name: 1}, {})
         return merged
 
     return naming(dsn, place, lambda: repeated(dsn, place, merge))

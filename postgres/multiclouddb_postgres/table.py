@@ -78,7 +78,7 @@ _ROWS: Final = 8192
 
 
 class PostgresTable(Table):
-    """A table on an open connection; the docstrings of `Storage` and `Target` say what its methods do.
+    """A table on an open connection; the docstrings of its base class say what its methods do.
 
     Each method is one transaction, or a part of the caller's. Statements with names of the user have their
     values inside: psycopg would take a % in a name for a placeholder.

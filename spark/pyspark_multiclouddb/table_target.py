@@ -382,9 +382,9 @@ class TableTarget(Table):
         """Make the table, or check it and add the columns that it lacks.
 
         Args:
-            schema: See `Storage.prepare`.
-            mark: See `Storage.prepare`.
-            may_be_stale: See `Storage.prepare`.
+            schema: See `Table.prepare`.
+            mark: See `Table.prepare`.
+            may_be_stale: See `Table.prepare`.
         """
         for name in (DELETED_AT, STALE_SINCE):
             if name in schema.names:
@@ -418,7 +418,7 @@ class TableTarget(Table):
         """Return a number from the table's properties.
 
         Args:
-            name: See `Storage.mark`.
+            name: See `Table.mark`.
         """
         text = self._property(_property(name))
         return None if text is None else int(text)
@@ -469,7 +469,7 @@ class TableTarget(Table):
         """Set the property; who may not alter the table is told which statement somebody else has to run.
 
         Args:
-            mark: See `Storage.set_feed_mark`.
+            mark: See `Table.set_feed_mark`.
         """
         if not self.keeps_marks:
             return
@@ -500,8 +500,8 @@ class TableTarget(Table):
         """Set properties of the table.
 
         Args:
-            marks: See `Storage.store`.
-            notes: See `Storage.store`.
+            marks: See `Table.store`.
+            notes: See `Table.store`.
         """
         values = {_property(name): str(value) for name, value in [*marks.items(), *notes.items()]}
         if values:
@@ -515,8 +515,8 @@ class TableTarget(Table):
         """Give rows from the floor on the lowest `order_key`; the marks follow in a commit of their own.
 
         Args:
-            floor: See `Storage.outdate`.
-            marks: See `Storage.outdate`.
+            floor: See `Table.outdate`.
+            marks: See `Table.outdate`.
         """
         del marks
         self._commit(f"UPDATE {self._table} SET order_key = '' WHERE order_key >= {_literal(floor)}")
@@ -525,8 +525,8 @@ class TableTarget(Table):
         """Make tombstones of rows below the floor; the marks follow in a commit of their own.
 
         Args:
-            floor: See `Storage.bury`.
-            marks: See `Storage.bury`.
+            floor: See `Table.bury`.
+            marks: See `Table.bury`.
         """
         del marks
         kept = {*_TEXT, DELETED_AT}
@@ -547,9 +547,9 @@ class TableTarget(Table):
         """Merge the last changes of some keys.
 
         Args:
-            rows: See `Storage.merge`.
-            notes: See `Storage.merge`.
-            is_last: See `Storage.merge`.
+            rows: See `Table.merge`.
+            notes: See `Table.merge`.
+            is_last: See `Table.merge`.
         """
         del notes, is_last
         known = self._known().names

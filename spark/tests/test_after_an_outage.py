@@ -444,11 +444,12 @@ class TestWarning:
     @pytest.fixture(autouse=True)
     def logged(self, caplog):
         self.caplog = caplog
-        with caplog.at_level(logging.WARNING, "multiclouddb.spark"):
+        with caplog.at_level(logging.WARNING, "multiclouddb"):
             yield
 
     def said(self):
-        found = (each for each in self.caplog.records if each.name == "multiclouddb.spark")
+        loggers = ("multiclouddb.spark", "multiclouddb.tables")
+        found = (each for each in self.caplog.records if each.name in loggers)
         return [each.getMessage() for each in found]
 
     def test_skipped_changes_are_named_in_log_offset_and_commit_also_by_the_next_process(self, outage):

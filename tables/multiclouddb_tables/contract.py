@@ -1,4 +1,4 @@
-"""Defines what a kind of table does: for `verify` the protocol `Target`, for a sink also `Table`.
+"""Defines what a kind of table does: `Target` for `verify`, `Table` for `verify` and a sink.
 
 `verify` judges by its own canonical values what a table says here. So a row is read as it is stored: nothing
 may make of a value in the table what the source has.
@@ -21,7 +21,6 @@ __all__ = [
     "Fix",
     "Own",
     "Part",
-    "Storage",
     "SupportsHeld",
     "SupportsLeftOut",
     "SupportsParts",
@@ -147,17 +146,12 @@ class Target(Protocol):
         ...
 
 
-class Storage(Protocol):
-    """What a sink needs of a table.
+class Table(Target, Protocol):
+    """The base class for a kind of table, which a sink writes and `verify` compares and repairs.
 
     The process may be killed between any two calls. So each method that writes must be one commit, or a part
     of the caller's transaction, and it must be safe to call it again.
     """
-
-    @property
-    def where(self) -> str:
-        """The name of the table in messages, without secrets."""
-        ...
 
     @property
     def exists(self) -> bool:
@@ -184,11 +178,6 @@ class Storage(Protocol):
         """
         ...
 
-    @property
-    def keeps_marks(self) -> bool:
-        """True if marks can be stored with the table."""
-        ...
-
     def mark(self, name: str) -> int | None:
         """Return a number that was stored with the table, or None.
 
@@ -204,10 +193,6 @@ class Storage(Protocol):
             marks: The numbers by name; `mark` returns them.
             notes: What somebody who looks at the table may want to know, by name; nothing reads them.
         """
-        ...
-
-    def feed_mark(self) -> TableMark | None:
-        """Return the mark of the sink, or None if the table has none."""
         ...
 
     def set_feed_mark(self, mark: TableMark) -> None:
@@ -258,42 +243,30 @@ class Storage(Protocol):
         """
         ...
 
-    def gone_back(self, query: str | None, done: Numbered | None) -> bool:
-        """Return True if the table may have lost changes that the query will not deliver again.
-
-        Args:
-            query: The id of the query, or None for pages.
-            done: The number of the batch, or None if it has none.
-        """
-        ...
-
-
-class Table(Storage, Target, Protocol):
-    """The base class for a kind of table, which a sink writes and `verify` compares and repairs.
-
-    Methods that not every kind of table needs are implemented here.
-    """
+    # Methods that not every kind of table needs.
 
     @property
     def where(self) -> str:
-        """The same as `name`."""
+        """The name of the table in messages of the sink, without secrets; by default `name`."""
         return self.name
 
     @property
     def keeps_marks(self) -> bool:
-        """True."""
+        """True: marks can be stored with the table."""
         return True
 
     def feed_mark(self) -> TableMark | None:
-        """Return the mark of the table that was found."""
+        """Return the mark of the sink, or None if the table has none."""
         return self.found().mark
 
     def gone_back(self, query: str | None, done: Numbered | None) -> bool:
-        """Return False: the table does not go back to an earlier version on its own.
+        """Return True if the table may have lost changes that the query will not deliver again.
+
+        False: the table does not go back to an earlier version on its own.
 
         Args:
-            query: See `Storage.gone_back`.
-            done: See `Storage.gone_back`.
+            query: The id of the query, or None for pages.
+            done: The number of the batch, or None if it has none.
         """
         del query, done
         return False

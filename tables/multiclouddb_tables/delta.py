@@ -345,9 +345,9 @@ class DeltaTarget(Table):
         """Prepare the table for rows with the given schema.
 
         Args:
-            schema: See `Storage.prepare`.
-            mark: See `Storage.prepare`.
-            may_be_stale: See `Storage.prepare`.
+            schema: See `Table.prepare`.
+            mark: See `Table.prepare`.
+            may_be_stale: See `Table.prepare`.
         """
         check_stored(schema)
         stored = with_deleted_at(schema)
@@ -365,8 +365,8 @@ class DeltaTarget(Table):
         """Give rows from the floor on the lowest `order_key`; the marks follow in a commit of their own.
 
         Args:
-            floor: See `Storage.outdate`.
-            marks: See `Storage.outdate`.
+            floor: See `Table.outdate`.
+            marks: See `Table.outdate`.
         """
         del marks
         table = self._known()
@@ -382,8 +382,8 @@ class DeltaTarget(Table):
         """Make tombstones of rows below the floor; the marks follow in a commit of their own.
 
         Args:
-            floor: See `Storage.bury`.
-            marks: See `Storage.bury`.
+            floor: See `Table.bury`.
+            marks: See `Table.bury`.
         """
         del marks
         table = self._known()
@@ -422,7 +422,7 @@ class DeltaTarget(Table):
         """Set the property, in a commit of its own.
 
         Args:
-            mark: See `Storage.set_feed_mark`.
+            mark: See `Table.set_feed_mark`.
         """
         self._set({MARK: mark.to_json()}, {}, mark.source)
         self.feed_mark()
@@ -453,7 +453,7 @@ class DeltaTarget(Table):
         """Return a number from the table's properties.
 
         Args:
-            name: See `Storage.mark`.
+            name: See `Table.mark`.
         """
         text = self._known().metadata().configuration.get(name)
         return None if text is None else int(text)
@@ -475,8 +475,8 @@ class DeltaTarget(Table):
         """Set properties of the table, or make a commit that only contains notes.
 
         Args:
-            marks: See `Storage.store`.
-            notes: See `Storage.store`.
+            marks: See `Table.store`.
+            notes: See `Table.store`.
         """
         from deltalake import write_deltalake
 
@@ -501,9 +501,9 @@ class DeltaTarget(Table):
         """Merge the last changes of some keys in one commit. If nothing changes, there is no commit.
 
         Args:
-            rows: See `Storage.merge`.
-            notes: See `Storage.merge`.
-            is_last: See `Storage.merge`.
+            rows: See `Table.merge`.
+            notes: See `Table.merge`.
+            is_last: See `Table.merge`.
         """
         table, lacking = self._known(), lacks_state(rows)
         now, none = pa.scalar(datetime.now(UTC), TIME), pa.scalar(None, TIME)

@@ -20,7 +20,7 @@ from multiclouddb_api import ChangeFeedPage, ErrorCategory, ErrorDetail, Multicl
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_api.validators import check_type
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE
-from multiclouddb_tables.contract import Storage
+from multiclouddb_tables.contract import Table
 from multiclouddb_tables.layout import missing
 from multiclouddb_tables.mark import FeedSource, TableMark
 from multiclouddb_tables.rules import (
@@ -42,7 +42,7 @@ from multiclouddb_tables.rules import (
     table_of,
 )
 
-_LOG: Final = logging.getLogger("multiclouddb.spark")
+_LOG: Final = logging.getLogger("multiclouddb.tables")
 _SNAPSHOT: Final = "multiclouddb-snapshot"
 """The name of the mark that records how far a snapshot was merged; the snapshot's id follows."""
 _LATEST: Final = "multiclouddb-latest"
@@ -59,15 +59,15 @@ _NEW_QUERY: Final = "with startingPosition=snapshot, this table, and a checkpoin
 
 
 class SinkTable:
-    """The rules of snapshots and batch numbers, over the storage of a table.
+    """The rules of snapshots and batch numbers, for a table.
 
     Args:
-        storage: The table.
+        table: The table.
         sink: The name of the sink's function, for messages.
     """
 
-    def __init__(self, storage: Storage, sink: str) -> None:
-        self._storage, self._repair = storage, repair(sink)
+    def __init__(self, table: Table, sink: str) -> None:
+        self._table, self._repair = table, repair(sink)
 
     def claim(
         self, batch: MergeBatch, source: FeedSource | None, schema: Any, *, may_be_stale: bool = False
@@ -80,33 +80,33 @@ class SinkTable:
             schema: The columns of the rows.
             may_be_stale: True if the table needs the column `STALE_SINCE`.
         """
-        stored = self._storage.feed_mark() if self._storage.exists else None
+        stored = self._table.feed_mark() if self._table.exists else None
         wanted = self._marked(stored, batch, source, schema.names)
         stale = (STALE_SINCE,) if may_be_stale else ()
         wanted = None if wanted is None else wanted.with_columns(stale)
-        self._storage.prepare(schema, wanted, may_be_stale=may_be_stale)
-        found = self._storage.feed_mark()
+        self._table.prepare(schema, wanted, may_be_stale=may_be_stale)
+        found = self._table.feed_mark()
         if found not in (stored, wanted):
             # Another sink has made or marked the table since it was looked at.
             wanted = self._marked(found, batch, source, schema.names)
             wanted = None if wanted is None else wanted.with_columns(stale)
         if wanted is not None and found != wanted:
-            self._storage.set_feed_mark(wanted)
+            self._table.set_feed_mark(wanted)
 
     def claim_empty(self, batch: MergeBatch) -> None:
         """Make the table for a batch without rows, or check the mark of the table that there is."""
-        if not self._storage.exists:
+        if not self._table.exists:
             self.claim(batch, None, PAGE_SCHEMA if batch.is_page else batch.empty_schema())
             return
-        stored = self._storage.feed_mark()
+        stored = self._table.feed_mark()
         wanted = self._marked(stored, batch, None, ())
         if wanted is not None and wanted != stored:
-            self._storage.set_feed_mark(wanted)
+            self._table.set_feed_mark(wanted)
 
     def _marked(
         self, stored: TableMark | None, batch: MergeBatch, rows: FeedSource | None, names: Sequence[str]
     ) -> TableMark | None:
-        where, source, columns = self._storage.where, rows or batch.source, (*names, DELETED_AT)
+        where, source, columns = self._table.where, rows or batch.source, (*names, DELETED_AT)
         if rows is not None and batch.source is not None and not rows.may_be(batch.source):
             problem = f"is {batch.source} in source= or in the checkpoint, but the rows come from {rows}"
             if batch.source.address == rows.address and batch.source.provider == rows.provider:
@@ -135,12 +135,12 @@ class SinkTable:
         """
         if batch.is_first is not False or batch.begins_anew or batch.create == "always":
             return
-        where = self._storage.where
+        where = self._table.where
         way_out, because = self._repair, ""
         if batch.create is not None:
             way_out += '; or pass create="always" if you know that no row is missing'
             because = ", for example because the checkpoint was restored to the same time"
-        if not self._storage.exists:
+        if not self._table.exists:
             raise MulticloudDbError(
                 f"table: {where} does not exist, but the query of this batch has delivered rows before; it "
                 f"was dropped, or the checkpoint is that of another table; {way_out}",
@@ -154,7 +154,7 @@ class SinkTable:
                 "not passed",
                 f"pass every batch, also an empty one, or checkpoint=; else {way_out}",
             )
-        if self._storage.gone_back(batch.query, batch.done):
+        if self._table.gone_back(batch.query, batch.done):
             raise invalid_request(
                 "table",
                 f"{where} was restored to an earlier version, and the query does not deliver again what the "
@@ -164,18 +164,18 @@ class SinkTable:
 
     def _is_known(self, query: str | None) -> bool:
         """Return whether the table has a mark of the query, or of a feed if the query has no name."""
-        if not self._storage.keeps_marks:
+        if not self._table.keeps_marks:
             return True
         if query is None:
-            return self._storage.feed_mark() is not None
-        return self._storage.mark(_QUERY + query) is not None
+            return self._table.feed_mark() is not None
+        return self._table.mark(_QUERY + query) is not None
 
     def begun(self, batch: MergeBatch) -> None:
         """Record that the query of a batch has begun in the table."""
-        if batch.query is not None and self._storage.keeps_marks:
+        if batch.query is not None and self._table.keeps_marks:
             name = _QUERY + batch.query
-            if self._storage.mark(name) is None:
-                self._storage.store({name: 1}, {})
+            if self._table.mark(name) is None:
+                self._table.store({name: 1}, {})
 
     def begin(self, scan: MergedSnapshot) -> None:
         """Mark all rows of the table as older than a snapshot, before its first rows are merged."""
@@ -184,16 +184,16 @@ class SinkTable:
         # the rows and contains the snapshot's id, so they are marked once. Later batches need the mark:
         # without it, earlier rows of the snapshot were in another table, or cannot be told apart from older
         # ones. A table with rows may get its checkpoint after the scan.
-        if self._storage.exists and self._stage(scan.plan) is not None:
+        if self._table.exists and self._stage(scan.plan) is not None:
             return
         if scan.is_first and scan.whole:
             marks = {**_staged(scan.plan, _BEGUN), **self._lacking(scan.plan)}
-            self._storage.outdate(scan.floor, marks)
+            self._table.outdate(scan.floor, marks)
             if self._stage(scan.plan) is None:
-                self._storage.store(marks, {})
+                self._table.store(marks, {})
         elif scan.is_first:
             self._check_empty()
-        elif not (scan.was_over and self._storage.exists and not self._storage.is_empty()):
+        elif not (scan.was_over and self._table.exists and not self._table.is_empty()):
             raise self._unmarked()
         self._ensure(scan.plan, _ENDED if scan.was_over else _BEGUN)
 
@@ -201,17 +201,17 @@ class SinkTable:
         """Turn documents that a snapshot did not contain into tombstones, after its last rows were merged."""
         if self._stage(scan.plan) == _ENDED:
             return
-        self._storage.bury(scan.floor, _staged(scan.plan, _ENDED))
+        self._table.bury(scan.floor, _staged(scan.plan, _ENDED))
         # A whole snapshot has brought what was lost before it began. What is lost during its scan may be a
         # change of a row that it had read already.
-        mark, lacking = self._storage.feed_mark(), self._lacking(scan.plan)
-        if mark is not None and any(self._storage.mark(name) == each for name, each in lacking.items()):
-            self._storage.set_feed_mark(attrs.evolve(mark, incomplete_since=None))
+        mark, lacking = self._table.feed_mark(), self._lacking(scan.plan)
+        if mark is not None and any(self._table.mark(name) == each for name, each in lacking.items()):
+            self._table.set_feed_mark(attrs.evolve(mark, incomplete_since=None))
         self._ensure(scan.plan, _ENDED)
 
     def _lacking(self, plan: str) -> Mapping[str, int]:
         """Return the mark that says which gap a snapshot repairs; none if the table lacks nothing."""
-        mark = self._storage.feed_mark() if self._storage.exists else None
+        mark = self._table.feed_mark() if self._table.exists else None
         if mark is None or mark.incomplete_since is None:
             return {}
         at = datetime.fromisoformat(mark.incomplete_since)
@@ -230,12 +230,12 @@ class SinkTable:
     def notes(self, batch: MergeBatch) -> Mapping[str, str]:
         """Return the notes of a batch, and a warning if its query is new here and begins with no snapshot."""
         # Nobody knows which changes lie between the rows of a table and a query that is new there.
-        done, where = batch.done, self._storage.where
+        done, where = batch.done, self._table.where
         if done is None:
             return {}
         if batch.scan is not None or done.query is None or self._is_known(batch.query):
             return done.notes
-        if self._storage.is_empty():
+        if self._table.is_empty():
             return done.notes
         text = (
             f"the query {done.app_id or done.query!r} is new in {where}, which has rows, and does not begin "
@@ -248,37 +248,37 @@ class SinkTable:
 
     def check_mode(self, *, is_latest: bool) -> None:
         """Refuse changes of a feed of latest versions in a table of another feed, and the other way round."""
-        stored = self._storage.mark(_LATEST)
+        stored = self._table.mark(_LATEST)
         if (stored == 1) == is_latest:
             return
-        if not self._storage.is_empty():
+        if not self._table.is_empty():
             ours, theirs = ("only latest versions", "all versions and deletes")[:: 1 if is_latest else -1]
             raise invalid_request(
                 "batch",
-                f"comes from a feed with {ours}, but {self._storage.where} was filled from a feed with "
+                f"comes from a feed with {ours}, but {self._table.where} was filled from a feed with "
                 f"{theirs}: deletes would be missing, or come back",
                 "read with the mode with which the table was filled; or begin again in a new table, with a "
                 "checkpointLocation and an app_id of its own, and start this feed at its beginning",
             )
-        self._storage.store({_LATEST: int(is_latest)}, {})
+        self._table.store({_LATEST: int(is_latest)}, {})
 
     def _stage(self, plan: str) -> int | None:
-        return self._storage.mark(f"{_SNAPSHOT}:{plan}")
+        return self._table.mark(f"{_SNAPSHOT}:{plan}")
 
     def _ensure(self, plan: str, stage: int) -> None:
         """Store the stage of a snapshot in a separate commit, unless an earlier commit has stored it."""
         if self._stage(plan) != stage:
-            self._storage.store(_staged(plan, stage), {})
+            self._table.store(_staged(plan, stage), {})
 
     def _check_empty(self) -> None:
         """Refuse a snapshot of which the table has no mark, unless the table has no rows."""
-        if not self._storage.is_empty():
+        if not self._table.is_empty():
             raise self._unmarked()
 
     def _unmarked(self) -> MulticloudDbError:
         return invalid_request(
             "batch",
-            f"belongs to a snapshot of which {self._storage.where} has no mark, so the table may lack rows, "
+            f"belongs to a snapshot of which {self._table.where} has no mark, so the table may lack rows, "
             "or have rows from before the snapshot: it was dropped or made again meanwhile, or checkpoint= "
             "was not given when the snapshot began, or its page with SnapshotStarted was not passed, or the "
             "snapshot does not deliver every row",
@@ -289,7 +289,7 @@ class SinkTable:
 
 
 def merge_changes(
-    storage: Storage,
+    table: Table,
     sink: str,
     batch: pa.Table | ChangeFeedPage,
     batch_id: int | None = None,
@@ -302,7 +302,7 @@ def merge_changes(
     """Merge a page, or an Arrow table of changes, into a table: the body of a sink without Spark.
 
     Args:
-        storage: The table.
+        table: The table.
         sink: The name of the sink's function, for messages.
         batch: A page of `read_changes`, or a pyarrow table with the columns of the events.
         batch_id: As in `merge_into_delta`.
@@ -322,66 +322,66 @@ def merge_changes(
         batch_id=batch_id, app_id=app_id, create=create, new_columns="refuse", missing_state=missing_state,
         source=source,
     )  # fmt: skip
-    if create == "never" and not storage.exists:
-        raise missing(storage.where)
+    if create == "never" and not table.exists:
+        raise missing(table.where)
     changes = table_of(batch)
     work = batch_of(
         batch, batch_id, app_id, Told(),
         pieces=lambda: piece_of(changes, missing_state), empty_schema=lambda: stored_schema(batch),
         create=create, source=source,
     )  # fmt: skip
-    return merge_batch(storage, sink, work)
+    return merge_batch(table, sink, work)
 
 
-def merge_batch(storage: Storage, sink: str, batch: MergeBatch) -> bool:
+def merge_batch(table: Table, sink: str, batch: MergeBatch) -> bool:
     """Merge a batch into a table, in the order in which a process may be killed between any two commits.
 
     Args:
-        storage: The table.
+        table: The table.
         sink: The name of the sink's function, for messages.
         batch: The batch.
 
     Returns:
         True if rows were merged.
     """
-    table, merged = SinkTable(storage, sink), False
-    table.check_place(batch)
+    rules, merged = SinkTable(table, sink), False
+    rules.check_place(batch)
     for each in batch.begun if batch.is_page else ():
-        table.claim_empty(batch)
-        table.begin(each)
+        rules.claim_empty(batch)
+        rules.begin(each)
     notes: Mapping[str, str] = {}
     with closing(batch.pieces()) as pieces:
         for piece in pieces:
             if not merged:
                 if piece.source is None and batch.source is None:
                     raise nameless()
-                notes = table.notes(batch) if storage.exists else _notes(batch)
-                table.claim(batch, piece.source, piece.schema, may_be_stale=piece.is_incomplete)
-                table.check_mode(is_latest=piece.is_latest)
-                table.begun(batch)
-                _begin(table, batch, piece.plan)
-            storage.merge(piece.rows, notes, is_last=piece.is_last)
+                notes = rules.notes(batch) if table.exists else _notes(batch)
+                rules.claim(batch, piece.source, piece.schema, may_be_stale=piece.is_incomplete)
+                rules.check_mode(is_latest=piece.is_latest)
+                rules.begun(batch)
+                _begin(rules, batch, piece.plan)
+            table.merge(piece.rows, notes, is_last=piece.is_last)
             merged = True
     if batch.has_gap and not merged:
-        table.claim_empty(batch)
+        rules.claim_empty(batch)
     if not merged and batch.done is not None and (batch.is_first or batch.begins_anew or batch.done.notes):
         # The first batch of a query may have no rows. It makes the table, so that a later batch can tell
         # whether the table was dropped since. Notes are stored even if no row has changed, for example
         # because no change could be decoded.
-        notes = table.notes(batch) if storage.exists else batch.done.notes
-        table.claim_empty(batch)
-        table.begun(batch)
+        notes = rules.notes(batch) if table.exists else batch.done.notes
+        rules.claim_empty(batch)
+        rules.begun(batch)
         if batch.done.notes:
-            _begin(table, batch, None)
+            _begin(rules, batch, None)
         if notes:
-            storage.store({}, notes)
+            table.store({}, notes)
     # A batch without rows may also begin or end a snapshot.
     for scan in batch.ended:
         if scan.is_first and not merged:
-            table.claim_empty(batch)
-        table.begin(scan)
+            rules.claim_empty(batch)
+        rules.begin(scan)
         if scan.is_over:
-            table.end(scan)
+            rules.end(scan)
     return merged
 
 
@@ -398,7 +398,7 @@ def _notes(batch: MergeBatch) -> Mapping[str, str]:
     return {} if batch.done is None else batch.done.notes
 
 
-def _begin(table: SinkTable, batch: MergeBatch, plan: str | None) -> None:
+def _begin(rules: SinkTable, batch: MergeBatch, plan: str | None) -> None:
     """Begin the snapshot of a batch in the table, unless this snapshot has already begun."""
     if batch.scan is not None:
         if plan not in (None, batch.scan.plan):
@@ -407,9 +407,9 @@ def _begin(table: SinkTable, batch: MergeBatch, plan: str | None) -> None:
                 f"belongs to the snapshot {batch.scan.plan}, but the batch contains rows of {plan}",
                 "pass the checkpointLocation of the query that calls this function",
             )
-        table.begin(batch.scan)
+        rules.begin(batch.scan)
     elif plan is not None and not batch.is_told:
-        table.accept(plan, is_page=batch.is_page)
+        rules.accept(plan, is_page=batch.is_page)
 
 
 def _staged(plan: str, stage: int) -> Mapping[str, int]:

@@ -236,9 +236,9 @@ class SqliteTable(Table):
         """Make the database and the table, or add the columns that the table lacks.
 
         Args:
-            schema: See `Storage.prepare`.
-            mark: See `Storage.prepare`.
-            may_be_stale: See `Storage.prepare`.
+            schema: See `Table.prepare`.
+            mark: See `Table.prepare`.
+            may_be_stale: See `Table.prepare`.
         """
         rules.check_stored(schema)
         wanted = {field.name: type_for(field) for field in schema}
@@ -291,7 +291,7 @@ class SqliteTable(Table):
         """Return a number that `store` has stored.
 
         Args:
-            name: See `Storage.mark`.
+            name: See `Table.mark`.
         """
         with self._file.reading() as database:
             value = self._look(database).stored(database, _NUMBER + name)
@@ -301,8 +301,8 @@ class SqliteTable(Table):
         """Store numbers and texts.
 
         Args:
-            marks: See `Storage.store`.
-            notes: See `Storage.store`.
+            marks: See `Table.store`.
+            notes: See `Table.store`.
         """
         with self._step() as step:
             step.put(_named(marks, notes))
@@ -316,7 +316,7 @@ class SqliteTable(Table):
         """Replace the mark.
 
         Args:
-            mark: See `Storage.set_feed_mark`.
+            mark: See `Table.set_feed_mark`.
         """
         with self._step(mark=mark) as step:
             step.put({_FEED: mark.to_json()})
@@ -338,9 +338,9 @@ class SqliteTable(Table):
         """Merge the last changes of some keys.
 
         Args:
-            rows: See `Storage.merge`.
-            notes: See `Storage.merge`.
-            is_last: See `Storage.merge`.
+            rows: See `Table.merge`.
+            notes: See `Table.merge`.
+            is_last: See `Table.merge`.
         """
         del is_last
         wanted = {field.name: type_for(field) for field in rows.schema if field.name != "type"}
@@ -384,8 +384,8 @@ class SqliteTable(Table):
         """Give rows from the floor on the `order_key` `""`.
 
         Args:
-            floor: See `Storage.outdate`.
-            marks: See `Storage.outdate`.
+            floor: See `Table.outdate`.
+            marks: See `Table.outdate`.
         """
         with self._step() as step:
             statement = step.shape.update(["order_key = ''"], "order_key >= ?")
@@ -396,8 +396,8 @@ class SqliteTable(Table):
         """Make tombstones of rows below the floor.
 
         Args:
-            floor: See `Storage.bury`.
-            marks: See `Storage.bury`.
+            floor: See `Table.bury`.
+            marks: See `Table.bury`.
         """
         with self._step() as step:
             others = (
