@@ -110,14 +110,14 @@ class RowMapper(ColumnMapper):
         return RecordFault(index, where, self.why(error), after)
 
 
-def looked_up(moment: datetime, mark: Cursor = None) -> Segment:
+def looked_up(moment: datetime, shared: Cursor = None) -> Segment:
     """Return the segment with which a `RowMapper` maps rows that were looked up; they have no order key.
 
     Args:
         moment: The time of the look-up, by the service's clock.
-        mark: See `Scan`.
+        shared: See `Scan`.
     """
-    return Scan("", moment, mark, LOOKUP_PLAN).segment("")
+    return Scan("", moment, shared, LOOKUP_PLAN).segment("")
 
 
 def event_ids_of(scan: Scan, canonical: Iterable[bytes]) -> list[str]:

@@ -1,7 +1,7 @@
 """Defines a segment of a scan and its place in a token: what its rows have in common, and which are left.
 
 The engine writes and reads the cursor of a segment, `[floor, µs, after, last]`, and `[floor, µs, after, last,
-mark]` if the provider needs a mark. A provider only gives texts for `after`, `last` and `mark`, and gets them
+shared]` if the scan has `shared`. A provider only gives `after`, `last` and `shared`, and gets them
 back in the `Segment` that `Feed.open_segment` receives.
 """
 
@@ -34,15 +34,15 @@ class Scan:
         floor: The `order_key` of every row, unless the provider gives each row its own (`ScanFloor.ROW`).
         moment: The time at which the scan began, by the service's clock, in whole microseconds; it is the
             `timestamp` of every row.
-        mark: JSON that the provider needs in addition to read each segment, such as the service's id of the
-            collection; None if it needs nothing. It is the same for the whole scan.
+        shared: JSON that all segments share, and that the provider needs in addition to read each of them,
+            such as the service's id of the collection; None if it needs nothing.
         plan_id: The name of the scan: unique among all scans of the collection, the same in every process,
             short, and without a colon. By default, twelve random hex digits.
     """
 
     floor: str
     moment: datetime
-    mark: Cursor = None
+    shared: Cursor = None
     plan_id: str = attrs.field(factory=_new_id)
 
     @property
@@ -84,10 +84,10 @@ class Segment:
         """
         plan_id, colon, name = segment_id.removeprefix(_PREFIX).partition(":")
         match cursor:
-            case [str() as floor, int() as micros, str() as after, str() as last, *mark] if (
-                colon and type(micros) is int and micros in _TIMES and len(mark) < 2
+            case [str() as floor, int() as micros, str() as after, str() as last, *shared] if (
+                colon and type(micros) is int and micros in _TIMES and len(shared) < 2
             ):
-                scan = Scan(floor, _EPOCH + micros * _MICROSECOND, mark[0] if mark else None, plan_id)
+                scan = Scan(floor, _EPOCH + micros * _MICROSECOND, shared[0] if shared else None, plan_id)
                 return cls(scan, name, after, last)
             case _:
                 raise InvalidCursor("it is not a position in a segment of a snapshot")
@@ -102,7 +102,7 @@ class Segment:
         """The position in the segment, in the form that a token stores."""
         scan = self.scan
         found: list[Any] = [scan.floor, (scan.moment - _EPOCH) // _MICROSECOND, self.after, self.last]
-        return found if scan.mark is None else [*found, scan.mark]
+        return found if scan.shared is None else [*found, scan.shared]
 
     def at(self, after: str) -> Segment:
         """Return the rest of the segment, `after` a key."""

@@ -26,9 +26,9 @@ SCAN = Scan("floor", MOMENT, ["rid", 7], "plan")
 SEGMENT = SCAN.segment("0-1f", "a", "b", 100)
 
 
-@pytest.mark.parametrize("mark", [None, 7, "x", [], {"a": None}, 0, False])
-def test_a_segment_comes_back_from_its_id_and_cursor(mark):
-    segment = attrs.evolve(SEGMENT, scan=attrs.evolve(SCAN, mark=mark), name="1:2")
+@pytest.mark.parametrize("shared", [None, 7, "x", [], {"a": None}, 0, False])
+def test_a_segment_comes_back_from_its_id_and_cursor(shared):
+    segment = attrs.evolve(SEGMENT, scan=attrs.evolve(SCAN, shared=shared), name="1:2")
     again = Segment.of(segment.segment_id, json.loads(json.dumps(segment.cursor)))
     assert again == attrs.evolve(segment, records=None)
     assert again.cursor == segment.cursor

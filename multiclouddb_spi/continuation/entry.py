@@ -11,7 +11,7 @@
     [id, [cursor, …], 4, [parent, …]]     it waits for its parents
     [id, [cursor, …], 12, [parent, …]]    it waits, and no listing names it
     [id, cursor, 16 + …, [floor, µs, rate, retention, done, segments, rows, records, credit]]   a snapshot
-    [id, cursor, 16 + …, [floor, µs, …, credit, mark]]     the same, if the provider needs a mark
+    [id, cursor, 16 + …, [floor, µs, …, credit, shared]]   the same, if the scan has `shared`
 
 The third item of an entry is a set of bits. A newer version may write bits that this version does not know.
 Bit 16 marks the plan of a snapshot; its cursor is the part that is not divided into segments yet, or null.
@@ -217,7 +217,7 @@ class Plan:
         records: The approximate number of rows at the start, or None.
         credit: A fraction of a place on a page, in quarters: 0 to 3. The scan did not get this
             fraction on earlier pages.
-        mark: What the provider needs in addition to read the segments; see `Scan`.
+        shared: What the provider needs in addition to read the segments; see `Scan`.
     """
 
     partition_id: str
@@ -234,12 +234,12 @@ class Plan:
     rows: int = 0
     records: int | None = None
     credit: int = 0
-    mark: Cursor = None
+    shared: Cursor = None
 
     @property
     def scan(self) -> Scan:
         """What all segments of the scan have in common."""
-        return Scan(self.floor, to_moment(self.moment), self.mark, plan_id_of(self.partition_id) or "")
+        return Scan(self.floor, to_moment(self.moment), self.shared, plan_id_of(self.partition_id) or "")
 
     def progress(self) -> SnapshotProgress:
         """The progress of the scan, in the form that applications see."""
@@ -259,8 +259,8 @@ def plan_to_json(plan: Plan) -> Cursor:
     """Return a plan in the form that a token stores."""
     flags = _PLAN | plan.holds * _HOLDS | plan.announced * _ANNOUNCED | plan.auto * _AUTO
     counts: list[Cursor] = [plan.rate, plan.retention, plan.done, plan.segments, plan.rows, plan.records]
-    mark: list[Cursor] = [] if plan.mark is None else [plan.mark]
-    return [plan.partition_id, plan.cursor, flags, [plan.floor, plan.moment, *counts, plan.credit, *mark]]
+    shared: list[Cursor] = [] if plan.shared is None else [plan.shared]
+    return [plan.partition_id, plan.cursor, flags, [plan.floor, plan.moment, *counts, plan.credit, *shared]]
 
 
 def is_plan(flags: int) -> bool:
@@ -274,16 +274,16 @@ def plan_from_json(item: Any) -> Plan:
         case [
             str() as partition_id, cursor, int() as flags,
             [str() as floor, moment, rate, retention, done, segments, rows, records, (0 | 1 | 2 | 3) as
-            credit, *mark],
+            credit, *shared],
         ] if (
             floor and is_micros(moment) and _is_rate(rate) and _is_count(done) and _is_count(rows)
             and all(value is None or _is_count(value) for value in (retention, segments, records))
-            and type(credit) is int and len(mark) < 2
+            and type(credit) is int and len(shared) < 2
         ):  # fmt: skip
             return Plan(
                 partition_id, cursor, floor, moment, bool(flags & _HOLDS), bool(flags & _ANNOUNCED),
                 bool(flags & _AUTO), rate, retention, done, segments, rows, records, credit,
-                mark[0] if mark else None,
+                shared[0] if shared else None,
             )  # fmt: skip
         case _:
             raise InvalidCursor("the plan of a snapshot is unreadable")

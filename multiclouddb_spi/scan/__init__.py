@@ -10,7 +10,7 @@ contains the plan as an entry (`continuation.entry`), and `continuation.lineage`
 for the scan.
 
 - *Plan.* `snapshot` resolves the start of the stream **first**, then makes the plan of the scan: what all
-  rows have in common (`Scan`: an id, a floor, a moment, and a mark of the provider), and a rest, which
+  rows have in common (`Scan`: an id, a floor, a moment, and what the provider shares), and a rest, which
   represents the part of the collection that is not yet divided into segments.
 - *Segments.* `segments` takes the next segments from a plan. A segment is a part of the collection's keys,
   and is read like a partition: the engine calls `Feed.open_segment` and fetches from the reader. About eight

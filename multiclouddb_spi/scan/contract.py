@@ -77,7 +77,7 @@ class SupportsSnapshot(Protocol):
             empty but there is a rest, the engine calls again.
 
         Raises:
-            InvalidCursor: Raised if this provider cannot have made the rest or the `mark` of the scan.
+            InvalidCursor: Raised if this provider cannot have made the rest or the `shared` of the scan.
         """
         ...
 

@@ -96,7 +96,7 @@ def _plan_of(scan: ScanPlan, wanted: Snapshot) -> Plan:
         rate=wanted.max_scan_rate,
         segments=shown(scan.segments),
         records=shown(scan.records),
-        mark=common.mark,
+        shared=common.shared,
     )
 
 

@@ -2,7 +2,7 @@
 
 A segment is a range of hashes. Each hash is computed from the whole key of a document. The rows of
 a segment show the documents at the time of reading. With `ServiceBehaviour.point_in_time`, the rows
-show the documents at the commit of the snapshot, which is the mark of the scan.
+show the documents at the commit of the snapshot, which is `Scan.shared`.
 
 The rest of a plan is `[width, next hash]`. A segment is read after a hash, and ends before another one.
 """
@@ -119,11 +119,11 @@ class SegmentReader(Reader):
             last, high = int(segment.after), int(segment.last)
         except ValueError as error:
             raise InvalidCursor("it is not a segment of the simulation") from error
-        if not (-1 <= last < high <= PLACES and isinstance(segment.scan.mark, int)):
+        if not (-1 <= last < high <= PLACES and isinstance(segment.scan.shared, int)):
             raise InvalidCursor("it is not a segment of the simulation")
         self._view, self._sim, self._calls = view, view.sim, view.calls
         self._segment, self._id = segment, segment.segment_id
-        self._last, self._high, self._commit = last, high, segment.scan.mark
+        self._last, self._high, self._commit = last, high, segment.scan.shared
         self._mapper = _mapper(view, public_id, segment)
         self._cancelled = self._closed = False
         self._busy = threading.Lock()

@@ -6,7 +6,7 @@ place of its last change. Items that were changed after N are left out, because 
 changes. Therefore a scan ends at N, no matter how much is written during the scan.
 
 The name of a segment is its range. `Segment.after` is an LSN, followed by a colon and the place within this
-LSN if the position lies within it; `Segment.last` is N. The mark of a scan is the second before which changes
+LSN if the position lies within it; `Segment.last` is N. `Scan.shared` is the second before which changes
 are left out, and the rest of a plan is `[[range, N], …]`.
 """
 
@@ -148,7 +148,7 @@ class ScanReader(Reader):
     """Reads one segment."""
 
     def __init__(self, source: ReaderContext, view: CosmosView, segment: Segment) -> None:
-        span, bound, since = range_of(segment.name), place_in(segment.last), segment.scan.mark
+        span, bound, since = range_of(segment.name), place_in(segment.last), segment.scan.shared
         if span is None or bound.inner is not None or not (since is None or is_number(since, _MOST_SECONDS)):
             raise InvalidCursor("it is not a segment of Cosmos DB")
         self._source, self._span, self._segment, self._bound = source, span, segment, bound.lsn

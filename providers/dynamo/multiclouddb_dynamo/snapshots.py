@@ -1,6 +1,6 @@
 """Scans a table for `Snapshot()`: the plan, its segments, and the reader of one segment.
 
-The mark of a scan is the number of its segments, and the name of a segment is its own number. The service
+`Scan.shared` is the number of segments, and the name of a segment is its own number. The service
 needs both in each call. A position is the key of the last item that was read, as a JSON list of texts, or "."
 at the end. The rest of a plan is `[items in a segment, number of the next segment]`.
 """
@@ -70,7 +70,7 @@ _MOST_TEXT: Final = 4096  # a key has at most 2,048 bytes; base64 makes it longe
 
 def part_of(segment: Segment) -> tuple[int, int]:
     """Return the number of a segment, and the number of all segments of its scan."""
-    total, name = segment.scan.mark, segment.name
+    total, name = segment.scan.shared, segment.name
     if type(total) is int and 0 < total <= MOST_SEGMENTS and name.isascii() and name.isdecimal():
         number = int(name) if len(name) < _MOST_DIGITS else total
         if number < total:
@@ -255,7 +255,7 @@ def plan_scan(source: ReaderContext, seeds: list[Seed], wanted: int | None) -> S
 
 def cut(scan: Scan, rest: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
     """Take the next segments from a plan, without I/O."""
-    match scan.mark, rest:
+    match scan.shared, rest:
         case int() as total, [int() as items, int() as number] if type(total) is int and (
             0 <= number < total <= MOST_SEGMENTS and items >= 0
         ):

@@ -195,14 +195,15 @@ class TestPlans:
 
     def test_damaged_plans_and_places_are_refused(self, world):
         feed, segment = feed_of(world), SCAN.segment("0")
-        names, marks = ("", "x", "-1", "100", "1.5", "9" * 5000, "²"), (None, 0, 2_000_000, "4", True, 1.5)
-        scans = [attrs.evolve(SCAN, mark=mark) for mark in marks]
+        names, shared = ("", "x", "-1", "100", "1.5", "9" * 5000, "²"), (None, 0, 2_000_000, "4", True, 1.5)
+        scans = [attrs.evolve(SCAN, shared=each) for each in shared]
         acts = [lambda rest=rest: cut(SCAN, rest, 1) for rest in PLANS]
         acts += [lambda scan=scan: cut(scan, [5, 0], 1) for scan in scans]
         acts += [lambda place=place: feed.open_segment(segment.at(place)) for place in PLACES]
         acts += [lambda name=name: feed.open_segment(SCAN.segment(name)) for name in names]
         acts += [
-            lambda mark=mark: feed.open_segment(attrs.evolve(SCAN, mark=mark).segment("0")) for mark in marks
+            lambda each=each: feed.open_segment(attrs.evolve(SCAN, shared=each).segment("0"))
+            for each in shared
         ]
         for act in acts:
             with pytest.raises(InvalidCursor):

@@ -17,9 +17,9 @@ is written as `"b:"` and the base64 of its BSON. The server hardly checks which 
 Therefore, each position contains its kind. The resource is part of the library's own token, so the library
 checks the resource itself.
 
-The segments of a scan have positions of another form, which `UnreadRange` and `Rest` describe. The mark of a
-scan is `[uuid, name, …]`: the UUID of the collection, empty if the collection did not exist, and the fields
-of the shard key. The rest of a plan is `[low, width, left, number]`.
+The segments of a scan have positions of another form, which `UnreadRange` and `Rest` describe.
+`Scan.shared` is `[uuid, name, …]`: the UUID of the collection, empty if the collection did not exist, and the
+fields of the shard key. The rest of a plan is `[low, width, left, number]`.
 
 An `_id` is written as the byte of its BSON type and its BSON value, in hexadecimal. Therefore the server gets
 back exactly the bytes that it sent, for every type.
@@ -404,7 +404,7 @@ def rest_of(scan: Scan, rest: Cursor) -> Rest:
 def _common(scan: Scan) -> tuple[str, str, tuple[str, ...]]:
     """Return the cluster time, the UUID of the collection, and the fields of the shard key."""
     time = scan.floor.removeprefix("82")
-    match scan.mark:
+    match scan.shared:
         case [str() as uuid, *names] if _TIME.fullmatch(time) and _UUID.fullmatch(uuid):
             if all(isinstance(name, str) for name in names):
                 return time, uuid, tuple(map(str, names))

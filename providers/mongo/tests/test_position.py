@@ -295,8 +295,8 @@ def test_what_is_no_plan_is_refused(rest):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"floor": TIME.lower()}, {"floor": "x"}, {"mark": None}, {"mark": []}, {"mark": ["x"]},
-     {"mark": [UUID, 1]}, {"mark": UUID}],
+    [{"floor": TIME.lower()}, {"floor": "x"}, {"shared": None}, {"shared": []}, {"shared": ["x"]},
+     {"shared": [UUID, 1]}, {"shared": UUID}],
 )  # fmt: skip
 def test_what_is_no_scan_is_refused(changes):
     scan = attrs.evolve(scan_at(TIME, UUID, ()), **changes)
