@@ -157,7 +157,7 @@ def warn_of_plaintext(log: Logger, address: str, way_out: str) -> None:
         way_out: What switches TLS on.
     """
     told = object()
-    # A process that was forked inherits what its parent has said. Of several threads, one sets the mark.
+    # A forked process inherits the warnings of its parent. Of several threads, one sets the mark.
     if _WARNED.setdefault((os.getpid(), log.name, address), told) is told:
         log.warning(
             "%s is reached with credentials and without TLS, so documents, keys and perhaps the password are "

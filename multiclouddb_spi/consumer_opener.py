@@ -109,7 +109,7 @@ class ConsumerOpener:
             raise
 
     def _decoded(self, token: str, spec: FeedSpec, scope: str, digest: str) -> Envelope:
-        """Return the content of a token; refuse one of another request, as far as no call is needed."""
+        """Return the content of a token, after the checks against the request that need no call."""
         envelope = decode_token(token)
         where = self._provider.full_address(envelope.address)
         made_for = (envelope.provider_id, where, envelope.scope, envelope.options_digest)

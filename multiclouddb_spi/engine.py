@@ -182,10 +182,10 @@ class Engine:
     ) -> Reading[T]:
         """Read a page, and keep the consumer for the next call, also if this one fails.
 
-        Its key is the token of the page. If the page told nothing, it is also the token or start of the
-        request, which may come again. After an error it is only the latter, with the `skip_token` of the
-        error. It is not kept if its feed may have been recreated, or has ended, or if the page has the token
-        of the request although something was read.
+        Its keys are the token of the page and, after a page without news, the token or start of the request,
+        which may come again. After an error they are those of the request and the `skip_token` of the error.
+        It is not kept if its feed may have been recreated or has ended, or if the page has the token of the
+        request although something was read.
         """
         asked, skip = key_of(request, spec), None
         try:
@@ -409,7 +409,7 @@ class Engine:
         key: MulticloudDbKey | None,
         provider_options: ProviderOptions | None,
     ) -> TokenReport:
-        """Say what a token contains, as `MulticloudDbClient.inspect` does."""
+        """Show what a token contains, as `MulticloudDbClient.inspect` does."""
         from multiclouddb_spi.token_report import check_provider, report
 
         deadline = Deadline.after(options.timeout_seconds)
@@ -472,7 +472,7 @@ class Engine:
 def _answers(
     feed: SupportsLookup, keys: Sequence[MulticloudDbKey], deadline: Deadline
 ) -> Mapping[MulticloudDbKey, LookupAnswer]:
-    """Return what the service says of at least one key, and of no key that was not asked."""
+    """Return the service's answers for at least one key, and for no key that was not asked."""
     answers = feed.lookup(keys, deadline)
     if not answers:
         raise ProviderFault.of(

@@ -360,7 +360,7 @@ def clock_row(signed: str | None = None, told: str | None = None) -> FaultRule:
 
     Args:
         signed: The time of the signature, as the service repeats it; None if it does not.
-        told: The service's own time; None if it does not tell it.
+        told: The service's own time, if its answer has it.
     """
     times = [f"the request was signed at {_readable(signed)}"] if signed else []
     times += [f"the service's clock says {_readable(told)}"] if told else []

@@ -4,11 +4,11 @@ The age of a token decides nothing, because the token of an idle feed may be old
 token until one of these is known, by the service's clock alone:
 
 - a change after the token is older than the limit: the reader is late;
-- nothing that is older can follow in any partition, because the service has sent a younger change, has told
-  how far it has read (a heartbeat), or has nothing more: the reader is on time.
+- nothing that is older can follow in any partition, because the service has sent a younger change or a
+  heartbeat, or has nothing more: the reader is on time.
 
-If neither is known in time, nobody knows. During the scan of a snapshot, the reader lacks rows whose age the
-service does not tell, so that it is never on time; it is late if a change after the snapshot is too old.
+If neither is known in time, the answer is not known. During the scan of a snapshot the reader is never on
+time, because it lacks rows of unknown age; it is late if a change after the snapshot is too old.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def lateness(
 
     Args:
         read: Reads a page; it gets the number of seconds to wait for a first event.
-        now: The service's time, or None if the service does not tell it.
+        now: The service's time, or None if it does not report one.
         rules: The feed.
         request: The request that starts at the token.
         envelope: The content of the token.

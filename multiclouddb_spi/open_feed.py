@@ -159,12 +159,11 @@ def recreated(feed: Feed, field: str, way_out: str) -> MulticloudDbError:
 class FeedCache:
     """Maps each spec to its opened feed and the time of the service's clock; all calls of a client share it.
 
-    A feed is forgotten, and its consumers are discarded, when neither a running nor a later call needs it.
-    Opening a feed needs calls to the service, which check how the resource is set up. So it is kept for ten
-    minutes after its last use. The limit on feeds is as high as that on readers, because a worker may read
-    thousands of partition keys in turn, and each key needs a feed of its own. Above the limit, feeds that
-    were used in the last minute are kept, and each additional one is forgotten after its call. The ones whose
-    last use is oldest are not forgotten first, because such a worker needs them next.
+    A feed is kept for ten minutes after its last use, because opening one needs calls to the service, which
+    check how the resource is set up. Then it is forgotten, and its consumers are discarded. A worker may read
+    thousands of partition keys in turn, each of which needs a feed of its own, so the limit on feeds is as
+    high as that on readers. Above the limit, the feeds of the last minute are kept and each additional one is
+    forgotten after its call; the longest unused ones stay, because such a worker needs them next.
     """
 
     def __init__(self, call: Call, forget_consumers: Callable[[Feed], None]) -> None:
@@ -296,5 +295,5 @@ class _Opened:
     users: int = 0
     used_at: float = 0.0  # the end of the last call
     clock: tuple[float, datetime | None] = (-math.inf, None)  # when the service told its time, and which
-    mute_at: float = -math.inf  # when it last did not tell its time
+    mute_at: float = -math.inf  # when it was last asked for its time without an answer
     warned_at: float = -math.inf  # when a low headroom was last reported

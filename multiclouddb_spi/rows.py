@@ -50,7 +50,7 @@ class Rows:
 
 
 class RowMapper(ColumnMapper):
-    """Maps the rows of a segment. A provider only says what it found in them, and which key each has.
+    """Maps the rows of a segment. A provider only adds what it found in them, and which key each has.
 
     Attributes:
         segment: The segment, at any position.
@@ -74,7 +74,7 @@ class RowMapper(ColumnMapper):
         return f"row {index} of the batch"
 
     def why(self, error: Exception | None) -> str:
-        """Say why a record cannot be decoded, without its content; for `error` see `ColumnMapper.fault`."""
+        """Return why a record cannot be decoded, without its content; see `ColumnMapper.fault`."""
         return f"it cannot be decoded ({reason_of(error)})"
 
     def columns(self, records: Any, start: int, stop: int, *, texts: bool) -> Columns | None:

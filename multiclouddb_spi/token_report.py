@@ -1,4 +1,4 @@
-"""Says what a token contains, partition by partition, and whether the service can still resume it."""
+"""Shows what a token contains, partition by partition, and whether the service can still resume it."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Standing:
 
     Attributes:
         partition_id: The service's own id of the partition.
-        state: `active`, `drained` (its children are not named yet), `watched` (some of its children are
-            named, and the engine is searching for more), `waiting` (for its parents), `next` (a child of a
-            retired partition), or `scan` (the part of a snapshot that is not divided into segments yet).
+        state: `active`, `drained` (no child is known yet), `watched` (some children are known, and the engine
+            is searching for more), `waiting` (for its parents), `next` (a child of a retired partition), or
+            `scan` (the part of a snapshot that is not divided into segments yet).
         cursors: The position of the partition; several positions if its parents gave different positions.
         parents: The parents for which the partition waits.
         entry: The partition's entry in the lineage, or None for a child of a retired partition.
@@ -91,7 +91,7 @@ def lineage_of(envelope: Envelope, rules: Rules = INSPECTED) -> Lineage | None:
 
 
 def ending(envelope: Envelope) -> str | None:
-    """Return a text that says how the token's feed or partition ended; None if it has not ended."""
+    """Return how the token's feed or partition ended, as text; None if it has not ended."""
     match _state(envelope):
         case FeedOver(reason):
             return f"the feed is over: {reason}"
@@ -184,7 +184,7 @@ def scope_of(envelope: Envelope, key: MulticloudDbKey | None) -> FeedScope | Non
 
 
 def before(page: ChangeFeedPage) -> tuple[datetime | None, float | None]:
-    """Return the watermark and the lag before a page; the page itself tells those after its events."""
+    """Return the watermark and the lag before a page, which itself has those after its events."""
     told = page.diagnostics
     watermark, lag, until = told.watermark, told.lag_seconds, told.read_until
     if page.events:

@@ -71,7 +71,7 @@ class Entry:
         looks: END: how often the engine has asked for more children, each time after a longer pause.
         failed_last: READ: the last read failed permanently after it had delivered events. The partition is
             then read first and alone, so that its failure is not postponed for ever.
-        final: END: True if the service has said that no more children will come.
+        final: END: True if the service has answered that no more children will come.
         listed: False for an entry that is not a partition of the service, for example a segment of a scan.
     """
 

@@ -1,7 +1,7 @@
 """Asks the service about its partitions, and applies the answers to a lineage.
 
-This serves pages, bounded reads, and the token of a partition that has ended. `Lineage` decides; this module
-knows when to ask, what to ask, and what a user is told.
+This serves pages, bounded reads, and the token of a partition that has ended. `Lineage` decides what follows
+from an answer; this module decides when to ask, what to ask, and what to report to the user.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Found:
         children: The children that ended partitions have named.
         gaps: What was lost; each with the partitions that are read because of it.
         late: Partitions that the feed did not cover.
-        over: Ended partitions that will have no more children, each with what the service says about the end.
+        over: Ended partitions that will have no more children, each with a notice about the end, or None.
         left: What follows lost partitions, and is read from now on.
     """
 
@@ -106,10 +106,10 @@ def _not_late(name: str) -> ProviderFault:
 
 
 class Looks:
-    """When this client last asked for more children of an ended partition; any thread.
+    """When this client last asked for more children of an ended partition; any thread may use it.
 
-    A token keeps how often was asked. A look counts only if this client has seen the pause before it pass, so
-    neither a restart nor a wrong clock ends a search early: it only lasts longer.
+    A token keeps how often the service was asked. Such a look counts only if this client itself has seen the
+    pause before it pass, so a restart or a wrong clock makes a search last longer and never ends it early.
     """
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class Looks:
 
 
 def _pause_after(looks: int) -> float:
-    """Return the pause after so many looks: each is about as long as all before it together."""
+    """Return the pause after so many looks; each pause is about as long as all before it together."""
     return min(_MOST_PAUSE, _FIRST_PAUSE * 2.0 ** min(looks, 32))
 
 
@@ -284,7 +284,7 @@ class Follow:
         return Found(started, gaps=self.told(stranded), late=self._late(added))
 
     def _late(self, added: Iterable[Seed]) -> tuple[PartitionFoundLate, ...]:
-        """Return a notice for each partition: its first records may be gone, and its position tells it."""
+        """Return a notice for each partition, with its position, because its first records may be gone."""
         id_of, describe = self._feed.public_id, self._feed.describe
         return tuple(
             PartitionFoundLate(id_of(seed.partition_id), describe(seed.cursor).text) for seed in added

@@ -14,12 +14,13 @@ Four transitions change it. A child starts as soon as nothing is left to wait fo
     start         a child waits only for parents that nobody has named, and every other entry has passed the
                   moment at which the child began: such a parent can no longer appear (asked once a call)
 
-Nothing is decided from what the lineage has forgotten. A partition that is read to its end leaves, and its
-children are entries; so a partition was read if and only if it is an ancestor of an entry, through parents
-for which the entry does not wait. A partition that is open was not read to its end, nor was one without
-children that is no entry: such an end stays until the feed is over.
+A partition that is read to its end leaves the lineage, and its children are entries. Nothing is lost by this,
+because what was read can still be seen from the entries: a partition was read if and only if it is an
+ancestor of an entry, through parents for which the entry does not wait. Two kinds were certainly not read to
+their end: a partition that is open, and one without children that is no entry, because an end without
+children stays until the feed is over.
 
-The three sentences that make this possible are C1, C2 and C3 in `multiclouddb_spi.contract`.
+The promises C1, C2 and C3 in `multiclouddb_spi.contract` make this possible.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ class Loss:
         partition_id: The partition.
         position: Everything up to this position was delivered; None if the partition was not read yet.
         left: Where reading goes on: the partition's own oldest position, or what may descend from it.
-        everything: True if the whole feed begins again there, because the service does not tell what descends
-            from a lost partition.
+        everything: True if the whole feed begins again there, because it is not known what descends from a
+            lost partition.
     """
 
     partition_id: str
@@ -162,7 +163,7 @@ class Lineage:
         return made
 
     def to_json(self) -> Cursor:
-        """Return the lineage as JSON: for a partition that is read its id, its cursor and six characters."""
+        """Return the lineage as JSON; a partition that is read takes its id, cursor and six characters."""
         value: dict[str, Cursor] = {"p": list(map(entry_to_json, self._entries.values()))}
         if self.audited is not None:
             value["a"] = audited_to_json(self.audited)
@@ -263,7 +264,7 @@ class Lineage:
         if isinstance(entry, Entry) and entry.stage is _READ:
             self._entries[partition_id] = attrs.evolve(entry, failed_last=True)
 
-    # -- Transition 1: took, ended
+    # -- Transition: took, ended
 
     def took(self, partition_id: str, cursor: Cursor) -> None:
         """Record that everything up to the cursor was delivered; this also clears `failed_last`."""
@@ -317,13 +318,13 @@ class Lineage:
         elif isinstance(entry, Entry) and entry.stage is _WAIT and child.cursor not in entry.said:
             self._put(attrs.evolve(entry, said=(*entry.said, child.cursor)))
 
-    # -- Transition 2: lost
+    # -- Transition: lost
 
     def gone(self, survey: Survey) -> dict[str, Entry]:
         """Return the entries of which retention has removed something that was not read.
 
-        An ended partition with a known child was read, and the child proves it; the search finds its other
-        children, but not in a feed of one partition. Nothing follows an end that is final.
+        Not among them are ended partitions with a known child, which proves that they were read (the search
+        finds their other children, except in a feed of one partition), and ends that are final.
         """
         found = (each for each in self.listed() if each.partition_id in survey.gone and not _is_lost(each))
         return {
@@ -387,7 +388,7 @@ class Lineage:
         return losses
 
     def _cut(self, gone: Mapping[str, Entry], heirs: Sequence[Seed]) -> list[Loss]:
-        """Begin again at the oldest moment, where nothing tells which partitions were read to their end."""
+        """Begin again at the oldest moment, because nothing shows which partitions were read to their end."""
         losses = [Loss(name, each.cursor, tuple(heirs), everything=True) for name, each in gone.items()]
         begin = []
         for seed in heirs:
@@ -405,7 +406,7 @@ class Lineage:
         self._add(begin)
         return losses
 
-    # -- Transition 3: found
+    # -- Transition: found
 
     def found(self, survey: Survey, *, skips: bool) -> tuple[list[Seed], list[Loss]]:
         """Add the partitions that no entry leads to; the caller applies losses first.
@@ -430,7 +431,7 @@ class Lineage:
         return added, losses
 
     def is_shown_by(self, survey: Survey) -> bool:
-        """Return whether no entry is missing; without it, its ancestors would look unread."""
+        """Return whether a survey has every entry; the ancestors of a missing one would look unread."""
         shown = {each.partition_id for each in survey.present} | survey.gone.keys()
         return all(each.partition_id in shown or _is_lost(each) for each in self.listed())
 
@@ -459,7 +460,7 @@ class Lineage:
             name = end.partition_id
             fresh = self.fresh(name, named.get(name, ()))
             if fresh and name in survey.gone and not _is_lost(end):
-                # Their first records may be gone too: the search tells it, and is due at once.
+                # Their first records may be gone too. The search finds that out, and is due at once.
                 fresh = []
                 if self.audited is not None:
                     self.audited = attrs.evolve(self.audited, at=0, retired=True)
@@ -492,7 +493,7 @@ class Lineage:
         held = {each.partition_id: each for each in there if each.partition_id not in lost}
         return uncovered(survey, held, lost, self.root)
 
-    # -- Transition 4: start
+    # -- Transition: start
 
     def release(self, partition_id: str) -> list[str]:
         """End each wait for an entry; return the partitions that start."""

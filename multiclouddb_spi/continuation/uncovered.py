@@ -17,12 +17,12 @@ class NotProvableError(Exception):
 
 @define(eq=False, repr=False)
 class Uncovered:
-    """The partitions that nobody covers and nobody will name.
+    """The partitions that no entry covers, and that no partition will name as its child.
 
     Attributes:
-        seeds: They, with all their parents.
+        seeds: These partitions, each with all its parents.
         unread: Every listed partition that was not read and is no entry.
-        read: What was read, or was lost and told.
+        read: The partitions that were read, or whose loss was reported.
         hidden: True if a parent is not listed although it may exist.
     """
 
@@ -100,7 +100,7 @@ def _is_ours(
     lost: Mapping[str, Entry],
     read: Container[str],
 ) -> bool:
-    """Return whether a partition that nobody covers belongs to the scope."""
+    """Return whether a partition that no entry covers belongs to the scope."""
     if root is None:
         return True
     # If the root no longer exists, none of its ancestors does (C2): what was read lies below it.
@@ -122,7 +122,7 @@ def _is_ours(
 
 
 def followers(survey: Survey, lost: Mapping[str, Entry]) -> dict[str, tuple[str, ...]]:
-    """Map each lost partition to what exists nearest below it, as far as the service tells."""
+    """Map each lost partition to what exists nearest below it, as far as that is known."""
     below = dict[str, list[str]]()
     for each in survey.present:
         for parent in each.parents:

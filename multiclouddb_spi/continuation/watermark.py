@@ -21,7 +21,7 @@ _MOST_KNOWN: Final = 100_000
 
 
 class Answered(Protocol):
-    """What the answers of one partition say about later records; see the attributes of `Batch`."""
+    """What the answers of one partition show about later records; see the attributes of `Batch`."""
 
     @property
     def watermark(self) -> datetime | None:
@@ -71,7 +71,7 @@ class _Stand:
         cursor: The position; what is known of it also holds for later positions. None for a partition that
             is not read.
         proven: Every later record has this time or a later time; None if that is not known.
-        likely: As `proven`, but only likely; None if the service proves what it tells.
+        likely: As `proven`, but only likely; None if the service proves its answers.
     """
 
     public_id: str
@@ -83,7 +83,7 @@ class _Stand:
 class Standings:
     """Remembers how far each partition of a feed was read, because a call may return before it asks them all.
 
-    Several threads may use one object. If the memory is lost, no moment is wrong, but it may be earlier.
+    Several threads may use one object. If it is lost, the moments of the feed stay right, but may be earlier.
     """
 
     __slots__ = ("_known",)
@@ -103,11 +103,11 @@ class Standings:
     ) -> Progress:
         """Return how far the feed was read when a call ends.
 
-        A watermark and a moment move only by proof: by a record, by a heartbeat, or by an answer that no
-        records follow. Then everything was returned that the service had shown when that read began.
-        The watermark and the moment of the feed are the minimum over all partitions. A waiting child has
-        start positions from its seed and from its ended parents; the earliest of their times counts. During
-        the scan of a snapshot, the watermark is the snapshot's moment.
+        A watermark and a moment move only by proof: by a record, a heartbeat, or an answer that no records
+        follow, after which everything was returned that was visible when that read began. Those of the feed
+        are the minimum over all partitions. For a waiting child, the earliest of the start positions from its
+        seed and its ended parents counts. During the scan of a snapshot, the watermark is the snapshot's
+        moment.
 
         Args:
             feed: The feed.

@@ -148,7 +148,8 @@ class Consumer:
     def resting(self, entries: Iterable[Entry], now: float) -> dict[str, float]:
         """Return those of the partitions that are not worth asking at `now`, with the time when they are.
 
-        One that the service throttles is left out: it is asked, so that each page names it.
+        Partitions that the service throttles are not among them: they are asked, so that each page reports
+        them.
         """
         found, get = dict[str, float](), self.partitions.get
         for entry in entries:
@@ -222,7 +223,7 @@ class Consumer:
             self.drop_reader(part)
 
     def is_searching(self) -> bool:
-        """Return whether it looks for children: a look counts only if the pause before it was seen."""
+        """Return whether it searches for children, whose looks count only for a client that has waited."""
         return not isinstance(self.state, Lineage) or bool(self.state.ends())
 
     # -- Tokens

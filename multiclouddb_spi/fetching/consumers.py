@@ -24,12 +24,11 @@ _MOST_AT_ONCE: Final = 8
 
 
 class Consumers:
-    """Finds the consumer for a request by its token or its start; `Engine._used` says under which keys it is.
+    """Finds the consumer for a request by its token or its start; for the keys see `Engine._used`.
 
-    The least recently used one is discarded first. A call takes a consumer for its own use; another call with
-    the same token begins without one. A consumer that nobody has used for a minute is discarded, except one
-    that still searches for children, of which only the readers are closed. Its age is noticed when another
-    call gives a consumer back.
+    A call takes a consumer for its own use, so another call with the same token begins without one. The least
+    recently used one is discarded first, and any that was not used for a minute; of one that still searches
+    for children, only the readers are then closed. Ages are looked at when a call gives a consumer back.
 
     Attributes:
         most_readers: The most readers that stay open between calls.

@@ -144,8 +144,8 @@ class Fetcher:
     def interrupted(self, error: BaseException) -> None:
         """Use other threads from now on, because an interrupt may have left a lock of the pool held.
 
-        The old threads do what was submitted, and end; one that needs the lock waits for ever. The iterator
-        ends a read between two steps, which holds no lock.
+        The old threads do what was submitted and end; one that needs the lock waits for ever. A read that the
+        iterator ends is no such case, because it ends between two steps, where no lock is held.
 
         Args:
             error: What has ended a call. Most errors are no interrupts.
@@ -188,7 +188,7 @@ class Fetcher:
         self, live: PartitionReader, records: int, nbytes: int, wait: float, deadline: Deadline
     ) -> Batch:
         live.retries, live.trouble = 0, None
-        # Whoever cancels the reader later cancels the arrival too; who did so before is noticed by `once`.
+        # A later cancel of the reader cancels the arrival too; an earlier one is noticed by `once`.
         arrival = live.arrival = Arrival(self._closed)
 
         def is_given_up() -> bool:

@@ -66,14 +66,14 @@ class Turn:
     noticed: bool = False  # the page has a notice of it; after the notice, none of its records
     error: Exception | None = None  # its failure in this call
     watermark: datetime | None = None  # of its last batch that was returned completely
-    # When its last read began after which the service reported that no records follow, and all of whose
-    # records were returned (monotonic).
+    # The monotonic time at which the last read began that has reached the end: the service reported that no
+    # records follow, and all records of the read were returned.
     caught_up_at: float | None = None
     likely_read_until: datetime | None = None  # of its last batch that was returned completely
     headroom: float = math.inf  # the seconds until its position expires, if that is known
     skips: int = 0  # how often this call has skipped expired records
-    lost: Cursor = None  # its position before that
-    told: int = 0  # the number of notices on the page before that
+    lost: Cursor = None  # its position before the first skip
+    told: int = 0  # how many notices the page had before the first skip
 
 
 class Turns:

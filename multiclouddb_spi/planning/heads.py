@@ -482,7 +482,7 @@ class Heads:
 
 
 def follows_of(batch: Batch) -> Follows:
-    """Return what a whole batch says about the records after it."""
+    """Return what a whole batch shows about the records after it."""
     if not isinstance(batch.outcome, Continue) or batch.caught_up is True:
         return Follows.END
     # Without records, None means that no records follow; after a notice, nothing is known.

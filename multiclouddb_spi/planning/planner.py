@@ -100,7 +100,7 @@ class Step:
 
     @property
     def is_end(self) -> bool:
-        """True if every partition has said that nothing follows this step, or has ended, and none waits."""
+        """True if in each partition nothing follows this step, by the service's answer, and none waits."""
         names = {entry.partition_id for entry in self.after.active()}
         return not self.left and (self.after.is_quiet(names) or self.after.is_over())
 
@@ -264,8 +264,9 @@ class Planner:
     def steps(self, before: Lineage, limit: Deadline | float, target: Target | None = None) -> Iterator[Step]:
         """Plan every step from a lineage to the current end of the feed, or to the target.
 
-        Each partition is asked until it says that nothing follows, or until the service's time shows that its
-        position is later than the beginning of this call. So planning ends even if new records keep arriving.
+        Each partition is asked until the answer is that nothing follows, or until the service's time shows
+        that its position is later than the beginning of this call. So planning ends even if new records keep
+        coming.
 
         Args:
             before: The lineage at which the first step starts.
@@ -273,7 +274,7 @@ class Planner:
             target: The position at which to stop, or None for the current end.
 
         Raises:
-            ProviderFault: `TRANSIENT_FAILURE` if the service has not said in time whether records follow.
+            ProviderFault: `TRANSIENT_FAILURE` if it was not found out in time whether records follow.
         """
         done, began = set[str](), None
         while True:
@@ -484,7 +485,7 @@ class Planner:
         )  # fmt: skip
 
     def _left(self, after: Lineage, heads: Mapping[str, Head], target: Target | None) -> frozenset[str]:
-        """Return the partitions that have not said that nothing follows."""
+        """Return the partitions whose answers do not show that nothing follows."""
         said = {name for name, head in heads.items() if head.follows is Follows.END}
         return frozenset(
             each.partition_id

@@ -126,7 +126,7 @@ class Answers:
             return []
         if turn.skips == MOST_SKIPS:  # each oldest record expired before it was read
             where, told = self._feed.public_id(name), self._result.notices
-            told[:] = [  # a later call tells the gaps since then
+            told[:] = [  # a later call reports the gaps since then
                 item
                 for number, item in enumerate(told)
                 if number < turn.told or not (isinstance(item, Gap) and item.partition_id == where)
@@ -153,7 +153,7 @@ class Answers:
         return self._apply(Found(tuple(started), gaps=self._follow.told(losses)))
 
     def _apply(self, found: Found) -> list[str]:
-        """Tell what was found, and return the partitions that are read now."""
+        """Report what was found, and return the partitions that are read now."""
         address = self._feed.spec.address
         for gap, heirs in found.gaps:
             self._result.tell(gap, *heirs)

@@ -116,7 +116,7 @@ class Poll(Generic[T]):
 
     @computed_once
     def _answers(self) -> Answers:
-        """What most calls do not need."""
+        """Made on first use, because most calls do not need it."""
         return self._make_answers()
 
     def run(self) -> PollResult[T]:
@@ -214,7 +214,7 @@ class Poll(Generic[T]):
             self._turns.ask(each.partition_id for each in asked if each.partition_id not in rests)
             self._read()
 
-    # -- 1. Ask
+    # -- Ask
 
     def _launch(self) -> None:
         """Start reads of as many partitions as threads and bytes allow."""
@@ -256,7 +256,7 @@ class Poll(Generic[T]):
                 turn, reader, wait, scanning.most_records(turn) if scanning is not None and starts else None
             )
 
-    # -- 4. Wait for answers
+    # -- Wait for answers
 
     def _may_begin_again(self) -> bool:
         """Return whether to read all partitions again; waiting or slow partitions do not prevent this."""
@@ -305,7 +305,7 @@ class Poll(Generic[T]):
             if self._turns.held:
                 self._fetches.ask_held()
 
-    # -- 2. Take an answer
+    # -- Take an answer
 
     def _answer(self, turn: Turn) -> None:
         reader = turn.reader
@@ -443,7 +443,7 @@ class Poll(Generic[T]):
             if self._scanning is not None:
                 self._scanning.asks_again(turn)
 
-    # -- 7. Leave out
+    # -- Leave out
 
     def _soonest(self) -> float:
         """Return when the first partition is worth asking again; 0 if the feed has something to do."""
