@@ -74,7 +74,7 @@ class RowMapper(ColumnMapper):
         return f"row {index} of the batch"
 
     def why(self, error: Exception | None) -> str:
-        """Return why a record cannot be decoded, without its content; see `ColumnMapper.fault`."""
+        """Return why a record cannot be decoded, without its content; `error` as in `ColumnMapper.fault`."""
         return f"it cannot be decoded ({reason_of(error)})"
 
     def columns(self, records: Any, start: int, stop: int, *, texts: bool) -> Columns | None:
