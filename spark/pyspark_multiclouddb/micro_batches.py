@@ -64,7 +64,7 @@ class MicroBatches:
         # The end of a query that ends by itself is determined when its first batch is planned, because the
         # planner must follow all splits from the position in the checkpoint.
         self.ends_by_itself = False
-        # True after every partition has said that nothing follows a step: the initial backlog is read.
+        # True once nothing followed a step in any partition: the initial backlog is read.
         self.caught_up = False
         # A summary for the query's progress, which is not an offset.
         self.report: dict[str, Any] | None = None
@@ -83,7 +83,7 @@ class MicroBatches:
         self._warning: str | None = None
         # What the last plan has read of the micro-batch that ends at this offset.
         self._read: tuple[dict[str, Any] | None, Payloads] = None, Payloads()
-        # True if the last step found nothing, but not every partition has said that nothing follows.
+        # True if the last step found nothing, but it is not known of every partition that nothing follows.
         self._is_unread = False
         self._lost = 0
         # Spark passes the same offset as the end of a step, as the start of the next one and to `tasks`.
@@ -150,7 +150,7 @@ class MicroBatches:
                 self._idle, self._misled = (start, time.monotonic()), False
                 return start
             self._still = None
-            # To return `start` says that nothing is left to read, so the service must have said it.
+            # Returning `start` means that nothing is left to read, so it needs the service's answer.
             while (end := self._plan(start, max_records, tell_more)) is start and self._is_unread:
                 time.sleep(_NAP_SECONDS)
         if end is not start:

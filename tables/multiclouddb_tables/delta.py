@@ -196,12 +196,12 @@ class DeltaTarget(Table):
         return found_in(self._open(own=True), self._where, since)
 
     def _write(self, table: DeltaTable, expected: Expected, commit: Callable[[], _T]) -> _T:
-        """Make a commit on a version of the table that is meant.
+        """Make a commit, if the loaded version is one of the expected table.
 
-        The version says which table it is, and a commit that is not the next one after it is refused. So
-        nothing is written into a table that was made again at the path, or after RESTORE. What Delta cannot
-        prevent: if the whole folder is replaced between the last look at it and the commit, and the new log
-        is shorter, then that log gets a commit with a number that it has not reached.
+        The version shows which table it is, and a commit that is not the next one after it is refused. So
+        nothing is written into a table that was made again at the path, or after RESTORE. Delta leaves one
+        gap: if the whole folder is replaced between the last look at it and the commit, and the new log is
+        shorter, that log gets a commit with a number that it has not reached.
         """
         return committed(
             table, commit,
@@ -430,8 +430,8 @@ class DeltaTarget(Table):
     def _commit(self, commit: Callable[[], object], source: FeedSource | None = None) -> None:
         """Make a commit on a version of the table that was looked at when this object was made.
 
-        Then the batch was found to belong into the table. Another table at the path, an earlier version, and
-        the table of another feed are refused, although it was found to be the right one shortly before.
+        At that moment it was decided that the batch belongs into the table. So another table at the path, an
+        earlier version, and the table of another feed are refused.
         """
         table = self._known()
 

@@ -118,7 +118,7 @@ def _went_back(table: DeltaTable, before: int, version: int) -> bool:
     """Return whether one of the commits after a version was RESTORE, or is not in the log any more."""
     if version <= before:
         return version < before
-    # deltalake adds the commits after the version that is loaded, and numbers them as if there were none.
+    # deltalake also returns the commits after the loaded version, but with numbers that count only up to it.
     made = table.history(version - before)
     return len(made) < version - before or any(each.get("operation") == "RESTORE" for each in made)
 

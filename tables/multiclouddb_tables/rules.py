@@ -174,12 +174,12 @@ class Numbered:
 
 @attrs.frozen
 class Told:
-    """What a query and its checkpoint say about a batch.
+    """What is known about a batch from its query and checkpoint.
 
     Attributes:
         query: The id of the query.
         scan: The snapshot to which the batch belongs.
-        notes: What the table's commit says about changes that the batch lacks.
+        notes: What the table's commit has to contain about changes that the batch lacks.
         feed: The feed that the query reads.
         is_first: True if no row was delivered before the batch; None if the checkpoint is not known.
         has_gap: True if the batch comes after changes that `failOnDataLoss=false` has skipped.
@@ -236,12 +236,12 @@ def place_of(batch: MergeBatch) -> Mapping[str, Any]:
 
 
 def is_first(batch: object, batch_id: int | None, told: bool | None) -> bool | None:
-    """Return whether the query of a batch has delivered no row before; None if nobody knows.
+    """Return whether the query of a batch has delivered no row before; None if it is not known.
 
     Args:
-        batch: The batch; a page says it itself.
+        batch: The batch; a page shows it itself.
         batch_id: The number of the batch. Number 0 is the first one, even if it is repeated.
-        told: What the checkpoint says.
+        told: What is known from the checkpoint.
     """
     if isinstance(batch, ChangeFeedPage):
         return batch.resumed_from is None
@@ -262,13 +262,13 @@ def batch_of(
     create: Create | None = "first",
     source: str | None = None,
 ) -> MergeBatch:
-    """Return what is known about a batch, from all that says something about it.
+    """Return what is known about a batch, from the batch itself, its query, its checkpoint and the options.
 
     Args:
         batch: The batch; a page has notices.
         batch_id: Its number.
         app_id: The caller's name of the query.
-        told: What the query and its checkpoint say.
+        told: What is known from the query and its checkpoint.
         pieces: Makes what is merged.
         empty_schema: Makes the columns that a batch without rows gives the table.
         is_told: True if the checkpoint was given.
@@ -294,7 +294,7 @@ def batch_of(
 
 
 def scans_in(batch: object) -> tuple[list[MergedSnapshot], list[MergedSnapshot]]:
-    """Return the snapshots that begin on a page, and those that end on it, as its notices say."""
+    """Return the snapshots that begin on a page, and those that end on it, from its notices."""
     begun, ended = [], []
     for notice in batch.notices if isinstance(batch, ChangeFeedPage) else ():
         match notice:
@@ -316,7 +316,7 @@ def scans_in(batch: object) -> tuple[list[MergedSnapshot], list[MergedSnapshot]]
 
 
 def other_rows(notice: Notice) -> str | None:
-    """Return what a notice says if other rows exist after it, and the feed does not say which; else None."""
+    """Return why other rows exist after a notice, if the feed does not deliver them; else None."""
     match notice:
         case Dropped(name):
             return f"{name} was dropped"
@@ -344,7 +344,7 @@ def rows_stay(what: str) -> MulticloudDbError:
 
 
 def has_gap(batch: object) -> bool:
-    """Return whether a page says that changes were lost, and no whole snapshot begins on it for that reason.
+    """Return whether changes were lost before a page, without a whole snapshot that begins on it for that.
 
     A read that fails on expired positions has no such page, so its user has chosen `SkipToOldest()`.
     """
@@ -492,7 +492,7 @@ def stored_schema(batch: pa.Table | ChangeFeedPage) -> pa.Schema:
 
 
 def source_in(batch: pa.Table) -> FeedSource | None:
-    """Return the feed that the columns of the rows name; None if they do not say it."""
+    """Return the feed that the columns of the rows show; None if they do not show it."""
     if any(name not in batch.column_names for name in PLACES):
         return None
     ids = batch["partition_id"].cast(pa.string())
@@ -503,7 +503,7 @@ def source_in(batch: pa.Table) -> FeedSource | None:
 
 
 def source_of(places: Iterable[tuple[str | None, str | None, str | None]]) -> FeedSource | None:
-    """Return the feed of rows; None if one of them does not say it.
+    """Return the feed of rows; None if one of them does not show it.
 
     Args:
         places: The values of `PLACES` in the rows; of the id, the beginning up to the second colon is enough.
@@ -532,7 +532,7 @@ def feed_of(batch: object, source: str | None, told: FeedSource | None) -> FeedS
 
 
 def nameless() -> MulticloudDbError:
-    """Make the error for a batch that does not say which feed it comes from."""
+    """Make the error for a batch that does not show which feed it comes from."""
     return invalid_request(
         "batch",
         f"does not say which feed its rows come from: it lacks a value of {', '.join(PLACES)}",

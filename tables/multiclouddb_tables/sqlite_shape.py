@@ -61,7 +61,7 @@ class Shape:
 
         Args:
             database: The database.
-            table: The name; SQLite tells upper from lower case in no name.
+            table: The name; SQLite ignores upper and lower case in it.
             where: The name in messages.
 
         Raises:

@@ -1,11 +1,12 @@
 """Makes confirmed differences equal.
 
-Two answers have to agree before a row is written: that of a look-up, which says what the source has for the
-key whose text was asked, and the judgement by the scan and all changes up to this look-up. What the look-up
-does not say is not known, and nothing is written for it; a key that has moved meanwhile is judged again.
+Before a row is written, two answers have to agree: that of a look-up of exactly this key in the source, and
+the judgement by the scan and all changes up to the look-up. Without an answer of the look-up, nothing is
+written; a key that has moved meanwhile is judged again.
 
-A row whose key is a text that the sink would not write is removed, never written: if the source says that
-there is no such item, or in a commit in which the row with the sink's own text is in the table and equal.
+A row whose key is a text that the sink would not write is never written, but removed: if the source answers
+that there is no such item, or if the row with the sink's own text is in the table and equal, which is checked
+in the same commit.
 """
 
 from __future__ import annotations

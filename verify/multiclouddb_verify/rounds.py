@@ -195,7 +195,7 @@ class Rounds:
             follower.catch_up()
             hashed = digests_of([key.encode() for key, *_ in chunk]).tolist()
             versions = [state.versions(each, key) for each, (key, *_) in zip(hashed, chunk, strict=True)]
-            # What is looked up below is no change: a repair compares the last one that the stream has shown.
+            # A look-up below adds no change: a repair compares with the last one that the stream has shown.
             changed = [max(each, default="") for each in versions]
             unknown = self._complete(chunk, versions, found, moved, follower)
             own, unread = self._own_orders(chunk, found)

@@ -272,13 +272,13 @@ class Sides:
         flush(kept, is_last=True)
 
     def expect(self, source: FeedSource) -> TableMark | None:
-        """Look at the table; refuse that of another feed, and one of which nobody says whose it is.
+        """Look at the table; refuse that of another feed, and one without a mark that was not adopted.
 
         Args:
             source: The feed whose changes the table has to contain.
 
         Returns:
-            The mark of the table; None if its user has said that the table is that of the feed.
+            The mark of the table; None if it has none and was adopted.
         """
         found, where = self.target.found(), self.target.name
         self.expected, mark = Expected(source, found), found.mark
@@ -313,7 +313,7 @@ class Sides:
         )
 
     def check_foreign(self, wrong: int, count: int) -> None:
-        """Stop if a table that only the user calls that of the collection looks like that of another one.
+        """Stop if a table without a mark, which was adopted, looks like the copy of another collection.
 
         Args:
             wrong: The number of keys that have not changed and differ; only one side may have them.
@@ -462,7 +462,7 @@ class Sides:
         return found
 
     def _keep_parts(self, keys: Sequence[MulticloudDbKey]) -> None:
-        """Keep how many components of a key form its partition key: the texts in the table do not say it."""
+        """Store how many components of a key form its partition key, which its text does not show."""
         if keys and not self.done("parts"):
             self.state.put("parts", keys[0].partition_components)
 

@@ -56,7 +56,7 @@ _POLL_SECONDS: Final = 0.05
 _MOST_POLL_SECONDS: Final = 0.4
 _LEAST_PATIENCE: Final = 60.0
 _CLOCK_ERROR = 1.0
-"""The engine asks for the service's time once a minute, so what it takes for it may be late by some time."""
+"""How late the engine's copy of the service's time may be, because it asks only once a minute."""
 _IDLE_SECONDS: Final = 30.0
 """How old the answers may be by which a page is idle, where the service only makes it likely."""
 Change = tuple[int, str, str, int]
@@ -74,8 +74,8 @@ class Respelt:
 
 
 Answer: TypeAlias = ChangeEvent | Respelt | NotKnown | None
-"""What the source says of a key of the table: the row that has exactly this text as its key; `Respelt`; None
-if there is no such row; or `NotKnown`."""
+"""What the source answers for a key of the table: the row that has exactly this text as its key; `Respelt`;
+None if there is no such row; or `NotKnown`."""
 
 
 def own_text(text: str) -> str | None:
@@ -328,9 +328,10 @@ class Follower:
     def catch_up(self) -> None:
         """Read every change that was committed before this call.
 
-        No clock of this machine decides that: the moment is of the service's clock, and a page says for all
-        partitions up to which moment it was read. If the service does not tell its time, an idle page proves
-        it that was requested long enough after this call began: a duration is the same on both machines.
+        The clock of this machine plays no part in it: the moment is one of the service's clock, and a page
+        has the moment up to which all partitions were read. If the service reports no time, the proof is an
+        idle page that was requested long enough after this call began, because a duration is the same on
+        both machines.
         """
         began, asked_after = time.monotonic(), 0.0
         page, moment, waited, pause = self.read(), None, 0.0, _POLL_SECONDS

@@ -76,7 +76,8 @@ class Confirmed:
 SUSPECTED: Final = "suspected"
 """The kind of a difference that only the digests have shown."""
 FORMAT: Final = 3
-"""The format of the folder. Change the number by hand with what the files mean, also if the schema stays."""
+"""The format of the folder. Raise the number when the meaning of the files changes, even if the schema
+stays."""
 RESUME: Final = "pass resume=True (--resume) to take up its reading of the source instead"
 _SCHEMA: Final = """
 CREATE TABLE fact (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
@@ -116,7 +117,7 @@ _OLD: Final = -1.0
 def rows_of(
     hashes: Integers, digests: Integers | Sequence[int], orders: npt.NDArray[Any] | Sequence[int] | int = 0
 ) -> Rows:
-    """Put columns together to rows."""
+    """Make rows of columns."""
     rows = np.empty(len(hashes), dtype=_ROW)
     rows["hash"], rows["digest"], rows["order"] = hashes, digests, orders
     return rows
@@ -410,7 +411,7 @@ class State:
         self._sql(f"UPDATE change SET first_read = {_OLD}")
 
     def fold_changes(self) -> int:
-        """Keep of the aged changes of a key the last one alone: it is the key's state at today's position.
+        """Keep only the last of a key's aged changes, which is its state at today's position.
 
         Return the number of changes that are kept.
         """
@@ -467,7 +468,7 @@ class State:
         self._sql_many("INSERT OR REPLACE INTO spelling VALUES (?, ?)", found)
 
     def spellings(self, first: str, last: str) -> dict[str, str | None]:
-        """Return the sink's own texts of keys between two, both included, that a sink would not write so."""
+        """Return the sink's texts for the keys in a range, ends included, that it spells otherwise."""
         return dict(self._sql("SELECT * FROM spelling WHERE key BETWEEN ? AND ?", (first, last)))
 
     def is_open(self, key: str) -> bool:
@@ -585,7 +586,7 @@ class State:
         self._sql_many("DELETE FROM difference WHERE key = ?", [(each.key,) for each in found])
 
     def name_foreign(self, keys: Iterable[str]) -> None:
-        """Store of ghosts that their keys are texts which the sink would not write."""
+        """Mark ghosts whose keys are texts that the sink would not write."""
         named = [(DifferenceKind.FOREIGN.value, key) for key in keys]
         self._sql_many("UPDATE difference SET kind = ? WHERE key = ? AND repaired = 0", named)
 
@@ -662,7 +663,7 @@ class _Transaction:
         if kind is None:
             self._sql("COMMIT")
             return
-        # SQLite has rolled back already if the disk is full; the error of the block is the one to tell.
+        # SQLite has rolled back already if the disk is full; the error of the block is the one to raise.
         with suppress(MulticloudDbError):
             self._sql("ROLLBACK")
 

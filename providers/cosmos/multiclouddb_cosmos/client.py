@@ -224,7 +224,7 @@ class Calls:
                 "so that their keys are not known",
                 "copy the items into a container whose partition key has another name",
             )
-        # A container that tells no version has the first one.
+        # A container without a version has version 1.
         return Definition(
             str(found["_rid"]), paths, key.get("kind") == "MultiHash", int(key.get("version") or 1)
         )
@@ -258,7 +258,7 @@ class Calls:
     def item(
         self, address: ResourceAddress, item_id: str, partition_key: Any, deadline: Deadline
     ) -> tuple[dict[str, Any], int | None] | None:
-        """Return an item and the LSN of its last change, which a query does not tell.
+        """Return an item and the LSN of its last change, which a query does not return.
 
         Return None if the service says that there is no such item.
         """

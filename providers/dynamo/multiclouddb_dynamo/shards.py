@@ -165,7 +165,7 @@ class ShardMap:
     def read_again(
         self, deadline: Deadline, listing: Listing | None = None, seconds: float | None = None
     ) -> Listing:
-        """Read as `read` does; this answers looks for children, so it counts as so many of them."""
+        """Read as `read` does; the listing also answers looks for children, and counts as that many looks."""
         listing = listing or Listing()
         if not listing.is_whole:
             before = listing.pages
