@@ -122,8 +122,8 @@ class ColumnMapper(Mapper):
             texts: False for events. True for Arrow, which needs keys and documents as JSON text.
 
         Returns:
-            The columns. None, only if `texts` is true, if the provider has no code for Arrow; the engine then
-            makes Arrow from events.
+            The columns. With `texts`, also None if the provider has no code for Arrow; the engine then makes
+            Arrow from events.
 
         Raises:
             Exception: One of `damaged`, raised here or by an iterable in a column, if a record is damaged.

@@ -167,7 +167,7 @@ def warn_of_plaintext(log: Logger, address: str, way_out: str) -> None:
 
 
 def truth(field: str, value: object) -> bool:
-    """Return the value of an option that is true or false, also as text in a URL."""
+    """Return the bool that an option stands for; in a URL it is a text."""
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.lower() in ("true", "false"):

@@ -174,9 +174,9 @@ class Partition:
         parents: The parents of the partition, including those that no longer exist; empty if the service does
             not name them.
         state: Open or closed.
-        oldest: The position before the oldest record that can be read. There a partition continues whose
-            position was lost, and there one starts that a search has found. None if the engine did not ask
-            for it, or if the provider had no reason to look for it.
+        oldest: The position before the oldest record that can be read. A partition whose position was lost
+            continues there, and one that a search has found starts there. None if the engine did not ask for
+            it, or if the provider had no reason to look for it.
     """
 
     partition_id: str

@@ -33,7 +33,7 @@ class AnsweredRows:
         rows: The rows, in any order. Their keys have the normal form.
         left: The keys that the service has not processed, of those that were asked.
         unread: The keys of rows that are there but cannot be read; None for each whose key is not known.
-        twice: Why nobody knows which row a key names, if several rows have it.
+        twice: The answer for a key that several rows have.
     """
 
     rows: Iterable[ChangeEvent]

@@ -62,7 +62,7 @@ class RowMapper(ColumnMapper):
     def rows(self, records: Any, start: int, stop: int, *, texts: bool) -> Rows | None:
         """Return what the `records` from `start` to `stop` contain; about `texts` see `ColumnMapper.columns`.
 
-        None, only if `texts` is true, if there is no code for Arrow.
+        With `texts`, the answer may be None: the provider has no code for Arrow.
         """
 
     @abstractmethod

@@ -235,7 +235,7 @@ class CosmosHarness(DrillHarness):
         return CosmosOptions(mode="latest")
 
     def pass_time(self) -> None:
-        """Let so much time pass that the next change has a later second."""
+        """Wait until the next change gets a later second."""
         time.sleep(2.0)
 
 
@@ -361,7 +361,7 @@ class CosmosCertification(Certification):
         )
 
     def permissions(self, url: str, run: Run) -> Sequence[Permission]:
-        """Return what kind of credential there is: the key allows everything, and a role no database."""
+        """Return what the credential allows: a key everything, but no role may create a database."""
         names = ("create and delete databases", "create and delete containers", "read and write items")
         if isinstance(_config(url).find_credential(), str):
             return [Permission(name, Granted.YES, "the account's key allows everything") for name in names]

@@ -352,7 +352,7 @@ def certify(
 
 
 def clean(url: str, name: str | None = None) -> tuple[Sequence[str], Mapping[str, str]]:
-    """Remove what runs left that no longer run: those of this user, and those that have expired.
+    """Remove what ended runs have left: the runs of this user, and all that have expired.
 
     Args:
         url: Where the runs were.

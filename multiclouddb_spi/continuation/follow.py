@@ -189,7 +189,7 @@ class Follow:
     # -- Losses
 
     def lost(self, expired_ids: Collection[str], *, deadline: Deadline | None = None) -> tuple[Loss, ...]:
-        """Apply what retention has removed; the caller knows that it may be skipped."""
+        """Apply what retention has removed; the caller has checked that losses may be skipped."""
         survey = self._survey(self._entries(), deadline or self._deadline, expired_ids)
         try:
             return tuple(self._lineage.lost(survey, expired_ids))

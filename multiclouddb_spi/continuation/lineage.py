@@ -234,7 +234,7 @@ class Lineage:
         return entry if isinstance(entry, Entry) and entry.stage is _READ else None
 
     def is_quiet(self, quiet: Collection[str]) -> bool:
-        """Return whether nothing is left to read: every partition is `quiet`, nothing waits, all is named."""
+        """Return whether nothing is left to read: every partition is `quiet`, none waits, all are known."""
         if self._plan_id is not None or any(end.is_unnamed for end in self.ends()) or self.waiting():
             return False
         return not self.is_over() and all(each.partition_id in quiet for each in self.active())

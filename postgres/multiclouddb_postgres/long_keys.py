@@ -75,7 +75,7 @@ def hashed(rows: pa.Table) -> pa.Table:
     """Return rows with the hashes of long keys in `key`, and the long keys in `LONG_KEY`.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if two of the keys have one hash.
+        MulticloudDbError: `INVALID_REQUEST` if two of the keys have the same hash.
     """
     keys = rows["key"].to_pylist()
     whole = [key if is_long(key) else None for key in keys]

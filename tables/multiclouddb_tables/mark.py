@@ -16,8 +16,8 @@ Each kind of table stores it so that it goes with the table:
   statement that somebody else has to run once.
 
 A mark alone does not tell a table from one that was made again under its name, nor from its own earlier
-version. `FoundTable` is what was found under the name at one moment, and `Expected` is the table into which
-alone something may be written; both are compared in the step that writes.
+version. So `FoundTable` describes the table that was found under the name at one moment, and `Expected` the
+only one into which something may be written; the step that writes compares the two.
 
 An *incarnation* is stored as the digest that partition ids contain, because rows contain nothing else. It is
 None if the service has none (a database, a cluster, Spanner) or if it is not known; then it does not tell two

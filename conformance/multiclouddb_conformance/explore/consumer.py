@@ -162,7 +162,7 @@ def _entries(lineage: Lineage) -> tuple[AnyEntry, ...]:
 
 @lru_cache(maxsize=65536)
 def _kept(entries: tuple[AnyEntry, ...]) -> tuple[AnyEntry, ...]:
-    """Return the entries in an order of their own: in which order they are read is the explorer's choice."""
+    """Sort the entries, because the order in which they are read is the explorer's choice."""
     again = Lineage.from_json(Lineage(entries, INSPECTED).to_json(), INSPECTED)
     if tuple(again) != entries:
         raise BrokenError(f"a token is read as something else: {list(again)}, not {list(entries)}")
@@ -523,7 +523,7 @@ def _check_quiet(world: World) -> None:
 
 
 def check_idle(world: World) -> None:
-    """Check that a world that says that it is idle is so.
+    """Check that nothing is left to read in a world that calls itself idle.
 
     Raises:
         BrokenError: Raised if something is left to read. A partition that is named late may be.
@@ -559,7 +559,7 @@ def settle(world: World, known: set[int]) -> None:
 
     Args:
         world: Where to begin.
-        known: Hashes of worlds that end well; those on the way are added.
+        known: Hashes of worlds that are known to end well; those that are visited are added.
 
     Raises:
         BrokenError: Raised if a promise does not hold.

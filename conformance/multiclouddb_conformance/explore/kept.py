@@ -22,11 +22,11 @@ __all__ = ["Kept"]
 
 
 class Kept(Pages):
-    """Whole pages, read by one client, which keeps what is known of the consumer between its calls.
+    """Whole pages, read by one client that keeps what it knows of the consumer between its calls.
 
-    In a token is the number of the last call of its client. To go on from it, a new client makes the same
-    calls again, while the service does what it did between them. After a step *new client*, nothing is kept,
-    so each rest is read by both.
+    A token contains the number of its client's last call. To go on from it, a new client repeats the calls up
+    to that one, while the service repeats what it did between them. After the step *new client* nothing is
+    kept, so the rest of each history is read in both ways.
     """
 
     def __init__(self) -> None:

@@ -82,7 +82,7 @@ class Level:
 
     def begin(self) -> State:
         """Return a service with its first records, and a consumer that started before them."""
-        # Somebody else reads the partitions beside the one whose descendants are read.
+        # Only one partition and its descendants are read here; somebody else reads the others.
         bounds = attrs.evolve(self._bounds, ahead=False)
         roots = max(self._service.roots, 1 + (bounds.scope is not Scope.ALL or bounds.chained))
         names = tuple(self._service.begin(roots))

@@ -115,7 +115,7 @@ def explore(
 
 
 def _mark_of(world: World) -> int:
-    """Return the same number for worlds that are to be explored once."""
+    """Return a number that two worlds share if only one of them has to be explored."""
     return min(map(hash, _twins(world))) if world.bounds.symmetric else hash(world)
 
 

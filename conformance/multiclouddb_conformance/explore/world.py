@@ -85,7 +85,7 @@ class Bounds:
         released: True if the stream may be released before the scan ends.
         cut: True if a page may end inside a partition.
         empty: True if a partition may end without a record.
-        told: True if a late listing tells the parents of what is gone.
+        told: True if a late listing contains the parents of what is gone.
         watched: True if the feed begins after the end of a partition that may have more children.
         chained: True if the feed begins when its last partition has ended, whose child waits for it.
         stops: True if the stream may be disabled: all partitions end without children.
@@ -147,7 +147,7 @@ class World(NamedTuple):
 
 
 def at(cursor: Cursor) -> int:
-    """Return a position of the model as the time that it is."""
+    """Return the time that a position of the model is."""
     assert isinstance(cursor, int)
     return cursor
 
@@ -297,7 +297,7 @@ def children_of(world: World, i: int) -> tuple[int, ...]:
 def survey_of(
     world: World, asked: Mapping[str, Cursor], expired: Collection[str] = (), *, whole: bool = True
 ) -> Survey:
-    """State what `Feed.survey` of such a service states; `expired` and `whole` as there."""
+    """Return the answer of such a service to `Feed.survey`; `expired` and `whole` as there."""
     kind, parts = world.bounds.kind, world.parts
     gone = {i for i in range(len(parts)) if is_gone(world, i)}
     if kind is ListingKind.ALIVE:
@@ -372,7 +372,7 @@ def refuses(world: World, i: int, position: int) -> bool:
 
 
 def said_by(world: World, parent: int, child: int) -> int:
-    """Return where a child starts, as one of its parents says; only the first parent is exact (C1)."""
+    """Return where a child starts according to one of its parents; only the first is exact (C1)."""
     part = world.parts[child]
     is_early = parent != min(part.parents) and world.bounds.scope is Scope.ALL
     return part.born - (is_early and part.born > 0)
