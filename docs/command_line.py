@@ -24,8 +24,10 @@ _HEAD: Final = """# The command line at work
 which can read a password from the environment: other users of the machine can see a command's arguments. [All
 options](#all-options) and exit codes are at the end.
 
-The store of these examples has one split and one merge, and a consumer that stopped before the end. The
-options are the same on every database.
+`multiclouddb providers` prints what is installed, and `multiclouddb capabilities` what each can do,
+with its [notes](capabilities.md). The options are the same on every database.
+
+The store of these examples has one split and one merge, and a consumer that stopped before the end.
 """
 _SHOWN: Final = "/data/shop.db"
 _URL: Final = f"embedded://{_SHOWN}"
@@ -58,9 +60,6 @@ _STEPS: Final = (
     ("If changes after the checkpoint were trimmed, the exit code is 6:",
      f"multiclouddb tail {_URL} main/orders --checkpoint orders.pos --until-idle",
      f"multiclouddb tail {_URL} main/orders --checkpoint orders.pos --until-idle --on-expired skip"),
-    ("The installed providers. `multiclouddb capabilities` prints what they can do, with every [note]"
-     "(capabilities.md):",
-     "multiclouddb providers"),
     ("## All options",
      "multiclouddb --help",
      "multiclouddb tail --help",

@@ -196,8 +196,7 @@ def options_page() -> str:
     )
     texts = _data()["connection"]
     settings = "\n\n".join(
-        f"### {title}\n\n"
-        + _table(["name", "what it is"], ([f"`{key}`", texts[name][key]] for key in connection_names(name)))
+        f"### {title}\n\n" + "\n".join(f"- `{key}`: {texts[name][key]}" for key in connection_names(name))
         for name, title in DATABASES.items()
     )
     return f"""# Options
