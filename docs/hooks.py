@@ -1,10 +1,12 @@
 """Adds the long pages that a program makes, for maintainers, to the site of every build.
 
-They are in no navigation, in no search and not in git; `docs/project/tested.md` links to them.
+They are in no navigation, in no search and not in git; `docs/project/tested.md` links to them. The switch of
+versions is left out of a build that has no versions.
 """
 
 from __future__ import annotations
 
+import os
 import runpy
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +22,13 @@ def pages() -> dict[str, str]:
     """Return the text of each page, by its name."""
     made: dict[str, str] = runpy.run_path(str(_GENERATE))["maintainers_pages"]()
     return made
+
+
+def on_config(config: Any, **_: Any) -> Any:
+    """Leave out the switch of versions, unless `mike` builds a version."""
+    if "MIKE_DOCS_VERSION" not in os.environ:
+        config.extra.pop("version", None)
+    return config
 
 
 def on_files(files: Files, *, config: Any, **_: Any) -> Files:

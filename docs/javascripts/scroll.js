@@ -33,13 +33,26 @@
     }
   }
 
-  // On a phone, a table that is wider than the screen shows each row as a list with the columns' names.
+  // A long command or message breaks; what has columns, or a meaning in its lines, scrolls.
+  function wrap() {
+    for (const code of document.querySelectorAll(":is(.language-sh, .language-text) pre > code")) {
+      const columns = /\S {2,}\S|^[+|]/m.test(code.textContent)
+      code.classList.toggle("prose", !columns || Boolean(code.closest(".language-sh")))
+    }
+  }
+
+  // On a phone, a table that is wider than the screen, or has a column of single words, shows each row as a list with
+  // the columns' names.
   function stack() {
     for (const box of document.querySelectorAll(".md-typeset__scrollwrap")) {
       const table = box.querySelector("table:not([class])")
       if (!table) continue
       delete table.dataset.stacked
-      if (!PHONE.matches || box.scrollWidth <= box.clientWidth + 2) continue
+      const cells = [...table.querySelectorAll("td:not(:first-child)")]
+      table.toggleAttribute("data-short", cells.every((cell) => cell.textContent.trim().length < 8))
+      const inner = cells.filter((cell) => cell.nextElementSibling)
+      const narrow = inner.some((cell) => cell.offsetHeight > 2 * cell.offsetWidth)
+      if (!PHONE.matches || (box.scrollWidth <= box.clientWidth + 2 && !narrow)) continue
       const names = [...table.querySelectorAll("thead th")].map((cell) => cell.textContent.trim())
       for (const row of table.tBodies[0].rows) {
         for (const cell of row.cells) cell.dataset.column = names[cell.cellIndex] || ""
@@ -49,6 +62,7 @@
   }
 
   document.querySelectorAll(NAMES).forEach(soften)
+  wrap()
   PHONE.addEventListener("change", stack)
   // The theme puts tables into their boxes after the page was loaded.
   window.addEventListener("load", () => setTimeout(() => (stack(), watch()), 100))
