@@ -1,8 +1,9 @@
-"""Draws a chart of the recorded run, which shows how far each row is above or below its goal."""
+"""Draws a chart of the recorded run for maintainers: how far each row is above or below its goal."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Final, Literal
 
 import attrs
@@ -20,8 +21,8 @@ class Theme:
 
     text: str
     grid: str
-    met: str
-    missed: str
+    main: str
+    other: str
 
 
 # The colours of the documentation's themes, without red and green; the background is transparent.
@@ -29,7 +30,7 @@ THEMES: Final = {
     "light": Theme("#212529", "#d5dbdc", "#0e8f86", "#c2620f"),
     "dark": Theme("#dfe7e9", "#3b484c", "#5fd4c4", "#f0a35c"),
 }
-TEXTS: Final = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")
+TEXTS: Final = ("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
 _TICKS: Final = (0.04, 0.2, 1, 5, 25, 100, 1000)
 _WIDEST: Final = 1000.0
 
@@ -49,8 +50,8 @@ def draw(record: Record, theme: Literal["light", "dark"], file: Path) -> None:
         for place, result in enumerate(results):
             # The text is above the bar instead of beside it, so that the chart is narrow enough for a phone.
             across = axes.get_yaxis_transform()
-            title = rows[result.name].title.replace("`", "")
-            axes.text(0.0, place - 0.34, title, transform=across, va="center", fontsize=10)
+            title = shorten(rows[result.name].title.replace("`", ""), 62, placeholder=" …")
+            axes.text(0.0, place - 0.34, title, transform=across, va="center", fontsize=10, in_layout=False)
         _frame(axes, results, colors)
         figure.savefig(file, dpi=200, transparent=True)
         plt.close(figure)
@@ -66,16 +67,17 @@ def _bars(axes: Any, results: list[Result], colors: Theme) -> None:
         [_score(result) - 1.0 for result in results],
         left=1.0,
         height=0.36,
-        color=[colors.met if result.ok else colors.missed for result in results],
+        color=[colors.main if result.ok else colors.other for result in results],
     )
     for place, result in enumerate(results):
         axes.annotate(
-            f"{'' if result.ok else f'{result.verdict}: '}{result.achieved_text} (goal {result.goal_text})",
+            f"{result.achieved_text} (goal {result.goal_text})",
             (max(1.0, _score(result)), place),
             xytext=(6, 0),
             textcoords="offset points",
             va="center",
             fontsize=9,
+            in_layout=False,
         )
 
 
@@ -93,6 +95,7 @@ def _frame(axes: Any, results: list[Result], colors: Theme) -> None:
     axes.tick_params(axis="x", color=colors.grid)
     places = range(len(results))  # one piece of the line for each bar, so that the line crosses no text
     axes.vlines([1.0] * len(results), [at - 0.2 for at in places], [at + 0.2 for at in places], colors.text)
+    axes.set_title("Each row beside its goal", fontsize=12, weight="bold", loc="left")
     axes.set_xlabel("multiple of the goal, logarithmic; further right is better")
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)

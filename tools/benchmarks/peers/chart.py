@@ -32,30 +32,31 @@ def draw(record: Record, theme: Literal["light", "dark"], file: Path) -> None:
     ]
     panels = {group: [line for line in shown if line[0].group is group] for group in _GROUPS}
     heights = [max(1, len(lines)) for lines in panels.values()]
-    with plt.rc_context(dict.fromkeys((*TEXTS, "axes.titlecolor"), colors.text)):
-        size = (5, 1.6 + 0.48 * sum(heights))
+    with plt.rc_context(dict.fromkeys(TEXTS, colors.text)):
+        size = (5, 2.1 + 0.48 * sum(heights))
         drawn, axes = plt.subplots(
             len(panels), figsize=size, layout="constrained", gridspec_kw={"height_ratios": heights}
         )
+        drawn.suptitle("How many changes a second each reader reads", fontsize=12, weight="bold")
         for panel, (group, lines) in zip(axes, panels.items(), strict=True):
             _bars(panel, group, lines, colors)
-        axes[-1].set_xlabel("events a second; further right is better")
+            panel.set_xlabel("changes a second; further right is better")
         drawn.savefig(file, dpi=200, transparent=True)
         plt.close(drawn)
 
 
 def _bars(axes: Any, group: Group, lines: list[tuple[Peer, Outcome]], colors: Theme) -> None:
     rates = [outcome.rate or 0.0 for _, outcome in lines]
-    ours = [colors.met if "multiclouddb" in peer.title else colors.missed for peer, _ in lines]
-    axes.barh(range(len(lines)), rates, height=0.36, color=ours)
+    bars = [colors.main if "multiclouddb" in peer.title else colors.other for peer, _ in lines]
+    axes.barh(range(len(lines)), rates, height=0.36, color=bars)
     for place, (peer, outcome) in enumerate(lines):
         # The text is above the bar instead of beside it, so that the chart is narrow enough for a phone.
         axes.text(0.0, place - 0.34, peer.title.replace("`", ""), va="center", fontsize=10)
-        text = f"{figure(outcome.rate)}, {figure(outcome.cpu)} s of CPU for 100,000"
+        text = f"{figure(outcome.rate)} a second; {figure(outcome.cpu)} s of CPU"
         axes.annotate(
             text, (rates[place], place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9
         )
-    axes.set_title(group.value, fontsize=11, loc="left")
+    axes.set_title(f"{group.value}, CPU for 100,000 changes", fontsize=11, loc="left")
     axes.set_yticks([])
     axes.set_ylim(len(lines) - 0.4, -0.8)
     axes.set_xlim(0, max(rates, default=1.0) * _ROOM)
