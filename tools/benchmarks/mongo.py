@@ -58,6 +58,10 @@ class Backlog:
         """Return how many aggregate commands the server has received from clients."""
         return _aggregates(self._server)
 
+    def finds(self) -> int:
+        """Return how many find commands the server has received from clients."""
+        return _commands(self._server, "find")
+
     def get_mores(self) -> int:
         """Return how many getMore commands the server has received from clients."""
         return _commands(self._server, "getMore")
@@ -83,7 +87,8 @@ def backlog(folder: Path, size: int) -> Iterator[Backlog]:
     with on_server_core():
         server = server_module("mongo", "mongod").ReplicaSet(folder)
     with server:
-        url = server.uri()
+        # The tests let their clients check the servers more often than PyMongo's defaults, as here.
+        url = server.uri(heartbeatFrequencyMS=10_000, serverMonitoringMode="auto")
         collection = server.client()[ADDRESS.database].create_collection(ADDRESS.collection)
         with collection.watch(batch_size=0) as stream:
             resume_token = stream.resume_token

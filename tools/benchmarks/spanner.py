@@ -135,12 +135,26 @@ class Scripted:
     """
 
     url: str
+    _host: str
     _pipe: Connection
 
     def create(self, table: str) -> ResourceAddress:
         """Create an empty table with a change stream."""
         self._ask("create", table)
         return ResourceAddress("shop", table)
+
+    def database(self) -> Any:
+        """Return the database as an object of the vendor's library."""
+        from google.auth.credentials import AnonymousCredentials
+        from google.cloud import spanner
+
+        client = spanner.Client(
+            project="tests",
+            credentials=AnonymousCredentials(),
+            client_options={"api_endpoint": self._host},
+            disable_builtin_metrics=True,
+        )
+        return client.instance("tests").database("shop")
 
     def fill(self, address: ResourceAddress, rows: int) -> None:
         """Insert this many more rows, in transactions of 20 rows."""
@@ -213,4 +227,4 @@ def scripted(partitions: int) -> Iterator[Scripted]:
         partitions: The number of partitions of each change stream.
     """
     with served(_serve, partitions) as (host, pipe):
-        yield Scripted(f"spanner://tests/tests?emulator_host={host}", pipe)
+        yield Scripted(f"spanner://tests/tests?emulator_host={host}", host, pipe)

@@ -73,8 +73,8 @@ class MongoOptions(ProviderOptions):
     max_await_time_ms: int | None = attrs.field(default=None, validator=_POSITIVE)
     """How long the server may delay an empty answer, in milliseconds; at least 1.
 
-    With None, the library chooses: 10 if no call waits, 500 in a long poll. A process that shuts down may
-    have to wait until this time is over.
+    With None, the library chooses: 10 if no call waits; in a long poll the rest of the wait, at most 1000, or
+    500 with a client of the application. A process that shuts down may have to wait until this time is over.
     """
     batch_size: int | None = attrs.field(default=None, validator=_POSITIVE)
     """The maximum number of changes in one answer of the server. With None, the maximum is the size of a

@@ -331,6 +331,15 @@ def take_buffered(stream: Stream, most: int, count: Callable[[list[Raw]], int]) 
     return found
 
 
+def await_next(stream: Stream, await_ms: int) -> None:
+    """Say how many milliseconds the server may delay the stream's next answer."""
+    # Each request carries this time, but PyMongo's public interface fixes it when the stream is opened. A
+    # stream with another time would have to be opened anew, and would search the log again.
+    cursor = getattr(stream, "_cursor", None)
+    if cursor is not None:
+        cursor._max_await_time_ms = await_ms
+
+
 def next_answer(cursor: Rows) -> list[Any]:
     """Return the rows of the server's next answer."""
     # If this version of PyMongo does not show how many rows are left, the result is a single row.

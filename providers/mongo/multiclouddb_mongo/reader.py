@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -49,10 +50,9 @@ _MOST_BATCH: Final = 500
 # The engine asks for less than this after a connection has broken within an answer.
 _BRIEF_BYTES: Final = 1 << 20
 _SHORT_AWAIT_MS: Final = 10
-_LONG_AWAIT_MS: Final = 500
-# After this many consecutive reads that do not wait, a stream with a long wait is replaced by a stream
-# without a wait.
-_HURRIED: Final = 3
+# A read of the application's own client can be cancelled only when the server answers.
+_LONG_AWAIT_MS: Final = 1000
+_CLIENT_AWAIT_MS: Final = 500
 _CAREFUL_SECONDS: Final = 0.5
 _CAREFUL_LOOKS: Final = 20
 # Wall clocks and cluster time are not the same. On servers with synchronised clocks, they differ by less than
@@ -89,12 +89,13 @@ class MongoReader(Reader):
         self._wanted_size = batch_size
         self._taker = Taker(source, until)
         self._stream: Stream | None = None
-        self._batch_size = self._hurried = 0
+        self._batch_size = 0
         self._is_brief = False
         self._overtaken = False
         # True unless the server's last answer came from the end of its log.
         self._searches = True
-        self._await_ms = _SHORT_AWAIT_MS
+        self._most_await_ms = _LONG_AWAIT_MS if source.bounded else _CLIENT_AWAIT_MS
+        self._least_await_ms = _SHORT_AWAIT_MS
         self._outcome: Outcome = Continue()
         self._begin, self._end = place, LogEnd(source)
         self._deadline = Deadline.after(0)
@@ -116,8 +117,7 @@ class MongoReader(Reader):
         self._is_brief = max_bytes < _BRIEF_BYTES
         if isinstance(self._outcome, Continue):
             self._refuse_another()
-            self._hurry(wait)
-            self._source.begin(_LONG_AWAIT_MS)
+            self._source.begin(self._most_await_ms)
             self._read(taken, max_records, min(wait, max(0.0, deadline.remaining())))
             if taken.gone is not None:
                 self._over(taken, taken.gone)
@@ -150,7 +150,7 @@ class MongoReader(Reader):
 
     # -- The stream
 
-    def _opened(self, taken: Taken, max_records: int) -> Stream:
+    def _opened(self, taken: Taken, max_records: int, await_ms: int) -> Stream:
         size = min(_MOST_BATCH, max(1 if self._is_brief else _LEAST_BATCH, max_records))
         used_up = self._stream is not None and not buffered(self._stream)
         if self._stream is not None and used_up and self._source.is_replaced(self._stream):
@@ -165,7 +165,7 @@ class MongoReader(Reader):
                 self._look()
                 self._searches = True
                 self._source.reach(self._deadline)
-                self._stream = self._source.open(taken.place, self._batch_size, self._await_ms)
+                self._stream = self._source.open(taken.place, self._batch_size, await_ms)
                 if self._cancelled.is_set():  # a stream cannot be closed while it is being opened
                     self.close()
             self._look()
@@ -177,20 +177,6 @@ class MongoReader(Reader):
         if self._cancelled.is_set():
             raise cancelled()
 
-    def _hurry(self, wait: float) -> None:
-        """If the caller does not want to wait, replace a stream that has a long waiting time."""
-        # The waiting time of an open stream cannot be changed.
-        self._hurried = 0 if wait > 0 else self._hurried + 1
-        if self._await_ms == _LONG_AWAIT_MS and self._hurried >= _HURRIED and not self._source.sharded:
-            self._exchange(_SHORT_AWAIT_MS)
-
-    def _exchange(self, await_ms: int) -> None:
-        if self._source.options.max_await_time_ms is None and not (
-            self._stream is not None and buffered(self._stream)
-        ):
-            self._await_ms = await_ms
-            self.close()
-
     # -- Reading
 
     def _read(self, taken: Taken, max_records: int, wait: float) -> None:
@@ -201,10 +187,12 @@ class MongoReader(Reader):
         end_until = began + min(patience, self._deadline.remaining() - _SPARE_SECONDS)
         looks = resumes = 0
         self._overtaken = False
+        if not self._source.sharded:  # a `mongos` hears from shards without writes only while it waits
+            self._least_await_ms = _SHORT_AWAIT_MS
         while not taken.enough():
             self._look()
             taken.at_end = False
-            answer = self._answer(taken, max_records)
+            answer = self._answer(taken, max_records, self._await_ms(until))
             if answer is None or taken.over():
                 continue
             looked, resumed = answer
@@ -232,15 +220,20 @@ class MongoReader(Reader):
             now, behind = time.monotonic(), self._until is None and not taken.at_end
             if now >= (max(until, end_until) if behind else until):
                 return
-            late = self._end.is_late and (self._source.sharded or now - began >= _LAG_SECONDS)
-            if self._await_ms == _SHORT_AWAIT_MS and (late or 1000 * wait >= _LONG_AWAIT_MS):
-                self._exchange(_LONG_AWAIT_MS)
+            if self._end.is_late and (self._source.sharded or now - began >= _LAG_SECONDS):
+                self._least_await_ms = self._most_await_ms
 
-    def _answer(self, taken: Taken, max_records: int) -> tuple[bool, bool] | None:
+    def _await_ms(self, until: float) -> int:
+        """Return how long the server may delay its next answer if it has no change."""
+        left = math.ceil(1000 * (until - time.monotonic()))
+        return max(self._least_await_ms, min(self._most_await_ms, left))
+
+    def _answer(self, taken: Taken, max_records: int, await_ms: int) -> tuple[bool, bool] | None:
         """Read the changes of one answer, or the changes left from an earlier answer."""
         try:
-            stream = self._opened(taken, max_records)
+            stream = self._opened(taken, max_records, await_ms)
             cursor = inner_cursor(stream)
+            self._source.wait_next(stream, await_ms)
             with self._source.at_work():
                 looked = self._taker.take(stream, taken, max_records, self._batch_size)
                 if self._cancelled.is_set():  # PyMongo may have resumed a stream that was already closed

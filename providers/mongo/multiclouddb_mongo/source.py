@@ -38,6 +38,7 @@ from multiclouddb_mongo.pymongo_internals import (
     Closer,
     Rows,
     Stream,
+    await_next,
     check_servers,
     inner_cursor,
     is_told_at_once,
@@ -113,6 +114,10 @@ class ReaderContext:
     def open(self, place: Place, batch_size: int, await_ms: int, *, slim: bool = False) -> Stream:
         """Open a stream at a position."""
         return self._watch(batch_size, self._awaiting(await_ms), slim=slim, **_start(place))
+
+    def wait_next(self, stream: Stream, await_ms: int) -> None:
+        """Let the server delay its next answer by `await_ms` if it has no change."""
+        await_next(stream, self._awaiting(await_ms))
 
     def begin(self, await_ms: int) -> None:
         """Prepare the network layer for a request of this thread, whose empty answer may take `await_ms`."""

@@ -188,6 +188,7 @@ class Stream:
     def try_next(self):
         data = self._cursor._data
         if not data and not self.closed and not self._cursor.ended:
+            self.server.waits.append(self.await_ms)
             self.server.before_answer()
             self._answer()
         change = data.popleft() if data else None
@@ -235,6 +236,7 @@ class Server:
         self.options = MongoOptions(**options)
         self.sizes, self.eager, self.failures = iter(sizes), eager, deque(failures)
         self.opened, self.places, self.asked, self.slim, self.hides = [], [], 0, False, None
+        self.waits = []  # how long each answer might be delayed, except the first one of a stream
         self.before_answer = self.at_open = lambda: None
 
     def open(self, place, batch_size, await_ms, *, slim=False):
@@ -254,6 +256,9 @@ class Server:
     def begin(self, await_ms):
         pass
 
+    def wait_next(self, stream, await_ms):
+        stream.await_ms = await_ms
+
     calm = be_patient = staticmethod(lambda: None)
     bounded, longest_fetch = True, lambda self: 60.0
 
@@ -270,9 +275,6 @@ class Server:
 
     def living(self):
         return [stream for stream in self.opened if not stream.closed]
-
-    def waits(self):
-        return [stream.await_ms for stream in self.opened]
 
 
 def reader_of(server, place=None, *, until=None, start=None, goes_on=False, headroom=None, check=None):
@@ -756,37 +758,44 @@ class TestOneStream:
         log.add(fullDocument={"_id": 1, "n": "x" * (9 << 20)})
         assert fetch(reader_of(Server(log))).caught_up is None
 
-    def test_a_long_wait_has_a_stream_that_waits(self, log):
+    @pytest.mark.parametrize(("bounded", "longest"), [(True, 1000), (False, 500)], ids=["ours", "theirs"])
+    def test_the_server_waits_as_long_as_the_call_but_not_so_long_that_nobody_can_end_it(
+        self, log, bounded, longest
+    ):
         server = Server(log)
+        server.bounded = bounded
         reader = reader_of(server)
         fetch(reader)
-        assert server.waits() == [10]
-        server.before_answer = lambda: server.waits()[-1] == 500 and not log.entries and log.add()
+        assert server.waits == [10]
+        server.before_answer = lambda: not log.entries and log.add()
         assert keys_of(fetch(reader, wait=5.0)) == [1]
-        assert (server.waits(), len(server.living())) == ([10, 500], 1)
+        assert server.waits == [10, longest]
 
-    def test_a_caller_in_a_hurry_gets_the_other_one_back(self, log):
+    def test_the_last_answer_of_a_wait_ends_with_it(self, log):
+        """A longer one would keep a call that wants to wait for less."""
+        server, clock = Server(log), [0.0]
+        reader = reader_of(server)
+
+        def pass_by():
+            clock[0] += server.waits[-1] / 1000
+
+        server.before_answer = pass_by
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("multiclouddb_mongo.reader.time.monotonic", lambda: clock[0])
+            fetch(reader, wait=2.3)
+            assert server.waits == [1000, 1000, pytest.approx(300, abs=1)]
+            fetch(reader, wait=0.3)
+        assert server.waits[3:] == [pytest.approx(300, abs=1)]
+
+    def test_the_same_stream_serves_every_wait(self, log):
+        """One that is opened anew searches the log again."""
         server = Server(log)
         reader = reader_of(server)
-        fetch(reader, wait=0.5)
+        server.before_answer = lambda: not log.entries and log.add()
+        fetch(reader, wait=5.0)
         for _ in range(6):
             fetch(reader)
-        assert (server.waits(), len(server.living())) == ([10, 500, 10], 1)
-
-    def test_a_stream_with_changes_in_it_is_kept(self, log):
-        server = Server(log)
-        reader = reader_of(server)
-        fetch(reader, wait=0.5)
-        log.fill(5)
-        assert [keys_of(fetch(reader, 1)) for _ in range(5)] == [[1], [2], [3], [4], [5]]
-        assert len(server.opened) == 2
-
-    def test_the_caller_s_own_time_is_kept(self, log):
-        server = Server(log, max_await_time_ms=77)
-        reader = reader_of(server)
-        fetch(reader, wait=0.001)
-        fetch(reader)
-        assert len(server.opened) == 1
+        assert (server.waits[1:], len(server.opened)) == ([10] * 6, 1)
 
     def test_cancelled_while_it_is_opened(self, log):
         server = Server(log)

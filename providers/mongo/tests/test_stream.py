@@ -159,9 +159,10 @@ def test_a_change_that_is_only_named_has_the_same_filter_and_no_document(make):
 )
 def test_a_wait_is_shorter_than_what_the_driver_waits(make, limits, asked, sent):
     with MongoClient("mongodb://127.0.0.1:1/", connect=False, **limits) as client:
-        source = make(client=client)
+        source, cursor = make(client=client), SimpleNamespace()
         source.open(At(1), 100, asked)
-    assert source.noted[-1][1]["max_await_time_ms"] == sent
+        source.wait_next(SimpleNamespace(_cursor=cursor), asked)
+    assert source.noted[-1][1]["max_await_time_ms"] == cursor._max_await_time_ms == sent
 
 
 class Stubborn:

@@ -312,12 +312,15 @@ def mongo(changes: int, seconds: float, folder: Path) -> Iterator[Cost]:
         def reads() -> int:
             return server.get_mores() + server.aggregates()
 
+        def all_() -> int:
+            return reads() + server.finds()
+
         request = ChangeFeedRequest(ADDRESS, FromContinuationToken(server.token))
         for settings in _OURS:
             reader = _ours(server.config, request, settings)
-            counted = _counted(reader, changes, seconds, reads, reads, bills=False)
+            counted = _counted(reader, changes, seconds, reads, all_, bills=False)
             yield Cost.of("MongoDB", _named(settings), counted, ours=True, waits="wait_seconds" in settings)
-        counted = _counted(_pymongo(server), changes, seconds, reads, reads, bills=False)
+        counted = _counted(_pymongo(server), changes, seconds, reads, all_, bills=False)
         yield Cost.of("MongoDB", "PyMongo, `try_next` in a loop", counted, waits=True)
 
 

@@ -23,11 +23,10 @@ _UNITS: Final = {
     "MongoDB": "A read has no price; each request is work for the server.",
 }
 _MORE: Final = {
-    "Spanner": "Ours sends more, because each call asks the service for its time, and begins with a query "
-    "that does not wait.",
-    "MongoDB": "Ours sends more, because its requests wait for half a second each and not for a whole one, "
-    "so that a client can be closed within a second, and because answers of 500 changes are decoded faster "
-    "than larger ones.",
+    "Spanner": "A call that waits sends more, because it first asks for the service's time, and sends a query"
+    " that does not wait: the answer shows within two seconds that the service can be reached.",
+    "MongoDB": "Ours sends more, because it looks twice a minute how far the log reaches back, and because "
+    "answers of 500 changes are decoded faster than larger ones.",
 }
 """Why a goal is missed."""
 _HEAD: Final = """---
@@ -43,7 +42,8 @@ other, so they stand in one row. Each row is one reader of one partition.
 - *Delay*: the mean time between two requests. A change waits for half of it on average. It is 0 if the
   request itself waits at the server.
 - *Ours / theirs*: all requests of an idle hour, divided by those of the cheapest other reader, which asks as
-  often. The goal is at most 1.
+  often. If only ours waits at the server, it is compared with the other reader as it is, which is later. The
+  goal is at most 1.
 - *A million changes* are read as a backlog.
 """
 _HOW: Final = """## Where the figures come from
@@ -109,22 +109,24 @@ def table_of(rows: Sequence[Cost]) -> str:
 def ratio_of(cost: Cost, rows: Sequence[Cost]) -> float | None:
     """Return our requests of an idle hour, divided by those of the cheapest other reader at our delay.
 
-    A reader that asks in intervals can ask as often as ours, so its requests are scaled to our delay. One
-    whose requests wait at the server is compared only with others that do so.
+    A reader that asks in intervals can ask as often as ours, so its requests are scaled to our delay. One of
+    ours whose requests wait at the server is compared with others that do so; if there is none, with a later
+    one as it is.
 
     Args:
         cost: A row.
         rows: All rows of the service.
 
     Returns:
-        The ratio; None if the row is not ours, or nobody else reads in the same way.
+        The ratio; None if the row is not ours, or no other reader can be compared.
     """
-    others = [
-        _all(other) * (other.delay_seconds / cost.delay_seconds if cost.delay_seconds else 1.0)
-        for other in rows
-        if cost.ours and not other.ours and (other.delay_seconds > 0) == (cost.delay_seconds > 0)
-    ]
-    return _all(cost) / min(others) if others else None
+    others = [other for other in rows if cost.ours and not other.ours]
+    alike = [other for other in others if (other.delay_seconds > 0) == (cost.delay_seconds > 0)]
+    if cost.delay_seconds == 0:
+        found = [_all(other) for other in alike or others]
+    else:
+        found = [_all(other) * other.delay_seconds / cost.delay_seconds for other in alike]
+    return _all(cost) / min(found) if found else None
 
 
 def _all(cost: Cost) -> float:

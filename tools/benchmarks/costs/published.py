@@ -12,6 +12,10 @@ _ADAPTER: Final = (
     "https://github.com/awslabs/dynamodb-streams-kinesis-adapter/blob/master/src/main/java/com/amazonaws/"
     "services/dynamodbv2/streamsadapter"
 )
+_BEAM: Final = (
+    "https://github.com/apache/beam/blob/master/sdks/java/io/google-cloud-platform/src/main/java/org/apache/"
+    "beam/sdk/io/gcp/spanner/changestreams/action/QueryChangeStreamAction.java"
+)
 _PAGE: Final = 1000
 """The largest number of records in an answer of GetRecords, which is also the adapter's."""
 _LEASES: Final = (
@@ -63,19 +67,22 @@ def _processor(delay: float) -> Cost:
 
 
 def _dataflow() -> Cost:
+    # What a query has found is passed on when it has ended. Before each query, the connector reads its row of
+    # the state of the partitions, and after it, it writes the row.
     between = 5.0
     return Cost(
         "Spanner",
-        "Dataflow with `SpannerIO`, which ends each query after 5 s or 5 MB",
+        "Dataflow with `SpannerIO`, which ends each query after 5 s or 5 MB, and passes on what it found",
         ours=False,
         million_requests=None,
         million_units=None,
         hour_requests=HOUR / between,
-        hour_others=None,
+        hour_others=2 * HOUR / between,
         hour_units=None,
         delay_seconds=between,
-        known="[the connector's authors](https://github.com/apache/beam/pull/34967)",
-        also="a database for the state of the partitions",
+        known="[the connector's authors](https://github.com/apache/beam/pull/34967), and [its "
+        f"code]({_BEAM}), which reads and writes the state of a partition once for each query (*other*)",
+        also="a query that looks for new partitions in that state, again and again",
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from typing import Any, Final
 
@@ -357,76 +356,3 @@ def dynamo_discovery(bench: Bench) -> Iterator[Sides]:
         follower = _Follower(server, client, "many", bench.size(5000, _SHARDS))
         notes = {"at the start": float(server.calls("DescribeStream"))}
         yield Sides(lambda: attrs.evolve(follower.cost_of_children(bench.size(2)), notes=notes))
-
-
-_IDLE: Final = 1000
-_WIDTH: Final = 32
-
-
-class _Iterators:
-    """Asks every open shard of a table once with boto3, in as many threads as our client has."""
-
-    def __init__(self, server: Scripted, address: ResourceAddress) -> None:
-        connection = server.config.connection
-        config = {"endpoint_url": connection["endpoint_url"]}
-        tables = connection["session"].client("dynamodb", **config)
-        self._streams = connection["session"].client("dynamodbstreams", **config)
-        arn = tables.describe_table(TableName=address.collection)["Table"]["LatestStreamArn"]
-        self._next = {
-            shard: self._streams.get_shard_iterator(
-                StreamArn=arn, ShardId=shard, ShardIteratorType="TRIM_HORIZON"
-            )["ShardIterator"]
-            for shard in server.ask("open_shards", address.collection)
-        }
-
-    def ask(self) -> int:
-        """Return the number of requests, all of which found nothing."""
-
-        def one(shard: str) -> None:
-            answer = self._streams.get_records(ShardIterator=self._next[shard])
-            if answer["Records"]:
-                raise ValueError("a shard was not empty")
-            self._next[shard] = answer["NextShardIterator"]
-
-        with ThreadPoolExecutor(_WIDTH) as pool:
-            return len(list(pool.map(one, self._next)))
-
-
-@row(
-    "dynamo-idle",
-    title="DynamoDB, idle call over 1,000 shards",
-    unit="ms",
-    goal=1.1,
-    at_most=True,
-    about=(
-        "The figure is the CPU time of a call that asks 1,000 shards of a scripted server and finds nothing: "
-        "what the library adds to the vendor's requests should be at most a tenth of them. The ratio of one "
-        "run was between 1.02 and 1.23 on two shared cores."
-    ),
-    against="1,000 calls of boto3's `get_records`, in as many threads.",
-)
-def dynamo_idle(bench: Bench) -> Iterator[Sides]:
-    """This row shows the share of the library in what an idle feed costs."""
-    shards = bench.size(_IDLE, 2)
-    with scripted(_WIDTH, initial_shards=shards) as server, connect(server.config) as client:
-        address = server.create("items")
-        iterators = _Iterators(server, address)
-        token = client.read_changes(ChangeFeedRequest(address, Now())).continuation_token
-
-        def ours() -> Done:
-            nonlocal token
-            asked, began = server.calls("GetRecords"), time.process_time()
-            page = client.read_changes(ChangeFeedRequest(address, FromContinuationToken(token)))
-            cpu = time.process_time() - began
-            token = page.continuation_token
-            if not page.idle or (requests := server.calls("GetRecords") - asked) < shards:
-                raise ValueError(f"{requests} requests for {shards} shards")
-            return Done(shards, value=1000 * cpu * shards / requests, cpu=cpu)
-
-        def by_hand() -> Done:
-            began = time.process_time()
-            count = iterators.ask()
-            cpu = time.process_time() - began
-            return Done(count, value=1000 * cpu, cpu=cpu)
-
-        yield Sides(ours, by_hand)

@@ -45,9 +45,10 @@ class TestRatio:
         assert ratio_of(cheap, rows) is None
         assert " | 1.25 | " in table_of(rows).splitlines()[2]
 
-    def test_one_that_waits_at_the_server_is_compared_with_such(self):
-        mine, other = cost(ours=True, delay_seconds=0.0), cost("other")
-        assert ratio_of(mine, [mine, other]) is None
+    def test_one_that_waits_at_the_server_is_compared_with_such_or_with_a_later_one_as_it_is(self):
+        mine, other = cost(ours=True, delay_seconds=0.0), cost("other", hour_requests=8100)
+        assert ratio_of(mine, [mine]) is None
+        assert ratio_of(mine, [mine, other]) == 0.5
         waits = cost("waits", hour_requests=900, delay_seconds=0.0)
         assert ratio_of(mine, [mine, other, waits]) == 2.5
 
