@@ -28,7 +28,7 @@ from multiclouddb_api import (
 
 _PARTITIONS: Final = 1000
 _WIDTH: Final = 8
-"""How many requests run at once. The vendors' clients keep ten connections, if they are not told otherwise."""
+"""How many requests run at once. By default, the vendors' clients keep at most ten connections."""
 _OPTIONS: Final = OperationOptions(timeout_seconds=120)
 _ABOUT: Final = (
     "The figure is the CPU time of a call that asks 1,000 {} and finds nothing: what the library adds to the "
