@@ -38,7 +38,8 @@ hide: [toc]
 What a reader sends to the service, and how soon it sees a change: a bill shows the one and a user the
 other, so they stand in one row. Each row is one reader of one partition.
 
-- *Idle hour*: an hour without changes. *Other* requests find partitions, ask for the time, or open sessions.
+- *Idle hour*: an hour without changes. *Other* requests find partitions, ask for the time, open sessions,
+  look at the log, or keep a state.
 - *Delay*: the mean time between two requests. A change waits for half of it on average. It is 0 if the
   request itself waits at the server.
 - *Ours / theirs*: all requests of an idle hour, divided by those of the cheapest other reader, which asks as
