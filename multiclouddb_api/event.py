@@ -77,7 +77,8 @@ class ChangeEvent(Slotted):
     address: ResourceAddress = attrs.field(validator=is_a(ResourceAddress))
     """The address of the collection that contains the document."""
     partition_id: str = attrs.field(validator=is_a(str))
-    """The id of the physical partition that contains the event; pass it to `PhysicalPartition`."""
+    """The id of the physical partition that contains the event; pass it to `PhysicalPartition`. For a row of
+    a scan it is the id of a segment, and for a looked-up row it is empty."""
     native: Any = attrs.field(default=None, repr=False, eq=False, hash=False)
     """The vendor's own record, present only with `include_native`."""
 

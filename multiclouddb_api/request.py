@@ -291,8 +291,8 @@ class OperationOptions:
     idle, and `ChangeFeedPage.poll_after_seconds` is the time until the next call is worth its cost.
 
     Portability:
-        On Cosmos DB, DynamoDB and Spanner, an idle partition is not asked again for up to ten seconds. The
-        embedded store and MongoDB always ask all.
+        On Cosmos DB, DynamoDB and Spanner, an idle partition is worth asking again after about a second, or
+        later if the client reads hundreds of partitions. The embedded store and MongoDB always ask all.
     """
 
 

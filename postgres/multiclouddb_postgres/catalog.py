@@ -1,4 +1,4 @@
-"""Reads what the server's catalog says about a table, and refuses a table that the sink cannot write."""
+"""Reads what the server's catalog has about a table, and refuses a table that the sink cannot write."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Column:
 
 @attrs.frozen
 class TableFacts:
-    """What the server says about the table."""
+    """What the server's catalog has about the table."""
 
     oid: int
     problem: str | None
@@ -114,7 +114,7 @@ class TableFacts:
 
 
 def look(connection: Connection, table: sql.Identifier, *, holds: bool) -> TableFacts | None:
-    """Return what the server says about a table; None if there is none.
+    """Return what the catalog has about a table; None if there is no such table.
 
     Args:
         connection: The connection.

@@ -74,7 +74,7 @@ class _Items:
 
 @attrs.frozen
 class _Numeric:
-    """A `numeric` that has no type of Arrow; numbers of which the server says `=` are equal: 1.5 and 1.50."""
+    """A `numeric` without a type of Arrow; numbers are equal if they are so for the server: 1.5 and 1.50."""
 
     scale: int | None
 

@@ -267,7 +267,7 @@ def repeated(dsn: str | Connection, place: str, work: Callable[[Connection], _T]
 
 @contextmanager
 def errors(place: str) -> Iterator[None]:
-    """Turn each error of psycopg into one that says what to do."""
+    """Turn each error of psycopg into one with a way out."""
     try:
         yield
     except psycopg.Error as error:
@@ -285,7 +285,7 @@ def _is_of_user(error: psycopg.Error) -> bool:
 
 
 def said_by(error: psycopg.Error) -> str:
-    """Return what the server or libpq says, on one line and without data."""
+    """Return the message of the server or of libpq, on one line and without data."""
     # The detail and the context of a server's error may quote a row; its primary message does not. A message
     # about a value quotes the value; other messages only quote names. A function of a user, such as a
     # trigger, may say anything.

@@ -70,9 +70,9 @@ if TYPE_CHECKING:
 MARKS: Final = "multiclouddb_marks"
 """The table with the batch numbers and the stages of snapshots, in the schema of the sink's table."""
 _FEED: Final = "multiclouddb-feed"
-"""The name of the mark that says whose changes the table contains."""
+"""The name of the mark with the feed whose changes the table contains."""
 POSITION: Final = "multiclouddb-checkpoint:"
-"""The beginning of the name of the mark that says which checkpoint is stored with the table's rows."""
+"""The beginning of the name of the mark with the checkpoint that is stored with the table's rows."""
 _WRITTEN: Final = "multiclouddb_written"
 _ROWS: Final = 8192
 
@@ -128,7 +128,7 @@ class PostgresTable(Table):
         return look(self.connection, self._table, holds=self._holds)
 
     def known(self) -> TableFacts:
-        """Return what the server says about the table, which must be one of the sink."""
+        """Return what the catalog has about the table, which must be one of the sink."""
         if self._found is None:
             raise missing(self._where)
         self._found.check(self._where)

@@ -1,4 +1,4 @@
-"""Says what a column of a table holds of a value, and in which form `verify` compares values."""
+"""Computes what a column of a table holds of a value, and in which form `verify` compares values."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class DeltaTarget(Table):
         path: The path of a folder, or a URL that `deltalake` supports.
         patience_seconds: For how many seconds a repair is tried again while the sink commits; 600 by default.
         new_columns: For a sink: whether columns that the table does not have are added.
-        place: For a sink: what each commit says about its batch.
+        place: For a sink: what each commit contains about its batch.
 
     Raises:
         MulticloudDbError: At the first read, `NOT_FOUND` if there is no table, and `INVALID_REQUEST` if it

@@ -57,9 +57,9 @@ __all__ = [
 ]
 
 MARK: Final = "multiclouddb.mark"
-"""The table property that says whose changes the table contains."""
+"""The table property with the feed whose changes the table contains."""
 PLACE: Final = "multiclouddb.batch"
-"""The name under which each commit of a sink says which batch of which query it belongs to."""
+"""The name under which each commit of a sink has its query and batch."""
 _T = TypeVar("_T")
 _ONE_AT_A_TIME: Final[defaultdict[str, Lock]] = defaultdict(Lock)
 """For each table, the lock that keeps the threads of this process from refusing each other's commits."""
@@ -179,7 +179,7 @@ def schema_of(table: DeltaTable) -> pa.Schema:
 
 
 def said(facts: Mapping[str, str]) -> CommitProperties:
-    """Return what a commit says; deltalake refuses it if it does not follow the version it is based on."""
+    """Return the properties of a commit; it is refused if it does not follow the version it is based on."""
     from deltalake import CommitProperties
 
     return CommitProperties(dict(facts), max_commit_retries=0)

@@ -1,4 +1,4 @@
-"""Says what of a Delta table cannot be read or written, and translates what deltalake refuses.
+"""Refuses Delta tables that cannot be read or written, and translates what deltalake refuses.
 
 What the log of a table says is refused when the table is opened. deltalake refuses the rest at a commit or
 while files are read; it has hardly any error classes, so its texts decide.
@@ -34,7 +34,7 @@ _READABLE: Final = frozenset({"timestampNtz", "variantType", "variantType-previe
 _VECTORS: Final = "deletionVectors"
 _MAPPING: Final = "delta.columnMapping.mode"
 _CONSTRAINT: Final = "delta.constraints."
-# What the operating system says through deltalake.
+# Messages of the operating system that come through deltalake.
 _NO_ACCESS: Final = ("PermissionDenied", "ReadOnlyFilesystem", "StorageFull", "Permission denied")
 # A storage without conditional writes, as deltalake names it.
 _UNCONDITIONAL: Final = ("S3 locking", "AWS_S3_ALLOW_UNSAFE_RENAME", "Atomic rename requires")

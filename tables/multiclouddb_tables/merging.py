@@ -210,7 +210,7 @@ class SinkTable:
         self._ensure(scan.plan, _ENDED)
 
     def _lacking(self, plan: str) -> Mapping[str, int]:
-        """Return the mark that says which gap a snapshot repairs; none if the table lacks nothing."""
+        """Return the mark with the gap that a snapshot repairs; none if the table lacks nothing."""
         mark = self._table.feed_mark() if self._table.exists else None
         if mark is None or mark.incomplete_since is None:
             return {}
@@ -229,7 +229,7 @@ class SinkTable:
 
     def notes(self, batch: MergeBatch) -> Mapping[str, str]:
         """Return the notes of a batch, and a warning if its query is new here and begins with no snapshot."""
-        # Nobody knows which changes lie between the rows of a table and a query that is new there.
+        # It is not known which changes lie between the rows of a table and a query that is new there.
         done, where = batch.done, self._table.where
         if done is None:
             return {}
@@ -386,7 +386,7 @@ def merge_batch(table: Table, sink: str, batch: MergeBatch) -> bool:
 
 
 def _since(mark: TableMark, batch: MergeBatch) -> TableMark:
-    """Return the mark of a table that lacks changes from now on, if the batch says so."""
+    """Return the mark, with the time of now if the batch comes after a gap."""
     if not batch.has_gap:
         return mark
     # Each gap has a time of its own, because neither a snapshot nor a comparison that was under way has

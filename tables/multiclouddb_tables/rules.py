@@ -159,7 +159,7 @@ class Piece:
 
 @attrs.frozen
 class Numbered:
-    """The number of a batch in its query, with what its commit says about changes that it lacks.
+    """The number of a batch in its query, with what its commit has about changes that it lacks.
 
     `begin` and `end` are digests of the offsets between which it lies; None without a checkpoint.
     """
@@ -207,13 +207,13 @@ class MergeBatch:
     begun: Sequence[MergedSnapshot]
     ended: Sequence[MergedSnapshot]
     scan: MergedSnapshot | None = (
-        None  # the snapshot to which the checkpoint of a query says that the batch belongs
+        None  # the snapshot to which the batch belongs, from the checkpoint of its query
     )
     is_told: bool = False  # the checkpoint of a query was given
     is_page: bool = False
-    source: FeedSource | None = None  # the feed, if the caller or a page says it
+    source: FeedSource | None = None  # the feed, if the caller or a page names it
     has_gap: bool = False  # changes were lost, and its user has chosen to go on without them
-    is_first: bool | None = None  # its query has delivered no row before; None if nobody knows
+    is_first: bool | None = None  # its query has delivered no row before; None if it is not known
     create: Create | None = "first"  # None if the function of the sink has no such argument
 
     @property

@@ -69,7 +69,7 @@ class DifferenceKind(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What a round says about a key that does not differ."""
+    """The result of a round for a key that does not differ."""
 
     EQUAL = "equal"
     WAIT = "wait"

@@ -2,11 +2,11 @@
 
 A pass is a comparison of the whole table, and its scan may take as long as the rate wants. When the rows of
 the source have been read, the stream brings them up to the position that the sink has then; only then is the
-table read. So a pass says of every row what the table had at its end, however long the scan took, and damage
-that was done before that is found by this pass.
+table read. So a pass judges every row as the table had it at the end of the pass, however long the scan took,
+and finds damage that was done before that.
 
 A part of the source's rows cannot be compared alone. The segments of a scan are parts of a hash or a token
-range that only the service knows, so nobody can say which rows of the table belong to one, and a row that
+range that only the service knows, so it is not known which rows of the table belong to one, and a row that
 only the table has would belong to none.
 
 What is kept between the passes is one small file: when every row was compared, and when the next pass begins.

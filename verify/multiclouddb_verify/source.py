@@ -70,7 +70,7 @@ class Respelt:
     text: str = attrs.field(repr=False)
     """The text that a sink writes."""
     event: ChangeEvent | None
-    """The row of this key, or None if the source said that there is none."""
+    """The row of this key, or None if the source answered that there is none."""
 
 
 Answer: TypeAlias = ChangeEvent | Respelt | NotKnown | None
@@ -113,7 +113,7 @@ class Source:
 
     @property
     def facts(self) -> ScanFacts:
-        """What the database says about a scan of its rows."""
+        """What the database promises about a scan of its rows."""
         found = self.client.capabilities(self.provider_options).scan
         if found is None:
             raise MulticloudDbError(
@@ -240,7 +240,7 @@ class _Lookup:
     def _is_answered(self) -> bool:
         """Return whether the source answers for a key that a scan has just delivered.
 
-        An empty collection delivers none; then nobody can tell, and nothing is written anyway.
+        An empty collection delivers none; then it is not known, and nothing is written anyway.
         """
         if self._delivered is None:
             self._delivered = self._source.some_keys()

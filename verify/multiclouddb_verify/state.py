@@ -7,9 +7,9 @@ go on; a file that no transaction names is removed.
 
 The changes, and the keys that are judged one by one, are in tables of one SQLite database.
 
-What an interrupted comparison leaves says nothing about the table of today. So only its reading of the source
-can be taken up, which the stream brings up to date; everything that it has read of the table, and every
-judgement, is removed.
+What an interrupted comparison leaves proves nothing about the table of today. So only its reading of the
+source can be taken up, which the stream brings up to date; everything that it has read of the table, and
+every judgement, is removed.
 """
 
 from __future__ import annotations
@@ -449,7 +449,7 @@ class State:
         self._sql_many("INSERT OR REPLACE INTO pending VALUES (?, ?, ?, ?)", rows)
 
     def add_changed(self, sample: int) -> None:
-        """Store all keys that have changed, as keys to judge; with a sample, one of so many."""
+        """Store all keys that have changed, as keys to judge; with a sample, some of them."""
         self._sql(
             "INSERT OR IGNORE INTO pending SELECT DISTINCT key, 0, NULL, 0.0 FROM change WHERE hash % ? = 0",
             (sample,),
@@ -591,7 +591,7 @@ class State:
         self._sql_many("UPDATE difference SET kind = ? WHERE key = ? AND repaired = 0", named)
 
     def give_up(self, found: Iterable[tuple[str, str]]) -> None:
-        """Store keys of which nobody knows what the source has: key, and the reason. They are not judged."""
+        """Store keys without a verdict, because it is not known what the source has: key, and the reason."""
         rows = list(found)
         self._sql_many("INSERT OR REPLACE INTO unknown VALUES (?, ?)", rows)
         keys = [(key,) for key, _ in rows]
@@ -599,11 +599,11 @@ class State:
         self._sql_many("DELETE FROM difference WHERE key = ? AND repaired = 0", keys)
 
     def unknown(self, most: int) -> dict[str, str]:
-        """Return some of the keys of which nobody knows what the source has, with the reasons."""
+        """Return some of the keys for which it is not known what the source has, with the reasons."""
         return dict(self._sql("SELECT key, reason FROM unknown ORDER BY key LIMIT ?", (most,)))
 
     def unknown_count(self) -> int:
-        """Return the number of keys of which nobody knows what the source has."""
+        """Return the number of keys for which it is not known what the source has."""
         return int(self._sql("SELECT count(*) FROM unknown").fetchone()[0])
 
 

@@ -74,7 +74,7 @@ _NOT_RESUMABLE: Final = (
     ErrorCategory.INVALID_REQUEST,
     ErrorCategory.NOT_FOUND,
 )
-"""What a service says about the position of a left-over comparison that it does not know, or no longer."""
+"""The errors of a service that does not know the position of a left-over comparison, or no longer."""
 _LOG: Final = logging.getLogger("multiclouddb.verify")
 
 
