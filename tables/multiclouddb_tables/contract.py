@@ -80,14 +80,22 @@ class Target(Protocol):
     def rows(self, keys: Sequence[str] | None = None, *, own: Own = False) -> Iterator[pa.RecordBatch]:
         """Read one version of the table, which is not older than the call.
 
+        `layout.read_rows` makes the batches. If the table cannot forbid several rows of one key, yield all of
+        them.
+
         Args:
-            keys: The keys to read, as JSON text; None for all rows.
-            own: The columns to read instead of the document, as one object in `state`.
+            keys: The keys to read, as JSON text, possibly thousands; None for all rows. An empty list reads
+                nothing, but checks the table.
+            own: The columns to read instead of the document, as one object in `state`. `layout.state_of`
+                makes it of the values as the database returns them: `datetime` in UTC for a time, `Decimal`,
+                `bytes`, `date`. A value that the sink would not have written, such as a text in a column of
+                numbers, is returned as it is.
 
         Returns:
-            Batches with the columns `key` (text), `order_key` (text), `state` (the JSON text of the document,
-            or null) and `deleted` (true for a tombstone); none if there is no row. All batches of a call are
-            of one version, but two calls may read different ones.
+            Batches with the columns `key` (text), `order_key` (text; `layout.NO_ORDER` for null), `state`
+            (the JSON text of the document as it is stored, or null) and `deleted` (true for a tombstone);
+            none if there is no row. All batches of a call are of one version, also if a sink commits
+            meanwhile, but two calls may read different ones.
 
         Raises:
             MulticloudDbError: `NOT_FOUND` if there is no such table; `INVALID_REQUEST` if it is not the table
@@ -127,12 +135,16 @@ class Target(Protocol):
     def fix(self, fixes: Sequence[Fix], expected: Expected) -> int:
         """Write rows in one commit, each only if its key still has exactly the rows that were seen.
 
-        So the sink always wins: a row that it has changed meanwhile stays as it is.
+        So the sink always wins: a row that it has changed meanwhile stays as it is. `layout.fixed_row` has
+        the values of a row, of which the table may lack some columns; other columns stay as they are. A value
+        that the column cannot hold is among them unchanged, such as a text for a column of numbers or an
+        integer of 70 bits: refuse it before the database converts it.
 
         Args:
-            fixes: At most one for each key; with none, only the table is checked. A fix without a document
-                makes a tombstone of the row, if there is one. A fix with `removes` removes all rows of the
-                key, if they are still those that were seen and the row `beside` is there.
+            fixes: At most one for each key; with none, only the table is checked. The row is updated, or
+                inserted if none was seen; of several, one is left. A fix without a document makes a tombstone
+                of the row, if there is one. A fix with `removes` removes all rows of the key, if they are
+                still those that were seen and the row `beside` was there before this call.
             expected: The table that was compared. Check in the same commit that the rows go into this one,
                 and not into another table of its name or an earlier version.
 
@@ -167,8 +179,15 @@ class Table(Target, Protocol):
     ) -> None:
         """Create the table for rows with these columns, or check it and add the columns that it lacks.
 
+        Each type becomes one of the database that holds every value exactly. Where there is none, store a
+        text or a number, and let the column's type say what it is, such as `DECIMAL_TEXT(9,2)` in SQLite,
+        because `columns` returns the type, and `rows` the value. If two processes create the table at the
+        same time, one of them does, and both go on with that one.
+
         Args:
-            schema: The columns of the rows, without `type`. `_deleted_at` is added to them.
+            schema: The columns of the rows, without `type`: `key`, `order_key`, usually `timestamp` and
+                `new_item_state`, then the user's, with names as the user has written them. `_deleted_at` is
+                added to them.
             mark: The mark of a table that is created.
             may_be_stale: True if the table needs the column `_stale_since`.
 
@@ -182,7 +201,7 @@ class Table(Target, Protocol):
         """Return a number that was stored with the table, or None.
 
         Args:
-            name: The name of the number.
+            name: The name of the number, a text of up to a few hundred characters.
         """
         ...
 
@@ -196,7 +215,10 @@ class Table(Target, Protocol):
         ...
 
     def set_feed_mark(self, mark: TableMark) -> None:
-        """Replace the mark of the sink.
+        """Replace the mark of the sink: store its `to_json()`, which `TableMark.from_json` reads.
+
+        Of two feeds that create one table at the same time, only one may fill it. So raise what
+        `FoundTable.check_still` raises.
 
         Args:
             mark: The mark.
@@ -213,7 +235,8 @@ class Table(Target, Protocol):
         A row replaces that of its key only if its `order_key` is higher, compared as text by code points.
         `_deleted_at` becomes the current time if `type` is DELETE, and otherwise null. In a table with
         `_stale_since`, a row that is no DELETE and has no document moves only `order_key`, and sets
-        `_stale_since` to the current time unless it is set already; every other row empties it.
+        `_stale_since` to the current time unless it is set already; every other row empties it. Columns that
+        the rows lack keep their values.
 
         Args:
             rows: The columns of `prepare` and `type`, with one row for each key.
