@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -19,7 +20,7 @@ INSTANT: Final = "timestamp with time zone"
 """The type of a time."""
 _BINARY_ORDER: Final = ("C", "POSIX")
 _COLUMNS: Final = """
-SELECT c.oid, CASE
+SELECT c.oid, (SELECT n.nspname FROM pg_namespace n WHERE n.oid = c.relnamespace), CASE
         WHEN c.relkind NOT IN ('r', 'p') THEN 'is no table, but a view or a foreign table'
         WHEN c.relpersistence = 't' THEN 'is a temporary table, which is gone with its session'
         WHEN c.relpersistence = 'u' OR EXISTS (
@@ -41,6 +42,8 @@ SELECT c.oid, CASE
     a.attgenerated <> '' OR a.attidentity = 'a', EXISTS (
         SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indimmediate
         AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum
+        AND i.indcollation[0] = a.attcollation
+        AND EXISTS (SELECT FROM pg_opclass o WHERE o.oid = i.indclass[0] AND o.opcdefault)
     ), current_setting('transaction_isolation') <> 'read committed' OR EXISTS (
         SELECT FROM pg_trigger g WHERE g.tgtype & 3 = 3 AND g.tgtype & 20 <> 0 AND g.tgenabled <> 'D'
         AND (g.tgrelid = c.oid OR g.tgrelid IN (SELECT relid FROM pg_partition_tree(c.oid)))
@@ -65,11 +68,12 @@ class Column:
     collation: str | None
     not_null: bool
     is_generated: bool  # the server refuses a value for it
-    is_unique: bool
+    is_unique: bool  # by an index that takes two values for one exactly if they are equal
 
     def fits(self, wanted: str) -> bool:
         """Return True if values of another type can be stored in the column."""
-        return self.type == wanted or (wanted == "text" and self.type.startswith("character varying"))
+        is_text = re.fullmatch(r"character varying(\(\d+\))?", self.type) is not None
+        return self.type == wanted or (wanted == "text" and is_text)
 
 
 @attrs.frozen
@@ -77,6 +81,7 @@ class TableFacts:
     """What the server's catalog has about the table."""
 
     oid: int
+    schema: str
     problem: str | None
     columns: Mapping[str, Column]
     may_drop_rows: bool  # a trigger can prevent rows, or may have been made after the version that is read
@@ -129,9 +134,9 @@ def look(connection: Connection, table: sql.Identifier, *, holds: bool) -> Table
         return None
     columns = {
         name: Column(name, kind, held, collation, not_null, is_generated, is_unique)
-        for _, _, name, kind, held, collation, not_null, is_generated, is_unique, _, _ in rows
+        for _, _, _, name, kind, held, collation, not_null, is_generated, is_unique, _, _ in rows
     }
-    return TableFacts(rows[0][0], rows[0][1], columns, *rows[0][-2:])
+    return TableFacts(*rows[0][:3], columns, *rows[0][-2:])
 
 
 def wrong(place: str, problem: str, way_out: str) -> MulticloudDbError:

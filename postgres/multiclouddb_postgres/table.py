@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
-from multiclouddb_api import invalid_request
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.validators import check_type
 from multiclouddb_postgres.catalog import INSTANT, TEXT, Column, TableFacts, look, wrong
 from multiclouddb_postgres.checkpoints import stored_token
@@ -102,7 +102,6 @@ class PostgresTable(Table):
         self._long_keys = long_keys
         self._new_columns, self._documents = new_columns, documents
         self._table = identifier(name)
-        self._marks = identifier(name.rpartition(".")[0] + "." + MARKS if "." in name else MARKS)
         self._where = where(connection, name)
         self._last_mark: TableMark | None = None
         self._found = self._look()
@@ -124,6 +123,11 @@ class PostgresTable(Table):
         """True if the table keeps the hashes of keys that are too long for an index."""
         return LONG_KEY in self.known().columns
 
+    @property
+    def _marks(self) -> sql.Identifier:
+        """The table with the marks: by each name of this table, and with each `search_path`, the same one."""
+        return sql.Identifier(self.known().schema, MARKS)
+
     def _look(self) -> TableFacts | None:
         return look(self.connection, self._table, holds=self._holds)
 
@@ -144,7 +148,7 @@ class PostgresTable(Table):
             raise invalid_request(
                 "batch", f"has a column {LONG_KEY}", "the sink writes this column; rename yours"
             )
-        wanted = {field.name: type_of(field, self._documents) for field in schema}
+        wanted = self._types(schema)
         with self.connection.transaction():
             if self._found is None:
                 # Of two that create the table at the same time, the second waits for the first.
@@ -168,21 +172,7 @@ class PostgresTable(Table):
                     f'is "skip", but {self._where} has the hashes of long keys, whose rows would get old',
                     'pass long_keys="hash", or fill another table',
                 )
-            for name, kind in wanted.items():
-                if name in known and known[name].is_generated:
-                    raise invalid_request(
-                        f"column {name}",
-                        f"is in the batch, but {self._where} makes its values itself (GENERATED ALWAYS)",
-                        "leave the column out, or give it another name",
-                    )
-                if name in known and not known[name].fits(kind):
-                    is_other = name == DOCUMENT and known[name].type in ("json", "jsonb")
-                    way_out = f'pass documents="{known[name].type}"' if is_other else "cast it"
-                    raise invalid_request(
-                        f"column {name}",
-                        f"is {kind} in the batch and {known[name].type} in {self._where}",
-                        f"{way_out}, or give it another name",
-                    )
+            self._check_types(wanted)
             check_cases(wanted, known)
             new = {name: kind for name, kind in wanted.items() if name not in known}
             if new and self._new_columns == "refuse":
@@ -207,6 +197,29 @@ class PostgresTable(Table):
                     self._where, f"{lacking:,}",
                 )  # fmt: skip
                 self.store({SKIPPED: 0}, {})
+
+    def _types(self, schema: pa.Schema) -> dict[str, str]:
+        """Return the type that each column of a batch needs in the table."""
+        return {field.name: type_of(field, self._documents) for field in schema if field.name != "type"}
+
+    def _check_types(self, wanted: Mapping[str, str]) -> None:
+        """Refuse a column of a batch that the table has with another type, or makes itself."""
+        known = self.known().columns
+        for name, kind in wanted.items():
+            if name in known and known[name].is_generated:
+                raise invalid_request(
+                    f"column {name}",
+                    f"is in the batch, but {self._where} makes its values itself (GENERATED ALWAYS)",
+                    "leave the column out, or give it another name",
+                )
+            if name in known and not known[name].fits(kind):
+                is_other = name == DOCUMENT and known[name].type in ("json", "jsonb")
+                way_out = f'pass documents="{known[name].type}"' if is_other else "cast it"
+                raise invalid_request(
+                    f"column {name}",
+                    f"is {kind} in the batch and {known[name].type} in {self._where}",
+                    f"{way_out}, or give it another name",
+                )
 
     def mark(self, name: str) -> int | None:
         """Return a number that was stored for the table."""
@@ -236,7 +249,7 @@ class PostgresTable(Table):
         """Store the mark of the table, unless another sink has stored that of its own feed meanwhile."""
         with self.connection.transaction():
             # A transaction that waits here sees what the one before it has committed.
-            self.connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (self._name,))
+            self.connection.execute("SELECT pg_advisory_xact_lock(%s)", (self.known().oid,))
             found = FoundTable(self._read_mark())
             found.check_still(FoundTable(self._last_mark), self._where, mark.source)
             self.store({}, {_FEED: mark.to_json()})
@@ -251,6 +264,8 @@ class PostgresTable(Table):
         return [name.removeprefix(prefix) for (name,) in rows]
 
     def _has_marks(self) -> bool:
+        if self._found is None:
+            return False
         text = self._marks.as_string(self.connection)
         [(found,)] = self.connection.execute("SELECT to_regclass(%s) IS NOT NULL", (text,)).fetchall()
         return bool(found)
@@ -375,7 +390,16 @@ class PostgresTable(Table):
         """Merge the last changes of some keys."""
         del is_last
         rows, skipped = self._fitting(rows)
-        check_values(rows, self.known().columns)
+        # Somebody may have dropped a column since `prepare`, or another sink may have added one of another
+        # type, into which the server would convert what is copied.
+        wanted, known = self._types(rows.schema), self.known().columns
+        if lost := [name for name in wanted if name not in known]:
+            raise MulticloudDbError(
+                f"table: {self._where} lost the column {lost[0]} during the merge; try again",
+                ErrorDetail(ErrorCategory.CONFLICT, retryable=True),
+            )
+        self._check_types(wanted)
+        check_values(rows, known)
         with self.connection.transaction():
             if rows.num_rows:
                 self.upsert(rows)
@@ -474,6 +498,16 @@ class PostgresTable(Table):
             )
         self.connection.execute(sql.SQL("DROP TABLE {}").format(written))
 
+    def _same_key(self) -> sql.Composed:
+        """Return what makes two rows those of one key: their texts.
+
+        Without a collation and an operator class, a row would also meet another one in an index of the user
+        that takes two texts for one, such as one of a collation that ignores case. Such an index refuses the
+        second row now.
+        """
+        collation = sql.Identifier("pg_catalog", str(self.known().columns["key"].collation))
+        return sql.SQL("(key COLLATE {} pg_catalog.text_ops)").format(collation)
+
     def _upsert(self, names: Sequence[str], known: Mapping[str, Column]) -> sql.Composed:
         values: dict[str, sql.Composable] = {
             name: sql.SQL("s.{}").format(sql.Identifier(name)) for name in names
@@ -504,11 +538,12 @@ class PostgresTable(Table):
         return sql.SQL(
             "INSERT INTO {table} AS t ({columns}) SELECT {values} FROM {batch} AS s "
             "LEFT JOIN {table} AS o ON o.key = s.key WHERE o.key IS NULL OR s.order_key > o.order_key "
-            "ORDER BY s.key ON CONFLICT (key) DO UPDATE SET {sets} "
+            "ORDER BY s.key ON CONFLICT {same_key} DO UPDATE SET {sets} "
             "WHERE excluded.order_key > t.order_key{same}"
         ).format(
             table=self._table,
             batch=sql.Identifier("pg_temp", BATCH),
+            same_key=self._same_key(),
             columns=sql.SQL(", ").join(map(sql.Identifier, values)),
             values=sql.SQL(", ").join(values.values()),
             same=same,
@@ -630,10 +665,11 @@ class PostgresTable(Table):
             elif fix.text is not None:
                 if is_long(fix.key) and not hashes:
                     raise key_too_long(fix.key)
-                statement = sql.SQL("INSERT INTO {} ({}) VALUES ({}) ON CONFLICT (key) DO NOTHING").format(
+                statement = sql.SQL("INSERT INTO {} ({}) VALUES ({}) ON CONFLICT {} DO NOTHING").format(
                     self._table,
                     sql.SQL(", ").join(map(sql.Identifier, names)),
                     sql.SQL(", ").join(values),
+                    self._same_key(),
                 )
             else:
                 continue

@@ -97,6 +97,8 @@ def check_values(rows: pa.Table, known: Mapping[str, Column]) -> None:
     """Refuse, before anything is sent, what PostgreSQL cannot store."""
     for name in rows.column_names:
         column = rows[name]
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             has_nul = pc.match_substring(column, "\0")
             if pc.any(has_nul).as_py():

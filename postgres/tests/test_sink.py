@@ -31,17 +31,28 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_conformance.postgres_server import PostgresServer
-from multiclouddb_conformance.sink_harness import bare, events, key_of, page, rows
+from multiclouddb_conformance.sink_harness import SOURCE, bare, events, key_of, page, rows
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_postgres import PostgresCheckpointStore, PostgresTarget, merge_into_postgres
 from multiclouddb_postgres.frames import FrameTable
 from multiclouddb_postgres.server import repeated
+from multiclouddb_postgres.table import PostgresTable
 from multiclouddb_postgres.values import copied
 from multiclouddb_spi import encode_partition_id
 from multiclouddb_spi.faults import key_digest
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 6, UTC)
+IGNORES_CASE = """
+CREATE FUNCTION compared(text, text) RETURNS int LANGUAGE sql IMMUTABLE AS
+'SELECT bttextcmp(lower($1), lower($2))';
+CREATE FUNCTION is_less(text, text) RETURNS bool LANGUAGE sql IMMUTABLE AS 'SELECT lower($1) < lower($2)';
+CREATE FUNCTION is_same(text, text) RETURNS bool LANGUAGE sql IMMUTABLE AS 'SELECT lower($1) = lower($2)';
+CREATE OPERATOR <# (LEFTARG = text, RIGHTARG = text, FUNCTION = is_less);
+CREATE OPERATOR =# (LEFTARG = text, RIGHTARG = text, FUNCTION = is_same);
+CREATE OPERATOR CLASS ignores_case FOR TYPE text USING btree AS
+OPERATOR 1 <#, OPERATOR 3 =#, FUNCTION 1 compared(text, text)
+"""
 PROGRAM = Path(__file__).with_name("program.py")
 
 
@@ -437,17 +448,26 @@ class TestRefused:
         assert len(keys(dsn)) == 3
         assert "documents=" in refused(lambda: merged(dsn, ("d", 1, {}), documents="jsonb")).message
 
+    @pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int32(), pa.string())])
     @pytest.mark.parametrize("long", ["abcd", "ab  "])
-    def test_text_that_does_not_fit_names_the_key(self, dsn, long):
+    def test_text_that_does_not_fit_names_the_key(self, dsn, long, kind):
         """The server would cut spaces at the end of a text in silence."""
         merged(dsn, ("a", 1, {}))
         with psycopg.connect(dsn) as connection:
             connection.execute("ALTER TABLE orders ADD COLUMN n varchar(3)")
         batch = rows(*((f"k{n}", 2, {}) for n in range(10)))
-        batch = batch.append_column("n", pa.array(["äöü"] * 7 + [long] + ["abc"] * 2))
+        batch = batch.append_column("n", pa.array(["äöü"] * 7 + [long] + ["abc"] * 2, kind))
         error = refused(lambda: merge_into_postgres(batch, None, dsn, "orders", None))
         assert "column n" in error.message
         assert named(error, "k7")
+
+    def test_text_that_an_array_of_texts_would_take_apart(self, dsn):
+        merged(dsn, ("a", 1, {}))
+        with psycopg.connect(dsn) as connection:
+            connection.execute("ALTER TABLE orders ADD COLUMN n varchar(3)[]")
+        batch = rows(("a", 2, {})).append_column("n", pa.array(["{ a, b }"]))
+        error = refused(lambda: merge_into_postgres(batch, None, dsn, "orders", None))
+        assert "is text in the batch and character varying(3)[]" in error.message
 
     def test_key_whose_spaces_the_server_would_cut(self, dsn):
         def merge(*keys_of):
@@ -708,6 +728,18 @@ class TestRefused:
         assert way_out in message
         assert text[:20] not in message
 
+    @pytest.mark.parametrize("has_key", [True, False])
+    def test_index_of_the_user_that_takes_two_keys_for_one(self, dsn, has_key):
+        merged(dsn, ("a", 1, {"n": 1}))
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(IGNORES_CASE)
+            connection.execute("CREATE UNIQUE INDEX ON orders (key ignores_case)")
+            if not has_key:
+                connection.execute("ALTER TABLE orders DROP CONSTRAINT orders_pkey")
+        message = refused(lambda: merged(dsn, ("A", 2, {"n": 2}))).message
+        assert ("drop the constraint" if has_key else "has no primary key") in message
+        assert query(dsn, "SELECT new_item_state->>'n' FROM orders") == [("1",)]
+
     def test_document_that_is_nested_too_deeply(self, dsn):
         batch = rows(("a", 1, {}))
         at = batch.column_names.index("new_item_state")
@@ -887,6 +919,35 @@ def test_snapshot_in_a_transaction_that_sees_one_version_is_refused(dsn):
 
 
 class TestColumns:
+    @pytest.mark.parametrize(
+        ("change", "text"),
+        [
+            ("ADD COLUMN n integer", "is text in the batch and integer"),
+            ("ADD COLUMN m integer", "lost the column n"),
+        ],
+    )
+    def test_columns_are_checked_again_in_the_transaction_of_the_rows(self, dsn, change, text):
+        """Two sinks may add a column at the same time, each of its own type."""
+        merged(dsn, ("a", 1, {}))
+        batch = rows(("a", 2, {})).append_column("n", pa.array(["007"]))
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            settings = {"create": True, "new_columns": "add", "documents": "json"}
+            planned = PostgresTable(connection, "orders", **settings)
+            planned.prepare(batch.select(["key", "order_key", "n"]).schema)
+            connection.execute(f"ALTER TABLE orders DROP COLUMN n, {change}")
+
+            def merge():
+                with connection.transaction():
+                    written = PostgresTable(connection, "orders", holds=True, **settings)
+                    written.merge(batch.select(["key", "order_key", "type", "n"]), {})
+
+            is_lost = "lost" in text
+            message = refused(
+                merge, ErrorCategory.CONFLICT if is_lost else ErrorCategory.INVALID_REQUEST
+            ).message
+        assert text in message
+        assert query(dsn, "SELECT order_key FROM orders") == [("000001",)]
+
     def test_every_type(self, dsn):
         values = {
             "b": True, "i8": pa.scalar(-5, pa.int8()), "u32": pa.scalar(2**32 - 1, pa.uint32()), "i": 2**62,
@@ -959,6 +1020,22 @@ class TestColumns:
         assert query(dsn, "SELECT n FROM shop.orders") == [(2,)]
         found = query(dsn, "SELECT name FROM shop.multiclouddb_marks ORDER BY name")
         assert found == [("multiclouddb-feed",), ("multiclouddb-query:app",)]
+
+    def test_mark_is_the_same_by_each_name_of_the_table(self, dsn):
+        with psycopg.connect(dsn) as connection:
+            connection.execute(f"CREATE SCHEMA other; {TABLE}")
+        found = f"{dsn} options='-c search_path=other,public'"
+        merged(found, ("a", 1, {"n": 1}))
+        other = rows(("a", 2, {"n": 2})).drop_columns(["partition_id", "database", "collection"])
+        for where, table in ((found, "orders"), (dsn, "orders"), (dsn, "public.orders")):
+            message = refused(
+                lambda where=where, table=table: merge_into_postgres(
+                    other, None, where, table, None, source="mongo:shop/customers"
+                )
+            ).message
+            assert "is filled from provider main/orders" in message
+            assert PostgresTarget(where, table).found().mark.source == SOURCE
+        assert query(dsn, "SELECT new_item_state->>'n' FROM orders") == [("1",)]
 
     def test_tombstones_of_a_snapshot_in_a_table_with_columns_that_cannot_be_null(self, dsn):
         with psycopg.connect(dsn) as connection:
