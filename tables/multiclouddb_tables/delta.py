@@ -356,10 +356,8 @@ class DeltaTarget(Table):
         if not self.exists:
             self._table = created(self._where, schema, mark)
             self._seen = found_in(self._table, self._where)
-        known = {field.name: kind_of(field.type) for field in self._known().schema().fields}
-        kinds = {name: kind_of(field.type) for name, field in wanted.items()}
-        if new := lacking_columns(self._where, kinds, known, self._new_columns):
-            self._commit(lambda: self._add([wanted[name] for name in new]))
+        if self._lacking(wanted):
+            self._commit(lambda: self._add(wanted))
 
     def outdate(self, floor: str, marks: Mapping[str, int]) -> None:
         """Give rows from the floor on the lowest `order_key`; the marks follow in a commit of their own.
@@ -488,11 +486,17 @@ class DeltaTarget(Table):
         self._commit(lambda: write_deltalake(table, nothing, mode="append", commit_properties=properties))
         table.update_incremental()
 
-    def _add(self, fields: list[Field]) -> None:
-        """Add the columns that the table does not have yet; another thread may have added some of them."""
-        names = {field.name for field in self._known().schema().fields}
-        if missing := [field for field in fields if field.name not in names]:
-            self._known().alter.add_columns(missing, commit_properties=said({}))
+    def _lacking(self, wanted: Mapping[str, Field]) -> list[str]:
+        """Return the columns that the loaded version lacks; refuse one that it has with another type."""
+        known = {field.name: kind_of(field.type) for field in self._known().schema().fields}
+        kinds = {name: kind_of(field.type) for name, field in wanted.items()}
+        return lacking_columns(self._where, kinds, known, self._new_columns)
+
+    def _add(self, wanted: Mapping[str, Field]) -> None:
+        """Add the columns that the table does not have yet; another sink may have added some of them."""
+        if new := self._lacking(wanted):
+            fields = [wanted[name] for name in new]
+            self._known().alter.add_columns(fields, commit_properties=said({}))
 
     def _properties(self, notes: Mapping[str, str], **more: bool) -> CommitProperties:
         return said({PLACE: json.dumps({**self._place, **more}, sort_keys=True), **notes})
