@@ -15,12 +15,14 @@ from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any, Final
 
 import attrs
+import psycopg
 import pyarrow as pa
+from psycopg.types.datetime import DateLoader, TimeLoader, TimestampLoader, TimestamptzLoader
 
 from multiclouddb_api import encode_json
 from multiclouddb_tables.column_values import ColumnType, as_stored, own_state
 
-__all__ = ["column_type"]
+__all__ = ["column_type", "read_every_time"]
 
 _DIGITS: Final = Context(prec=150_000)
 """More than the most digits that a `numeric` has."""
@@ -32,6 +34,49 @@ _ARROW: Final[Mapping[str, pa.DataType]] = {
     "citext": pa.string(), "name": pa.string(), "enum": pa.string(), "date": pa.date32(),
     "bytea": pa.binary(), "time without time zone": pa.time64("us"),
 }  # fmt: skip
+
+
+class _EveryDate(DateLoader):
+    def load(self, data: Any) -> Any:
+        return _or_text(super().load, data)
+
+
+class _EveryTime(TimeLoader):
+    def load(self, data: Any) -> Any:
+        return _or_text(super().load, data)
+
+
+class _EveryTimestamp(TimestampLoader):
+    def load(self, data: Any) -> Any:
+        return _or_text(super().load, data)
+
+
+class _EveryTimestamptz(TimestamptzLoader):
+    def load(self, data: Any) -> Any:
+        return _or_text(super().load, data)
+
+
+def _or_text(load: Callable[[Any], Any], data: Any) -> Any:
+    try:
+        return load(data)
+    except psycopg.DataError:
+        return bytes(data).decode()
+
+
+def read_every_time(cursor: psycopg.Cursor[Any]) -> None:
+    """Let a cursor return a date or a time that Python does not have as the server's text.
+
+    Such as `infinity`, a year above 9999 or before Christ, and the time 24:00:00; psycopg refuses them, and
+    one row with one of them would keep all others from being compared.
+
+    Args:
+        cursor: The cursor, before it executes a statement.
+    """
+    for name, loader in (
+        ("date", _EveryDate), ("time", _EveryTime), ("timestamp", _EveryTimestamp),
+        ("timestamptz", _EveryTimestamptz),
+    ):  # fmt: skip
+        cursor.adapters.register_loader(name, loader)
 
 
 def column_type(kind: str) -> ColumnType:

@@ -54,6 +54,11 @@ HELD = [
     ("date", ["'2026-01-01'", date(2026, 1, 1)], "'2026-01-02'"),
     ("timestamptz(3)", [f"'{AT.isoformat()}'", AT, AT + timedelta(microseconds=899)], "'2026-01-01Z'"),
     ("timestamp(0)", ["'1999-12-31 23:59:59.5'", LAST], "'2000-01-01'"),
+    ("timestamptz", ["'infinity'", "infinity"], "'-infinity'"),
+    ("timestamptz[]", ["'{12000-01-01Z}'", ["12000-01-01 00:00:00+00"]], "'{12000-01-02Z}'"),
+    ("timestamp", ["'12000-01-01'", "12000-01-01 00:00:00"], "'2000-01-01'"),
+    ("date", ["'0044-03-15 BC'", "0044-03-15 BC"], "'0044-03-15'"),
+    ("time", ["'24:00'", "24:00:00"], "'00:00'"),
     ("mood", ["'ok'", "ok"], "'bad'"),
     ("price", ["1.50", 1.5, Decimal("1.5")], "1.51"),
 ]  # fmt: skip
@@ -143,7 +148,8 @@ def test_verify_finds_and_repairs_them(dsn, tmp_path, monkeypatch):
     monkeypatch.setattr("multiclouddb_verify.source._CLOCK_ERROR", 0.0)
 
     def columns(document):
-        return {"total": document["n"] * 1.5, "tags": document["tags"], "more": {"n": document["n"]}}
+        n = document["n"]
+        return {"total": n * 1.5, "tags": document["tags"], "more": {"n": n}, "at": AT.replace(year=2000 + n)}
 
     with (
         EmbeddedStore(tmp_path / "shop.db", durable=False) as store,
@@ -163,12 +169,20 @@ def test_verify_finds_and_repairs_them(dsn, tmp_path, monkeypatch):
 
         with psycopg.connect(dsn, autocommit=True) as own:
             own.execute(
-                "ALTER TABLE orders ADD COLUMN total numeric, ADD COLUMN tags json, ADD COLUMN more jsonb; "
+                "ALTER TABLE orders ADD COLUMN total numeric, ADD COLUMN tags json, ADD COLUMN more jsonb, "
+                "ADD COLUMN at timestamptz; "
                 "UPDATE orders SET total = (new_item_state->>'n')::numeric * 1.50, "
-                "tags = new_item_state->'tags', more = json_build_object('n', new_item_state->'n')"
+                "tags = new_item_state->'tags', more = json_build_object('n', new_item_state->'n'), "
+                f"at = '{AT.replace(year=2000).isoformat()}'::timestamptz "
+                "+ make_interval(years => (new_item_state->>'n')::int)"
             )
             assert check().equal
-            for name, bad in (("total", "1000000.5"), ("tags", "'[]'"), ("more", """'{"n": -1}'""")):
+            for name, bad in (
+                ("total", "1000000.5"),
+                ("tags", "'[]'"),
+                ("more", """'{"n": -1}'"""),
+                ("at", "'infinity'"),
+            ):
                 own.execute(f"UPDATE orders SET {name} = {bad} WHERE key LIKE '%o-7\"%'")
                 assert check().counts.differences == {DifferenceKind.STALE: 1}
                 report = check(repair=True)
