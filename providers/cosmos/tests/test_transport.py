@@ -1,22 +1,31 @@
 """Tests the transport of the library's client, whose reads take fewer steps and give the same result."""
 
 import gzip
+import sys
 import threading
 import tracemalloc
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import ModuleType
 
 import pytest
 from azure.core.exceptions import AzureError
 from azure.core.pipeline.transport import HttpRequest
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
-from multiclouddb_api import ChangeFeedRequest, MulticloudDbError, Now, ResourceAddress, connect
+from multiclouddb_api import (
+    ChangeFeedRequest,
+    FromContinuationToken,
+    MulticloudDbError,
+    Now,
+    ResourceAddress,
+    connect,
+)
 from multiclouddb_cosmos.errors import classify
 from multiclouddb_cosmos.transport import Adapter, Transport
 from multiclouddb_spi import ProviderFault
 
-from .world import soon
+from .world import DATABASE, NAME, soon
 
 TEXT = b'{"Documents": ["' + b"x" * 100_000 + b'"]}'
 
@@ -207,3 +216,30 @@ def test_all_idle_ranges_together_are_asked_a_hundred_times_a_second(world, read
     batches = [made[0].fetch(10, 1 << 20, 0.0, soon(left)) for _ in wanted]
     assert all(batch.caught_up and not len(batch) for batch in batches)
     assert [batch.poll_after for batch in batches] == pytest.approx(wanted, abs=0.02)
+
+
+class Searches:
+    """Notes which modules are searched for."""
+
+    def __init__(self):
+        self.names = []
+
+    def find_spec(self, name, path=None, target=None):
+        self.names.append(name)
+
+
+def test_reading_searches_for_no_module(world, monkeypatch):
+    # A thread that imports holds the lock of the module, and a child forked meanwhile waits for it for ever.
+    for name in ("opentelemetry", "opencensus"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    address, searches = ResourceAddress(DATABASE, NAME), Searches()
+    with connect(world.config()) as client:
+        begun = FromContinuationToken(
+            client.read_changes(ChangeFeedRequest(address, Now())).continuation_token
+        )
+        world.put("a", "b")
+        client.read_changes(ChangeFeedRequest(address, begun))
+        monkeypatch.setattr(sys, "meta_path", [searches, *sys.meta_path])
+        page = client.read_changes(ChangeFeedRequest(address, begun))
+    assert len(page.events) == 2
+    assert searches.names == []
