@@ -33,11 +33,11 @@
     }
   }
 
-  // A long command or message breaks; what has columns, or a meaning in its lines, scrolls.
+  // A long command or message breaks. A table scrolls, and so do columns on a phone, where every row would break.
   function wrap() {
     for (const code of document.querySelectorAll(":is(.language-sh, .language-text) pre > code")) {
-      const columns = /\S {2,}\S|^[+|]/m.test(code.textContent)
-      code.classList.toggle("prose", !columns || Boolean(code.closest(".language-sh")))
+      const columns = PHONE.matches ? /\S {2,}\S|^[+|]/m : /^[+|]/m
+      code.classList.toggle("prose", Boolean(code.closest(".language-sh")) || !columns.test(code.textContent))
     }
   }
 
@@ -63,7 +63,7 @@
 
   document.querySelectorAll(NAMES).forEach(soften)
   wrap()
-  PHONE.addEventListener("change", stack)
+  PHONE.addEventListener("change", () => (wrap(), stack()))
   // The theme puts tables into their boxes after the page was loaded.
   window.addEventListener("load", () => setTimeout(() => (stack(), watch()), 100))
 })()
