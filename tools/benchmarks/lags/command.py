@@ -57,10 +57,10 @@ def lags(
         raise _refused(f"--record needs {_SECONDS:g} seconds and {_RATE:g} changes a second")
 
     def row(service: str, kind: str) -> Row:
+        commit, day = _commit(), datetime.now(UTC).date().isoformat()
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             found, load = measure(service, kind, seconds, rate, Path(folder))
-        day = datetime.now(UTC).date().isoformat()
-        return Row(service, kind, found, rate, round(load, 2), _commit(), day, setting())
+        return Row(service, kind, found, rate, round(load, 2), commit, day, setting())
 
     with ThreadPoolExecutor(at_once) as pool:  # they mostly wait
         runs = [pool.submit(row, *which) for which in product(only or SERVICES, reader or READERS)]

@@ -71,10 +71,6 @@ def lags_of(written: Sequence[Mapping[str, Any]], got: Sequence[Mapping[str, Any
     lags = [Lag(at, max(0.0, arrived[number] - at), 1) for number, at in committed.items() if number]
     waited = [lag.committed < back_at and lag.committed + lag.seconds > killed_at for lag in lags]
     running = [lag.seconds for lag, has_waited in zip(lags, waited, strict=True) if not has_waited]
-    return Lags(
-        len(lags),
-        len(again),
-        lags[-1].committed - lags[0].committed,
-        *(quantile(lags, share) for share in (0.5, 0.99, 1)),
-        max(running, default=0.0),
-    )
+    median, p99, largest = (quantile(lags, share) for share in (0.5, 0.99, 1))
+    seconds = lags[-1].committed - lags[0].committed
+    return Lags(len(lags), len(again), seconds, median, p99, largest, max(running, default=0.0))

@@ -6,9 +6,10 @@ from typer.testing import CliRunner
 
 from benchmarks.lags.command import app
 from benchmarks.lags.lag import Lags, lags_of
-from benchmarks.lags.page import write_docs
+from benchmarks.lags.page import page_text, write_docs
 from benchmarks.lags.record import Record, Row
 from benchmarks.lags.run import measure
+from benchmarks.record import ROOT
 
 LAGS = Lags(changes=12_000, again=3, seconds=600.0, median=0.02, p99=1.5, largest=6.0, without_restart=0.4)
 ROW = Row("mongo", "events", LAGS, 20.0, 1.5, "0123abcd", "2026-01-31", "a machine")
@@ -94,6 +95,11 @@ class TestRuns:
 
 
 class TestPage:
+    def test_it_is_made_from_the_record(self):
+        again = "run: python -m benchmarks.lags --redraw, or --record"
+        page = (ROOT / "reference" / "lags.md").read_text(encoding="utf-8")
+        assert page == page_text(Record.read()), again
+
     def test_a_record_comes_back_as_it_was_written(self, tmp_path):
         for folder in ("assets", "reference"):
             (tmp_path / folder).mkdir()
