@@ -90,8 +90,8 @@ def page_text(record: Record) -> str:
 def table_of(rows: Sequence[Cost]) -> str:
     """Return the table of a service."""
     lines = [
-        "| reader | delay | idle hour: requests | other | units | ours / theirs "
-        "| a million changes: requests | units | |",
+        "| reader | delay | idle hour: requests | idle hour: other | idle hour: units | ours / theirs "
+        "| a million changes: requests | a million changes: units | |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---|",
     ]
     for cost in rows:
