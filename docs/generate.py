@@ -126,9 +126,9 @@ request opts in as the note says. *unsupported*: a request that needs it is refu
 [`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability), and the note says what to do instead.
 
 In code, ask `client.capabilities().is_supported(Capability.CHANGE_FEED_POINT_IN_TIME)`, and read
-`client.capabilities()[capability].note`. In a terminal, `multiclouddb capabilities URL` also prints the notes
-of a [profile](../databases/embedded.md#as-another-database) of the embedded store, which refuses what its
-service refuses; MongoDB's lacks the last three.
+`client.capabilities()[capability].note`; in a terminal, `multiclouddb capabilities URL`. A
+[profile](../databases/embedded.md#as-another-database) of the embedded store refuses what its service refuses;
+MongoDB's also lacks the last three.
 
 {notes}
 
