@@ -127,7 +127,7 @@ request opts in as the note says. *unsupported*: a request that needs it is refu
 
 In code, ask `client.capabilities().is_supported(Capability.CHANGE_FEED_POINT_IN_TIME)`, and read
 `client.capabilities()[capability].note`; in a terminal, `multiclouddb capabilities URL`. A
-[profile](../databases/embedded.md#as-another-database) of the embedded store refuses what its service refuses;
+[profile](../databases/embedded.md#as-another-database) of the embedded store refuses what its service does;
 MongoDB's also lacks the last three.
 
 {notes}
