@@ -35,8 +35,8 @@ _HOW: Final = """
   the busy machine rather than the reader. The restart suffers most: a new process of Spark needs about 20 s
   of CPU, and a worker's about one.
 - *Twice*: the changes that came again after the restart.
-- The servers are mongod, DynamoDB Local, Google's emulator of Spanner, and our emulator of Cosmos DB. They
-  run on the reader's machine, so a network comes on top.
+- The servers are mongod, DynamoDB Local, Google's emulator of Spanner, whose partitions move every few
+  seconds, and our emulator of Cosmos DB. They run on the reader's machine, so a network comes on top.
 - Google's emulator takes longer for an answer with each change that it keeps: its own client waits 24 ms
   for a query at first, and 146 ms after 1,500 changes.
 
