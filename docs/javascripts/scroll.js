@@ -3,6 +3,7 @@
 (function () {
   const BOXES = ".md-typeset__scrollwrap, .picture, .md-typeset pre > code"
   const NAMES = ".md-typeset :not(pre) > code, .md-typeset h2, .md-typeset h3, .md-typeset h4"
+  const LINES = ":is(.language-sh, .language-text) pre > code"
   const PHONE = window.matchMedia("(max-width: 44.9375em)")
 
   function mark(box) {
@@ -33,9 +34,27 @@
     }
   }
 
+  // An option of a command stays whole where its line breaks.
+  function join(code) {
+    const texts = document.createTreeWalker(code, NodeFilter.SHOW_TEXT)
+    const named = []
+    while (texts.nextNode()) if (/(?<!\S)--?\w/.test(texts.currentNode.data)) named.push(texts.currentNode)
+    for (const text of named) {
+      const parts = text.data.split(/((?<!\S)--?\w[\w-]*)/)
+      text.replaceWith(...parts.map((part, at) => (at % 2 ? option(part) : part)))
+    }
+  }
+
+  function option(name) {
+    const whole = document.createElement("span")
+    whole.className = "option"
+    whole.textContent = name
+    return whole
+  }
+
   // A long command or message breaks. A table scrolls, and so do columns on a phone, where every row would break.
   function wrap() {
-    for (const code of document.querySelectorAll(":is(.language-sh, .language-text) pre > code")) {
+    for (const code of document.querySelectorAll(LINES)) {
       const columns = PHONE.matches ? /\S {2,}\S|^[+|]/m : /^[+|]/m
       code.classList.toggle("prose", Boolean(code.closest(".language-sh")) || !columns.test(code.textContent))
     }
@@ -61,6 +80,7 @@
     }
   }
 
+  document.querySelectorAll(`${LINES}, .md-typeset :not(pre) > code`).forEach(join)
   document.querySelectorAll(NAMES).forEach(soften)
   wrap()
   PHONE.addEventListener("change", () => (wrap(), stack()))
