@@ -258,10 +258,10 @@ class MulticloudDbClient:
                 passes before the service has answered for all keys.
 
         Portability:
-            On Cosmos DB, the library's own client reads with eventual consistency, so an answer may lack the
-            newest writes. There, `order_key` is that of the row's last change (`ScanFloor.ROW`). On the other
-            databases it is empty; to merge such a row, give it the floor of a scan that began before the
-            look-up. See warning 23 in docs/configuration.md.
+            On Cosmos DB, an answer may lack the newest writes, unless the account has strong or bounded
+            staleness consistency. There, `order_key` is that of the row's last change (`ScanFloor.ROW`). On
+            the other databases it is empty; to merge such a row, give it the floor of a scan that began
+            before the look-up. See warning 23 in docs/configuration.md.
         """
         address = to_address(address)
         check_type("address", address, ResourceAddress)

@@ -51,6 +51,11 @@ LATE_SECONDS: Final = 60
 """With several write regions, a change can get its LSN so many seconds after its time."""
 _RACES: Final = ("mutated during iteration", "overlapping ranges")
 """What azure-cosmos says if two of its threads have disturbed each other."""
+_QUORUM: Final = ("Strong", "BoundedStaleness")
+"""The levels with which several replicas answer a read together, for twice the units.
+
+https://learn.microsoft.com/azure/cosmos-db/consistency-levels#consistency-levels-and-throughput
+"""
 _NO_ITEM: Final = (404, 0)
 _PLAIN_ID: Final = re.compile(r"(?![ .])[\w ,;:=~+@()^${}\[\]!.-]+(?<![ .])")
 """Ids that a gateway can be asked for.
@@ -104,6 +109,7 @@ class Calls:
         self._closed = False
         self._date: str | None = None
         self._told_at: tuple[datetime, float] | None = None
+        self._level: str | None = None
 
     # -- The client
 
@@ -270,6 +276,7 @@ class Calls:
         container, settings = self.container(address), {"response_hook": hook, **self._limits(deadline)}
         try:
             with self._guarded(deadline):
+                settings |= self._as_account(deadline)
                 if _PLAIN_ID.fullmatch(item_id):
                     return dict(container.read_item(item_id, partition_key, **settings)), _number(
                         seen.get("x-ms-item-lsn")
@@ -288,6 +295,18 @@ class Calls:
         finally:
             self._hear(seen)
         return (dict(found[0]), None) if found else None
+
+    def _as_account(self, deadline: Deadline) -> dict[str, Any]:
+        """Return the settings that make a look-up as consistent as an account with one of these levels."""
+        # The library's client relaxes its reads, because they would carry session tokens otherwise; so it has
+        # to ask for the account's level. A client of the user's has its own. azure-cosmos takes the level of
+        # one request only in `request_options`; it ignores its parameter `initial_headers`.
+        if self._make is None:
+            return {}
+        if self._level is None:
+            policy = self._connected().get_database_account(**self._limits(deadline)).ConsistencyPolicy
+            self._level = str((policy or {}).get("defaultConsistencyLevel", ""))
+        return {"request_options": {"consistencyLevel": self._level}} if self._level in _QUORUM else {}
 
     # -- Pages
 

@@ -51,7 +51,8 @@ CAPABILITIES: Final = CapabilitySet(
             _NATIVE,
             "one point read for each key, which costs one request unit for each KiB, or a query, which costs "
             "more, if the id has signs that a point read cannot ask for; needs the data actions items/read "
-            "and executeQuery; the consistency is that of the account",
+            "and executeQuery; on an account with strong or bounded staleness consistency, an answer has it, "
+            "for twice the units; otherwise it may lack the newest writes",
         ),
         Capability.CHANGE_FEED_ROWS: CapabilityNote(_NATIVE, "costs what the scan of a snapshot costs"),
         Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(_NATIVE),

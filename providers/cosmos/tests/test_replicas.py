@@ -9,12 +9,15 @@ from multiclouddb_api import (
     MulticloudDbError,
     MulticloudDbKey,
     Now,
+    ResourceAddress,
     SkipToOldest,
     Snapshot,
+    connect,
 )
 from multiclouddb_conformance.consumer import markers
 from multiclouddb_cosmos import CosmosOptions
-from multiclouddb_cosmos_emulator import Lag
+from multiclouddb_cosmos_emulator import CosmosEmulator, Lag
+from multiclouddb_cosmos_emulator.service import Service
 from multiclouddb_spi import ProviderFault
 
 from .world import DATABASE, NAME, READ, seconds, soon
@@ -218,3 +221,31 @@ class TestLag:
         lone.server.faults.add(Lag(15), READ, after=1, times=3)
         consumer.until_idle()
         assert sorted(consumer.markers) == written
+
+
+@pytest.mark.parametrize(
+    ("account", "sent"),
+    [
+        ("Strong", "Strong"),
+        ("BoundedStaleness", "BoundedStaleness"),
+        ("Session", "Eventual"),
+        ("ConsistentPrefix", "Eventual"),
+    ],
+)
+@pytest.mark.parametrize("item", ["a", "a%41"])
+def test_a_look_up_is_as_consistent_as_the_account(make_world, monkeypatch, account, sent, item):
+    server, levels = CosmosEmulator(consistency=account), []
+    world, answer = make_world(1, server=server), Service.answer
+    world.put(item)
+
+    def noting(service, request, route):
+        if route.operation in ("ReadItem", "QueryItems"):
+            levels.append(request.headers.get("x-ms-consistency-level"))
+        return answer(service, request, route)
+
+    monkeypatch.setattr(Service, "answer", noting)
+    with connect(world.config()) as client:
+        key = MulticloudDbKey({"pk": item, "id": item}, 1)
+        (row,) = client.lookup(ResourceAddress(DATABASE, NAME), [key]).values()
+    assert row.new_item_state["id"] == item
+    assert levels == [sent]

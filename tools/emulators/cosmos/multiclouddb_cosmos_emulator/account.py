@@ -49,6 +49,7 @@ class Account:
     Attributes:
         clock: The server's clock.
         all_versions: True if the feed with all versions and deletes is enabled.
+        consistency: The level of the account, from `Strong` to `Eventual`.
         retention_seconds: How long the feed keeps changes, unless a container specifies a different time.
         databases: The databases, by name.
         offers: Maps the `_self` of each resource to its offer.
@@ -56,6 +57,7 @@ class Account:
 
     clock: Clock
     all_versions: bool = True
+    consistency: str = "Session"
     retention_seconds: float = _WEEK
     databases: dict[str, Database] = attrs.Factory(dict)
     offers: dict[str, Offer] = attrs.Factory(dict)

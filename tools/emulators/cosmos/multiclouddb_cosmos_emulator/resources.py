@@ -35,7 +35,7 @@ def _read_account(call: Call) -> Reply:
                 "minReplicaSetSize": 1,
                 "maxReplicasetSize": 4,
             },
-            "userConsistencyPolicy": {"defaultConsistencyLevel": "Session"},
+            "userConsistencyPolicy": {"defaultConsistencyLevel": call.account.consistency},
             "systemReplicationPolicy": {"minReplicaSetSize": 1, "maxReplicasetSize": 4},
             "readPolicy": {"primaryReadCoefficient": 1, "secondaryReadCoefficient": 1},
             "queryEngineConfiguration": "{}",

@@ -40,6 +40,8 @@ class CosmosEmulator(Commands):
         https: True to use TLS with a certificate that the server makes.
         start: The time of the emulator's clock at the start; None for the real time.
         all_versions: True if the account has the change feed with all versions and deletes.
+        consistency: The level of the account: `Strong`, `BoundedStaleness`, `Session`, `ConsistentPrefix` or
+            `Eventual`.
 
     Attributes:
         endpoint: The URL to which a client connects.
@@ -59,10 +61,11 @@ class CosmosEmulator(Commands):
         https: bool = False,
         start: datetime | None = None,
         all_versions: bool = True,
+        consistency: str = "Session",
     ) -> None:
         self.key = key
         self.clock, self.faults, self.journal = Clock(start), Faults(), Journal()
-        account = Account(self.clock, all_versions)
+        account = Account(self.clock, all_versions, consistency)
         guard = Guard(key)
         service = Service(account, guard)
         super().__init__(account, service.lock, self.faults, self.journal, guard)

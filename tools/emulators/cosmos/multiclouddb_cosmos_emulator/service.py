@@ -21,6 +21,7 @@ from multiclouddb_cosmos_emulator.routing import Route, segments_of
 
 __all__ = ["Service", "refusal"]
 
+_LEVELS: Final = ("Strong", "BoundedStaleness", "Session", "ConsistentPrefix", "Eventual")
 _CALLS: Final[Mapping[str, Callable[[Call], Reply]]] = {**RESOURCE_CALLS, **DOCUMENT_CALLS, **QUERY_CALLS}
 
 
@@ -45,11 +46,11 @@ class Service:
         return Route.of(request, segments)
 
     def _check_consistency(self, request: Request) -> None:
-        level = request.headers.get("x-ms-consistency-level")
-        if level in ("Strong", "BoundedStaleness"):
+        level, own = request.headers.get("x-ms-consistency-level"), self.account.consistency
+        if level in _LEVELS and _LEVELS.index(level) < _LEVELS.index(own):
             raise bad_request(
                 f"ConsistencyLevel {level} specified in the request is invalid when service is configured "
-                "with consistency level Session. Ensure the request consistency level is not stronger than "
+                f"with consistency level {own}. Ensure the request consistency level is not stronger than "
                 "the service consistency level."
             )
 
