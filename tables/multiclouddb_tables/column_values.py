@@ -15,7 +15,7 @@ from multiclouddb_api import MulticloudDbError
 from multiclouddb_api.codec import canonical_json
 from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE
 
-__all__ = ["SINKS", "ColumnType", "as_stored", "own_state"]
+__all__ = ["SINKS", "ColumnType", "as_compared", "as_stored", "own_state"]
 
 ColumnType: TypeAlias = pa.DataType | Callable[[Any], Any] | None
 """The type of a column, as Arrow's type; for one that Arrow does not have, a function from a value to what
@@ -69,6 +69,26 @@ def _as_stored(value: Any, kind: pa.DataType) -> Any:
     if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and isinstance(value, list | tuple):
         return [as_stored(each, kind.value_type) for each in value]
     return value
+
+
+def as_compared(value: Any, kind: ColumnType) -> Any:
+    """Return a stored value in the form that `as_stored` gives to it, but never another value.
+
+    A value that the type of its column would not hold, and that is stored all the same, stays as it is. So a
+    row that is wrong is never taken for the right one, whatever `as_stored` makes of a document.
+
+    Args:
+        value: The value, as the table returns it.
+        kind: The type of the column.
+    """
+    held = as_stored(value, kind)
+    is_number = isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+    if isinstance(value, list | tuple | Mapping) or not (is_number or isinstance(kind, pa.DataType)):
+        return held  # what the parts of a value are, and what a type without Arrow's makes of a text
+    if isinstance(held, float) and is_number and isinstance(kind, pa.DataType) and pa.types.is_float32(kind):
+        # PostgreSQL's driver returns the shortest decimal number, of which the column holds another float.
+        return held if np.float32(held) == np.float32(value) else value
+    return held if held == value else value
 
 
 def own_state(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, encode_json, invalid_request
-from multiclouddb_tables.column_values import ColumnType, as_stored, own_state
+from multiclouddb_tables.column_values import ColumnType, as_compared, own_state
 from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE
 
 if TYPE_CHECKING:
@@ -96,8 +96,8 @@ def own_names(names: Sequence[str]) -> list[str]:
 
 def state_of(values: Mapping[str, Any], types: Mapping[str, ColumnType]) -> str:
     """Return the values of a table's own columns as the text of one object, as `Target.rows` promises."""
-    held = {name: as_stored(value, types.get(name)) for name, value in values.items()}
-    return encode_json(own_state(held)).decode()
+    found = {name: as_compared(value, types.get(name)) for name, value in values.items()}
+    return encode_json(own_state(found)).decode()
 
 
 def read_rows(keys: Any, orders: Any, states: Any, deleted: Any) -> pa.RecordBatch:

@@ -302,6 +302,16 @@ class TestValues:
             }
         ]  # fmt: skip
 
+    def test_a_number_that_the_type_of_its_column_does_not_hold_is_read_as_it_is(self, sink, run):
+        """SQLite stores it all the same, so a reader that rounds it would call a wrong row equal."""
+        batch = rows(("a", 1, {"n": 1}))
+        for name, kind in (("price", pa.decimal128(4, 2)), ("real", pa.float32()), ("n", pa.int64())):
+            batch = batch.append_column(name, pa.array([None], kind))
+        sink.merge(batch)
+        run("UPDATE orders SET price = '1.504', real = 0.1, n = 2.5")
+        [found] = own(sink)
+        assert (found["price"], found["real"], found["n"]) == (Decimal("1.504"), 0.1, 2.5)
+
     def test_bytes_in_place_of_texts(self, sink, run):
         sink.merge(rows(("a", 1, {"n": 1}), ("b", 1, {"n": 1}), ("c", 1, {})))
         run(

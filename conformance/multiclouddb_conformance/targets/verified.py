@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ from multiclouddb_conformance.sink_harness import (
     rows,
     tombstones,
 )
+from multiclouddb_tables import column_values
 from multiclouddb_tables.contract import Fix
 from multiclouddb_verify import DifferenceKind, verify
 
@@ -122,6 +124,14 @@ _WRONG: Final[Mapping[str, Callable[[Any], Any]]] = {
 """What a wrong writer makes of a document."""
 
 
+_CONVERTED: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "rounds a float": lambda value: round(value, 6) if isinstance(value, float) else value,
+    "cuts a text": lambda value: value[:255] if isinstance(value, str) else value,
+    "null for a number": lambda value: None if isinstance(value, Decimal) else value,
+}
+"""What a wrong rule makes of what a column holds."""
+
+
 class TestJudged:
     """Tests that `verify` compares what is stored with the source, and not with what a writer makes of it."""
 
@@ -153,3 +163,26 @@ class TestJudged:
             key_of(name): DifferenceKind.STALE for name in _WRONG if name != "right"
         }
         assert report.counts.equal == 1
+
+    @pytest.mark.parametrize("wrong", _CONVERTED)
+    def test_a_wrong_rule_of_what_a_column_holds_is_found(
+        self, sink: SinkHarness, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A repair writes what the rule says, so what is stored is read without it."""
+        document = {"number": 0.1 + 0.2, "text": "é" * 300, "large": 2**70}
+        kinds = {"number": pa.float64(), "text": pa.string(), "large": pa.decimal128(38, 0)}
+        held = column_values._as_stored
+        monkeypatch.setattr("multiclouddb_verify.source._CLOCK_ERROR", 0.0)
+        with collection_of(ADDRESS, {"a": document}) as client:
+            found = client.read_changes(ChangeFeedRequest(ADDRESS, Beginning()))
+            batch = pa.Table.from_batches([events_to_arrow(found.events)])
+            for name, kind in kinds.items():
+                batch = batch.append_column(name, pa.array([document[name]], kind))
+            sink.merge(batch)
+            monkeypatch.setattr(column_values, "_as_stored", lambda *given: _CONVERTED[wrong](held(*given)))
+            report = verify(
+                client, ADDRESS, sink.target,
+                position=found.continuation_token, state=tmp_path / "verify", patience_seconds=30.0,
+                transform=lambda given: dict(given),
+            )  # fmt: skip
+        assert [each.kind for each in report.differences] == [DifferenceKind.STALE]
