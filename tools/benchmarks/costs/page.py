@@ -43,8 +43,7 @@ other, so they stand in one row. Each row is one reader of one partition.
 - *Delay*: the mean time between two requests. A change waits for half of it on average. It is 0 if the
   request itself waits at the server.
 - *Ours / theirs*: all requests of an idle hour, divided by those of the cheapest other reader, which asks as
-  often. If only ours waits at the server, it is compared with the other reader as it is, which is later. The
-  goal is at most 1.
+  often. If only ours waits at the server, it is compared with the other reader as it is, which is later.
 - *A million changes* are read as a backlog.
 """
 _HOW: Final = """## Where the figures come from
