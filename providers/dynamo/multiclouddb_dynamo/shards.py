@@ -100,12 +100,14 @@ class Looks:
 
     def owes(self) -> bool:
         """Return True if more calls were made than the rate limit allows by now."""
-        return self.credit + (time.monotonic() - self._filled) * _LOOKS_A_SECOND < 0
+        return self._credit_at(time.monotonic()) < 0
+
+    def _credit_at(self, now: float) -> float:
+        return min(_LOOKS_AT_ONCE, self.credit + (now - self._filled) * _LOOKS_A_SECOND)
 
     def choose(self, shard_ids: Sequence[str], childless: Iterable[str]) -> list[str]:
         now = time.monotonic()
-        self.credit = min(_LOOKS_AT_ONCE, self.credit + (now - self._filled) * _LOOKS_A_SECOND)
-        self._filled = now
+        self.credit, self._filled = self._credit_at(now), now
         waiting = set(childless)
         fresh = [name for name in shard_ids if name in waiting and name not in self._asked]
         if fresh:
