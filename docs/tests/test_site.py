@@ -137,14 +137,17 @@ def test_a_distribution_links_to_pages_that_are_there(pages):
             assert f"{url.removeprefix(DOCS_URL)}index.html" in pages, project
 
 
+def addresses(text):
+    """Return the pages that a module names with `DOCS_URL`, also through a constant, with their anchors."""
+    for name, page in re.findall(r'^(\w+): Final = f"\{DOCS_URL\}([\w/-]+)"$', text, re.MULTILINE):
+        text = text.replace(f"{{{name}}}", f"{{DOCS_URL}}{page}")
+    return set(re.findall(r"\{DOCS_URL\}([\w/#-]+)", text))
+
+
 def test_every_address_in_a_message_is_a_page_with_its_anchor(pages):
     """Errors name pages as `f"{DOCS_URL}databases/cosmos/"`, and a category its section."""
-    sources = [path for path in ROOT.glob("**/multiclouddb_*/**/*.py") if ".venv" not in path.parts]
-    named = {
-        (path, found)
-        for path in sources
-        for found in re.findall(r"\{DOCS_URL\}([\w/#-]+)", path.read_text(encoding="utf-8"))
-    }
+    sources = [path for path in ROOT.glob("**/*multiclouddb*/**/*.py") if ".venv" not in path.parts]
+    named = {(path, found) for path in sources for found in addresses(path.read_text(encoding="utf-8"))}
     assert len({found for _, found in named}) > 5
     for path, found in named:
         page, _, anchor = found.partition("#")
