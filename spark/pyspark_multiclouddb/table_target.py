@@ -28,7 +28,7 @@ import attrs
 import pyarrow as pa
 from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
-from pyspark.sql.types import ArrayType, MapType, StringType, TimestampType
+from pyspark.sql.types import ArrayType, MapType, StringType, StructType, TimestampType
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.validators import check_type
@@ -62,7 +62,7 @@ from pyspark_multiclouddb.columns import arrow_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType
 
     from multiclouddb_tables.contract import Fix
 
@@ -89,6 +89,13 @@ _REFUSED: Final = re.compile(
     r"\b(DELTA_VIOLATE_CONSTRAINT_WITH_VALUES|DELTA_NOT_NULL_CONSTRAINT_VIOLATED|NOT_NULL_ASSERT_VIOLATION"
     r"|CHECK_CONSTRAINT_VIOLATION|DELTA_CANNOT_MODIFY_APPEND_ONLY)\b"
 )
+# A text of JSON, with the colon after the name of a member; in a text, an escape, or what becomes one.
+_TEXT_OF_JSON: Final = re.compile(r'"(?:[^"\\]|\\.)*"(:?)')
+_LETTER: Final = re.compile(r"(\\u[0-9a-f]{4}|\\.)|[A-Za-z']")
+_HIDDEN: Final = "(redacted)"
+"""What Spark shows in place of a value that it hides ends with this."""
+_CUTS: Final = "__CHAR_VARCHAR_TYPE_STRING"
+"""What Spark says about a column of type `CHAR` or `VARCHAR`, whose type it calls `STRING`."""
 _NAME: Final = re.compile(r"(?:[\w-]+|`(?:[^`]|``)+`)(?:\.(?:[\w-]+|`(?:[^`]|``)+`))*")
 
 
@@ -176,18 +183,10 @@ class TableTarget(Table):
         if own:
             names = own_names(schema.names) if own is True else sorted(own)
         kinds = self.columns() if own else {}
-        instants = {field.name for field in schema if field.dataType == TimestampType()}
 
         def state(row: Row) -> str:
-            # Spark returns a time in the local zone, without saying so.
             values = row.asDict(recursive=True)
-            return state_of(
-                {
-                    name: values[name].astimezone(UTC) if name in instants and values[name] else values[name]
-                    for name in names
-                },
-                kinds,
-            )
+            return state_of({name: _in_utc(values[name], schema[name].dataType) for name in names}, kinds)
 
         found = frame.selectExpr(
             "key",
@@ -330,6 +329,10 @@ class TableTarget(Table):
 
     def _look(self) -> StructType | None:
         try:
+            if self.keeps_marks:
+                # 1. Spark reads rows of a cached table from its memory, whatever others have written since.
+                # 2. A catalog may keep a table as it was when the session used it first, as Iceberg's does.
+                self._spark.sql(f"REFRESH TABLE {self._table}")
             return self._spark.table(self._table).schema
         except AnalysisException as error:
             if "NOT_FOUND" not in str(error) and "doesn't exist" not in str(error):
@@ -406,6 +409,13 @@ class TableTarget(Table):
                 statement += f" TBLPROPERTIES ({_pairs(_marked(mark, uuid.uuid4().hex))})"
             self._spark.sql(statement)
             self._schema = self._look()
+        for field in self._known():
+            if field.name in wanted and (kind := field.metadata.get(_CUTS)) is not None:
+                raise invalid_request(
+                    f"column {field.name}",
+                    f"is {kind} in {self._table}, which cuts spaces off a text or adds some in silence",
+                    "change its type to STRING, or leave the column out",
+                )
         known = {field.name: field.dataType.simpleString() for field in self._known()}
         new = {name: wanted[name] for name in lacking_columns(self._table, wanted, known, self._new_columns)}
         if may_be_stale and STALE_SINCE not in known:
@@ -462,6 +472,13 @@ class TableTarget(Table):
         """
         properties = self._properties() if self.keeps_marks else {}
         text = properties.get(MARK)
+        if text is not None and text.endswith(_HIDDEN):
+            raise invalid_request(
+                "table",
+                f"{self._table} has a mark that Spark hides, so nobody knows which feed fills it",
+                "set spark.redaction.regex and spark.sql.redaction.options.regex so that they do not match "
+                f"the value of the property {MARK}",
+            )
         mark = None if text is None else TableMark.from_json(text, self._table)
         return FoundTable(mark, properties.get(_IDENTITY))
 
@@ -487,8 +504,7 @@ class TableTarget(Table):
             ) from error
 
     def _altering(self, mark: TableMark) -> str:
-        pair = f"{_literal(MARK)} = {_literal(mark.to_json())}"
-        return f"ALTER TABLE {self._table} SET TBLPROPERTIES ({pair})"
+        return f"ALTER TABLE {self._table} SET TBLPROPERTIES ({_pairs({MARK: _written(mark)})})"
 
     def _alter(self, properties: Mapping[str, str], source: FeedSource | None = None) -> None:
         self._commit(
@@ -599,6 +615,24 @@ def _refused_row(table: str, code: str, error: Exception) -> MulticloudDbError:
     )
 
 
+def _in_utc(value: Any, kind: DataType) -> Any:
+    """Return a value with the zone of each time; Spark returns times in the local zone, without saying so."""
+    match kind:
+        case _ if value is None:
+            return None
+        case TimestampType():
+            return value.astimezone(UTC)
+        case StructType():
+            return {field.name: _in_utc(value[field.name], field.dataType) for field in kind}
+        case ArrayType():
+            return [_in_utc(each, kind.elementType) for each in value]
+        case MapType():
+            pairs = value.items()
+            return {_in_utc(name, kind.keyType): _in_utc(each, kind.valueType) for name, each in pairs}
+        case _:
+            return value
+
+
 def _property(name: str) -> str:
     return name if name.startswith("multiclouddb") else f"multiclouddb.{name}"
 
@@ -610,7 +644,23 @@ def _declared(columns: Mapping[str, str]) -> str:
 
 
 def _marked(mark: TableMark, identity: str) -> dict[str, str]:
-    return {MARK: mark.to_json(), _IDENTITY: identity}
+    return {MARK: _written(mark), _IDENTITY: identity}
+
+
+def _written(mark: TableMark) -> str:
+    """Return a mark as JSON in which the letters of all texts are escapes.
+
+    Spark shows no value of a property that contains a word such as `url` or `token`, which its settings
+    `spark.redaction.regex` and `spark.sql.redaction.options.regex` name, and a platform may hide more words,
+    such as `user`. The mark contains the names of the collection and of columns.
+    """
+
+    def escaped(found: re.Match[str]) -> str:
+        if found[1]:
+            return found[0]
+        return _LETTER.sub(lambda each: each[1] or f"\\u{ord(each[0]):04x}", found[0])
+
+    return _TEXT_OF_JSON.sub(escaped, mark.to_json())
 
 
 def _pairs(properties: Mapping[str, str]) -> str:

@@ -1,6 +1,8 @@
 """Runs the contract of sinks on a table that Spark merges, in the test catalog."""
 
+import re
 import shutil
+import time
 from datetime import UTC, datetime, timedelta
 from itertools import count
 
@@ -15,17 +17,30 @@ from multiclouddb_api import (
     Gap,
     MulticloudDbError,
     SnapshotStarted,
+    decode_json,
 )
 from multiclouddb_api.arrow import events_to_arrow
-from multiclouddb_conformance.sink_harness import bare, documents, expected, key_of, page, rows, tombstones
+from multiclouddb_conformance.sink_harness import (
+    SOURCE,
+    bare,
+    documents,
+    expected,
+    key_of,
+    page,
+    rows,
+    tombstones,
+)
 from multiclouddb_conformance.targets import *  # noqa: F403
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_tables.contract import Fix
+from multiclouddb_tables.layout import state_of
 from multiclouddb_tables.rules import other_rows
 from pyspark_multiclouddb import TableTarget, drop_tombstones, merge_into_table
 
 from .micro_batches import make_checkpoint, read_counted, write_offset
 from .scala_catalog import table_in
+
+HIDDEN_WORDS = "spark.sql.redaction.options.regex"
 
 
 class TableSink:
@@ -225,6 +240,79 @@ def test_a_session_whose_timestamps_have_no_zone(sink, spark):
         spark.conf.unset("spark.sql.timestampType")
     kinds = dict(spark.table(sink.table).dtypes)
     assert {kinds[name] for name in ("timestamp", "at", "_deleted_at")} == {"timestamp"}
+
+
+@pytest.mark.parametrize("hidden", [None, "(?i)main|orders|timestamp"])
+def test_mark_is_read_whatever_words_spark_hides(sink, spark, hidden):
+    """A platform may hide more words in the values of properties than Spark itself does."""
+    if hidden:
+        spark.conf.set(HIDDEN_WORDS, hidden)
+    try:
+        batch = rows(("a", 1, {})).append_column("image_url", pa.array(["x"]))
+        sink.merge(batch.append_column("it's a \\token", pa.array(["x"])))
+        sink.merge(batch.slice(0, 0))
+        sink.merge(rows(("a", 2, {})).append_column("secret", pa.array(["x"])), new_columns="add")
+        mark = sink.target.found().mark
+    finally:
+        spark.conf.unset(HIDDEN_WORDS)
+    assert mark.source == SOURCE
+    assert {"image_url", "it's a \\token", "secret", "timestamp"} <= {*mark.columns}
+
+
+def test_mark_that_spark_hides_is_no_damaged_one(sink, spark):
+    sink.merge(rows(("a", 1, {})))
+    spark.conf.set(HIDDEN_WORDS, "provider")
+    try:
+        with pytest.raises(MulticloudDbError, match=r"Spark hides.*set spark\.redaction\.regex"):
+            sink.merge(rows(("a", 2, {})))
+    finally:
+        spark.conf.unset(HIDDEN_WORDS)
+    assert documents(sink) == {"a": {}}
+
+
+def test_what_another_session_has_written_is_read_from_a_cached_table(sink, spark):
+    sink.merge(rows(("a", 1, {"n": 1})))
+    spark.catalog.cacheTable(sink.table)
+    try:
+        assert documents(sink) == {"a": {"n": 1}}
+        spark.sql(f"UPDATE {table_in(spark, sink.lake)} SET new_item_state = '{{}}'")
+        assert documents(sink) == {"a": {}}
+    finally:
+        spark.catalog.uncacheTable(sink.table)
+
+
+def test_times_in_a_value_are_compared_as_instants(sink, monkeypatch):
+    at, kind = datetime(2026, 7, 1, 12, tzinfo=UTC), pa.timestamp("us", tz="UTC")
+    batch = rows(("a", 1, {})).append_column("times", pa.array([[at]], pa.list_(kind)))
+    batch = batch.append_column("part", pa.array([{"at": at, "n": 1}]))
+    batch = batch.append_column("by_name", pa.array([[("x", at)]], pa.map_(pa.string(), kind)))
+    sink.merge(batch)
+    wanted = {"times": [at], "part": {"at": at, "n": 1}, "by_name": {"x": at}}
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        [found] = [row for part in sink.target.rows(own=wanted) for row in part.to_pylist()]
+    finally:
+        monkeypatch.delenv("TZ")
+        time.tzset()
+    assert decode_json(found["state"]) == decode_json(state_of(wanted, sink.target.columns()))
+
+
+@pytest.mark.parametrize("kind", ["CHAR(40)", "VARCHAR(40)"])
+@pytest.mark.parametrize("name", ["key", "note"])
+def test_column_that_changes_the_spaces_of_a_text(sink, spark, name, kind):
+    """In a key of such a type, each change of a document would become a row of its own."""
+    columns = {
+        "key": "STRING", "order_key": "STRING", "timestamp": "TIMESTAMP", "new_item_state": "STRING",
+        "_deleted_at": "TIMESTAMP", "note": "STRING", name: kind,
+    }  # fmt: skip
+    spark.sql(f"CREATE TABLE {sink.table} ({', '.join(map(' '.join, columns.items()))}) USING test")
+    batch = rows(("a", 1, {})).append_column("note", pa.array(["x" + 50 * " "]))
+    with pytest.raises(MulticloudDbError, match=f"column {name}: is {re.escape(kind.lower())}.*STRING"):
+        sink.merge(batch)
+    if name == "note":
+        sink.merge(rows(("a", 1, {})))
+    assert documents(sink) == ({"a": {}} if name == "note" else {})
 
 
 def test_a_key_with_several_rows_gets_one_back_unless_one_of_them_has_changed(sink, spark):
