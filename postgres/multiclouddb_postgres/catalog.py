@@ -136,7 +136,8 @@ def look(connection: Connection, table: sql.Identifier, *, holds: bool) -> Table
         name: Column(name, kind, held, collation, not_null, is_generated, is_unique)
         for _, _, _, name, kind, held, collation, not_null, is_generated, is_unique, _, _ in rows
     }
-    return TableFacts(*rows[0][:3], columns, *rows[0][-2:])
+    oid, schema, problem = rows[0][:3]
+    return TableFacts(oid, schema, problem, columns, *rows[0][-2:])
 
 
 def wrong(place: str, problem: str, way_out: str) -> MulticloudDbError:
