@@ -24,7 +24,7 @@ _HEAD: Final = """# The command line at work
 which can read a password from the environment: other users of the machine can see a command's arguments. [All
 options](#all-options) and exit codes are at the end.
 
-`multiclouddb providers` prints what is installed, and `multiclouddb capabilities` what each can do,
+`multiclouddb providers` prints what is installed, and `multiclouddb capabilities` what each provider can do,
 with its [notes](capabilities.md). The options are the same on every database.
 
 The store of these examples has one split and one merge, and a consumer that stopped before the end.
@@ -55,7 +55,7 @@ _STEPS: Final = (
     ("What is in the consumer's checkpoint:",
      "multiclouddb token inspect @orders.pos"),
     ("Can a read resume from it, and is it behind? The exit code is 15 if a change that is older than the "
-     "limit waits, and 16 if nobody knows ([Am I behind?](metrics.md#am-i-behind)):",
+     "limit waits, and 16 if this is not known ([Am I behind?](metrics.md#am-i-behind)):",
      f"multiclouddb token check {_URL} @orders.pos --max-lag 1s"),
     ("If changes after the checkpoint were trimmed, the exit code is 6:",
      f"multiclouddb tail {_URL} main/orders --checkpoint orders.pos --until-idle",

@@ -27,6 +27,7 @@ _US8: Final = "conformance/multiclouddb_conformance/us8"
 _MARKED: Final = (_US8, "conformance/tests", "docs/tests", "tests")
 _MARKS: Final = {Support.NATIVE: "", Support.EMULATED: "*emulated*; ", Support.UNSUPPORTED: "*unsupported*; "}
 _WRONG: Final = ("ghosts", "missing", "stale")
+_NOT_REFUSED: Final = "No request is refused on a database without this capability, so check for it yourself."
 GATES: Final = {
     Capability.CHANGE_FEED: "every read. A read from a token or from now, of a collection or a physical "
     "partition, needs nothing else.",
@@ -36,12 +37,10 @@ GATES: Final = {
     Capability.CHANGE_FEED_SNAPSHOT: "a start at `Snapshot()`, and `on_expired=Resnapshot()`.",
     Capability.LOOKUP: "`client.lookup(…)`.",
     Capability.CHANGE_FEED_ROWS: "a start at `Snapshot(changes=False)`.",
-    Capability.CHANGE_FEED_ALL_VERSIONS: "a consumer of every version, such as an audit log. A database "
-    "that lacks it refuses nothing: check it yourself.",
-    Capability.CHANGE_FEED_DELETES: "a consumer that removes what was deleted. A database that lacks "
-    "it refuses nothing: check it yourself.",
-    Capability.CHANGE_FEED_CHANGE_TYPES: "a consumer that treats `CREATE` and `UPDATE` differently. A "
-    "database that lacks it refuses nothing: check it yourself.",
+    Capability.CHANGE_FEED_ALL_VERSIONS: f"a consumer of every version, such as an audit log. {_NOT_REFUSED}",
+    Capability.CHANGE_FEED_DELETES: f"a consumer that removes what was deleted. {_NOT_REFUSED}",
+    Capability.CHANGE_FEED_CHANGE_TYPES: f"a consumer that treats `CREATE` and `UPDATE` differently. "
+    f"{_NOT_REFUSED}",
     Capability.CHANGE_FEED_OLD_ITEM_STATE: "every `old_item_state_mode` except `OMIT`.",
     Capability.CHANGE_FEED_DATABASE_SCOPE: "`EntireDatabase()`.",
     Capability.CHANGE_FEED_CLUSTER_SCOPE: "`EntireCluster()`.",
@@ -117,26 +116,27 @@ def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
     )
     return f"""# Capabilities
 
-On what condition, and at what price, each database can do it. [Which database can do
-what](databases.md#capabilities) has the overview, and the [portability
+This page lists, for each capability, on what condition and at what price each database has it. [Which
+database can do what](databases.md#capabilities) is an overview, and the [portability
 warnings](../configuration.md#portability-warnings) have the differences that are no yes or no.
 
-Without a mark, it works without an opt-in. *emulated*: multiclouddb builds it on top of the service, if the
-request opts in as the note says. *unsupported*: a request that needs it is refused with
-[`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability), and the note says what to do instead.
+A capability without a mark works without an opt-in. *emulated*: multiclouddb builds the capability on top of
+the service, if the request opts in as the note says. *unsupported*: a request that needs the capability is
+refused with [`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability), and the note says what to do
+instead.
 
 In code, ask `client.capabilities().is_supported(Capability.CHANGE_FEED_POINT_IN_TIME)`, and read
 `client.capabilities()[capability].note`; in a terminal, `multiclouddb capabilities URL`. A
-[profile](../databases/embedded.md#as-another-database) of the embedded store refuses what its service does;
-MongoDB's also lacks the last three.
+[profile](../databases/embedded.md#as-another-database) of the embedded store refuses the same requests as its
+service; MongoDB's profile also lacks the last three capabilities of this page.
 
 {notes}
 
 ## Scans
 
-`client.capabilities().scan`: a *high* floor lies above every change before the scan and below every change
-after its start, and a *low* floor below every change. With *row*, a row has the `order_key` of its own last
-change.
+`client.capabilities().scan` says where the `order_key` of a scanned row lies, which is its *floor*. A *high*
+floor is above every change before the scan and below every change after the start of the scan, and a *low*
+floor is below every change. With *row*, each row has the `order_key` of its own last change.
 
 {scans}
 

@@ -109,8 +109,8 @@ hide: [toc]
 
 # Which database can do what
 
-The pages of the databases have set-up, permissions, costs and limits; the [portability
-warnings](../configuration.md#portability-warnings) what to do about a difference.
+The page of each database has set-up, permissions, costs and limits. The [portability
+warnings](../configuration.md#portability-warnings) say what to do about a difference.
 
 ## Capabilities
 
@@ -201,7 +201,7 @@ def options_page() -> str:
     )
     return f"""# Options
 
-Every option of the Python API with its default, and what it is in a sentence; the link above each table leads
+Every option of the Python API with its default, and a sentence about it; the link above each table leads
 to the rest. Spark's options are [on its page](spark.md#options). In a [TOML
 file](../configuration.md#connect), the fields of `ClientConfig` are top-level keys, and `connection` is a
 table.
@@ -210,8 +210,8 @@ table.
 
 ## The connection
 
-What `ClientConfig.connection` may contain. Another name is refused, and so is a key, token or password except
-MongoDB's: [credentials](../configuration.md#secrets-and-the-environment) come from the vendor's chain.
+What `ClientConfig.connection` may contain. Any other name is refused, and so is a key, token or password
+except MongoDB's: [credentials](../configuration.md#secrets-and-the-environment) come from the vendor's chain.
 
 {settings}
 

@@ -91,8 +91,8 @@ OPTIONS: Final = (
     Option("endingPosition", "`latest`, or an ISO time with a zone", "`latest`", "batch"),
     Option(
         "maxRecordsPerTrigger",
-        "the largest number of rows in a micro-batch; of a snapshot, whole segments, at least one, by their "
-        "estimated rows",
+        "the largest number of rows in a micro-batch; a snapshot is read in whole segments, at least one, by "
+        "their estimated rows",
         "see below",
         "stream",
     ),
@@ -105,8 +105,8 @@ OPTIONS: Final = (
     ),
     Option(
         "maxTaskPayload",
-        "how many bytes of changes the driver passes to one task, which then need not read them again, and "
-        "eight times as much in a batch; `0` for none",
+        "how many bytes of changes the driver passes to one task, so that the task need not read them again; "
+        "at most eight times as many for all tasks of a batch; `0` for none",
         "`524288`",
         "stream",
     ),

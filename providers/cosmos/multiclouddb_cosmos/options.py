@@ -49,10 +49,11 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(_NATIVE, _ONE_KEY),
         Capability.LOOKUP: CapabilityNote(
             _NATIVE,
-            "one point read for each key, which costs one request unit for each KiB, or a query, which costs "
-            "more, if the id has signs that a point read cannot ask for; needs the data actions items/read "
-            "and executeQuery; on an account with strong or bounded staleness consistency, an answer has it, "
-            "for twice the units; otherwise it may lack the newest writes",
+            "one point read for each key, which costs one request unit for each KiB; if the id has "
+            "characters that a point read cannot ask for, a query, which costs more; needs the data actions "
+            "items/read and executeQuery; on an account with strong or bounded staleness consistency, the "
+            "answer has this consistency too, for twice the units; on other accounts it may lack the "
+            "newest writes",
         ),
         Capability.CHANGE_FEED_ROWS: CapabilityNote(_NATIVE, "costs what the scan of a snapshot costs"),
         Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(_NATIVE),

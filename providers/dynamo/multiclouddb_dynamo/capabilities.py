@@ -25,9 +25,9 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.CHANGE_FEED: CapabilityNote(
             _NATIVE,
             "enable the table's stream (StreamSpecification); new items need NEW_IMAGE or "
-            f"NEW_AND_OLD_IMAGES; {EMPTY_ANSWERS} answers in a row without records count as the end "
-            f"of an open shard, and then `read_until` is an estimate: {DELAY_SECONDS:.0f} seconds before "
-            "the last of them",
+            f"NEW_AND_OLD_IMAGES; an open shard counts as read to its end after {EMPTY_ANSWERS} answers in a "
+            f"row without records, and `read_until` is then estimated as {DELAY_SECONDS:.0f} seconds before "
+            "the last of these answers",
         ),
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
             _NATIVE, "starts at the oldest record; a stream keeps records for 24 hours"

@@ -32,9 +32,9 @@ CAPABILITIES: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
-            "point in time: every row is as it was at one moment T, which is the floor; a scan that takes "
-            "longer than the database keeps T's data (version_retention_period, one hour by default) goes "
-            "on with that of a later moment, and is then convergent; needs the permission "
+            "point in time: every row is as it was at one moment T, which is the floor; if the scan "
+            "takes longer than the database keeps T's data (version_retention_period, one hour by default), "
+            "it continues with the data of a later moment, and is then convergent; needs the permission "
             "spanner.databases.read, and spanner.databases.partitionRead to read a large table in parallel",
         ),
         Capability.LOOKUP: CapabilityNote(
