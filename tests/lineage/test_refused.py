@@ -143,7 +143,7 @@ def test_a_piece_of_a_segment_that_has_the_id_of_another_entry_is_refused():
     Lineage([segment], RULES).check_end(segment.partition_id, piece)
 
 
-@pytest.mark.parametrize("changed", [{"plan_id": "other"}, {"floor": "g"}, {"mark": 1}])
+@pytest.mark.parametrize("changed", [{"plan_id": "other"}, {"floor": "g"}, {"shared": 1}])
 def test_a_segment_of_another_scan_is_refused(changed):
     lineage, other = Lineage([READ], RULES), attrs.evolve(SCAN, **changed)
     lineage.begin_scan(PLAN)

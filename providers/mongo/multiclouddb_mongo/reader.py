@@ -221,7 +221,19 @@ class MongoReader(Reader):
             if now >= (max(until, end_until) if behind else until):
                 return
             if self._end.is_late and (self._source.sharded or now - began >= _LAG_SECONDS):
+                self._leave_a_member_that_lags()
                 self._least_await_ms = self._most_await_ms
+
+    def _leave_a_member_that_lags(self) -> None:
+        """Close the stream once a call, so that the driver chooses a member anew."""
+        # Otherwise a reader of secondaries would stay with one that has stopped replicating.
+        if (
+            self._least_await_ms == _SHORT_AWAIT_MS
+            and not self._source.sharded
+            and self._source.options.max_await_time_ms is None
+            and not (self._stream is not None and buffered(self._stream))
+        ):
+            self.close()
 
     def _await_ms(self, until: float) -> int:
         """Return how long the server may delay its next answer if it has no change."""
