@@ -218,11 +218,11 @@ def test_a_week_loses_nothing_and_nothing_grows(kind, partitions, rounds, tmp_pa
                     each.ask(f"step {draw.choice((-90, 90))}")
             turn, rest = divmod(number, world.rounds_between_reads)
             if rest == 0:
-                # 1. Two turns of pages and events, then one of Spark, which may start again before its turn.
+                # Two turns of pages and events, then one of Spark, which may start again before its turn.
                 reader = readers["spark" if turn % 3 == 2 else "pages"]
                 if turn % 7 in (2, 3):
                     reader.ask("restart")
-                # 2. The last changes may not be visible at once.
+                # The last changes may not be visible at once.
                 for _ in range(20):
                     if (found := reader.ask("read")) == written:
                         break

@@ -330,8 +330,8 @@ class TableTarget(Table):
     def _look(self) -> StructType | None:
         try:
             if self.keeps_marks:
-                # 1. Spark reads rows of a cached table from its memory, whatever others have written since.
-                # 2. A catalog may keep a table as it was when the session used it first, as Iceberg's does.
+                # Spark reads the rows of a cached table from its memory, whatever others have written since,
+                # and a catalog may keep a table as it was when the session used it first, as Iceberg's does.
                 self._spark.sql(f"REFRESH TABLE {self._table}")
             return self._spark.table(self._table).schema
         except AnalysisException as error:
