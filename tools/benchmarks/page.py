@@ -30,9 +30,11 @@ hide: [toc]
 # Benchmarks
 
 What does it cost to read through multiclouddb, compared with a loop that you write by hand over the
-vendor's own client? Both sides read the same events on the same machine, in turns. A ratio above 1 means
-that multiclouddb is faster: it decodes more cheaply than boto3 and reads shards at once, but events of
-Cosmos DB and of the embedded store cost it more than the bare document costs the other side.
+vendor's own client? Both sides read the same events on the same machine, in turns. For events and rows a
+second, a ratio above 1 means that multiclouddb is faster: it decodes more cheaply than boto3 and reads shards
+at once, but events of Cosmos DB and of the embedded store cost it more than the bare document costs the other
+side. *Start* is a time, so there a ratio above 1 means that multiclouddb takes longer; its other side only
+imports what such a program cannot do without.
 """
 _PICTURE: Final = """\
 How fast is it beside other readers of the same feed? Every program reads the same inserts of 325 bytes from
@@ -56,9 +58,8 @@ hide: [toc]
 
 # All benchmarks
 
-The benchmarks show what reading through multiclouddb costs, compared with hand-written code. Each row runs
-our side (multiclouddb) and a baseline alternately on the same machine and compares the two. The table marks
-missed goals, and a profile shows where the time goes. A missed goal does not block a release.
+What does reading through multiclouddb (*ours*) cost, compared with hand-written code (*baseline*)? The sign
+of a goal says whether more or less is better. A missed goal does not block a release.
 
 <div class="picture chart" markdown>
 ![Each row's figure beside its goal](../assets/benchmarks-light.png#only-light)
@@ -67,21 +68,19 @@ missed goals, and a profile shows where the time goes. A missed goal does not bl
 """
 _HOW: Final = """## How it is measured
 
-- Our side and the baseline run alternately. The first pair of runs warms up and does not count; at least five
-  pairs follow. The two sides take turns in going first. Figures are medians, and the ratio compares
-  the medians.
-- The figures use wall time. The table also shows the CPU time of the client. The difference between
-  wall time and CPU time is waiting time.
+- The two sides run alternately on the same machine, and take turns in going first. The first pair of runs
+  warms up and does not count; at least five pairs follow. Figures are medians, and the ratio compares the
+  medians.
+- The figures use wall time, unless the row says otherwise. The table also shows the CPU time of the client:
+  the rest of the wall time is waiting time.
 - *Load* is the load of the machine when the row began, an average of a minute. The rows before it count.
-- Both sides report the number and the ids of the events that they read. If the two sides report different
-  events, the benchmark fails, so that neither side can be faster by reading less.
+- Both sides report the number and the ids of the events that they read. If these differ, the row fails, so
+  that neither side can be faster by reading less.
 - The garbage collector is on, as in an application. Before each run, the garbage that the other
   side left is collected.
-- Peak memory is measured once, in one fresh process per side. For tokens, the goal is a
-  size in bytes, not a comparison.
+- Peak memory is measured once, in one fresh process per side.
 
-Absolute figures are valid only for one machine. Rely on the ratios, and measure absolute figures on your
-machine.
+Absolute figures are valid for one machine only, so rely on the ratios.
 """
 _AGAIN: Final = """## Run it again
 
@@ -95,14 +94,7 @@ python -m benchmarks --redraw                  # page and chart again from the J
 ```
 
 The exit code is 0 if all rows ran, even with missed goals, and 1 if a row failed. `--record` with `--only`
-replaces only the given rows. The page names the machine of each row.
-
-To add a row, write one decorated function in a module of `tools/benchmarks/rows`. `tools/benchmarks/row.py`
-shows an example.
-
----
-
-*Made by `python -m benchmarks --record`; table and chart show the same figures.*
+replaces only the given rows.
 """
 
 

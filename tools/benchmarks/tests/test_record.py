@@ -92,6 +92,16 @@ class TestDocumentation:
         assert "Baseline: A loop over the same SQLite file" in text
         assert "def bare_loop(path: Path) -> Done:" in text
 
+    def test_the_first_page_names_each_row_in_which_less_is_better(self):
+        """Its text says that a ratio above 1 means faster, which holds for rates alone."""
+        kept, rows = Record.read(), load_rows()
+        text = front_text(kept)
+        shown = [row for row in rows.values() if f"| {row.title} |" in text]
+        times = [row.title.partition(",")[0] for row in shown if row.at_most]
+        assert times == ["Start"]
+        assert [name for name in times if f"*{name}* is a time" not in text] == []
+        assert all(kept.results[row.name].unit.endswith("s/s") for row in shown if not row.at_most)
+
     def test_the_page_names_the_machine_of_each_row(self):
         here = {"setting": "2 cores", "recorded": "2026-01-31"}
         there = {"setting": "4 cores", "recorded": "2026-02-01"}
