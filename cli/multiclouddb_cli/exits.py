@@ -49,7 +49,7 @@ TABLE: Final = {
     NOT_KNOWN: "token check --max-lag: nobody knows whether an older change has not been read",
     INTERRUPTED: "interrupted by ctrl-C (143: by SIGTERM)",
 }
-"""Maps each exit code to its meaning; the help and the README show this table."""
+"""Maps each exit code to its meaning; the help shows this table."""
 
 
 def exit_code(category: str) -> int:
