@@ -1,4 +1,4 @@
-"""Reads and checks the options of the data source, which `docs/reference/spark.md` explains.
+"""Reads and checks the options of the data source.
 
 Names are case-insensitive. Options that begin with `connection.` are passed to the provider's own
 configuration, which defines their names. `OPTIONS` lists all other options. The option names of Kafka's
