@@ -28,10 +28,6 @@ _START: Final = (
     "provider_options=CosmosOptions(backfill=True), or start at Now()"
 )
 
-_UPSERTS: Final = (
-    "with mode='latest', the feed contains the newest version of each item that was created or changed"
-)
-
 CAPABILITIES: Final = CapabilitySet(
     {
         Capability.CHANGE_FEED: CapabilityNote(
@@ -43,17 +39,15 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(_EMULATED, f"{_START}; in whole seconds"),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
-            "supports only SnapshotOrder.ORDERED; the scan reads every item once and costs the usual request "
-            "units; each row has the order_key of the item's last change",
+            "supports only SnapshotOrder.ORDERED; costs the request units of reading every item once",
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(_NATIVE, _ONE_KEY),
         Capability.LOOKUP: CapabilityNote(
             _NATIVE,
-            "one point read for each key, which costs one request unit for each KiB; if the id has "
-            "characters that a point read cannot ask for, a query, which costs more; needs the data actions "
-            "items/read and executeQuery; on an account with strong or bounded staleness consistency, the "
-            "answer has this consistency too, for twice the units; on other accounts it may lack the "
-            "newest writes",
+            "one point read for each key, which costs one request unit for each KiB, or a query if the id "
+            "has characters that a point read cannot ask for; needs the data actions items/read and "
+            "executeQuery; may lack the newest writes, except on an account with strong or bounded staleness "
+            "consistency, where it costs twice the units",
         ),
         Capability.CHANGE_FEED_ROWS: CapabilityNote(_NATIVE, "costs what the scan of a snapshot costs"),
         Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(_NATIVE),
@@ -80,7 +74,7 @@ LATEST: Final = CapabilitySet(
     {
         **CAPABILITIES.notes,
         Capability.CHANGE_FEED: CapabilityNote(
-            _NATIVE, f"needs no setting of the account; {_UPSERTS}, and no position expires"
+            _NATIVE, "needs no setting of the account; no position expires"
         ),
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
             _NATIVE, "returns every existing item once, in the order of its last change within its range"
@@ -93,8 +87,8 @@ LATEST: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(
             _UNSUPPORTED,
-            f"{_UPSERTS}, but no intermediate versions; an item that is deleted and made again between two "
-            "reads is one UPDATE; for every version, choose mode='all_versions'",
+            "with mode='latest', the feed contains only the newest version of each item; for every version, "
+            "choose mode='all_versions'",
         ),
         Capability.CHANGE_FEED_DELETES: CapabilityNote(
             _UNSUPPORTED,

@@ -24,10 +24,7 @@ CAPABILITIES: Final = CapabilitySet(
     {
         Capability.CHANGE_FEED: CapabilityNote(
             _NATIVE,
-            "enable the table's stream (StreamSpecification); new items need NEW_IMAGE or "
-            f"NEW_AND_OLD_IMAGES; an open shard counts as read to its end after {EMPTY_ANSWERS} answers in a "
-            f"row without records, and `read_until` is then estimated as {DELAY_SECONDS:.0f} seconds before "
-            "the last of these answers",
+            "enable the table's stream (StreamSpecification); new items need NEW_IMAGE or NEW_AND_OLD_IMAGES",
         ),
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
             _NATIVE, "starts at the oldest record; a stream keeps records for 24 hours"
@@ -44,15 +41,12 @@ CAPABILITIES: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
-            "convergent: each item is as it was when it was read, so a target equals the table only"
-            ' when the stream has caught up; the floor "00" is lower than every change; needs the '
-            "permission dynamodb:Scan; all items are read consistently, so 2 TB cost about 537 million "
-            "read units (see native_charge and max_scan_rate)",
+            "convergent: each item is as it was when it was read; needs the permission dynamodb:Scan; costs "
+            "one read unit for every 4 KB",
         ),
         Capability.LOOKUP: CapabilityNote(
             _NATIVE,
-            "needs the permission dynamodb:BatchGetItem; each item is read consistently, which costs one "
-            "read unit for every 4 KB of it",
+            "needs the permission dynamodb:BatchGetItem; costs one read unit for every 4 KB of an item",
         ),
         Capability.CHANGE_FEED_ROWS: CapabilityNote(_NATIVE, "costs what the scan of a snapshot costs"),
         Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(_NATIVE),

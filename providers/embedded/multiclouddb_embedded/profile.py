@@ -34,7 +34,7 @@ _PLAIN: Final = {
         Support.NATIVE, "the read uses an index on the partition key"
     ),
     Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
-        Support.NATIVE, "convergent: each row is as it was when its page was read; every row is read once"
+        Support.NATIVE, "convergent: each row is as it was when its page was read"
     ),
     Capability.LOOKUP: CapabilityNote(Support.NATIVE, "the rows of one call are of one moment"),
     Capability.CHANGE_FEED_ROWS: CapabilityNote(Support.NATIVE, "costs what the scan of a snapshot costs"),

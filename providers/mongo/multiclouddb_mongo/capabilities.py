@@ -29,9 +29,7 @@ CAPABILITIES: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
-            "convergent: each row is as it was when it was read; needs the privilege find on the "
-            "collection; reads the collection once, in the order of _id; the floor (82 and a cluster "
-            "time) is higher than every earlier change",
+            "convergent: each row is as it was when it was read; needs the privilege find on the collection",
         ),
         Capability.LOOKUP: CapabilityNote(
             _NATIVE, "needs the privilege find on the collection; reads by _id with read concern majority"

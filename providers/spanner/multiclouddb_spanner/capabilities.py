@@ -18,9 +18,8 @@ CAPABILITIES: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
             _NATIVE,
-            "starts at the oldest change within the stream's retention_period, one day by default; "
-            "if the stream is older than its retention_period, the start is one minute later, because the "
-            "oldest changes could expire during the first reads",
+            "starts at the oldest change within the stream's retention_period; if the stream is older than "
+            "that, one minute later",
         ),
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
             _NATIVE, "the start is exact to the microsecond"
@@ -32,9 +31,9 @@ CAPABILITIES: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
-            "point in time: every row is as it was at one moment T, which is the floor; if the scan "
+            "point in time: every row is as it was at one moment T; if the scan "
             "takes longer than the database keeps T's data (version_retention_period, one hour by default), "
-            "it continues with the data of a later moment, and is then convergent; needs the permission "
+            "it continues with the data of a later moment; needs the permission "
             "spanner.databases.read, and spanner.databases.partitionRead to read a large table in parallel",
         ),
         Capability.LOOKUP: CapabilityNote(
