@@ -45,15 +45,15 @@ class FrameTable(PostgresTable):
         super().__init__(connection, name, **settings)
         self._dsn, self._table_name, self._count, self._settings = dsn, name, count, settings
 
-    def outdate(self, floor: str, marks: Mapping[str, int]) -> None:
+    def outdate(self, floor: str, numbers: Mapping[str, int]) -> None:
         """Give rows from the floor on the lowest `order_key`, again after a deadlock."""
         update = super().outdate
-        repeated(self.connection, self.where, lambda _: update(floor, marks))
+        repeated(self.connection, self.where, lambda _: update(floor, numbers))
 
-    def bury(self, floor: str, marks: Mapping[str, int]) -> None:
+    def bury(self, floor: str, numbers: Mapping[str, int]) -> None:
         """Make tombstones of rows below the floor, again after a deadlock."""
         update = super().bury
-        repeated(self.connection, self.where, lambda _: update(floor, marks))
+        repeated(self.connection, self.where, lambda _: update(floor, numbers))
 
     def merge(self, rows: DataFrame, notes: Mapping[str, str], *, is_last: bool = True) -> None:
         """Let the executors merge the rows; then store the notes."""

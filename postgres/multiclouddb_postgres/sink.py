@@ -190,7 +190,11 @@ def merge_into_postgres(
             holds=True,
         )
         merged = merge_batch(target, _SINK, work)
-        if checkpoint_name is not None and target.exists and target.mark(POSITION + checkpoint_name) is None:
+        if (
+            checkpoint_name is not None
+            and target.exists
+            and target.number(POSITION + checkpoint_name) is None
+        ):
             target.store({POSITION + checkpoint_name: 1}, {})
         return merged
 

@@ -190,7 +190,7 @@ class PostgresTable(Table):
                 self.connection.execute(add.format(self._table, declared(name, kind)))
             if new:
                 self._found = self._look()
-            if self._long_keys == "hash" and (lacking := self.mark(SKIPPED)):
+            if self._long_keys == "hash" and (lacking := self.number(SKIPPED)):
                 LOG.warning(
                     'long_keys="hash": %s still lacks the rows of %s changes that were left out before; a '
                     "snapshot, or verify with repair, brings them",
@@ -221,7 +221,7 @@ class PostgresTable(Table):
                     f"{way_out}, or give it another name",
                 )
 
-    def mark(self, name: str) -> int | None:
+    def number(self, name: str) -> int | None:
         """Return a number that was stored for the table."""
         if not self._has_marks():
             return None
@@ -270,10 +270,10 @@ class PostgresTable(Table):
         [(found,)] = self.connection.execute("SELECT to_regclass(%s) IS NOT NULL", (text,)).fetchall()
         return bool(found)
 
-    def store(self, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
+    def store(self, numbers: Mapping[str, int], notes: Mapping[str, str]) -> None:
         """Store numbers and texts for the table."""
         rows: list[tuple[str, int | None, str | None]] = [
-            (name, value, None) for name, value in marks.items()
+            (name, value, None) for name, value in numbers.items()
         ]
         rows += [(name, None, text) for name, text in notes.items()]
         if not rows:
@@ -316,16 +316,16 @@ class PostgresTable(Table):
         [(found,)] = self.connection.execute(query).fetchall()
         return not found
 
-    def outdate(self, floor: str, marks: Mapping[str, int]) -> None:
+    def outdate(self, floor: str, numbers: Mapping[str, int]) -> None:
         """Give rows from the floor on the lowest `order_key`."""
         with self.connection.transaction():
             self._lock()
             update = sql.SQL("UPDATE {} SET order_key = '' WHERE order_key >= {}").format(self._table, floor)
             self.connection.execute(update)
             self._check_none_left(sql.SQL("{} AS s WHERE order_key >= {}").format(self._table, floor))
-            self.store(marks, {})
+            self.store(numbers, {})
 
-    def bury(self, floor: str, marks: Mapping[str, int]) -> None:
+    def bury(self, floor: str, numbers: Mapping[str, int]) -> None:
         """Make tombstones of rows below the floor."""
         gone = [
             column.name
@@ -348,7 +348,7 @@ class PostgresTable(Table):
             )
             self.connection.execute(update)
             self._check_none_left(sql.SQL("{} AS s WHERE order_key < {}").format(self._table, floor))
-            self.store(marks, {})
+            self.store(numbers, {})
 
     def _check_none_left(self, rows: sql.Composed) -> None:
         """Refuse a trigger or a rule that has prevented a row from being written."""

@@ -118,7 +118,7 @@ class PostgresTarget:
             keys: The keys.
         """
         long = [key for key in keys if is_long(key)]
-        leaves_out = bool(long) and bool(self._in(lambda table: table.mark(SKIPPED)))
+        leaves_out = bool(long) and bool(self._in(lambda table: table.number(SKIPPED)))
         return long if leaves_out else ()
 
     def position(self) -> str | None:

@@ -6,7 +6,7 @@ import pytest
 from multiclouddb_conformance.model_lives import ModelRow
 from multiclouddb_conformance.sink_lives import SinkLife
 from multiclouddb_postgres import merge_into_postgres
-from multiclouddb_tables.merging import SinkTable
+from multiclouddb_tables.merging import MergeRules
 
 SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 4)) for seed in range(350)]
 MOST = 100
@@ -84,7 +84,7 @@ class TestDefects:
         pytest.fail(f"{MOST} lives have not found it")
 
     def test_mark_is_ignored(self, tmp_path, dsn, deaths, monkeypatch):
-        monkeypatch.setattr(SinkTable, "check_place", lambda *_: None)
+        monkeypatch.setattr(MergeRules, "check_place", lambda *_: None)
         self.find(tmp_path, dsn, deaths)
 
     def test_batch_is_left_out_because_of_its_number(self, tmp_path, dsn, deaths, monkeypatch):

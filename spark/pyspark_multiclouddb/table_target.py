@@ -1,14 +1,14 @@
 """Defines a table that Spark itself merges, in whatever format.
 
-No commit contains rows and marks together, so each step can be repeated after a kill:
+No commit contains rows and numbers together, so each step can be repeated after a kill:
 
 | killed after | what the next run finds | what it does |
 |---|---|---|
-| the `UPDATE` that begins a snapshot | no mark | the same `UPDATE`: no row of the snapshot is merged yet |
-| the mark of the beginning | the mark | merges |
+| the `UPDATE` that begins a snapshot | no number | the same `UPDATE`: no row of the snapshot is merged yet |
+| the number of the beginning | the number | merges |
 | a `MERGE` | rows of this batch | the same `MERGE`, which changes nothing, because no `order_key` is higher |
-| the `UPDATE` that ends a snapshot | the mark of the beginning | the same `UPDATE`, which finds no row |
-| the mark of the end | the mark | nothing |
+| the `UPDATE` that ends a snapshot | the number of the beginning | the same `UPDATE`, which finds no row |
+| the number of the end | the number | nothing |
 """
 
 from __future__ import annotations
@@ -424,11 +424,11 @@ class TableTarget(Table):
             self._commit(f"ALTER TABLE {self._table} ADD COLUMNS ({_declared(new)})")
             self._schema = self._look()
 
-    def mark(self, name: str) -> int | None:
+    def number(self, name: str) -> int | None:
         """Return a number from the table's properties.
 
         Args:
-            name: See `Table.mark`.
+            name: See `Table.number`.
         """
         text = self._property(_property(name))
         return None if text is None else int(text)
@@ -512,14 +512,14 @@ class TableTarget(Table):
             partial(self._check_still, source),
         )
 
-    def store(self, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
+    def store(self, numbers: Mapping[str, int], notes: Mapping[str, str]) -> None:
         """Set properties of the table.
 
         Args:
-            marks: See `Table.store`.
+            numbers: See `Table.store`.
             notes: See `Table.store`.
         """
-        values = {_property(name): str(value) for name, value in [*marks.items(), *notes.items()]}
+        values = {_property(name): str(value) for name, value in [*numbers.items(), *notes.items()]}
         if values:
             self._alter(values)
 
@@ -527,24 +527,24 @@ class TableTarget(Table):
         """Return True if the table has no row."""
         return self._spark.sql(f"SELECT 1 FROM {self._table} LIMIT 1").isEmpty()
 
-    def outdate(self, floor: str, marks: Mapping[str, int]) -> None:
-        """Give rows from the floor on the lowest `order_key`; the marks follow in a commit of their own.
+    def outdate(self, floor: str, numbers: Mapping[str, int]) -> None:
+        """Give rows from the floor on the lowest `order_key`; the numbers follow in a commit of their own.
 
         Args:
             floor: See `Table.outdate`.
-            marks: See `Table.outdate`.
+            numbers: See `Table.outdate`.
         """
-        del marks
+        del numbers
         self._commit(f"UPDATE {self._table} SET order_key = '' WHERE order_key >= {_literal(floor)}")
 
-    def bury(self, floor: str, marks: Mapping[str, int]) -> None:
-        """Make tombstones of rows below the floor; the marks follow in a commit of their own.
+    def bury(self, floor: str, numbers: Mapping[str, int]) -> None:
+        """Make tombstones of rows below the floor; the numbers follow in a commit of their own.
 
         Args:
             floor: See `Table.bury`.
-            marks: See `Table.bury`.
+            numbers: See `Table.bury`.
         """
-        del marks
+        del numbers
         kept = {*_TEXT, DELETED_AT}
         gone = [field.name for field in self._known() if field.nullable and field.name not in kept]
         sets = [f"{in_backticks(name)} = NULL" for name in gone]

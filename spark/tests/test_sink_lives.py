@@ -8,7 +8,7 @@ from deltalake import DeltaTable
 from multiclouddb_conformance.model_lives import ModelRow
 from multiclouddb_conformance.sink_lives import SinkLife
 from multiclouddb_tables.delta import DeltaTarget
-from multiclouddb_tables.merging import SinkTable
+from multiclouddb_tables.merging import MergeRules
 from pyspark_multiclouddb import merge_into_delta
 
 SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 4)) for seed in range(600)]
@@ -90,7 +90,7 @@ class TestDefects:
         pytest.fail(f"{MOST} lives have not found it")
 
     def test_mark_is_ignored(self, tmp_path, kills, monkeypatch):
-        monkeypatch.setattr(SinkTable, "check_place", lambda *_: None)
+        monkeypatch.setattr(MergeRules, "check_place", lambda *_: None)
         self.find(tmp_path, kills)
 
     def test_restore_is_not_seen(self, tmp_path, kills, monkeypatch):

@@ -29,7 +29,7 @@ from multiclouddb_api import (
 from multiclouddb_conformance.sink_harness import events, page
 from multiclouddb_spi import encode_partition_id
 from multiclouddb_tables.delta import DeltaTarget
-from multiclouddb_tables.merging import SinkTable
+from multiclouddb_tables.merging import MergeRules
 from multiclouddb_tables.rules import PLACES, MergedSnapshot
 from pyspark_multiclouddb import drop_tombstones, latest_by_key, live_rows, merge_into_delta
 from pyspark_multiclouddb.columns import ROW_SCHEMA
@@ -468,7 +468,7 @@ class TestCommitOfAnother:
 
     def test_at_the_begin_and_at_the_end_of_a_snapshot(self, path, others):
         merge_into_delta(rows(("a", 5, {}), ("gone", 6, {})), 0, path, "older")
-        target = SinkTable(DeltaTarget(path), "sink")
+        target = MergeRules(DeltaTarget(path), "sink")
         others.append(lambda: put(path, "b", 7))
         target.begin(MergedSnapshot("plan", "000000", is_first=True, was_over=False, is_over=False))
         merge_into_delta(rows(("a", 0, {"scan": "a"}), ("b", 0, {"scan": "b"})), None, path, None)

@@ -7,7 +7,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from multiclouddb_conformance.model_lives import ModelRow
 from multiclouddb_conformance.sink_lives import SinkLife
-from multiclouddb_tables.merging import SinkTable
+from multiclouddb_tables.merging import MergeRules
 from pyspark_multiclouddb import merge_into_table
 
 from .scala_catalog import table_in
@@ -81,7 +81,7 @@ class TestDefects:
 
     @pytest.mark.soak
     def test_mark_is_ignored(self, tmp_path, spark, table_deaths, monkeypatch):
-        monkeypatch.setattr(SinkTable, "check_place", lambda *_: None)
+        monkeypatch.setattr(MergeRules, "check_place", lambda *_: None)
         self.find(tmp_path, spark, table_deaths)
 
     @pytest.mark.soak

@@ -197,7 +197,7 @@ class Table(Target, Protocol):
         """
         ...
 
-    def mark(self, name: str) -> int | None:
+    def number(self, name: str) -> int | None:
         """Return a number that was stored with the table, or None.
 
         Args:
@@ -205,11 +205,11 @@ class Table(Target, Protocol):
         """
         ...
 
-    def store(self, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
+    def store(self, numbers: Mapping[str, int], notes: Mapping[str, str]) -> None:
         """Store numbers and texts in a commit that changes no row.
 
         Args:
-            marks: The numbers by name; `mark` returns them.
+            numbers: By name; `number` returns them.
             notes: What somebody who looks at the table may want to know, by name; nothing reads them.
         """
         ...
@@ -245,16 +245,16 @@ class Table(Target, Protocol):
         """
         ...
 
-    def outdate(self, floor: str, marks: Mapping[str, int]) -> None:
+    def outdate(self, floor: str, numbers: Mapping[str, int]) -> None:
         """Set the `order_key` of all rows from the floor on to `""`, because a snapshot begins.
 
         Args:
             floor: The lowest `order_key` that a row of the snapshot or a later change has.
-            marks: Numbers to store in the same commit if that is possible; if not, the caller stores them.
+            numbers: What to store in the same commit if that is possible; if not, the caller stores them.
         """
         ...
 
-    def bury(self, floor: str, marks: Mapping[str, int]) -> None:
+    def bury(self, floor: str, numbers: Mapping[str, int]) -> None:
         """Make tombstones of all rows below the floor, because a snapshot has ended that did not have them.
 
         Their `order_key` becomes the floor, `_deleted_at` the current time unless it is set already, and
@@ -262,7 +262,7 @@ class Table(Target, Protocol):
 
         Args:
             floor: See `outdate`.
-            marks: See `outdate`.
+            numbers: See `outdate`.
         """
         ...
 

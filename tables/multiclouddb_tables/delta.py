@@ -359,14 +359,14 @@ class DeltaTarget(Table):
         if self._lacking(wanted):
             self._commit(lambda: self._add(wanted))
 
-    def outdate(self, floor: str, marks: Mapping[str, int]) -> None:
-        """Give rows from the floor on the lowest `order_key`; the marks follow in a commit of their own.
+    def outdate(self, floor: str, numbers: Mapping[str, int]) -> None:
+        """Give rows from the floor on the lowest `order_key`; the numbers follow in a commit of their own.
 
         Args:
             floor: See `Table.outdate`.
-            marks: See `Table.outdate`.
+            numbers: See `Table.outdate`.
         """
-        del marks
+        del numbers
         table = self._known()
         self._commit(
             lambda: table.update(
@@ -376,14 +376,14 @@ class DeltaTarget(Table):
             ),
         )
 
-    def bury(self, floor: str, marks: Mapping[str, int]) -> None:
-        """Make tombstones of rows below the floor; the marks follow in a commit of their own.
+    def bury(self, floor: str, numbers: Mapping[str, int]) -> None:
+        """Make tombstones of rows below the floor; the numbers follow in a commit of their own.
 
         Args:
             floor: See `Table.bury`.
-            marks: See `Table.bury`.
+            numbers: See `Table.bury`.
         """
-        del marks
+        del numbers
         table = self._known()
         kept = {*_TEXT, DELETED_AT, *table.metadata().partition_columns}
         fields = table.schema().fields
@@ -447,11 +447,11 @@ class DeltaTarget(Table):
         table, told = self._known(), self._properties(notes)
         self._commit(lambda: _set_properties(table, properties, told), source)
 
-    def mark(self, name: str) -> int | None:
+    def number(self, name: str) -> int | None:
         """Return a number from the table's properties.
 
         Args:
-            name: See `Table.mark`.
+            name: See `Table.number`.
         """
         text = self._known().metadata().configuration.get(name)
         return None if text is None else int(text)
@@ -469,17 +469,17 @@ class DeltaTarget(Table):
         """Return True if the table has no file."""
         return not self._known().file_uris()
 
-    def store(self, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
+    def store(self, numbers: Mapping[str, int], notes: Mapping[str, str]) -> None:
         """Set properties of the table, or make a commit that only contains notes.
 
         Args:
-            marks: See `Table.store`.
+            numbers: See `Table.store`.
             notes: See `Table.store`.
         """
         from deltalake import write_deltalake
 
-        if marks:
-            self._set({name: str(number) for name, number in marks.items()}, notes)
+        if numbers:
+            self._set({name: str(number) for name, number in numbers.items()}, notes)
             return
         nothing = schema_of(table := self._known()).empty_table()
         properties = self._properties(notes)

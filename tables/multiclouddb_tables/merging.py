@@ -1,8 +1,8 @@
 """Merges a batch into the table of a sink, of whatever kind.
 
-`SinkTable` says which batches a table accepts, and `merge_batch` the order of the steps. The stages of a
-snapshot and the queries that have begun are marks of the table, so a process may be killed between any two
-commits.
+`MergeRules` says which batches a table accepts, and `merge_batch` the order of the steps. The stages of a
+snapshot, and which queries have begun, are numbers that the table stores, so a process may be killed between
+any two commits.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from multiclouddb_tables.rules import (
 
 _LOG: Final = logging.getLogger("multiclouddb.tables")
 _SNAPSHOT: Final = "multiclouddb-snapshot"
-"""The name of the mark that records how far a snapshot was merged; the snapshot's id follows."""
+"""The name of the number that records how far a snapshot was merged; the snapshot's id follows."""
 _LATEST: Final = "multiclouddb-latest"
-"""The name of the mark that records whether the table was filled from a feed of latest versions."""
+"""The name of the number that records whether the table was filled from a feed of latest versions."""
 _QUERY: Final = "multiclouddb-query:"
-"""The name of the mark that records that a query has begun in the table; the query's id follows."""
+"""The name of the number that records that a query has begun in the table; the query's id follows."""
 _LACKING: Final = "multiclouddb-lacking"
-"""The name of the mark that records which gap a snapshot repairs; the snapshot's id follows."""
+"""The name of the number that records which gap a snapshot repairs; the snapshot's id follows."""
 _BEGUN: Final = 0
 _ENDED: Final = 1
 _SAID: Final = set[tuple[str, str]]()
@@ -58,7 +58,7 @@ _SAID: Final = set[tuple[str, str]]()
 _NEW_QUERY: Final = "with startingPosition=snapshot, this table, and a checkpointLocation of its own"
 
 
-class SinkTable:
+class MergeRules:
     """The rules of snapshots and batch numbers, for a table.
 
     Args:
@@ -163,34 +163,34 @@ class SinkTable:
             )
 
     def _is_known(self, query: str | None) -> bool:
-        """Return whether the table has a mark of the query, or of a feed if the query has no name."""
+        """Return whether the table knows the query, or any feed if the query has no name."""
         if not self._table.keeps_marks:
             return True
         if query is None:
             return self._table.feed_mark() is not None
-        return self._table.mark(_QUERY + query) is not None
+        return self._table.number(_QUERY + query) is not None
 
     def begun(self, batch: MergeBatch) -> None:
         """Record that the query of a batch has begun in the table."""
         if batch.query is not None and self._table.keeps_marks:
             name = _QUERY + batch.query
-            if self._table.mark(name) is None:
+            if self._table.number(name) is None:
                 self._table.store({name: 1}, {})
 
     def begin(self, scan: MergedSnapshot) -> None:
         """Mark all rows of the table as older than a snapshot, before its first rows are merged."""
         # Rows of the snapshot, and every change after it, then have priority over the rows in the table. A
         # row below the floor needs no change; every other row gets the lowest `order_key`. One commit marks
-        # the rows and contains the snapshot's id, so they are marked once. Later batches need the mark:
+        # the rows and contains the snapshot's id, so they are marked once. Later batches need the number:
         # without it, earlier rows of the snapshot were in another table, or cannot be told apart from older
         # ones. A table with rows may get its checkpoint after the scan.
         if self._table.exists and self._stage(scan.plan) is not None:
             return
         if scan.is_first and scan.whole:
-            marks = {**_staged(scan.plan, _BEGUN), **self._lacking(scan.plan)}
-            self._table.outdate(scan.floor, marks)
+            numbers = {**_staged(scan.plan, _BEGUN), **self._lacking(scan.plan)}
+            self._table.outdate(scan.floor, numbers)
             if self._stage(scan.plan) is None:
-                self._table.store(marks, {})
+                self._table.store(numbers, {})
         elif scan.is_first:
             self._check_empty()
         elif not (scan.was_over and self._table.exists and not self._table.is_empty()):
@@ -205,12 +205,12 @@ class SinkTable:
         # A whole snapshot has brought what was lost before it began. What is lost during its scan may be a
         # change of a row that it had read already.
         mark, lacking = self._table.feed_mark(), self._lacking(scan.plan)
-        if mark is not None and any(self._table.mark(name) == each for name, each in lacking.items()):
+        if mark is not None and any(self._table.number(name) == each for name, each in lacking.items()):
             self._table.set_feed_mark(attrs.evolve(mark, incomplete_since=None))
         self._ensure(scan.plan, _ENDED)
 
     def _lacking(self, plan: str) -> Mapping[str, int]:
-        """Return the mark with the gap that a snapshot repairs; none if the table lacks nothing."""
+        """Return the number of the gap that a snapshot repairs; none if the table lacks nothing."""
         mark = self._table.feed_mark() if self._table.exists else None
         if mark is None or mark.incomplete_since is None:
             return {}
@@ -248,7 +248,7 @@ class SinkTable:
 
     def check_mode(self, *, is_latest: bool) -> None:
         """Refuse changes of a feed of latest versions in a table of another feed, and the other way round."""
-        stored = self._table.mark(_LATEST)
+        stored = self._table.number(_LATEST)
         if (stored == 1) == is_latest:
             return
         if not self._table.is_empty():
@@ -263,7 +263,7 @@ class SinkTable:
         self._table.store({_LATEST: int(is_latest)}, {})
 
     def _stage(self, plan: str) -> int | None:
-        return self._table.mark(f"{_SNAPSHOT}:{plan}")
+        return self._table.number(f"{_SNAPSHOT}:{plan}")
 
     def _ensure(self, plan: str, stage: int) -> None:
         """Store the stage of a snapshot in a separate commit, unless an earlier commit has stored it."""
@@ -344,7 +344,7 @@ def merge_batch(table: Table, sink: str, batch: MergeBatch) -> bool:
     Returns:
         True if rows were merged.
     """
-    rules, merged = SinkTable(table, sink), False
+    rules, merged = MergeRules(table, sink), False
     rules.check_place(batch)
     for each in batch.begun if batch.is_page else ():
         rules.claim_empty(batch)
@@ -398,7 +398,7 @@ def _notes(batch: MergeBatch) -> Mapping[str, str]:
     return {} if batch.done is None else batch.done.notes
 
 
-def _begin(rules: SinkTable, batch: MergeBatch, plan: str | None) -> None:
+def _begin(rules: MergeRules, batch: MergeBatch, plan: str | None) -> None:
     """Begin the snapshot of a batch in the table, unless this snapshot has already begun."""
     if batch.scan is not None:
         if plan not in (None, batch.scan.plan):

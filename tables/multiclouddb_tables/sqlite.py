@@ -287,25 +287,25 @@ class SqliteTable(Table):
             seen = self._found(database, self._look(database), None)
         self._seen = seen
 
-    def mark(self, name: str) -> int | None:
+    def number(self, name: str) -> int | None:
         """Return a number that `store` has stored.
 
         Args:
-            name: See `Table.mark`.
+            name: See `Table.number`.
         """
         with self._file.reading() as database:
             value = self._look(database).stored(database, _NUMBER + name)
         return value if isinstance(value, int) else None
 
-    def store(self, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
+    def store(self, numbers: Mapping[str, int], notes: Mapping[str, str]) -> None:
         """Store numbers and texts.
 
         Args:
-            marks: See `Table.store`.
+            numbers: See `Table.store`.
             notes: See `Table.store`.
         """
         with self._step() as step:
-            step.put(_named(marks, notes))
+            step.put(_named(numbers, notes))
 
     def feed_mark(self) -> TableMark | None:
         """Return the mark of the table that is there now; the next steps write into this table only."""
@@ -380,24 +380,24 @@ class SqliteTable(Table):
             step.write(shape.update(("order_key = ?", *stale)), outdated)
             step.put(_named({}, notes))
 
-    def outdate(self, floor: str, marks: Mapping[str, int]) -> None:
+    def outdate(self, floor: str, numbers: Mapping[str, int]) -> None:
         """Give rows from the floor on the `order_key` `""`.
 
         Args:
             floor: See `Table.outdate`.
-            marks: See `Table.outdate`.
+            numbers: See `Table.outdate`.
         """
         with self._step() as step:
             statement = step.shape.update(["order_key = ''"], "order_key >= ?")
             step.database.execute(statement, (floor,))
-            step.put(_named(marks, {}))
+            step.put(_named(numbers, {}))
 
-    def bury(self, floor: str, marks: Mapping[str, int]) -> None:
+    def bury(self, floor: str, numbers: Mapping[str, int]) -> None:
         """Make tombstones of rows below the floor.
 
         Args:
             floor: See `Table.bury`.
-            marks: See `Table.bury`.
+            numbers: See `Table.bury`.
         """
         with self._step() as step:
             others = (
@@ -409,7 +409,7 @@ class SqliteTable(Table):
             step.database.execute(
                 step.shape.update(settings, "order_key < ?"), (floor, time_text(datetime.now(UTC)), floor)
             )
-            step.put(_named(marks, {}))
+            step.put(_named(numbers, {}))
 
     def rows(self, keys: Sequence[str] | None = None, *, own: Own = False) -> Iterator[pa.RecordBatch]:
         """Read one version of the table.
@@ -511,9 +511,9 @@ def _document(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else f"bytes {bytes(value).hex()}"
 
 
-def _named(marks: Mapping[str, int], notes: Mapping[str, str]) -> dict[str, object]:
+def _named(numbers: Mapping[str, int], notes: Mapping[str, str]) -> dict[str, object]:
     return {
-        **{_NUMBER + name: value for name, value in marks.items()},
+        **{_NUMBER + name: value for name, value in numbers.items()},
         **{_NOTE + name: value for name, value in notes.items()},
     }
 

@@ -135,12 +135,12 @@ class MemoryTable(Table):
                 changed.columns |= {name: wanted.get(name, rules.TIME) for name in new}
                 changed.rows = [dict.fromkeys(changed.columns) | row for row in changed.rows]
 
-    def mark(self, name: str) -> int | None:
+    def number(self, name: str) -> int | None:
         return self._now().numbers.get(name)
 
-    def store(self, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
+    def store(self, numbers: Mapping[str, int], notes: Mapping[str, str]) -> None:
         with self._commit() as changed:
-            changed.numbers |= marks
+            changed.numbers |= numbers
             changed.notes |= notes
 
     def feed_mark(self) -> TableMark | None:
@@ -184,21 +184,21 @@ class MemoryTable(Table):
                     there |= row
             changed.notes |= notes
 
-    def outdate(self, floor: str, marks: Mapping[str, int]) -> None:
+    def outdate(self, floor: str, numbers: Mapping[str, int]) -> None:
         with self._commit() as changed:
             for row in changed.rows:
                 if row["order_key"] >= floor:
                     row["order_key"] = ""
-            changed.numbers |= marks
+            changed.numbers |= numbers
 
-    def bury(self, floor: str, marks: Mapping[str, int]) -> None:
+    def bury(self, floor: str, numbers: Mapping[str, int]) -> None:
         now = datetime.now(UTC)
         with self._commit() as changed:
             for row in changed.rows:
                 if row["order_key"] < floor:
                     gone = dict.fromkeys(row) | {"key": row["key"], "order_key": floor}
                     row |= gone | {rules.DELETED_AT: row[rules.DELETED_AT] or now}
-            changed.numbers |= marks
+            changed.numbers |= numbers
 
     def rows(self, keys: Sequence[str] | None = None, *, own: Own = False) -> Iterator[pa.RecordBatch]:
         table = self._now()

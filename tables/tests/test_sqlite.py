@@ -344,7 +344,7 @@ class TestFile:
             assert (caught.value.category, caught.value.retryable) == (ErrorCategory.CONFLICT, True)
             assert documents(sink) == {"a": {"n": 1}}
         table.store({"n": 1}, {})
-        assert table.mark("n") == 1
+        assert table.number("n") == 1
 
     @pytest.mark.parametrize("when", ["BEGIN IMMEDIATE", "COMMIT"])
     def test_a_file_that_is_replaced_during_a_step(self, sink, monkeypatch, when):
@@ -365,7 +365,7 @@ class TestFile:
                 table.store({"n": 1}, {})
         assert caught.value.retryable
         sink.target.store({"n": 1}, {})
-        assert sink.target.mark("n") == 1
+        assert sink.target.number("n") == 1
         assert documents(sink) == {"a": {"n": 1}}
 
     @pytest.mark.parametrize("in_place", [False, True])

@@ -36,7 +36,7 @@ from multiclouddb_spi import encode_partition_id
 from multiclouddb_spi.partition import incarnation_digest
 from multiclouddb_tables.contract import Fix, SupportsRecord
 from multiclouddb_tables.mark import FeedSource
-from multiclouddb_tables.merging import SinkTable
+from multiclouddb_tables.merging import MergeRules
 
 __all__ = ["TestMarked", "TestReplaced"]
 
@@ -194,15 +194,15 @@ class TestReplaced:
         self, sink: SinkHarness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The other one is merged after this one has found no table."""
-        marked, theirs = SinkTable._marked, [_from(_OTHERS[0], rows(("b", 1, {"n": 2})))]
+        marked, theirs = MergeRules._marked, [_from(_OTHERS[0], rows(("b", 1, {"n": 2})))]
 
-        def after_another(table: SinkTable, stored: Any, *arguments: Any) -> Any:
+        def after_another(table: MergeRules, stored: Any, *arguments: Any) -> Any:
             found = marked(table, stored, *arguments)
             if theirs:
                 sink.merge(theirs.pop())
             return found
 
-        monkeypatch.setattr(SinkTable, "_marked", after_another)
+        monkeypatch.setattr(MergeRules, "_marked", after_another)
         with pytest.raises(MulticloudDbError):
             sink.merge(rows(("a", 1, {"n": 1})))
         assert not theirs
