@@ -217,9 +217,7 @@ def verify(
     """Prove that a table equals its collection while both change, and repair it.
 
     The sink keeps running. Nothing is written to the collection, and the table only with --repair or
-    --record. With --resume, the rows of the collection that a killed run has read are not read again. The
-    exit code is 0 if the table is equal, 11 if differences are left, 12 if some keys could not be compared,
-    13 if the sink has not reached the source, and 14 if another process uses the state folder or the table.
+    --record. The exit code is 0 if the table is equal; multiclouddb --help explains 11 to 14.
 
     With --every the command does not end. It prints the costs, and after each pass one line: how old the
     proof of the oldest row is, and how many differences are open and healed.
@@ -314,12 +312,11 @@ def check(
 ) -> None:
     """Show whether a token can be resumed, for how long, and whether it covers every partition.
 
-    Nothing is changed. The exit code is 0 if the token can be resumed and covers every partition, 10 if it
-    can be resumed but does not cover every open partition, and otherwise the exit code of the error. Coverage
+    Nothing is changed. The exit code is 0 if all is well; multiclouddb --help explains the others. Coverage
     is checked only for a whole collection of a database that may list partitions late.
 
-    With --max-lag, the exit code is 15 if a change after the token is older, by the service's clock, and 16
-    if nobody knows. The age of the token does not matter: the token of an idle feed may be old.
+    With --max-lag, the age of a change after the token counts, by the service's clock, and not the age of the
+    token: the token of an idle feed may be old.
     """
     from multiclouddb_cli import tokens
     from multiclouddb_cli.arguments import to_age, to_config, to_key, to_options, to_token

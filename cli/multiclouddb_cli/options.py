@@ -140,9 +140,7 @@ Checkpoint: TypeAlias = Annotated[
 JsonLines: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print one JSON event per line, with plain values.")
 ]
-Exact: TypeAlias = Annotated[
-    bool, typer.Option("--exact", help="Print JSON in the exact form, which event_from_json reads.")
-]
+Exact: TypeAlias = Annotated[bool, typer.Option("--exact", help="Print the JSON that event_from_json reads.")]
 Format: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -167,7 +165,7 @@ OldState: TypeAlias = Annotated[
     typer.Option(
         metavar="STATE",
         case_sensitive=False,
-        help="Whether events contain the previous documents: omit, include or require.",
+        help="The same for the previous documents.",
     ),
 ]
 
@@ -246,7 +244,8 @@ Position: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="POSITION",
-        help="What the sink has stored: spark:CHECKPOINT, @FILE with a token or a checkpoint, or a token.",
+        help="What the sink has stored: spark:CHECKPOINT, a checkpoint's URL, @FILE with a token or a "
+        "checkpoint, or a token.",
     ),
 ]
 Repair: TypeAlias = Annotated[bool, typer.Option("--repair", help="Make each difference equal.")]
