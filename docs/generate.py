@@ -27,7 +27,7 @@ _US8: Final = "conformance/multiclouddb_conformance/us8"
 _MARKED: Final = (_US8, "conformance/tests", "docs/tests", "tests")
 _MARKS: Final = {Support.NATIVE: "", Support.EMULATED: "*emulated*; ", Support.UNSUPPORTED: "*unsupported*; "}
 _WRONG: Final = ("ghosts", "missing", "stale")
-_NOT_REFUSED: Final = "No request is refused on a database without this capability, so check for it yourself."
+_NOT_REFUSED: Final = "Check for it yourself, because no request is refused."
 GATES: Final = {
     Capability.CHANGE_FEED: "every read. A read from a token or from now, of a collection or a physical "
     "partition, needs nothing else.",
