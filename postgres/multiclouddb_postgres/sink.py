@@ -91,11 +91,10 @@ def merge_into_postgres(
         documents: The type of the column with the documents: `json`, the default, stores every document as it
             is; `jsonb` refuses some, for example one with the character NUL in a text.
         long_keys: What to do with a key of more than 2,600 bytes of JSON text, for which an index may have no
-            room. `"refuse"`, the default, refuses the batch. `"hash"` stores its SHA-256 in `key`, as
-            `sha256:` and 64 digits, and the whole key in the column `_long_key`, which is null in all other
-            rows; to add this column, the user has to own the table. `"skip"` leaves out the changes of such
-            keys, logs their number with digests of the keys, and adds it to `multiclouddb-skipped` in
-            `multiclouddb_marks`; it is refused on a table that has hashes.
+            room. `"refuse"`, the default, refuses the batch. `"hash"` stores its SHA-256 in `key`, and the
+            whole key in the column `_long_key`; to add this column, the user has to own the table. `"skip"`
+            leaves out the changes of such keys, and logs and counts them; it is refused on a table that has
+            hashes.
         connections: The number of connections over which a batch of Spark is written; 4 by default.
         source: The feed of the rows, as in `merge_into_delta`.
 
