@@ -126,13 +126,13 @@ OPTIONS: Final = (
     Option("oldItemState", "the same values", "`omit`"),
     Option(
         "mode",
-        "for columns of documents: `FAILFAST` ends the query at a value that does not fit, and "
-        "`PERMISSIVE` makes it null",
+        "`FAILFAST` or `PERMISSIVE`, for values that do not fit into [columns of "
+        "documents](#columns-of-documents)",
         "`FAILFAST`",
     ),
     Option(
         "columnNameOfCorruptRecord",
-        "with `PERMISSIVE`: the column with the JSON of a document in which a value did not fit",
+        "with `PERMISSIVE`: the column with the JSON of such a document",
         "`_corrupt_record`",
     ),
     Option(
