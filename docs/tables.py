@@ -73,7 +73,7 @@ _WHOLE: Final = {
     RunCursorCommandOptions: "mongo.md#multiclouddb_mongo.RunCursorCommandOptions",
 }
 """Maps each class to the page with the whole text of its options."""
-_DEFAULT: Final = re.compile(r"[;,:] (?:and )?(?:[\d.]+|False|the entire collection) by default\Z")
+_DEFAULT: Final = re.compile(r"[;,:] (?:and )?(?:[\w.()`]+|the entire collection) by default\Z")
 _FIRST: Final = re.compile(r"(?<=[\w`)\"])\. (?=[A-Z0-9`\"])")
 
 
