@@ -91,30 +91,25 @@ def merge_into_delta(
     The first merge creates the table, with the columns `key`, `order_key`, `timestamp`, `new_item_state` and
     `_deleted_at`, and with additional columns of the batch, so you can parse documents first:
     `frame.withColumn("total", get_json_object("new_item_state", "$.total"))`. A column of the table that is
-    missing from the batch keeps its values. A change whose document is missing, for example because its image
-    has expired, is never written as an empty document (`missing_state`); the sink notices it by the column
-    `new_item_state`, so leave that in the batch.
+    missing from the batch keeps its values. Leave `new_item_state` in the batch, because it shows a change
+    whose document is missing (`missing_state`).
 
     Spark finds the last change of each key, and sends only these, with only the columns of the table, to the
     driver. They come in pieces of at most `max_bytes`, each of which is a commit; until all are merged, the
     executors keep them in memory or on disk, so the source is read once. A process that is killed between two
-    commits merges the batch again when it restarts, which does not change the rows that are merged already. A
-    batch is never left out because of its number, because a checkpoint that was restored from a copy delivers
-    other rows under a number that was used before.
+    commits merges the batch again when it restarts, which changes nothing.
 
     A query delivers each row once, so the sink refuses a table that has lost rows: one that was dropped or
-    made again, one that `RESTORE` took back further than the checkpoint (each commit names its batch, so the
-    log shows it), and the table of another query. It also refuses to mix a feed of every change with one of
-    latest versions (`CosmosOptions(mode="latest")`), which it recognizes by `event_id`.
+    made again, one that `RESTORE` took back further than the checkpoint, and the table of another query. It
+    also refuses to mix a feed of every change with one of latest versions (`CosmosOptions(mode="latest")`).
 
     A snapshot repairs the table: its rows replace older ones, and after the last one, each document that it
     did not contain becomes a tombstone. So the table must not contain rows of other collections. For this,
     the sink must see where the snapshot begins and ends. Without Spark, the notices of pages show it: pass
     every page, also one without events, and store its token afterwards. With Spark, the offsets in
     `checkpoint` show it, which is needed if the table may have older rows, and with
-    `snapshotOrder=interleaved`, `snapshotOrder=auto` or `failOnDataLoss=resnapshot`. If the table has older
-    rows and the sink has not seen the beginning, it refuses the rows of the snapshot. It recognizes them by
-    `event_id` and `backfilled`, and refuses a batch without these columns.
+    `snapshotOrder=interleaved`, `snapshotOrder=auto` or `failOnDataLoss=resnapshot`. The rows of a snapshot
+    are recognized by `event_id` and `backfilled`, so a batch without these columns is refused.
 
     Args:
         batch: The DataFrame that `foreachBatch` passes, a pyarrow table with its columns, or a page. A table
