@@ -231,7 +231,8 @@ def drop_tombstones(
         table_path: The path of the table, as in `merge_into_delta`. Other threads and processes may write
             the table at the same time.
         older_than: How long ago the delete must have been merged; 30 days by default.
-        checkpoint: The `checkpointLocation` of the query, as in `merge_into_delta`.
+        checkpoint: The `checkpointLocation` of the query, as in `merge_into_delta`. None for a loop over
+            pages, which has none: call this function when the loop has ended.
         spark: For a table of `merge_into_table`, the session that knows it; `table_path` is then its name.
 
     Returns:
