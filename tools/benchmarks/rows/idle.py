@@ -30,10 +30,42 @@ _PARTITIONS: Final = 1000
 _WIDTH: Final = 8
 """How many requests run at once. By default, the vendors' clients keep at most ten connections."""
 _OPTIONS: Final = OperationOptions(timeout_seconds=120)
-_ABOUT: Final = (
-    "The figure is the CPU time of a call that asks 1,000 {} and finds nothing: what the library adds to the "
-    "vendor's requests should be at most a tenth of them."
-)
+
+
+def _row(
+    provider: str, title: str, partitions: str, against: str
+) -> Callable[[Callable[[Bench], Iterator[Sides]]], object]:
+    return row(
+        f"{provider}-idle",
+        title=f"{title}, idle call over 1,000 {partitions}",
+        unit="ms",
+        goal=1.1,
+        at_most=True,
+        about=(
+            f"The figure is the CPU time of a call that asks 1,000 {partitions} of our emulator and finds "
+            "nothing: what the library adds to the vendor's requests should be at most a tenth of them."
+        ),
+        against=against,
+    )
+
+
+def _timed(partitions: int, ask: Callable[[], int]) -> Callable[[], Done]:
+    """Return a side.
+
+    Args:
+        partitions: The number of partitions.
+        ask: Asks all partitions, which have nothing, and returns in how many requests.
+    """
+
+    def call() -> Done:
+        began = time.process_time()
+        requests = ask()
+        cpu = time.process_time() - began
+        if requests < partitions:
+            raise ValueError(f"{requests} requests for {partitions} partitions")
+        return Done(partitions, value=1000 * cpu * partitions / requests, cpu=cpu)
+
+    return call
 
 
 def _ours(
@@ -52,34 +84,27 @@ def _ours(
     """
     token = client.read_changes(ChangeFeedRequest(address, Now()), _OPTIONS).continuation_token
 
-    def call() -> Done:
+    def ask() -> int:
         nonlocal token
         before, requests, idle = 0 if asked is None else asked(), 0, False
-        began = time.process_time()
         while not idle:  # on a busy machine, a server may answer too late
             page = client.read_changes(ChangeFeedRequest(address, FromContinuationToken(token)), _OPTIONS)
             _check_empty(page.events)
             token, idle, requests = page.continuation_token, page.idle, requests + page.diagnostics.requests
-        cpu = time.process_time() - began
-        if (requests := requests if asked is None else asked() - before) < partitions:
-            raise ValueError(f"{requests} requests for {partitions} partitions")
-        return Done(partitions, value=1000 * cpu * partitions / requests, cpu=cpu)
+        return requests if asked is None else asked() - before
 
-    return call
+    return _timed(partitions, ask)
 
 
 def _by_hand(ask: Callable[[str], None], partitions: Iterable[str]) -> Callable[[], Done]:
     """Return a side that asks each partition once, in as many threads as our client has."""
     names = list(partitions)
 
-    def call() -> Done:
-        began = time.process_time()
+    def ask_all() -> int:
         with ThreadPoolExecutor(_WIDTH) as pool:
-            count = len(list(pool.map(ask, names)))
-        cpu = time.process_time() - began
-        return Done(count, value=1000 * cpu, cpu=cpu)
+            return len(list(pool.map(ask, names)))
 
-    return call
+    return _timed(len(names), ask_all)
 
 
 def _check_empty(records: Iterable[Any]) -> None:
@@ -87,17 +112,9 @@ def _check_empty(records: Iterable[Any]) -> None:
         raise ValueError("a partition was not empty")
 
 
-@row(
-    "dynamo-idle",
-    title="DynamoDB, idle call over 1,000 shards",
-    unit="ms",
-    goal=1.1,
-    at_most=True,
-    about=_ABOUT.format("shards of our emulator"),
-    against="1,000 calls of boto3's `get_records`.",
-)
+@_row("dynamo", "DynamoDB", "shards", "1,000 calls of boto3's `get_records`.")
 def dynamo_idle(bench: Bench) -> Iterator[Sides]:
-    """This row shows the share of the library in what an idle feed costs."""
+    """Measure the share of the library in what an idle stream of DynamoDB costs."""
     shards = bench.size(_PARTITIONS, 2)
     with streams(_WIDTH, initial_shards=shards) as server, connect(server.config) as client:
         address = server.create("items")
@@ -125,17 +142,14 @@ def _boto3(server: Streams, address: ResourceAddress) -> Callable[[], Done]:
     return _by_hand(ask, following)
 
 
-@row(
-    "cosmos-idle",
-    title="Cosmos DB, idle call over 1,000 ranges",
-    unit="ms",
-    goal=1.1,
-    at_most=True,
-    about=_ABOUT.format("ranges of our emulator"),
-    against="1,000 calls of azure-cosmos' `query_items_change_feed`, each with the continuation of a range.",
+@_row(
+    "cosmos",
+    "Cosmos DB",
+    "ranges",
+    "1,000 calls of azure-cosmos' `query_items_change_feed`, each with the continuation of a range.",
 )
 def cosmos_idle(bench: Bench) -> Iterator[Sides]:
-    """This row shows the share of the library in what an idle feed costs."""
+    """Measure the share of the library in what an idle feed of Cosmos DB costs."""
     ranges = bench.size(_PARTITIONS, 2)
     with account(ranges) as server, connect(server.config(_WIDTH)) as client:
         yield Sides(_ours(client, ADDRESS, ranges), _azure(server))
@@ -160,20 +174,15 @@ def _azure(server: Account) -> Callable[[], Done]:
     return _by_hand(ask, following)
 
 
-@row(
-    "spanner-idle",
-    title="Spanner, idle call over 1,000 partitions",
-    unit="ms",
-    goal=1.1,
-    at_most=True,
-    about=_ABOUT.format("partitions of our emulator"),
-    against=(
-        "1,000 change stream queries of google-cloud-spanner (`execute_sql` on `READ_…`), each from the end "
-        "of the previous one to the present."
-    ),
+@_row(
+    "spanner",
+    "Spanner",
+    "partitions",
+    "1,000 change stream queries of google-cloud-spanner (`execute_sql` on `READ_…`), each from the end of "
+    "the previous one to the present.",
 )
 def spanner_idle(bench: Bench) -> Iterator[Sides]:
-    """This row shows the share of the library in what an idle feed costs."""
+    """Measure the share of the library in what an idle change stream of Spanner costs."""
     partitions = bench.size(_PARTITIONS, 2)
     with spanner(partitions) as server:
         address = server.create("items")
