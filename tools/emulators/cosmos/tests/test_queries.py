@@ -47,33 +47,20 @@ class TestFilters:
             ("c.n = 3", [3]),
             ("c.n != 3 AND c.n < 5", [0, 1, 2, 4]),
             ("c.n >= 17 OR c.id = '0'", [0, 17, 18, 19]),
-            ("NOT (c.n > 2)", [0, 1, 2]),
             ("c.even AND c.n < 5", [0, 2, 4]),
             ("c.n IN (1, 5, 99)", [1, 5]),
-            ("c.n NOT IN (0, 1) AND c.n < 4", [2, 3]),
-            ("c.n BETWEEN 3 AND 5", [3, 4, 5]),
-            ("c.name LIKE 'Item 1_'", list(range(10, 20))),
-            ("c.name LIKE '%05'", [5]),
             ("c.deep.x = 4.5", [9]),
             ('c["deep"]["x"] > 9', [19]),
             ("c.tags[1] = 'b' AND c.n < 8", [2, 3, 6, 7]),
             ("IS_DEFINED(c.maybe) AND c.n < 7", [0, 3, 6]),
-            ("IS_NULL(c.maybe) = true AND c.n > 14", [15, 18]),
-            ("NOT IS_DEFINED(c.maybe) AND c.n < 4", [1, 2]),
-            ("STARTSWITH(c.name, 'item 0', true) AND c.n > 7", [8, 9]),
-            ("CONTAINS(c.name, '1') AND c.n < 11", [1, 10]),
-            ("ENDSWITH(c.name, '9')", [9, 19]),
-            ("ARRAY_CONTAINS(c.tags, 'c')", [3, 7, 11, 15, 19]),
-            ("ARRAY_LENGTH(c.tags) = 0 AND c.n < 9", [0, 4, 8]),
-            ("LENGTH(c.name) = 7 AND c.n % 10 = 0", [0, 10]),
+            ("IS_DEFINED(c.maybe) = false AND c.n < 4", [1, 2]),
+            ("IS_NUMBER(c.maybe) OR IS_NUMBER(c.n) = false", []),
+            ("c.n % 10 = 0", [0, 10]),
             ("(c.n + 1) * 2 = 8", [3]),
+            ("c.n - 5 = -2", [3]),
             ("c.n = '3'", []),
             ("c.none = c.none", []),
             ("c.none > 1 OR c.n = 1", [1]),
-            ("(c.maybe ?? 'x') = 'x' AND c.n < 3", [1, 2]),
-            ("(c.n > 17 ? 'big' : 'small') = 'big'", [18, 19]),
-            ("LOWER(CONCAT(c.pk, '-X')) = 'p0-x'", [0, 5, 10, 15]),
-            ("REGEXMATCH(c.name, '0[12]$')", [1, 2]),
             ("c.deep = {'x': 1}", [2]),
             ("c.deep != {'x': 1} OR c.tags != []", []),
             ("c.tags = ['a', 'b']", [2, 6, 10, 14, 18]),
@@ -120,12 +107,6 @@ class TestResults:
         found = stocked.query_items("SELECT VALUE c.maybe FROM c", enable_cross_partition_query=True)
         assert list(found) == [None] * 7
 
-    def test_an_array_is_unrolled(self, stocked):
-        query = "SELECT VALUE t FROM c JOIN t IN c.tags WHERE c.n = 3"
-        assert list(stocked.query_items(query, partition_key="p3")) == ["a", "b", "c"]
-        query = "SELECT VALUE t FROM t IN c.tags"
-        assert set(stocked.query_items(query, partition_key="p3")) == {"a", "b", "c"}
-
     def test_one_logical_partition_is_served_whole(self, stocked):
         whole = {"partition_key": "p1"}
         query = "SELECT VALUE c.n FROM c ORDER BY c.n DESC"
@@ -133,15 +114,9 @@ class TestResults:
         assert list(stocked.query_items("SELECT TOP 2 VALUE c.n FROM c", **whole)) == [1, 6]
         query = "SELECT VALUE c.n FROM c ORDER BY c.n OFFSET 1 LIMIT 2"
         assert list(stocked.query_items(query, **whole)) == [6, 11]
-        query = "SELECT c.even, COUNT(1) AS many, MAX(c.n) AS most FROM c GROUP BY c.even"
-        assert list(stocked.query_items(query, **whole)) == [
-            {"even": False, "many": 2, "most": 11},
-            {"even": True, "many": 2, "most": 16},
-        ]
+        query = "SELECT COUNT(1) AS many, MAX(c.n) AS most FROM c"
+        assert list(stocked.query_items(query, **whole)) == [{"many": 4, "most": 16}]
         assert list(stocked.query_items("SELECT DISTINCT VALUE c.even FROM c", **whole)) == [False, True]
-
-    def test_a_query_without_from(self, stocked):
-        assert list(stocked.query_items("SELECT VALUE 1 + 1", partition_key="p1")) == [2]
 
 
 class TestOverPartitions:
@@ -224,18 +199,13 @@ class TestOverPartitions:
         assert list(found) == [16, 11, 6, 1]
         assert server.journal.count("ReadQueryPlan") == 0
 
-    @pytest.mark.parametrize("where", ["c.pk = 'p1' OR c.n = 1", "c.pk != 'p1'", "NOT (c.pk = 'p1')"])
+    @pytest.mark.parametrize("where", ["c.pk = 'p1' OR c.n = 1", "c.pk != 'p1'", "(c.pk = 'p1') = true"])
     def test_another_one_does(self, shop, stocked, where):
         assert shop.fails(list, stocked.query_items(f"SELECT * FROM c WHERE {where}")) == (400, 0)
 
     def test_an_aggregate_beside_others_is_refused_by_the_client(self, stocked):
         query = "SELECT COUNT(1) AS many FROM c"
         with pytest.raises(CosmosHttpResponseError, match="VALUE <AggregateFunc>"):
-            list(stocked.query_items(query, enable_cross_partition_query=True))
-
-    def test_group_by_is_refused_as_the_client_cannot(self, stocked):
-        query = "SELECT c.pk, COUNT(1) AS many FROM c GROUP BY c.pk"
-        with pytest.raises(CosmosHttpResponseError, match="does not support: GroupBy"):
             list(stocked.query_items(query, enable_cross_partition_query=True))
 
     def test_a_plan_is_asked_for_once(self, server, stocked):
@@ -365,10 +335,10 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("query", "message"),
         [
-            ("SELECT * FROM c WHERE NOSUCH(c.n)", "'NOSUCH' is not a recognized built-in function name."),
-            ("SELECT * FROM c WHERE LOWER(c.n, 1)", "The LOWER function requires 1 argument(s)."),
+            ("SELECT * FROM c WHERE IS_NUMBER(c.n, 1)", "The IS_NUMBER function requires 1 argument(s)."),
+            ("SELECT VALUE MAX() FROM c", "The MAX function requires 1 argument(s)."),
             ("SELECT * FROM c WHERE c.n = @n", "The query parameter '@n' has no value."),
-            ("SELECT *", "'SELECT *' is only valid with a single input set."),
+            ("SELECT TOP 1 * FROM c OFFSET 0 LIMIT 1", "TOP and OFFSET LIMIT cannot be in the same query."),
         ],
     )
     def test_what_cannot_be_is_400(self, container, query, message):
@@ -383,7 +353,23 @@ class TestRefused:
             ("SELECT * FROM c WHERE EXISTS(SELECT VALUE t FROM t IN c.tags)", "subqueries"),
             ("SELECT ARRAY(SELECT VALUE t FROM t IN c.tags) FROM c", "subqueries"),
             ("SELECT udf.tax(c.n) FROM c", "user-defined functions"),
+            ("SELECT VALUE (SELECT VALUE 1 FROM t IN c.tags) FROM c", "subqueries"),
+            ("SELECT * FROM (SELECT * FROM c) AS d", "subqueries"),
             ("SELECT * FROM c WHERE ST_DISTANCE(c.a, c.b) < 1", "the function ST_DISTANCE"),
+            ("SELECT * FROM c WHERE CONTAINS(c.n, 'x')", "the function CONTAINS"),
+            ("SELECT * FROM c WHERE NOT c.even", "NOT"),
+            ("SELECT * FROM c WHERE c.n NOT IN (1)", "NOT"),
+            ("SELECT * FROM c WHERE c.name LIKE 'x%'", "LIKE"),
+            ("SELECT * FROM c WHERE c.n BETWEEN 1 AND 2", "BETWEEN"),
+            ("SELECT VALUE c.n ?? 1 FROM c", "the operator ??"),
+            ("SELECT VALUE c.even ? 1 : 2 FROM c", "the operator ?"),
+            ("SELECT VALUE c.name || 'x' FROM c", "the operator ||"),
+            ("SELECT VALUE ~c.n FROM c", "the operator ~"),
+            ("SELECT VALUE t FROM c JOIN t IN c.tags", "JOIN"),
+            ("SELECT VALUE t FROM t IN c.tags", "FROM with a path"),
+            ("SELECT VALUE t FROM c.tags t", "FROM with a path"),
+            ("SELECT c.pk, COUNT(1) AS many FROM c GROUP BY c.pk", "GROUP BY"),
+            ("SELECT VALUE 1 + 1", "a query without FROM"),
             ("SELECT TOP 1 * FROM c ORDER BY RANK FullTextScore(c.t, 'x')", "ORDER BY RANK"),
         ],
     )

@@ -1,7 +1,7 @@
 """Runs queries in the subset of Cosmos DB's SQL that the README describes.
 
 tokens, words, expressions, parser    from text to a tree       tree           its nodes
-evaluation, functions, comparing      values of expressions     execution      from documents to results
+evaluation, comparing                 values of expressions     execution      from documents to results
 pinning                               whether one partition is enough
 plan                                  the work of a client that reads several partitions
 """

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any, Final, TypeAlias, assert_never
 
 from multiclouddb_cosmos_emulator.errors import not_offered
 from multiclouddb_cosmos_emulator.query.comparing import compare, equal, rank, sort_key
-from multiclouddb_cosmos_emulator.query.functions import FUNCTIONS, NOT_OFFERED
 from multiclouddb_cosmos_emulator.query.tokens import query_error
 from multiclouddb_cosmos_emulator.query.tree import (
     AGGREGATES,
     ArrayOf,
-    Between,
     Binary,
-    Conditional,
     Function,
     In,
-    Like,
     Literal,
     Member,
     Name,
     Node,
     ObjectOf,
     Parameter,
-    Unary,
 )
 from multiclouddb_cosmos_emulator.values import UNDEFINED
 
@@ -54,10 +48,6 @@ def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any
     return call
 
 
-def _bits(function: Callable[[int, int], int]) -> Callable[[Any, Any], Any]:
-    return _arithmetic(lambda left, right: function(int(left), int(right)))
-
-
 def _ordering(accepts: Callable[[int], bool]) -> Callable[[Any, Any], Any]:
     def call(left: Any, right: Any) -> Any:
         found = compare(left, right)
@@ -71,10 +61,6 @@ def _different(left: Any, right: Any) -> Any:
     # arrays.
     found = compare(left, right)
     return UNDEFINED if found is None else found != 0
-
-
-def _joined(left: Any, right: Any) -> Any:
-    return left + right if isinstance(left, str) and isinstance(right, str) else UNDEFINED
 
 
 def _either(left: Any, right: Any) -> Any:
@@ -92,26 +78,24 @@ def _both(left: Any, right: Any) -> Any:
 _BINARY: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "OR": _either,
     "AND": _both,
-    "??": lambda left, right: right if left is UNDEFINED else left,
     "=": equal,
     "!=": _different,
     "<": _ordering(lambda found: found < 0),
     "<=": _ordering(lambda found: found <= 0),
     ">": _ordering(lambda found: found > 0),
     ">=": _ordering(lambda found: found >= 0),
-    "||": _joined,
     "+": _arithmetic(lambda left, right: left + right),
     "-": _arithmetic(lambda left, right: left - right),
     "*": _arithmetic(lambda left, right: left * right),
     "/": _arithmetic(lambda left, right: left / right),
     "%": _arithmetic(math.fmod),
-    "|": _bits(lambda left, right: left | right),
-    "^": _bits(lambda left, right: left ^ right),
-    "&": _bits(lambda left, right: left & right),
-    "<<": _bits(lambda left, right: left << (right & 31)),
-    ">>": _bits(lambda left, right: left >> (right & 31)),
-    ">>>": _bits(lambda left, right: (left & 0xFFFFFFFF) >> (right & 31)),
 }
+
+_FUNCTIONS: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "IS_DEFINED": lambda value: value is not UNDEFINED,
+    "IS_NUMBER": lambda value: rank(value) == _NUMBER,
+}
+"""The functions of one argument that azure-cosmos and its tests use."""
 
 
 class Compiler:
@@ -136,20 +120,10 @@ class Compiler:
                 return lambda row: row.get(name, UNDEFINED)
             case Member(base, member):
                 return _member(self.compiled(base), self.compiled(member))
-            case Unary(operator, operand):
-                return _unary(operator, self.compiled(operand))
             case Binary(operator, left, right):
                 return _applied(_BINARY[operator], self.compiled(left), self.compiled(right))
-            case Between(operand, low, high):
-                above = Binary(">=", operand, low)
-                return self.compiled(Binary("AND", above, Binary("<=", operand, high)))
             case In(operand, choices):
                 return _in(self.compiled(operand), [self.compiled(choice) for choice in choices])
-            case Like(operand, pattern, escape):
-                sign = None if escape is None else self.compiled(escape)
-                return _like(self.compiled(operand), self.compiled(pattern), sign)
-            case Conditional(condition, yes, no):
-                return _conditional(self.compiled(condition), self.compiled(yes), self.compiled(no))
             case Function(name, arguments):
                 return self._function(name, arguments)
             case ArrayOf(items):
@@ -166,17 +140,15 @@ class Compiler:
         return self._parameters[name]
 
     def _function(self, name: str, arguments: tuple[Node, ...]) -> Compiled:
-        if name in AGGREGATES and len(arguments) == 1:
-            return _aggregate(name, self.compiled(arguments[0]))
-        if name.startswith(NOT_OFFERED):
+        if name not in AGGREGATES and name not in _FUNCTIONS:
             raise not_offered(f"the function {name}")
-        if name not in FUNCTIONS:
-            raise query_error("SC2005", f"'{name}' is not a recognized built-in function name.")
-        function, least, most = FUNCTIONS[name]
-        if not least <= len(arguments) <= most:
-            raise query_error("SC2050", f"The {name} function requires {least} argument(s).")
-        compiled = [self.compiled(argument) for argument in arguments]
-        return lambda row: function(*(argument(row) for argument in compiled))
+        if len(arguments) != 1:
+            raise query_error("SC2050", f"The {name} function requires 1 argument(s).")
+        operand = self.compiled(arguments[0])
+        if name in AGGREGATES:
+            return _aggregate(name, operand)
+        function = _FUNCTIONS[name]
+        return lambda row: function(operand(row))
 
 
 def _member(base: Compiled, name: Compiled) -> Compiled:
@@ -195,20 +167,6 @@ def _applied(function: Callable[[Any, Any], Any], left: Compiled, right: Compile
     return lambda row: function(left(row), right(row))
 
 
-def _unary(operator: str, operand: Compiled) -> Compiled:
-    def negated(row: Row) -> Any:
-        value = operand(row)
-        if operator == "NOT":
-            return not value if isinstance(value, bool) else UNDEFINED
-        if rank(value) != _NUMBER:
-            return UNDEFINED
-        if operator == "~":
-            return ~int(value)
-        return -value if operator == "-" else value
-
-    return negated
-
-
 def _in(operand: Compiled, choices: list[Compiled]) -> Compiled:
     def found(row: Row) -> Any:
         value = operand(row)
@@ -217,33 +175,6 @@ def _in(operand: Compiled, choices: list[Compiled]) -> Compiled:
         return any(equal(value, choice(row)) is True for choice in choices)
 
     return found
-
-
-def _like(operand: Compiled, pattern: Compiled, escape: Compiled | None) -> Compiled:
-    def matches(row: Row) -> Any:
-        text, wanted = operand(row), pattern(row)
-        sign = None if escape is None else escape(row)
-        if not isinstance(text, str) or not isinstance(wanted, str):
-            return UNDEFINED
-        return re.fullmatch(_regex(wanted, sign), text, re.DOTALL) is not None
-
-    return matches
-
-
-def _regex(pattern: str, escape: Any) -> str:
-    signs = {"%": ".*", "_": "."}
-    found, escaped = "", False
-    for sign in pattern:
-        if not escaped and sign == escape:
-            escaped = True
-            continue
-        found += re.escape(sign) if escaped else signs.get(sign, re.escape(sign))
-        escaped = False
-    return found
-
-
-def _conditional(condition: Compiled, yes: Compiled, no: Compiled) -> Compiled:
-    return lambda row: yes(row) if condition(row) is True else no(row)
 
 
 def _array(items: list[Compiled]) -> Compiled:

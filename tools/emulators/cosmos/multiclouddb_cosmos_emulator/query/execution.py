@@ -31,38 +31,32 @@ class Execution:
         self.select = select
         self._compiler = Compiler(parameters)
         self._where = None if select.where is None else self._compiler.compiled(select.where)
-        self._group = [self._compiler.compiled(node) for node in select.group]
         self._order = [(self._compiler.compiled(each.node), each.descending) for each in select.order]
         self._columns = [(each.name, self._compiler.compiled(each.node)) for each in select.columns or ()]
-        self._joins = [(each.alias, self._compiler.compiled(each.path)) for each in select.joins]
         self._top = self._number(select.top)
         self._offset, self._limit = self._number(select.offset), self._number(select.limit)
-        self._grouped = bool(select.group or select.aggregates)
-        self._source_path = None
-        if select.source is not None and select.source.path is not None:
-            self._source_path = self._compiler.compiled(select.source.path)
+        self._gathers = bool(select.aggregates)
 
     @property
     def streams(self) -> bool:
         """Return True if the results for each document do not depend on other documents."""
         select = self.select
-        whole = self._grouped or select.distinct or select.order or select.joins or select.source is None
+        whole = self._gathers or select.distinct or select.order
         return not (whole or select.top is not None or select.limit is not None)
 
     @property
     def equalities(self) -> dict[tuple[str, ...], Any]:
         """Map a path to a value if the filter allows only this value at the path."""
-        source = self.select.source
-        if source is None or source.path is not None:
-            return {}
-        return equalities(self.select.where, source.alias, self._compiler.parameter)
+        return equalities(self.select.where, self.select.alias, self._compiler.parameter)
 
     def results(self, documents: Iterable[Any]) -> Iterator[Any]:
         """Return the results of the query, in order."""
         rows: Iterable[Row] = self._rows(documents)
-        if self._grouped:
-            rows = self._groups(rows)
-        if self._order and (self._group or not self._grouped):
+        if self._gathers:
+            # The only row of an aggregate has no order.
+            members = list(rows)
+            rows = [{**(members[0] if members else {}), ROWS: members}]
+        elif self._order:
             rows = self._sorted(rows)
         found = self._projected(rows)
         if self.select.distinct:
@@ -89,40 +83,10 @@ class Execution:
     # -- Rows
 
     def _rows(self, documents: Iterable[Any]) -> Iterator[Row]:
-        if self.select.source is None:
-            # Without a FROM there is exactly one row, however many documents exist.
-            yield from self._kept({})
-            return
-        alias, path = self.select.source.alias, self._source_path
         for document in documents:
-            if path is None:
-                yield from self._kept({alias: document})
-                continue
-            root = {"c": document, "root": document, **_names(self.select.source.path, document)}
-            for element in _elements(path(root)):
-                yield from self._kept({alias: element})
-
-    def _kept(self, row: dict[str, Any]) -> Iterator[Row]:
-        for joined in self._joined(row, 0):
-            if self._where is None or self._where(joined) is True:
-                yield joined
-
-    def _joined(self, row: dict[str, Any], place: int) -> Iterator[dict[str, Any]]:
-        if place == len(self._joins):
-            yield row
-            return
-        alias, path = self._joins[place]
-        for element in _elements(path(row)):
-            yield from self._joined({**row, alias: element}, place + 1)
-
-    def _groups(self, rows: Iterable[Row]) -> Iterator[Row]:
-        groups: dict[bytes, list[Row]] = {} if self._group else {b"": []}
-        for row in rows:
-            # The values are put in a list, so that undefined and null form different groups.
-            key = canonical([[] if (v := term(row)) is UNDEFINED else [v] for term in self._group])
-            groups.setdefault(key if self._group else b"", []).append(row)
-        for members in groups.values():
-            yield {**(members[0] if members else {}), ROWS: members}
+            row = {self.select.alias: document}
+            if self._where is None or self._where(row) is True:
+                yield row
 
     def _sorted(self, rows: Iterable[Row]) -> list[Row]:
         found = list(rows)
@@ -137,8 +101,7 @@ class Execution:
         select = self.select
         for row in rows:
             if select.columns is None:
-                assert select.source is not None
-                yield row[select.source.alias]
+                yield row[select.alias]
             elif select.value:
                 value = self._columns[0][1](row)
                 if value is not UNDEFINED:
@@ -158,22 +121,6 @@ class Execution:
 
 def _key(term: Compiled) -> Callable[[Row], Any]:
     return lambda row: sort_key(term(row))
-
-
-def _names(path: Node | None, document: Any) -> dict[str, Any]:
-    """Map the first name in a path to the document.
-
-    Therefore a path may begin with any alias of the document. The result is empty if the path has
-    no name.
-    """
-    node: Any = path
-    while hasattr(node, "base"):
-        node = node.base
-    return {node.name: document} if hasattr(node, "name") else {}
-
-
-def _elements(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _distinct(results: Iterable[Any]) -> Iterator[Any]:

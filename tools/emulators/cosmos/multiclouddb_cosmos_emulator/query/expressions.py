@@ -8,19 +8,15 @@ from typing import Final
 from multiclouddb_cosmos_emulator.errors import not_offered
 from multiclouddb_cosmos_emulator.query.tree import (
     ArrayOf,
-    Between,
     Binary,
-    Conditional,
     Function,
     In,
-    Like,
     Literal,
     Member,
     Name,
     Node,
     ObjectOf,
     Parameter,
-    Unary,
 )
 from multiclouddb_cosmos_emulator.query.words import Words
 from multiclouddb_cosmos_emulator.values import UNDEFINED
@@ -29,24 +25,15 @@ __all__ = ["expression", "listed"]
 
 _CONSTANTS: Final = {"NULL": None, "TRUE": True, "FALSE": False, "UNDEFINED": UNDEFINED}
 # The operators, from the weakest binding to the strongest. Comparisons are listed separately.
-_LEVELS: Final = (("|",), ("^",), ("&",), ("<<", ">>", ">>>"), ("||",), ("+", "-"), ("*", "/", "%"))
+_LEVELS: Final = (("+", "-"), ("*", "/", "%"))
 _COMPARISONS: Final = ("=", "!=", "<>", "<", "<=", ">", ">=")
 
 
 def expression(words: Words) -> Node:
     """Parse an expression."""
-    condition = _coalesced(words)
-    if words.takes("?"):
-        yes = expression(words)
-        words.need(":")
-        return Conditional(condition, yes, expression(words))
-    return condition
-
-
-def _coalesced(words: Words) -> Node:
-    node = _any_of(words)
-    while words.takes("??"):
-        node = Binary("??", node, _any_of(words))
+    node = _all_of(words)
+    while words.takes("OR"):
+        node = Binary("OR", node, _all_of(words))
     return node
 
 
@@ -62,24 +49,11 @@ def listed(words: Words, read: Callable[[Words], Node], end: str) -> tuple[Node,
         words.need(",")
 
 
-def _any_of(words: Words) -> Node:
-    node = _all_of(words)
-    while words.takes("OR"):
-        node = Binary("OR", node, _all_of(words))
-    return node
-
-
 def _all_of(words: Words) -> Node:
-    node = _negated(words)
+    node = _compared(words)
     while words.takes("AND"):
-        node = Binary("AND", node, _negated(words))
+        node = Binary("AND", node, _compared(words))
     return node
-
-
-def _negated(words: Words) -> Node:
-    if words.takes("NOT"):
-        return Unary("NOT", _negated(words))
-    return _compared(words)
 
 
 def _compared(words: Words) -> Node:
@@ -88,18 +62,8 @@ def _compared(words: Words) -> Node:
         if words.sees(*_COMPARISONS):
             sign = words.take().text
             node = Binary("!=" if sign == "<>" else sign, node, _level(words, 0))
-        elif words.takes("NOT", "IN"):
-            node = Unary("NOT", _choices(words, node))
         elif words.takes("IN"):
             node = _choices(words, node)
-        elif words.takes("NOT", "BETWEEN"):
-            node = Unary("NOT", _between(words, node))
-        elif words.takes("BETWEEN"):
-            node = _between(words, node)
-        elif words.takes("NOT", "LIKE"):
-            node = Unary("NOT", _like(words, node))
-        elif words.takes("LIKE"):
-            node = _like(words, node)
         else:
             return node
 
@@ -112,31 +76,14 @@ def _choices(words: Words, node: Node) -> Node:
     return In(node, choices)
 
 
-def _between(words: Words, node: Node) -> Node:
-    low = _level(words, 0)
-    words.need("AND")
-    return Between(node, low, _level(words, 0))
-
-
-def _like(words: Words, node: Node) -> Node:
-    pattern = _level(words, 0)
-    return Like(node, pattern, _level(words, 0) if words.takes("ESCAPE") else None)
-
-
 def _level(words: Words, level: int) -> Node:
     if level == len(_LEVELS):
-        return _signed(words)
+        return Binary("-", Literal(0), _path(words)) if words.takes("-") else _path(words)
     node = _level(words, level + 1)
     while words.sees(*_LEVELS[level]):
         sign = words.take().text
         node = Binary(sign, node, _level(words, level + 1))
     return node
-
-
-def _signed(words: Words) -> Node:
-    if words.sees("-", "+", "~"):
-        return Unary(words.take().text, _signed(words))
-    return _path(words)
 
 
 def _path(words: Words) -> Node:
@@ -161,11 +108,7 @@ def _primary(words: Words) -> Node:
         return Literal(_CONSTANTS[words.take().text])
     if token.kind == "name":
         return _named(words)
-    if words.sees("EXISTS"):
-        raise not_offered("subqueries")
     if words.takes("("):
-        if words.sees("SELECT"):
-            raise not_offered("subqueries")
         node = expression(words)
         words.need(")")
         return node
@@ -182,8 +125,6 @@ def _named(words: Words) -> Node:
         raise not_offered("user-defined functions")
     if not words.takes("("):
         return Name(name)
-    if words.sees("SELECT"):
-        raise not_offered("subqueries")
     return Function(name.upper(), listed(words, expression, ")"))
 
 

@@ -7,17 +7,7 @@ from functools import lru_cache
 from multiclouddb_cosmos_emulator.errors import not_offered
 from multiclouddb_cosmos_emulator.query.expressions import expression
 from multiclouddb_cosmos_emulator.query.tokens import query_error
-from multiclouddb_cosmos_emulator.query.tree import (
-    Column,
-    Join,
-    Literal,
-    Node,
-    Order,
-    Parameter,
-    Select,
-    Source,
-    name_of,
-)
+from multiclouddb_cosmos_emulator.query.tree import Column, Literal, Node, Order, Parameter, Select, name_of
 from multiclouddb_cosmos_emulator.query.words import Words
 
 __all__ = ["parse"]
@@ -32,13 +22,12 @@ def parse(text: str) -> Select:
     top = _count(words) if words.takes("TOP") else None
     value = words.takes("VALUE")
     columns = _columns(words, value)
-    source, joins, source_text = _source(words)
+    alias = _alias(words)
     where, where_text = None, ""
     if words.takes("WHERE"):
         first = words.next
         where = expression(words)
         where_text = words.since(first)
-    group = _terms(words) if words.takes("GROUP", "BY") else ()
     order = _order(words) if words.takes("ORDER", "BY") else ()
     offset = limit = None
     if words.takes("OFFSET"):
@@ -47,34 +36,9 @@ def parse(text: str) -> Select:
         limit = _count(words)
     if words.next.kind != "end":
         raise words.error()
-    select = Select(
-        columns,
-        value,
-        distinct,
-        top,
-        source,
-        source_text,
-        joins,
-        where,
-        where_text,
-        group,
-        order,
-        offset,
-        limit,
-    )
-    return _checked(select)
-
-
-def _checked(select: Select) -> Select:
-    if select.columns is None and (select.source is None or select.joins):
-        raise query_error("SC2040", "'SELECT *' is only valid with a single input set.")
-    if select.columns is None and select.group:
-        raise query_error("SC2102", "'SELECT *' is not valid with GROUP BY.")
-    if select.top is not None and select.limit is not None:
+    if top is not None and limit is not None:
         raise query_error("SC2202", "TOP and OFFSET LIMIT cannot be in the same query.")
-    if select.group and select.order:
-        raise query_error("SC2103", "'ORDER BY' is not valid in a query with 'GROUP BY'.")
-    return select
+    return Select(columns, value, distinct, top, alias, where, where_text, order, offset, limit)
 
 
 def _count(words: Words) -> Node:
@@ -106,39 +70,16 @@ def _columns(words: Words, value: bool) -> tuple[Column, ...] | None:
             return tuple(found)
 
 
-def _source(words: Words) -> tuple[Source | None, tuple[Join, ...], str]:
-    first = words.next
-    if not words.takes("FROM"):
-        return None, (), ""
-    if words.takes("("):
+def _alias(words: Words) -> str:
+    if words.next.kind == "end":
+        raise not_offered("a query without FROM")
+    words.need("FROM")
+    if words.sees("("):
         raise not_offered("subqueries")
-    source = _first_source(words)
-    joins: list[Join] = []
-    while words.takes("JOIN"):
-        if words.takes("("):
-            raise not_offered("subqueries")
-        alias = words.name()
-        words.need("IN")
-        joins.append(Join(alias, expression(words)))
-    return source, tuple(joins), words.since(first)
-
-
-def _first_source(words: Words) -> Source:
     name = words.name()
-    if words.takes("IN"):
-        return Source(name, expression(words))
-    if words.sees(".", "["):
-        raise not_offered("FROM with a path; use FROM alias IN path")
-    if words.takes("AS") or words.next.kind == "name":
-        return Source(words.name())
-    return Source(name)
-
-
-def _terms(words: Words) -> tuple[Node, ...]:
-    found = [expression(words)]
-    while words.takes(","):
-        found.append(expression(words))
-    return tuple(found)
+    if words.sees("IN", ".", "["):
+        raise not_offered("FROM with a path")
+    return words.name() if words.takes("AS") or words.next.kind == "name" else name
 
 
 def _order(words: Words) -> tuple[Order, ...]:

@@ -20,15 +20,11 @@ _FILTER: Final = "{documentdb-formattableorderbyquery-filter}"
 def needs_plan(select: Select) -> bool:
     """Return True if the client must merge the results from several partitions."""
     bounded = select.top is not None or select.limit is not None
-    return bool(select.order or select.distinct or select.group or select.aggregates or bounded)
+    return bool(select.order or select.distinct or select.aggregates or bounded)
 
 
 def plan_of(select: Select, compiler: Compiler) -> dict[str, Any]:
     """Return the plan, or raise a 400 error for a query that azure-cosmos cannot run."""
-    if select.group:
-        raise bad_request(
-            "Query contains the following features, which the calling client does not support: GroupBy"
-        )
     if select.aggregates:
         # The only row of an aggregate has no order.
         select = attrs.evolve(select, order=())
@@ -90,13 +86,12 @@ def _aliased(column: Column) -> str:
 
 def _rest(select: Select) -> str:
     where = f" WHERE {select.where_text}" if select.where_text else ""
-    return f"{select.source_text}{where}"
+    return f"FROM {select.alias}{where}"
 
 
 def _ordered(select: Select) -> str:
     """Return the query that returns each row with its sort values, so that the client can merge the rows."""
-    assert select.source is not None
-    alias, filters = select.source.alias, [f"({select.where_text})"] if select.where_text else []
+    alias, filters = select.alias, [f"({select.where_text})"] if select.where_text else []
     if select.columns is None:
         payload = alias
     elif select.value:
@@ -108,7 +103,7 @@ def _ordered(select: Select) -> str:
     order = ", ".join(f"{each.text} {'DESC' if each.descending else 'ASC'}" for each in select.order)
     where = " AND ".join([*filters, f"({_FILTER})"])
     return (
-        f"{alias}._rid, [{terms}] AS orderByItems, {payload} AS payload {select.source_text} "
+        f"{alias}._rid, [{terms}] AS orderByItems, {payload} AS payload FROM {alias} "
         f"WHERE {where} ORDER BY {order}"
     )
 

@@ -14,7 +14,7 @@ __all__ = ["KEYWORDS", "Token", "query_error", "syntax_error", "tokens_of"]
 
 _WORDS: Final = (
     "SELECT DISTINCT TOP VALUE AS FROM IN JOIN WHERE GROUP BY ORDER ASC DESC OFFSET LIMIT AND OR NOT "
-    "BETWEEN LIKE ESCAPE EXISTS NULL TRUE FALSE UNDEFINED"
+    "BETWEEN LIKE EXISTS NULL TRUE FALSE UNDEFINED"
 )
 KEYWORDS: Final = frozenset(_WORDS.split())
 _PATTERN: Final = re.compile(

@@ -9,14 +9,10 @@ import attrs
 __all__ = [
     "AGGREGATES",
     "ArrayOf",
-    "Between",
     "Binary",
     "Column",
-    "Conditional",
     "Function",
     "In",
-    "Join",
-    "Like",
     "Literal",
     "Member",
     "Name",
@@ -25,8 +21,6 @@ __all__ = [
     "Order",
     "Parameter",
     "Select",
-    "Source",
-    "Unary",
     "aggregates_in",
     "name_of",
 ]
@@ -64,14 +58,6 @@ class Member:
 
 
 @attrs.frozen
-class Unary:
-    """`NOT`, `-`, `+` or `~`."""
-
-    operator: str
-    operand: Node
-
-
-@attrs.frozen
 class Binary:
     """An operator between two operands."""
 
@@ -81,38 +67,11 @@ class Binary:
 
 
 @attrs.frozen
-class Between:
-    """The expression `operand BETWEEN low AND high`."""
-
-    operand: Node
-    low: Node
-    high: Node
-
-
-@attrs.frozen
 class In:
     """`operand IN (…)`."""
 
     operand: Node
     choices: tuple[Node, ...]
-
-
-@attrs.frozen
-class Like:
-    """The expression `operand LIKE pattern ESCAPE sign`."""
-
-    operand: Node
-    pattern: Node
-    escape: Node | None
-
-
-@attrs.frozen
-class Conditional:
-    """The expression `condition ? yes : no`."""
-
-    condition: Node
-    yes: Node
-    no: Node
 
 
 @attrs.frozen
@@ -137,21 +96,7 @@ class ObjectOf:
     fields: tuple[tuple[str, Node], ...]
 
 
-Node: TypeAlias = (
-    Literal
-    | Parameter
-    | Name
-    | Member
-    | Unary
-    | Binary
-    | Between
-    | In
-    | Like
-    | Conditional
-    | Function
-    | ArrayOf
-    | ObjectOf
-)
+Node: TypeAlias = Literal | Parameter | Name | Member | Binary | In | Function | ArrayOf | ObjectOf
 
 
 @attrs.frozen
@@ -167,22 +112,6 @@ class Column:
     node: Node
     name: str
     text: str
-
-
-@attrs.frozen
-class Source:
-    """The clause `FROM alias` or `FROM alias IN path`; a `path` of None means the documents themselves."""
-
-    alias: str
-    path: Node | None = None
-
-
-@attrs.frozen
-class Join:
-    """The clause `JOIN alias IN path`."""
-
-    alias: str
-    path: Node
 
 
 @attrs.frozen
@@ -203,12 +132,9 @@ class Select:
         value: True for `SELECT VALUE`.
         distinct: True for `SELECT DISTINCT`.
         top: The argument of `TOP`.
-        source: None if there is no `FROM`.
-        source_text: The text of `FROM` and `JOIN`, as written.
-        joins: The joins, in order.
+        alias: The name of a document.
         where: The filter.
         where_text: The text of the filter, as written.
-        group: The terms of `GROUP BY`.
         order: The terms of `ORDER BY`.
         offset: The argument of `OFFSET`.
         limit: The argument of `LIMIT`.
@@ -218,12 +144,9 @@ class Select:
     value: bool
     distinct: bool
     top: Node | None
-    source: Source | None
-    source_text: str
-    joins: tuple[Join, ...]
+    alias: str
     where: Node | None
     where_text: str
-    group: tuple[Node, ...]
     order: tuple[Order, ...]
     offset: Node | None
     limit: Node | None

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from multiclouddb_cosmos_emulator.errors import ServiceError
+from typing import Final
+
+from multiclouddb_cosmos_emulator.errors import ServiceError, not_offered
 from multiclouddb_cosmos_emulator.query.tokens import Token, syntax_error, tokens_of
 
 __all__ = ["Words"]
+
+_NOT_OFFERED: Final = {
+    **dict.fromkeys(("SELECT", "EXISTS"), "subqueries"),
+    **{word: word for word in ("NOT", "BETWEEN", "LIKE", "JOIN")},
+    "GROUP": "GROUP BY",
+    **{sign: f"the operator {sign}" for sign in ("??", "?", "||", "|", "^", "&", "<<", ">>", ">>>", "~")},
+}
+"""The words of the service's queries that the emulator does not know, with what they are for."""
 
 
 class Words:
@@ -24,11 +34,6 @@ class Words:
     def next(self) -> Token:
         """Return the next token, but do not consume it."""
         return self._tokens[self._place]
-
-    @property
-    def after_next(self) -> Token:
-        """Return the token that follows the next token, but do not consume it."""
-        return self._tokens[min(self._place + 1, len(self._tokens) - 1)]
 
     def take(self) -> Token:
         """Read the next token and return it."""
@@ -60,8 +65,11 @@ class Words:
         return self.take().text
 
     def error(self) -> ServiceError:
-        """Return the syntax error for the position of the next token."""
-        return syntax_error(self.next.text, self.next.start, self.next.end)
+        """Return the error for the position of the next token: 501 if the service may know what it begins."""
+        token = self.next
+        if token.kind in ("keyword", "sign") and token.text in _NOT_OFFERED:
+            return not_offered(_NOT_OFFERED[token.text])
+        return syntax_error(token.text, token.start, token.end)
 
     def since(self, token: Token) -> str:
         """Return the query's text from the given token to the last token that was read."""
