@@ -65,12 +65,6 @@ class TestLatestVersion:
         earlier = when - timedelta(hours=1)
         assert numbers(container.query_items_change_feed(start_time=earlier)) == [0, 1, 2, 3, 4]
 
-    def test_from_a_time_without_news_it_goes_on(self, shop, container, follow):
-        fill(container, 2)
-        when = shop.server.clock.now() + timedelta(seconds=30)
-        reader = follow(container, start_time=when)
-        assert reader.page() == []
-
     def test_pages_have_so_many_items_at_most(self, container):
         fill(container, 7)
         pages = container.query_items_change_feed(start_time="Beginning", max_item_count=3).by_page()
@@ -199,10 +193,6 @@ class TestAllVersions:
                 [("create", ({"id": "1", "pk": "a"},)), ("delete", ("none",))], partition_key="a"
             )
         assert reader.all() == []
-
-    def test_it_cannot_begin_in_the_past(self, container):
-        with pytest.raises(ValueError, match="AllVersionsAndDeletes"):
-            container.query_items_change_feed(mode=ALL, start_time="Beginning")
 
     def test_the_server_refuses_that_as_well(self, shop, container, follow):
         """The server refuses the continuation of a feed that was read in another mode.

@@ -155,9 +155,6 @@ class TestHierarchy:
     def test_one_that_no_item_has_sees_nothing(self, tree, prefix):
         assert list(tree.query_items("SELECT * FROM c", partition_key=prefix)) == []
 
-    def test_one_without_components_is_none(self, shop, tree):
-        assert shop.fails(list, tree.query_items("SELECT * FROM c", partition_key=[])) == (400, 0)
-
     def test_a_point_operation_needs_the_whole_key(self, shop, tree):
         assert shop.fails(tree.read_item, "1", ["t1"]) == (400, 1001)
         assert shop.fails(tree.delete_all_items_by_partition_key, ["t1"]) == (400, 1001)

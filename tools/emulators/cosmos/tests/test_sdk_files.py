@@ -7,6 +7,7 @@ shows a defect of the emulator. A listed test that no longer fails has to leave 
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -22,6 +23,7 @@ VERSION = "4.17.1"
 DIGEST = "sha256:d692928a54d88163e96d41d8f899229ca2f6a6bf21973ece2bfc1f72d4b4edd8"
 SDK = Path(__file__).parent / "sdk"
 EXPECTED = tomllib.loads((SDK / "expected.toml").read_text(encoding="utf-8"))
+COVERAGE = (SDK.parents[1] / "COVERAGE.md").read_text(encoding="utf-8")
 SECONDS = 1500
 
 
@@ -95,6 +97,16 @@ def test_every_expected_failure_is_in_a_file_that_is_run():
     tests = [test for group in EXPECTED["failures"] for test in group["tests"]]
     assert len(tests) == len(set(tests))
     assert {test.partition("::")[0] for test in tests} <= set(EXPECTED["files"])
+
+
+@pytest.mark.parametrize(
+    "test", sorted(set(re.findall(r"\| azure-cosmos: `(.+)` \|$", COVERAGE, re.MULTILINE)))
+)
+def test_a_test_that_covers_a_method_is_there_and_passes(files, test):
+    file, *_, name = test.split("::")
+    assert file in EXPECTED["files"]
+    assert test not in [*listed(file), *deselected(file)]
+    assert f"def {name}(" in (files / file).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("file", EXPECTED["files"])

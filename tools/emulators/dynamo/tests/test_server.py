@@ -326,12 +326,6 @@ class TestTables:
         arn = wire.tables.describe_table(TableName="orders")["Table"]["TableArn"]
         assert wire.tables.describe_table(TableName=arn)["Table"]["TableName"] == "orders"
 
-    def test_a_missing_one_is_not_found(self, wire):
-        assert wire.fails(wire.tables.describe_table, TableName="missing") == (
-            "ResourceNotFoundException",
-            400,
-        )
-
     def test_a_name_is_taken_once(self, wire):
         wire.create()
         assert wire.fails(wire.create) == ("ResourceInUseException", 400)
