@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from multiclouddb_cosmos_emulator.errors import not_offered
@@ -21,7 +20,7 @@ from multiclouddb_cosmos_emulator.query.tree import (
 from multiclouddb_cosmos_emulator.query.words import Words
 from multiclouddb_cosmos_emulator.values import UNDEFINED
 
-__all__ = ["expression", "listed"]
+__all__ = ["expression"]
 
 _CONSTANTS: Final = {"NULL": None, "TRUE": True, "FALSE": False, "UNDEFINED": UNDEFINED}
 # The operators, from the weakest binding to the strongest. Comparisons are listed separately.
@@ -37,13 +36,13 @@ def expression(words: Words) -> Node:
     return node
 
 
-def listed(words: Words, read: Callable[[Words], Node], end: str) -> tuple[Node, ...]:
+def _listed(words: Words, end: str) -> tuple[Node, ...]:
     """Parse expressions separated by commas, and read the sign at the end of the list."""
     found: list[Node] = []
     if words.takes(end):
         return ()
     while True:
-        found.append(read(words))
+        found.append(expression(words))
         if words.takes(end):
             return tuple(found)
         words.need(",")
@@ -70,7 +69,7 @@ def _compared(words: Words) -> Node:
 
 def _choices(words: Words, node: Node) -> Node:
     words.need("(")
-    choices = listed(words, expression, ")")
+    choices = _listed(words, ")")
     if not choices:
         raise words.error()
     return In(node, choices)
@@ -113,7 +112,7 @@ def _primary(words: Words) -> Node:
         words.need(")")
         return node
     if words.takes("["):
-        return ArrayOf(listed(words, expression, "]"))
+        return ArrayOf(_listed(words, "]"))
     if words.takes("{"):
         return _object(words)
     raise words.error()
@@ -125,7 +124,7 @@ def _named(words: Words) -> Node:
         raise not_offered("user-defined functions")
     if not words.takes("("):
         return Name(name)
-    return Function(name.upper(), listed(words, expression, ")"))
+    return Function(name.upper(), _listed(words, ")"))
 
 
 def _object(words: Words) -> Node:
