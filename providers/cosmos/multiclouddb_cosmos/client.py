@@ -398,8 +398,10 @@ class Calls:
 def _is_doubled(text: bytes, documents: Sequence[Any]) -> bool:
     """Return True if some of the documents may have `_lsn` twice."""
     # A writer may spell the name with escapes, such as "\u005flsn".
-    count = sum(isinstance(each, dict) and LSN in each for each in documents)
-    return text.count(b'"_lsn"') > count or _ESCAPED_LSN(text) is not None
+    if b"\\u00" in text and _ESCAPED_LSN(text) is not None:
+        return True
+    names = text.count(b'"_lsn"')
+    return names > 0 and names > sum([isinstance(each, dict) and LSN in each for each in documents])
 
 
 def _whole_number(text: str) -> Any:

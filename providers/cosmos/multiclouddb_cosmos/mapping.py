@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import repeat
@@ -169,23 +168,21 @@ def _moments(times: Sequence[Any]) -> pa.Array:
     return pa.array(_times(times), moment)
 
 
-_LONG_INTEGER: Final = re.compile(rb"[0-9]{19}").search
-
-
 def _texts(values: Sequence[Any]) -> pa.Array:
     """Return the texts that `encode_json` writes."""
     import pyarrow as pa
 
     try:
-        texts: list[Any] = list(map(orjson.dumps, values))
-    except TypeError:  # an integer of more than 64 bits
+        # This refuses integers of more than 53 bits, because those of more than 63 are written in a different
+        # form, and to search the texts for them takes longer than to write the texts.
+        texts: list[Any] = list(map(orjson.dumps, values, repeat(None), repeat(orjson.OPT_STRICT_INTEGER)))
+    except TypeError:
         texts = [None if value is None else encode_json(value) for value in values]
     else:
-        # A name that begins with $ is written in a different form, and so is an integer that only an unsigned
-        # one of 64 bits can hold.
-        if any(map(contains, texts, repeat(b"$"))) or any(map(_LONG_INTEGER, texts)):
+        # A name that begins with $ is written in a different form.
+        if any(map(contains, texts, repeat(b"$"))):
             texts = [
-                encode_json(value) if b'"$' in text or _LONG_INTEGER(text) else text
+                encode_json(value) if b'"$' in text else text
                 for value, text in zip(values, texts, strict=True)
             ]
         if None in values:

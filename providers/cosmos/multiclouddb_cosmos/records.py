@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from hashlib import blake2b
 from operator import itemgetter, lt
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import attrs
 import orjson
@@ -177,8 +177,10 @@ def records_of(
     # reader never treats an item without an LSN as already delivered. A position that skips such an item
     # lies before the next LSN of the page; otherwise the item would have to be skipped again and again.
     bare = view.usual is not None
-    lsns = _lsns(items, place.etag, bare=bare)
-    afters = None if reached is None else _afters(items, reached, bare=bare)
+    known = _known_lsns(items, bare=bare)
+    lsns, afters = _filled(known, place.etag), None
+    if reached is not None and None in known:
+        afters = _afters(known, reached)
     if (
         not placed
         and place.inner is None
@@ -299,25 +301,30 @@ def _is_same(lsn: int, inner: str, place: Place) -> bool:
     return place.inner is not None and lsn == place.lsn and inner[:_NAMED] == place.inner[:_NAMED]
 
 
-def _lsns(items: list[Any], etag: int, *, bare: bool) -> list[int]:
+def _known_lsns(items: list[Any], *, bare: bool) -> list[int | None]:
+    """Return the LSN of each item, or None for an item without one."""
     try:
-        lsns = [item["_lsn"] for item in items] if bare else [item["metadata"]["lsn"] for item in items]
+        lsns: list[Any] = [item["_lsn"] if bare else item["metadata"]["lsn"] for item in items]
         if set(map(type, lsns)) <= {int} and (not lsns or (min(lsns) >= 0 and max(lsns) <= _MOST_LSN)):
             return lsns
     except (LookupError, TypeError):
         pass
+    return [lsn_of(item, bare=bare) for item in items]
+
+
+def _filled(known: Sequence[int | None], etag: int) -> list[int]:
+    """Return for each item its own LSN, that of the item before it, or the lowest possible one."""
+    if None not in known:
+        return cast("list[int]", known)
     found, last = [], etag + 1
-    for item in items:
-        last = last if (lsn := lsn_of(item, bare=bare)) is None else lsn
+    for lsn in known:
+        last = last if lsn is None else lsn
         found.append(last)
     return found
 
 
-def _afters(items: list[Any], reached: int, *, bare: bool) -> list[int | None] | None:
+def _afters(known: Sequence[int | None], reached: int) -> list[int | None]:
     """Return the highest possible LSN of each item without an LSN, if an LSN or the page's end follows."""
-    known = [lsn_of(item, bare=bare) for item in items]
-    if None not in known:
-        return None
     following = [*known[1:], reached + 1]
     return [
         later - 1 if lsn is None and later is not None else None
