@@ -363,7 +363,7 @@ def _print(session: ConnectedFeed, verdict: Verdict) -> None:
         ("covers", verdict.covers),
         ("watermark", "-" if watermark is None else ago(watermark)),
         ("lag", duration(verdict.lag)),
-        ("kept for", "the service does not say" if headroom is None else duration(headroom)),
+        ("kept for", "not known" if headroom is None else duration(headroom)),
     ]
     if verdict.late is not None:
         fields.append(("late", late_text(verdict.late)))

@@ -168,6 +168,13 @@ class TestCheck:
         check_lines(out, "resumes +yes", "changes +waiting", "covers +yes", r"kept for +1h \d+m")
         assert len(re.findall(r"^p\d +active +sequence", out, re.MULTILINE)) == 2
 
+    def test_says_if_nobody_knows_for_how_long(self, run, url, store):
+        store.create_collection("kept")
+        with api.connect(url) as client:
+            kept = api.ChangeFeedRequest(api.ResourceAddress("main", "kept"), api.Beginning())
+            token = client.read_changes(kept).continuation_token
+        check_lines(run("token", "check", url, token).stdout, "resumes +yes", "kept for +not known")
+
     def test_lag_counts_what_waits(self, run, url, store):
         last = token_of(url, max_page_size=9)
         found = json.loads(run("token", "check", url, last, "--json").stdout)
