@@ -20,9 +20,9 @@ from multiclouddb_embedded import EmbeddedStore
 _HEAD: Final = """# The command line at work
 
 `pip install "multiclouddb[embedded,cli]"` installs the command, with the extra of your database in place of
-`embedded`. `URL` is a URL that `connect` accepts, or the path of a [TOML file](../configuration.md#connect),
-which can read a password from the environment: other users of the machine can see a command's arguments. [All
-options](#all-options) and exit codes are at the end.
+`embedded`. `URL` is a URL that `connect` accepts, or the path of a [TOML file](../configuration.md#connect).
+If there is a password, use a file that reads it from the environment, because other users of the machine can
+see a command's arguments. [All options](#all-options) and exit codes are at the end.
 
 `multiclouddb providers` prints what is installed, and `multiclouddb capabilities` what each provider can do,
 with its [notes](capabilities.md).

@@ -29,8 +29,8 @@ _MARKS: Final = {Support.NATIVE: "", Support.EMULATED: "*emulated*; ", Support.U
 _WRONG: Final = ("ghosts", "missing", "stale")
 _NOT_REFUSED: Final = "Check for it yourself, because no request is refused."
 GATES: Final = {
-    Capability.CHANGE_FEED: "every read. A read from a token or from now, of a collection or a physical "
-    "partition, needs nothing else.",
+    Capability.CHANGE_FEED: "every read. A read of a collection or a physical partition that starts at a "
+    "token or at `Now()` needs no other capability.",
     Capability.CHANGE_FEED_BEGINNING: "`Beginning()`.",
     Capability.CHANGE_FEED_POINT_IN_TIME: "`AtTime(…)`; the note gives the precision of the start.",
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: "`LogicalPartition(…)`.",

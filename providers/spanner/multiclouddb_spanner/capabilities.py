@@ -18,8 +18,8 @@ CAPABILITIES: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
             _NATIVE,
-            "starts at the oldest change within the stream's retention_period; if the stream is older than "
-            "that, one minute later",
+            "starts when the stream was created, or, if that is longer ago than its retention_period, a "
+            "minute after the oldest moment that it keeps",
         ),
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
             _NATIVE, "the start is exact to the microsecond"
