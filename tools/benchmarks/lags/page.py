@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -53,10 +53,7 @@ def page_text(record: Record) -> str:
     rate, seconds = record.rows[0].rate, record.rows[0].lags.seconds
     loads = [row.load for row in record.rows]
     head = _HEAD.format(rate=rate, minutes=round(seconds / 60, 1), least=min(loads), most=max(loads))
-    facts = dict.fromkeys(
-        f"Machine: {row.setting}. Recorded on {row.day}, commit `{row.commit}`." for row in record.rows
-    )
-    return head + table_of(record.rows) + _HOW.format(facts="\n\n".join(facts))
+    return head + table_of(record.rows) + _HOW.format(facts="\n\n".join(_machines(record.rows)))
 
 
 def table_of(rows: Sequence[Row]) -> str:
@@ -80,6 +77,16 @@ def write_docs(record: Record, root: Path = ROOT) -> None:
     """Write the record and its page."""
     record.write(root)
     (root / "reference" / "lags.md").write_text(page_text(record), encoding="utf-8")
+
+
+def _machines(rows: Sequence[Row]) -> Iterator[str]:
+    """Name each machine once, with the days and the commits of its rows."""
+    for setting in dict.fromkeys(row.setting for row in rows):
+        runs = [row for row in rows if row.setting == setting]
+        days = ", ".join(dict.fromkeys(row.day for row in runs))
+        commits = list(dict.fromkeys(f"`{row.commit}`" for row in runs))
+        word = "commit" if len(commits) == 1 else "commits"
+        yield f"Machine: {setting}. Recorded on {days}, {word} {', '.join(commits)}."
 
 
 def _seconds(value: float) -> str:

@@ -110,6 +110,14 @@ class TestPage:
         assert "| MongoDB | worker | 20 ms | 1.5 s | 6.0 s | 400 ms | 12,000 | 3 | 1.5 |" in page
         assert "commits 20\nchanges a second for 10 minutes" in page
 
+    def test_it_names_each_machine_once(self):
+        again = attrs.evolve(ROW, reader="spark", commit="4567abcd", day="2026-02-01")
+        page = page_text(Record((ROW, again, attrs.evolve(ROW, service="dynamo", setting="another"))))
+        assert [line for line in page.splitlines() if line.startswith("Machine: ")] == [
+            "Machine: a machine. Recorded on 2026-01-31, 2026-02-01, commits `0123abcd`, `4567abcd`.",
+            "Machine: another. Recorded on 2026-01-31, commit `0123abcd`.",
+        ]
+
     def test_a_new_row_replaces_that_of_the_same_service_and_reader(self):
         new, other = attrs.evolve(ROW, load=2.0), attrs.evolve(ROW, service="embedded")
         assert Record((ROW,)).merged([new, other], ["embedded", "mongo"]) == Record((other, new))
