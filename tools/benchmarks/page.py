@@ -101,7 +101,7 @@ def front_text(record: Record) -> str:
     """Return the first page: what the rows cost by which a user chooses, and the peers' picture."""
     rows = load_rows()
     shown = [(rows[name], record.results[name]) for name in _CHOSEN if name in record.results]
-    lines = ["| | multiclouddb | by hand | multiclouddb / by hand |", "|---|---:|---:|---:|"]
+    lines = ["| | multiclouddb | by hand | ratio |", "|---|---:|---:|---:|"]
     for row, result in shown:
         by_hand = "" if result.baseline is None else figure(result.baseline, result.unit)
         ratio = "" if result.ratio is None else result.achieved_text
