@@ -495,13 +495,20 @@ def source_in(batch: pa.Table) -> FeedSource | None:
     """Return the feed that the columns of the rows show; None if they do not show it."""
     if any(name not in batch.column_names for name in PLACES):
         return None
-    texts = pa.table([batch[name].cast(pa.string()) for name in PLACES], names=PLACES)
     # A batch has few partitions and many rows, so the expression runs on what the grouping leaves.
-    places = texts.group_by(list(PLACES)).aggregate([])
-    resources = pc.replace_substring_regex(places["partition_id"], "^([^:]*:[^:]*):.*$", r"\1")
+    columns = [_without_dictionary(batch[name]) for name in PLACES]
+    places = pa.table(columns, names=PLACES).group_by(list(PLACES)).aggregate([])
+    ids = places["partition_id"].cast(pa.string())
+    resources = pc.replace_substring_regex(ids, "^([^:]*:[^:]*):.*$", r"\1")
     shown = places.set_column(places.column_names.index("partition_id"), "partition_id", resources)
     found = shown.group_by(list(PLACES)).aggregate([]).to_pylist()
     return source_of((row["partition_id"], row["database"], row["collection"]) for row in found)
+
+
+def _without_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    # The chunks of a column may have different dictionaries, which cannot be grouped.
+    kind = column.type
+    return column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column
 
 
 def source_of(places: Iterable[tuple[str | None, str | None, str | None]]) -> FeedSource | None:

@@ -168,6 +168,13 @@ def _moments(times: Sequence[Any]) -> pa.Array:
     return pa.array(_times(times), moment)
 
 
+def _text(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value, option=orjson.OPT_STRICT_INTEGER)
+    except TypeError:
+        return encode_json(value)
+
+
 def _texts(values: Sequence[Any]) -> pa.Array:
     """Return the texts that `encode_json` writes."""
     import pyarrow as pa
@@ -177,16 +184,14 @@ def _texts(values: Sequence[Any]) -> pa.Array:
         # form, and to search the texts for them takes longer than to write the texts.
         texts: list[Any] = list(map(orjson.dumps, values, repeat(None), repeat(orjson.OPT_STRICT_INTEGER)))
     except TypeError:
-        texts = [None if value is None else encode_json(value) for value in values]
-    else:
-        # A name that begins with $ is written in a different form.
-        if any(map(contains, texts, repeat(b"$"))):
-            texts = [
-                encode_json(value) if b'"$' in text else text
-                for value, text in zip(values, texts, strict=True)
-            ]
-        if None in values:
-            texts = [None if value is None else text for value, text in zip(values, texts, strict=True)]
+        texts = list(map(_text, values))
+    # A name that begins with $ is written in a different form.
+    if any(map(contains, texts, repeat(b"$"))):
+        texts = [
+            encode_json(value) if b'"$' in text else text for value, text in zip(values, texts, strict=True)
+        ]
+    if None in values:
+        texts = [None if value is None else text for value, text in zip(values, texts, strict=True)]
     return pa.array(texts, pa.string())
 
 

@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 from hashlib import blake2b
+from typing import Any
 
 import attrs
 import pytest
@@ -397,3 +398,12 @@ def test_the_text_of_a_row_is_that_of_its_event(number, more):
     """`orjson` also writes integers that only an unsigned one of 64 bits can hold."""
     rows = [{"n": number, "s": "1234567890123456789"}, more]
     assert _texts(rows).to_pylist() == [encode_json(row).decode() for row in rows]
+
+
+def test_the_text_of_a_row_does_not_depend_on_its_neighbours():
+    """Otherwise a long integer would make a healthy row a damaged one."""
+    deep: Any = 1
+    for _ in range(230):  # more than `encode_json` writes
+        deep = [deep]
+    rows = [{"v": deep}, {"n": 2**60}, None, {"$x": 2**60}]
+    assert _texts(rows).to_pylist() == [_texts([row]).to_pylist()[0] for row in rows]
