@@ -28,6 +28,7 @@ from multiclouddb_cosmos.records import (
     is_after,
     is_of,
     key_of,
+    lsn_of,
     picked,
     place_after,
     records_of,
@@ -398,6 +399,14 @@ def test_the_text_of_a_row_is_that_of_its_event(number, more):
     """`orjson` also writes integers that only an unsigned one of 64 bits can hold."""
     rows = [{"n": number, "s": "1234567890123456789"}, more]
     assert _texts(rows).to_pylist() == [encode_json(row).decode() for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("told", "found"), [(0, 0), (2**62 - 1, 2**62 - 1), (2**62, None), (-1, None), (True, None), ("7", None)]
+)
+def test_an_lsn_is_a_whole_number_from_zero_on(told, found):
+    assert lsn_of({"_lsn": told}, bare=True) == found
+    assert lsn_of({"metadata": {"lsn": told}}, bare=False) == found
 
 
 def test_the_text_of_a_row_does_not_depend_on_its_neighbours():
