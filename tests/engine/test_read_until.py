@@ -123,6 +123,27 @@ class TestProof:
         assert after.partitions_read_until[good] > bench.sim.now - DELAY - SLACK
         assert after.partitions_read_until[bad] < bench.sim.now - timedelta(seconds=50)
 
+    @pytest.mark.parametrize("number", [0, 1])
+    def test_what_one_answer_of_a_page_calls_likely_outlives_the_next(self, make_bench, monkeypatch, number):
+        """Not every answer says something of this kind."""
+        behaviour = ServiceBehaviour(
+            caught_up=CaughtUp.UNKNOWN, watermarks=False, heartbeats=False, page_limit=1
+        )
+        bench, answers, fetch = make_bench(1, behaviour=behaviour), [], SimulationReader.fetch
+        bench.fill(2)
+        likely = bench.sim.now + timedelta(seconds=7)
+
+        def telling(self, *args):
+            batch = fetch(self, *args)
+            answers.append(batch)
+            return attrs.evolve(batch, likely_read_until=likely if len(answers) == number + 1 else None)
+
+        monkeypatch.setattr(SimulationReader, "fetch", telling)
+        page = bench.page(size=2)
+        assert (len(page.events), page.diagnostics.read_until) == (2, likely)
+        assert len(answers) > 1
+        assert page.diagnostics.read_until_estimated
+
     @pytest.mark.usefixtures("delayed")
     def test_it_counts_from_the_request_and_not_from_its_answer(self, make_bench, monkeypatch):
         bench = quiet(make_bench, 1)
