@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from unittest.mock import patch
 
 import attrs
@@ -215,6 +216,28 @@ def keys_of(partitions):
         found.setdefault(probe.write(f"k{number}", {"n": 0}).partition_id, f"k{number}")
     assert len(found) == partitions
     return dict(sorted(found.items()))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_what_one_answer_of_a_step_calls_likely_outlives_the_next(number):
+    """The second answer reads what the empty partition has left of the limit."""
+    sim, key = Simulation(2, behaviour=ServiceBehaviour(page_limit=1, heartbeats=False)), keys_of(2)["p0"]
+    for written in range(2):
+        sim.write(key, {"n": written})
+    likely, answers = sim.now + timedelta(seconds=7), []
+
+    def through(fetch, *arguments):
+        batch = fetch(*arguments)
+        if fetch.__self__._id != "p0":
+            return batch
+        answers.append(batch)
+        return attrs.evolve(batch, likely_read_until=likely if len(answers) == number + 1 else None)
+
+    consumer = Reading(sim, through=through)
+    step = consumer.planner.advance(consumer.at, 2, consumer.deadline)
+    assert len(answers) == 2
+    assert step.answers["p0"].likely_read_until == likely
+    consumer.close()
 
 
 @pytest.mark.parametrize("most", [None, 1, 2, 3])
