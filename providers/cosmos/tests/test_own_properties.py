@@ -266,6 +266,7 @@ def doubled(*values):
         ([(3, 8)], 5, 8, [8], [3]),  # before the page
         ([(8, 3)], 5, 8, [8], [3]),
         ([6, (8, 3), 9], 0, 9, [6, 8, 9], [3]),  # before the item before it
+        ([(2, 6), (8, 3)], 0, 9, [6, 8], [2, 3]),  # which has the name twice itself
         ([(True, 4), (None, 5)], 0, 5, [4, 5], [True, None]),
         ([(4, 4)], 0, 5, [4], [4]),
         ([("a", "b")], 0, 5, ["b"], ["a"]),  # damaged
