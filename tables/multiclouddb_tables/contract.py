@@ -275,7 +275,7 @@ class Table(Target, Protocol):
 
     @property
     def keeps_marks(self) -> bool:
-        """True: marks can be stored with the table."""
+        """True: the mark of a feed, and numbers, can be stored with the table."""
         return True
 
     def feed_mark(self) -> TableMark | None:

@@ -495,14 +495,12 @@ def source_in(batch: pa.Table) -> FeedSource | None:
     """Return the feed that the columns of the rows show; None if they do not show it."""
     if any(name not in batch.column_names for name in PLACES):
         return None
-    # A batch has few partitions and many rows, so the expression runs on what the grouping leaves.
+    # A batch has few partitions and many rows.
     columns = [_without_dictionary(batch[name]) for name in PLACES]
     places = pa.table(columns, names=PLACES).group_by(list(PLACES)).aggregate([])
-    ids = places["partition_id"].cast(pa.string())
-    resources = pc.replace_substring_regex(ids, "^([^:]*:[^:]*):.*$", r"\1")
-    shown = places.set_column(places.column_names.index("partition_id"), "partition_id", resources)
-    found = shown.group_by(list(PLACES)).aggregate([]).to_pylist()
-    return source_of((row["partition_id"], row["database"], row["collection"]) for row in found)
+    ids, *names = (places[name] for name in PLACES)
+    texts = (each.to_pylist() for each in (ids.cast(pa.string()), *names))
+    return source_of(zip(*texts, strict=True))
 
 
 def _without_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
