@@ -717,6 +717,16 @@ class TestLife:
         changes.close()
         assert store.saved == ["P@1", "P@3"]
 
+    def test_a_close_that_is_given_up_during_its_save_asks_for_nothing_more(self, store):
+        """So ends a coroutine whose event loop is closed."""
+        changes, closed = stored([], store, checkpoint_interval_seconds=60), []
+        changes._feed.at_close = lambda: closed.append("connection")
+        list(itertools.islice(changes.pages(), 3))
+        steps = changes._feed.close(save=True)
+        next(steps)
+        steps.close()
+        assert closed == []
+
     def test_a_second_loop_takes_over_from_the_first(self):
         changes = iterator(Service([1, 1, 1]))
         first = changes.pages()

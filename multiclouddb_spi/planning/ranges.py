@@ -184,7 +184,6 @@ class RangeReading:
                 with suppress(Exception):
                     self._reader.cancel()
             pool.shutdown(cancel_futures=True)  # a reader can be closed when its fetch has ended
-            self._ahead = None
         self._free()
 
     def _tell(self, notices: Iterable[Notice]) -> None:

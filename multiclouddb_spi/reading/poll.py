@@ -222,7 +222,7 @@ class Poll(Generic[T]):
         # In the first round, no fetch blocks, because the page also waits for other partitions. One that is
         # alone keeps nobody waiting, so its service gets one request that waits, and not another before it.
         wait = 0.0
-        blocks = self._waiting.rounds or self._waits_at_once
+        blocks = self._waiting.repeats or self._waits_at_once
         if blocks and not self._result.count and len(self._lineage) <= self._context.width:
             wait = self._waiting.of_fetch(self._longest_wait())
         scanning = self._scanning
@@ -288,7 +288,7 @@ class Poll(Generic[T]):
         if self._result.in_hand() or not self._turns.paced:
             return False
         soonest = self._fetches.paced_until()
-        if soonest >= (self._waiting.until if self._waiting.rounds else self._waiting.last_ask):
+        if soonest >= (self._waiting.until if self._waiting.repeats else self._waiting.last_ask):
             return False
         self._context.pause(soonest - time.monotonic())
         self._fetches.ask_paced()
@@ -472,7 +472,7 @@ class Waiting:
         until: How long the call waits for a first record.
         head_until: How long the call waits for the first partition in the queue.
         end: When a call without records ends: after its wait, or at its deadline.
-        rounds: The number of times that all partitions were read again.
+        repeats: True after the first round, when all partitions are read again.
     """
 
     def __init__(self, deadline: Deadline, wait: float) -> None:
@@ -481,7 +481,7 @@ class Waiting:
         self.last_ask = deadline.at - min(_RETURN_SECONDS, (deadline.at - now) / 4)
         self.until = min(self.last_ask, now + wait)
         self.head_until = now + min(HEAD_SECONDS, (deadline.at - now) / 2)
-        self.rounds = 0
+        self.repeats = False
         self._round_began, self._pause = now, _FIRST_PAUSE_SECONDS
         self._lingering: float | None = None
 
@@ -517,5 +517,5 @@ class Waiting:
 
     def begin_round(self) -> None:
         """Begin a round in which all partitions are read again."""
-        self.rounds, self.end = self.rounds + 1, min(self._last, self.until + HEAD_SECONDS)
+        self.repeats, self.end = True, min(self._last, self.until + HEAD_SECONDS)
         self._round_began = time.monotonic()

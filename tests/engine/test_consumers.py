@@ -240,6 +240,12 @@ class TestKept:
         kept.put(make(), "d")
         assert self.left_in(kept, "abcd") == ["a", "c", "d"]
 
+    def test_their_number_is_bounded(self, make):
+        kept = Consumers(self.budget, 100)
+        for number in range(consumers._MOST_PARTITIONS):
+            kept.put(make(partitions=0), number)
+        assert len(kept) <= 20_000
+
     def test_their_partitions_are_bounded_but_the_newest_is_kept(self, make, monkeypatch):
         monkeypatch.setattr(consumers, "_MOST_PARTITIONS", 10)
         kept = Consumers(self.budget, 100)
@@ -247,6 +253,13 @@ class TestKept:
             kept.put(make(partitions=4), key)
         kept.put(make(partitions=20), "d")
         assert self.left_in(kept, "abcd") == ["d"]
+
+    def test_as_many_as_allowed_stay(self, make, monkeypatch):
+        monkeypatch.setattr(consumers, "_MOST_PARTITIONS", 8)
+        kept = Consumers(self.budget, 100)
+        for key in ("a", "b"):
+            kept.put(make(partitions=4), key)
+        assert self.left_in(kept, "ab") == ["a", "b"]
 
     def test_so_are_the_open_readers(self, make):
         kept = Consumers(self.budget, 10)

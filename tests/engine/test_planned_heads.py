@@ -335,6 +335,30 @@ class TestOneThatDoesNotAnswer:
         consumer.drain()
         consumer.close()
 
+    def test_is_not_waited_for_although_its_own_position_has_moved_too(self, sim):
+        """p1 has sent an answer that proves no end, and does not send the next one of its walk."""
+        sim.behaviour, released = ServiceBehaviour(heartbeats=True), threading.Event()
+        asked, again = Counter(), threading.Event()
+
+        def through(fetch, *arguments):
+            asked[name := fetch.__self__._id] += 1
+            if name != "p1":
+                assert again.wait(20)
+                return fetch(*arguments)
+            if asked["p1"] == 1:
+                return attrs.evolve(fetch(*arguments), records=(), caught_up=False)
+            again.set()
+            assert released.wait(20)
+            return fetch(*arguments)
+
+        consumer = Reading(sim, ThreadPoolExecutor(8), through)
+        sim.write(keys_of(3)["p1"], {"n": 1})  # it moves the positions of all, and p1 keeps it to itself
+        step = consumer.planner.advance(consumer.at, None, consumer.deadline, allow_empty=True)
+        assert (step.empty, asked["p1"], "p1" in step.left, step.is_end) == (True, 2, True, False)
+        released.set()
+        consumer.drain()
+        consumer.close()
+
     def test_is_waited_for_if_nothing_else_is_to_be_read(self, sim, monkeypatch):
         """Else a partition whose answers are slow would be left in each step, and a run would not end."""
         sim.behaviour, keys = ServiceBehaviour(heartbeats=True), keys_of(3)

@@ -41,6 +41,7 @@ from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.cursor import InvalidCursor
 from multiclouddb_spi.faults import Fault
 from multiclouddb_spi.fetching.turns import HEAD_SECONDS
+from multiclouddb_spi.scan.scanning import Scanning
 
 from .reading import write
 
@@ -334,9 +335,16 @@ class TestTrouble:
             time.sleep(0.15)
             return fetch(reader, *asked)
 
+        def counted(scanning, longest):
+            looks.append(longest)
+            return patience(scanning, longest)
+
+        looks, patience = [], Scanning.patience
         monkeypatch.setattr(SegmentReader, "fetch", slow)
+        monkeypatch.setattr(Scanning, "patience", counted)
         busy(sim, 60)
         assert kinds(consumer.page()).count(True) == 2
+        assert 0 < len(looks) < 100  # and the call sleeps meanwhile
 
     @pytest.mark.parametrize("answer", ["late", "slow and empty"])
     def test_changes_are_delivered_while_no_segment_comes(self, answer, monkeypatch):

@@ -5,6 +5,7 @@ Each time limit is half of the time that a failure would take, so that a busy ma
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -20,6 +21,10 @@ from multiclouddb_conformance.simulation import (
     ThrottledError,
 )
 from multiclouddb_conformance.waiting import assert_prompt
+from multiclouddb_spi import Deadline
+from multiclouddb_spi.fetching import fetcher as fetching
+from multiclouddb_spi.fetching.fetcher import Fetcher
+from multiclouddb_spi.observing import Observing
 
 pytestmark = pytest.mark.slow
 
@@ -589,3 +594,12 @@ def test_not_more_than_the_width_are_asked_at_a_time(make_bench, monkeypatch):
     bench.fill(100, keys=50)
     assert len(bench.drain()[0]) == 100
     assert most[0] == width
+
+
+def test_a_control_call_sleeps_while_it_waits_for_its_answer(bench, monkeypatch):
+    looks = []
+    monkeypatch.setattr(fetching, "still_waiting", looks.append)
+    with ThreadPoolExecutor(1) as threads:
+        fetcher = Fetcher(SimulationProvider(bench.sim), lambda: threads, Observing(None), threading.Event())
+        assert fetcher.call(lambda: threading.Event().wait(0.3), Deadline.after(60)) is False
+    assert 0 < len(looks) < 100
