@@ -149,8 +149,8 @@ class ClientConfig:
     child_watch_seconds: float = attrs.field(
         default=_WATCH_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
-    """How long to search for more children of an ended partition, in seconds of reading the feed; 600 by
-    default. Needed only for DynamoDB, which never confirms that all children of a partition are known.
+    """How long to search for more children of an ended partition, in seconds during which the feed is read;
+    600 by default. Needed only for DynamoDB, which never confirms that all children of a partition are known.
     """
     coverage_audit_seconds: float = attrs.field(
         default=_AUDIT_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]

@@ -187,8 +187,8 @@ class ChangeFeedIterator:
     checkpoint_interval_seconds: float = attrs.field(
         default=0.0, kw_only=True, validator=[is_a(int, float), at_least(0, "use 0 to save after each page")]
     )
-    """The shortest time between two saves after empty pages, in seconds; with 0, the default, each of them is
-    followed by a save. A page with events or notices always is."""
+    """The shortest time between two saves after empty pages, in seconds; with 0, the default, each empty page
+    is followed by a save. A page with events or notices always is."""
     on_poison: Literal["raise", "skip"] = attrs.field(
         default="raise", kw_only=True, validator=one_of("raise", "skip")
     )

@@ -204,16 +204,16 @@ class SharedCheckpointStore(ABC):
 
         Raises:
             MulticloudDbError: `CONFLICT` if another worker has changed the checkpoint, or holds a lease on
-                it; `UNSUPPORTED_CAPABILITY` if the service ignores the condition of a write, or takes none;
+                it; `UNSUPPORTED_CAPABILITY` if the service ignores the condition of a write, or refuses it;
                 and the errors of `load`. After any error but the first two the checkpoint may have been
                 saved: `load` shows it.
 
         Portability:
             Some servers with the API of S3 ignore the condition of a write, and would let two workers share a
-            checkpoint unnoticed. So on `s3://` and `azblob://`, the first save in each process tries it, with
-            an object `NAME.probe-….checkpoint.json` that it writes and deletes. If the identity may not write
-            that name, it stays unknown whether the service keeps conditions, and a warning is logged. Amazon
-            S3, Azure Blob Storage, Google Cloud Storage and DynamoDB keep them.
+            checkpoint unnoticed. So on `s3://` and `azblob://`, the first save in each process tests this,
+            with an object `NAME.probe-….checkpoint.json` that it writes and deletes. If the identity may not
+            write that name, it stays unknown whether the service keeps conditions, and a warning is logged.
+            Amazon S3, Azure Blob Storage, Google Cloud Storage and DynamoDB keep them.
         """
         check_name(name)
         check_type("expected", expected, str, type(None))

@@ -45,8 +45,8 @@ TABLE: Final = {
     UNSETTLED: "verify: no difference, but some keys could not be compared",
     BEHIND: "verify: the sink has not reached the source, or the table is marked as incomplete",
     BUSY: "CONFLICT: another process uses the state folder, the table or the checkpoint: try again later",
-    LATE: "token check --max-lag: a change that is older has not been read",
-    NOT_KNOWN: "token check --max-lag: nobody knows whether an older change has not been read",
+    LATE: "token check --max-lag: a change that is older than AGE has not been read",
+    NOT_KNOWN: "token check --max-lag: nobody knows whether a change that is older than AGE was left unread",
     INTERRUPTED: "interrupted by ctrl-C (143: by SIGTERM)",
 }
 """Maps each exit code to its meaning; the help shows this table."""

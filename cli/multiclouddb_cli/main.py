@@ -315,8 +315,8 @@ def check(
     Nothing is changed. The exit code is 0 if all is well; multiclouddb --help explains the others. Coverage
     is checked only for a whole collection of a database that may list partitions late.
 
-    With --max-lag, the age of a change after the token counts, by the service's clock, and not the age of the
-    token: the token of an idle feed may be old.
+    --max-lag limits the age of a change after the token, by the service's clock, not the age of the token:
+    the token of an idle feed may be old.
     """
     from multiclouddb_cli import tokens
     from multiclouddb_cli.arguments import to_age, to_config, to_key, to_options, to_token

@@ -94,7 +94,7 @@ MaxLag: TypeAlias = Annotated[
     typer.Option(
         "--max-lag",
         metavar="AGE",
-        help="How old a change may be that has not been read, such as 1h or 1h30m.",
+        help="The highest age of a change that has not been read, such as 1h or 1h30m.",
     ),
 ]
 Scope: TypeAlias = Annotated[
@@ -255,10 +255,13 @@ MaxRepairs: TypeAlias = Annotated[
 ]
 Force: TypeAlias = Annotated[
     bool,
-    typer.Option("--force", help="Repair any number of rows, also if it looks like another collection."),
+    typer.Option(
+        "--force", help="Repair any number of rows, even if the table seems to be that of another collection."
+    ),
 ]
 Adopt: TypeAlias = Annotated[
-    bool, typer.Option("--adopt", help="Take a table that no sink has marked for that of the collection.")
+    bool,
+    typer.Option("--adopt", help="Treat a table that no sink has marked as the table of the collection."),
 ]
 Sample: TypeAlias = Annotated[
     str | None, typer.Option(metavar="1/N", help="Compare one of N keys, for example 1/64.")
@@ -269,13 +272,15 @@ StateFolder: TypeAlias = Annotated[
 ]
 Resume: TypeAlias = Annotated[
     bool,
-    typer.Option("--resume", help="Go on with the source where a killed run was; the table is read again."),
+    typer.Option(
+        "--resume", help="Continue to read the source where a killed run stopped; the table is read again."
+    ),
 ]
 Every: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="AGE",
-        help="Compare again and again, so that no row's proof is older, such as 24h; --state is needed.",
+        help="Compare again and again, so that no row's proof is older than AGE, such as 24h; needs --state.",
     ),
 ]
 Metrics: TypeAlias = Annotated[
@@ -286,7 +291,8 @@ Estimate: TypeAlias = Annotated[
     bool, typer.Option("--estimate", help="Print rows, segments, units and time, and read nothing else.")
 ]
 Record: TypeAlias = Annotated[
-    bool, typer.Option("--record", help="Store in a commit of the table when it was proved equal.")
+    bool,
+    typer.Option("--record", help="Store with the table the time at which it was proved equal."),
 ]
 Patience: TypeAlias = Annotated[
     float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for a sink that does not move.")

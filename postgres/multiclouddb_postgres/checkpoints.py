@@ -57,7 +57,7 @@ class PostgresCheckpointStore:
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
         """Replace the checkpoint if it still has the expected version.
 
-        When the call returns, the new one is as durable as a commit of the server.
+        When the call returns, the new checkpoint is as durable as a commit of the server.
 
         Args:
             name: The name of the checkpoint.

@@ -57,26 +57,28 @@ def merge_into_postgres(
 
     A page or an Arrow table is merged in one transaction: all of it, or nothing. With `checkpoint_name` the
     same transaction stores the page's token, so no other store is needed. If you pass an open connection, the
-    merge is part of your own transaction (`with connection.transaction():`), and what you write in it counts
-    each change exactly once, because it is committed with the token. A batch of Spark is written by the
-    executors instead, over a few connections that commit on their own; merging it again changes nothing.
+    merge is part of your own transaction (`with connection.transaction():`), and whatever you write in this
+    transaction takes each change into account exactly once, because it is committed with the token. A batch
+    of Spark is written by the executors instead, over a few connections that commit on their own; merging it
+    again changes nothing.
 
     The rules are those of `merge_into_delta`. Changes may come in any order and more than once, because a row
     is replaced only by one with a higher `order_key`. The row of a deleted document stays, with the time of
-    the merge in `_deleted_at`, which is null in all others. Pass every page, because the notices show where a
-    snapshot begins and ends; a stream of Spark that begins with a snapshot needs `checkpoint` for this.
+    the merge in `_deleted_at`, which is null in all other rows. Pass every page, because the notices show
+    where a snapshot begins and ends; a stream of Spark that begins with a snapshot needs `checkpoint` for
+    this.
 
     The first merge creates the table, with the columns `key` (the primary key), `order_key`, `timestamp`,
     `new_item_state` and `_deleted_at`, and additional columns of the batch. A column of the table that is
-    missing from the batch keeps its values. Beside it, the table `multiclouddb_marks` of the same schema
-    keeps which feed fills the table, and its queries and snapshots.
+    missing from the batch keeps its values. In the same schema, the table `multiclouddb_marks` stores which
+    feed fills the table, and which queries and snapshots have begun in it.
 
     Args:
         batch: The DataFrame that `foreachBatch` passes, a pyarrow table with its columns, or a page.
         batch_id: The batch number that Spark passes, or None for changes without one.
         dsn: A connection string, such as `postgresql://user@host/database`, with which Spark's executors
-            connect too. Without Spark, also an open connection, which is not closed, and not committed inside
-            a transaction of yours.
+            connect too. Without Spark, it may also be an open connection, which the sink does not close;
+            inside a transaction of yours, the sink does not commit.
         table: The name of the table, as `table` or `schema.table`, in the spelling of the server.
         app_id: A name that identifies the query and its checkpoint, as in `merge_into_delta`. Give both
             `app_id` and `batch_id`, or None for both.

@@ -11,7 +11,7 @@ options nor in the data that Spark sends.
 A secret is accepted only in options that Spark hides: in `url`, and in options whose names contain
 `password`, `secret`, `token` or `access_key`. Spark prints all other options of a stream in plain text, for
 example in `explain(True)`. Spark Connect hides no option: the server's event log contains the values as the
-client has sent them, so a client of Spark Connect writes `env:NAME`.
+client has sent them, so use `env:NAME` there.
 """
 
 from __future__ import annotations
@@ -81,8 +81,9 @@ OPTIONS: Final = (
     Option("startingPosition", "`beginning`, `now`, `snapshot`, or an ISO time with a zone", "`beginning`"),
     Option(
         "snapshotOrder",
-        "`ordered`: all rows before the first change; `interleaved`: both together; `auto`: ordered, and "
-        "interleaved before changes expire; the last two need a sink that keeps deletes",
+        "`ordered`: all rows before the first change; `interleaved`: both together; `auto`: at first "
+        "`ordered`, then `interleaved` before changes expire; `interleaved` and `auto` need a sink that "
+        "keeps deletes",
         "`ordered`; after `failOnDataLoss=resnapshot`, `auto`",
     ),
     Option(
@@ -132,7 +133,7 @@ OPTIONS: Final = (
     ),
     Option(
         "columnNameOfCorruptRecord",
-        "with `PERMISSIVE`: the column with the JSON of such a document",
+        "with `PERMISSIVE`: the column for the JSON of a document with such a value",
         "`_corrupt_record`",
     ),
     Option(

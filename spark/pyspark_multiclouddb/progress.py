@@ -7,13 +7,13 @@ From Spark 4.2 on, the field `sources[].latestOffset` of a query's progress cont
      "readUntil": "2026-01-31T12:00:00Z", "readUntilEstimated": false,
      "skipped": {"count": 0, "last": null}, "snapshot": null, "v": 1, "waiting": 0}
 
-`events` is the number of records in the step, or null if the service does not report it before they are read.
-`readUntil`, `readUntilEstimated` and `lagSeconds` are `read_until`, `read_until_estimated` and `lag_seconds`
-of `OperationDiagnostics`: all changes that are older than `readUntil` have been read when the step ends.
-`headroomSeconds` is the time until the first position expires. With `failOnDataLoss=false`, a query leaves
-out expired changes: `skipped.count` is the number of places at which this run skipped changes, and
-`skipped.last` is the last of these places. With `onPoison=skip`, `poison` contains the number of changes that
-could not be decoded, and the last of them.
+`events` is the number of records in the planned step, or null if the number is not known before the records
+are read. `readUntil`, `readUntilEstimated` and `lagSeconds` are `read_until`, `read_until_estimated` and
+`lag_seconds` of `OperationDiagnostics`: all changes that are older than `readUntil` have been read when the
+step ends. `headroomSeconds` is the time until the first position expires. With `failOnDataLoss=false`, a
+query leaves out expired changes: `skipped.count` is the number of places at which this run skipped changes,
+and `skipped.last` is the last of these places. With `onPoison=skip`, `poison` contains the number of changes
+that could not be decoded, and the last of them.
 
 For a query that began with a snapshot, `snapshot` contains:
 
@@ -155,7 +155,7 @@ def caught_up(query: StreamingQuery) -> bool:
     """Return True if a query with `trigger(availableNow=True)` has read everything.
 
     Spark 4.0 and 4.1 run only one micro-batch with this trigger, so start the query again until this is True.
-    From Spark 4.2 on, it always is.
+    From Spark 4.2 on, one run reads everything, so this is always True.
 
     Args:
         query: The query, after `awaitTermination()`.
@@ -198,9 +198,9 @@ _LINES_PER_HEAD: Final = 20
 class ProgressTable(StreamingQueryListener):
     """Prints one line for each micro-batch, as a listener of a session.
 
-    Another line follows if changes were skipped or could not be decoded, with the last place, or if an audit
-    has found partitions late. Before Spark 4.2, a source cannot report its progress, so `events` and the
-    columns after it stay empty.
+    Another line follows if changes were skipped or could not be decoded, with the place of the last one, or
+    if an audit has found partitions late. Before Spark 4.2, a source cannot report its progress, so `events`
+    and the columns after it stay empty.
 
     Args:
         file: The file to print to; standard error by default.

@@ -85,8 +85,8 @@ def merge_into_delta(
     """Merge changes into a Delta table: one row per document, and a tombstone for a deleted one.
 
     Changes may come in any order and more than once, because a row is replaced only by one with a higher
-    `order_key`. The row of a deleted document stays, with the time at which the delete was merged in
-    `_deleted_at`; this column is null in all other rows (see `live_rows` and `drop_tombstones`).
+    `order_key`. The row of a deleted document stays, and its `_deleted_at` contains the time at which the
+    delete was merged; this column is null in all other rows (see `live_rows` and `drop_tombstones`).
 
     The first merge creates the table, with the columns `key`, `order_key`, `timestamp`, `new_item_state` and
     `_deleted_at`, and with additional columns of the batch, so you can parse documents first:
@@ -94,22 +94,23 @@ def merge_into_delta(
     missing from the batch keeps its values. Leave `new_item_state` in the batch, because it shows a change
     whose document is missing (`missing_state`).
 
-    Spark finds the last change of each key, and sends only these, with only the columns of the table, to the
-    driver. They come in pieces of at most `max_bytes`, each of which is a commit; until all are merged, the
-    executors keep them in memory or on disk, so the source is read once. A process that is killed between two
-    commits merges the batch again when it restarts, which changes nothing.
+    Spark finds the last change of each key, and sends only these changes, with only the columns of the table,
+    to the driver. They come in pieces of at most `max_bytes`, each of which is a commit; until all pieces are
+    merged, the executors keep the changes in memory or on disk, so the source is read once. A process that is
+    killed between two commits merges the whole batch again when it restarts; a change that was merged before
+    has no effect then.
 
     A query delivers each row once, so the sink refuses a table that has lost rows: one that was dropped or
     made again, one that `RESTORE` took back further than the checkpoint, and the table of another query. It
     also refuses to mix a feed of every change with one of latest versions (`CosmosOptions(mode="latest")`).
 
     A snapshot repairs the table: its rows replace older ones, and after the last one, each document that it
-    did not contain becomes a tombstone. So the table must not contain rows of other collections. For this,
-    the sink must see where the snapshot begins and ends. Without Spark, the notices of pages show it: pass
-    every page, also one without events, and store its token afterwards. With Spark, the offsets in
-    `checkpoint` show it, which is needed if the table may have older rows, and with
-    `snapshotOrder=interleaved`, `snapshotOrder=auto` or `failOnDataLoss=resnapshot`. The rows of a snapshot
-    are recognized by `event_id` and `backfilled`, so a batch without these columns is refused.
+    did not contain becomes a tombstone. So the table must not contain rows of other collections, and the sink
+    must see where the snapshot begins and ends. Without Spark, the notices of pages show it: pass every page,
+    also one without events, and store its token afterwards. With Spark, the offsets in `checkpoint` show it;
+    pass `checkpoint` if the table may have older rows, and with `snapshotOrder=interleaved`,
+    `snapshotOrder=auto` or `failOnDataLoss=resnapshot`. The rows of a snapshot are recognized by `event_id`
+    and `backfilled`, so a batch without these columns is refused.
 
     Args:
         batch: The DataFrame that `foreachBatch` passes, a pyarrow table with its columns, or a page. A table
@@ -121,25 +122,26 @@ def merge_into_delta(
             compacts and vacuums it: a commit that another one prevents is made again.
         app_id: A name for the query and its checkpoint; None if and only if `batch_id` is None. With a new
             checkpoint folder the numbering starts again, so use another `app_id` with it. The table stores
-            that the query has begun in it, by the id that Spark gives the query, or else by `app_id`. Over
-            Spark Connect, the sink reads that id from `checkpoint`, so pass both.
+            which queries have begun in it, by the id that Spark gives a query, or by `app_id` if the sink
+            does not know that id. Over Spark Connect, the sink reads that id from `checkpoint`, so pass both.
         checkpoint: The `checkpointLocation` of the query: a folder, or a URL that Spark can read. A DataFrame
-            carries no notices, so only there the sink sees that `failOnDataLoss=false` has skipped changes,
-            or that the collection was dropped or renamed. Without it, a table that lacks changes is not
-            marked as incomplete, and the last batch before a drop is merged; you see it only in the log of
-            the driver and in the end of the query.
+            carries no notices, so only in the checkpoint the sink sees that `failOnDataLoss=false` has
+            skipped changes, or that the collection was dropped or renamed. Without it, a table that lacks
+            changes is not marked as incomplete, and the last batch before a drop is merged; you then see the
+            loss or the drop only in the log of the driver and in the end of the query.
         create: When the sink creates the table, and takes over one that it has not marked: `"first"`, the
             default, if the query of the batch has delivered no row before; `"always"`; or `"never"`. A later
-            batch without its table is refused, because the table was dropped or the checkpoint is that of
-            another one, so the rows before it would be missing for good. Whether a batch is the first shows
-            in `resumed_from` of a page, and in the number and the `checkpoint` of a batch of Spark; a pyarrow
-            table without a number counts as the first.
+            batch whose table does not exist is refused: the table was dropped, or the checkpoint is that of
+            another table, and the rows of earlier batches would be missing for good. The sink learns whether
+            a batch is the first from `resumed_from` of a page, or from the number and the `checkpoint` of a
+            batch of Spark; it treats a pyarrow table without a number as the first.
         new_columns: What to do about a column that the table does not have: `"add"` adds it, with null in the
             existing rows; `"refuse"`, the default, refuses the batch.
         missing_state: What to do if the last change of a key has no document: `"refuse"`, the default,
-            refuses the batch; `"keep"` keeps the document and the other columns of the row, moves its
-            `order_key`, and writes the time of the merge into the column `_stale_since`, which the next
-            change with a document empties. If the key has no row yet, it gets one without a document.
+            refuses the batch; `"keep"` keeps the document and the other columns of the row, sets its
+            `order_key` to that of the change, and writes the time of the merge into the column
+            `_stale_since`; the next change with a document clears this column. If the key has no row yet, it
+            gets one without a document.
         max_bytes: The maximum size of a piece in bytes of Arrow, as the sink estimates it; 64 MiB by default.
             Pieces are smaller if `spark.driver.maxResultSize` requires it, but a row is never split.
         source: The feed of the rows, as `provider:database/collection`. Needed only if the batch lacks the
@@ -224,8 +226,8 @@ def drop_tombstones(
     A tombstone prevents an older change from restoring its row, so it may be removed only when no older
     change can come. `older_than` must therefore be longer than the service keeps changes, and longer than any
     interruption of a query that writes this table. During a snapshot, an older version of a row can come at
-    any time: if a query begins with one, pass its `checkpoint`, and nothing is removed until the query has
-    completed a batch after the end of the scan.
+    any time: if a query begins with a snapshot, pass its `checkpoint`, and nothing is removed until the query
+    has completed a batch after the end of the scan.
 
     Args:
         table_path: The path of the table, as in `merge_into_delta`. Other threads and processes may write

@@ -28,8 +28,8 @@ class DefaultSource(DataSource):
 
     Each row is one change. The rows of a batch have no particular order, but of two changes to one key the
     later has the higher `order_key`. `key`, `new_item_state` and `old_item_state` are JSON text. With
-    `.schema(…)`, the rows have exactly its columns; one that is not among `EVENT_COLUMNS` is a field of the
-    documents.
+    `.schema(…)`, the rows have exactly the columns of that schema; a column that is not among `EVENT_COLUMNS`
+    is a field of the documents.
     """
 
     @classmethod

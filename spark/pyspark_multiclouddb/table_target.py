@@ -132,7 +132,7 @@ class TableTarget(Table):
     Args:
         spark: The session that knows the table.
         table: The name of the table in Spark, such as `lake.shop.orders`.
-        create_using: For a sink: the format of a table that it creates.
+        create_using: For a sink: the format of a table that the sink creates.
         new_columns: For a sink: whether columns that the table does not have are added.
 
     Raises:
