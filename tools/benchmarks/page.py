@@ -31,16 +31,16 @@ hide: [toc]
 
 What does it cost to read through multiclouddb, compared with a loop that you write by hand over the
 vendor's own client? Both sides read the same events on the same machine, in turns. For events and rows a
-second, a ratio above 1 means that multiclouddb is faster. On DynamoDB it is, because it decodes more cheaply
-than boto3. On Cosmos DB and on the embedded store it isn't, because it makes an event where the other side
-takes the bare document. *Start* is a time, so there a ratio above 1 means that multiclouddb takes longer; its
-other side only imports what such a program cannot do without.
+second, a ratio above 1 means that multiclouddb is faster. On DynamoDB it is faster, because it decodes more
+cheaply than boto3. On Cosmos DB and on the embedded store it's slower, because it makes an event of each
+document, while the loop takes the bare document. *Start* is a time, so there a ratio above 1 means that
+multiclouddb takes longer; the program by hand imports only what it needs.
 """
 _PICTURE: Final = """\
-How fast is it beside other readers of the same feed? Every program reads the same inserts of 325 bytes from
-the same server. The picture counts events a second; the page [behind it](../maintainers/peers.md) has CPU,
-memory, delays, versions and settings. PyMongo's loop takes less CPU time, because it yields bare documents;
-multiclouddb takes 1.2 times as much, and makes a portable event with a position.
+How fast is multiclouddb beside other readers of the same feed? Every program reads the same inserts of 325
+bytes from the same server. The picture shows events a second; the page [behind it](../maintainers/peers.md)
+has CPU, memory, delays, versions and settings. PyMongo's loop takes less CPU time, because it yields bare
+documents; multiclouddb takes 1.2 times as much, and makes a portable event with a position.
 
 <div class="picture chart" markdown>
 ![Events a second of each reader](../assets/peers-light.png#only-light)

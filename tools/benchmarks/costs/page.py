@@ -14,7 +14,7 @@ from benchmarks.record import ROOT
 __all__ = ["page_text", "ratio_of", "table_of", "write_docs"]
 
 _UNITS: Final = {
-    "DynamoDB": "Unit: a read request unit is a call of `GetRecords`, also an empty one. "
+    "DynamoDB": "Unit: a read request unit is a call of `GetRecords`, even one that returns no records. "
     "[Other calls are free](https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/"
     "CostOptimization_StreamsUsage.html).",
     "Cosmos DB": "Unit: request units (RU), as our emulator charges them: one for an empty answer, and one "
@@ -23,10 +23,12 @@ _UNITS: Final = {
     "MongoDB": "A read has no price; each request is work for the server.",
 }
 _MORE: Final = {
-    "Spanner": "A call that waits sends more, because it first asks for the service's time, and sends a query"
-    " that does not wait: the answer shows within two seconds that the service can be reached.",
-    "MongoDB": "Ours sends more, because it looks twice a minute how far the log reaches back, and because "
-    "answers of 500 changes are decoded faster than larger ones.",
+    "Spanner": "A call with `wait_seconds` sends more requests than Dataflow: before it waits, it asks for "
+    "the service's time, and sends a query that does not wait. The answer to this query shows within two "
+    "seconds that the service can be reached.",
+    "MongoDB": "Our reader sends more requests than PyMongo's loop. In an idle hour, it asks twice a minute "
+    "how far back the log reaches. In a backlog, it asks for only 500 changes at a time, because such "
+    "answers are decoded faster than larger ones.",
 }
 """Why a goal is missed."""
 _HEAD: Final = """---
@@ -35,27 +37,28 @@ hide: [toc]
 
 # What a feed costs
 
-What a reader sends to the service, and how soon it sees a change: a bill shows the one and a user the
-other, so they stand in one row. Each row is one reader of one partition.
+This page compares what a reader sends to the service, which a bill shows, and how soon the reader sees a
+change, which a user notices. Each row is one reader of one partition.
 
 - *Idle hour*: an hour without changes. *Other* requests find partitions, ask for the time, open sessions,
   look at the log, or keep a state.
-- *Delay*: the mean time between two requests. A change waits for half of it on average. It is 0 if the
+- *Delay*: the mean time between two requests. A change waits half as long on average. The delay is 0 if the
   request itself waits at the server.
-- *Ours / theirs*: all requests of an idle hour, divided by those of the cheapest other reader, which asks as
-  often. If only ours waits at the server, it is compared with the other reader as it is, which is later.
+- *Ours / theirs*: all requests of our reader in an idle hour, divided by those of the cheapest other reader,
+  whose requests are scaled to our delay. If only our reader waits at the server, it is compared with the
+  requests that the other reader really sends, although that reader sees a change later.
 - *A million changes* are read as a backlog.
 """
 _HOW: Final = """## Where the figures come from
 
 - *Counted*: our emulators of DynamoDB Streams, Cosmos DB and Spanner, and a server of MongoDB, have counted
   the requests of a reader that read {changes:,} changes, and then followed the idle feed for {seconds:.0f}
-  seconds. The tables scale them to a million changes and to an hour, so one request more or less in the run
-  is a hundred or sixty in the table.
+  seconds. The tables scale these counts to a million changes and to an hour. So one request more or less in
+  the run changes a figure for a million changes by a hundred, and a figure for an hour by sixty.
 - *Computed*: the vendor's reader does not run here. Its requests follow from the settings that the vendor
-  publishes, which are linked.
-- Units are computed from the service's published rule. No bill was compared.
-- A dash means that nobody has counted it, or that there is no price.
+  publishes; the page links to them.
+- Units are computed from the service's published rule. They were not compared with a bill.
+- A dash means that nobody has counted the requests, or that there is no price.
 
 {machine} Recorded on {day}.
 

@@ -19,12 +19,12 @@ _BEAM: Final = (
 _PAGE: Final = 1000
 """The largest number of records in an answer of GetRecords, which is also the adapter's."""
 _LEASES: Final = (
-    "a table of leases: that of a shard is written every 3.3 s (`failoverTimeMillis` of 10 s), 1,090 times "
-    "an hour"
+    "a table of leases: the lease of each shard is written every 3.3 s (`failoverTimeMillis` of 10 s), 1,090 "
+    "times an hour"
 )
 _LEASE_ITEMS: Final = (
-    "a container of leases: each is written every 17 s, and all are listed every 13 s, which costs request "
-    "units too"
+    "a container of leases: each lease is written every 17 s, and all leases are listed every 13 s; both "
+    "cost request units too"
 )
 
 
@@ -81,8 +81,8 @@ def _dataflow() -> Cost:
         hour_units=None,
         delay_seconds=between,
         known="[the connector's authors](https://github.com/apache/beam/pull/34967), and [its "
-        f"code]({_BEAM}), which reads and writes the state of a partition once for each query (*other*)",
-        also="a query that looks for new partitions in that state, again and again",
+        f"code]({_BEAM}): for each query, it reads and writes the state of the partition once (*other*)",
+        also="repeated queries that look for new partitions in this state",
     )
 
 

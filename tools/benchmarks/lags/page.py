@@ -19,26 +19,28 @@ hide: [toc]
 
 # How late a change comes
 
-The time from the acknowledgement of a commit until the handler has the change. A program commits {rate:g}
+Lag is the time from a commit's acknowledgement until the handler has the change. A program commits {rate:g}
 changes a second for {minutes:g} minutes. In the middle, the reader is killed with SIGKILL and started again
-at once, and the changes that wait for it count. Every change has to arrive; one that comes twice counts once.
+at once, and the figures include the changes that wait for the new process. Every change has to arrive; if one
+arrives twice, its lag ends at the first arrival.
 
 - *Worker*: `iterate_changes` with a checkpoint in a file. *Spark*: a stream with `foreachBatch`. All settings
   are the defaults.
 - *Without the restart*: the largest lag of all changes except those that waited for the new process.
 
-The load of the machine was {least:.0f} to {most:.0f}, which decides much; see below.
+The load of the machine was {least:.0f} to {most:.0f}, which makes the lags much larger; see below.
 
 """
 _HOW: Final = """
-- *Load*: how many processes ran or waited for a core, on average. If there were more than cores, a row shows
-  the busy machine rather than the reader. The restart suffers most: a new process of Spark needs about 20 s
-  of CPU, and a worker's about one.
+- *Load*: how many processes ran or waited for a core, on average. If there were more such processes than
+  cores, a row shows the busy machine rather than the reader. The load delays the restart most: a new process
+  of Spark needs about 20 s of CPU, and a new worker about one.
 - *Twice*: the changes that came again after the restart.
 - The servers are mongod, DynamoDB Local, Google's emulator of Spanner, whose partitions move every few
-  seconds, and our emulator of Cosmos DB. They run on the reader's machine, so a network comes on top.
-- Google's emulator takes longer for an answer with each change that it keeps: its own client waits 24 ms
-  for a query at first, and 146 ms after 1,500 changes.
+  seconds, and our emulator of Cosmos DB. They run on the reader's machine, so a network would add to
+  the lags.
+- The more changes Google's emulator keeps, the slower it answers: Google's own client waits 24 ms for a query
+  at first, and 146 ms after 1,500 changes.
 
 {facts}
 
