@@ -118,7 +118,7 @@ def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
 
 This page lists, for each capability, on what condition and at what price each database has it. [Which
 database can do what](databases.md#capabilities) is an overview, and the [portability
-warnings](../configuration.md#portability-warnings) have the differences that are no yes or no.
+warnings](../configuration.md#portability-warnings) have the differences that a yes or no can't show.
 
 A capability without a mark works without an opt-in. *emulated*: multiclouddb builds the capability on top of
 the service, if the request opts in as the note says. *unsupported*: a request that needs the capability is
@@ -134,9 +134,11 @@ service; MongoDB's profile also lacks the last three capabilities of this page.
 
 ## Scans
 
-`client.capabilities().scan` says where the `order_key` of a scanned row lies, which is its *floor*. A *high*
-floor is above every change before the scan and below every change after the start of the scan, and a *low*
-floor is below every change. With *row*, each row has the `order_key` of its own last change.
+These are the facts in `client.capabilities().scan`. The *floor* is where the `order_key` of a scanned row
+lies: *high* is above every change before the scan and below every change after the start of the scan, and
+*low* is below every change. With *row*, each row has the `order_key` of its own last change. *settles after*
+is the longest time until a change that a scan has shown is in the stream too (0 s: once `read_until` has
+passed the moment of the read).
 
 {scans}
 

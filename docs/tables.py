@@ -116,9 +116,10 @@ warnings](../configuration.md#portability-warnings) say what to do about a diffe
 
 {able}
 
-*yes*: works without an opt-in. *opt-in*: multiclouddb emulates it if the request says so. —: the request is
-refused with [`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability), and the error names an alternative.
-Every feed may start at `Now()` or at a stored token. The links lead to conditions and prices.
+*yes*: works without an opt-in. *opt-in*: multiclouddb emulates it if the request asks for that. —: the
+request is refused with [`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability), and the error has an
+alternative. Every feed may start at `Now()` or at a stored token. The links of the rows lead to conditions
+and prices.
 
 ## Retention, order, precision and cost
 

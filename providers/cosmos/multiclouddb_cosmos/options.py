@@ -36,7 +36,9 @@ CAPABILITIES: Final = CapabilitySet(
             "them, choose CosmosOptions(mode='latest')",
         ),
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(_EMULATED, _START),
-        Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(_EMULATED, f"{_START}; in whole seconds"),
+        Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
+            _EMULATED, f"{_START}; the given time is rounded down to a whole second"
+        ),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
             "supports only SnapshotOrder.ORDERED; costs the request units of reading every item once",
@@ -44,10 +46,10 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(_NATIVE, _ONE_KEY),
         Capability.LOOKUP: CapabilityNote(
             _NATIVE,
-            "one point read for each key, which costs one request unit for each KiB, or a query if the id "
-            "has characters that a point read cannot ask for; needs the data actions items/read and "
-            "executeQuery; may lack the newest writes, except on an account with strong or bounded staleness "
-            "consistency, where it costs twice the units",
+            "sends one point read for each key (one request unit for each KiB), or a query if the id has "
+            "characters that a point read cannot ask for; needs the data actions items/read and "
+            "executeQuery; an answer may lack the newest writes, except on an account with strong or bounded "
+            "staleness consistency, where a look-up costs twice the units",
         ),
         Capability.CHANGE_FEED_ROWS: CapabilityNote(_NATIVE, "costs what the scan of a snapshot costs"),
         Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(_NATIVE),
@@ -77,10 +79,10 @@ LATEST: Final = CapabilitySet(
             _NATIVE, "needs no setting of the account; no position expires"
         ),
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
-            _NATIVE, "returns every existing item once, in the order of its last change within its range"
+            _NATIVE, "returns every existing item once; within a range, in the order of the last changes"
         ),
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
-            _NATIVE, "in whole seconds: starts up to one second early, and never late"
+            _NATIVE, "the start is in whole seconds, so up to one second early; it is never late"
         ),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _UNSUPPORTED, "use Beginning(), which does the same with mode='latest'"

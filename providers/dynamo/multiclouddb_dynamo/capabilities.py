@@ -24,7 +24,8 @@ CAPABILITIES: Final = CapabilitySet(
     {
         Capability.CHANGE_FEED: CapabilityNote(
             _NATIVE,
-            "enable the table's stream (StreamSpecification); new items need NEW_IMAGE or NEW_AND_OLD_IMAGES",
+            "enable the table's stream (StreamSpecification); events contain new items only with NEW_IMAGE "
+            "or NEW_AND_OLD_IMAGES",
         ),
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
             _NATIVE, "starts at the oldest record; a stream keeps records for 24 hours"
@@ -32,7 +33,7 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
             _UNSUPPORTED,
             "a stream starts at its beginning, at now or at a token; start at Beginning() and leave out "
-            "events whose event.timestamp is earlier",
+            "events whose event.timestamp is before the start that you want",
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
             _UNSUPPORTED,

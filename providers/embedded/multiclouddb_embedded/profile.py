@@ -107,7 +107,7 @@ _DYNAMO: Final = _profile(
         Capability.CHANGE_FEED_POINT_IN_TIME: (
             _UNSUPPORTED,
             "a stream starts at its beginning, at now or at a token; start at Beginning() and leave out "
-            "events whose event.timestamp is earlier",
+            "events whose event.timestamp is before the start that you want",
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: _NO_KEY_SCOPE,
         Capability.CHANGE_FEED_OLD_ITEM_STATE: "DynamoDB needs a stream of type NEW_AND_OLD_IMAGES; a store "

@@ -29,10 +29,11 @@ CAPABILITIES: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
-            "convergent: each row is as it was when it was read; needs the privilege find on the collection",
+            "convergent: each row is as it was when it was read; needs the privilege `find` on the "
+            "collection",
         ),
         Capability.LOOKUP: CapabilityNote(
-            _NATIVE, "needs the privilege find on the collection; reads by _id with read concern majority"
+            _NATIVE, "needs the privilege `find` on the collection; reads by _id with read concern majority"
         ),
         Capability.CHANGE_FEED_ROWS: CapabilityNote(_NATIVE, "costs what the scan of a snapshot costs"),
         Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(_NATIVE),
@@ -41,9 +42,11 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _NATIVE, "needs a collection with pre-images (changeStreamPreAndPostImages)"
         ),
-        Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(_NATIVE, "needs the role read on the database"),
+        Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(
+            _NATIVE, "needs the role `read` on the database"
+        ),
         Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(
-            _NATIVE, "needs the role readAnyDatabase on the cluster"
+            _NATIVE, "needs the role `readAnyDatabase` on the cluster"
         ),
         Capability.RUN_COMMAND: CapabilityNote(_NATIVE, "commands are sent unmodified and never retried"),
     },

@@ -87,17 +87,17 @@ class RunCommandOptions:
 
     read_preference: ReadPreference | None = attrs.field(default=None, validator=_PREFERENCE)
     """The server to use: `pymongo.ReadPreference.SECONDARY`, or an object like
-    `pymongo.read_preferences.Nearest(…)`. Every command then counts as a read when a server is chosen.
-    Without it, the primary is used, whatever the client's preference. In a transaction, that of the
-    transaction applies."""
+    `pymongo.read_preferences.Nearest(…)`. The server is then chosen as for a read, whatever the command does.
+    Without this option, the primary is used, whatever the client's preference. In a transaction, the
+    transaction's preference applies."""
     session: ClientSession | None = attrs.field(default=None, validator=_SESSION, repr=False)
     """A `ClientSession` of your `native_client`, which may be in a transaction and which you end yourself.
     Without it, pymongo uses a session of its own for the call.
     """
     timeout_ms: int | None = attrs.field(default=None, validator=_whole(0))
     """The time limit of the whole call in milliseconds, the choice of a server and the connection included; 0
-    means no limit, and without the option the connection string's `timeoutMS` applies. What is left of it is
-    sent as `maxTimeMS`, in place of one in the command."""
+    means no limit, and without the option the connection string's `timeoutMS` applies. What is left of the
+    limit is sent as `maxTimeMS`, and replaces a `maxTimeMS` in the command."""
 
 
 @frozen
@@ -182,8 +182,8 @@ class RunCommandCursor(Iterator[Any]):
 
     It is an iterator and a context manager, for one thread at a time; any thread may call `close`. An
     incomplete read never looks like a complete one, because a failed step is not retried, and every further
-    step then fails too. The cursor is closed when the server has sent everything, when it or the client is
-    closed, and when it is garbage-collected.
+    step then fails too. The cursor is closed when the server has sent everything, when you close the cursor
+    or the client, and when the cursor is garbage-collected.
 
     All batches come from the server that ran the command, within one session. Documents are decoded with the
     client's codec, but without type decoders: a Decimal128 stays a Decimal128.

@@ -48,7 +48,7 @@ class MongoOptions(ProviderOptions):
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a field has the wrong type, or more than one start is given.
-            At the first read, `INVALID_REQUEST` with the server's code if it refuses a value.
+            At the first read, `INVALID_REQUEST` with the server's code if the server refuses a value.
     """
 
     full_document: str | None = attrs.field(default=None, validator=is_a(str, type(None)))
@@ -65,7 +65,8 @@ class MongoOptions(ProviderOptions):
     start_after: Mapping[str, Any] | None = attrs.field(
         default=None, converter=_mapping, validator=is_a(dict, type(None)), hash=False, repr=False
     )
-    """A resume token of MongoDB, after which the feed continues even if it is that of an invalidate event."""
+    """A resume token of MongoDB, after which the feed continues, even if the token is that of an invalidate
+    event."""
     start_at_operation_time: Timestamp | None = attrs.field(
         default=None, validator=is_a(Timestamp, type(None))
     )
@@ -73,8 +74,9 @@ class MongoOptions(ProviderOptions):
     max_await_time_ms: int | None = attrs.field(default=None, validator=_POSITIVE)
     """How long the server may delay an empty answer, in milliseconds; at least 1.
 
-    With None, the library chooses: 10 if no call waits; in a long poll the rest of the wait, at most 1000, or
-    500 with a client of the application. A process that shuts down may have to wait until this time is over.
+    With None, the library chooses: 10 if no call waits; in a long poll the rest of the wait, but at most
+    1000, or at most 500 with a client of your own. A process that shuts down may have to wait until this time
+    is over.
     """
     batch_size: int | None = attrs.field(default=None, validator=_POSITIVE)
     """The maximum number of changes in one answer of the server. With None, the maximum is the size of a
@@ -93,9 +95,9 @@ class MongoOptions(ProviderOptions):
     show_expanded_events: bool | None = attrs.field(
         default=None, validator=is_a(bool, type(None)), metadata={"positions": True}
     )
-    """True to send `showExpandedEvents`. The feed returns no more events for it, because the additional ones
-    are no changes of documents; but a `pipeline` sees them. A token that was made with it is refused without
-    it, and the other way round.
+    """True to send `showExpandedEvents`. The server's additional events are no changes of documents, so the
+    feed does not return them; but a `pipeline` sees them. A token that was made with this option is refused
+    without it, and the other way round.
     """
     pipeline: tuple[Mapping[str, Any], ...] = attrs.field(
         default=(), converter=_stages, eq=_exact, hash=False, metadata={"positions": True}
@@ -108,8 +110,9 @@ class MongoOptions(ProviderOptions):
     after_invalidate: Literal["end", "follow"] = attrs.field(default="end", validator=one_of("end", "follow"))
     """What happens if the collection is dropped or renamed, or the database is dropped: the feed returns
     notices and then ends (`"end"`, the default), or goes on with the next resource of the same name
-    (`"follow"`). With `"follow"`, another collection that was renamed over this one, for example by `$out`,
-    raises `CHECKPOINT_EXPIRED`, because there are no changes for its documents; see `on_expired`."""
+    (`"follow"`). With `"follow"`, the read raises `CHECKPOINT_EXPIRED` if another collection was renamed over
+    this one, for example by `$out`, because there are no changes for the documents of the other collection;
+    see `on_expired`."""
     allow_missing: bool = attrs.field(default=False, validator=is_a(bool))
     """True to allow a start on a collection or database that does not exist yet; with False, the default,
     that raises `NOT_FOUND`.

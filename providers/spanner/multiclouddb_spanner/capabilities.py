@@ -18,8 +18,8 @@ CAPABILITIES: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
             _NATIVE,
-            "starts when the stream was created, or, if that is longer ago than its retention_period, a "
-            "minute after the oldest moment that it keeps",
+            "starts at the creation of the stream, or, if its retention_period has passed since then, a "
+            "minute after the oldest moment that the stream keeps",
         ),
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
             _NATIVE, "the start is exact to the microsecond"
