@@ -290,9 +290,12 @@ class TestIdleBackoff:
     def test_waits_reach_their_bounds_and_begin_again(self, pages, count, options, waits):
         assert self.take(count, pages, **options) == pytest.approx(waits)
 
-    @pytest.mark.parametrize(("options", "waits"), [({"wait_seconds": 20}, 0), ({}, 4)])
-    def test_only_time_spent_in_a_long_poll_is_not_spent_again(self, options, waits):
-        assert len(self.take(5, seconds=20.0, **options)) == waits
+    @pytest.mark.parametrize(
+        ("options", "seconds", "waits"),
+        [({"wait_seconds": 20}, 20.0, 0), ({"wait_seconds": 20}, 0.0, 4), ({}, 20.0, 4)],
+    )
+    def test_only_time_spent_in_a_long_poll_is_not_spent_again(self, options, seconds, waits):
+        assert len(self.take(5, seconds=seconds, **options)) == waits
 
     def test_until_idle_ends_after_the_first_idle_page_and_goes_on_when_iterated_again(self):
         changes = iterator(Service([0, 2, IDLE, 2]), until_idle=True)
