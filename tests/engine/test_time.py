@@ -25,6 +25,7 @@ from multiclouddb_spi import Deadline
 from multiclouddb_spi.fetching import fetcher as fetching
 from multiclouddb_spi.fetching.fetcher import Fetcher
 from multiclouddb_spi.observing import Observing
+from multiclouddb_spi.reading.poll import Waiting
 
 pytestmark = pytest.mark.slow
 
@@ -603,3 +604,9 @@ def test_a_control_call_sleeps_while_it_waits_for_its_answer(bench, monkeypatch)
         fetcher = Fetcher(SimulationProvider(bench.sim), lambda: threads, Observing(None), threading.Event())
         assert fetcher.call(lambda: threading.Event().wait(0.3), Deadline.after(60)) is False
     assert 0 < len(looks) < 100
+
+
+@pytest.mark.parametrize(("timeout", "seconds"), [(1, 0.5), (3600, 2)])
+def test_the_first_partition_has_at_most_half_of_the_time(timeout, seconds):
+    waiting = Waiting(Deadline.after(timeout), 0)
+    assert waiting.head_until - waiting.began == pytest.approx(seconds, abs=0.1)
