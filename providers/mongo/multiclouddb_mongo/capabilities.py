@@ -13,7 +13,7 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.CHANGE_FEED: CapabilityNote(
             _NATIVE,
             "needs a replica set or a sharded cluster; an update contains the document as it is "
-            "when it is read, unless the collection keeps post-images "
+            "when the update is read, unless the collection keeps post-images "
             "(changeStreamPreAndPostImages)",
         ),
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
