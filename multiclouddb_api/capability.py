@@ -87,9 +87,9 @@ class ScanFacts:
     floor: ScanFloor = attrs.field(validator=is_a(ScanFloor))
     """Where the `order_key` of a scanned row lies."""
     settle_seconds: float = attrs.field(validator=is_a(int, float))
-    """At most how many seconds after a scan or a look-up has shown a change it is in the stream. 0 if
-    `read_until` proves it: the stream has delivered the change once `read_until` has passed the moment of the
-    read."""
+    """How many seconds it takes, at most, until a change that a scan or a look-up has shown is in the stream.
+    0 if `read_until` proves that it is there: the stream has delivered the change once `read_until` has
+    passed the moment at which the row was read."""
     price: str = attrs.field(validator=is_a(str))
     """One line with what the service charges for reading rows, in its own unit."""
     units_per_row: float | None = attrs.field(default=None, validator=is_a(int, float, type(None)))

@@ -146,8 +146,8 @@ class MulticloudDbClient:
     """Reads the changes of one database.
 
     Use it as a context manager; any number of threads may share it. After a fork, the child process opens
-    connections of its own, because two processes must not share one. It cannot do that if the client was made
-    from a `native_client`: its calls in the child process then raise `INVALID_REQUEST`. A client cannot be
+    connections of its own, because two processes must not share one. A client that was made from a
+    `native_client` cannot do that: its calls in the child process raise `INVALID_REQUEST`. A client cannot be
     pickled either, so send its `config` to the other process and connect there.
 
     Args:
@@ -327,15 +327,16 @@ class MulticloudDbClient:
         """Resolve the start position once, and return one token per partition.
 
         An application spreads a feed over several processes with these tokens. Each process reads its own
-        partition from the token of it. With `with_descendants` it reads
+        partition from that partition's token. With `with_descendants`, it reads
         `PhysicalPartition(partition_id, with_descendants=True)`, which goes on with all partitions that
-        descend from it. Without, it reads `PhysicalPartition(partition_id)`, and the application also starts
-        a reader for each child that a page lists. After a merge, each parent lists the common child: read it
-        once, and only after all of its parents.
+        descend from this one. Without `with_descendants`, it reads `PhysicalPartition(partition_id)`, and the
+        application also starts a reader for each child that a page lists. After a merge, each parent lists
+        the common child: read it once, and only after all of its parents.
 
         A snapshot is spread in the same way. With `Snapshot(SnapshotOrder.INTERLEAVED)` there is also a token
-        for each segment of the scan, which is read like a partition, has `SnapshotStarted` and `BackfillDone`
-        notices of its own, and then ends. With `Snapshot(changes=False)` there are only segments.
+        for each segment of the scan. A segment is read like a partition, has `SnapshotStarted` and
+        `BackfillDone` notices of its own, and then ends. With `Snapshot(changes=False)` there are only
+        segments.
 
         Args:
             request: The start position and the modes; its scope must be the entire collection.
@@ -350,8 +351,8 @@ class MulticloudDbClient:
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for another scope; for a `Snapshot()` with changes whose
-                order is not `INTERLEAVED`; and for a token of a scan whose changes come after its rows. No
-                process would know when the others have read their rows.
+                order is not `INTERLEAVED`; and for a token of a scan whose changes come after its rows. In
+                the last two cases, no process would know when the others have read their rows.
 
         Portability:
             Ids and tokens are valid only for the same provider and resource. MongoDB always has one

@@ -149,15 +149,16 @@ class ClientConfig:
     child_watch_seconds: float = attrs.field(
         default=_WATCH_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
-    """How long to search for more children of an ended partition, in seconds during which the feed is read;
-    600 by default. Needed only for DynamoDB, which never confirms that all children of a partition are known.
+    """For how many seconds to search for more children of an ended partition, without the time in which
+    nobody reads the feed; 600 by default. Needed only for DynamoDB, which never confirms that all children of
+    a partition are known.
     """
     coverage_audit_seconds: float = attrs.field(
         default=_AUDIT_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
-    """How often a feed of a whole collection is compared with the service's list of partitions, in seconds;
-    600 by default. After a partition has left the token the next comparison comes ten times as early, if the
-    service's limits allow it.
+    """After how many seconds a feed of a whole collection is compared again with the service's list of
+    partitions; 600 by default. After a partition has left the token, the next comparison comes after a tenth
+    of this time, if the service's limits allow it.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ class ChangeType(StrEnum):
     Portability:
         Services differ in what counts as one change, so treat creates and updates alike (upsert). Spanner
         reports only the net effect of a transaction on a row, and a replaced row as `CREATE`. Cosmos DB
-        distinguishes the three only in its all-versions-and-deletes mode. See warnings 1 and 18 in
+        distinguishes the three kinds only in its all-versions-and-deletes mode. See warnings 1 and 18 in
         docs/configuration.md.
     """
 
@@ -45,11 +45,11 @@ class ChangeEvent(Slotted):
 
     Portability:
         Order the changes of one key by `order_key` and never by `timestamp`, which is precise to a second on
-        DynamoDB and Cosmos DB and to a millisecond on MongoDB, where it may also be earlier than that of the
-        event before. DynamoDB does not promise a time for each record: without one, `timestamp` is the last
-        known time of the shard, or 1970-01-01 if there is none. Only DynamoDB, Spanner and Cosmos DB report
-        `by_expiry`. `backfilled` is True only with `Snapshot()` and `lookup`, and on Cosmos DB if you opt
-        into its backfill. See warnings 8, 16, 17 and 23 in docs/configuration.md.
+        DynamoDB and Cosmos DB, and to a millisecond on MongoDB. On MongoDB, it may also be earlier than the
+        `timestamp` of the event before. DynamoDB does not promise a time for each record: without one,
+        `timestamp` is the last known time of the shard, or 1970-01-01 if there is none. Only DynamoDB,
+        Spanner and Cosmos DB report `by_expiry`. `backfilled` is True only with `Snapshot()` and `lookup`,
+        and on Cosmos DB if you opt into its backfill. See warnings 8, 16, 17 and 23 in docs/configuration.md.
     """
 
     event_id: str = attrs.field(validator=is_a(str))
@@ -68,7 +68,7 @@ class ChangeEvent(Slotted):
     """The full document before the change, or None; see `OldItemStateMode`."""
     order_key: str = attrs.field(validator=is_a(str))
     """Text that orders the changes of one key, also those of different partitions: the later change has the
-    greater text, compared by code points. The key of a looked-up row may be empty (`lookup`)."""
+    greater text, compared by code points. The `order_key` of a looked-up row may be empty (`lookup`)."""
     by_expiry: bool | None = attrs.field(validator=is_a(bool, NoneType))
     """True for a delete by time-to-live, False for any other change, None if the service does not report
     which it was."""

@@ -188,7 +188,7 @@ class ChangeFeedIterator:
         default=0.0, kw_only=True, validator=[is_a(int, float), at_least(0, "use 0 to save after each page")]
     )
     """The shortest time between two saves after empty pages, in seconds; with 0, the default, each empty page
-    is followed by a save. A page with events or notices always is."""
+    is followed by a save. A page with events or notices is always followed by one."""
     on_poison: Literal["raise", "skip"] = attrs.field(
         default="raise", kw_only=True, validator=one_of("raise", "skip")
     )

@@ -49,10 +49,10 @@ class MulticloudDbKey(Slotted):
         ({'customer': 'c-1'}, {'order': 7})
 
     Portability:
-        A key has the components of the service's own: on DynamoDB the partition key and at most one sort key,
-        on Cosmos DB up to three partition key components and `id`, on MongoDB `_id` of any type, after the
-        shard key if the collection is sharded. Spanner's primary keys have no partition key, so the first
-        column counts as it. See warning 21 in docs/configuration.md.
+        A key has the components of the service's own key: on DynamoDB the partition key and at most one sort
+        key, on Cosmos DB up to three partition key components and `id`, on MongoDB `_id` of any type (in a
+        sharded collection, the shard key comes before it). Spanner's primary keys have no partition key, so
+        the first column is treated as one. See warning 21 in docs/configuration.md.
     """
 
     components: Mapping[str, Any] = attrs.field(converter=_copied, repr=shorten)

@@ -14,9 +14,9 @@ __all__ = ["LookupAnswer", "NotKnown"]
 
 @attrs.frozen
 class NotKnown:
-    """The answer for a key of which it is not known if there is a row: neither a row nor its absence.
+    """The answer for a key if it is not known whether there is a row with this key.
 
-    Do not delete or insert anything because of it.
+    It proves neither a row nor its absence, so do not delete or insert anything because of it.
 
     Portability:
         On Cosmos DB there are ids that cannot be asked for: the service accepts them in a write, but its

@@ -34,7 +34,7 @@ class Renamed:
     """The collection has been renamed.
 
     If `new_name` is the collection that the feed reads, another collection has taken its place. The feed has
-    no changes for the documents that this one already contained: read them with a `Snapshot()`.
+    no changes for the documents that this other collection already contained: read them with a `Snapshot()`.
     """
 
     name: str = attrs.field(validator=is_a(str))
@@ -94,9 +94,9 @@ class PartitionFoundLate:
     """The service has listed a partition late; from now on the feed reads it or lists it as a child.
 
     Its events come after newer events of other partitions, and may be older than a watermark that was already
-    reported. There are two ways to find one: an audit lists it after the library has stopped searching for
-    children of its parent, or it descends from a partition that was lost to retention. In the second case its
-    first changes may be lost too.
+    reported. Such a partition is found in one of two ways: an audit lists it after the library has stopped
+    searching for children of its parent, or it descends from a partition that was lost to retention. In the
+    second case its first changes may be lost too.
 
     Portability:
         Only DynamoDB may list shards late, and never confirms that a listing is complete. See warning 22 in
@@ -122,8 +122,8 @@ class SnapshotStarted:
 
     floor: str = attrs.field(validator=is_a(str))
     """A bound for `order_key`, called the floor of the snapshot: it is less than the `order_key` of every
-    change after this page. Each row of the snapshot has it as its `order_key`, except on Cosmos DB, where a
-    row has that of its last change (`ScanFloor`)."""
+    change after this page. Each row of the snapshot has the floor as its `order_key`, except on Cosmos DB,
+    where a row has the `order_key` of its last change (`ScanFloor`)."""
     partition_id: str = attrs.field(validator=is_a(str))
     """The id of the snapshot; the matching `BackfillDone` has the same id."""
     whole: bool = attrs.field(default=True, validator=is_a(bool))
@@ -167,14 +167,15 @@ Notice: TypeAlias = (
 
 @frozen
 class OperationDiagnostics:
-    """Measurements of one call; None where the service reports too little to know."""
+    """Measurements of one call; a value is None if the service reports too little to know it."""
 
     watermark: datetime | None = None
-    """No later event is older than this time, in UTC. It is the minimum over all partitions in the token,
-    also those that wait for their parents, and never goes back."""
+    """No event on a later page has an earlier time than this, in UTC. It is the minimum over all partitions
+    in the token, also those that wait for their parents, and never goes back."""
     read_until: datetime | None = None
     """Every change that was committed before this time of the service's clock has been returned, on this page
-    or an earlier one. In UTC; it never goes back. None during the scan of a `Snapshot()` too.
+    or an earlier one. In UTC; it never goes back. None if it is not known, and during the scan of a
+    `Snapshot()`.
     """
     read_until_estimated: bool = False
     """True if `read_until` is likely but not proven, because the service does not report whether records
@@ -205,8 +206,8 @@ class OperationDiagnostics:
     """The number of partitions that were found late in this call; the page has a `PartitionFoundLate` notice
     for each."""
     partition_errors: Mapping[str, str] = attrs.field(factory=dict, hash=False)
-    """Maps the id of each partition that failed in this call to the failure. Its position has not moved, so
-    nothing of it is skipped."""
+    """Maps the id of each partition that failed in this call to the failure. The position of such a partition
+    has not moved, so none of its changes is skipped."""
     elapsed_seconds: float = 0.0
     """The duration of the call, in seconds."""
     snapshot: SnapshotProgress | None = None
@@ -260,16 +261,16 @@ class ChangeFeedPage:
     notices: tuple[Notice, ...] = ()
     """What happened besides changes of documents. A notice comes after its partition's last event on this
     page and before its first event on a later one. Events of partitions that the feed begins to read because
-    of a notice come later too: a page with a `Gap` has none of the partitions that replace the lost one. A
-    page that was read from a `skip_token` has only the `RecordSkipped` notice. Notices are delivered again by
-    a read from any token before this page, also after a restart, but not from this page's own token.
+    of a notice come later too: a page with a `Gap` has no events of the partitions that replace the lost one.
+    A page that was read from a `skip_token` has only the `RecordSkipped` notice. A read from any earlier
+    token delivers the notices again, also after a restart; a read from this page's own token does not.
     """
     diagnostics: OperationDiagnostics = attrs.field(factory=OperationDiagnostics)
     """Measurements of the call, such as its cost and lag."""
     resumed_from: str | None = attrs.field(default=None, repr=shorten)
-    """The token after which the page was read. None as long as the feed has delivered no event before this
-    page: on its first page, and on the next ones up to the first with events. A sink creates its table only
-    then, because events before a later page do not come again.
+    """The token after which the page was read. None if the feed has delivered no event before this page: on
+    its first page, and on each page after it up to and including the first one with events. A sink creates
+    its table only on such a page, because the events before a later page do not come again.
     """
     poll_after_seconds: float = 0.0
     """How many seconds to wait before the next call with `OperationOptions(ask_all=False)`, because hardly

@@ -119,9 +119,9 @@ class PhysicalPartition:
     With `with_descendants`, `partition_retired` stays False, because the read goes on in all partitions that
     replace the ended one, and the token tracks them.
 
-    Where partitions merge, prefer one reader of all of them, such as `EntireCollection`: only that keeps the
-    order across the merge and reads each event once. With a reader for each parent, both read the common
-    child, and neither knows how far the other is.
+    Where partitions merge, prefer one reader of all of them, such as `EntireCollection`: only one reader
+    keeps the order across the merge and reads each event once. With a reader for each parent, both read the
+    common child, and neither knows how far the other is.
 
     Portability:
         An id of another provider or resource raises `INVALID_REQUEST`. MongoDB has one partition, which never
@@ -171,7 +171,7 @@ class EntireCluster:
 
     Portability:
         MongoDB only. A token of another deployment is refused if the user may read the id of the deployment
-        (role `clusterMonitor`), and otherwise accepted with a warning in the log. Check
+        (role `clusterMonitor`). If not, the token is accepted with a warning in the log. Check
         `Capability.CHANGE_FEED_CLUSTER_SCOPE`. See warnings 13 and 20 in docs/configuration.md.
     """
 
@@ -287,8 +287,9 @@ class OperationOptions:
     ask_all: bool = attrs.field(default=True, validator=is_a(bool))
     """Whether a call asks every partition, also those that are not worth asking yet; True by default. False
     is cheaper for a loop that runs for ever, such as a `ChangeFeedIterator` without `until_idle`: if the feed
-    has more partitions than `ClientConfig.max_concurrency`, a call leaves those out. Its page is then not
-    idle, and `ChangeFeedPage.poll_after_seconds` is the time until the next call is worth its cost.
+    has more partitions than `ClientConfig.max_concurrency`, a call leaves out those that are not worth asking
+    yet. Its page is then not idle, and `ChangeFeedPage.poll_after_seconds` is the time until the next call is
+    worth its cost.
 
     Portability:
         On Cosmos DB, DynamoDB and Spanner, an idle partition is worth asking again after about a second, or
@@ -301,7 +302,7 @@ class ProviderOptions:
     """The base class of a provider's options, of which each provider has a frozen subclass.
 
     A field with `positions=True` in its metadata changes what a position means, so a token that was made with
-    another value of it is refused.
+    another value of this field is refused.
     """
 
     def position_digest(self) -> str:
@@ -482,9 +483,9 @@ class ChangeFeedRequest:
     """About how many bytes of records a page may have; 0, the default, means a quarter of
     `ClientConfig.max_buffered_bytes`.
 
-    The bytes are those that the service has sent (the records of one answer count equally), and an event in
-    Python needs more. A page has at least one event, however large it is. A token can be resumed with another
-    limit."""
+    The bytes are those that the service has sent (each record of an answer has the same share of them); in
+    Python, an event takes more memory. A page has at least one event, however large it is. A token can be
+    resumed with another limit."""
     on_expired: OnExpired = attrs.field(factory=Fail, validator=_is_case(OnExpired, _expiry_advice))
     """What to do if the position is older than the retention; `Fail()` by default."""
     include_native: bool = attrs.field(default=False, validator=is_a(bool))
@@ -492,7 +493,7 @@ class ChangeFeedRequest:
     provider_options: ProviderOptions | None = attrs.field(
         default=None, validator=is_a(ProviderOptions, type(None))
     )
-    """The options of one provider, or None; those of another provider are refused with `INVALID_REQUEST`."""
+    """The options of the client's provider, or None; those of another provider raise `INVALID_REQUEST`."""
 
     def after(self, position: HasToken | str) -> ChangeFeedRequest:
         """Return the same request with another start: after a page or a token.

@@ -20,7 +20,7 @@ class SnapshotOrder(StrEnum):
 
     In each order, apply an event only if its `order_key` is greater than that of your stored row. The rows of
     a snapshot have a common `order_key`, called the floor, so every change that is newer than the snapshot
-    replaces them (on Cosmos DB, each row has that of its last change).
+    replaces them (on Cosmos DB, each row has the `order_key` of its last change).
 
     Portability:
         Cosmos DB refuses `INTERLEAVED` with `UNSUPPORTED_CAPABILITY`. `AUTO` switches only if the service
@@ -65,23 +65,23 @@ class Snapshot:
     The first page has no rows, only a `SnapshotStarted` notice: store its token before you read on. From then
     on the token holds the progress of the scan, so another process can continue it, even days later. Each row
     is an event with `type=CREATE`, `backfilled=True` and the snapshot's floor as `order_key` (on Cosmos DB
-    that of its last change); a row that changes later is returned again, as a change. The page with the last
-    row also has a `BackfillDone` notice. Before it, no page is `idle`, and the watermark stays at the time of
-    the snapshot.
+    the `order_key` of its last change); a row that changes later is returned again, as a change. The page
+    with the last row also has a `BackfillDone` notice. Before it, no page is `idle`, and the watermark stays
+    at the time of the snapshot.
 
     With `changes=False` the feed has the rows alone and ends after them: the page with the last row also has
-    a `FeedEnded` notice, and so has a read from its token. A row that changes after the first page then comes
-    in its old or new state, or not at all. If you need the changes of such rows, take a token from `Now()`
-    before the scan, and read from it afterwards.
+    a `FeedEnded` notice, and a read from this page's token returns it again. A row that changes after the
+    first page then comes in its old or new state, or not at all. If you need the changes of such rows, take a
+    token from `Now()` before the scan, and read from it afterwards.
 
     Raises:
         MulticloudDbError: When the snapshot is built, `INVALID_REQUEST` with the name of the field. At the
             first read, `UNSUPPORTED_CAPABILITY` if the database or the scope has no snapshots.
 
     Portability:
-        Check `Capability.CHANGE_FEED_SNAPSHOT`, whose note also says if the rows are of one moment or each as
-        it was when it was read. The scope must be a whole collection or one partition key, and not
-        `PhysicalPartition`, `EntireDatabase` or `EntireCluster`. See warnings 23 and 24 in
+        Check `Capability.CHANGE_FEED_SNAPSHOT`, whose note also says whether all rows are of one moment, or
+        each row is as it was when the scan read it. The scope must be a whole collection or one partition
+        key, and not `PhysicalPartition`, `EntireDatabase` or `EntireCluster`. See warnings 23 and 24 in
         docs/configuration.md.
     """
 
@@ -146,7 +146,7 @@ class SnapshotProgress:
     segments: int | None = attrs.field(validator=is_a(int, type(None)))
     """The expected total number of segments; None while the total is unknown."""
     rows: int = attrs.field(validator=is_a(int))
-    """The number of rows that were delivered from the start of the snapshot to this token, over all reads; in
-    a segment of a plan, since it was planned."""
+    """The number of rows that were delivered from the start of the snapshot to this token, over all reads;
+    for a segment of a plan, since the segment was planned."""
     records: int | None = attrs.field(validator=is_a(int, type(None)))
     """The approximate number of rows at the start of the scan; None if the service does not report it."""

@@ -44,7 +44,8 @@ def follow(
     Args:
         source: What `connect` takes: a URL, the path of a TOML file, or a `ClientConfig`.
         address: The collection, for example `"shop/orders"`.
-        start: Where to start as long as there is no checkpoint, which is used instead once it exists.
+        start: Where to start as long as there is no checkpoint. Once it exists, the read starts there
+            instead.
         checkpoint: The file that keeps the position, or the URL of a checkpoint
             (`"s3://bucket/prefix/orders"`), as `multiclouddb tail --checkpoint` takes it. Without it, nothing
             is saved.
@@ -54,8 +55,8 @@ def follow(
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if `start` is missing and there is no checkpoint, or for the
-            reasons of `connect`; `PERMANENT_FAILURE` if the file cannot be written. Nothing is read before
-            that is known.
+            reasons of `connect`; `PERMANENT_FAILURE` if the file cannot be written. Both are raised before
+            anything is read.
 
     Examples:
         >>> with follow(

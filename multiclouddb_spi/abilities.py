@@ -78,8 +78,8 @@ class Head:
         outcome: `Continue`, or the way in which the partition ends at that position.
         follows: What is known about records after this position. Only `END` makes a planned feed idle.
         answer: Filled in by the planner; a feed leaves it out.
-        notices: The notices up to this position. A feed that knows only that there are some leaves the
-            partition out, so that the planner reads it.
+        notices: The notices up to this position. A feed that knows that there are notices, but not which,
+            leaves the partition out, so that the planner reads it.
     """
 
     cursor: Cursor
@@ -103,8 +103,8 @@ class SupportsHeads(Protocol):
         """Return the end position of a bounded read for each partition.
 
         This is the current end of the partition, but at most `max_records` records after the cursor.
-        `Head.follows` is `END` only if the service's answer shows that no record follows; where it does not,
-        the planner asks again.
+        `Head.follows` is `END` only if the service's answer shows that no record follows; if the answer does
+        not show this, the planner asks again.
 
         Args:
             cursors: Maps each partition id to the position of its reader.
@@ -134,8 +134,8 @@ class SupportsChangeMark(Protocol):
             deadline: The time by which the call must end.
 
         Returns:
-            The value, which is compared with earlier ones of this feed in the same process. One that changes
-            although the feed has not loses nothing, but costs a call for each partition.
+            The value, which is compared with earlier ones of this feed in the same process. If the value
+            changes although the feed has not changed, nothing is lost, but the engine calls each partition.
         """
         ...
 
@@ -160,11 +160,11 @@ class SupportsLookup(Protocol):
 
         Returns:
             Maps keys of `keys` to their rows, or to None if the service answered that no row has exactly this
-            key. `NotKnown` is for a key for which the service cannot be asked, and for one to which an answer
-            may belong without showing it: never make None of a refusal, and never drop a row. Answer as many
-            keys as one request of the service takes, at least one, and leave out those that the service has
-            not processed. The engine asks for the rest again, after a wait if there was no answer at all; an
-            answer for another key is refused.
+            key. `NotKnown` is for a key for which the service cannot be asked, and for a key to which an
+            answer may belong although the answer does not show it: never make None of a refusal, and never
+            drop a row. Answer as many keys as one request of the service takes, at least one, and leave out
+            those that the service has not processed. The engine asks for the rest again, after a wait if
+            there was no answer at all; an answer for another key is refused.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a key that no row can have; see `check_components`.

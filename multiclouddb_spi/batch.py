@@ -109,7 +109,7 @@ class Mapper(ABC):
     def cursor_after(self, records: Any, count: int) -> Cursor:
         """Return the position after the first `count` records.
 
-        A position inside a transaction includes which part of it was delivered.
+        A position inside a transaction contains which part of the transaction was delivered.
 
         Args:
             records: The records of the batch.
@@ -163,9 +163,9 @@ class Batch:
         nbytes: The number of bytes that the raw records occupy in memory, as exact as a cheap calculation
             allows.
         caught_up: True if the service reported that there is nothing more for now. False if more records may
-            be there already, even after an empty batch, as while the service filters its log. None if the
-            service does not report it; an empty batch then means that no records follow. In the last batch of
-            a partition, the value has no meaning.
+            be there already, even after an empty batch, for example while the service filters its log. None
+            if the service does not report it; an empty batch then means that no records follow. In the last
+            batch of a partition, the value has no meaning.
         watermark: A time before which no record can follow; None if it is unknown. It is never later than the
             commit time of a record that can still become visible.
         likely_read_until: The moment, by the service's clock, before which every change is probably in this

@@ -14,10 +14,11 @@ These rules apply to every method in this module:
   service without it. A larger feature is a small protocol, `Supports…`, and the engine uses it only if the
   provider implements the protocol.
 - *Who retries.* The engine does, so a provider neither retries calls nor wraps or catches the vendor's
-  exceptions: the engine later passes each to `Provider.classify`, which uses only what is in it. There is one
-  exception. If the meaning of an error depends on the call, the provider catches it and raises
-  `ProviderFault(Fault(…)) from error`: the same code may mean an expired position in a read, and an invalid
-  time in a start. A provider also raises `ProviderFault` for problems that it finds itself.
+  exceptions: the engine later passes each exception to `Provider.classify`, which uses only what the
+  exception contains. There is one special case. If the meaning of an error depends on the call, the provider
+  catches the error and raises `ProviderFault(Fault(…)) from error`: the same code may mean an expired
+  position in a read, and an invalid time in a start. A provider also raises `ProviderFault` for problems that
+  it finds itself.
 - *Threads.* Several threads may call a `Provider` or a `Feed` at the same time. A `Reader` is called by one
   thread at a time, though not always the same; only `cancel` may be called by any thread at any time.
 - *Time.* Every method with a `deadline` returns or raises by that time, as exactly as the vendor's client
@@ -31,13 +32,12 @@ The engine follows partitions through splits, merges and retention, and does so 
 keeps three promises. The suite refuses a provider that breaks one of them:
 
 - **C1. A child with several parents is named whole.** The end of each parent names all its children with all
-  their parents, and no parent puts the start of a child after the child's first record, because another
-  parent may be lost before it names the child. Only a partition with at most one parent may be named or
-  listed late.
-  *DynamoDB* names children late and lists shards late, and a shard has at most one parent. *Spanner* puts
-  every child and all its parents into the record that ends a partition. The *embedded* store reads a
-  partition's end and its children in one transaction. *Cosmos DB* merges partitions, but a partition of a
-  feed is a range of keys here, and a range never has two parents. *MongoDB* has one partition.
+  their parents. Each parent also gives a start of the child that is at or before the child's first record,
+  because another parent may be lost before it names the child. Only a partition with at most one parent may
+  be named or listed late. *DynamoDB* names children late and lists shards late, and a shard has at most one
+  parent. *Spanner* puts every child and all its parents into the record that ends a partition. The *embedded*
+  store reads a partition's end and its children in one transaction. *Cosmos DB* merges partitions, but a
+  partition of a feed is a range of keys here, and a range never has two parents. *MongoDB* has one partition.
 - **C2. Retention takes ancestors first.** If a partition no longer exists, none of its ancestors exists.
   *DynamoDB* keeps records for 24 hours and closes a shard before its child has records; a shard is gone only
   if the service refuses this shard. *Spanner* forgets a partition when its end is older than the retention.
@@ -129,7 +129,7 @@ class FeedIdentity:
             collection UUID), which changes when the resource is recreated under the same name. None if there
             is no such id; then only the service itself can refuse a position of the deleted resource. If a
             copy of the resource in another deployment would have the same id, `@` and the id of the
-            deployment follow, as far as it is known; the feed then overrides `Feed.resumes`.
+            deployment are added, if the latter is known; the feed then overrides `Feed.resumes`.
     """
 
     provider_id: str
@@ -201,7 +201,7 @@ class Survey:
         final: Asked ended partitions that will have no more children, each with a notice for the application
             or None. After the whole stream has ended, a listing has here every partition without children.
         answered: The asked ended partitions whose known children are all in `present`, because a provider
-            that limits its calls may not have asked for all. None means all.
+            that limits its calls may not have asked for the children of all partitions. None means all.
     """
 
     present: tuple[Partition, ...] = ()
@@ -232,8 +232,8 @@ class Reader(ABC):
         """Return the number of seconds after which the engine gives up a running fetch.
 
         A fetch may outlast its call: the next call at the same position then gets the answer, so that nothing
-        is sent twice over a slow network. Only after this time the engine cancels it, and the next call
-        starts another. Return a larger number if the service needs longer for one answer.
+        is sent twice over a slow network. Only after this time, the engine cancels the fetch, and the next
+        call starts another one. Return a larger number if the service needs longer for one answer.
         """
         return ANSWER_SECONDS + SILENT_SECONDS
 
@@ -275,7 +275,7 @@ class Reader(ABC):
             longer than 50 milliseconds; the engine then calls `fetch` in another thread.
 
         Raises:
-            Exception: Any error. The engine closes this reader, and `fetch` of another one decides.
+            Exception: Any error. The engine closes this reader, opens another one and calls `fetch` of that.
         """
         return None
 
@@ -348,10 +348,10 @@ class Feed(ABC):
     def visible_after(self) -> float | None:
         """Return how many seconds after its own time, at most, a change is visible to every read.
 
-        After a read with `caught_up=True`, the engine concludes from it that every change that is older, by
-        the service's `clock`, has been returned. It includes the precision of the times of changes, and is 10
-        by default. None if there is no such limit; then only `Batch.watermark` shows how far a partition was
-        read.
+        After a read with `caught_up=True`, the engine concludes that every change that is older than this
+        number of seconds, by the service's `clock`, has been returned. The number includes the precision of
+        the times of changes, and is 10 by default. None if there is no such limit; then only
+        `Batch.watermark` shows how far a partition was read.
         """
         return 10.0
 
@@ -435,8 +435,8 @@ class Feed(ABC):
             deadline: The time limit.
             expired: Those of `asked` whose position the service has just refused.
             since: Changes before this time are not needed; None if no bound is known.
-            whole: False if only the children of the asked partitions are wanted, all of which were read to
-                their ends. A provider may then leave out every other partition.
+            whole: False if all asked partitions were read to their ends, and only their children are wanted.
+                A provider may then leave out every other partition.
 
         Returns:
             The current state of the service, perhaps in part, but never an older state. A partition is `gone`
@@ -447,16 +447,16 @@ class Feed(ABC):
     def can_audit_early(self) -> bool:
         """Return whether the service's limits allow an early survey of all partitions; no I/O.
 
-        The engine makes one every `coverage_audit_seconds` anyway. After a partition has left the token, it
-        makes one after a tenth of this time if this is True.
+        The engine makes such a survey every `coverage_audit_seconds` anyway. With True, it makes the next one
+        after a tenth of this time if a partition has left the token.
         """
         return True
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         """Return the number of seconds until `cursor` expires, given the service's time `now`; pure.
 
-        None if the cursor does not contain a time, or if no change after it can be lost. Waiting partitions
-        are asked for it too.
+        None if the cursor does not contain a time, or if no change after it can be lost. The engine also
+        calls it for waiting partitions.
         """
         return None
 

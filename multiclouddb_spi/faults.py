@@ -51,7 +51,7 @@ class Fault:
         confidential: True if the vendor's text may quote a secret; the user's error then does not show that
             text.
         unknown_host: True if the host of the service has no address. Before a client has opened its first
-            feed, this counts as a mistake in the connection, and is not retried.
+            feed, this is treated as a mistake in the connection, and is not retried.
         renewable: True if the service refuses the credentials, but may accept newer ones of the same
             identity. If the provider can renew them (`SupportsRenewal`), the call is made once more.
     """

@@ -37,7 +37,8 @@ def follow(
     Args:
         source: What `connect` takes: a URL, the path of a TOML file, or a `ClientConfig`.
         address: The collection, for example `"shop/orders"`.
-        start: Where to start as long as there is no checkpoint, which is used instead once it exists.
+        start: Where to start as long as there is no checkpoint. Once it exists, the read starts there
+            instead.
         checkpoint: The file that keeps the position, or the URL of a checkpoint. Without it, nothing is
             saved.
         **settings: The settings of `ChangeFeedIterator`; `max_start_seconds` is 0 by default.

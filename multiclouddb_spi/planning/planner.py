@@ -78,7 +78,7 @@ class Step:
             partition and position.
         answers: What the answer of each partition shows about the moment up to which `after` has read it.
         notices: The notices in the ranges of the step, and those of partitions that end. If a feed finds
-            heads without reading, there may be others, which only `read_range` finds.
+            heads without reading, there may be further notices, which only `read_range` finds.
         left: The partitions of `after` that may have records behind this step, up to the target: all but
             those whose answer shows that nothing follows.
         read: The records of some ranges of the step, by partition: all records of the range, without notices.
@@ -100,7 +100,7 @@ class Step:
 
     @property
     def is_end(self) -> bool:
-        """True if in each partition nothing follows this step, by the service's answer, and none waits."""
+        """True if by the service's answers nothing follows this step, and no partition waits."""
         names = {entry.partition_id for entry in self.after.active()}
         return not self.left and (self.after.is_quiet(names) or self.after.is_over())
 
@@ -154,13 +154,14 @@ class Planner:
             than the retention.
         context: The threads, and what is kept between two steps: readers with records and with the walk
             through empty answers, and when the client last looked for more children of an ended partition.
-            Pass the same object to all planners of one client, or a partition may have to be read again from
-            its position, and no search for children ever ends. None to make one, which `close` ends.
+            Pass the same object to all planners of one client, because otherwise a partition may have to be
+            read again from its position, and no search for children ever ends. None to make an object of its
+            own, which `close` ends.
         call: The function that sends requests to the service, except those for records; for example
             `Tries.call`. Several threads call it at once; it must not need a thread of `context` itself.
         audit_seconds: How often the coverage of a collection is audited; that of the context by default.
-        skip_poison: True to continue planning after a record that cannot be fetched. The record counts, so
-            the range that contains it is read.
+        skip_poison: True to continue planning after a record that cannot be fetched. The step then includes
+            the record, so the range that contains it is read.
         keep_bytes: About how many bytes of records that were read a step may keep in `Step.read`.
     """
 

@@ -82,9 +82,9 @@ def read_range(
             to raise an error. A record that is fetched but cannot be mapped is left to the caller, because
             the caller maps the batch.
         on_notice: Called for each notice of the range, after the batch that it follows was yielded.
-        sizes: How much to request from each partition whose connection broke within an answer. Whoever reads
-            many ranges of a feed keeps it between them, so that a later range asks for as little. It is
-            changed; one thread at a time may use it for a partition.
+        sizes: How much to request from each partition whose connection broke within an answer. If you read
+            many ranges of a feed, pass the same object each time, so that a later range requests as little.
+            The object is changed; for one partition, only one thread at a time may use it.
 
     Raises:
         MulticloudDbError: An error with a category; `CHECKPOINT_EXPIRED` if a part of the range is older than

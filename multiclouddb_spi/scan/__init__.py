@@ -20,7 +20,7 @@ for the scan.
   everything that a reader needs: the scan, and as texts of the provider the last key that was read and the
   end of the segment. The texts keep their meaning in any process, for days, even if the service splits or
   moves the collection's partitions. A read can resume after any row. No method of a feed but `open_segment`
-  gets a position in a segment: they cannot be compared, have no time, and do not expire.
+  gets a position in a segment: such positions cannot be compared, have no time, and do not expire.
 - *Ids.* The id of a segment is made from the scan's id and the segment's name; it never equals the id of a
   partition. `plan_id_of` returns the scan's id for a segment's id, and None for a partition's id.
 - *Rows.* A row that exists when `snapshot` returns, and is not changed or deleted afterwards, is returned at

@@ -52,10 +52,10 @@ class Fix:
     timestamp: datetime
     """The time of the repair."""
     removes: bool = False
-    """True to remove the rows of the key, because the sink never writes such a text."""
+    """True to remove the rows of the key, because the sink never writes a key with this text."""
     beside: tuple[str, str] | None = None
-    """With `removes`, the key and the `order_key` of another row that must be in the table, or else nothing
-    is removed; None if there is no such condition."""
+    """With `removes`, the key and the `order_key` of another row; if it is not in the table, nothing is
+    removed. None if there is no such condition."""
 
 
 @runtime_checkable
@@ -73,7 +73,7 @@ class Target(Protocol):
     def columns(self) -> Mapping[str, ColumnType]:
         """Return the type of each column that `transform` may fill.
 
-        These are all but those that the sink writes itself, such as `new_item_state`.
+        These are all columns except those that the sink writes itself, such as `new_item_state`.
         """
         ...
 
@@ -87,15 +87,15 @@ class Target(Protocol):
             keys: The keys to read, as JSON text, possibly thousands; None for all rows. An empty list reads
                 nothing, but checks the table.
             own: The columns to read instead of the document, as one object in `state`. `layout.state_of`
-                makes it of the values as the database returns them: `datetime` in UTC for a time, `Decimal`,
-                `bytes`, `date`. A value that the sink would not have written, such as a text in a column of
-                numbers, is returned as it is.
+                makes this object from the values as the database returns them: `datetime` in UTC for a time,
+                `Decimal`, `bytes`, `date`. A value that the sink would not have written, such as a text in a
+                column of numbers, is returned as it is.
 
         Returns:
             Batches with the columns `key` (text), `order_key` (text; `layout.NO_ORDER` for null), `state`
             (the JSON text of the document as it is stored, or null) and `deleted` (true for a tombstone);
             none if there is no row. All batches of a call are of one version, also if a sink commits
-            meanwhile, but two calls may read different ones.
+            meanwhile, but two calls may read different versions.
 
         Raises:
             MulticloudDbError: `NOT_FOUND` if there is no such table; `INVALID_REQUEST` if it is not the table
@@ -121,11 +121,11 @@ class Target(Protocol):
         ...
 
     def complete(self, expected: Expected) -> None:
-        """Remove from the mark that the table is incomplete, after a comparison has proved that it is not.
+        """Remove `incomplete_since` from the mark, after a comparison has proved that the table is complete.
 
         Args:
-            expected: The table as it was before the comparison. If its mark has another time now, there was
-                another gap meanwhile, and the mark stays.
+            expected: The table as it was before the comparison. If its mark has another `incomplete_since`
+                now, there was another gap meanwhile, and the mark stays as it is.
 
         Raises:
             MulticloudDbError: As `fix`.
@@ -135,17 +135,17 @@ class Target(Protocol):
     def fix(self, fixes: Sequence[Fix], expected: Expected) -> int:
         """Write rows in one commit, each only if its key still has exactly the rows that were seen.
 
-        So the sink always wins: a row that it has changed meanwhile stays as it is. `layout.fixed_row` has
-        the values of a row, of which the table may lack some columns; other columns stay as they are. A value
-        that the column cannot hold is among them unchanged, such as a text for a column of numbers or an
-        integer of 70 bits: refuse it before the database converts it.
+        So the sink always wins: a row that it has changed meanwhile stays as it is. `layout.fixed_row`
+        returns the values to write, by column. The table may lack some of these columns; all its other
+        columns stay as they are. A value may be one that its column cannot hold, such as a text for a column
+        of numbers or an integer of 70 bits: refuse it before the database converts it.
 
         Args:
             fixes: At most one for each key; with none, only the table is checked. The row is updated, or
-                inserted if none was seen; of several, one is left. A fix without a document makes a tombstone
-                of the row, if there is one. A fix with `removes` removes all rows of the key, if they are
-                still those that were seen and the row `beside` was there before this call.
-            expected: The table that was compared. Check in the same commit that the rows go into this one,
+                inserted if none was seen; of several rows of a key, one is left. A fix without a document
+                makes a tombstone of the row, if there is one. A fix with `removes` removes all rows of the
+                key, if they are still those that were seen and the row `beside` was there before this call.
+            expected: The table that was compared. Check in the same commit that the rows go into this table,
                 and not into another table of its name or an earlier version.
 
         Returns:
@@ -179,15 +179,16 @@ class Table(Target, Protocol):
     ) -> None:
         """Create the table for rows with these columns, or check it and add the columns that it lacks.
 
-        Each type becomes one of the database that holds every value exactly. Where there is none, store a
-        text or a number, and let the column's type say what it is, such as `DECIMAL_TEXT(9,2)` in SQLite,
-        because `columns` returns the type, and `rows` the value. If two processes create the table at the
-        same time, one of them does, and both go on with that one.
+        Each Arrow type becomes a type of the database that holds every value exactly. If there is no such
+        type, store a text or a number, and let the column's declared type show what it stands for, such as
+        `DECIMAL_TEXT(9,2)` in SQLite, because `columns` has to return the Arrow type, and `rows` the value.
+        If two processes create the table at the same time, one of them succeeds, and both go on with this
+        table.
 
         Args:
             schema: The columns of the rows, without `type`: `key`, `order_key`, usually `timestamp` and
                 `new_item_state`, then the user's, with names as the user has written them. `_deleted_at` is
-                added to them.
+                added to these columns.
             mark: The mark of a table that is created.
             may_be_stale: True if the table needs the column `_stale_since`.
 
@@ -232,11 +233,11 @@ class Table(Target, Protocol):
     def merge(self, rows: Any, notes: Mapping[str, str], *, is_last: bool) -> None:
         """Merge the last changes of some keys in one commit; possibly no row changes.
 
-        A row replaces that of its key only if its `order_key` is higher, compared as text by code points.
-        `_deleted_at` becomes the current time if `type` is DELETE, and otherwise null. In a table with
-        `_stale_since`, a row that is no DELETE and has no document moves only `order_key`, and sets
-        `_stale_since` to the current time unless it is set already; every other row empties it. Columns that
-        the rows lack keep their values.
+        One of the `rows` replaces the table's row of its key only if its `order_key` is higher, compared as
+        text by code points. `_deleted_at` becomes the current time if `type` is DELETE, and otherwise null.
+        In a table with `_stale_since`, a change that is no DELETE and has no document changes only
+        `order_key`, and `_stale_since` becomes the current time unless it is set already; with every other
+        change, `_stale_since` becomes null. Columns that the `rows` lack keep their values.
 
         Args:
             rows: The columns of `prepare` and `type`, with one row for each key.
@@ -275,7 +276,7 @@ class Table(Target, Protocol):
 
     @property
     def keeps_marks(self) -> bool:
-        """True: the mark of a feed, and numbers, can be stored with the table."""
+        """True if the mark of a feed, and numbers, can be stored with the table, as by default."""
         return True
 
     def feed_mark(self) -> TableMark | None:
@@ -285,7 +286,7 @@ class Table(Target, Protocol):
     def gone_back(self, query: str | None, done: Numbered | None) -> bool:
         """Return True if the table may have lost changes that the query will not deliver again.
 
-        False: the table does not go back to an earlier version on its own.
+        False by default, for a table that cannot go back to an earlier version on its own.
 
         Args:
             query: The id of the query, or None for pages.
@@ -295,7 +296,7 @@ class Table(Target, Protocol):
         return False
 
     def position(self) -> str | None:
-        """Return None: the table stores no position."""
+        """Return the stored position; None by default, for a table that stores none."""
         return None
 
 

@@ -360,7 +360,7 @@ class DeltaTarget(Table):
             self._commit(lambda: self._add(wanted))
 
     def outdate(self, floor: str, numbers: Mapping[str, int]) -> None:
-        """Give rows from the floor on the lowest `order_key`; the numbers follow in a commit of their own.
+        """Set the `order_key` of rows from the floor on to `""`; the numbers follow in a commit of their own.
 
         Args:
             floor: See `Table.outdate`.

@@ -272,7 +272,7 @@ class FoundTable:
             source: The feed whose mark a table without one gets now.
 
         Raises:
-            MulticloudDbError: `CONFLICT` if it is not; retryable, because a second try looks again.
+            MulticloudDbError: `CONFLICT` if it is another one; retryable, because a second try looks again.
         """
         wanted = source if before.mark is None else before.mark.source
         is_of_feed = before.mark is None

@@ -63,7 +63,7 @@ class DifferenceKind(StrEnum):
     TOMBSTONE = "tombstone"
     """The table has a tombstone, but the source has the document."""
     BLOCKED = "blocked"
-    """The row's `order_key` is higher than that of any change, so the row would refuse all later changes."""
+    """The row's `order_key` is higher than that of any change, so no later change would replace the row."""
     FOREIGN = "foreign"
     """The sink never writes the text of the row's key, for example because it has a space in it."""
 

@@ -12,7 +12,7 @@ __all__ = ["Estimate", "estimate"]
 
 @attrs.frozen
 class Estimate:
-    """What a comparison will read and cost; None where the service reports too little to know."""
+    """What a comparison will read and cost; a value is None if the service reports too little to know it."""
 
     rows: int | None
     """The approximate number of rows of the source."""
@@ -23,7 +23,7 @@ class Estimate:
     price: str
     """How the service charges for a scan, as text."""
     seconds: float | None
-    """The duration of the scan at `max_scan_rate`; None without that."""
+    """The duration of the scan at `max_scan_rate`; None without `max_scan_rate`."""
 
 
 def estimate(

@@ -61,8 +61,8 @@ class Standing:
     """What is known of a table that is compared again and again."""
 
     proved_at: datetime | None
-    """Every row was compared with its source after this time of this machine's clock, and is equal or one of
-    `differences`. None as long as no pass has compared every row."""
+    """Every row was compared with its source after this time of this machine's clock, and is equal or counted
+    in `differences`. None as long as no pass has compared every row."""
     differences: int
     """The number of differences that the last pass has left."""
     healed: int
@@ -98,16 +98,17 @@ def verify_every(
     """Compare a table again and again, so that no row's proof is older than a period.
 
     Each pass is a call of `verify`, which reads every row of the source once, at `max_scan_rate`. A pass
-    begins early enough to end within `every` of the one before, even if it takes a tenth longer than that. If
-    passes take too long for this, they follow one another without a pause, and `Standing.proved_at` shows how
-    old the proof is.
+    begins early enough to end within `every` after the previous pass, even if it takes a tenth longer than
+    the previous pass. If passes take too long for this, they follow one another without a pause, and
+    `Standing.proved_at` shows how old the proof is.
 
     Errors that may pass, such as throttling, make a pass longer; all others are raised. If the process is
     killed, call it again in the same way: the open pass goes on with the source where it was, reads the table
     again, and judges each difference again.
 
-    A proof counts for this comparison alone. It is forgotten if the collection is created again, if a setting
-    that may change the verdict is another one, or with another version of this package or the provider.
+    A proof is valid for this comparison alone. It is forgotten if the collection is created again, if a
+    setting that may change the verdict has another value, or with another version of this package or the
+    provider.
 
     Args:
         client: The client of the source.

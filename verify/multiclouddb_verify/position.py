@@ -51,7 +51,8 @@ def spark_position(
 ) -> Callable[[], str | None]:
     """Return a function that reads the position of a Spark query from its checkpoint.
 
-    The position is the end of the last micro-batch that Spark has committed, which is therefore in the table.
+    The position is the end of the last micro-batch that Spark has committed; the table has all changes up to
+    it.
 
     Args:
         client: The client of the source.

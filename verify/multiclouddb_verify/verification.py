@@ -84,10 +84,10 @@ class ComparisonSettings(TypedDict, total=False):
     position: Position | None
     """The position that the sink has stored. Pass a function that returns the newest one, such as
     `stored_position(store, name)` or `spark_position(client, address, checkpoint)`; with a fixed token, a key
-    that changes after it can be found equal but never different. None, the default, for a table that stores
-    the position itself (PostgreSQL with `checkpoint_name`)."""
+    that changes after this position can be found equal but never different. None, the default, for a table
+    that stores the position itself (PostgreSQL with `checkpoint_name`)."""
     repair: bool
-    """True to make each difference equal while the sink runs; False by default. A row that the sink changes
+    """True to repair each difference while the sink runs; False by default. A row that the sink changes
     meanwhile stays as the sink wrote it."""
     sample: int | None
     """N to compare about one of N keys, chosen by the hash of the key; None, the default, for all. The scan
@@ -99,8 +99,8 @@ class ComparisonSettings(TypedDict, total=False):
     """The folder for what was read, which no other comparison may use; by default one in the user's cache,
     named after database, collection and table. Its content is removed at the end."""
     patience_seconds: float
-    """How many seconds to go on without settling a key, before the rest counts as unsettled, and how long to
-    wait for the stream; 600 by default."""
+    """After how many seconds in which no key was settled `verify` stops, and reports the other keys as
+    unsettled; also how long to wait for the stream. 600 by default."""
     max_repairs: int | None
     """The most rows to repair; by default 10 % of the source's rows, and at least 100. If there are more
     differences, nothing is repaired, because so many usually come from a wrong argument."""
@@ -128,8 +128,8 @@ class VerifySettings(ComparisonSettings, total=False):
     """The settings of `verify`: those of `ComparisonSettings`, and these."""
 
     resume: bool
-    """True to go on with the source where an earlier call was interrupted, if there is one; the table is
-    always read again. With False, the default, what an earlier call has left in the folder is removed."""
+    """True to go on with the source where an earlier call was interrupted, if one was; the table is always
+    read again. With False, the default, what an earlier call has left in the folder is removed."""
     transform_name: str | None
     """A name that you give to what `transform` does, and change with the function. Without it, a comparison
     with `transform` is never resumed, because nothing shows whether two functions do the same."""
@@ -205,7 +205,7 @@ def verify(
 
     What was read is kept in a folder, so if the process is killed, the same call with `resume=True` goes on
     with the source where it was. It reads the table again and judges each difference again, so that the
-    answer is that of today.
+    report is up to date.
 
     Args:
         client: The client of the source.
