@@ -86,6 +86,12 @@ class TestFailedReads:
         told = run(*(failure() for _ in range(9)))
         assert told.outages == [(seconds, "refused") for seconds in (0, 30, 60, 90, 120)]
 
+    def test_a_report_within_a_pause_is_due_to_the_moment(self, monkeypatch):
+        """A longer wait would also delay the next read."""
+        monkeypatch.setattr("random.uniform", lambda low, high: 29.5)
+        told = run(failure(), failure())
+        assert told.outages == [(seconds, "refused") for seconds in (0, 30)]
+
     def test_a_failure_that_ends_the_iteration_is_only_raised(self):
         told = Told()
         with pytest.raises(api.MulticloudDbError):

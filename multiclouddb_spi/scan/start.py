@@ -159,7 +159,6 @@ def announced(feed: Feed, lineage: Lineage, *, whole: bool) -> PollResult[Any] |
     result: PollResult[Any] = PollResult.nothing(lineage)
     started = SnapshotStarted(plan.floor, feed.public_id(plan.partition_id), whole)
     result.tell(started, plan.partition_id)
-    result.moved = True
     return result
 
 
