@@ -24,11 +24,11 @@ _UNITS: Final = {
 }
 _MORE: Final = {
     "Spanner": "A call with `wait_seconds` sends more requests than Dataflow: before it waits, it asks for "
-    "the service's time, and sends a query that does not wait. The answer to this query shows within two "
-    "seconds that the service can be reached.",
-    "MongoDB": "Our reader sends more requests than PyMongo's loop. In an idle hour, it asks twice a minute "
-    "how far back the log reaches. In a backlog, it asks for only 500 changes at a time, because such "
-    "answers are decoded faster than larger ones.",
+    "the service's time, and sends a query that does not wait. The query's answer shows within two seconds "
+    "that the service can be reached.",
+    "MongoDB": "Our reader sends more requests than PyMongo's loop: it asks twice a minute how far back the "
+    "log reaches, and for only 500 changes at a time, because such answers are decoded faster than larger "
+    "ones.",
 }
 """Why a goal is missed."""
 _HEAD: Final = """---
@@ -37,8 +37,8 @@ hide: [toc]
 
 # What a feed costs
 
-This page compares what a reader sends to the service, which a bill shows, and how soon the reader sees a
-change, which a user notices. Each row is one reader of one partition.
+What a reader sends to the service, which a bill shows, and how soon it sees a change, which a user notices.
+Each row is one reader of one partition.
 
 - *Idle hour*: an hour without changes. *Other* requests find partitions, ask for the time, open sessions,
   look at the log, or keep a state.
@@ -53,11 +53,11 @@ _HOW: Final = """## Where the figures come from
 
 - *Counted*: our emulators of DynamoDB Streams, Cosmos DB and Spanner, and a server of MongoDB, have counted
   the requests of a reader that read {changes:,} changes, and then followed the idle feed for {seconds:.0f}
-  seconds. The tables scale these counts to a million changes and to an hour. So one request more or less in
-  the run changes a figure for a million changes by a hundred, and a figure for an hour by sixty.
+  seconds. The tables scale these counts to a million changes and to an hour: one request more in the run is
+  a hundred more for a million changes, and sixty more for an hour.
 - *Computed*: the vendor's reader does not run here. Its requests follow from the settings that the vendor
   publishes; the page links to them.
-- Units are computed from the service's published rule. They were not compared with a bill.
+- Units are computed from the service's published rule, and were not compared with a bill.
 - A dash means that nobody has counted the requests, or that there is no price.
 
 {machine} Recorded on {day}.
