@@ -220,7 +220,7 @@ def verify(
     --record. The exit code is 0 if the table is equal; multiclouddb --help explains 11 to 14.
 
     With --every the command does not end. It prints the costs, and after each pass one line: how old the
-    proof of the oldest row is, and how many differences are open and healed.
+    oldest proof of a row is, and how many differences are open and healed.
     """
     from multiclouddb_cli import verifying as command
     from multiclouddb_cli.arguments import to_address, to_age, to_config, to_options

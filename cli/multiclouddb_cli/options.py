@@ -297,4 +297,6 @@ Record: TypeAlias = Annotated[
 Patience: TypeAlias = Annotated[
     float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for a sink that does not move.")
 ]
-ShowValues: TypeAlias = Annotated[bool, typer.Option("--show-values", help="Print the values that differ.")]
+ShowValues: TypeAlias = Annotated[
+    bool, typer.Option("--show-values", help="Print the keys and values that differ.")
+]

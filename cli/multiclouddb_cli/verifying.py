@@ -276,7 +276,7 @@ def _print_standing(standing: Standing, *, as_json: bool, show_values: bool) -> 
         return
     age, report = standing.age_seconds(), standing.report
     words = [
-        "the proof of the oldest row is " + ("not known" if age is None else f"{duration(age)} old"),
+        "the oldest proof of a row is " + ("not known" if age is None else f"{duration(age)} old"),
         f"{counted(standing.differences, 'difference')} open",
         f"{standing.healed:,} healed",
     ]

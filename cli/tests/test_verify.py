@@ -235,7 +235,7 @@ class TestEvery:
     def test_says_the_costs_and_after_each_pass_how_old_the_oldest_proof_is(self, every, table):
         ran = every("--repair", between=lambda number: damage(table) if number else None)
         assert "again in" in ran.stdout
-        lines = [line for line in ran.stdout.splitlines() if "proof of the oldest row" in line]
+        lines = [line for line in ran.stdout.splitlines() if "oldest proof of a row" in line]
         assert "is not known, 0 differences open, 0 healed; next pass at" in lines[0]
         assert re.search(r"is 0\.\ds old, 0 differences open, 0 healed", lines[1])
         assert re.search(r"is [\d.]+s old, 0 differences open, 1 healed", lines[2])

@@ -71,7 +71,7 @@ class AsyncChangeFeedIterator:
     a slow consumer slows down the reads.
 
     A task that waits for a page may be cancelled: `CancelledError` is raised at once, and the read goes on in
-    its thread, at most until its time limit. The next `anext` waits for this read and returns its page.
+    its thread, at most until its time limit. The next `anext` waits for this read and goes on with its page.
 
     Args:
         client: The client.

@@ -119,8 +119,8 @@ OPTIONS: Final = (
     ),
     Option(
         "onPoison",
-        "`skip` to leave out a change that cannot be decoded; the driver then reads each micro-batch before "
-        "its tasks do",
+        "`skip` to leave out a change that cannot be decoded; the driver then reads each micro-batch first, "
+        "and the tasks read again what is too large to be passed on",
         "`fail`",
     ),
     Option("newItemState", "`omit`, `include_if_available`, `require`", "`include_if_available`"),

@@ -13,7 +13,9 @@ are read. `readUntil`, `readUntilEstimated` and `lagSeconds` are `read_until`, `
 step ends. `headroomSeconds` is the time until the first position expires. With `failOnDataLoss=false`, a
 query leaves out expired changes: `skipped.count` is the number of places at which this run skipped changes,
 and `skipped.last` is the last of these places. With `onPoison=skip`, `poison` contains the number of changes
-that could not be decoded, and the last of them.
+that could not be decoded, and the last of them. `foundLate` is the number of partitions that the service has
+listed late, `openWatches` that of ended partitions which may have more children than are known, and `waiting`
+that of partitions which are read after their parents or after the scan.
 
 For a query that began with a snapshot, `snapshot` contains:
 

@@ -1,4 +1,4 @@
-"""Compares a table again and again, so that it is known at any time how old the proof of its oldest row is.
+"""Compares a table again and again, so that it is known at any time how old the oldest proof of a row is.
 
 A pass is a comparison of the whole table, and its scan may take as long as the rate wants. When the rows of
 the source have been read, the stream brings them up to the position that the sink has then; only then is the
@@ -73,7 +73,7 @@ class Standing:
     """The report of the last pass; None before the first pass of this call."""
 
     def age_seconds(self) -> float | None:
-        """Return the age of the oldest row's proof now, in seconds; None if there is none."""
+        """Return the age of the oldest proof of a row now, in seconds; None if there is none."""
         return None if self.proved_at is None else (datetime.now(UTC) - self.proved_at).total_seconds()
 
     def to_dict(self) -> dict[str, Any]:
