@@ -454,9 +454,8 @@ class Poll(Generic[T]):
         is_quiet = len(times) + len(quiet) >= len(active) and lineage.is_quiet(times.keys() | quiet)
         if not is_quiet and lineage.ends():
             soonest = 0.0
-        if self._has_left_out and (is_quiet or not self._result.count):
-            # The page is not idle, so a loop must not spin on partitions that never rest or that wait, nor on
-            # children that are not named yet.
+        elif self._has_left_out and (is_quiet or not self._result.count):
+            # The page is not idle, so a loop must not spin on partitions that never rest or that wait.
             soonest = max(soonest, now + _LEAST_REST_SECONDS)
         if lineage.ends() or lineage.audited is not None:  # a call may have to search
             soonest = min(soonest, now + (_LOOK_REST_SECONDS if lineage.ends() else _SEARCH_REST_SECONDS))

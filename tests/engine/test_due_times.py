@@ -209,25 +209,6 @@ class TestPace:
         assert page.idle
         assert 4 < page.poll_after_seconds <= 5
 
-    def test_of_a_feed_that_looks_for_children_although_its_partitions_rest_for_long(
-        self, make_bench, moved_clock
-    ):
-        """Each call asked for them at once, and a loop spun until they were named."""
-        bench = make_bench(PARTITIONS, behaviour=ServiceBehaviour(poll_after=3600.0))
-        bench.connect(max_concurrency=2)
-        bench.sim.delay_children("p0", 100)
-        bench.last = bench.page(api.Now(), ask_all=False)
-        children = bench.sim.split("p0")
-        moved_clock.pause(3600)
-        pages = [step(bench)[0] for _ in range(4)]
-        assert [page.poll_after_seconds for page in pages[1:]] == [pytest.approx(0.1, abs=0.01)] * 3
-        events = bench.fill_partition(children[1])
-        page, calls = pages[-1], 0
-        while not page.events:
-            moved_clock.pause(page.poll_after_seconds)
-            page, calls = step(bench)[0], calls + 1
-        assert ([event.event_id for event in page.events], 90 < calls < 110) == (events, True)
-
     def test_of_a_feed_that_looks_for_more_children(self, make_bench, moved_clock):
         behaviour = ServiceBehaviour(poll_after=3600.0, late_siblings=100, proves_children=False)
         bench = make_bench(PARTITIONS, behaviour=behaviour)
