@@ -24,8 +24,8 @@ _NATIVE, _EMULATED, _UNSUPPORTED = Support.NATIVE, Support.EMULATED, Support.UNS
 _NO_WIDER: Final = "a feed covers one container; read each container with EntireCollection()"
 _ONE_KEY: Final = "the scope is one partition key, or the first components of a hierarchical partition key"
 _START: Final = (
-    "a feed with all versions and deletes starts only at now or at a token; ask for a backfill with "
-    "provider_options=CosmosOptions(backfill=True), or start at Now()"
+    "a feed of all versions can start only at Now() or at a token; for this start, ask for a backfill with "
+    "provider_options=CosmosOptions(backfill=True), or else start at Now()"
 )
 
 CAPABILITIES: Final = CapabilitySet(

@@ -24,8 +24,8 @@ CAPABILITIES: Final = CapabilitySet(
     {
         Capability.CHANGE_FEED: CapabilityNote(
             _NATIVE,
-            "enable the table's stream (StreamSpecification); events contain new items only with NEW_IMAGE "
-            "or NEW_AND_OLD_IMAGES",
+            "enable the table's stream (StreamSpecification); an event contains the new item only if "
+            "StreamViewType is NEW_IMAGE or NEW_AND_OLD_IMAGES",
         ),
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
             _NATIVE, "starts at the oldest record; a stream keeps records for 24 hours"

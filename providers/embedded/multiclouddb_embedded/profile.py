@@ -71,8 +71,8 @@ _NO_KEY_SCOPE: Final = (
     "keep the events whose event.key.partition_key you want",
 )
 _BACKFILL: Final = (
-    "an all-versions-and-deletes feed starts only at now or at a token; ask for a backfill with "
-    "provider_options=EmbeddedOptions(backfill=True), or start at Now()"
+    "a feed of all versions can start only at Now() or at a token; for this start, ask for a backfill with "
+    "provider_options=EmbeddedOptions(backfill=True), or else start at Now()"
 )
 _NO_WIDER: Final = (
     "MongoDB can do this, but the embedded store cannot; read each collection with EntireCollection()"

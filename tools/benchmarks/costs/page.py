@@ -37,7 +37,8 @@ hide: [toc]
 
 # What a feed costs
 
-What a reader sends to the service, which a bill shows, and how soon it sees a change, which a user notices.
+What a reader sends to the service (a bill shows that), and how soon the reader sees a change (a user
+notices that).
 Each row is one reader of one partition.
 
 - *Idle hour*: an hour without changes. *Other* requests find partitions, ask for the time, open sessions,
