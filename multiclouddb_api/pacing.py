@@ -285,7 +285,6 @@ class PollSchedule:
                 come earlier, except for the last read, when the time limit is reached.
         """
         now = self._timer.now()
-        self.idle = False
         if self._failing_since is None:
             self._failing_since = now
         left = self._failing_since + self._limit - now

@@ -192,7 +192,7 @@ class Engine:
             reading = self._reading(consumer, request, options, view, deadline, began)
         except Exception as error:
             # The next call takes over what still stands at the positions of its token.
-            consumer.token, consumer.rest = None, None
+            consumer.token = None
             if self._pages.forget_if_gone(consumer, self._fetcher.fault(error)):
                 self._discard(consumer)
             else:

@@ -296,6 +296,7 @@ class TestOneThatDoesNotAnswer:
         written = [sim.write(key, {"n": 1}).event_id for key in keys.values()]
         step = consumer.planner.advance(consumer.at, None, consumer.deadline)
         assert ("p1" in step.left, step.is_end) == (True, False)
+        assert consumer.context.budget.used == 0
         assert "p1 is not in this step, because its read has failed (503)" in caplog.text
         assert set(consumer.step()) == {written[0], written[2]}
         with pytest.raises(ServerError):

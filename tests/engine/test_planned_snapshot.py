@@ -18,7 +18,7 @@ from multiclouddb_conformance.simulation import (
 )
 from multiclouddb_conformance.simulation.segments import SegmentReader
 from multiclouddb_conformance.sink import Sink
-from multiclouddb_spi import Deadline, FeedSpec, Planner, read_range
+from multiclouddb_spi import Deadline, FeedSpec, Planner, ProviderFault, read_range
 from multiclouddb_spi.continuation import entry
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.errors import fault_of
@@ -78,6 +78,18 @@ def test_a_provider_that_cuts_nothing_is_asked_a_hundred_times_a_step(monkeypatc
     assert len(asked) == 100
     monkeypatch.undo()
     assert len([event for step in plan.run() for event in plan.events(step)]) == 10
+
+
+def test_a_segment_that_is_cut_twice_is_refused(monkeypatch):
+    plan, segments = Plan(10, segments=4), SimulationFeed.segments
+
+    def twice(feed, *asked):
+        found, rest = segments(feed, *asked)
+        return [*found, found[0]], rest
+
+    monkeypatch.setattr(SimulationFeed, "segments", twice)
+    with pytest.raises(ProviderFault, match="cut twice"):
+        plan.step()
 
 
 def test_a_piece_of_another_scan_is_refused(monkeypatch):

@@ -194,6 +194,19 @@ class TestPartialTrouble:
         bench.fill_partition("p0", 10)
         assert ids(bench.page(page.continuation_token, size=1)) == mended
 
+    def test_children_are_read_in_the_call_that_finds_them_beside_it(self, make_bench, ids):
+        bench = make_bench(partitions=2)
+        token = bench.page(api.Now()).continuation_token
+        bench.fill_partition("p0", 1)
+        bench.sim.delay_children("p0", 100)
+        children = bench.sim.split("p0")
+        bench.sim.fail_next("p1", CorruptError("p1 is broken"))
+        page = bench.page(token)
+        assert len(page.events) == 1
+        bench.sim.delay_children("p0", 0)
+        written = [event for child in children for event in bench.fill_partition(child)]
+        assert ids(bench.page(page.continuation_token)) == written
+
     @pytest.mark.parametrize("restart", [False, True], ids=["one engine", "an engine a page"])
     def test_permanent_failure_is_raised_though_others_are_always_busy(self, make_bench, restart):
         bench = make_bench(partitions=8)

@@ -32,6 +32,7 @@ from multiclouddb_cosmos.records import (
     picked,
     place_after,
     records_of,
+    seconds_of,
 )
 from multiclouddb_cosmos.snapshots import cut_segments, place_in, plan_scan, text_of
 from multiclouddb_spi import InvalidCursor, RecordFault, Scan, Seed
@@ -210,6 +211,11 @@ class TestInsideOneLsn:
             assert len(records) == 2
             assert records.items[0] == {"current": {}}
             assert compare(place_after(records, 1), place) == 1
+
+    def test_the_position_after_it_lies_before_the_next_lsn_or_at_the_page_s_end(self):
+        """Before that, it would be sent and skipped again and again."""
+        records = records_of([{"current": {}}, change(12, "x"), {"current": {}}], Place(6), VIEW, reached=20)
+        assert [place_after(records, count).lsn for count in (1, 2, 3)] == [11, 12, 20]
 
 
 class TestPartOfAKey:
@@ -416,3 +422,10 @@ def test_the_text_of_a_row_does_not_depend_on_its_neighbours():
         deep = [deep]
     rows = [{"v": deep}, {"n": 2**60}, None, {"$x": 2**60}]
     assert _texts(rows).to_pylist() == [_texts([row]).to_pylist()[0] for row in rows]
+
+
+@pytest.mark.parametrize("bare", [False, True])
+@pytest.mark.parametrize("item", [None, {}, {"metadata": None}, {"metadata": {}}])
+def test_an_item_without_a_time_has_none(item, bare):
+    """One of 1970 would be left out of a feed that begins at a later time."""
+    assert seconds_of(item, bare=bare) is None

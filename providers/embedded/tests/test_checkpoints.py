@@ -82,6 +82,7 @@ class TestFile:
             error = refusal(store.save, "orders", "2", first.version)
             assert store.load("orders") == first
         assert (error.category, error.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
+        assert error.message.startswith(f"checkpoint file {store.path}: cannot be written (")
         assert error.detail.native_code == "SQLITE_BUSY"
         store.save("orders", "2", first.version)
 
@@ -89,6 +90,11 @@ class TestFile:
         store.save("a", "x" * 2000, None)
         monkeypatch.setattr("multiclouddb_embedded.checkpoints.MOST_BYTES", 1000)
         refused(store, "has a checkpoint 'a' of more than", name="a")
+
+    def test_one_of_just_the_bound_is_read_and_is_whole(self, store, monkeypatch):
+        monkeypatch.setattr("multiclouddb_embedded.checkpoints.MOST_BYTES", 1000)
+        saved = store.save("a", "x" * 1000, None)
+        assert (store.load("a"), store.load("another")) == (saved, None)
 
     def test_a_folder_that_cannot_be_made_is_named(self, tmp_path):
         (tmp_path / "file").write_text("")
