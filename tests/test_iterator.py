@@ -501,6 +501,19 @@ class TestCheckpoint:
         assert ids(changes) == ["P1"]
         assert store.checkpoint.token == "P@3"
 
+    def test_it_is_a_conflict_if_another_worker_has_saved_meanwhile(self, store):
+        def limited(*arguments):
+            calls.append(arguments)
+            assert len(calls) < 5, "the save is repeated for ever"
+            return save(*arguments)
+
+        calls, save, store.save, store.failures = [], store.save, limited, ["lost"]
+        changes = stored([1, 1, 1], store, until_idle=True)
+        assert failed(changes)[1].category == api.ErrorCategory.PERMANENT_FAILURE
+        store.checkpoint = api.Checkpoint("of another", "7")
+        assert failed(changes)[1].category == api.ErrorCategory.CONFLICT
+        assert store.checkpoint.token == "of another"
+
     def test_a_start_at_now_is_stored_before_anything_is_delivered(self, store):
         service = Service([0, 1])
         next(iter(stored(service, store, api.Now(), wait_seconds=20, checkpoint_interval_seconds=600)))

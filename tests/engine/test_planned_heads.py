@@ -425,6 +425,15 @@ class TestBacklog:
         monkeypatch.setattr(heads, "_FULL_RECORDS", 5)
         monkeypatch.setattr(heads, "_STEP_RECORDS", 60)
 
+    def test_an_answer_is_full_of_bytes_too(self, sim):
+        sim.behaviour = ServiceBehaviour(page_limit=2, heartbeats=False)
+        key = keys_of(2)["p0"]
+        for _ in range(6):
+            sim.write(key, {"text": "x" * 300_000})
+        consumer = Reading(sim)
+        assert len(consumer.step()) == 6
+        consumer.close()
+
     def sizes(self, sim, most=None, unsure=None, **records):
         """Return how many records each step has, and how often the planner has asked each partition."""
         asked, keys = Counter(), keys_of(2)

@@ -269,6 +269,7 @@ def doubled(*values):
         ([(2, 6), (8, 3)], 0, 9, [6, 8], [2, 3]),  # which has the name twice itself
         ([(True, 4), (None, 5)], 0, 5, [4, 5], [True, None]),
         ([(4, 4)], 0, 5, [4], [4]),
+        ([(1, 2, 8)], 0, 8, [8], [2]),  # the document has the name twice: its last value is its own
         ([("a", "b")], 0, 5, ["b"], ["a"]),  # damaged
     ],
 )
