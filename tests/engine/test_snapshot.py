@@ -1,6 +1,7 @@
 """Tests what the engine does for `Snapshot()`: places on a page, the rate, the end of the scan, faults."""
 
 import json
+import threading
 import time
 from unittest.mock import Mock
 
@@ -16,6 +17,7 @@ from multiclouddb_conformance.simulation import (
     Simulation,
     SimulationFeed,
     SimulationProvider,
+    SimulationReader,
 )
 from multiclouddb_conformance.simulation import feed as simulated_feed
 from multiclouddb_conformance.simulation import provider as simulated
@@ -345,6 +347,27 @@ class TestTrouble:
         busy(sim, 60)
         assert kinds(consumer.page()).count(True) == 2
         assert 0 < len(looks) < 100  # and the call sleeps meanwhile
+
+    def test_changes_that_come_slowly_keep_their_places(self, monkeypatch):
+        sim = filled(200, 2)
+        consumer, fetch = Consumer(sim, threads=True), SimulationReader.fetch
+        consumer.page()
+        busy(sim, 60)
+        begun = threading.Event()
+
+        def late(reader, *asked):
+            assert begun.wait(20)
+            return fetch(reader, *asked)
+
+        def taken(scanning, turn, number):
+            found = places(scanning, turn, number)
+            begun.set()  # rows are here, and the changes come only now
+            return found
+
+        places = Scanning.places
+        monkeypatch.setattr(SimulationReader, "fetch", late)
+        monkeypatch.setattr(Scanning, "places", taken)
+        assert kinds(consumer.page()).count(False) == 6
 
     @pytest.mark.parametrize("answer", ["late", "slow and empty"])
     def test_changes_are_delivered_while_no_segment_comes(self, answer, monkeypatch):
