@@ -6,6 +6,7 @@ The blocks of a page run in order, in one process, in an empty folder, with warn
 
     ```python                      runs
     ```python title="worker.py"    is written to that file before the next block runs
+                                   (in tabs, the first block with this title)
     ```text                        directly after a block that runs: exactly what that block printed;
                                    `…` stands for anything within a line
 """
@@ -48,6 +49,8 @@ def blocks_of(text):
         file = TITLE.search(title)
         if language == "python":
             line = text.count("\n", 0, fence.start(4))
+            if fence[1] and file and any(block.file == file[1] for block in found):
+                continue
             found.append(Block(line, file[1] if file else None, code))
         elif language == "text" and found and end is not None and not text[end : fence.start()].strip():
             found[-1] = attrs.evolve(found[-1], output=code)
