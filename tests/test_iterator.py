@@ -743,6 +743,13 @@ class TestLife:
         steps.close()
         assert closed == []
 
+    def test_next_says_that_there_is_no_more(self):
+        changes = iterator(Service([1]), until_idle=True)
+        assert next(changes).event_id == "P0"
+        for _ in range(2):
+            with pytest.raises(StopIteration):
+                next(changes)
+
     def test_a_second_loop_takes_over_from_the_first(self):
         changes = iterator(Service([1, 1, 1]))
         first = changes.pages()

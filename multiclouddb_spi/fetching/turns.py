@@ -32,6 +32,14 @@ T = TypeVar("T")
 
 HEAD_SECONDS: Final = 2.0
 """The number of seconds for which the other partitions wait for a slow partition."""
+# Half of what the smallest full answer of a service has: DynamoDB sends at most 1,000 records and 1 MB.
+_FULL_RECORDS: Final = 500
+_FULL_BYTES: Final = 512 * 1024
+
+
+def is_full_answer(records: int, nbytes: int) -> bool:
+    """Return whether an answer of so many records and bytes is full, so that more records probably follow."""
+    return records >= _FULL_RECORDS or nbytes >= _FULL_BYTES
 
 
 class Phase(Enum):

@@ -49,7 +49,7 @@ from multiclouddb_spi.fetching.consumer import ConsumedPartition, Consumer
 from multiclouddb_spi.fetching.fetcher import ReadContext, late_fault
 from multiclouddb_spi.fetching.fetches import Fetches
 from multiclouddb_spi.fetching.readers import PartitionReader
-from multiclouddb_spi.fetching.turns import HEAD_SECONDS, Phase, Turn, Turns
+from multiclouddb_spi.fetching.turns import HEAD_SECONDS, Phase, Turn, Turns, is_full_answer
 from multiclouddb_spi.planning.pieces import Pieces
 from multiclouddb_spi.planning.target import Target, clip, within
 from multiclouddb_spi.retry import MOST_SKIPS, Call
@@ -58,9 +58,6 @@ from multiclouddb_spi.time_limits import Deadline
 _RECORDS: Final = 10_000
 _BYTES: Final = 8 * 1024 * 1024
 _AT_ONCE: Final = 256
-# Half of what the smallest full answer of a service has: DynamoDB sends at most 1,000 records and 1 MB.
-_FULL_RECORDS: Final = 500
-_FULL_BYTES: Final = 512 * 1024
 # What a step without a limit reads, except that it always reads the first answer of each partition.
 _STEP_RECORDS: Final = 100_000
 _STEP_BYTES: Final = 256 * 1024 * 1024
@@ -355,7 +352,7 @@ class Heads:
                 part.not_before = reader.asked_at + batch.poll_after if batch.poll_after else 0.0
         nbytes = batch.nbytes * count // max(1, len(batch))
         self._bytes += nbytes
-        self._keep(name, clipped, count, is_full=count >= _FULL_RECORDS or nbytes >= _FULL_BYTES)
+        self._keep(name, clipped, count, is_full=is_full_answer(count, nbytes))
         if count:
             self._walking.discard(name)
         is_silent = not count and head.follows is Follows.NOT_KNOWN and not head.notices

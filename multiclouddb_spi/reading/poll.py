@@ -41,7 +41,7 @@ from multiclouddb_spi.fetching.consumer import ConsumedPartition, Consumer
 from multiclouddb_spi.fetching.fetcher import ReadContext, late_fault
 from multiclouddb_spi.fetching.fetches import Fetches
 from multiclouddb_spi.fetching.readers import PartitionReader
-from multiclouddb_spi.fetching.turns import HEAD_SECONDS, Phase, PollResult, Turn, Turns
+from multiclouddb_spi.fetching.turns import HEAD_SECONDS, Phase, PollResult, Turn, Turns, is_full_answer
 from multiclouddb_spi.reading.answers import Answers
 from multiclouddb_spi.time_limits import Deadline
 
@@ -101,6 +101,7 @@ class Poll(Generic[T]):
 
             self._scanning = Scanning(context, consumer, self._result, deadline, now, single=single)
             active = self._scanning.active  # the plan may have let more partitions start
+        self._full = set[str]()  # the partitions whose last answer in this call was full
         self._first, self._rest = list[str](), list[str]()
         for entry in active:
             (self._first if entry.failed_last else self._rest).append(entry.partition_id)
@@ -188,7 +189,7 @@ class Poll(Generic[T]):
                 elif turns.held and scanning is not None and scanning.is_sharing():
                     patience = scanning.patience(self._waiting.for_head())
                 elif self._result.count:
-                    patience = self._waiting.for_more()
+                    patience = self._waiting.for_more(fills=not self._full.isdisjoint(turns.asked))
                 else:
                     patience = self._waiting.for_answer(more_to_ask=bool(turns.due))
                 turn = self._fetches.land(patience)
@@ -440,6 +441,10 @@ class Poll(Generic[T]):
             turn.silent = True
         elif not (len(batch) and batch.caught_up):
             self._turns.ask([turn.partition_id])
+            if is_full_answer(len(batch), batch.nbytes):
+                self._full.add(turn.partition_id)
+            else:
+                self._full.discard(turn.partition_id)
             if self._scanning is not None:
                 self._scanning.asks_again(turn)
 
@@ -502,11 +507,18 @@ class Waiting:
         now = time.monotonic()
         return min(self.end - now, HEAD_SECONDS if more_to_ask or now < self.until else math.inf)
 
-    def for_more(self) -> float:
-        """If there are records to return, return how long to wait for more answers; this wait is short."""
+    def for_more(self, *, fills: bool) -> float:
+        """If there are records to return, return how long to wait for more answers.
+
+        This wait is short, unless the next answer probably fills the page (`fills`): a sink writes each page
+        in one commit, so a backlog in pages of one answer each costs many times the commits.
+        """
+        now = time.monotonic()
         if self._lingering is None:
-            self._lingering = time.monotonic() + _LINGER_SECONDS
-        return self._lingering - time.monotonic()
+            self._lingering = now
+        if fills:
+            return min(self.end, self._lingering + HEAD_SECONDS) - now
+        return self._lingering + _LINGER_SECONDS - now
 
     def before_round(self) -> float:
         """Return how long to pause before all partitions are read again; the pauses get longer."""

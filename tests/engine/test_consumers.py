@@ -270,6 +270,12 @@ class TestKept:
         assert (last.open_readers, self.left_in(kept, "abcd")) == (10, ["d"])
         assert [part.reader is not None for part in last.partitions.values()] == [True] * 10 + [False] * 10
 
+    def test_readers_that_were_closed_do_not_count(self, make):
+        kept = Consumers(self.budget, 10)
+        kept.put(make(partitions=20), "a")
+        kept.put(make(partitions=0), "b")
+        assert self.left_in(kept, "ab") == ["a", "b"]
+
     @pytest.mark.parametrize(("seconds", "left"), [(59, ["a", "b"]), (61, ["b"])])
     def test_one_that_nobody_uses_for_a_minute_goes(self, make, seconds, left):
         kept = Consumers(self.budget, 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 import weakref
 from unittest.mock import Mock, call
@@ -31,6 +32,42 @@ class TestSize:
     def test_page_larger_than_the_provider_has_is_filled(self, bench):
         bench.fill(50)
         assert len(bench.page(size=45).events) == 45
+
+    @pytest.mark.parametrize(("full", "size"), [(500, 2000), (400, 400)], ids=["full", "not full"])
+    def test_a_backlog_fills_it_answer_by_answer(self, make_bench, monkeypatch, full, size):
+        """A sink commits each page: in pages of one answer each, a night's changes took a hundred commits.
+
+        After an answer that is not full nobody knows whether more follows, so the page does not wait for it.
+        """
+        bench, fetch = make_bench(behaviour=ServiceBehaviour(page_limit=full)), SimulationReader.fetch
+        bench.connect(threads=True)
+        bench.fill(2100)
+        asked, over = [], threading.Event()
+
+        def slow(*arguments):
+            asked.append(arguments)
+            over.wait(0.02 if full == 500 or len(asked) == 1 else 20)
+            return fetch(*arguments)
+
+        monkeypatch.setattr(SimulationReader, "fetch", slow)
+        assert len(bench.page(size=2000).events) == size
+        over.set()
+
+    def test_an_answer_that_does_not_come_holds_it_up_only_shortly(self, make_bench, monkeypatch):
+        monkeypatch.setattr("multiclouddb_spi.reading.poll.HEAD_SECONDS", 0.2)
+        bench, fetch = make_bench(behaviour=ServiceBehaviour(page_limit=500)), SimulationReader.fetch
+        bench.connect(threads=True)
+        bench.fill(1000)
+        asked, over = [], threading.Event()
+
+        def stuck(*arguments):
+            asked.append(arguments)
+            assert len(asked) == 1 or over.wait(20)
+            return fetch(*arguments)
+
+        monkeypatch.setattr(SimulationReader, "fetch", stuck)
+        assert len(bench.page(size=1000).events) == 500
+        over.set()
 
     def test_service_is_not_asked_for_more_than_a_first_small_page_needs(self, bench):
         """A caller that asks for one event does not cause a read of a thousand events."""

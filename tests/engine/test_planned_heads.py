@@ -22,8 +22,10 @@ from multiclouddb_conformance.simulation import (
     Simulation,
 )
 from multiclouddb_conformance.simulation.service_behaviour import CaughtUp
-from multiclouddb_spi import Continue, Planner
+from multiclouddb_spi import Batch, Continue, Deadline, Planner
+from multiclouddb_spi.abilities import Follows
 from multiclouddb_spi.errors import fault_of
+from multiclouddb_spi.fetching import turns
 from multiclouddb_spi.fetching.fetcher import InlineExecutor, ReadContext
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.planning import heads, ranges
@@ -158,7 +160,7 @@ def live(seed, *, loses=False):
         limits["max_buffered_bytes"] = 1 << 20
     consumer = Reading(sim, executor, odd, on_expired=SkipToOldest() if loses else None, **limits)
     most, trimmed = dice.choice([None, 1, 2, 3, 50]), {}
-    full = patch.object(heads, "_FULL_RECORDS", dice.choice([1, 2, 500]))
+    full = patch.object(turns, "_FULL_RECORDS", dice.choice([1, 2, 500]))
     full.start()
     for _ in range(dice.randrange(5, 30)):
         executor.release()
@@ -422,7 +424,7 @@ class TestBacklog:
 
     @pytest.fixture(autouse=True)
     def _small(self, monkeypatch):
-        monkeypatch.setattr(heads, "_FULL_RECORDS", 5)
+        monkeypatch.setattr(turns, "_FULL_RECORDS", 5)
         monkeypatch.setattr(heads, "_STEP_RECORDS", 60)
 
     def test_an_answer_is_full_of_bytes_too(self, sim):
@@ -578,3 +580,33 @@ class TestWalk:
     def test_is_no_end(self, sim, consumer):
         assert consumer.planner.target(consumer.at, consumer.deadline)
         assert consumer.provider.calls.fetches["p1"] > self.ANSWERS
+
+
+@pytest.mark.parametrize(
+    ("records", "caught_up", "follows"),
+    [
+        (1, None, Follows.NOT_KNOWN),
+        (1, False, Follows.NOT_KNOWN),
+        (1, True, Follows.END),
+        (0, None, Follows.END),
+        (0, False, Follows.NOT_KNOWN),
+        (0, True, Follows.END),
+    ],
+)
+def test_an_answer_with_records_is_no_end_unless_the_service_says_so(records, caught_up, follows):
+    assert heads.follows_of(Batch(range(records), None, 0, 1, caught_up=caught_up)) is follows
+
+
+def test_a_partition_is_not_asked_again_before_it_is_worth_it():
+    sim, asked = Simulation(3, behaviour=ServiceBehaviour(poll_after=60.0, heartbeats=False)), Counter()
+
+    def through(fetch, *arguments):
+        asked[fetch.__self__._id] += 1
+        return fetch(*arguments)
+
+    consumer = Reading(sim, through=through)
+    consumer.planner.advance(consumer.at, None, consumer.deadline, allow_empty=True)
+    # A step that may find nothing waits until one is worth it.
+    consumer.planner.advance(consumer.at, None, Deadline.after(0.2), allow_empty=True)
+    assert set(asked.values()) == {1}
+    consumer.close()

@@ -545,3 +545,11 @@ class TestWaits:
     def test_many_thousands_in_a_row_are_read(self):
         row = [["p0", 1], *(waiting(f"p{number}", f"p{number - 1}") for number in range(1, 20_000))]
         assert len(state_from_json({"p": row[::-1]}, RULES)) == 20_000
+
+
+def test_a_token_of_another_provider_is_not_inspected(bench):
+    token = bench.page(api.Now()).continuation_token
+    other = attrs.evolve(decode_token(token), provider_id="elsewhere")
+    with pytest.raises(api.MulticloudDbError, match="elsewhere") as caught:
+        bench.engine.inspect(encode_token(other), api.OperationOptions(), None, None)
+    assert caught.value.category == api.ErrorCategory.INVALID_REQUEST

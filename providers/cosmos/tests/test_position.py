@@ -212,6 +212,10 @@ class TestInsideOneLsn:
             assert records.items[0] == {"current": {}}
             assert compare(place_after(records, 1), place) == 1
 
+    def test_so_is_one_with_an_lsn_below_zero(self):
+        records = records_of([change(-1, "x"), change(8, "y")], Place(6), VIEW)
+        assert records.lsns == [7, 8]
+
     def test_the_position_after_it_lies_before_the_next_lsn_or_at_the_page_s_end(self):
         """Before that, it would be sent and skipped again and again."""
         records = records_of([{"current": {}}, change(12, "x"), {"current": {}}], Place(6), VIEW, reached=20)
