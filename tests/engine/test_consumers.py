@@ -270,6 +270,16 @@ class TestKept:
         assert (last.open_readers, self.left_in(kept, "abcd")) == (10, ["d"])
         assert [part.reader is not None for part in last.partitions.values()] == [True] * 10 + [False] * 10
 
+    def test_the_next_reader_of_a_partition_asks_for_as_little_as_the_last(self, make):
+        """Else a slow link, over which no full answer arrives, would be tried with full ones again."""
+        consumer = make()
+        part = consumer.partitions["p0"]
+        part.reader.size.failed(SimpleNamespace(received=1 << 20, cancelled=False))
+        asked = part.reader.size.of(1000)
+        consumer.drop_reader(part)
+        again = consumer.reader_of("p0", part, self.budget, Observing(None))
+        assert (again.size.of(1000), asked) == (asked, 250)
+
     def test_readers_that_were_closed_do_not_count(self, make):
         kept = Consumers(self.budget, 10)
         kept.put(make(partitions=20), "a")
