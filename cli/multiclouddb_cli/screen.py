@@ -189,8 +189,7 @@ def _text(cell: Cell) -> str:
 
 
 _BAR: Final = 20
-_TERMINAL_SECONDS: Final = 0.2
-_PIPE_SECONDS: Final = 10.0
+_SHOWN_SECONDS: Final = 0.2
 CLEAR: Final = "\r\x1b[2K"
 """Removes the line of a terminal."""
 
@@ -219,12 +218,17 @@ def snapshot_line(progress: SnapshotProgress, rows_a_second: float | None) -> st
 
 
 class ProgressLine(Generic[P]):
-    """Shows on one line how far a scan is; `line` makes the text from the progress and its rows a second."""
+    """Shows on one line of a terminal how far a scan is, and nothing in a log or a mail.
+
+    Args:
+        line: Makes the text from the progress and its rows a second.
+        clock: Returns the time in seconds.
+    """
 
     def __init__(
-        self, title: str, line: Callable[[P, float | None], str], clock: Callable[[], float] = time.monotonic
+        self, line: Callable[[P, float | None], str], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._title, self._line, self._clock = title, line, clock
+        self._line, self._clock = line, clock
         self._terminal = sys.stderr.isatty()
         self._began: tuple[float, int] | None = None
         self._shown_at: float | None = None
@@ -241,11 +245,9 @@ class ProgressLine(Generic[P]):
         now = self._clock()
         if self._began is None:
             self._began = (now, progress.rows)
-        pause = _TERMINAL_SECONDS if self._terminal else _PIPE_SECONDS
-        if self._shown_at is not None and now - self._shown_at < pause:
+        if not self._terminal or (self._shown_at is not None and now - self._shown_at < _SHOWN_SECONDS):
             return
-        self._shown_at, self._is_shown = now, self._terminal
+        self._shown_at, self._is_shown = now, True
         began, rows = self._began
         line = self._line(progress, (progress.rows - rows) / (now - began) if now > began else None)
-        text = f"{CLEAR}{line}" if self._terminal else f"{self._title}: {line}"
-        typer.echo(text, err=True, nl=not self._terminal)
+        typer.echo(f"{CLEAR}{line}", err=True, nl=False)

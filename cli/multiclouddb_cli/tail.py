@@ -248,7 +248,7 @@ class _Printer:
         self.printed = 0
         self._wish, self._status = wish, status
         self._troubles: dict[str, str] = {}
-        self._progress = ProgressLine("snapshot", snapshot_line)
+        self._progress = ProgressLine(snapshot_line)
 
     def lines(self, events: list[ChangeEvent]) -> None:
         if events:

@@ -99,7 +99,7 @@ def verify(
             _print_estimate(found, every, as_json=as_json)
         if estimate:
             return
-        line = ProgressLine("verify", _progress_line)
+        line = ProgressLine(_progress_line)
         try:
             with interrupt.reading(), _warnings(line):
                 settings["position"] = _position(client, address, stored, options)

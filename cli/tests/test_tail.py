@@ -190,7 +190,7 @@ class TestSnapshot:
         assert all(api.event_from_json(line).backfilled for line in result.stdout.splitlines())
         assert "notice: SnapshotStarted: floor=" in result.stderr
         assert "notice: BackfillDone: " in result.stderr
-        assert "snapshot: [--------------------]  0/1 segments  0 rows" in result.stderr
+        assert "segments" not in result.stderr  # progress is for a terminal
 
     def test_a_checkpoint_continues_it(self, run, url, store, tmp_path):
         words = ("tail", url, "orders", "--from", "snapshot", "--exact", "--checkpoint", tmp_path / "pos")
@@ -213,7 +213,7 @@ class TestSnapshot:
         monkeypatch.setattr("typer.echo", lambda text, err, nl: shown.append((text, nl)))
         monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
         times = iter([0.0, 1.0, 1.1, 2.0])
-        bar = ProgressLine("snapshot", snapshot_line, lambda: next(times))
+        bar = ProgressLine(snapshot_line, lambda: next(times))
         for rows in (0, 100, 110, 200):
             bar.show(api.SnapshotProgress(api.SnapshotOrder.ORDERED, 0, 2, rows, 400))
         bar.clear()

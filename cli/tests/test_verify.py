@@ -154,6 +154,11 @@ def test_what_becomes_of_a_killed_run_is_said_on_stderr(words, said, verify, mon
     assert json.loads(ran.stdout)["left_over"] in ran.stderr
 
 
+def test_progress_is_for_a_terminal_and_not_for_a_mail(verify):
+    ran = verify()
+    assert (ran.exit_code, ran.stderr) == (0, "")
+
+
 def test_estimate_reads_no_row(verify, tmp_path):
     ran = verify("--estimate", "--json")
     assert ran.exit_code == 0

@@ -3,6 +3,7 @@
 import psycopg
 import pytest
 
+from multiclouddb_conformance import command_line
 from multiclouddb_conformance.postgres_server import PostgresServer
 
 from .page import Page
@@ -20,6 +21,10 @@ def test_the_programs_run_as_they_stand_and_print_what_is_below_them(server, tmp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DATABASE_URL", server.dsn)
     PAGE.run("worker.py")
+    [check] = PAGE.commands("multiclouddb token check")
+    assert "//user@host/shop/orders-worker?sslmode=verify-full" in check[4]
+    where = f"postgresql://postgres@/postgres/orders-worker?host={server.folder}&sslmode=prefer"
+    command_line.said("token", "check", f"embedded://{tmp_path}/orders.db", where, *check[5:])
     with psycopg.connect(server.dsn) as connection:
         live = "SELECT count(*) FROM orders WHERE _deleted_at IS NULL"
         assert connection.execute(live).fetchone() == (9,)

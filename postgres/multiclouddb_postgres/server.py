@@ -93,11 +93,23 @@ _KINDS: Final[Mapping[str, _Row]] = {
 }
 _LOST: Final[_Row] = (ErrorCategory.TRANSIENT_FAILURE, True, "the server cannot be reached; try again")
 _OTHER: Final[_Row] = (ErrorCategory.PERMANENT_FAILURE, False, "look into the server's log")
+_OPTION: Final[_Row] = (
+    ErrorCategory.INVALID_REQUEST,
+    False,
+    "correct the option in the connection string or in the environment (PGSSLMODE and the like); in a URL, "
+    "options come after the ?, and the name of a checkpoint before the ?",
+)
 DURABLE: Final = """
 SELECT set_config('synchronous_commit', 'local', true) WHERE current_setting('synchronous_commit') = 'off'
 """
 """Lets the commit of a transaction return when its rows are on the disk of the server."""
 _QUOTED: Final = re.compile(r'".*"|".*$')
+_BAD_OPTION: Final = re.compile(
+    r'connection is bad: (invalid "?\w+"? value|invalid port number|weak sslmode)'
+    r'|bad value for connect_timeout|root certificate file ".*" does not exist'
+    r"|server does not support SSL, but SSL was required"
+)
+"""What libpq and psycopg say about an option with an unknown value, or with one that cannot be fulfilled."""
 # libpq gives no code for a refused connection; the server's text is English unless its lc_messages differ.
 _REFUSED: Final[Mapping[str, re.Pattern[str]]] = {
     "28": re.compile(
@@ -299,7 +311,9 @@ def _told(place: str, error: psycopg.Error) -> MulticloudDbError:
     code, text = error.sqlstate, said_by(error)
     if code is None:
         code = next((code for code, pattern in _REFUSED.items() if pattern.search(str(error))), None)
-    if code is None:
+    if code is None and _BAD_OPTION.search(str(error)):
+        row = _OPTION
+    elif code is None:
         row = _LOST if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) else _OTHER
     else:
         row = next((_KINDS[code[:n]] for n in (5, 3, 2) if code[:n] in _KINDS), _OTHER)

@@ -96,10 +96,24 @@ class TestPlace:
             ("dbname=nowhere", ErrorCategory.NOT_FOUND),
             ("user=nobody", ErrorCategory.AUTHENTICATION_FAILED),
             ("host=/nowhere", ErrorCategory.TRANSIENT_FAILURE),
+            ("host=localhost port=1", ErrorCategory.TRANSIENT_FAILURE),
+            ("sslmode=full", ErrorCategory.INVALID_REQUEST),
+            ("sslmode=require sslrootcert=system", ErrorCategory.INVALID_REQUEST),
+            ("ssl_min_protocol_version=9", ErrorCategory.INVALID_REQUEST),
+            ("target_session_attrs=first", ErrorCategory.INVALID_REQUEST),
+            ("port=99999", ErrorCategory.INVALID_REQUEST),
+            ("connect_timeout=soon", ErrorCategory.INVALID_REQUEST),
         ],
     )
     def test_server_that_refuses(self, dsn, change, category):
         with pytest.raises(MulticloudDbError) as caught:
             PostgresCheckpointStore(f"{dsn} {change} password=s3cret").load("orders")
         assert caught.value.category == category
+        assert caught.value.retryable == (category == ErrorCategory.TRANSIENT_FAILURE)
         assert "s3cret" not in str(caught.value)
+
+    def test_name_behind_the_options_of_a_url_is_refused(self):
+        store, name = checkpoint_at("postgresql://worker@localhost/shop?sslmode=verify-full/orders")
+        message = refusal(store.load, name).message
+        assert 'sslmode value: "verify-full/orders"' in message
+        assert "the name of a checkpoint before the ?" in message

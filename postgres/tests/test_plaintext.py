@@ -10,6 +10,7 @@ from contextlib import suppress
 import psycopg
 import pytest
 
+from multiclouddb_api import ErrorCategory, MulticloudDbError
 from multiclouddb_conformance.postgres_server import PostgresServer
 from multiclouddb_conformance.sink_harness import page, rows
 from multiclouddb_cosmos_emulator.tls import make_certificate, server_context
@@ -87,6 +88,27 @@ def test_tls_is_seen(host, caplog, somewhere, tmp_path):
         )
     assert proxy.count
     assert told(caplog) == []
+
+
+def refused(dsn):
+    with pytest.raises(MulticloudDbError) as caught:
+        PostgresCheckpointStore(dsn).load("w")
+    assert (caught.value.category, caught.value.retryable) == (ErrorCategory.INVALID_REQUEST, False)
+    return caught.value.message
+
+
+def test_tls_that_the_server_lacks_is_no_outage(host):
+    said = refused(f"host={host} user=worker password=hush dbname=postgres sslmode=require")
+    assert "server does not support SSL" in said
+
+
+def test_missing_certificate_of_the_authority_is_no_outage(host, tmp_path):
+    with Tls(make_certificate(tmp_path), host) as proxy:
+        said = refused(
+            f"host=127.0.0.1 port={proxy.port} user=worker password=hush dbname=postgres sslmode=verify-full "
+            f"sslrootcert={tmp_path}/none sslnegotiation=direct"
+        )
+    assert f'root certificate file "{tmp_path}/none" does not exist' in said
 
 
 class Tls:
