@@ -157,7 +157,6 @@ def test_a_document_that_is_deleted_after_its_update_does_not_stop_the_job(table
     orders.delete_one({"_id": "o-1"})
     assert job.by_cron(job.job) == (0, "")
     assert job.rows() == {'{"_id":"o-1"}': True, '{"_id":"o-2"}': False}
-    assert job.by_cron(job.proof) == (0, "")
 
 
 @pytest.mark.parametrize("missing", ["mongo.toml", "mirror.py", "password", ".venv", "night.sh", "."])
