@@ -478,8 +478,8 @@ class ChangeFeedRequest:
     )
     """The upper limit of `len(page.events)`; 0 means the provider's own page size.
 
-    While many changes are waiting, a page takes several answers of the service, for up to two seconds. So a
-    sink that commits each page needs few commits with a high limit.
+    With a limit above that size, a page takes several answers of the service while many changes are waiting,
+    for up to half a second. So a sink that commits each page needs few commits with a high limit.
     """
     max_page_bytes: int = attrs.field(
         default=0, validator=[is_a(int), at_least(0, "use 0 for a quarter of max_buffered_bytes")]

@@ -12,7 +12,8 @@ failure of a partition. The rules:
   same call.
 - If there is something to return, the poll ends as soon as no further answer is ready. But it first waits for
   the turn of the first partition in the queue, for which a place on the page is kept, so that a slow
-  partition never starves. If that takes longer than `HEAD_SECONDS`, its turn is over.
+  partition never starves. If that takes longer than `HEAD_SECONDS`, its turn is over. And if the caller wants
+  a page that is larger than usual, the poll waits up to half a second for the answer after a full one.
 - If there is nothing to return, the poll goes on until every partition has reported that it has no records.
   Then it waits as long as the caller wants to, unless it has a notice to report.
 - After a notice, nothing more is returned from its partition, nor from the partitions that are read because
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _LINGER_SECONDS: Final = 0.002
+# Records that have arrived wait so long for others, also those of another partition.
+_FILL_SECONDS: Final = 0.5
 _RETURN_SECONDS: Final = 1.0
 # The first pause is short, because from the second round on, most services wait for new records themselves.
 _FIRST_PAUSE_SECONDS: Final = 0.002
@@ -101,6 +104,9 @@ class Poll(Generic[T]):
 
             self._scanning = Scanning(context, consumer, self._result, deadline, now, single=single)
             active = self._scanning.active  # the plan may have let more partitions start
+        # Only a page that is larger than usual waits to be filled: with others, the caller handles one page
+        # while the next answer is on its way.
+        self._is_large = limit > context.page_records
         self._full = set[str]()  # the partitions whose last answer in this call was full
         self._first, self._rest = list[str](), list[str]()
         for entry in active:
@@ -189,7 +195,7 @@ class Poll(Generic[T]):
                 elif turns.held and scanning is not None and scanning.is_sharing():
                     patience = scanning.patience(self._waiting.for_head())
                 elif self._result.count:
-                    patience = self._waiting.for_more(fills=not self._full.isdisjoint(turns.asked))
+                    patience = self._waiting.for_more(fills=self._is_large and self._is_filling())
                 else:
                     patience = self._waiting.for_answer(more_to_ask=bool(turns.due))
                 turn = self._fetches.land(patience)
@@ -258,6 +264,13 @@ class Poll(Generic[T]):
             )
 
     # -- Wait for answers
+
+    def _is_filling(self) -> bool:
+        """Return whether an answer that is on its way probably has records for the rest of the page."""
+        result, turns = self._result, self._turns
+        if result.most_bytes - result.nbytes < result.nbytes / result.count:
+            return False
+        return any(name in turns.asked and not turns.of(name).noticed for name in self._full)
 
     def _may_begin_again(self) -> bool:
         """Return whether to read all partitions again; waiting or slow partitions do not prevent this."""
@@ -414,6 +427,8 @@ class Poll(Generic[T]):
         if stop > first or not len(batch):
             reader.cursor, reader.taken = batch.cursor_after(stop), stop
             self._lineage.took(turn.partition_id, reader.cursor)
+        if stop > first and not result.count:
+            self._waiting.has_records()
         result.values += value
         result.count += stop - first
         result.nbytes += batch.nbytes * (stop - first) / len(batch) if stop > first else 0
@@ -489,6 +504,7 @@ class Waiting:
         self.repeats = False
         self._round_began, self._pause = now, _FIRST_PAUSE_SECONDS
         self._lingering: float | None = None
+        self._filled_by = now  # until then, a page that is larger than usual waits for more
 
     def left(self) -> float:
         """Return how long the call may still wait for a first record."""
@@ -510,15 +526,18 @@ class Waiting:
     def for_more(self, *, fills: bool) -> float:
         """If there are records to return, return how long to wait for more answers.
 
-        This wait is short, unless the next answer probably fills the page (`fills`): a sink writes each page
-        in one commit, so a backlog in pages of one answer each costs many times the commits.
+        This wait is short, unless the next answer probably has records for the rest of the page (`fills`): a
+        sink writes each page in one commit, so a backlog in pages of one answer each costs many times the
+        commits.
         """
         now = time.monotonic()
         if self._lingering is None:
-            self._lingering = now
-        if fills:
-            return min(self.end, self._lingering + HEAD_SECONDS) - now
-        return self._lingering + _LINGER_SECONDS - now
+            self._lingering = now + _LINGER_SECONDS
+        return (min(self.last_ask, self._filled_by) if fills else self._lingering) - now
+
+    def has_records(self) -> None:
+        """Record that the first records are on the page."""
+        self._filled_by = time.monotonic() + _FILL_SECONDS
 
     def before_round(self) -> float:
         """Return how long to pause before all partitions are read again; the pauses get longer."""
