@@ -143,7 +143,7 @@ def test_good_nights_print_nothing_and_an_alarm_is_told(table, made):
     assert code == 15, told
     assert "ended with 15" in told
     assert "error: [LATE]" in told
-    with ThreadPoolExecutor(1) as aside:  # the proof begins first, and waits for the job
+    with ThreadPoolExecutor(1) as aside:  # as on the page, the proof starts before the job
         proof = aside.submit(job.by_cron, job.proof)
         assert job.by_cron(job.job) == (0, "")
         assert proof.result() == (0, "")

@@ -195,7 +195,7 @@ class Poll(Generic[T]):
                 elif turns.held and scanning is not None and scanning.is_sharing():
                     patience = scanning.patience(self._waiting.for_head())
                 elif self._result.count:
-                    patience = self._waiting.for_more(fills=self._is_large and self._is_filling())
+                    patience = self._waiting.for_more(fills=self._is_filling())
                 else:
                     patience = self._waiting.for_answer(more_to_ask=bool(turns.due))
                 turn = self._fetches.land(patience)
@@ -266,9 +266,9 @@ class Poll(Generic[T]):
     # -- Wait for answers
 
     def _is_filling(self) -> bool:
-        """Return whether an answer that is on its way probably has records for the rest of the page."""
+        """Return whether an answer that is on its way probably has records for the rest of a large page."""
         result, turns = self._result, self._turns
-        if result.most_bytes - result.nbytes < result.nbytes / result.count:
+        if not self._is_large or result.most_bytes - result.nbytes < result.nbytes / result.count:
             return False
         return any(name in turns.asked and not turns.of(name).noticed for name in self._full)
 

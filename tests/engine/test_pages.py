@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import time
 import weakref
@@ -23,7 +24,7 @@ from multiclouddb_conformance.simulation import (
 )
 from multiclouddb_conformance.simulation.service_behaviour import CaughtUp
 from multiclouddb_spi import Drained, Ended
-from multiclouddb_spi.reading.poll import Waiting
+from multiclouddb_spi.reading.poll import Poll, Waiting
 
 
 class TestSize:
@@ -35,49 +36,41 @@ class TestSize:
         bench.fill(50)
         assert len(bench.page(size=45).events) == 45
 
-    @pytest.mark.parametrize(
-        ("full", "usual", "size"),
-        [(500, 1000, 2000), (400, 1000, 400), (500, 2000, 500)],
-        ids=["full", "not full", "as large as usual"],
-    )
-    def test_a_backlog_fills_one_that_is_larger_than_usual(
-        self, make_bench, monkeypatch, fills, full, usual, size
-    ):
-        """A sink commits each page: in pages of one answer each, a night's changes took a hundred commits.
+    def test_service_is_not_asked_for_more_than_a_first_small_page_needs(self, bench):
+        """A caller that asks for one event does not cause a read of a thousand events."""
+        bench.fill(50)
+        bench.page(size=1)
+        assert bench.page(size=1).diagnostics.native_charge <= 3
+        assert bench.calls.fetches["p0"] == 2, "nothing is read ahead of a first page"
 
-        After an answer that is not full nobody knows whether more follows, so the page does not wait for it.
-        """
-        bench, fetch = make_bench(behaviour=ServiceBehaviour(page_limit=full)), SimulationReader.fetch
-        bench.connect(threads=True, page_records=usual)
-        bench.fill(2100)
-        asked, over = [], threading.Event()
 
-        def slow(*arguments):
-            asked.append(arguments)
-            over.wait(0.02 if size == 2000 or len(asked) == 1 else 20)
-            return fetch(*arguments)
+class TestBacklog:
+    """While many changes wait, a page that is larger than usual takes several answers of the service.
 
-        monkeypatch.setattr(SimulationReader, "fetch", slow)
-        assert len(bench.page(size=2000).events) == size
-        over.set()
-        assert (True in fills) is (size == 2000)
+    A sink commits each page: in pages of one answer each, a night's changes took a hundred commits.
+    """
 
-    @pytest.mark.parametrize("timeout", [30.0, 0.4])
-    def test_an_answer_that_does_not_come_holds_it_up_only_shortly(self, make_bench, monkeypatch, timeout):
-        """It is no failure either, because the call had the time to wait for it."""
-        bench, fetch = make_bench(behaviour=ServiceBehaviour(page_limit=500)), SimulationReader.fetch
-        bench.connect(threads=True)
-        bench.fill(1000)
-        asked, over = [], threading.Event()
+    @pytest.fixture
+    def backlog(self, make_bench, monkeypatch):
+        """Return a function that makes a bench with 2,100 changes, and holds all but the first answers."""
+        fetch, over = SimulationReader.fetch, threading.Event()
 
-        def stuck(*arguments):
-            asked.append(arguments)
-            assert len(asked) == 1 or over.wait(20)
-            return fetch(*arguments)
+        def make(sent, full=500, fails=None, **settings):
+            bench, asked = make_bench(behaviour=ServiceBehaviour(page_limit=full)), itertools.count()
+            bench.connect(threads=True, **settings)
+            bench.fill(2100)
 
-        monkeypatch.setattr(SimulationReader, "fetch", stuck)
-        page = bench.page(size=1000, timeout=timeout)
-        assert (len(page.events), page.diagnostics.partition_errors) == (500, {})
+            def held(*arguments):
+                number = next(asked)
+                if number == fails:
+                    raise TrimmedError("gone")
+                assert number < sent or over.wait(20)
+                return fetch(*arguments)
+
+            monkeypatch.setattr(SimulationReader, "fetch", held)
+            return bench
+
+        yield make
         over.set()
 
     @pytest.fixture
@@ -92,52 +85,48 @@ class TestSize:
         monkeypatch.setattr(Waiting, "for_more", for_more)
         return noted
 
-    @pytest.mark.parametrize(("room", "waits"), [(1.0005, False), (2.0, True)])
-    def test_a_record_that_does_not_fit_is_not_waited_for(self, make_bench, monkeypatch, fills, room, waits):
-        bench, fetch = make_bench(behaviour=ServiceBehaviour(page_limit=500)), SimulationReader.fetch
-        bench.connect(threads=True)
-        bench.fill(1000)
-        sizes, over = [], threading.Event()
+    def test_fills_the_page(self, backlog, monkeypatch, fills):
+        monkeypatch.setattr("multiclouddb_spi.reading.poll._FILL_SECONDS", 20.0)
+        assert len(backlog(4).page(size=2000).events) == 2000
+        assert True in fills
 
-        def stuck(*arguments):
-            assert not sizes or over.wait(20)
-            batch = fetch(*arguments)
+    @pytest.mark.parametrize(("full", "usual"), [(400, 1000), (500, 2000)], ids=["not full", "usual size"])
+    def test_is_not_waited_for_after_a_small_answer_or_in_a_page_of_the_usual_size(
+        self, backlog, fills, full, usual
+    ):
+        """After an answer that is not full, nobody knows whether more follows."""
+        assert len(backlog(1, full, page_records=usual).page(size=2000).events) == full
+        assert True not in fills
+
+    @pytest.mark.parametrize(("timeout", "seconds"), [(30.0, 0.5), (3.0, 60.0)])
+    def test_holds_a_page_up_only_shortly_and_never_past_its_time(
+        self, backlog, monkeypatch, timeout, seconds
+    ):
+        """It is no failure either, because the call had the time to wait for it."""
+        monkeypatch.setattr("multiclouddb_spi.reading.poll._FILL_SECONDS", seconds)
+        page = backlog(1).page(size=1000, timeout=timeout)
+        assert (len(page.events), page.diagnostics.partition_errors) == (500, {})
+
+    @pytest.mark.parametrize(("room", "waits"), [(0.0005, False), (1.0, True)])
+    def test_is_not_waited_for_if_no_record_fits(self, backlog, monkeypatch, fills, room, waits):
+        bench, sizes, take = backlog(2), [], Poll._take
+
+        def noted(poll, turn, part, reader, batch):
             sizes.append(batch.nbytes)
-            return batch
+            take(poll, turn, part, reader, batch)
 
-        monkeypatch.setattr(SimulationReader, "fetch", stuck)
+        monkeypatch.setattr(Poll, "_take", noted)
         bench.page(size=500)
-        limit = int(sizes.pop() * room)
         bench.connect(threads=True)
+        limit = int(sizes[0] * (1 + room))
         assert len(bench.page(size=1000, max_page_bytes=limit).events) == 500
-        over.set()
         assert (True in fills) is waits
 
-    def test_records_behind_a_notice_are_not_waited_for(self, make_bench, monkeypatch, fills):
-        bench, fetch = make_bench(behaviour=ServiceBehaviour(page_limit=500)), SimulationReader.fetch
-        bench.connect(threads=True)
-        bench.fill(1500)
-        asked, over = [], threading.Event()
-
-        def trimmed(*arguments):
-            asked.append(arguments)
-            if len(asked) == 2:
-                raise TrimmedError("gone")
-            assert len(asked) == 1 or over.wait(20)
-            return fetch(*arguments)
-
-        monkeypatch.setattr(SimulationReader, "fetch", trimmed)
+    def test_is_not_waited_for_behind_a_notice(self, backlog, fills):
+        bench = backlog(2, fails=1)
         page = bench.page(size=1500, on_expired=api.SkipToOldest())
-        over.set()
         assert (len(page.events), [type(each) for each in page.notices]) == (500, [api.Gap])
         assert fills[-1] is False
-
-    def test_service_is_not_asked_for_more_than_a_first_small_page_needs(self, bench):
-        """A caller that asks for one event does not cause a read of a thousand events."""
-        bench.fill(50)
-        bench.page(size=1)
-        assert bench.page(size=1).diagnostics.native_charge <= 3
-        assert bench.calls.fetches["p0"] == 2, "nothing is read ahead of a first page"
 
 
 @pytest.mark.shows("Promise 15")

@@ -22,7 +22,6 @@ from multiclouddb_conformance.simulation import (
 )
 from multiclouddb_conformance.waiting import assert_prompt
 from multiclouddb_spi import Deadline
-from multiclouddb_spi.fetching import fetcher as fetching
 from multiclouddb_spi.fetching.fetcher import Fetcher
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.reading.poll import Waiting
@@ -599,7 +598,7 @@ def test_not_more_than_the_width_are_asked_at_a_time(make_bench, monkeypatch):
 
 def test_a_control_call_sleeps_while_it_waits_for_its_answer(bench, monkeypatch):
     looks = []
-    monkeypatch.setattr(fetching, "still_waiting", looks.append)
+    monkeypatch.setattr("multiclouddb_spi.fetching.fetcher.still_waiting", looks.append)
     with ThreadPoolExecutor(1) as threads:
         fetcher = Fetcher(SimulationProvider(bench.sim), lambda: threads, Observing(None), threading.Event())
         assert fetcher.call(lambda: threading.Event().wait(0.3), Deadline.after(60)) is False
