@@ -1,9 +1,10 @@
 """Contains the pytest settings and fixtures for every distribution."""
 
 import gc
+import json
 import os
-import re
 import runpy
+import tempfile
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -39,18 +40,18 @@ os.environ.setdefault("AZURE_COSMOS_KEY", WELL_KNOWN_KEY)
 # The marks of tests that `make test` leaves out, and the targets that run them.
 APART = {"soak": "soak"}
 
-# Tests that need a JVM run in two workers, because a small machine has not enough memory for more JVMs: the
-# group is `jvm`, and `jvm apart` for tests that start Spark in separate processes. The tests in these folders
-# are in the group `jvm`, unless their file names another group.
-JVM_FOLDERS = ("demo/", "spark/")
-# The end of the node ids of tests for pages that start a JVM; see docs/tests/test_blocks.py.
-JVM_PAGE = "-jvm]"
+# The group of the tests that use a fixture that starts Spark. A small machine has not enough memory for many
+# JVMs, so each group runs in one worker; `jvm apart` is for tests that start Spark in separate processes.
+JVM_FIXTURES = {"spark": "jvm", "start_queries": "jvm apart"}
+# What the JVM of a test outside these groups is started with: Java refuses an option that it doesn't know.
+NO_JVM = {"SPARK_SUBMIT_OPTS": "-XX:+ThisTestStartsSparkButIsInNoGroupNamedJvm"}
 # Classes of the conformance suite that wait with every harness; `make check` omits them.
 WAITING_CLASSES = ("::TestDeadline::", "::TestEndlessTrouble::", "::TestLongPoll::", "::TestTrouble::")
 # The maximum number of workers for waiting tests; each needs about a gigabyte for its servers.
 MOST_WAITING = 3
 MOST_COMPUTING = 6
-GROUP = re.compile(r'^pytestmark = .*\bxdist_group\("([^"]+)"\)', re.MULTILINE)
+GROUPS = pytest.StashKey[dict[str, str]]()
+GROUPS_FILE = pytest.StashKey[Path]()
 
 
 class GroupScheduling(LoadScopeScheduling):
@@ -62,21 +63,32 @@ class GroupScheduling(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid):
-        return group_of(nodeid)
+        stash = self.config.stash
+        if GROUPS not in stash:
+            # This process collects no tests and knows only their ids, so the workers write the groups.
+            stash[GROUPS] = json.loads(stash[GROUPS_FILE].read_text(encoding="utf-8"))
+            stash[GROUPS_FILE].unlink()
+        return stash[GROUPS][nodeid]
+
+
+def group_of(item):
+    """Return the group of a test; the tests of a group run in one worker."""
+    named, fixtures = item.get_closest_marker("xdist_group"), getattr(item, "fixturenames", ())
+    if named is not None:
+        return named.args[0]
+    starts = (group for fixture, group in JVM_FIXTURES.items() if fixture in fixtures)
+    return next(starts, item.nodeid.partition("::")[0])
 
 
 @cache
-def group_of_file(file):
-    """Return the group that a test file names in its `pytestmark`, or None."""
-    found = GROUP.search((Path(__file__).parent / file).read_text())
-    return found and found[1]
+def jvm_environment():
+    """Return the environment of the tests that start Spark, with an archive of its classes."""
+    return runpy.run_path(str(JVM_SETTINGS))["environment"]()
 
 
-def group_of(nodeid):
-    """Return the group of a test; the tests of a group run in one worker."""
-    file = nodeid.partition("::")[0]
-    is_jvm = file.startswith(JVM_FOLDERS) or nodeid.endswith(JVM_PAGE)
-    return group_of_file(file) or ("jvm" if is_jvm else file)
+def is_jvm(item):
+    """Return whether a test starts Spark's JVM."""
+    return group_of(item) in JVM_FIXTURES.values()
 
 
 def pytest_addoption(parser):
@@ -92,6 +104,9 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if is_left_to_soak(item):
+            item.add_marker("soak")
     wanted, quick = {name for name in APART if config.getoption(name)}, config.getoption("quick")
 
     def is_chosen(item):
@@ -101,6 +116,11 @@ def pytest_collection_modifyitems(config, items):
 
     config.hook.pytest_deselected(items=[item for item in items if not is_chosen(item)])
     items[:] = [item for item in items if is_chosen(item)]
+    told = getattr(config, "workerinput", {}).get("groups")
+    if told is not None:
+        draft = Path(f"{told}.{os.getpid()}")
+        draft.write_text(json.dumps({item.nodeid: group_of(item) for item in items}), encoding="utf-8")
+        draft.replace(told)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -120,16 +140,38 @@ def pytest_collection_finish():
     gc.enable()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Tell a worker where the groups of the tests belong; every worker writes the same ones."""
+    if GROUPS_FILE not in node.config.stash:
+        handle, name = tempfile.mkstemp(suffix=".json")
+        os.close(handle)
+        node.config.stash[GROUPS_FILE] = Path(name)
+    node.workerinput["groups"] = str(node.config.stash[GROUPS_FILE])
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    if group_of(item.nodeid).startswith("jvm") and "SPARK_SUBMIT_OPTS" not in os.environ:
-        os.environ.update(runpy.run_path(str(JVM_SETTINGS))["environment"]())
+    os.environ.update(jvm_environment() if is_jvm(item) else NO_JVM)
+
+
+def is_left_to_soak(item):
+    """Return whether a form of us8 cannot change a test.
+
+    One form of each provider runs the whole suite in `make test`. The module of any other form names in
+    `FORM` the classes of us8, or `Class::test`, that this form can change, each with the reason. `make soak`
+    runs the rest.
+    """
+    form = getattr(getattr(item, "module", None), "FORM", None)
+    if form is None or item.cls is None:
+        return False
+    return not form.keys() & {item.cls.__name__, f"{item.cls.__name__}::{item.originalname}"}
 
 
 def is_quick(item):
     """Return whether a test is quick enough for `make check`."""
     waits = any(name in item.nodeid for name in WAITING_CLASSES)
-    return not (waits or group_of(item.nodeid).startswith("jvm") or item.get_closest_marker("slow"))
+    return not (waits or is_jvm(item) or item.get_closest_marker("slow"))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,5 +1,6 @@
 """Checks rules of this repository that no linter checks."""
 
+import ast
 import importlib
 import pkgutil
 import re
@@ -11,6 +12,7 @@ import pytest
 
 import multiclouddb_api
 import multiclouddb_spi
+from multiclouddb_conformance import us8
 
 from .test_loading import in_a_new_process
 
@@ -39,12 +41,44 @@ def test_an_emulator_needs_nothing_of_the_kit_and_no_sdk(file):
 def test_no_test_is_left_out():
     """If a server cannot be fetched or started, a test must fail, and not be skipped."""
     found = []
-    for folder in ("certify", "cli", "conformance", "demo", "docs", "providers", "spark", "tests", "tools"):
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    for folder in (*settings["testpaths"], "tools"):
         for path in (ROOT / folder).rglob("*.py"):
             if not {"build", "__pycache__"} & set(path.parts):
-                names = re.findall(r"\.(skip|skipif|xfail|importorskip|skipTest)\b", path.read_text())
+                text = path.read_text()
+                names = re.findall(r"\b(?:pytest|mark|self)\.(skip\w*|xfail|importorskip)\b", text)
                 found += [f"{path.relative_to(ROOT)}: {name}" for name in names]
     assert found == []
+
+
+def form_of(module):
+    """Return `FORM` of a module that runs us8, or None if it runs the whole suite; see conftest.py."""
+    for step in ast.parse(module.read_text()).body:
+        target = step.targets[0] if isinstance(step, ast.Assign) else getattr(step, "target", None)
+        if isinstance(target, ast.Name) and target.id == "FORM":
+            return ast.literal_eval(step.value)
+    return None
+
+
+FORMS = sorted(path for path in ROOT.glob("*/**/tests/test_us8*.py") if form_of(path) is not None)
+
+
+@pytest.mark.parametrize("module", FORMS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_form_names_tests_that_exist(module):
+    """`make test` would leave out a test whose name is misspelled."""
+    for name in form_of(module):
+        each, _, test = name.partition("::")
+        assert each in us8.__all__
+        assert not test or hasattr(getattr(us8, each), test)
+
+
+@pytest.mark.parametrize("provider", sorted(path.name for path in (ROOT / "providers").iterdir()))
+def test_make_test_runs_every_class_of_us8_on_a_form_of_each_provider(provider):
+    run = set()
+    for module in (ROOT / "providers" / provider / "tests").glob("test_us8*.py"):
+        form = form_of(module)
+        run |= set(us8.__all__) if form is None else {name.partition("::")[0] for name in form}
+    assert run >= set(us8.__all__)
 
 
 @pytest.mark.parametrize(

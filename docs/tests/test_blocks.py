@@ -27,6 +27,7 @@ ONE_SESSION = ROOT / "docs/jobs/in-step-with-spark.md"
 LARGE = ROOT / "docs/jobs/big-table.md"
 SMALLER = {"100_000": "2_000", "10_000": "200", "100000": "2000"}
 FENCE = re.compile(r"^( *)```(\w*)([^\n`]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+JVM = pytest.mark.xdist_group("jvm")
 TITLE = re.compile(r'title="([^"]+)"')
 
 
@@ -65,16 +66,16 @@ def matches(said, printed):
 
 
 def pages():
-    """Return every page with a block that runs; the test id tells conftest.py if the page starts Spark."""
+    """Return every page with a block that runs, with the group of those that start Spark."""
     for page in sorted((ROOT / "docs").rglob("*.md")):
         blocks = blocks_of(page.read_text(encoding="utf-8"))
         if blocks and page not in ELSEWHERE:
-            jvm = "-jvm" if any("pyspark_multiclouddb" in block.code for block in blocks) else ""
-            name = page.relative_to(ROOT)
+            marks = [JVM] if any("pyspark_multiclouddb" in block.code for block in blocks) else []
+            name = str(page.relative_to(ROOT))
             if page == LARGE:
-                yield pytest.param(page, blocks, id=f"whole {name}{jvm}", marks=pytest.mark.soak)
+                yield pytest.param(page, blocks, id=f"whole {name}", marks=[*marks, pytest.mark.soak])
                 blocks = [smaller(block) for block in blocks]
-            yield pytest.param(page, blocks, id=f"{name}{jvm}")
+            yield pytest.param(page, blocks, id=name, marks=marks)
 
 
 def smaller(block):
@@ -104,4 +105,4 @@ def test_a_page_prints_what_it_says(page, blocks, tmp_path, request, monkeypatch
 def test_pages_have_blocks():
     """Check that the regular expression still finds the blocks."""
     found = {page.id: page.values[1] for page in PAGES}
-    assert {"docs/jobs/big-table.md-jvm", "docs/get-started.md"} <= found.keys()
+    assert {"docs/jobs/big-table.md", "docs/get-started.md"} <= found.keys()

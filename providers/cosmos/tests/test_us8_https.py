@@ -1,8 +1,8 @@
-"""Runs the tests of the conformance suite that retire a partition over TLS."""
+"""Runs the conformance suite over TLS."""
 
 import pytest
 
-from multiclouddb_conformance.us8 import TestPropagation  # noqa: F401
+from multiclouddb_certify.suites.cosmos import *  # noqa: F403
 
 from .harness import CosmosHarness
 
@@ -12,6 +12,8 @@ pytestmark = [
     # request.
     pytest.mark.filterwarnings("ignore::urllib3.exceptions.InsecureRequestWarning"),
 ]
+
+FORM = {"TestPropagation": "requests and answers are the same as without TLS, once a connection exists"}
 
 
 class HttpsHarness(CosmosHarness):

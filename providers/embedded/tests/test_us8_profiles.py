@@ -1,18 +1,21 @@
-"""Runs the classes of the suite that profiles change: starts, scopes, images and partitions."""
+"""Runs the suite on the embedded store as each of the services."""
 
 from multiclouddb_certify.embedded import EmbeddedHarness
-from multiclouddb_conformance.us8 import (  # noqa: F401
-    TestAtTime,
-    TestBeginning,
-    TestCapabilities,
-    TestImages,
-    TestLogicalPartition,
-    TestNoSnapshot,
-    TestPhysicalPartition,
-)
+from multiclouddb_conformance.us8 import *  # noqa: F403
 from multiclouddb_embedded import EmbeddedOptions
 from multiclouddb_embedded.profile import PROFILES
 from multiclouddb_embedded.provider import EmbeddedPlugin
+
+# A profile narrows starts, scopes, images and partitions; all else is the store's own.
+FORM = {
+    "TestAtTime": "the precision, or the opt-in, of the service",
+    "TestBeginning": "the opt-in of the service",
+    "TestCapabilities": "what the service can do",
+    "TestImages": "which images the service keeps",
+    "TestLogicalPartition": "whether the service has the scope",
+    "TestNoSnapshot": "whether the service can scan",
+    "TestPhysicalPartition": "whether the service has partitions to name",
+}
 
 
 def under(name, **lacks):

@@ -1,23 +1,25 @@
-"""Runs the cases that depend on the scope through `EntireCluster()`, on a server without other writers.
-
-A feed of a cluster is the same as a feed of a database, except for one more option of the change stream.
-"""
+"""Runs the suite through `EntireCluster()`, on a server without other writers."""
 
 import pytest
 
 from multiclouddb_api import EntireCluster
-from multiclouddb_certify.suites import mongo
-from multiclouddb_certify.suites.mongo import TestNotices, TestTransactions
+from multiclouddb_certify.suites.mongo import *  # noqa: F403
 from multiclouddb_conformance import us8
 from multiclouddb_spi.continuation.token import decode_token
 
 from .harness import SharedHarness
 
-__all__ = ["TestBeginning", "TestLoss", "TestNotices", "TestTransactions"]
+# A feed of a cluster is that of a database, except for one more option of the change stream.
+FORM = {
+    "TestBeginning": "the oplog has other databases too",
+    "TestLoss::test_nothing_is_lost_by_a_consumer_of_pages": "other databases are written to",
+    "TestNotices": "other databases are dropped too",
+    "TestTransactions": "a transaction may span databases",
+}
 
 
 class ClusterHarness(SharedHarness):
-    """A harness for a cluster. Tests of a collection, a partition or a key are in test_us8_one.py."""
+    """A harness for a cluster."""
 
     servers_name = "us8 cluster"
     scope = EntireCluster()
@@ -38,11 +40,3 @@ class TestBeginning(us8.TestBeginning):
 
 def test_the_suite_reads_the_whole_cluster(collection):
     assert decode_token(collection.begin).scope == "cluster"
-
-
-class TestLoss(mongo.TestLoss):
-    """`make test` runs one consumer here, and all of them in test_us8_one.py."""
-
-    @pytest.mark.soak
-    def test_nothing_is_lost_by_an_iterator(self, harness):
-        super().test_nothing_is_lost_by_an_iterator(harness)

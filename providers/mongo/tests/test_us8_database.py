@@ -1,24 +1,23 @@
-"""Runs the cases that depend on the scope through `EntireDatabase()`. Every test has its own database."""
-
-import pytest
+"""Runs the suite through `EntireDatabase()`. Every test has its own database."""
 
 from multiclouddb_api import EntireDatabase
-from multiclouddb_certify.suites import mongo
-from multiclouddb_certify.suites.mongo import (
-    TestEventIdentity,
-    TestForeignTokens,
-    TestNotices,
-    TestTransactions,
-)
+from multiclouddb_certify.suites.mongo import *  # noqa: F403
 from multiclouddb_spi.continuation.token import decode_token
 
 from .harness import SharedHarness
 
-__all__ = ["TestEventIdentity", "TestForeignTokens", "TestLoss", "TestNotices", "TestTransactions"]
+# The scope is an option of the change stream. Collections, partitions and keys do not depend on it.
+FORM = {
+    "TestEventIdentity": "events of several collections",
+    "TestForeignTokens": "a token of another scope",
+    "TestLoss::test_nothing_is_lost_by_a_consumer_of_pages": "test_loss.py reads with an iterator",
+    "TestNotices": "collections are dropped and renamed in the feed",
+    "TestTransactions": "a transaction may span collections",
+}
 
 
 class DatabaseHarness(SharedHarness):
-    """A harness for a database. test_us8_one.py tests cases about one collection, a partition or a key."""
+    """A harness for a database."""
 
     scope = EntireDatabase()
     can_alone = False
@@ -30,11 +29,3 @@ HARNESS = DatabaseHarness
 
 def test_the_suite_reads_the_whole_database(collection):
     assert decode_token(collection.begin).scope == "database"
-
-
-class TestLoss(mongo.TestLoss):
-    """test_loss.py reads a database with an iterator, too."""
-
-    @pytest.mark.soak
-    def test_nothing_is_lost_by_an_iterator(self, harness):
-        super().test_nothing_is_lost_by_an_iterator(harness)

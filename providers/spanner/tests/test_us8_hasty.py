@@ -1,29 +1,22 @@
-"""Runs the suite's reading tests on Google's emulator, where partitions live for three to six seconds."""
+"""Runs the suite on Google's emulator, where partitions live for three to six seconds."""
 
 import pytest
 
-from multiclouddb_certify.suites import spanner
-from multiclouddb_certify.suites.spanner import TestNow
+from multiclouddb_certify.suites.spanner import *  # noqa: F403
 
 from .harness import HastyHarness
 from .servers.emulator import HASTY
-
-__all__ = ["TestLoss", "TestNow", "TestSnapshotUnderLoad"]
 
 pytestmark = pytest.mark.emulator(*HASTY)
 
 HARNESS = HastyHarness
 
-
-class TestLoss(spanner.TestLoss):
-    """`make test` runs the consumer of pages here."""
-
-    @pytest.mark.soak
-    def test_nothing_is_lost_by_an_iterator(self, harness):
-        super().test_nothing_is_lost_by_an_iterator(harness)
-
-
-class TestSnapshotUnderLoad(spanner.TestSnapshotUnderLoad):
-    """Tokens are lost in test_us8_scripted.py, on a server that does not make a test wait."""
-
-    test_a_lost_token_repeats_and_loses_nothing = None
+# What reads for longer than a partition of this server lives.
+FORM = {
+    "TestLoss::test_nothing_is_lost_by_a_consumer_of_pages": "partitions end while it reads",
+    "TestLoss::test_nothing_is_lost_from_the_beginning": "partitions end while it reads",
+    "TestNow": "partitions end between the start and the first change",
+    "TestSnapshotUnderLoad::test_ordered_holds_the_changes_through_a_split": "partitions end meanwhile",
+    "TestSnapshotUnderLoad::test_splits_and_merges_during_the_scan": "partitions end meanwhile",
+    "TestSnapshotUnderLoad::test_updates_deletes_and_creates_during_the_scan": "partitions end meanwhile",
+}
