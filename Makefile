@@ -38,7 +38,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check test soak test-oldest test-tools lint format mutate explore recordings demo bench bench-peers docs wheels release-check lock clean
+.PHONY: help setup check test soak test-oldest test-tools lint format mutate explore demo bench bench-peers docs wheels release-check lock clean
 
 help: ## list these targets
 	@echo "make TARGET, where TARGET is one of"
@@ -84,9 +84,6 @@ mutate: setup ## plant defects and count those that no test finds; ARGS="-j 3", 
 explore: setup ## check the lineage in every small history; half an hour; ARGS="--depth 4", "--random 16 3600", "--level dynamo"
 	$(BIN)/python -m tests.lineage $(ARGS)
 	$(if $(ARGS),,$(BIN)/python -m tests.lineage --level all)
-
-recordings: setup ## send recorded requests to our servers, and compare; ARGS="--service dynamo --folder MINE", ARGS=--renew
-	$(BIN)/python -m recordings $(ARGS)
 
 demo: setup ## follow 336,776 flights into a table; TARGET=spark, PROVIDER=mongo, ROWS=20000 bounds it, FAST=1 writes at once, FAULTS=1 damages it
 	@# TARGET is delta, spark or postgres; PROVIDER is embedded, mongo, dynamo, spanner or cosmos. All of them reach it

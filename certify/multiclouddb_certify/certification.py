@@ -30,7 +30,6 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.entry_points import entry_points
 from multiclouddb_api.registry import sole_offer
-from multiclouddb_certify.recordings.rules import Codec
 from multiclouddb_certify.wire import Call, Price, WireObserver, WireResponse
 from multiclouddb_conformance.harness import Harness
 from multiclouddb_spi import open_provider
@@ -306,15 +305,6 @@ class Certification(ABC):
         """
         del observer
         return nullcontext()
-
-    def codec(self, url: str) -> Codec | None:
-        """Return what reads the exchanges of a recording, or None if they cannot be recorded.
-
-        Args:
-            url: Where the suite runs.
-        """
-        del url
-        return None
 
     def units_of(self, call: Call, answer: WireResponse) -> Mapping[str, float]:
         """Return the service's units that a request used.

@@ -9,7 +9,6 @@ import faulthandler
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -23,10 +22,9 @@ from typing import Any, Final
 import pytest
 
 from multiclouddb_api import MulticloudDbError
-from multiclouddb_certify.certification import Certification, Run, load_certification
+from multiclouddb_certify.certification import Run, load_certification
 from multiclouddb_certify.order import Order
-from multiclouddb_certify.recordings import Recorder
-from multiclouddb_certify.wire import AT_THE_BOUND, Meter, Observers, priced
+from multiclouddb_certify.wire import AT_THE_BOUND, Meter, priced
 from multiclouddb_conformance.harness import Harness
 from multiclouddb_conformance.plugin import LACKING
 
@@ -57,10 +55,8 @@ class _Plugin:
         tell: _Teller,
         agreed: threading.Event,
         read: Callable[[Exception], MulticloudDbError],
-        recorder: Recorder | None,
     ) -> None:
         self._harness, self._tell, self._agreed, self._read = harness, tell, agreed, read
-        self._recorder = recorder
         self._began, self._is_first = 0.0, True
 
     @pytest.hookimpl(tryfirst=True)
@@ -83,8 +79,6 @@ class _Plugin:
         self._agreed.wait()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        if self._recorder is not None:
-            self._recorder.begin()
         self._began = time.monotonic()
         self._tell(begins=_name(nodeid))
 
@@ -114,8 +108,6 @@ class _Plugin:
             sys.stderr.write(f"{_name(report.nodeid)}, {report.when}\n{report.longreprtext}\n\n")
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        if self._recorder is not None:
-            self._recorder.end(_name(nodeid))
         self._tell(ends=_name(nodeid), seconds=round(time.monotonic() - self._began, 3))
 
 
@@ -128,15 +120,6 @@ def _follow_parent(agreed: threading.Event) -> None:
         agreed.set()
         sys.stdin.buffer.read()
     os._exit(1)
-
-
-def recorder_of(certification: Certification, order: Order, run: Run) -> Recorder | None:
-    """Return the recorder that the order asks for."""
-    codec = certification.codec(order.url) if order.record is not None else None
-    if order.record is None or codec is None:
-        return None
-    hidden = {run.prefix: "run", socket.gethostname(): "host"}
-    return Recorder(Path(order.record), codec, hidden)
 
 
 def main() -> None:
@@ -176,13 +159,10 @@ def main() -> None:
     words += ["-k", order.only] if order.only else []
     prices = priced(certification.prices, order.prices)
     meter = Meter(order.budget, prices, certification.units_of, note, stop)
-    recorder = recorder_of(certification, order, run)
-    observers = Observers(meter, *([recorder] if recorder else []))
-    with certification.wire(observers):
+    with certification.wire(meter):
         harness = certification.harness(order.url, run)
         code = pytest.main(
-            words,
-            plugins=[_Plugin(harness, tell, agreed, partial(certification.error, order.url), recorder)],
+            words, plugins=[_Plugin(harness, tell, agreed, partial(certification.error, order.url))]
         )
     tell(code=int(code))
     for stream in (sys.stdout, sys.stderr):

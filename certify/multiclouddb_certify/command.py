@@ -68,10 +68,6 @@ def run(
     report: Annotated[
         Path | None, typer.Option("--report", metavar="FOLDER", help="Where the report goes.")
     ] = None,
-    record: Annotated[
-        Path | None,
-        typer.Option("--record", metavar="FOLDER", help="Where each test's requests and answers go."),
-    ] = None,
     dry_run: Annotated[bool, typer.Option("--plan", help="Show the plan, and end.")] = False,
     price: Annotated[
         list[str] | None,
@@ -89,14 +85,12 @@ def run(
 
     if report is not None:
         new_folder(report)
-    if record is not None and record.exists() and any(record.iterdir()):
-        raise api.invalid_request("--record", f"{record} exists already", "name a new folder")
 
     def check(place: RunPlace) -> None:
         if not dry_run:
             _check_account(place.account, account)
 
-    with planned(url_of(url), budget, only, check, price or (), record) as plan:
+    with planned(url_of(url), budget, only, check, price or ()) as plan:
         folder = new_folder(report or Path(f"certify-{plan.run.name}"))
         typer.echo("\n".join(_lines_of(plan, budget)))
         if dry_run:

@@ -31,8 +31,6 @@ from multiclouddb_certify.certification import (
     Run,
     RunPlace,
 )
-from multiclouddb_certify.recordings.http import HttpCodec
-from multiclouddb_certify.recordings.rules import WORDS, Codec, Rules
 from multiclouddb_certify.wire import Call, Price, WireObserver, WireResponse, http_wire
 from multiclouddb_conformance.harness import CollectionKind, Harness, Spelled, Write
 from multiclouddb_cosmos import CosmosOptions
@@ -392,15 +390,6 @@ class CosmosCertification(Certification):
         """Show the requests of azure-cosmos."""
         return http_wire(observer, _operation)
 
-    def codec(self, url: str) -> Codec:
-        """Return what reads the requests of azure-cosmos."""
-        key = _config(url).find_credential()
-        endpoint = urlsplit(_endpoint(url))
-        hidden = {endpoint.netloc: "host", (endpoint.hostname or "").partition(".")[0]: "account"}
-        if isinstance(key, str):
-            hidden[str(key)] = "account key"
-        return HttpCodec(_endpoint(url), RULES, hidden, _SENT, _GOT, _unsigned)
-
     def units_of(self, call: Call, answer: WireResponse) -> Mapping[str, float]:
         """Return the charge of a request, and the throughput of each hour that begins with it."""
         units = {"request unit": float(answer.headers.get("x-ms-request-charge", "0") or 0)}
@@ -437,12 +426,6 @@ def _clock_hour(later: float = 0.0) -> int:
     return int((time.time() + later) // 3600)
 
 
-def _unsigned(method: str, path: str, headers: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the headers that an emulator wants to see; it accepts every token of Entra ID."""
-    del method, path, headers
-    return {"authorization": "type=aad&ver=1.0&sig=any"}
-
-
 def _is_emulator(url: str) -> bool:
     if not is_loopback(urlsplit(_endpoint(url)).hostname):
         return False
@@ -453,31 +436,6 @@ def _is_emulator(url: str) -> bool:
     return True
 
 
-RULES: Final = Rules(
-    {
-        **dict.fromkeys(("_rid", "_self", "_etag", "_ts", "_lsn", "resourceId", "ownerRid"), "mark"),
-        **dict.fromkeys(("lsn", "crts", "previousImageLSN", "x-ms-item-lsn"), "lsn"),
-        **dict.fromkeys(("etag", "if-none-match", "x-ms-session-token", "x-ms-continuation"), "token"),
-        **dict.fromkeys(("x-ms-cosmos-intended-collection-rid", "offerResourceId"), "mark"),
-        "if-modified-since": "date",
-        "offer.id": "mark",
-        "x-ms-request-charge": "charge",
-        "message": WORDS,
-    },
-)
-"""What differs in every run, on every server."""
-_SENT: Final = (
-    "a-im", "accept", "content-type", "if-match", "if-modified-since", "if-none-match",
-    "x-ms-consistency-level", "x-ms-continuation", "x-ms-cosmos-changefeed-wire-format-version",
-    "x-ms-cosmos-intended-collection-rid", "x-ms-documentdb-is-upsert", "x-ms-documentdb-isquery",
-    "x-ms-documentdb-partitionkey", "x-ms-documentdb-partitionkeyrangeid",
-    "x-ms-documentdb-query-enablecrosspartition", "x-ms-end-epk", "x-ms-max-item-count",
-    "x-ms-offer-throughput", "x-ms-session-token", "x-ms-start-epk", "x-ms-version",
-)  # fmt: skip
-_GOT: Final = (
-    "content-type", "etag", "lsn", "x-ms-continuation", "x-ms-item-count", "x-ms-request-charge",
-    "x-ms-retry-after-ms", "x-ms-session-token", "x-ms-substatus",
-)  # fmt: skip
 _KINDS: Final = re.compile(r"/(dbs|colls|docs|pkranges|offers)(?=/|\?|$)")
 
 

@@ -30,8 +30,6 @@ from multiclouddb_certify.certification import (
     Run,
     RunPlace,
 )
-from multiclouddb_certify.recordings.http import HttpCodec
-from multiclouddb_certify.recordings.rules import WORDS, Codec, Portion, Rules
 from multiclouddb_certify.wire import Call, Price, WireObserver, WireResponse, http_wire
 from multiclouddb_conformance.harness import CollectionKind, Harness, Spelled, Write
 from multiclouddb_dynamo.capabilities import CAPABILITIES
@@ -39,41 +37,8 @@ from multiclouddb_dynamo.config import DynamoConfig
 from multiclouddb_dynamo.provider import PLUGIN
 from multiclouddb_spi.connection import is_loopback
 
-__all__ = ["CERTIFICATION", "RULES", "DynamoCertification", "DynamoHarness", "LocalDynamoHarness", "typed"]
+__all__ = ["CERTIFICATION", "DynamoCertification", "DynamoHarness", "LocalDynamoHarness", "typed"]
 
-RULES: Final = Rules(
-    {
-        **dict.fromkeys(("SequenceNumber", "StartingSequenceNumber", "EndingSequenceNumber"), "sequence"),
-        **dict.fromkeys(
-            ("ShardId", "ParentShardId", "ExclusiveStartShardId", "LastEvaluatedShardId"), "shard"
-        ),
-        **dict.fromkeys(("ShardIterator", "NextShardIterator"), "iterator"),
-        **dict.fromkeys(("StreamArn", "LatestStreamArn", "LastEvaluatedStreamArn", "TableArn"), "arn"),
-        **dict.fromkeys(("ResourceArn",), "arn"),
-        **dict.fromkeys(("StreamLabel", "LatestStreamLabel"), "label"),
-        **dict.fromkeys(
-            (
-                "ApproximateCreationDateTime", "CreationDateTime", "CreationRequestDateTime",
-                "LastUpdateToPayPerRequestDateTime", "LastIncreaseDateTime", "LastDecreaseDateTime",
-            ),
-            "time",
-        ),
-        "Tags.Value": "tag",
-        "eventID": "event",
-        "TableId": "id",
-        "ClientRequestToken": "id",
-        "x-amzn-requestid": "id",
-        "message": WORDS,
-        "Message": WORDS,
-    },
-    same=frozenset({"sequence", "shard", "arn", "label", "event"}),
-    portions={
-        "GetRecords": Portion(
-            ("body", "Records"), ("body", "ShardIterator"), ("body", "NextShardIterator")
-        )
-    },
-)  # fmt: skip
-"""What differs in every run, on every server."""
 VIEWS: Final = {
     CollectionKind.PLAIN: "NEW_IMAGE",
     CollectionKind.KEYS_ONLY: "KEYS_ONLY",
@@ -328,16 +293,6 @@ class DynamoCertification(Certification):
         """Show the requests of botocore."""
         return http_wire(observer, _operation)
 
-    def codec(self, url: str) -> Codec:
-        """Return what reads the exchanges of botocore."""
-        credentials = boto3.Session().get_credentials()
-        hidden = {}
-        if credentials is not None:
-            hidden = {credentials.secret_key: "secret", credentials.token or "": "session token"}
-        sent = ("x-amz-target", "content-type")
-        got = ("content-type", "x-amzn-requestid")
-        return HttpCodec(_endpoint(url) or "https://", RULES, hidden, sent, got, _unsigned)
-
     def units_of(self, call: Call, answer: WireResponse) -> Mapping[str, float]:
         """Return what a request costs, from the sizes of the request and of its answer."""
         if answer.status >= 500:
@@ -376,13 +331,6 @@ class DynamoCertification(Certification):
     def versions(self) -> Mapping[str, str]:
         """Return the version of boto3."""
         return {"boto3": version("boto3")}
-
-
-def _unsigned(method: str, path: str, headers: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the headers that a server on this machine wants to see; it does not check the signature."""
-    del method, path, headers
-    scope = "local/20260101/eu-west-1/dynamodb/aws4_request"
-    return {"authorization": f"AWS4-HMAC-SHA256 Credential={scope}, SignedHeaders=host, Signature=0"}
 
 
 def simulated(sts: Any, iam: Any, names: Sequence[str], region: str, run: Run) -> list[Permission]:

@@ -30,8 +30,6 @@ from multiclouddb_certify.certification import (
     Run,
     RunPlace,
 )
-from multiclouddb_certify.recordings.commands import MongoCodec
-from multiclouddb_certify.recordings.rules import Codec
 from multiclouddb_certify.wire import Call, WireObserver, WireResponse
 from multiclouddb_conformance.harness import CollectionKind, Harness, Write
 from multiclouddb_conformance.values import KEYS, VALUES
@@ -376,10 +374,6 @@ class MongoCertification(Certification):
     def wire(self, observer: WireObserver) -> AbstractContextManager[object]:
         """Show the commands of PyMongo."""
         return _listening(observer)
-
-    def codec(self, url: str) -> Codec:
-        """Return what reads the commands of PyMongo."""
-        return MongoCodec(url)
 
     def found(self, url: str) -> Iterator[str]:
         """Return the databases with the prefix."""

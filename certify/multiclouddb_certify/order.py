@@ -19,7 +19,6 @@ class Order:
         budget: The most that may be spent, in US dollars.
         only: An expression like pytest's `-k`, or None for all tests.
         prices: Prices of the user, each as `UNIT=USD`.
-        record: The folder of the recordings, or None to record nothing.
     """
 
     url: str = attrs.field(repr=False)
@@ -27,4 +26,3 @@ class Order:
     budget: float
     only: str | None
     prices: Sequence[str] = ()
-    record: str | None = None

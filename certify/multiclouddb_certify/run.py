@@ -175,7 +175,6 @@ def plan(
     only: str | None = None,
     check: Callable[[RunPlace], None] = lambda place: None,
     own_prices: Sequence[str] = (),
-    record: Path | None = None,
 ) -> Iterator[Plan]:
     """Look at the service and at the suite, and create nothing. The suite waits within the block.
 
@@ -185,21 +184,17 @@ def plan(
         only: An expression like pytest's `-k`, or None for all tests.
         check: Is called with the place, and refuses it.
         own_prices: Prices of the user, each as `UNIT=USD`, instead of those that are assumed.
-        record: The folder of the recordings, or None to record nothing.
 
     Raises:
         MulticloudDbError: The suite cannot run there.
     """
     certification = load_certification(url)
-    if record is not None and certification.codec(url) is None:
-        raise invalid_request("--record", "this service has no recordings", "leave it out")
     prices = priced(certification.prices, own_prices)
     run = Run.new()
     place, permissions = look(certification, url, run, check)
     creates = certification.creates(url, run)
     progress = Progress({each.unit: each.usd for each in prices})
-    folder = None if record is None else str(record.absolute())
-    with _child(Order(url, run.name, budget, only, own_prices, folder)) as child:
+    with _child(Order(url, run.name, budget, only, own_prices)) as child:
         for line in child.lines:
             progress.take(line)
             if progress.ready is not None:

@@ -31,8 +31,6 @@ from multiclouddb_certify.certification import (
     Run,
     RunPlace,
 )
-from multiclouddb_certify.recordings.rpc import SpannerCodec
-from multiclouddb_certify.recordings.rules import Codec
 from multiclouddb_certify.wire import Call, WireObserver, WireResponse
 from multiclouddb_conformance.harness import CollectionKind, Harness, Spelled, Write
 from multiclouddb_conformance.values import KEYS, VALUES
@@ -350,13 +348,6 @@ class SpannerCertification(Certification):
     def wire(self, observer: WireObserver) -> AbstractContextManager[None]:
         """Show the calls of gRPC."""
         return grpc_wire(observer)
-
-    def codec(self, url: str) -> Codec:
-        """Return what reads the calls of gRPC."""
-        config = SpannerConfig.from_client(ClientConfig("spanner", {"url": url}))
-        return SpannerCodec(
-            config.emulator_host or "", f"projects/{config.project}/instances/{config.instance}"
-        )
 
     def found(self, url: str) -> Iterator[str]:
         """Return the databases with the prefix."""

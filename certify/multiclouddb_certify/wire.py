@@ -1,7 +1,4 @@
-"""Shows each request of the vendor's SDK to observers; `Meter` counts them and ends the run at its bound.
-
-A recorder of requests and answers is a further `WireObserver`.
-"""
+"""Shows an observer each request of the vendor's SDK; `Meter` counts them and ends the run at its bound."""
 
 from __future__ import annotations
 
@@ -22,7 +19,6 @@ __all__ = [
     "REQUEST",
     "Call",
     "Meter",
-    "Observers",
     "Price",
     "WireObserver",
     "WireResponse",
@@ -92,23 +88,6 @@ class WireObserver(Protocol):
 
     def answered(self, call: Call, answer: WireResponse) -> None:
         """Take note of an answer. A request whose connection broke has none."""
-
-
-class Observers:
-    """Shows everything to several observers, one after another."""
-
-    def __init__(self, *observers: WireObserver) -> None:
-        self._observers = observers
-
-    def asked(self, call: Call) -> None:
-        """Show a request."""
-        for each in self._observers:
-            each.asked(call)
-
-    def answered(self, call: Call, answer: WireResponse) -> None:
-        """Show an answer."""
-        for each in self._observers:
-            each.answered(call, answer)
 
 
 class Meter:

@@ -42,6 +42,5 @@ def test_it_can_be_tried_without_an_account(tmp_path):
         ):
             assert word in said, said
         assert ran.stdout.splitlines()[-1].startswith("done: the drill passed"), said
-        assert len(list((tmp_path / "recordings").iterdir())) == 7
         with CosmosClient(server.endpoint, server.key, enable_endpoint_discovery=False) as native:
             assert list(native.list_databases()) == []

@@ -113,11 +113,6 @@ ROWS = {
         "spark/tests/test_source.py::test_secrets_are_not_in_the_plan_of_a_stream",
     ),
     "tasks that Spark's driver": WARNING,
-    "recordings of `certify`": (
-        *PRIVATE,
-        "certify/tests/test_recordings.py::test_a_secret_is_hidden_wherever_it_stands",
-        "certify/tests/test_recordings.py::test_the_recordings_of_the_repository_are_small_and_name_nobody",
-    ),
     "report of `certify`": (
         *PRIVATE,
         "certify/tests/test_dynamo.py::test_it_passes_removes_everything_counts_and_reports_nothing_private",

@@ -1,1 +1,0 @@
-"""`make recordings` sends recorded requests to our servers and to local ones, and compares the answers."""
