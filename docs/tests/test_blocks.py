@@ -21,8 +21,8 @@ from .page import ROOT, run_blocks, run_with
 
 # On the first page, several blocks form one file (see test_tutorial.py). The second page runs from wheels.
 ELSEWHERE = (ROOT / "docs/tutorial/write-a-provider.md", ROOT / "docs/index.md")
-# This page runs in the Spark session of the tests.
-ONE_SESSION = ROOT / "docs/jobs/in-step-with-spark.md"
+# These pages run in the Spark session of the tests.
+ONE_SESSION = (ROOT / "docs/jobs/in-step-with-spark.md", ROOT / "docs/jobs/prove-and-repair.md")
 # `make test` runs this page with fewer rows, and `make soak` as it stands.
 LARGE = ROOT / "docs/jobs/big-table.md"
 SMALLER = {"100_000": "2_000", "10_000": "200", "100000": "2000"}
@@ -92,7 +92,7 @@ PAGES = list(pages())
 def test_a_page_prints_what_it_says(page, blocks, tmp_path, request, monkeypatch):
     running = [block for block in blocks if block.file is None]
     steps = [(block.line, block.file, block.code) for block in blocks]
-    if page == ONE_SESSION:
+    if page in ONE_SESSION:
         monkeypatch.setattr("sys.argv", [])
         found = run_with(request.getfixturevalue("spark"), page, steps, tmp_path)
     else:

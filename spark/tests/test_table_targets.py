@@ -20,6 +20,7 @@ from multiclouddb_api import (
     decode_json,
 )
 from multiclouddb_api.arrow import events_to_arrow
+from multiclouddb_conformance import targets
 from multiclouddb_conformance.sink_harness import (
     SOURCE,
     bare,
@@ -41,6 +42,17 @@ from .micro_batches import make_checkpoint, read_counted, write_offset
 from .scala_catalog import table_in
 
 HIDDEN_WORDS = "spark.sql.redaction.options.regex"
+
+
+REPEATED = [pytest.param(number, marks=[pytest.mark.soak] * (number != 5)) for number in range(13)]
+
+
+class TestRepeated(targets.TestRepeated):
+    """A merge of Spark takes seconds, so `make test` repeats one batch; other tables repeat each of them."""
+
+    @pytest.mark.parametrize("repeated", REPEATED)
+    def test_each_batch_after_each_later_one(self, sink, repeated):
+        super().test_each_batch_after_each_later_one(sink, repeated)
 
 
 class TableSink:

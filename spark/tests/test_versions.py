@@ -1,7 +1,7 @@
 """Tests queries on each minor version of Spark 4 and on each database, next to another source, in separate
 processes.
 
-`make test` runs the oldest version; `test_connect.py` and all other tests run the newest one.
+All other tests run the newest version, and `make test-oldest` the oldest one.
 """
 
 import json
@@ -49,10 +49,6 @@ OLDEST, *OTHERS = DIGESTS
 LIMIT = EVENTS // 2
 
 
-def soaked(*values):
-    return [pytest.param(value, marks=pytest.mark.soak) for value in values]
-
-
 def run(feeds, folder, version, *, shows=False, replays=True):
     """Run queries that end by themselves on these feeds; return what the driver has found out."""
     for feed in feeds:
@@ -81,7 +77,8 @@ def run(feeds, folder, version, *, shows=False, replays=True):
     return facts
 
 
-@pytest.mark.parametrize("version", [OLDEST, *soaked(*OTHERS)])
+@pytest.mark.soak
+@pytest.mark.parametrize("version", [OLDEST, *OTHERS])
 def test_batches_and_streams_that_end_deliver_every_event_once(databases, tmp_path, version):
     [feed] = databases(f"ended{version}", "embedded")
     # On the oldest version, a soak test replays a batch of several databases.

@@ -1,6 +1,7 @@
 """Provides real servers for the tests of this provider, shared by the tests of a worker."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 from pymongo import MongoClient
@@ -13,6 +14,18 @@ from .monitor import Commands, Feed, watched
 from .servers.mongod import QUICK_ELECTION_MS, running, shared, stop
 
 COUNTER = itertools.count()
+HERE = Path(__file__).parent
+# The modules that read from the set `us8 one`, and from the other sets of the suite.
+ON_US8_SETS = ("test_us8", "test_bad_input", "test_deployment")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Let the tests of a set run in one worker, because servers at rest cost time in every other one."""
+    for item in items:
+        if item.path.parent == HERE and item.get_closest_marker("xdist_group") is None:
+            group = "mongod us8" if item.path.name.startswith(ON_US8_SETS) else "mongod"
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,7 +14,6 @@ HARNESS = HastyHarness
 # What reads for longer than a partition of this server lives.
 FORM = {
     "TestLoss::test_nothing_is_lost_by_a_consumer_of_pages": "partitions end while it reads",
-    "TestLoss::test_nothing_is_lost_from_the_beginning": "partitions end while it reads",
     "TestNow": "partitions end between the start and the first change",
     "TestSnapshotUnderLoad::test_ordered_holds_the_changes_through_a_split": "partitions end meanwhile",
     "TestSnapshotUnderLoad::test_splits_and_merges_during_the_scan": "partitions end meanwhile",
