@@ -177,12 +177,12 @@ class TestLateChildren:
         consumer.until_found(world.put("a"))
         first, late = world.script.split(world.chain())
         early, lost = world.put_in(first), world.put_in(late)
-        world.script.hide(late, seconds=90)
+        world.script.hide(late, seconds=HOUR)
         world.enable(False)
         consumer.until_found(early)
         assert consumer.until_idle() == []
         assert FeedEnded not in consumer.kinds
-        world.script.advance(90)
+        world.script.advance(HOUR)
         consumer.until_found(lost)
         while not consumer.notices:
             consumer.read()
