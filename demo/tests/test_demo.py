@@ -21,6 +21,9 @@ from demo.places import Places, append_line, merged_batches, read_lines
 from demo.stores import start_store
 from demo.writer import write
 
+# The demo starts Spark in a process of its own.
+pytestmark = pytest.mark.xdist_group("jvm apart")
+
 ROOT = Path(__file__).parents[2]
 
 
