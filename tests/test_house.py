@@ -46,7 +46,9 @@ def test_no_test_is_left_out():
         for path in (ROOT / folder).rglob("*.py"):
             if not {"build", "__pycache__"} & set(path.parts):
                 text = path.read_text()
-                names = re.findall(r"\b(?:pytest|mark|self)\.(skip|skipif|skipTest|xfail|importorskip)\b", text)
+                names = re.findall(
+                    r"\b(?:pytest|mark|self)\.(skip|skipif|skipTest|xfail|importorskip)\b", text
+                )
                 found += [f"{path.relative_to(ROOT)}: {name}" for name in names]
     assert found == []
 
