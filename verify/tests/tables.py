@@ -103,7 +103,7 @@ class Shop:
         self.checkpoints.save(NAME, page.continuation_token, None if saved is None else saved.version)
         return page
 
-    def skip(self):
+    def pass_over(self):
         """Expire all changes, and let the sink go on at the end of the feed."""
         self.store.trim("orders", max_count=0)
         token = self.client.read_changes(ChangeFeedRequest(self.address, Now())).continuation_token

@@ -316,7 +316,7 @@ class TestTakenUp:
         scanned.clear()
         shop.store.delete("orders", shop.names[5])
         shop.follow()
-        shop.skip()
+        shop.pass_over()
         report = shop.verify(resume=True)
         assert (report.equal, sum(scanned)) == (True, 59)
         assert "CHECKPOINT_EXPIRED" in report.left_over
