@@ -288,15 +288,15 @@ class _Listener(monitoring.CommandListener):
             self._observer.asked(call)
 
     def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
-        self._ended(event.request_id, event.reply)
+        self._ended(event.request_id)
 
     def failed(self, event: monitoring.CommandFailedEvent) -> None:
-        self._ended(event.request_id, event.failure)
+        self._ended(event.request_id)
 
-    def _ended(self, request: int, native: Any) -> None:
+    def _ended(self, request: int) -> None:
         call = self._asked.pop(request, None)
         if self._observer is not None and call is not None:
-            self._observer.answered(call, WireResponse(0, {}, native))
+            self._observer.answered(call, WireResponse(0, {}))
 
 
 class MongoCertification(Certification):

@@ -389,20 +389,20 @@ class _Shown:
     """A gRPC method that shows its requests to an observer."""
 
     def __init__(self, method: str, native: Any, observer: WireObserver) -> None:
-        self._operation, self._method = method.rpartition("/")[2], method
+        self._operation = method.rpartition("/")[2]
         self._native, self._observer = native, observer
 
     def _send(self, send: Any, request: Any, arguments: Any, settings: Any) -> Any:
         metadata = dict(settings.get("metadata") or ())
-        call = Call(self._operation, metadata, request, self._method)
+        call = Call(self._operation, metadata, request)
         self._observer.asked(call)
         try:
-            answer = WireResponse(0, {}, send(request, *arguments, **settings))
-        except grpc.RpcError as error:
-            self._observer.answered(call, WireResponse(0, {}, error))
+            answer = send(request, *arguments, **settings)
+        except grpc.RpcError:
+            self._observer.answered(call, WireResponse(0, {}))
             raise
-        self._observer.answered(call, answer)
-        return answer.native
+        self._observer.answered(call, WireResponse(0, {}))
+        return answer
 
     def __call__(self, request: Any, *arguments: Any, **settings: Any) -> Any:
         return self._send(self._native, request, arguments, settings)

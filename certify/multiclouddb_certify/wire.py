@@ -55,29 +55,24 @@ class Call:
         operation: The service's name of the operation.
         headers: The headers or metadata.
         body: The body of an HTTP request, or the message of gRPC, or the command of MongoDB.
-        url: The method and the path of an HTTP request, or the path of a method of gRPC; empty otherwise.
     """
 
     operation: str
     headers: Mapping[str, str]
     body: Any
-    url: str = ""
 
 
-@attrs.define
+@attrs.frozen
 class WireResponse:
     """The answer to one request.
 
     Attributes:
         status: The HTTP status, or 0 without HTTP.
         headers: The headers.
-        native: The SDK's own answer, whose body may not have been read yet. An observer that reads it puts
-            another object in its place, which the SDK gets.
     """
 
     status: int
     headers: Mapping[str, str]
-    native: Any
 
 
 class WireObserver(Protocol):
@@ -203,13 +198,12 @@ def http_wire(
         operation = operation_of(method, url, sent)
         if operation is None:
             return send(pool, method, url, body, headers, *rest, **more)
-        call = Call(operation, sent, body, f"{method} {url}")
+        call = Call(operation, sent, body)
         observer.asked(call)
         native = send(pool, method, url, body, headers, *rest, **more)
         got = {str(name).lower(): str(value) for name, value in native.headers.items()}
-        answer = WireResponse(native.status, got, native)
-        observer.answered(call, answer)
-        return answer.native
+        observer.answered(call, WireResponse(native.status, got))
+        return native
 
     HTTPConnectionPool.urlopen = urlopen  # type: ignore[method-assign, assignment]
     try:

@@ -188,11 +188,11 @@ def test_cosmos_db_bills_each_clock_hour(monkeypatch, began, minutes, hours):
     monkeypatch.setattr("multiclouddb_certify.cosmos.time", clock)
     certification = CosmosCertification()
     expected = certification.fixed_units(minutes * 60)[HOUR]
-    counted = certification.units_of(Call("GET account", {}, None), WireResponse(200, {}, None)).get(HOUR, 0)
+    counted = certification.units_of(Call("GET account", {}, None), WireResponse(200, {})).get(HOUR, 0)
     for operation in ["POST dbs", *["ReadChangeFeed"] * minutes]:
-        counted += certification.units_of(Call(operation, {}, None), WireResponse(200, {}, None)).get(HOUR, 0)
+        counted += certification.units_of(Call(operation, {}, None), WireResponse(200, {})).get(HOUR, 0)
         clock.now += 60 if operation == "ReadChangeFeed" else 0
-    counted += certification.units_of(Call("POST docs", {}, None), WireResponse(200, {}, None)).get(HOUR, 0)
+    counted += certification.units_of(Call("POST docs", {}, None), WireResponse(200, {})).get(HOUR, 0)
     assert (expected, counted) == (4 * hours, 4 * hours)
 
 

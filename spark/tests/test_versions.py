@@ -1,7 +1,8 @@
 """Tests queries on each minor version of Spark 4 and on each database, next to another source, in separate
 processes.
 
-All other tests run the newest version, and `make test-oldest` the oldest one.
+`make soak` runs them, because each version is downloaded and starts a JVM of its own. All other tests run the
+newest version, and `make test-oldest` merges with the oldest one.
 """
 
 import json
