@@ -112,8 +112,12 @@ class DeltaTarget(Table):
     @property
     def name(self) -> str:
         """The path or URL, without secrets."""
-        where = redact_url(self._where) if "://" in self._where else os.path.abspath(self._where)
-        return f"delta:{where}"
+        where = self._absolute
+        return f"delta:{redact_url(where) if '://' in where else where}"
+
+    @property
+    def _absolute(self) -> str:
+        return self._where if "://" in self._where else os.path.abspath(self._where)
 
     def rows(self, keys: Sequence[str] | None = None, *, own: Own = False) -> Iterator[pa.RecordBatch]:
         """Read the latest version of the table; see `Target.rows`.
@@ -142,10 +146,10 @@ class DeltaTarget(Table):
                 size = 0
             groups[-1].append(path)
             size += sizes.get(path, _PART_BYTES)
-        made = str(table.metadata().id)
-        return [
-            DeltaPart(self._where, made, table.version(), _frozen(own), frozenset(group)) for group in groups
-        ]
+        made, version = str(table.metadata().id), table.version()
+        # A task may run in another folder than this process.
+        where = self._absolute
+        return [DeltaPart(where, made, version, _frozen(own), frozenset(group)) for group in groups]
 
     def _read(
         self, table: DeltaTable, keys: Sequence[str] | None, *, own: Own, paths: Set[str] | None = None
@@ -603,7 +607,7 @@ def _at_version(where: str, table_id: str, version: int) -> DeltaTable:
     try:
         table = DeltaTable(where, version=version)
     except (DeltaError, OSError) as error:
-        raise unreadable(where, error) from error
+        raise (missing(where) if opened(where) is None else unreadable(where, error)) from error
     if str(table.metadata().id) != table_id:
         raise unreadable(where, RuntimeError("the table was made again"))
     return table

@@ -86,6 +86,24 @@ def record(path):
     return DeltaTarget(path).record({"a": "b"}, expected(path))
 
 
+def test_a_part_of_a_relative_path_is_read_in_another_folder(table, tmp_path, monkeypatch):
+    """Spark's Python workers stay in the folder in which the first of them began."""
+    monkeypatch.chdir(Path(table).parent)
+    made = DeltaTarget(Path(table).name).parts()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert sum(batch.num_rows for part in made for batch in part.rows()) == 1
+
+
+def test_a_part_whose_table_is_not_on_this_machine_is_told_so(table):
+    """It is no version that VACUUM has removed, which is tried again for ten minutes."""
+    (part,) = DeltaTarget(table).parts()
+    shutil.rmtree(table)
+    error = refused(lambda: list(part.rows()))
+    assert (error.category, error.retryable) == (ErrorCategory.NOT_FOUND, False)
+
+
 READS, WRITES = [read, parts, live], [merge, drop, fix, record]
 
 
