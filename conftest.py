@@ -55,7 +55,7 @@ GROUPS_FILE = pytest.StashKey[Path]()
 
 
 class GroupScheduling(LoadScopeScheduling):
-    """Runs each group of tests in one worker: the largest group first, and by default the tests of a file.
+    """Runs each group of tests, by default those of a file, in one worker: Spark's first, then the largest.
 
     Objects that take a long time to make, such as a server, are made once, and files that wait run beside
     files that compute. (`--dist loadgroup` needs `xdist_group` to work, which it does not in pytest 9.2:
@@ -69,6 +69,13 @@ class GroupScheduling(LoadScopeScheduling):
             stash[GROUPS] = json.loads(stash[GROUPS_FILE].read_text(encoding="utf-8"))
             stash[GROUPS_FILE].unlink()
         return stash[GROUPS][nodeid]
+
+    def _assign_work_unit(self, node):
+        # Spark's groups have few tests, but take longest: begun late, they would end long after all others.
+        for group in JVM_FIXTURES.values():
+            if group in self.workqueue:
+                self.workqueue.move_to_end(group, last=False)
+        super()._assign_work_unit(node)
 
 
 def group_of(item):
