@@ -34,10 +34,6 @@ def run(code, name="program.py"):
     return printed
 
 
-def test_the_page_shows_a_line_for_each_change():
-    assert len(SAID.splitlines()) == len(WRITES)
-
-
 @pytest.fixture
 def orders(tmp_path, monkeypatch):
     """Provide a table whose stream rolls over between the writes."""

@@ -2,7 +2,6 @@
 sites.
 """
 
-import json
 import os
 import re
 import runpy
@@ -121,11 +120,6 @@ def test_the_build_says_nothing_but_that_it_builds(built):
     assert len(lines) <= 3, said
 
 
-def test_every_page_is_in_the_nav_once(settings):
-    there = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
-    assert sorted(listed(settings["nav"])) == there
-
-
 def test_errors_link_to_the_latest_version_of_this_site(settings):
     assert settings["site_url"] + settings["extra"]["version"]["default"] + "/" == DOCS_URL
 
@@ -172,50 +166,6 @@ def test_the_links_of_the_description_on_pypi_lead_to_the_site(built, pages):
 def test_a_public_name_is_on_one_page_of_the_reference(pages):
     for name in {f"{package.__name__}.{each}" for package in REFERENCE.values() for each in package.__all__}:
         assert sum(name in pages[f"reference/{page}/index.html"].ids for page in REFERENCE) == 1, name
-
-
-def test_warnings_that_a_docstring_names_are_links(built, pages):
-    """Each number links to the heading with that number."""
-    folder, _ = built
-    there = pages["configuration/index.html"].ids
-    for page in REFERENCE:
-        text = (folder / f"reference/{page}/index.html").read_text(encoding="utf-8")
-        links = re.findall(
-            r'<a [^>]*href="../../configuration/#(\d+)([^"]*)"[^>]*>(?:[Ww]arnings? )?(\d+)</a>', text
-        )
-        assert {f"{number}{rest}" for number, rest, _ in links} <= there
-        assert [link for link in links if link[0] != link[2]] == []
-        assert not re.search(r"[Ww]arnings? \d", re.sub(r"<a .*?</a>", "", text))
-        assert page != "api-requests" or len(links) > 15
-
-
-def test_pages_ask_for_no_list_of_versions_where_there_are_none(built):
-    folder, _ = built
-    for file in (folder / "index.html", folder / "404.html", folder / "jobs/mirror-nightly/index.html"):
-        (told,) = re.findall(
-            r'<script id="__config" type="application/json">(.*?)</script>', file.read_text(encoding="utf-8")
-        )
-        assert json.loads(told)["version"] is None
-
-
-def test_the_page_of_a_wrong_address_leads_on(built):
-    folder, _ = built
-    text = (
-        (folder / "404.html").read_text(encoding="utf-8").partition("<article")[2].partition("</article")[0]
-    )
-    links = re.findall(r'href="(/[^"]+)"', text)
-    assert len(links) > 3
-    assert [link for link in links if not (folder / f"{link.strip('/')}/index.html").is_file()] == []
-
-
-def test_a_picture_of_the_description_needs_no_style_sheet_of_the_site():
-    named = re.findall(r"\]\((docs/assets/[\w-]+\.svg)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert named
-    for name in named:
-        text = (ROOT / name).read_text(encoding="utf-8")
-        styled = text.partition("<style>")[2].partition("</style>")[0]
-        classes = {each for group in re.findall(r'class="([^"]+)"', text) for each in group.split()}
-        assert {each for each in classes if f".{each}" not in styled} == set()
 
 
 def test_pages_and_style_sheets_load_nothing_from_another_host(built, pages):
