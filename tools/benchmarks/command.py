@@ -1,17 +1,19 @@
-"""The command line: `python -m benchmarks`."""
+"""The command line: `python -m benchmarks`. Each row runs in a process of its own."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import attrs
 import typer
 
-from benchmarks.measure import failure, run_row
+from benchmarks.measure import failure
 from benchmarks.publish import write_docs
 from benchmarks.record import Record, setting
 from benchmarks.result import Result
@@ -88,15 +90,23 @@ def choose(only: Sequence[str] | None) -> list[Row]:
 
 def run_all(rows: Sequence[Row], scale: float = 1.0) -> list[Result]:
     """Run rows one after another; if one fails, the others still run."""
-    results = []
     with progress(rows) as begin:
-        for row in rows:
-            step = begin(row)
-            try:
-                results.append(run_row(row, scale, step))
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - it is that row's result
-                results.append(failure(row, error))
-    return results
+        return [_alone(row, scale, begin(row)) for row in rows]
+
+
+def _alone(row: Row, scale: float, step: Callable[[int, int], None]) -> Result:
+    """Run a row in a process of its own: what a row leaves, such as a JVM, cannot change the next one."""
+    command = [sys.executable, "-m", "benchmarks.alone", row.name, str(scale)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said: dict[str, Any] = {}
+        for line in process.stdout:
+            said = json.loads(line)
+            if "pair" in said:
+                step(said["pair"], said["pairs"])
+    if "name" not in said:
+        return failure(row, RuntimeError(f"its process ended with {process.returncode}"))
+    return Result.from_json(said)
 
 
 def _tell(rows: Sequence[Row], results: Sequence[Result], *, as_json: bool) -> None:

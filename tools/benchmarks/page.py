@@ -67,6 +67,7 @@ of a goal says whether more or less is better. A missed goal does not block a re
 """
 _HOW: Final = """## How it is measured
 
+- Each row runs in a process of its own, so that no row depends on what another one did.
 - The two sides run alternately on the same machine, and take turns in going first. The first pair of runs
   warms up and does not count; at least five pairs follow. Figures are medians, and the ratio compares the
   medians.
@@ -174,7 +175,7 @@ def _missed(shown: list[tuple[Row, Result]]) -> list[str]:
 
 def _described(row: Row, result: Result) -> str:
     # The table links to this heading, whose anchor is the name of the row.
-    parts = [f"### {row.name}\n", f"{row.title}. {row.about}\n"]
+    parts = [f"### {row.name}\n", f"**{row.question}** {row.title}. {row.about}\n"]
     if row.against:
         parts.append(f"Baseline: {row.against}\n")
     if result.notes:

@@ -5,6 +5,7 @@ To add a row, write one decorated function in a module of `tools/benchmarks/rows
     @row(
         "dynamo-events",
         title="DynamoDB Local, events",
+        question="How many changes a second come from DynamoDB?",
         goal=0.5,
         about="Read all events through the client.",
         against="A bare boto3 loop over the same shards.",
@@ -98,6 +99,7 @@ class Row:
     Attributes:
         name: The name of the row for `--only`.
         title: The title of the row, for people.
+        question: The question of a user that the row answers, in one sentence.
         goal: The bound on the ratio of the library's figure to the baseline's; if there is no baseline, the
             bound on the library's figure.
         about: The description of the measurement, in sentences.
@@ -118,6 +120,7 @@ class Row:
 
     name: str
     title: str
+    question: str
     goal: float
     about: str
     against: str

@@ -41,6 +41,7 @@ def blocking(path: Path) -> Done:
 @row(
     "asyncio-pages",
     title="asyncio, pages",
+    question="What do pages cost through asyncio?",
     goal=0.95,
     unit="events/CPU s",
     about=(

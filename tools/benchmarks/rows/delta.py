@@ -79,6 +79,7 @@ def by_deltalake(path: Path, latest: pa.Table) -> None:
 @row(
     "delta-merge",
     title="Merge into a Delta table of 200,000 rows",
+    question="How fast do changes get into a Delta table?",
     unit="rows/s",
     goal=0.95,
     pairs=10,
@@ -90,21 +91,6 @@ def by_deltalake(path: Path, latest: pa.Table) -> None:
 def delta_merge(bench: Bench) -> Iterator[Sides]:
     """This row merges many changes into a small table."""
     yield _sides(bench, _KEYS)
-
-
-@row(
-    "delta-merge-million",
-    title="Merge into a Delta table of 1,000,000 rows",
-    unit="rows/s",
-    goal=0.95,
-    pairs=10,
-    about=_ABOUT.format(keys="1,000,000"),
-    against=_AGAINST,
-    reason=_COSTS,
-)
-def delta_merge_million(bench: Bench) -> Iterator[Sides]:
-    """This row merges the same changes as `delta-merge`, but into a table of 1,000,000 rows."""
-    yield _sides(bench, 1_000_000)
 
 
 def _sides(bench: Bench, keys: int) -> Sides:

@@ -10,7 +10,7 @@ from typing import Final
 
 import orjson
 
-from benchmarks.arrow import AS_A_TASK, plan_ranges, read_arrow
+from benchmarks.arrow import plan_ranges, read_arrow
 from benchmarks.row import Bench, Done, Sides, row
 from benchmarks.stores import ADDRESS, fill, pages, url
 from multiclouddb_api import ClientConfig, connect
@@ -51,6 +51,7 @@ def through_arrow(path: Path, events: int, most: int | None = None) -> Callable[
 @row(
     "embedded-events",
     title="Embedded store, events",
+    question="How many changes a second come from the embedded store?",
     goal=0.5,
     about="The client reads 200,000 events with documents of 300 bytes, in pages of 1,000 (the default).",
     against=_BARE,
@@ -67,38 +68,6 @@ def embedded_events(bench: Bench) -> Iterator[Sides]:
     path = bench.folder / "store.db"
     fill(path, bench.size(_EVENTS))
     yield Sides(lambda: through_the_client(path), lambda: bare_loop(path))
-
-
-@row(
-    "embedded-arrow",
-    title="Embedded store, Arrow",
-    goal=1.2,
-    about=f"{AS_A_TASK}, with documents as JSON text: the same events, in one micro-batch.",
-    against=_BARE,
-)
-def embedded_arrow(bench: Bench) -> Iterator[Sides]:
-    """Measure reading events as Arrow columns."""
-    yield from _arrow(bench, None)
-
-
-@row(
-    "embedded-arrow-1000",
-    title="Embedded store, Arrow, small ranges",
-    goal=1.2,
-    about=(
-        f"{AS_A_TASK}, with documents as JSON text: the same events, in micro-batches of 1,000, as with "
-        "`maxRecordsPerTrigger=1000`."
-    ),
-    against=_BARE,
-    reason=(
-        "Measured by hand: a range has 250 rows and takes 1.2 ms. Half of it is the conversion to Arrow: 19 "
-        "kernels, which take 20 µs each even for few rows. A third is six statements. With 1,000 rows in a "
-        "range, the ratio is 0.9. Columns built from bytes with numpy were tried: 0.49 instead of 0.45."
-    ),
-)
-def embedded_arrow_1000(bench: Bench) -> Iterator[Sides]:
-    """This row shows the fixed cost of each range."""
-    yield from _arrow(bench, 1000)
 
 
 def _arrow(bench: Bench, most: int | None) -> Iterator[Sides]:

@@ -75,24 +75,9 @@ def _sides(bench: Bench, records: int) -> Iterator[Sides]:
 
 
 @row(
-    "fan-out-25",
-    title="Fan-out, 25 events a read",
-    goal=0.8,
-    about=(
-        "The engine reads 64 partitions of a simulated service, all at once (`max_concurrency=64`), with "
-        "20 ms of latency added to each read. A read returns 25 events, so most of the time is latency."
-    ),
-    against=_IDEAL,
-    shown=(ideal,),
-)
-def fan_out_25(bench: Bench) -> Iterator[Sides]:
-    """This row represents a feed that is read while it is being written, so each read returns few events."""
-    yield from _sides(bench, 25)
-
-
-@row(
     "fan-out-100",
     title="Fan-out, 100 events a read",
+    question="Does a feed of many partitions reach the rate of its partitions?",
     goal=0.8,
     about="The reads are the same as in `fan-out-25`, but each read returns 100 events. Waiting and CPU work"
     " take about the same time.",
@@ -107,16 +92,3 @@ def fan_out_25(bench: Bench) -> Iterator[Sides]:
 def fan_out_100(bench: Bench) -> Iterator[Sides]:
     """Measure a case in which latency and CPU work take about the same amount of time."""
     yield from _sides(bench, 100)
-
-
-@row(
-    "fan-out-1000",
-    title="Fan-out, 1,000 events a read",
-    goal=0.8,
-    about="The reads are the same as in `fan-out-25`, but each read returns 1,000 events, as when a reader"
-    " catches up. CPU work accounts for most of the time.",
-    against=_IDEAL,
-)
-def fan_out_1000(bench: Bench) -> Iterator[Sides]:
-    """Measure a reader that is catching up, so that each read returns a full batch."""
-    yield from _sides(bench, 1000)

@@ -38,6 +38,7 @@ def _row(
     return row(
         f"{provider}-idle",
         title=f"{title}, idle call over 1,000 {partitions}",
+        question=f"What does an idle feed of 1,000 {partitions} cost on {title}?",
         unit="ms",
         goal=1.1,
         at_most=True,

@@ -1,6 +1,6 @@
 """Measures the peak memory of a process that reads a store.
 
-The command of this process is `python -m benchmarks.rows.memory FILE FUNCTION`.
+The command of this process is `python -m benchmarks.rows.memory FILE`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,8 +18,6 @@ from benchmarks.row import Bench, Done, Sides, row
 from benchmarks.stores import ADDRESS, fill, grow, pages, small_document, url
 
 _EVENTS: Final = 500_000
-_ROWS: Final = 250_000
-_MORE: Final = 4
 _TIMES: Final = 10
 _STATUS: Final = Path("/proc/self/status")
 
@@ -36,19 +34,6 @@ def read_all(path: Path) -> dict[str, Any]:
     return {"count": count, "total": total, "mebibytes": peak_mebibytes(), "cpu": time.process_time()}
 
 
-def scan_all(path: Path) -> dict[str, Any]:
-    """Read a snapshot of a store through the client, keep nothing, and return the figures."""
-    from benchmarks.rows.embedded_scan import scan_pages
-    from multiclouddb_api import SnapshotOrder, connect
-
-    count = total = 0
-    with connect(url(path)) as client:
-        for page in scan_pages(client, SnapshotOrder.ORDERED):
-            count += len(page.events)
-            total += sum(event.new_item_state["number"] + 1 for event in page.events if event.new_item_state)
-    return {"count": count, "total": total, "mebibytes": peak_mebibytes(), "cpu": time.process_time()}
-
-
 def peak_mebibytes() -> float:
     """Return the peak resident memory of this process.
 
@@ -60,8 +45,8 @@ def peak_mebibytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS reports the value in bytes
 
 
-def _fresh_process(path: Path, events: int, read: Callable[[Path], Any] = read_all) -> Done:
-    report = report_of("-m", __name__, str(path), read.__name__)
+def _fresh_process(path: Path, events: int) -> Done:
+    report = report_of("-m", __name__, str(path))
     # Sequence numbers count from 1 after the head of an empty store.
     if (report["count"], report["total"]) != (events, events * (events + 1) // 2):
         raise ValueError(f"read {report['count']:,} of {events:,} events, or not the right ones")
@@ -71,6 +56,7 @@ def _fresh_process(path: Path, events: int, read: Callable[[Path], Any] = read_a
 @row(
     "memory",
     title="Peak memory, 5 million events",
+    question="Does memory grow with the length of a feed?",
     unit="MiB",
     goal=1.1,
     at_most=True,
@@ -94,32 +80,5 @@ def memory(bench: Bench) -> Iterator[Sides]:
     yield Sides(lambda: _fresh_process(large, _TIMES * events), lambda: _fresh_process(small, events))
 
 
-@row(
-    "snapshot-memory",
-    title="Peak memory, a snapshot of a million rows",
-    unit="MiB",
-    goal=1.1,
-    at_most=True,
-    about="The figure is the peak resident memory of a fresh process that reads a snapshot of the "
-    "embedded store.",
-    against="The same program, in a fresh process, reads 250,000 rows.",
-    pairs=1,
-    warm_up=False,
-    same_work=False,
-    shown=(scan_all,),
-)
-def snapshot_memory(bench: Bench) -> Iterator[Sides]:
-    """This row checks that memory does not grow with the length of a scan."""
-    small, large = bench.folder / "small.db", bench.folder / "large.db"
-    rows = bench.size(_ROWS, 1000)
-    fill(small, rows, make=small_document)
-    fill(large, _MORE * rows, make=small_document)
-    yield Sides(
-        lambda: _fresh_process(large, _MORE * rows, scan_all),
-        lambda: _fresh_process(small, rows, scan_all),
-    )
-
-
 if __name__ == "__main__":
-    program = {each.__name__: each for each in (read_all, scan_all)}[sys.argv[2]]
-    sys.stdout.write(json.dumps(program(Path(sys.argv[1]))))
+    sys.stdout.write(json.dumps(read_all(Path(sys.argv[1]))))

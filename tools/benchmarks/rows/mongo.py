@@ -19,7 +19,6 @@ from multiclouddb_api import (
 )
 
 _EVENTS: Final = 40_000
-_REOPENED: Final = 60
 _CALLS: Final = 100
 _SMALL_PAGE: Final = 10
 # The best batch size for the empty loop. The measured rates in thousands of changes per second are 74 by
@@ -72,18 +71,6 @@ def dict_loop(client: Any, resume_token: Any, size: int) -> Done:
             }
             ids.append(event["event_id"])
     return Done(len(ids), ids)
-
-
-def stream_a_page(client: Any, resume_token: Any, pages: int) -> Done:
-    """Read without keeping a stream open: each page opens a stream at the end of the previous page."""
-    collection = client[ADDRESS.database][ADDRESS.collection]
-    count = 0
-    for _ in range(pages):
-        with collection.watch(start_after=resume_token, batch_size=_SMALL_PAGE) as stream:
-            for change in islice(stream, _SMALL_PAGE):
-                resume_token = change["_id"]
-                count += 1
-    return Done(count)
 
 
 def _by_hand(changes: Backlog, loop: Callable[[Any, Any, int], Done], size: int) -> Done:
@@ -143,6 +130,7 @@ def _through_arrow(changes: Backlog) -> Callable[[], Done]:
 @row(
     "mongo-events",
     title="MongoDB, events",
+    question="How many changes a second come from MongoDB?",
     goal=1.25,
     about=f"The client reads {_READ}",
     against=(
@@ -162,26 +150,9 @@ def mongo_events(bench: Bench) -> Iterator[Sides]:
 
 
 @row(
-    "mongo-events-empty",
-    title="MongoDB, events compared with an empty loop",
-    goal=0.75,
-    about=f"The client reads {_READ}",
-    against=_EMPTY,
-    same_work=False,
-    shown=(empty_loop,),
-)
-def mongo_events_empty(bench: Bench) -> Iterator[Sides]:
-    """In this row, our side makes events, but the loop of the other side only counts changes."""
-    with backlog(bench.folder, bench.size(_EVENTS)) as changes:
-        yield Sides(
-            lambda: _counted(changes, _through_the_client(changes)),
-            lambda: _by_hand(changes, empty_loop, changes.size),
-        )
-
-
-@row(
     "mongo-arrow",
     title="MongoDB, Arrow",
+    question="How many changes a second come as Arrow?",
     goal=1.1,
     about=f"{AS_A_TASK}, with documents as JSON text: {_READ}",
     against=_EMPTY,
@@ -195,63 +166,3 @@ def mongo_arrow(bench: Bench) -> Iterator[Sides]:
             lambda: _counted(changes, ours()),
             lambda: _by_hand(changes, empty_loop, changes.size),
         )
-
-
-@row(
-    "mongo-pages",
-    title="MongoDB, pages of ten",
-    goal=20.0,
-    about=(
-        "The client reads a backlog of 40,000 changes in pages of 10. Each call uses the token of "
-        "the previous page."
-    ),
-    against=(
-        "A program that opens a change stream for each page, at the end of the previous page, and "
-        "then closes the stream. The program reads only the first 60 pages, because the time for a page does"
-        " not depend on its position."
-    ),
-    same_work=False,
-    shown=(stream_a_page,),
-)
-def mongo_pages(bench: Bench) -> Iterator[Sides]:
-    """This benchmark checks that a stream stays open between calls."""
-    with backlog(bench.folder, bench.size(_EVENTS)) as changes:
-        reopened = min(_REOPENED, changes.size // _SMALL_PAGE)
-        yield Sides(
-            lambda: _counted(changes, _through_the_client(changes, _SMALL_PAGE)),
-            lambda: _by_hand(changes, stream_a_page, reopened),
-        )
-
-
-def cursors(changes: Backlog, calls: int) -> Done:
-    """Make calls, half of which find no change. Return the number of change streams that the calls opened."""
-    before, events = changes.aggregates(), 0
-    with on_client_core(), connect(changes.config) as client:
-        for page in islice(_pages(client.read_changes, changes, _SMALL_PAGE), calls):
-            events += len(page.events)
-    if events != changes.size:
-        raise ValueError(f"read {events:,} of {changes.size:,} events")
-    opened = changes.aggregates() - before
-    return Done(calls, value=opened, notes={"to get the first token": float(changes.start_aggregates)})
-
-
-@row(
-    "mongo-cursors",
-    title="MongoDB, cursors for 100 calls",
-    unit="cursors",
-    goal=1,
-    at_most=True,
-    about=(
-        "One process makes 100 calls of `read_changes` for pages of 10 events. Each call uses the "
-        "token of the previous call. The second half of the calls is made after the last change. The "
-        "figure is the number of opened change streams, counted by the server's `aggregate` "
-        "commands. The streams that the first call opens to get a token are counted separately."
-    ),
-    against="",
-    warm_up=False,
-)
-def mongo_cursors(bench: Bench) -> Iterator[Sides]:
-    """This row checks that a hundred calls need only one cursor."""
-    calls = bench.size(_CALLS, 4)
-    with backlog(bench.folder, calls // 2 * _SMALL_PAGE) as changes:
-        yield Sides(lambda: cursors(changes, calls))

@@ -89,6 +89,7 @@ def _snapshot(rows: Backlog) -> Done:
 @row(
     "mongo-snapshot",
     title="MongoDB, rows of a snapshot",
+    question="How fast is a first copy read?",
     unit="rows/s",
     goal=1.0,
     about=(

@@ -34,6 +34,7 @@ _SWEPT: Final = 20_000
 """The number of partition reads in one run, for any number of partitions per call."""
 _TENTH: Final = 100
 """A tenth of the CPU time of a vendor's request, which is 1,000 µs or more: see the rows of `idle`."""
+_PARTS: Final = 8
 _BUSY: Final = 64
 _ROUNDS: Final = 60
 _CALLS: Final = 5
@@ -94,9 +95,70 @@ def _sizes(bench: Bench) -> tuple[int, int, int, int]:
     return bench.size(10), bench.size(100, 2), bench.size(1000, 3), bench.size(_MANY, 4)
 
 
+def _pages(size: int, pages: int) -> Iterator[Sides]:
+    """Read pages of a size from a backlog of eight partitions."""
+    from multiclouddb_conformance.simulation import Simulation, SimulationProvider
+    from multiclouddb_spi.engine import Engine
+
+    sim = Simulation(_PARTS)
+    for number in range(size * pages):
+        sim.write(f"k{number % 1000}", {"number": number, "text": "x" * 100})
+    with closing(Engine(SimulationProvider(sim), ClientConfig("simulation"))) as engine:
+
+        def ours() -> Done:
+            start: StartPosition = Beginning()
+            count, began = 0, time.process_time()
+            while count < size * pages:
+                request = ChangeFeedRequest(sim.address, start, max_page_size=size)
+                page = engine.read_changes(request, OperationOptions())
+                count += len(page.events)
+                start = FromContinuationToken(page.continuation_token)
+            cpu = time.process_time() - began
+            return Done(count, value=1e6 * cpu * size / count, cpu=cpu)
+
+        yield Sides(ours)
+
+
+_ABOUT: Final = (
+    "The figure is the CPU time of a page of a backlog in eight partitions of the simulation, which has its "
+    "records in memory. Most of it is the engine's, and the rest is making the events."
+)
+
+
+@row(
+    "page-20",
+    title="A page of 20 events",
+    question="What does the engine cost a small page?",
+    unit="µs",
+    goal=400,
+    at_most=True,
+    about=_ABOUT,
+    against="",
+)
+def page_20(bench: Bench) -> Iterator[Sides]:
+    """This row measures what a page costs, whatever is on it."""
+    yield from _pages(20, bench.size(500, 5))
+
+
+@row(
+    "page-1000",
+    title="A page of 1,000 events",
+    question="What does the engine cost a large page?",
+    unit="µs",
+    goal=15_000,
+    at_most=True,
+    about=_ABOUT,
+    against="",
+)
+def page_1000(bench: Bench) -> Iterator[Sides]:
+    """This row measures what an event costs."""
+    yield from _pages(1000, bench.size(50, 2))
+
+
 @row(
     "page-call",
     title="Idle call, 10,000 partitions",
+    question="What does an idle call cost with 10,000 partitions?",
     unit="µs",
     goal=_TENTH,
     at_most=True,
@@ -114,26 +176,9 @@ def page_call(bench: Bench) -> Iterator[Sides]:
 
 
 @row(
-    "page-call-100000",
-    title="Idle call, 100,000 partitions",
-    unit="µs",
-    goal=_TENTH,
-    at_most=True,
-    about="The figure is the one of `page-call`, with 100,000 partitions.",
-    against="",
-    reason=(
-        "Measured by hand: the code is the same as for 10,000 partitions. A walk through 20 MB of objects "
-        "takes 200 ns a step on this machine, because they do not fit into the caches of the processor."
-    ),
-)
-def page_call_most(bench: Bench) -> Iterator[Sides]:
-    """This row shows work that grows faster than the number of partitions."""
-    yield from _simulated((bench.size(_MOST, 2),), bench.size(_MOST))
-
-
-@row(
     "page-call-resting",
     title="Call that leaves out 100,000 partitions",
+    question="What do partitions cost that are at rest?",
     unit="µs",
     goal=5,
     at_most=True,
@@ -254,48 +299,9 @@ def _simulated(sizes: Sequence[int], swept: int) -> Iterator[Sides]:
 
 
 @row(
-    "page-call-embedded",
-    title="Idle call, 10,000 partitions, embedded",
-    unit="ms",
-    goal=12,
-    at_most=True,
-    same_work=False,
-    about=(
-        "The figure is the mean time of the same page call through the client, with the embedded store. "
-        "If nothing in the store has changed since the last idle page, one query finds this out for all "
-        "partitions. A feed of at most 64 partitions is read in each call."
-    ),
-    against=_AGAINST,
-)
-def page_call_embedded(bench: Bench) -> Iterator[Sides]:
-    """This row measures the total cost for an application."""
-    sizes = _sizes(bench)
-    with ExitStack() as stack:
-
-        def poller(count: int) -> Poller:
-            path = bench.folder / f"{count}.db"
-            fill(path, 0, count)
-            client = stack.enter_context(connect(url(path)))
-            return Poller(client.read_changes, ADDRESS, count, bench.size(_SWEPT))
-
-        sides = _sides({count: poller(count) for count in sizes}, sizes)
-        most = sizes[-1]
-        many = stack.enter_context(connect(url(bench.folder / f"{most}.db")))
-
-        def ours() -> Done:
-            done = sides.ours()
-            # There is no idle page yet with which the store could be compared, so each partition is read.
-            other = Poller(many.read_changes, ADDRESS, most, swept=most)
-            return attrs.evolve(
-                done, notes={**done.notes, f"{most:,} partitions, each of them read": other.milliseconds()}
-            )
-
-        yield attrs.evolve(sides, ours=ours)
-
-
-@row(
     "token",
     title="Token, bytes a partition",
+    question="How large is a token with many partitions?",
     unit="bytes",
     goal=100,
     at_most=True,

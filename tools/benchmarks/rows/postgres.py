@@ -39,6 +39,7 @@ def by_copy(connection: psycopg.Connection, rows: pa.Table) -> None:
 @row(
     "postgres-merge",
     title="Merge into a PostgreSQL table of 200,000 rows",
+    question="How fast do changes get into a table of PostgreSQL?",
     unit="rows/s",
     goal=0.1,
     about="`merge_into_postgres` merges 100,000 changes into a table with 200,000 rows. The changes belong to"

@@ -67,6 +67,7 @@ def by_data_source(spark: SparkSession, path: Path) -> Done:
 @row(
     "spark",
     title="Spark data source",
+    question="How many rows a second does Spark read?",
     unit="rows/s",
     goal=10,
     about=(

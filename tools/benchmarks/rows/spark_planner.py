@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pyspark_multiclouddb.micro_batches import MicroBatches
 
 _MANY: Final = 10_000
-_POLLS: Final = 200
 _COMMITS: Final = 10
 
 
@@ -91,32 +90,9 @@ def _plans(bench: Bench) -> Iterator[tuple[Plans, Plans, int]]:
 
 
 @row(
-    "spark-idle",
-    title="Spark, idle `latestOffset`, 10,000 partitions",
-    unit="ms",
-    goal=50,
-    at_most=True,
-    about=(
-        "The figure is the CPU time of `latestOffset` on an idle stream over the embedded store. "
-        "Spark calls `latestOffset` about ten times a second, but the source queries the store only"
-        " once per `pollInterval`."
-    ),
-    against="",
-)
-def spark_idle(bench: Bench) -> Iterator[Sides]:
-    """This benchmark checks that an idle stream costs almost nothing."""
-    with _plans(bench) as (many, some, count):
-
-        def ours() -> Done:
-            value = many.poll(_POLLS)
-            return Done(_POLLS, value=value, notes={f"{count:,} partitions": some.poll(_POLLS)})
-
-        yield Sides(ours)
-
-
-@row(
     "spark-plan",
     title="Spark, `latestOffset` of one changed row, 10,000 partitions",
+    question="Does Spark's plan grow with the number of partitions?",
     unit="ms",
     goal=12,
     at_most=True,

@@ -21,17 +21,12 @@ with connect(sys.argv[1]) as client:
 print(len(page.events))
 """
 _BARE: Final = "import attrs, sqlite3, importlib.metadata, json, datetime, typing"
-_COMMAND: Final = """
-import sys
-from multiclouddb_cli.script import run
-sys.argv = ["multiclouddb", *sys.argv[1:]]
-run()
-"""
 
 
 @row(
     "start",
     title="Start, from the import to the first page",
+    question="How long does a start take?",
     unit="ms",
     goal=1.5,
     at_most=True,
@@ -63,30 +58,6 @@ def _first_page(path: Path) -> Done:
     if not 0 < int(said) <= _EVENTS:
         raise ValueError(f"the first page has {said.strip()} of {_EVENTS} events")
     return Done(1, value=1000 * cpu, cpu=cpu)
-
-
-@row(
-    "start-help",
-    title="Command line, help",
-    unit="ms",
-    goal=1.3,
-    at_most=True,
-    profiled=False,
-    same_work=False,
-    about="The figure is the CPU time of `multiclouddb --help` in a new process.",
-    against="A new process that runs `import typer`, the library of the command line.",
-    reason=(
-        "The command line asks the library for the commands of other distributions, and so imports the API, "
-        "with attrs: 151 ms of user CPU, beside 95 when its names were imported on first use."
-    ),
-)
-def start_help(bench: Bench) -> Iterator[Sides]:
-    """Measure the shortest command."""
-    yield Sides(lambda: _command("--help"), lambda: _process("-c", "import typer"))
-
-
-def _command(*words: str) -> Done:
-    return _process("-c", _COMMAND, *words)
 
 
 def _process(*arguments: str) -> Done:

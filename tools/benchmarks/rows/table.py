@@ -47,6 +47,7 @@ def by_statement(spark: SparkSession, batch: DataFrame, latest: DataFrame, table
 @row(
     "table-merge",
     title="Merge by Spark into a table of 200,000 rows",
+    question="How fast do changes get into a table that Spark merges?",
     unit="rows/s",
     goal=0.4,
     about="`merge_into_table` merges 100,000 changes into a table with 200,000 rows, in a local session. The"

@@ -21,7 +21,7 @@ def make_row():
         def setup(bench):
             yield Sides(ours, baseline)
 
-        return Row(name, f"The row {name}", goal, "About.", "Against.", setup, **settings)
+        return Row(name, f"The row {name}", "How long?", goal, "About.", "Against.", setup, **settings)
 
     return make
 

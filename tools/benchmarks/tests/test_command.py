@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks import command
+from benchmarks.alone import measured
 from benchmarks.command import app, choose, run_all
 from benchmarks.row import Done, load_rows
 
@@ -25,6 +26,8 @@ def rows(make_row, monkeypatch):
         "slow": make_row(lambda: Done(10, value=1.0), lambda: Done(10, value=4.0), "slow"),
     }
     monkeypatch.setattr(command, "load_rows", lambda: made)
+    # Another process would not know these rows.
+    monkeypatch.setattr(command, "_alone", measured)
     return made
 
 

@@ -11,7 +11,6 @@ import pytest
 from benchmarks.command import run_all
 from benchmarks.dynamo import ADDRESS, item, local, scripted
 from benchmarks.row import load_rows
-from benchmarks.rows.dynamo import _Follower, _read_shards
 from multiclouddb_api import Beginning, ChangeFeedRequest, connect
 
 
@@ -39,28 +38,6 @@ class TestScripted:
         with pytest.raises(ValueError, match="inside"), scripted(1):
             raise ValueError("inside")
         assert not multiprocessing.active_children()
-
-    def test_latency_is_the_server_s(self):
-        with scripted(1, initial_shards=1) as server:
-            address = server.create("items")
-            server.fill(address, 10)
-            quick, calls = _read_shards(server, address, latency=0.0)
-            slow, _ = _read_shards(server, address, latency=0.05)
-        assert quick.count == slow.count == 10
-        assert slow.seconds >= 0.05 * calls
-
-    def test_a_listing_that_is_not_due_breaks_the_row(self, monkeypatch):
-        with scripted(64, initial_shards=64) as server, connect(server.config) as client:
-            follower = _Follower(server, client, "items", 64)
-            assert follower.cost_of_pages(1).count >= 1
-
-            def page(self, read=_Follower._page):
-                client.list_physical_partitions(self._address)
-                return read(self)
-
-            monkeypatch.setattr(_Follower, "_page", page)
-            with pytest.raises(ValueError, match="shards were listed"):
-                follower.cost_of_pages(1)
 
 
 class TestWithoutTheServer:

@@ -3,47 +3,32 @@
 import json
 from functools import partial
 
-import attrs
 import pytest
 
-from benchmarks.measure import run_row
 from benchmarks.row import Bench, Done, load_rows, row
 from benchmarks.stores import fill, grow, small_document
 
 pytestmark = pytest.mark.xdist_group("jvm")
 
-SMALL = 0.002
-# These rows start a JVM.
-SPARK = (
-    "spark",
-    "spark-batches",
-    "spark-idle-python",
-    "spark-lag",
-    "spark-latency",
-    "spark-latency-mongo",
-    "spark-million",
-)
-IN_PROCESS = [name for name in load_rows() if name not in SPARK]
+MOST = 30
 
 
 class TestRows:
-    @pytest.mark.parametrize("name", IN_PROCESS)
-    def test_row_runs(self, name):
-        # One pair shows that the row works; test_measure.py tests several pairs.
-        result = run_row(attrs.evolve(load_rows()[name], pairs=1), SMALL)
-        assert result.value > 0
-        assert result.achieved > 0
-
-    @pytest.mark.timeout(900)
-    def test_the_rows_of_spark_run(self, run_benchmarks):
-        ran = run_benchmarks("--quick", "--only", ",".join(SPARK), "--json")
-        assert ran.returncode == 0, ran.stderr + ran.stdout
+    @pytest.mark.timeout(1800)
+    def test_the_whole_table_runs_each_row_in_a_process_of_its_own(self, run_benchmarks):
+        ran = run_benchmarks("--scale", "0.002", "--json")
         rows = json.loads(ran.stdout)
-        assert len(rows) == len(SPARK)
-        assert all(row["value"] > 0 for row in rows)
-        beside = [row for row in rows if row["name"] not in ("spark-idle-python", "spark-lag")]
-        assert all(row["ratio"] > 0 for row in beside)
-        assert all(row["cpu"] > 0 for row in beside)
+        assert [(row["name"], row["reason"]) for row in rows if row["failed"]] == [], ran.stderr
+        assert ran.returncode == 0
+        assert [row["name"] for row in rows] == list(load_rows())
+        assert [row["name"] for row in rows if not row["value"] > 0] == []
+
+    def test_each_answers_a_question_and_they_are_few(self):
+        rows = load_rows().values()
+        assert len(rows) <= MOST
+        questions = [each.question for each in rows]
+        assert len(set(questions)) == len(questions)
+        assert all(each.endswith("?") for each in questions)
 
     def test_two_rows_of_one_name_are_refused(self):
         with pytest.raises(ValueError, match="two rows 'memory'"):
