@@ -241,16 +241,12 @@ def command_line_page(file: Path) -> None:
 
 def maintainers_pages() -> dict[str, str]:
     """Return the long pages for maintainers, by name; `docs/hooks.py` adds them to a build of the site."""
-    # Only here, because the tests of the reference need neither the rows nor the records.
-    import benchmarks.page
+    # Only here, because the tests of the reference need no record.
     import benchmarks.peers.page
-    from benchmarks.peers.record import Record as PeersRecord
-    from benchmarks.record import Record
+    from benchmarks.peers.record import Record
 
     made = {"mutants": mutants_page(), "us8": us8_page(), "mongodb-conformance": mongodb_page()}
-    if (record := Record.read()) is not None:
-        made["benchmarks"] = benchmarks.page.page_text(record)
-    if (peers := PeersRecord.read()) is not None:
+    if (peers := Record.read()) is not None:
         made["peers"] = benchmarks.peers.page.page_text(peers)
     return made
 

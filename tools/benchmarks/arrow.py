@@ -6,7 +6,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.row import Done
-from multiclouddb_api import Beginning, ChangeFeedRequest, ClientConfig, Now, ResourceAddress
+from multiclouddb_api import ChangeFeedRequest, ClientConfig, Now, ResourceAddress
 
 if TYPE_CHECKING:
     from multiclouddb_spi import Feed, Provider, Range
@@ -19,21 +19,14 @@ AS_A_TASK: Final = "Planned ranges are read as a task of the Spark source reads 
 _SECONDS: Final = 120.0
 
 
-def plan_ranges(
-    config: ClientConfig,
-    address: ResourceAddress,
-    size: int,
-    token: str | None = None,
-    most: int | None = None,
-) -> list[Range]:
+def plan_ranges(config: ClientConfig, address: ResourceAddress, size: int, token: str) -> list[Range]:
     """Plan the ranges of a feed that contain this many changes, as the driver of the Spark source does.
 
     Args:
         config: The configuration of the client.
         address: The collection.
         size: The number of changes.
-        token: The position before the first change; None for the beginning of the feed.
-        most: The most changes of one micro-batch; None for a single one.
+        token: The position before the first change.
 
     Raises:
         ValueError: Raised if the feed does not show all changes.
@@ -48,14 +41,10 @@ def plan_ranges(
     with closing(open_provider(config)) as provider:
         feed = _opened(provider, address)
         planner = Planner(provider, feed)
-        if token is None:
-            lineage = planner.start(Beginning(), soon)
-        else:
-            state = state_from_json(decode_token(token).state, feed)
-            assert isinstance(state, Lineage)
-            lineage = state
+        lineage = state_from_json(decode_token(token).state, feed)
+        assert isinstance(lineage, Lineage)
         while planned < size:
-            step = planner.advance(lineage, most, soon)
+            step = planner.advance(lineage, None, soon)
             if soon.passed():
                 raise ValueError(f"planned {planned:,} of {size:,} changes")
             if step.moved:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
@@ -14,7 +15,7 @@ import attrs
 import typer
 
 from benchmarks.measure import failure
-from benchmarks.publish import write_docs
+from benchmarks.page import write_docs
 from benchmarks.record import Record, setting
 from benchmarks.result import Result
 from benchmarks.row import Row, load_rows
@@ -22,7 +23,6 @@ from benchmarks.screen import console, progress, show
 
 __all__ = ["app", "choose", "run_all"]
 
-_QUICK: Final = 0.01
 _QUIET: Final = 0.25
 """The highest load per core at which the figures are useful."""
 
@@ -42,35 +42,29 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     record: Annotated[
         bool,
-        typer.Option("--record", help="Write the figures into the docs: page, charts and JSON file."),
+        typer.Option("--record", help="Write the figures into the docs: page and JSON file."),
     ] = False,
     redraw: Annotated[
         bool,
-        typer.Option(
-            "--redraw", help="Write the page and the charts again from the JSON file, without measuring."
-        ),
-    ] = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Do only a hundredth of the work, to check that the rows run.")
+        typer.Option("--redraw", help="Write the page again from the JSON file, without measuring."),
     ] = False,
     scale: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=1.0, metavar="FRACTION", help="Do only this fraction of the work."),
-    ] = None,
+        float, typer.Option(min=0.0, max=1.0, metavar="FRACTION", help="Do only this fraction of the work.")
+    ] = 1.0,
 ) -> None:
-    """Measure multiclouddb and compare it with hand-written code; takes some minutes.
+    """Measure multiclouddb and compare it with hand-written code; takes about ten minutes.
 
     The exit code is 0 if all rows ran, even if they missed their goals, and 1 if a row failed.
     """
     if redraw:
         _redraw()
         return
-    if record and (quick or scale is not None):
-        raise _refused("--quick and --scale measure too little for a record; leave them or --record out")
+    if record and scale < 1:
+        raise _refused("--scale measures too little for a record; leave it or --record out")
     rows = choose(only)
     if (load := os.getloadavg()[0]) > _QUIET * (os.cpu_count() or 1):
         typer.echo(f"warning: the machine is busy (load {load:.1f}); rows with threads suffer most", err=True)
-    results = run_all(rows, (_QUICK if quick else 1.0) if scale is None else scale)
+    results = run_all(rows, scale)
     if record:
         _keep(results)
     _tell(rows, results, as_json=as_json)
@@ -97,16 +91,22 @@ def run_all(rows: Sequence[Row], scale: float = 1.0) -> list[Result]:
 def _alone(row: Row, scale: float, step: Callable[[int, int], None]) -> Result:
     """Run a row in a process of its own: what a row leaves, such as a JVM, cannot change the next one."""
     command = [sys.executable, "-m", "benchmarks.alone", row.name, str(scale)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as printed,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=printed, text=True) as process,
+    ):
         assert process.stdout is not None
         said: dict[str, Any] = {}
         for line in process.stdout:
             said = json.loads(line)
             if "pair" in said:
                 step(said["pair"], said["pairs"])
-    if "name" not in said:
-        return failure(row, RuntimeError(f"its process ended with {process.returncode}"))
-    return Result.from_json(said)
+        if "name" in said:
+            return Result.from_json(said)
+        process.wait()
+        printed.seek(0)
+        last = (printed.read().strip().splitlines() or ["it printed nothing"])[-1]
+    return failure(row, RuntimeError(f"its process ended with {process.returncode}: {last}"))
 
 
 def _tell(rows: Sequence[Row], results: Sequence[Result], *, as_json: bool) -> None:

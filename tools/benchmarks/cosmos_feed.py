@@ -11,7 +11,7 @@ from typing import Any, Final
 import attrs
 
 from benchmarks.processes import served
-from multiclouddb_api import ClientConfig, ResourceAddress
+from multiclouddb_api import ChangeFeedRequest, ClientConfig, Now, ResourceAddress, connect
 
 __all__ = ["ADDRESS", "Account", "account", "bare_loop", "start_by_hand"]
 
@@ -23,7 +23,6 @@ def _serve(pipe: Connection, ranges: int) -> None:
     from azure.cosmos import CosmosClient, PartitionKey
 
     from multiclouddb_cosmos_emulator import CosmosEmulator
-    from multiclouddb_cosmos_emulator.faults import Slow
     from multiclouddb_cosmos_emulator.writes import Transaction
 
     filled = 0
@@ -36,7 +35,9 @@ def _serve(pipe: Connection, ranges: int) -> None:
             for number in range(filled, filled + items):
                 transaction = Transaction(container, None)
                 text = f"{number:08d}" + "x" * 240
-                transaction.create({"id": str(number), "pk": f"k{number % 997}", "n": number, "text": text})
+                transaction.create(
+                    {"id": str(number), "pk": f"k{number % 997}", "number": number, "text": text}
+                )
                 transaction.commit()
         filled += items
 
@@ -50,11 +51,7 @@ def _serve(pipe: Connection, ranges: int) -> None:
                 name, argument = pipe.recv()
                 if name == "fill":
                     fill(argument)
-                elif name == "delay":
-                    server.faults.clear()
-                    if argument:
-                        server.faults.add(Slow(argument), _READ, times=None)
-                pipe.send(server.journal.count(None if name == "requests" else _READ))
+                pipe.send(server.journal.count(_READ))
 
 
 @attrs.frozen
@@ -71,27 +68,34 @@ class Account:
     key: str
     pipe: Any
 
-    def ask(self, name: str, argument: float = 0) -> int:
+    def ask(self, name: str, argument: int = 0) -> int:
         """Run a command in the emulator's process.
 
         Args:
-            name: The name of the command: `fill`, `delay`, `count` or `requests`.
-            argument: The argument of the command: a number of items or of seconds.
+            name: The name of the command: `fill` or `count`.
+            argument: With `fill`, the number of items to write.
 
         Returns:
-            The number of reads of the feed that the emulator has counted; with `requests`, of all requests.
+            The number of reads of the feed that the emulator has counted.
         """
         self.pipe.send((name, argument))
         counted: int = self.pipe.recv()
         return counted
 
-    def config(self, concurrency: int = 32, mode: str = "all_versions") -> ClientConfig:
+    def config(self, concurrency: int = 32) -> ClientConfig:
         """Return the configuration for our client."""
         os.environ["AZURE_COSMOS_KEY"] = self.key
-        host = self.endpoint.split("/")[2]
-        return ClientConfig(
-            "cosmos", {"url": f"cosmos://{host}?tls=false&mode={mode}"}, max_concurrency=concurrency
-        )
+        return ClientConfig("cosmos", {"url": self.url}, max_concurrency=concurrency)
+
+    @property
+    def url(self) -> str:
+        """The URL for `connect`; the key comes from the environment."""
+        return f"cosmos://{self.endpoint.split('/')[2]}?tls=false"
+
+    def token(self) -> str:
+        """Return the present position, as this project's token."""
+        with connect(self.config()) as client:
+            return client.read_changes(ChangeFeedRequest(ADDRESS, Now())).continuation_token
 
     def container(self) -> Any:
         """Return the container from an azure-cosmos client.
@@ -107,11 +111,11 @@ class Account:
         return client.get_database_client("shop").get_container_client("orders")
 
 
-def start_by_hand(container: Any, mode: str = "AllVersionsAndDeletes") -> str:
+def start_by_hand(container: Any) -> str:
     """Return a continuation that starts now and covers all ranges."""
     seen: list[Any] = []
     pages = container.query_items_change_feed(
-        mode=mode, start_time="Now", response_hook=lambda headers, _: seen.append(headers)
+        mode="AllVersionsAndDeletes", start_time="Now", response_hook=lambda headers, _: seen.append(headers)
     ).by_page()
     next(pages, None)
     return str(seen[-1]["etag"])

@@ -123,10 +123,6 @@ class Scripted:
         """Return the number of calls of these operations."""
         return sum(self.ask("journal.count", operation) for operation in operations)
 
-    def records_sent(self) -> int:
-        """Return the number of records in the server's answers."""
-        return sum(call.records for call in self.ask("journal.calls", "GetRecords"))
-
     def ask(self, method: str, *arguments: Any) -> Any:
         """Call a method of `ScriptedStreams` or of one of its attributes, for example `troubles.end`."""
         self._pipe.send((method, arguments))

@@ -13,7 +13,6 @@ from statistics import median
 
 import attrs
 
-from benchmarks.profiled import where_time_goes
 from benchmarks.result import Result
 from benchmarks.row import Bench, Done, Row, Side, Sides
 
@@ -82,9 +81,7 @@ def run_row(row: Row, scale: float = 1.0, on_pair: Callable[[int, int], None] | 
     ):
         ours, baseline = _pairs(row, sides, on_pair or _nobody)
         result = attrs.evolve(_result(row, ours, baseline), load=load)
-        if result.ok:
-            return result
-        return attrs.evolve(result, reason=_reason(row, sides.ours))
+        return result if result.ok else attrs.evolve(result, reason=row.reason)
 
 
 def failure(row: Row, error: BaseException) -> Result:
@@ -153,8 +150,3 @@ def _result(row: Row, ours: list[Sample], baseline: list[Sample]) -> Result:
 
 def _nobody(done: int, pairs: int) -> None:
     """Ignore the reported progress."""
-
-
-def _reason(row: Row, side: Side) -> str:
-    profile = where_time_goes(side) if row.profiled else ""
-    return " ".join(part for part in (row.reason, profile) if part)

@@ -33,14 +33,12 @@ class Backlog:
         size: The number of changes.
         token: The position before the first change, as this project's token.
         resume_token: The position before the first change, as the server's resume token.
-        start_aggregates: The number of aggregate commands that were needed to get `token`.
     """
 
     url: str
     size: int
     token: str
     resume_token: Mapping[str, Any]
-    start_aggregates: int
     _server: Any
 
     @property
@@ -54,49 +52,36 @@ class Backlog:
 
         return MongoClient(self.url, tz_aware=True)
 
-    def aggregates(self) -> int:
-        """Return how many aggregate commands the server has received from clients."""
-        return _aggregates(self._server)
-
-    def finds(self) -> int:
-        """Return how many find commands the server has received from clients."""
-        return _commands(self._server, "find")
-
-    def get_mores(self) -> int:
-        """Return how many getMore commands the server has received from clients."""
-        return _commands(self._server, "getMore")
-
-
-def _aggregates(server: Any) -> int:
-    return _commands(server, "aggregate")
-
-
-def _commands(server: Any, name: str) -> int:
-    # This is the server's own count, because a listener in this process would slow down every later row.
-    found: int = server.client().admin.command("serverStatus")["metrics"]["commands"][name]["total"]
-    return found
+    def reads(self) -> int:
+        """Return how many requests for changes the server has received from clients."""
+        # This is the server's own count, because a listener in this process would slow down every later row.
+        counts = self._server.client().admin.command("serverStatus")["metrics"]["commands"]
+        return int(counts["aggregate"]["total"] + counts["getMore"]["total"])
 
 
 @contextmanager
-def backlog(folder: Path, size: int) -> Iterator[Backlog]:
+def backlog(folder: Path, size: int, cache_gb: float = 0.25) -> Iterator[Backlog]:
     """Start a replica set of one node, on its own core, with the given number of inserts in `ADDRESS`.
+
+    Args:
+        folder: The folder for its data.
+        size: The number of inserts.
+        cache_gb: The size of its cache.
 
     Raises:
         ServerUnavailableError: Raised if the server could not be downloaded, or did not start.
     """
     with on_server_core():
-        server = server_module("mongo", "mongod").ReplicaSet(folder)
+        server = server_module("mongo", "mongod").ReplicaSet(folder, cache_gb=cache_gb)
     with server:
         # The tests let their clients check the servers more often than PyMongo's defaults, as here.
         url = server.uri(heartbeatFrequencyMS=10_000, serverMonitoringMode="auto")
         collection = server.client()[ADDRESS.database].create_collection(ADDRESS.collection)
         with collection.watch(batch_size=0) as stream:
             resume_token = stream.resume_token
-        before = _aggregates(server)
         with connect(ClientConfig("mongo", {"url": url})) as client:
             token = client.read_changes(ChangeFeedRequest(ADDRESS, Now())).continuation_token
-        start_aggregates = _aggregates(server) - before
         for first in range(0, size, _BATCH):
             numbers = range(first, min(size, first + _BATCH))
             collection.insert_many([document(number) for number in numbers])
-        yield Backlog(url, size, token, resume_token, start_aggregates, server)
+        yield Backlog(url, size, token, resume_token, server)

@@ -30,7 +30,7 @@ class Result:
         cpu: The CPU time of one run of the library.
         baseline_seconds: The wall time of one run of the baseline.
         baseline_cpu: The CPU time of one run of the baseline.
-        notes: Further figures, in the same unit.
+        notes: Further figures, whose names contain their units.
         load: The load of the machine (average of a minute) when the row began; None if it was not recorded.
         recorded: The day of the run; empty if the result was not recorded.
         setting: The machine and the versions of the software; empty if the result was not recorded.
@@ -65,16 +65,6 @@ class Result:
     def achieved(self) -> float | None:
         """Return the figure that is compared with the goal's bound."""
         return self.value if self.ratio is None else self.ratio
-
-    @property
-    def score(self) -> float | None:
-        """Return 1 if the goal is just met, and a higher value if the result is better.
-
-        This applies to upper limits and to lower limits.
-        """
-        if not self.achieved:
-            return None
-        return self.goal / self.achieved if self.at_most else self.achieved / self.goal
 
     @property
     def goal_text(self) -> str:

@@ -1,9 +1,10 @@
-"""Defines a row of the benchmarks: two sides that do the same work, and a goal for the ratio between them.
+"""Defines a row of the benchmarks: the question of a user, two sides that do the same work, and a goal.
 
 To add a row, write one decorated function in a module of `tools/benchmarks/rows`:
 
     @row(
         "dynamo-events",
+        Section.RATES,
         title="DynamoDB Local, events",
         question="How many changes a second come from DynamoDB?",
         goal=0.5,
@@ -22,14 +23,26 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import attrs
 
-__all__ = ["Bench", "Done", "Row", "Side", "Sides", "load_rows", "row"]
+__all__ = ["Bench", "Done", "Row", "Section", "Side", "Sides", "load_rows", "row"]
 
 EVENTS: Final = "events/s"
+
+
+class Section(Enum):
+    """A section of the page, in its order; the value is its heading."""
+
+    RATES = "How fast a feed is read"
+    TABLES = "How fast changes get into a table"
+    LAGS = "How late a change comes"
+    COSTS = "What an idle feed costs"
+    PROCESS = "Memory and start"
+    ENGINE = "What the engine takes, without a database"
 
 
 @attrs.frozen
@@ -46,7 +59,7 @@ class Done:
             None to use the measured time.
         cpu: The CPU seconds that replace the CPU time of this process, for example because another
             process did the work; None to use the CPU time of this process.
-        notes: Further figures; maps each name to a number in the row's unit.
+        notes: Further figures; maps each name, with its unit, to a number.
     """
 
     count: int
@@ -98,6 +111,7 @@ class Row:
 
     Attributes:
         name: The name of the row for `--only`.
+        section: The section of the page.
         title: The title of the row, for people.
         question: The question of a user that the row answers, in one sentence.
         goal: The bound on the ratio of the library's figure to the baseline's; if there is no baseline, the
@@ -113,12 +127,10 @@ class Row:
         same_work: False if the two sides read different amounts on purpose. If it is False, each
             side itself checks how much it has read.
         reason: The known cause of a missed goal, from a profile.
-        profiled: False if other processes do the work. Then a profile of this process would not show
-            where the time goes.
-        shown: Functions whose code the documentation shows.
     """
 
     name: str
+    section: Section
     title: str
     question: str
     goal: float
@@ -131,15 +143,13 @@ class Row:
     warm_up: bool = True
     same_work: bool = True
     reason: str = ""
-    profiled: bool = True
-    shown: tuple[Callable[..., Any], ...] = ()
 
 
 _rows: dict[str, Row] = {}
 
 
 def row(
-    name: str, **settings: Any
+    name: str, section: Section, **settings: Any
 ) -> Callable[[Callable[[Bench], Iterator[Sides]]], Callable[[Bench], Iterator[Sides]]]:
     """Register a generator function as a row.
 
@@ -147,20 +157,21 @@ def row(
 
     Args:
         name: The name of the row.
+        section: The section of the page.
         settings: Other fields of `Row`.
     """
 
     def register(setup: Callable[[Bench], Iterator[Sides]]) -> Callable[[Bench], Iterator[Sides]]:
         if name in _rows:
             raise ValueError(f"there are two rows {name!r}")
-        _rows[name] = Row(name=name, setup=contextmanager(setup), **settings)
+        _rows[name] = Row(name, section, setup=contextmanager(setup), **settings)
         return setup
 
     return register
 
 
 def load_rows() -> dict[str, Row]:
-    """Return every row in `tools/benchmarks/rows` by name, sorted by module and line number."""
+    """Return every row in `tools/benchmarks/rows` by name, sorted by section, module and line number."""
     from benchmarks import rows
 
     for module in sorted(pkgutil.iter_modules(rows.__path__), key=lambda module: module.name):
@@ -168,7 +179,7 @@ def load_rows() -> dict[str, Row]:
     return {row.name: row for row in sorted(_rows.values(), key=_place)}
 
 
-def _place(row: Row) -> tuple[str, int]:
+def _place(row: Row) -> tuple[int, str, int]:
     # The order must not depend on which modules were imported before.
     setup: Any = row.setup
-    return setup.__module__, setup.__wrapped__.__code__.co_firstlineno
+    return list(Section).index(row.section), setup.__module__, setup.__wrapped__.__code__.co_firstlineno

@@ -67,34 +67,30 @@ def progress(rows: Sequence[Row]) -> Iterator[Callable[[Row], Step]]:
 
 
 def show(screen: Console, rows: Sequence[Row], results: Sequence[Result]) -> None:
-    """Print the table, further figures, and why goals are missed."""
+    """Print each question with its answer, further figures, and why goals are missed."""
     table = Table(box=box.SIMPLE)
     table.add_column("row", no_wrap=True)
-    for title in ("ours", "baseline", "ratio", "goal", "verdict", "wall s", "CPU s", "base wall", "base CPU"):
-        table.add_column(title, justify="left" if title == "verdict" else "right")
-    for result in results:
-        table.add_row(*_cells(result))
+    table.add_column("question")
+    for title in ("ours", "by hand", "ratio", "goal", "verdict"):
+        table.add_column(title, justify="left" if title == "verdict" else "right", no_wrap=True)
+    for row, result in zip(rows, results, strict=True):
+        table.add_row(row.name, row.question, *_cells(result))
     screen.print(table)
-    titles = {row.name: row.title for row in rows}
     for result in results:
         for name, value in result.notes.items():
-            screen.print(f"{titles[result.name]}: {name} {figure(value, result.unit)}", markup=False)
+            screen.print(f"{result.name}: {name}: {figure(value)}", markup=False)
     for result in results:
         if not result.ok:
             color = _COLORS[result.verdict]
-            screen.print(Text.assemble((f"{result.name} {result.verdict}", color), f": {result.reason}"))
+            reason = result.reason or f"{result.achieved_text}, and the goal is {result.goal_text}"
+            screen.print(Text.assemble((f"{result.name} {result.verdict}", color), f": {reason}"))
 
 
 def _cells(result: Result) -> list[str | Text]:
     return [
-        result.name,
         figure(result.value, result.unit),
         "" if result.baseline is None else figure(result.baseline),
         "" if result.ratio is None else f"{result.ratio:.2f}",
         result.goal_text,
         Text(result.verdict, _COLORS[result.verdict]),
-        *(
-            "" if seconds is None else figure(seconds)
-            for seconds in (result.seconds, result.cpu, result.baseline_seconds, result.baseline_cpu)
-        ),
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any, Final
@@ -16,7 +16,6 @@ from multiclouddb_api import ChangeFeedRequest, ClientConfig, Now, ResourceAddre
 __all__ = ["COLUMNS", "STREAM", "Backlog", "Scripted", "backlog", "scripted"]
 
 STREAM: Final = "items_stream"
-_AT_ONCE: Final = 20
 COLUMNS: Final = ("id", "number", *(f"field{index}" for index in range(7)))
 
 
@@ -157,21 +156,9 @@ class Scripted:
         )
         return client.instance("tests").database("shop")
 
-    def fill(self, address: ResourceAddress, rows: int) -> None:
-        """Insert this many more rows, in transactions of 20 rows."""
-        self._ask("fill", address.collection, rows)
-
-    def delay(self, seconds: float) -> None:
-        """Delay the beginning of each answer."""
-        self._ask("delay", seconds)
-
     def queries(self) -> int:
         """Return the number of queries of change streams."""
         return int(self._ask("queries"))
-
-    def calls(self) -> int:
-        """Return the number of all calls."""
-        return int(self._ask("calls"))
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         self._pipe.send((method, arguments))
@@ -179,12 +166,11 @@ class Scripted:
 
 
 def _serve(pipe: Connection, partitions: int) -> None:
-    from multiclouddb_spanner_emulator import Habits, ScriptedSpanner, Write
+    from multiclouddb_spanner_emulator import Habits, ScriptedSpanner
 
     database = "projects/tests/instances/tests/databases/shop"
     with ScriptedSpanner(Habits(initial_partitions=partitions)) as server:
         server.create(database)
-        written = 0
 
         def create(table: str) -> None:
             server.execute(
@@ -193,31 +179,13 @@ def _serve(pipe: Connection, partitions: int) -> None:
                 f"CREATE CHANGE STREAM {table}_stream FOR {table} OPTIONS (value_capture_type = 'NEW_ROW')",
             )
 
-        def fill(table: str, rows: int) -> None:
-            nonlocal written
-            for first in range(0, rows, _AT_ONCE):
-                numbers = range(written + first, written + min(rows, first + _AT_ONCE))
-                values = [[f"{number:08d}", "x" * 240] for number in numbers]
-                server.commit(database, Write("insert", table, ("id", "text"), values))
-            written += rows
-
-        def delay(seconds: float) -> None:
-            server.troubles.end()
-            if seconds:
-                server.troubles.delay(None, seconds)
-
-        methods: dict[str, Callable[..., None]] = {"create": create, "fill": fill, "delay": delay}
-        counts: dict[str, Callable[[], int]] = {
-            "queries": lambda: len(server.journal.queries()),
-            "calls": lambda: server.journal.counts().total(),
-        }
         pipe.send(server.host)
         with suppress(EOFError):
             while True:
                 name, arguments = pipe.recv()
-                if name in methods:
-                    methods[name](*arguments)
-                pipe.send(counts[name]() if name in counts else None)
+                if name == "create":
+                    create(*arguments)
+                pipe.send(len(server.journal.queries()))
 
 
 @contextmanager

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from benchmarks.chart import TEXTS, THEMES, Theme
+import attrs
+
 from benchmarks.peers.peer import Group, Peer
 from benchmarks.peers.peers import PEERS
 from benchmarks.peers.record import Record
@@ -14,6 +15,23 @@ from benchmarks.result import figure
 
 __all__ = ["draw"]
 
+
+@attrs.frozen
+class Theme:
+    """The colours of a chart for one theme of the documentation."""
+
+    text: str
+    grid: str
+    main: str
+    other: str
+
+
+# The colours of the documentation's themes, without red and green; the background is transparent.
+_THEMES: Final = {
+    "light": Theme("#212529", "#d5dbdc", "#0e8f86", "#c2620f"),
+    "dark": Theme("#dfe7e9", "#3b484c", "#5fd4c4", "#f0a35c"),
+}
+_TEXTS: Final = ("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
 _GROUPS: Final = (Group.MONGO, Group.DYNAMO)
 _ROOM: Final = 1.8
 
@@ -25,14 +43,14 @@ def draw(record: Record, theme: Literal["light", "dark"], file: Path) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    colors = THEMES[theme]
+    colors = _THEMES[theme]
     outcomes = {outcome.name: outcome for outcome in record.outcomes}
     shown = [
         (peer, outcomes[peer.name]) for peer in PEERS if peer.name in outcomes and outcomes[peer.name].rate
     ]
     panels = {group: [line for line in shown if line[0].group is group] for group in _GROUPS}
     heights = [max(1, len(lines)) for lines in panels.values()]
-    with plt.rc_context(dict.fromkeys(TEXTS, colors.text)):
+    with plt.rc_context(dict.fromkeys(_TEXTS, colors.text)):
         size = (5, 2.1 + 0.48 * sum(heights))
         drawn, axes = plt.subplots(
             len(panels), figsize=size, layout="constrained", gridspec_kw={"height_ratios": heights}

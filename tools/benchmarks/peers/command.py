@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Final
@@ -12,14 +12,12 @@ import typer
 
 from benchmarks.peers.cores import divided_text
 from benchmarks.peers.feeds import Size
-from benchmarks.peers.page import write_docs
-from benchmarks.peers.peer import Group, Peer
+from benchmarks.peers.page import tables, write_docs
+from benchmarks.peers.peer import Peer
 from benchmarks.peers.peers import PEERS
 from benchmarks.peers.record import Record
 from benchmarks.peers.run import Plan, measure
-from benchmarks.peers.screen import progress, show
 from benchmarks.record import setting
-from benchmarks.screen import console
 
 __all__ = ["app", "choose", "plan"]
 
@@ -31,8 +29,6 @@ _WARM_UP: Final = 5
 """The number of measured changes for each change in the warm-up."""
 _TAIL: Final = 5000
 """The number of changes after the measured ones; it is larger than two batches of Debezium."""
-_LATENCY: Final = 50
-"""The latency group has fewer changes: the total divided by this number. They are written at a fixed rate."""
 
 app = typer.Typer(
     add_completion=False,
@@ -51,16 +47,12 @@ def bench(
         int, typer.Option(min=500, help="How many changes are measured in each run.")
     ] = _EVENTS,
     runs: Annotated[int, typer.Option(min=1, help="How often each peer runs; the median is shown.")] = _RUNS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     record: Annotated[
         bool,
-        typer.Option(
-            "--record", help="Write the figures into the documentation: page, charts and JSON file."
-        ),
+        typer.Option("--record", help="Write the figures into the documentation: charts and JSON file."),
     ] = False,
     redraw: Annotated[
-        bool,
-        typer.Option("--redraw", help="Write page and charts again from the JSON file, without measuring."),
+        bool, typer.Option("--redraw", help="Write the charts again from the JSON file, without measuring.")
     ] = False,
 ) -> None:
     """Compare multiclouddb with other readers of the same feeds; takes about fifteen minutes.
@@ -73,18 +65,18 @@ def bench(
         return
     peers = choose(only)
     _check_request(peers, events, runs, record=record)
-    with progress(peers, runs) as step:
-        outcomes = measure(peers, plan(events, runs), step)
+    outcomes = measure(peers, plan(events, runs), _tell)
     failed = any(outcome.state == "failed" for outcome in outcomes)
     if record and not failed:
         day = datetime.now(UTC).date().isoformat()
         write_docs(Record(setting(), divided_text(), day, events, tuple(outcomes)))
-    if as_json:
-        typer.echo(json.dumps([outcome.to_json() for outcome in outcomes], indent=2))
-    else:
-        show(console(), peers, outcomes)
+    typer.echo("\n".join(tables(list(zip(peers, outcomes, strict=True)))))
     if failed:
         raise typer.Exit(1)
+
+
+def _tell(peer: Peer, run: int) -> None:
+    sys.stderr.write(f"{peer.name}, run {run}\n")
 
 
 def _redraw() -> None:
@@ -122,6 +114,5 @@ def choose(only: Sequence[str] | None) -> list[Peer]:
 
 
 def plan(events: int, runs: int) -> Plan:
-    """Return the number of changes in each group, and the number of runs."""
-    size, few = Size(events, events // _WARM_UP, _TAIL), max(100, events // _LATENCY)
-    return Plan({Group.MONGO: size, Group.DYNAMO: size, Group.LATENCY: Size(few, few // _WARM_UP)}, runs)
+    """Return the number of changes of each group, and the number of runs."""
+    return Plan(Size(events, events // _WARM_UP, _TAIL), runs)

@@ -16,9 +16,8 @@ from benchmarks.peers.peer import Group
 from benchmarks.peers.peers import BATCH_SIZE
 from benchmarks.servers import server_module
 
-__all__ = ["FEEDS", "RATE", "Size", "Spec"]
+__all__ = ["FEEDS", "Size", "Spec"]
 
-RATE: Final = 100
 _DATABASE, _COLLECTION = "bench", "items"
 _BATCH: Final = 1000
 _DYNAMO_BATCH: Final = 25  # the service's limit for BatchWriteItem
@@ -57,13 +56,15 @@ class Size:
 
 
 @contextmanager
-def mongo(folder: Path, size: Size) -> Iterator[Callable[[int], Spec]]:
+def mongo(folder: Path, size: Size) -> Iterator[Spec]:
     """Start a replica set of one node, and insert this many documents into a collection.
 
     Yields:
-        A function that describes the work of a run.
+        The description of the work.
     """
-    with _replica_set(folder) as server:
+    with on_cores("servers"):
+        server = server_module("mongo", "mongod").ReplicaSet(folder)
+    with server:
         collection = server.client()[_DATABASE].create_collection(_COLLECTION)
         second = _next_second(server.client())
         for first in range(0, size.written, _BATCH):
@@ -72,16 +73,7 @@ def mongo(folder: Path, size: Size) -> Iterator[Callable[[int], Spec]]:
         url = _url(server)
         spec = {"url": url, "database": _DATABASE, "collection": _COLLECTION, "second": second}
         spec |= {"batch_size": BATCH_SIZE, "debezium": debezium(url, second)}
-        yield lambda run: spec
-
-
-@contextmanager
-def _replica_set(folder: Path) -> Iterator[Any]:
-    """Start a replica set of one node on the cores of the servers."""
-    with on_cores("servers"):
-        server = server_module("mongo", "mongod").ReplicaSet(folder)
-    with server:
-        yield server
+        yield spec
 
 
 def _url(server: Any) -> str:
@@ -116,11 +108,11 @@ def debezium(url: str, second: int) -> dict[str, str]:
 
 
 @contextmanager
-def dynamo(folder: Path, size: Size) -> Iterator[Callable[[int], Spec]]:
+def dynamo(folder: Path, size: Size) -> Iterator[Spec]:
     """Start DynamoDB Local with a table of this many items, each written once.
 
     Yields:
-        A function that describes the work of a run.
+        The description of the work.
     """
     module = server_module("dynamo", "server")
     with on_cores("servers"):
@@ -136,27 +128,9 @@ def dynamo(folder: Path, size: Size) -> Iterator[Callable[[int], Spec]]:
         variables |= {"AWS_SHARED_CREDENTIALS_FILE": str(folder / "none")}
         spec = {"endpoint_url": server.endpoint_url, "region": module.REGION, "arn": arn}
         spec |= {"table": _COLLECTION, "fields": FIELDS, "variables": variables}
-        yield lambda run: spec
+        yield spec
 
 
-@contextmanager
-def latency(folder: Path, size: Size) -> Iterator[Callable[[int], Spec]]:
-    """Start a replica set of one node. Each run gets a new collection, which the writer of the run fills.
+Feed: TypeAlias = Callable[[Path, Size], AbstractContextManager[Spec]]
 
-    Yields:
-        A function that describes the work of a run.
-    """
-    with _replica_set(folder) as server:
-        spec = {"url": _url(server), "database": _DATABASE, "rate": RATE}
-
-        def begin(run: int) -> Spec:
-            collection = f"{_COLLECTION}-{run}"
-            server.client()[_DATABASE].create_collection(collection)
-            return {**spec, "collection": collection}
-
-        yield begin
-
-
-Feed: TypeAlias = Callable[[Path, Size], AbstractContextManager[Callable[[int], Spec]]]
-
-FEEDS: Final[dict[Group, Feed]] = {Group.MONGO: mongo, Group.DYNAMO: dynamo, Group.LATENCY: latency}
+FEEDS: Final[dict[Group, Feed]] = {Group.MONGO: mongo, Group.DYNAMO: dynamo}

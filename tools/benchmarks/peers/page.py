@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from benchmarks.peers.chart import draw
-from benchmarks.peers.goals import GOALS
 from benchmarks.peers.peer import Group, Peer
 from benchmarks.peers.peers import BATCH_SIZE, PEERS
 from benchmarks.peers.record import Record
 from benchmarks.peers.report import Outcome
-from benchmarks.peers.screen import COLUMNS, cells
 from benchmarks.record import ROOT
+from benchmarks.result import figure
 
-__all__ = ["page_text", "write_docs"]
+__all__ = ["page_text", "tables", "write_docs"]
 
 _HEAD: Final = """---
 hide: [toc]
@@ -33,7 +33,7 @@ program below reads the same changes from the same server, on the same machine, 
 _HOW: Final = """## How it is measured
 
 - **Data.** Inserts of 325 bytes with nine fields each: 325 bytes of BSON in MongoDB, 325 bytes in DynamoDB's
-  own count. Nothing is written while a peer reads, except in the table of delays.
+  own count. Nothing is written while a peer reads.
 - **Servers.** MongoDB 6.0.5, a replica set of one node, and DynamoDB Local 1.11, in memory. Each one is
   started for its table, and the changes are in its caches.
 - **Check.** Every program writes the key of each change that it delivers. The keys must be those of the
@@ -48,7 +48,6 @@ _HOW: Final = """## How it is measured
 - **CPU** is user and system time of the reader's processes, for 100,000 changes. The server's is not counted.
 - **Memory** is the peak of resident memory of the reader's process at its end; Spark's is not shown, because
   most of it is in the virtual machine.
-- **Delay** is the time from the begin of an insert to the moment when the loop has the change.
 - **Settings.** Each peer has its defaults, except: the drivers of MongoDB read batches of {batch}, the best
   size of PyMongo's loop; Debezium captures one collection, keeps its offsets in memory, and leaves out the
   schemas that it would otherwise repeat in each key and value. The loops over DynamoDB's stream ask for 1,000
@@ -62,7 +61,6 @@ _AGAIN: Final = """## Run it again
 ```sh
 make bench-peers                                        # all peers, about fifteen minutes
 make bench-peers ARGS="--only debezium --events 2000"   # one peer, few changes
-make bench-peers ARGS=--json                            # for programs
 make bench-peers ARGS=--record                          # write the JSON of this page and its charts
 make bench-peers ARGS=--redraw                          # the charts again from the JSON
 ```
@@ -93,30 +91,26 @@ def page_text(record: Record) -> str:
         f"Machine: {record.setting}. {record.events:,} changes are measured in each run. "
         f"Recorded on {record.day}.\n"
     )
-    parts = [_HEAD, *(_table(group, shown) for group in Group), machine, _goals(outcomes)]
+    parts = [_HEAD, *tables(shown), machine]
     parts += [_HOW.format(cores=record.cores, batch=BATCH_SIZE), _programs(shown), _AGAIN]
     return "\n".join(parts)
 
 
-def _table(group: Group, shown: list[tuple[Peer, Outcome]]) -> str:
-    columns = COLUMNS[group]
-    lines = [f"## {group.value}\n", f"| reader | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
-    for peer, outcome in shown:
-        if peer.group is group:
-            found = cells(group, outcome) if outcome.state == "measured" else (outcome.verdict, "", "")
-            lines.append(f"| {peer.title} | {' | '.join(found)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _goals(outcomes: dict[str, Outcome]) -> str:
-    lines = ["## Goals\n", "| goal | figure | bound | verdict |", "|---|---:|---:|---|"]
-    for goal in GOALS:
-        title, achieved, bound, verdict = goal.line(outcomes)
-        lines.append(
-            f"| {title} | {achieved} | {bound} | {verdict if verdict == 'met' else f'**{verdict}**'} |"
-        )
-    lines += ["", *(f"- **{goal.title}**: {goal.reason}" for goal in GOALS if goal.reason)]
-    return "\n".join(lines) + "\n"
+def tables(shown: list[tuple[Peer, Outcome]]) -> Iterator[str]:
+    """Return the table of each group."""
+    for group in Group:
+        lines = [
+            f"## {group.value}\n",
+            "| reader | events/s | CPU s for 100,000 | peak MiB |",
+            "|---|---:|---:|---:|",
+        ]
+        for peer, outcome in shown:
+            if peer.group is group:
+                figures = [figure(each) for each in (outcome.rate, outcome.cpu, outcome.mebibytes)]
+                cells = figures if outcome.state == "measured" else [outcome.verdict, "", ""]
+                lines.append(f"| {peer.title} | {' | '.join(cells)} |")
+        if len(lines) > 3:
+            yield "\n".join(lines) + "\n"
 
 
 def _programs(shown: list[tuple[Peer, Outcome]]) -> str:

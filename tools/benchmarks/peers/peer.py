@@ -20,7 +20,6 @@ class Group(Enum):
 
     MONGO = "MongoDB"
     DYNAMO = "DynamoDB Local"
-    LATENCY = "MongoDB, delay of delivery at 100 changes a second"
 
 
 class MissingError(Exception):
@@ -34,22 +33,19 @@ class Command:
     Attributes:
         arguments: The program and its arguments. The method `line` adds the path of the file that
             describes the work.
-        reader: An additional argument for the program, or the empty text. The method `line` puts
-            this argument last.
         environment: Environment variables to set for the program.
         versions: The versions of the packages that the program uses.
         spec: Fields to add to the description of the work.
     """
 
     arguments: tuple[str, ...]
-    reader: str = ""
     environment: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     versions: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     spec: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
 
     def line(self, spec: str) -> list[str]:
         """Return the command line of the program; `spec` is the file that describes the work."""
-        return [*self.arguments, spec, *([self.reader] if self.reader else [])]
+        return [*self.arguments, spec]
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables of the program."""

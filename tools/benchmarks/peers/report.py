@@ -29,8 +29,6 @@ class Report:
         seconds: The wall time for the measured changes.
         cpu: The CPU seconds for the measured changes.
         mebibytes: The peak memory of the process; 0 if unknown.
-        median_ms: The median delay of delivery in milliseconds, or None.
-        p99_ms: The 99th percentile of the delay of delivery in milliseconds, or None.
         versions: The versions of the program's runtime.
     """
 
@@ -39,8 +37,6 @@ class Report:
     seconds: float
     cpu: float
     mebibytes: float
-    median_ms: float | None = None
-    p99_ms: float | None = None
     versions: Mapping[str, str] = attrs.field(factory=dict, hash=False)
 
     @classmethod
@@ -82,8 +78,6 @@ class Outcome:
         rate: The number of events per second.
         cpu: The CPU seconds for 100,000 events.
         mebibytes: The peak memory of the process.
-        median_ms: The median delay of delivery in milliseconds, or None.
-        p99_ms: The 99th percentile of the delay of delivery in milliseconds, or None.
         versions: The versions of the peer's runtime and packages.
     """
 
@@ -94,8 +88,6 @@ class Outcome:
     rate: float | None = None
     cpu: float | None = None
     mebibytes: float | None = None
-    median_ms: float | None = None
-    p99_ms: float | None = None
     versions: Mapping[str, str] = attrs.field(factory=dict, hash=False)
 
     @classmethod
@@ -108,8 +100,6 @@ class Outcome:
             rate=median(report.rate for report in reports),
             cpu=median(report.cpu_for_many for report in reports),
             mebibytes=median(report.mebibytes for report in reports) or None,
-            median_ms=_median([report.median_ms for report in reports]),
-            p99_ms=_median([report.p99_ms for report in reports]),
             versions={**reports[-1].versions, **versions},
         )
 
@@ -124,8 +114,3 @@ class Outcome:
             name: float(f"{value:.4g}") if isinstance(value, float) else value
             for name, value in attrs.asdict(self).items()
         }
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None

@@ -6,11 +6,10 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +17,7 @@ import attrs
 
 from benchmarks.peers.cores import on_cores
 from benchmarks.peers.data import LostError, check_keys, keys_in
-from benchmarks.peers.feeds import FEEDS, RATE, Size, Spec
+from benchmarks.peers.feeds import FEEDS, Size, Spec
 from benchmarks.peers.peer import Command, Group, MissingError, Peer
 from benchmarks.peers.report import Outcome, PeerError, Report
 from multiclouddb_conformance.servers import ServerUnavailableError
@@ -38,11 +37,11 @@ class Plan:
     """The amount of work to measure.
 
     Attributes:
-        sizes: The number of changes in each group.
+        size: The number of changes of each group.
         runs: The number of runs of each peer; the median of the runs is reported.
     """
 
-    sizes: Mapping[Group, Size] = attrs.field(hash=False)
+    size: Size
     runs: int
 
 
@@ -83,18 +82,16 @@ def _measure_group(
     found: dict[str, Outcome],
 ) -> None:
     reports: dict[Peer, list[Report]] = {peer: [] for peer in commands}
-    size = plan.sizes[group]
     try:
-        with FEEDS[group](folder / "server", size) as describe:
+        with FEEDS[group](folder / "server", plan.size) as spec:
             # Peers run in rounds, so that a change in the machine's speed affects all peers.
             for run in range(plan.runs):
-                for number, (peer, command) in enumerate(commands.items()):
+                for peer, command in commands.items():
                     if peer.name in found:
                         continue
                     step(peer, run + 1)
-                    spec = describe(run * len(commands) + number)
                     try:
-                        reports[peer].append(run_once(group, command, size, spec, folder))
+                        reports[peer].append(run_once(command, plan.size, spec, folder))
                     except (LostError, PeerError) as error:
                         found[peer.name] = Outcome(peer.name, "failed", str(error))
     except ServerUnavailableError as error:
@@ -105,7 +102,7 @@ def _measure_group(
             found[peer.name] = Outcome.of(peer.name, runs, commands[peer].versions)
 
 
-def run_once(group: Group, command: Command, size: Size, spec: Spec, folder: Path) -> Report:
+def run_once(command: Command, size: Size, spec: Spec, folder: Path) -> Report:
     """Run a peer's program once, and check that it has delivered every change once.
 
     Raises:
@@ -119,8 +116,7 @@ def run_once(group: Group, command: Command, size: Size, spec: Spec, folder: Pat
         variables = command.variables() | work.pop("variables", {})
         file.write_text(json.dumps(work), encoding="utf-8")
         with (
-            _started(command.line(str(file)), variables, scratch, _limit(group, size)) as process,
-            _writer(process, file) if group is Group.LATENCY else nullcontext(),
+            _started(command.line(str(file)), variables, scratch, _limit(size)) as process,
         ):
             output, said = process.communicate()
         if process.returncode:
@@ -133,9 +129,9 @@ def run_once(group: Group, command: Command, size: Size, spec: Spec, folder: Pat
         return report
 
 
-def _limit(group: Group, size: Size) -> float:
+def _limit(size: Size) -> float:
     """Return how many seconds a run may take."""
-    return _START_SECONDS + size.written / (RATE / 2 if group is Group.LATENCY else _LEAST_RATE)
+    return _START_SECONDS + size.written / _LEAST_RATE
 
 
 @contextmanager
@@ -160,23 +156,6 @@ def _started(
 def _end(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
-
-
-@contextmanager
-def _writer(reader: subprocess.Popen[str], spec: Path) -> Iterator[None]:
-    """Start the writer when the reader reports that it is ready; end the writer at the end of the block."""
-    assert reader.stdout is not None
-    if reader.stdout.readline().strip() != "ready":
-        yield  # the reader has failed, and its output contains the reason
-        return
-    line = [sys.executable, "-m", "benchmarks.peers.programs.writer", str(spec)]
-    with on_cores("servers"):
-        writer = subprocess.Popen(line, cwd=Path(__file__).parents[2])
-    try:
-        yield
-    finally:
-        writer.kill()
-        writer.communicate()
 
 
 def _why(status: int, said: str) -> str:

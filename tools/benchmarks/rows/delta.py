@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.row import Bench, Done, Side, Sides, row
+from benchmarks.row import Bench, Done, Section, Side, Sides, row
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 _ROWS: Final = 100_000
 _KEYS: Final = 200_000
 _ABOUT: Final = (
-    "`merge_into_delta` merges 100,000 changes into a table with {keys} rows. The changes belong to"
+    "`merge_into_delta` merges 100,000 changes into a table with 200,000 rows. The changes belong to"
     " 95,000 keys, one change in ten is a delete, and documents have 300 bytes. The time for "
     "copying the table before each run is not counted."
 )
@@ -78,36 +79,26 @@ def by_deltalake(path: Path, latest: pa.Table) -> None:
 
 @row(
     "delta-merge",
+    Section.TABLES,
     title="Merge into a Delta table of 200,000 rows",
     question="How fast do changes get into a Delta table?",
     unit="rows/s",
     goal=0.95,
-    pairs=10,
-    about=_ABOUT.format(keys="200,000"),
+    about=_ABOUT,
     against=_AGAINST,
     reason=_COSTS,
-    shown=(by_deltalake,),
 )
 def delta_merge(bench: Bench) -> Iterator[Sides]:
     """This row merges many changes into a small table."""
-    yield _sides(bench, _KEYS)
-
-
-def _sides(bench: Bench, keys: int) -> Sides:
-    import random
-
     from pyspark_multiclouddb import latest_by_key, merge_into_delta
 
-    table, size = bench.folder / "table", bench.size(_ROWS)
-    step = 500_000
-    for first in range(0, bench.size(keys), step):
-        numbers = list(range(first, min(first + step, bench.size(keys))))
-        merge_into_delta(changes(numbers, 0), None, table, None)
+    table, size, keys = bench.folder / "table", bench.size(_ROWS), bench.size(_KEYS)
+    merge_into_delta(changes(list(range(keys)), 0), None, table, None)
     dice = random.Random(1)
-    numbers = dice.sample(range(bench.size(keys)), round(size * 0.95))
+    numbers = dice.sample(range(keys), round(size * 0.95))
     batch = changes([*numbers, *dice.sample(numbers, size - len(numbers))], 1_000_000)
     latest = latest_by_key(batch).select(["key", "timestamp", "new_item_state", "order_key"])
-    return Sides(
+    yield Sides(
         _timed(bench, table, size, lambda path: by_sink(path, batch)),
         _timed(bench, table, size, lambda path: by_deltalake(path, latest)),
     )

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 import orjson
 
-from benchmarks.arrow import plan_ranges, read_arrow
-from benchmarks.row import Bench, Done, Sides, row
+from benchmarks.row import Bench, Done, Section, Sides, row
 from benchmarks.stores import ADDRESS, fill, pages, url
-from multiclouddb_api import ClientConfig, connect
+from multiclouddb_api import connect
 
 _EVENTS: Final = 200_000
 _BARE: Final = (
@@ -41,15 +40,9 @@ def through_the_client(path: Path) -> Done:
     return Done(len(ids), ids)
 
 
-def through_arrow(path: Path, events: int, most: int | None = None) -> Callable[[], Done]:
-    """Return a function that reads planned ranges as Arrow batches; documents stay JSON text."""
-    config = ClientConfig.from_url(url(path))
-    parts = plan_ranges(config, ADDRESS, events, most=most)
-    return lambda: read_arrow(config, ADDRESS, parts)
-
-
 @row(
     "embedded-events",
+    Section.RATES,
     title="Embedded store, events",
     question="How many changes a second come from the embedded store?",
     goal=0.5,
@@ -61,16 +54,9 @@ def through_arrow(path: Path, events: int, most: int | None = None) -> Callable[
         "the baseline's work. The engine takes 17 % of the time, and freeing events takes 11 %. Waiting for "
         "the thread that called SQLite took 17 %; it is gone, and the ratio rose from 0.28 to 0.41."
     ),
-    shown=(bare_loop,),
 )
 def embedded_events(bench: Bench) -> Iterator[Sides]:
     """Measure reading events as Python objects."""
     path = bench.folder / "store.db"
     fill(path, bench.size(_EVENTS))
     yield Sides(lambda: through_the_client(path), lambda: bare_loop(path))
-
-
-def _arrow(bench: Bench, most: int | None) -> Iterator[Sides]:
-    path, events = bench.folder / "store.db", bench.size(_EVENTS)
-    fill(path, events)
-    yield Sides(through_arrow(path, events, most), lambda: bare_loop(path))

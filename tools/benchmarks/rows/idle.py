@@ -12,7 +12,7 @@ from typing import Any, Final
 from benchmarks.cosmos_feed import ADDRESS, Account, account
 from benchmarks.dynamo import Scripted as Streams
 from benchmarks.dynamo import scripted as streams
-from benchmarks.row import Bench, Done, Sides, row
+from benchmarks.row import Bench, Done, Section, Sides, row
 from benchmarks.spanner import Backlog
 from benchmarks.spanner import scripted as spanner
 from multiclouddb_api import (
@@ -37,11 +37,13 @@ def _row(
 ) -> Callable[[Callable[[Bench], Iterator[Sides]]], object]:
     return row(
         f"{provider}-idle",
+        Section.COSTS,
         title=f"{title}, idle call over 1,000 {partitions}",
-        question=f"What does an idle feed of 1,000 {partitions} cost on {title}?",
+        question=f"What CPU time does an idle feed of 1,000 {partitions} cost on {title}?",
         unit="ms",
         goal=1.1,
         at_most=True,
+        pairs=3,
         about=(
             f"The figure is the CPU time of a call that asks 1,000 {partitions} of our emulator and finds "
             "nothing: what the library adds to the vendor's requests should be at most a tenth of them."

@@ -1,6 +1,7 @@
-"""Measures the peak memory of a process that reads a store.
+"""Measures the peak memory of a process that reads: a long feed, and large documents.
 
-The command of this process is `python -m benchmarks.rows.memory FILE`.
+The command of this process is `python -m benchmarks.rows.memory URL DATABASE COLLECTION TOKEN COUNT`. Without
+a token, it reads from the beginning.
 """
 
 from __future__ import annotations
@@ -14,24 +15,37 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.new_process import report_of
-from benchmarks.row import Bench, Done, Sides, row
-from benchmarks.stores import ADDRESS, fill, grow, pages, small_document, url
+from benchmarks.row import Bench, Done, Section, Sides, row
+from benchmarks.stores import ADDRESS, fill, grow, small_document, url
+from multiclouddb_api import ResourceAddress
 
 _EVENTS: Final = 500_000
 _TIMES: Final = 10
 _STATUS: Final = Path("/proc/self/status")
+_BUDGET: Final = 64
+_TOTAL: Final = 400_000_000
+_BYTES: Final = 10_000_000
 
 
-def read_all(path: Path) -> dict[str, Any]:
-    """Read a store through the client, keep nothing, and return the figures."""
-    from multiclouddb_api import connect
+def read_all(source: str, database: str, collection: str, token: str, wanted: str) -> dict[str, Any]:
+    """Read so many events through the client, keep nothing, and return the figures."""
+    from multiclouddb_api import Beginning, ChangeFeedRequest, FromContinuationToken, connect
 
-    count = total = 0
-    with connect(url(path)) as client:
-        for page in pages(client.read_changes, ADDRESS):
-            count += len(page.events)
-            total += sum(int(event.event_id) for event in page.events)
-    return {"count": count, "total": total, "mebibytes": peak_mebibytes(), "cpu": time.process_time()}
+    count = size = 0
+    last = ""
+    with connect(source) as client:
+        start = FromContinuationToken(token) if token else Beginning()
+        request = ChangeFeedRequest(ResourceAddress(database or None, collection), start)
+        while count < int(wanted):
+            page = client.read_changes(request)
+            for event in page.events:
+                count += 1
+                size += len((event.new_item_state or {}).get("text", ""))
+                last = max(last, event.event_id)
+            request = ChangeFeedRequest(request.address, FromContinuationToken(page.continuation_token))
+            del page
+    figures = {"mebibytes": peak_mebibytes(), "cpu": time.process_time()}
+    return {"count": count, "size": size, "last": last, **figures}
 
 
 def peak_mebibytes() -> float:
@@ -45,16 +59,28 @@ def peak_mebibytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS reports the value in bytes
 
 
-def _fresh_process(path: Path, events: int) -> Done:
-    report = report_of("-m", __name__, str(path))
+def fresh_process(
+    source: str, address: ResourceAddress, token: str, count: int
+) -> tuple[Done, dict[str, Any]]:
+    """Read so many events in a process of its own; return its peak memory, and its report."""
+    words = (source, address.database or "", str(address.collection), token, str(count))
+    report = report_of("-m", __name__, *words)
+    if report["count"] != count:
+        raise ValueError(f"read {report['count']:,} of {count:,} events")
+    return Done(count, value=report["mebibytes"], cpu=report["cpu"]), report
+
+
+def _whole(path: Path, events: int) -> Done:
+    done, report = fresh_process(url(path), ADDRESS, "", events)
     # Sequence numbers count from 1 after the head of an empty store.
-    if (report["count"], report["total"]) != (events, events * (events + 1) // 2):
-        raise ValueError(f"read {report['count']:,} of {events:,} events, or not the right ones")
-    return Done(events, value=report["mebibytes"], cpu=report["cpu"])
+    if int(report["last"]) != events:
+        raise ValueError(f"the last event is {int(report['last']):,}, and not {events:,}")
+    return done
 
 
 @row(
     "memory",
+    Section.PROCESS,
     title="Peak memory, 5 million events",
     question="Does memory grow with the length of a feed?",
     unit="MiB",
@@ -69,7 +95,6 @@ def _fresh_process(path: Path, events: int) -> Done:
     pairs=1,
     warm_up=False,
     same_work=False,
-    shown=(read_all,),
 )
 def memory(bench: Bench) -> Iterator[Sides]:
     """This row checks that memory does not grow with the length of a feed."""
@@ -77,8 +102,44 @@ def memory(bench: Bench) -> Iterator[Sides]:
     events = bench.size(_EVENTS)
     fill(small, events, make=small_document)
     grow(small, large, _TIMES)
-    yield Sides(lambda: _fresh_process(large, _TIMES * events), lambda: _fresh_process(small, events))
+    yield Sides(lambda: _whole(large, _TIMES * events), lambda: _whole(small, events))
+
+
+@row(
+    "memory-large",
+    Section.PROCESS,
+    title="Peak memory, MongoDB with documents of 10 MB",
+    question="How much memory does a reader need at documents of 10 MB?",
+    unit="MiB",
+    goal=2 * _BUDGET + 60,
+    at_most=True,
+    about=(
+        "The figure is the peak resident memory of a fresh process that reads 400 MB in documents of 10 MB "
+        f"with the default `max_buffered_bytes` of {_BUDGET} MiB. The goal is twice that, and 60 MiB."
+    ),
+    against="",
+    pairs=1,
+    warm_up=False,
+)
+def memory_large(bench: Bench) -> Iterator[Sides]:
+    """This row checks that memory is bounded in bytes."""
+    from benchmarks import mongo
+
+    count = bench.size(_TOTAL // _BYTES, 4)
+    with mongo.backlog(bench.folder, 0, cache_gb=1.0) as changes:
+        with changes.client() as client:
+            collection = client[mongo.ADDRESS.database][mongo.ADDRESS.collection]
+            for number in range(count):
+                collection.insert_one({"_id": f"k{number:05}", "text": chr(97 + number % 26) * _BYTES})
+
+        def ours() -> Done:
+            done, report = fresh_process(changes.url, mongo.ADDRESS, changes.token, count)
+            if report["size"] != count * _BYTES:
+                raise ValueError(f"the documents have {report['size']:,} bytes, and not {count * _BYTES:,}")
+            return done
+
+        yield Sides(ours)
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(read_all(Path(sys.argv[1]))))
+    sys.stdout.write(json.dumps(read_all(*sys.argv[1:])))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.row import Bench, Done, Sides, row
+from benchmarks.row import Bench, Done, Section, Sides, row
 from benchmarks.rows.delta import changes
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def by_copy(connection: psycopg.Connection, rows: pa.Table) -> None:
 
 @row(
     "postgres-merge",
+    Section.TABLES,
     title="Merge into a PostgreSQL table of 200,000 rows",
     question="How fast do changes get into a table of PostgreSQL?",
     unit="rows/s",
@@ -46,7 +47,6 @@ def by_copy(connection: psycopg.Connection, rows: pa.Table) -> None:
     " 95,000 keys, one change in ten is a delete, and documents have 300 bytes. The server runs with fsync.",
     against="A bare COPY of the same last changes into an empty table with a primary key: no merge, no old"
     " rows.",
-    shown=(by_copy,),
 )
 def postgres_merge(bench: Bench) -> Iterator[Sides]:
     """This row merges many scattered changes."""

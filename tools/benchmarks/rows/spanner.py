@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from statistics import median
-from threading import Thread
+from collections.abc import Iterator
 from typing import Final
 
-from benchmarks.arrow import plan_ranges, read_arrow
 from benchmarks.processes import on_client_core
-from benchmarks.row import Bench, Done, Sides, row
+from benchmarks.row import Bench, Done, Section, Sides, row
 from benchmarks.spanner import Backlog, backlog
-from multiclouddb_api import (
-    BackfillDone,
-    ChangeFeedPage,
-    ChangeFeedRequest,
-    FromContinuationToken,
-    OperationOptions,
-    Snapshot,
-    SnapshotOrder,
-    connect,
-)
+from multiclouddb_api import ChangeFeedRequest, FromContinuationToken, connect
 
 _EVENTS: Final = 20_000
 _AT_ONCE: Final = 100
-_ROWS: Final = 50_000
-_SMALL_PAGE: Final = 5
-_COMMITS: Final = 50
-_WAIT: Final = 5.0
-_PAUSE: Final = 0.3
 _READ: Final = (
     "from Google's emulator, with churn turned off. A row has nine columns, which are about 300 bytes "
     "of JSON. In both programs the client runs on one core and the emulator on another. Both sides "
@@ -70,37 +52,16 @@ def _by_hand(changes: Backlog) -> Done:
 # -- Our side
 
 
-def _pages(
-    read: Callable[[ChangeFeedRequest], ChangeFeedPage], changes: Backlog, max_page_size: int = 0
-) -> Iterator[ChangeFeedPage]:
-    token = changes.token
-    while True:
-        start = FromContinuationToken(token)
-        page = read(ChangeFeedRequest(changes.address, start, max_page_size=max_page_size))
-        yield page
-        token = page.continuation_token
-
-
-def _through_the_client(changes: Backlog, max_page_size: int = 0) -> Done:
+def _through_the_client(changes: Backlog) -> Done:
     ids: set[str] = set()
-    count = 0
+    count, token = 0, changes.token
     with on_client_core(), connect(changes.config) as client:
-        for page in _pages(client.read_changes, changes, max_page_size):
+        while count < changes.size:
+            page = client.read_changes(ChangeFeedRequest(changes.address, FromContinuationToken(token)))
             ids.update(event.event_id for event in page.events)
             count += len(page.events)
-            if count >= changes.size:
-                break
+            token = page.continuation_token
     return _counted(changes, Done(count, len(ids)))
-
-
-def _through_arrow(changes: Backlog) -> Callable[[], Done]:
-    parts = plan_ranges(changes.config, changes.address, changes.size, changes.token)
-
-    def run() -> Done:
-        with on_client_core():
-            return _counted(changes, Done(read_arrow(changes.config, changes.address, parts).count))
-
-    return run
 
 
 def _counted(changes: Backlog, done: Done) -> Done:
@@ -119,6 +80,7 @@ def _counted(changes: Backlog, done: Done) -> Done:
 
 @row(
     "spanner-events",
+    Section.RATES,
     title="Spanner, events, a hundred in a transaction",
     question="How many changes a second come from Spanner?",
     goal=1.5,
@@ -126,63 +88,8 @@ def _counted(changes: Backlog, done: Done) -> Done:
     against=_LOOP,
     same_work=False,
     reason=_EMULATOR,
-    shown=(dict_loop,),
 )
 def spanner_events(bench: Bench) -> Iterator[Sides]:
     """Measure the case in which one record contains many changes."""
     with backlog(bench.size(_EVENTS), _AT_ONCE) as changes:
         yield Sides(lambda: _through_the_client(changes), lambda: _by_hand(changes))
-
-
-def scan(changes: Backlog) -> Done:
-    """Read all rows of a snapshot."""
-    ids: set[str] = set()
-    count = 0
-    start: Snapshot | FromContinuationToken = Snapshot(SnapshotOrder.ORDERED)
-    with on_client_core(), connect(changes.config) as client:
-        while True:
-            page = client.read_changes(ChangeFeedRequest(changes.address, start))
-            ids.update(event.event_id for event in page.events)
-            count += len(page.events)
-            if any(isinstance(notice, BackfillDone) for notice in page.notices):
-                return _counted(changes, Done(count, len(ids)))
-            start = FromContinuationToken(page.continuation_token)
-
-
-def _shown_after(changes: Backlog, number: int, read: Callable[[], int]) -> float:
-    """Return the milliseconds from a commit until a waiting reader receives its change."""
-    committed: list[float] = []
-
-    def write() -> None:
-        time.sleep(_PAUSE + number % 7 / 50)
-        changes.write(number, 1)
-        committed.append(time.perf_counter())
-
-    writer = Thread(target=write)
-    writer.start()
-    found = read()
-    shown = time.perf_counter()
-    writer.join()
-    if found != 1:
-        raise ValueError(f"{found} changes came from one commit")
-    return 1000 * (shown - committed[0])
-
-
-def latency(changes: Backlog, commits: int) -> Done:
-    """Measure the latency of the client with `wait_seconds`."""
-    waits = []
-    with connect(changes.config) as client:
-        token = changes.token
-
-        def read() -> int:
-            nonlocal token
-            request = ChangeFeedRequest(changes.address, FromContinuationToken(token))
-            page = client.read_changes(request, OperationOptions(wait_seconds=_WAIT))
-            token = page.continuation_token
-            return len(page.events)
-
-        while read():
-            pass
-        for number in range(commits):
-            waits.append(_shown_after(changes, number, read))
-    return Done(commits, value=median(waits))

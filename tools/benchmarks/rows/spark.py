@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from benchmarks.descendants import cpu_of_descendants
-from benchmarks.row import Bench, Done, Side, Sides, row
+from benchmarks.row import Bench, Done, Section, Side, Sides, row
 from benchmarks.stores import ADDRESS, fill, pages, url
 from multiclouddb_api import connect, encode_json
 
@@ -66,6 +66,7 @@ def by_data_source(spark: SparkSession, path: Path) -> Done:
 
 @row(
     "spark",
+    Section.RATES,
     title="Spark data source",
     question="How many rows a second does Spark read?",
     unit="rows/s",
@@ -79,7 +80,6 @@ def by_data_source(spark: SparkSession, path: Path) -> Done:
         "A loop that calls `createDataFrame` with event dicts and a given schema. The loop makes "
         "one DataFrame and one job for each page of 1,000 events."
     ),
-    shown=(by_hand, job),
 )
 def spark(bench: Bench) -> Iterator[Sides]:
     """In this row, both sides run the same job over the same events."""

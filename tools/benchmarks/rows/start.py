@@ -1,4 +1,4 @@
-"""Measures what new processes need: until they have a first page, and until the command line answers."""
+"""Measures what a new process needs until it has a first page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.new_process import cpu_of
-from benchmarks.row import Bench, Done, Sides, row
+from benchmarks.row import Bench, Done, Section, Sides, row
 from benchmarks.stores import fill, url
 
 _EVENTS: Final = 100
@@ -25,12 +25,12 @@ _BARE: Final = "import attrs, sqlite3, importlib.metadata, json, datetime, typin
 
 @row(
     "start",
+    Section.PROCESS,
     title="Start, from the import to the first page",
     question="How long does a start take?",
     unit="ms",
     goal=1.5,
     at_most=True,
-    profiled=False,
     same_work=False,
     reason=(
         "Measured by hand with 15 starts of each commit, alternately, on a busy machine: 190 ms of user CPU, "

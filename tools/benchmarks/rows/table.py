@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from benchmarks.descendants import cpu_of_descendants
-from benchmarks.row import Bench, Done, Side, Sides, row
+from benchmarks.row import Bench, Done, Section, Side, Sides, row
 from benchmarks.rows.delta import changes
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def by_statement(spark: SparkSession, batch: DataFrame, latest: DataFrame, table
 
 @row(
     "table-merge",
+    Section.TABLES,
     title="Merge by Spark into a table of 200,000 rows",
     question="How fast do changes get into a table that Spark merges?",
     unit="rows/s",
@@ -54,7 +55,6 @@ def by_statement(spark: SparkSession, batch: DataFrame, latest: DataFrame, table
     " changes belong to 95,000 keys, one change in ten is a delete, and documents have 300 bytes."
     " The table is one of the tests' catalog, which rewrites all rows. The CPU time includes the JVM's.",
     against="One `MERGE INTO` of the last change of each key, which was found before the measurement.",
-    shown=(by_statement,),
 )
 def table_merge(bench: Bench) -> Iterator[Sides]:
     """In this row, both sides merge the same rows into copies of one table."""

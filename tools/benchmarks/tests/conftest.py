@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.row import Done, Row, Sides
+from benchmarks.row import Done, Row, Section, Sides
 
 # The benchmarks are not a distribution: Python finds them from the repository's root.
 ROOT = Path(__file__).parents[3]
@@ -21,7 +21,8 @@ def make_row():
         def setup(bench):
             yield Sides(ours, baseline)
 
-        return Row(name, f"The row {name}", "How long?", goal, "About.", "Against.", setup, **settings)
+        words = (f"The row {name}", "How long?", goal, "About.", "Against.")
+        return Row(name, Section.RATES, *words, setup, **settings)
 
     return make
 

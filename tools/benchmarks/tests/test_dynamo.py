@@ -55,7 +55,7 @@ class TestWithoutTheServer:
             monkeypatch.setenv("PATH", str(tmp_path))
             monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
         rows = load_rows()
-        broken, other = run_all([rows[name], rows["token"]], 0.002)
+        broken, other = run_all([rows[name], rows["start"]], 0.002)
         assert broken.verdict == "failed"
         assert reason in broken.reason
         assert other.verdict != "failed"

@@ -5,7 +5,7 @@ import gc
 import pytest
 
 from benchmarks.measure import UnequalError, checksum, failure, run_row, turns
-from benchmarks.row import Done
+from benchmarks.row import Done, load_rows
 
 
 def steady(value, **settings):
@@ -33,32 +33,17 @@ class TestTurns:
     def test_a_warm_up_is_one_pair_more(self, pairs, warm_up, expected):
         assert len(turns(pairs, warm_up=warm_up)) == expected
 
-    def test_every_row_counts_five_pairs_but_those_of_fresh_processes_and_of_no_time(self):
-        from benchmarks.row import load_rows
-
-        few = {name: row for name, row in load_rows().items() if row.pairs < 5}
+    def test_every_row_counts_several_pairs_but_those_of_fresh_processes_and_of_counts(self):
+        few = {name: row for name, row in load_rows().items() if row.pairs < 3}
         assert not any(row.warm_up for row in few.values())
         assert set(few) == {
-            "cosmos-at-once",
-            "dynamo-sent",
+            "cost-cosmos",
+            "cost-dynamo",
+            "cost-mongo",
+            "lag-spark",
+            "lag-worker",
             "memory",
-            "memory-cosmos-large",
-            "memory-cosmos-large-small",
-            "memory-embedded-large",
             "memory-large",
-            "memory-mongo-large",
-            "memory-mongo-large-small",
-            "small-pages-cosmos-memory",
-            "small-pages-dynamo-memory",
-            "small-pages-embedded-memory",
-            "small-pages-mongo-memory",
-            "small-pages-spanner-memory",
-            "snapshot-memory",
-            "spanner-latency",
-            "spark-lag",
-            "spark-plan-memory",
-            "spark-plan-target",
-            "token",
         }
 
     def test_the_garbage_collector_is_on(self, make_row):
@@ -107,24 +92,14 @@ class TestVerdict:
     def test_a_goal_bounds_the_ratio(self, make_row, ours, goal, at_most, verdict):
         result = run_row(make_row(steady(ours), steady(2.0), goal=goal, at_most=at_most))
         assert result.verdict == verdict
-        assert (result.score >= 1) == result.ok
 
     def test_without_a_baseline_it_bounds_the_value(self, make_row):
         result = run_row(make_row(steady(7.0), None, goal=10, at_most=True, unit="bytes"))
         assert (result.ok, result.ratio, result.baseline) == (True, None, None)
         assert (result.goal_text, result.achieved_text) == ("≤ 10 bytes", "7.0 bytes")
 
-    def test_a_miss_has_what_is_known_and_a_profile(self, make_row):
-        def slow():
-            sorted(range(200_000), key=lambda number: -number)
-            return Done(10, value=1.0)
-
-        result = run_row(make_row(slow, steady(2.0), reason="Known to be slow."))
-        assert result.reason.startswith("Known to be slow. Most CPU time of our side: ")
-        assert "test_measure.py" in result.reason
-
-    def test_the_work_of_other_processes_has_no_profile_of_this_one(self, make_row):
-        result = run_row(make_row(steady(1.0), steady(2.0), reason="Known to be slow.", profiled=False))
+    def test_a_miss_has_what_is_known(self, make_row):
+        result = run_row(make_row(steady(1.0), steady(2.0), reason="Known to be slow."))
         assert result.reason == "Known to be slow."
 
     def test_a_goal_that_is_met_needs_no_reason(self, make_row):

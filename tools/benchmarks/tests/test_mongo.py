@@ -59,11 +59,7 @@ class TestSides:
     def test_all_read_the_same(self, changes):
         by_hand = _by_hand(changes, dict_loop, SIZE)
         assert len(set(by_hand.ids)) == by_hand.count == SIZE
-        for ours in (
-            _through_the_client(changes),
-            _through_the_client(changes, 7),
-            _through_arrow(changes)(),
-        ):
+        for ours in (_through_the_client(changes), _through_arrow(changes)()):
             assert (ours.count, list(ours.ids)) == (SIZE, by_hand.ids)
 
     def test_a_dict_has_the_fields_of_an_event(self):

@@ -13,7 +13,6 @@ from benchmarks.peers.command import app, choose, plan
 from benchmarks.peers.cores import divided
 from benchmarks.peers.data import FIELDS, LostError, check_keys, document, item, key, keys_in
 from benchmarks.peers.feeds import Size
-from benchmarks.peers.goals import GOALS
 from benchmarks.peers.page import page_text, write_docs
 from benchmarks.peers.peer import Command, Group, MissingError, Peer
 from benchmarks.peers.peers import PEERS
@@ -40,7 +39,7 @@ def delivering(*numbers, **figures):
 
 
 def once(command, tmp_path):
-    return run.run_once(Group.MONGO, command, SIZE, {}, tmp_path)
+    return run.run_once(command, SIZE, {}, tmp_path)
 
 
 class TestData:
@@ -107,7 +106,7 @@ class TestRunning:
             once(program("raise ValueError('no server')"), tmp_path)
 
     def test_a_program_that_hangs_is_ended(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(run, "_limit", lambda group, size: 0.5)
+        monkeypatch.setattr(run, "_limit", lambda size: 0.5)
         with pytest.raises(PeerError, match="did not deliver all changes in time"):
             once(program("time.sleep(600)"), tmp_path)
 
@@ -129,7 +128,7 @@ class TestMeasuring:
 
         @contextmanager
         def feed(folder, size):
-            yield lambda number: {}
+            yield {}
 
         monkeypatch.setattr(run, "FEEDS", {Group.MONGO: feed})
 
@@ -146,7 +145,7 @@ class TestMeasuring:
                 Peer(name, Group.MONGO, name, "About.", preparing(found)) for name, found in commands.items()
             ]
             steps = []
-            size = run.Plan({Group.MONGO: SIZE}, runs=3)
+            size = run.Plan(SIZE, runs=3)
             outcomes = run.measure(peers, size, lambda peer, number: steps.append((peer.name, number)))
             return outcomes, steps
 
@@ -186,11 +185,8 @@ class TestReport:
             Report.parse(json.dumps({**FIGURES, "events": 0}))
 
     def test_medians(self):
-        reports = [
-            Report(**{**FIGURES, "seconds": seconds, "p99_ms": seconds}) for seconds in (1.0, 6.0, 2.0)
-        ]
-        outcome = Outcome.of("peer", reports, {})
-        assert (outcome.rate, outcome.p99_ms, outcome.median_ms) == (3.0, 2.0, None)
+        reports = [Report(**{**FIGURES, "seconds": seconds}) for seconds in (1.0, 6.0, 2.0)]
+        assert Outcome.of("peer", reports, {}).rate == 3.0
 
 
 class TestMeter:
@@ -298,31 +294,8 @@ def record():
             Outcome("java-driver", "missing", "no javac"),
             outcome("dynamo-ours", rate=30_000.0, cpu=2.0, mebibytes=90.0),
             outcome("boto3", rate=9_000.0, cpu=9.0, mebibytes=60.0),
-            outcome("latency-default", rate=99.0, cpu=1.0, median_ms=0.75, p99_ms=15.0),
         ),
     )
-
-
-class TestGoals:
-    def test_a_goal_is_met_missed_or_not_measured(self, record):
-        outcomes = {each.name: each for each in record.outcomes}
-        verdicts = {
-            (goal.ours, goal.field): goal.line(outcomes)[3] for goal in GOALS if goal.other != "pymongo"
-        }
-        assert verdicts == {
-            ("mongo-ours", "rate"): "met",
-            ("mongo-ours", "cpu"): "missed",
-            ("mongo-arrow", "rate"): "not measured",
-            ("spark", "rate"): "not measured",
-            ("dynamo-ours", "rate"): "not measured",
-            ("dynamo-ours", "mebibytes"): "missed",
-            ("latency-waiting", "p99_ms"): "not measured",
-            ("latency-default", "p99_ms"): "met",
-        }
-
-    def test_they_name_peers(self):
-        names = {peer.name for peer in PEERS}
-        assert {name for goal in GOALS for name in (goal.ours, goal.other) if name} <= names
 
 
 class TestDocumentation:
@@ -330,8 +303,6 @@ class TestDocumentation:
         text = page_text(record)
         assert "| multiclouddb, `iterate_changes` | 60,000 | 1.5 | 50 |" in text
         assert "| MongoDB's Java driver | missing: no javac |  |  |" in text
-        assert "| multiclouddb, by default | 0.75 | 15 | - |" in text
-        assert "| MongoDB, CPU compared with Debezium | 0.25 x | ≤ 0.2 x | **missed** |" in text
         assert "Clients run on 2 cores" in text
         assert "Versions: thing 1.2." in text
         assert "make bench-peers ARGS=--record" in text
@@ -356,10 +327,9 @@ class TestCommand:
     def test_several_come_in_the_order_of_the_tables(self):
         assert [peer.name for peer in choose(["bloop pymongo,spark"])] == ["pymongo", "spark", "bloop"]
 
-    def test_the_delays_have_fewer_changes(self):
-        sizes = plan(100_000, 3).sizes
-        assert (sizes[Group.MONGO].events, sizes[Group.MONGO].least) == (100_000, 120_000)
-        assert (sizes[Group.LATENCY].events, sizes[Group.LATENCY].written) == (2000, 2400)
+    def test_the_warm_up_comes_before_what_is_measured_and_more_changes_follow(self):
+        size = plan(100_000, 3).size
+        assert (size.events, size.least, size.written) == (100_000, 120_000, 125_000)
 
     @pytest.fixture
     def invoke(self, record, monkeypatch):
@@ -376,23 +346,11 @@ class TestCommand:
 
         return invoke
 
-    def test_a_pipe_gets_plain_lines_with_what_is_missing(self, invoke):
+    def test_the_tables_are_printed_with_what_is_missing(self, invoke):
         ran, _ = invoke()
         assert ran.exit_code == 0
-        assert "\x1b" not in ran.stdout
-        assert "java-driver missing: no javac" in ran.stdout
-        (line,) = [line for line in ran.stdout.splitlines() if line.startswith("  debezium")]
-        assert line.split()[-3:] == ["18,000", "6", "300"]
-
-    def test_a_terminal_gets_colors(self, invoke, monkeypatch):
-        monkeypatch.setenv("FORCE_COLOR", "1")
-        assert "\x1b[33mjava-driver missing" in invoke()[0].stdout
-
-    def test_json(self, invoke):
-        found = json.loads(invoke("--json", "--only", "boto3")[0].stdout)
-        assert [(each["name"], each["rate"], each["state"]) for each in found] == [
-            ("boto3", 9000.0, "measured")
-        ]
+        assert "| MongoDB's Java driver | missing: no javac |  |  |" in ran.stdout
+        assert "| Debezium, embedded engine | 18,000 | 6 | 300 |" in ran.stdout
 
     def test_a_record_is_written(self, invoke, record):
         ran, (written,) = invoke("--record")
@@ -419,4 +377,4 @@ class TestCommand:
         monkeypatch.setattr(command, "PEERS", tuple(choose(["boto3"])))
         ran, written = invoke("--record")
         assert (ran.exit_code, written) == (1, [])
-        assert "boto3 failed: it lost 1 of 8" in ran.stdout
+        assert "failed: it lost 1 of 8" in ran.stdout

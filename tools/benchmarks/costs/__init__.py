@@ -1,1 +1,0 @@
-"""Compares what readers of the same feed cost: requests, the unit of the service's bill, and the delay."""

@@ -1,1 +1,0 @@
-"""Measures how late a handler gets each change, with a restart in the middle."""
