@@ -1,6 +1,7 @@
-"""Follows changes, and notes when it got each: `python -m benchmarks.follow KIND URL DATABASE COLLECTION FOLDER`.
+"""Follows changes, and notes when it got each.
 
-All settings are the defaults. The process may be killed at any moment, and the next one continues.
+The command is `python -m benchmarks.follow KIND URL DATABASE COLLECTION FOLDER`. All settings
+are the defaults. The process may be killed at any moment, and the next one continues.
 """
 
 from __future__ import annotations

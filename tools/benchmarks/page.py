@@ -16,8 +16,8 @@ _HEAD: Final = """# Benchmarks
 Each row answers one question. *By hand* is a program without multiclouddb that does the same work on the same
 machine, in turns with ours; if this is empty, nothing comparable exists, and the goal bounds our figure. The
 *ratio* is our figure divided by the other. For changes and rows a second, a ratio above 1 means that
-multiclouddb is faster. For times, memory and requests, it means that multiclouddb takes more. Absolute figures
-are valid for one machine only, so rely on the ratios.
+multiclouddb is faster. For times, memory and requests, it means that multiclouddb takes more. Absolute
+figures are valid for one machine only, so rely on the ratios.
 """
 _PEERS: Final = """## Compared with other readers
 
@@ -77,6 +77,8 @@ def page_text(record: Record) -> str:
     for section in Section:
         if some := [pair for pair in shown if pair[0].section is section]:
             parts += [f"## {section.value}\n", _table(some)]
+    if missing := [f"`{name}`" for name in rows if name not in record.results]:
+        parts.append(f"Not recorded yet: {_and(missing)}.\n")
     parts += [_machines(shown), _PEERS, _HOW, "## The rows\n", *(_described(*pair) for pair in shown), _AGAIN]
     return "\n".join(parts)
 

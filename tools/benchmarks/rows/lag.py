@@ -22,10 +22,12 @@ from multiclouddb_api import ResourceAddress
 
 _RATE: Final = 20.0
 _CHANGES: Final = 160
-_START_SECONDS: Final = 180.0
-_END_SECONDS: Final = 120.0
+_START_SECONDS: Final = 300.0
+_END_SECONDS: Final = 300.0
 """How long a change may be late before it counts as lost."""
 _POLL_SECONDS: Final = 0.05
+_BEFORE: Final = 3
+"""How many changes have come before the reader is killed: the first, and two whose lag is known."""
 
 
 # -- The databases
@@ -202,6 +204,7 @@ def measure(kind: str, place: _Place, changes: int, folder: Path) -> Lags:
             time.sleep(max(0.0, began + number / _RATE - time.monotonic()))
             put()
             if number == changes // 2:
+                reader.wait(lambda: len(reader.numbers()) >= _BEFORE, _START_SECONDS)
                 killed_at = time.time()
                 reader.kill()
                 reader.start()

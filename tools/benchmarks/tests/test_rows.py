@@ -59,7 +59,7 @@ class TestWorkIsChecked:
 
     def test_reading_less_breaks_the_row_of_memory(self, stores):
         assert memory._whole(stores[1], 150).count == 150
-        with pytest.raises(ValueError, match="the last event is 150, and not 149"):
+        with pytest.raises(ValueError, match="read 150 of 149 events"):
             memory._whole(stores[1], 149)
 
     def test_peak_memory_is_the_process_own(self, stores):
