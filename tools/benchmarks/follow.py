@@ -76,4 +76,6 @@ def note(folder: Path, numbers: Iterable[object]) -> None:
 READERS: Final[dict[str, Callable[[str, str, str, Path], None]]] = {"worker": worker, "spark": spark}
 
 if __name__ == "__main__":
-    READERS[sys.argv[1]](*sys.argv[2:5], Path(sys.argv[5]))
+    _, kind, *place, folder = sys.argv
+    url, database, collection = place
+    READERS[kind](url, database, collection, Path(folder))

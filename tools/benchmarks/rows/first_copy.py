@@ -147,7 +147,7 @@ def copy_postgres(bench: Bench) -> Iterator[Sides]:
             return counted("bare")
 
         def counted(table: str) -> int:
-            found: Any = connection.execute(f"SELECT count(*) FROM {table}").fetchone()  # type: ignore[arg-type]
+            found: Any = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
             return int(found[0])
 
         def fresh(copy: Callable[[], int]) -> Done:
