@@ -10,7 +10,6 @@ from typing import Annotated, Final
 
 import typer
 
-from benchmarks.peers.cores import divided_text
 from benchmarks.peers.feeds import Size
 from benchmarks.peers.page import tables, write_docs
 from benchmarks.peers.peer import Peer
@@ -69,7 +68,7 @@ def bench(
     failed = any(outcome.state == "failed" for outcome in outcomes)
     if record and not failed:
         day = datetime.now(UTC).date().isoformat()
-        write_docs(Record(setting(), divided_text(), day, events, tuple(outcomes)))
+        write_docs(Record(setting(), day, events, tuple(outcomes)))
     typer.echo("\n".join(tables(list(zip(peers, outcomes, strict=True)))))
     if failed:
         raise typer.Exit(1)

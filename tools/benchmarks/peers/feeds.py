@@ -10,7 +10,6 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
-from benchmarks.peers.cores import on_cores
 from benchmarks.peers.data import FIELDS, document, item
 from benchmarks.peers.peer import Group
 from benchmarks.peers.peers import BATCH_SIZE
@@ -62,9 +61,7 @@ def mongo(folder: Path, size: Size) -> Iterator[Spec]:
     Yields:
         The description of the work.
     """
-    with on_cores("servers"):
-        server = server_module("mongo", "mongod").ReplicaSet(folder)
-    with server:
+    with server_module("mongo", "mongod").ReplicaSet(folder) as server:
         collection = server.client()[_DATABASE].create_collection(_COLLECTION)
         second = _next_second(server.client())
         for first in range(0, size.written, _BATCH):
@@ -115,9 +112,7 @@ def dynamo(folder: Path, size: Size) -> Iterator[Spec]:
         The description of the work.
     """
     module = server_module("dynamo", "server")
-    with on_cores("servers"):
-        server = server_module("dynamo", "local").LocalDynamo(java_options=_JAVA_OPTIONS)
-    with server:
+    with server_module("dynamo", "local").LocalDynamo(java_options=_JAVA_OPTIONS) as server:
         arn = server.create_table(_COLLECTION, "NEW_IMAGE")
         for first in range(0, size.written, _DYNAMO_BATCH):
             numbers = range(first, min(size.written, first + _DYNAMO_BATCH))

@@ -43,11 +43,10 @@ _HOW: Final = """## How it is measured
   virtual machines compile at first. More changes follow the last measured change, so that no program
   waits for a batch that does not fill. A program that reads ahead may hold some changes when its clock
   starts.
-- **Cores.** {cores} Each run is a process of its own.
+- **Cores.** Readers and servers share all cores. Each run is a process of its own.
 - **Medians of three.** The peers run in turn, so that a change of the machine's speed meets all of them.
 - **CPU** is user and system time of the reader's processes, for 100,000 changes. The server's is not counted.
-- **Memory** is the peak of resident memory of the reader's process at its end; Spark's is not shown, because
-  most of it is in the virtual machine.
+- **Memory** is the peak of resident memory of the reader's process at its end.
 - **Settings.** Each peer has its defaults, except: the drivers of MongoDB read batches of {batch}, the best
   size of PyMongo's loop; Debezium captures one collection, keeps its offsets in memory, and leaves out the
   schemas that it would otherwise repeat in each key and value. The loops over DynamoDB's stream ask for 1,000
@@ -92,7 +91,7 @@ def page_text(record: Record) -> str:
         f"Recorded on {record.day}.\n"
     )
     parts = [_HEAD, *tables(shown), machine]
-    parts += [_HOW.format(cores=record.cores, batch=BATCH_SIZE), _programs(shown), _AGAIN]
+    parts += [_HOW.format(batch=BATCH_SIZE), _programs(shown), _AGAIN]
     return "\n".join(parts)
 
 

@@ -115,13 +115,6 @@ PEERS: Final = (
         _python("mongo_ours", "pymongo"),
     ),
     Peer(
-        "mongo-arrow",
-        Group.MONGO,
-        "multiclouddb, Arrow",
-        "The engine's Arrow batches, with documents as JSON text, as the Spark source uses them.",
-        _python("mongo_arrow", "pymongo", "pyarrow"),
-    ),
-    Peer(
         "debezium",
         Group.MONGO,
         "Debezium, embedded engine",
@@ -155,14 +148,6 @@ PEERS: Final = (
         "MongoDB's driver for Node.js",
         f"`for await` over `collection.watch()` {_LOOP}, which decodes each document to an object.",
         _node("mongo_node.cjs", "mongodb"),
-    ),
-    Peer(
-        "spark",
-        Group.MONGO,
-        "multiclouddb, stream of Spark",
-        "A stream of the Spark data source that writes the keys as text, on `local[2]`. The time is what "
-        "Spark itself reports for the micro-batches with rows, in the second run of the stream.",
-        _python("spark_stream", "pymongo", "pyspark"),
     ),
     Peer(
         "dynamo-ours",

@@ -20,14 +20,12 @@ class Record:
 
     Attributes:
         setting: The machine, and the versions of the software.
-        cores: A sentence that says how the cores were divided.
         day: The day of the run.
         events: The number of changes that were measured in a run.
         outcomes: The measured figures, one object for each line of the tables.
     """
 
     setting: str
-    cores: str
     day: str
     events: int
     outcomes: tuple[Outcome, ...]

@@ -1,4 +1,4 @@
-"""Runs peers in rounds, each run in its own process on the clients' cores, and checks what they deliver."""
+"""Runs peers in rounds, each run in its own process, and checks what they deliver."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import attrs
 
-from benchmarks.peers.cores import on_cores
 from benchmarks.peers.data import LostError, check_keys, keys_in
 from benchmarks.peers.feeds import FEEDS, Size, Spec
 from benchmarks.peers.peer import Command, Group, MissingError, Peer
@@ -115,9 +114,7 @@ def run_once(command: Command, size: Size, spec: Spec, folder: Path) -> Report:
         file = Path(scratch, "spec.json")
         variables = command.variables() | work.pop("variables", {})
         file.write_text(json.dumps(work), encoding="utf-8")
-        with (
-            _started(command.line(str(file)), variables, scratch, _limit(size)) as process,
-        ):
+        with _started(command.line(str(file)), variables, scratch, _limit(size)) as process:
             output, said = process.communicate()
         if process.returncode:
             raise PeerError(_why(process.returncode, said))
@@ -141,8 +138,7 @@ def _started(
     """Start a program; end its processes when the block ends, or earlier if the program takes too long."""
     pipe = subprocess.PIPE
     settings: dict[str, Any] = {"cwd": folder, "env": variables, "text": True, "process_group": 0}
-    with on_cores("clients"):
-        process = subprocess.Popen(line, stdout=pipe, stderr=pipe, **settings)
+    process = subprocess.Popen(line, stdout=pipe, stderr=pipe, **settings)
     watch = threading.Timer(seconds, _end, [process])
     watch.start()
     try:

@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from benchmarks.peers import command, environments, run
 from benchmarks.peers.command import app, choose, plan
-from benchmarks.peers.cores import divided
 from benchmarks.peers.data import FIELDS, LostError, check_keys, document, item, key, keys_in
 from benchmarks.peers.feeds import Size
 from benchmarks.peers.page import page_text, write_docs
@@ -264,18 +263,6 @@ class TestPeers:
         pins = (locks / "debezium.txt").read_text().replace("\\\n", "").splitlines()
         assert all("==" in line and "--hash=sha256:" in line for line in pins if not line.startswith("#"))
 
-    @pytest.mark.parametrize(
-        ("cores", "clients", "servers"),
-        [
-            ({0, 1, 2, 3}, {0, 1}, {2, 3}),
-            ({4, 5, 9}, {4, 5}, {9}),
-            ({0, 1}, {0, 1}, {0, 1}),
-            (set(), set(), set()),
-        ],
-    )
-    def test_cores_are_divided(self, cores, clients, servers):
-        assert divided(cores) == (clients, servers)
-
 
 def outcome(name, **figures):
     return Outcome(name, "measured", runs=3, versions={"thing": "1.2"}, **figures)
@@ -285,7 +272,6 @@ def outcome(name, **figures):
 def record():
     return Record(
         "4 cores",
-        "Clients run on 2 cores, and servers on 2 others.",
         "2026-01-31",
         100_000,
         (
@@ -303,7 +289,6 @@ class TestDocumentation:
         text = page_text(record)
         assert "| multiclouddb, `iterate_changes` | 60,000 | 1.5 | 50 |" in text
         assert "| MongoDB's Java driver | missing: no javac |  |  |" in text
-        assert "Clients run on 2 cores" in text
         assert "Versions: thing 1.2." in text
         assert "make bench-peers ARGS=--record" in text
         assert text.rpartition("\n---\n\n")[2].startswith("*Made by `python -m benchmarks.peers --record`")
@@ -325,7 +310,7 @@ class TestCommand:
         )
 
     def test_several_come_in_the_order_of_the_tables(self):
-        assert [peer.name for peer in choose(["bloop pymongo,spark"])] == ["pymongo", "spark", "bloop"]
+        assert [peer.name for peer in choose(["bloop pymongo,debezium"])] == ["debezium", "pymongo", "bloop"]
 
     def test_the_warm_up_comes_before_what_is_measured_and_more_changes_follow(self):
         size = plan(100_000, 3).size
