@@ -7,9 +7,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import attrs
 import typer
@@ -19,7 +19,7 @@ from benchmarks.page import write_docs
 from benchmarks.record import Record, setting
 from benchmarks.result import Result
 from benchmarks.row import Row, load_rows
-from benchmarks.screen import console, progress, show
+from benchmarks.screen import announced, console, show
 
 __all__ = ["app", "choose", "run_all"]
 
@@ -84,29 +84,19 @@ def choose(only: Sequence[str] | None) -> list[Row]:
 
 def run_all(rows: Sequence[Row], scale: float = 1.0) -> list[Result]:
     """Run rows one after another; if one fails, the others still run."""
-    with progress(rows) as begin:
-        return [_alone(row, scale, begin(row)) for row in rows]
+    return [_alone(row, scale) for row in announced(rows)]
 
 
-def _alone(row: Row, scale: float, step: Callable[[int, int], None]) -> Result:
+def _alone(row: Row, scale: float) -> Result:
     """Run a row in a process of its own: what a row leaves, such as a JVM, cannot change the next one."""
     command = [sys.executable, "-m", "benchmarks.alone", row.name, str(scale)]
-    with (
-        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as printed,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=printed, text=True) as process,
-    ):
-        assert process.stdout is not None
-        said: dict[str, Any] = {}
-        for line in process.stdout:
-            said = json.loads(line)
-            if "pair" in said:
-                step(said["pair"], said["pairs"])
-        if "name" in said:
-            return Result.from_json(said)
-        process.wait()
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as printed:
+        ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=printed, text=True, check=False)
+        if ran.stdout:
+            return Result.from_json(json.loads(ran.stdout))
         printed.seek(0)
         last = (printed.read().strip().splitlines() or ["it printed nothing"])[-1]
-    return failure(row, RuntimeError(f"its process ended with {process.returncode}: {last}"))
+    return failure(row, RuntimeError(f"its process ended with {ran.returncode}: {last}"))
 
 
 def _tell(rows: Sequence[Row], results: Sequence[Result], *, as_json: bool) -> None:

@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -29,16 +29,11 @@ class Sample:
 
     Attributes:
         value: The figure.
-        seconds: The wall time.
-        cpu: The CPU time that the side reported, or the CPU time of this process if the side
-            reported none.
         done: The side's report.
         checksum: The checksum of the event ids that the side read.
     """
 
     value: float
-    seconds: float
-    cpu: float
     done: Done
     checksum: int
 
@@ -60,15 +55,13 @@ def turns(pairs: int, *, warm_up: bool) -> Sequence[bool]:
     return [number % 2 == 0 for number in range(pairs + warm_up)]
 
 
-def run_row(row: Row, scale: float = 1.0, on_pair: Callable[[int, int], None] | None = None) -> Result:
+def run_row(row: Row, scale: float = 1.0) -> Result:
     """Measure a row.
 
     Args:
         row: The row.
         scale: The fraction of the work: 1 for a real run, a smaller number to check that the row
             works.
-        on_pair: A function that is called after each pair of runs, with the number of finished
-            pairs and the number of all pairs.
 
     Raises:
         UnequalError: Raised if the sides have read different events.
@@ -79,7 +72,7 @@ def run_row(row: Row, scale: float = 1.0, on_pair: Callable[[int, int], None] | 
         tempfile.TemporaryDirectory(prefix="benchmarks-") as folder,
         row.setup(Bench(Path(folder), scale)) as sides,
     ):
-        ours, baseline = _pairs(row, sides, on_pair or _nobody)
+        ours, baseline = _pairs(row, sides)
         result = attrs.evolve(_result(row, ours, baseline), load=load)
         return result if result.ok else attrs.evolve(result, reason=row.reason)
 
@@ -91,29 +84,26 @@ def failure(row: Row, error: BaseException) -> Result:
     return Result(row.name, row.unit, None, None, None, row.goal, row.at_most, False, reason, failed=True)
 
 
-def _pairs(row: Row, sides: Sides, on_pair: Callable[[int, int], None]) -> tuple[list[Sample], list[Sample]]:
+def _pairs(row: Row, sides: Sides) -> tuple[list[Sample], list[Sample]]:
     ours: list[Sample] = []
     baseline: list[Sample] = []
-    order = turns(row.pairs, warm_up=row.warm_up)
-    for number, ours_first in enumerate(order):
+    for ours_first in turns(row.pairs, warm_up=row.warm_up):
         steps = [(ours, sides.ours), (baseline, sides.baseline)]
         for samples, side in steps if ours_first else reversed(steps):
             if side is not None:
                 samples.append(_sample(side))
         if row.same_work and baseline:
             _check_equal(ours[-1], baseline[-1])
-        on_pair(number + 1, len(order))
     return ours[row.warm_up :], baseline[row.warm_up :]
 
 
 def _sample(side: Side) -> Sample:
     gc.collect()  # this side's time must not include the collection of the other side's garbage
-    cpu, wall = time.process_time(), time.perf_counter()
+    began = time.perf_counter()
     done = side()
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    seconds = wall if done.seconds is None else done.seconds
+    seconds = time.perf_counter() - began if done.seconds is None else done.seconds
     value = done.count / seconds if done.value is None else done.value
-    return Sample(value, seconds, cpu if done.cpu is None else done.cpu, done, checksum(done.ids))
+    return Sample(value, done, checksum(done.ids))
 
 
 def _check_equal(ours: Sample, baseline: Sample) -> None:
@@ -140,13 +130,5 @@ def _result(row: Row, ours: list[Sample], baseline: list[Sample]) -> Result:
         at_most=row.at_most,
         ok=achieved <= row.goal if row.at_most else achieved >= row.goal,
         pairs=row.pairs,
-        seconds=median(sample.seconds for sample in ours),
-        cpu=median(sample.cpu for sample in ours),
-        baseline_seconds=median(sample.seconds for sample in baseline) if baseline else None,
-        baseline_cpu=median(sample.cpu for sample in baseline) if baseline else None,
         notes={name: median(sample.done.notes[name] for sample in ours) for name in ours[0].done.notes},
     )
-
-
-def _nobody(done: int, pairs: int) -> None:
-    """Ignore the reported progress."""

@@ -26,10 +26,6 @@ class Result:
         reason: The reason why the goal is not met.
         failed: True if the row failed; then `reason` is the error.
         pairs: The number of pairs of runs, without the warm-up.
-        seconds: The wall time of one run of the library.
-        cpu: The CPU time of one run of the library.
-        baseline_seconds: The wall time of one run of the baseline.
-        baseline_cpu: The CPU time of one run of the baseline.
         notes: Further figures, whose names contain their units.
         load: The load of the machine (average of a minute) when the row began; None if it was not recorded.
         recorded: The day of the run; empty if the result was not recorded.
@@ -47,10 +43,6 @@ class Result:
     reason: str = ""
     failed: bool = False
     pairs: int = 0
-    seconds: float | None = None
-    cpu: float | None = None
-    baseline_seconds: float | None = None
-    baseline_cpu: float | None = None
     notes: Mapping[str, float] = attrs.field(factory=dict, hash=False)
     load: float | None = None
     recorded: str = ""

@@ -57,8 +57,6 @@ class Done:
             the run.
         seconds: The wall time that replaces the measured time, for example a computed ideal time;
             None to use the measured time.
-        cpu: The CPU seconds that replace the CPU time of this process, for example because another
-            process did the work; None to use the CPU time of this process.
         notes: Further figures; maps each name, with its unit, to a number.
     """
 
@@ -66,7 +64,6 @@ class Done:
     ids: Iterable[str] | int = 0
     value: float | None = None
     seconds: float | None = None
-    cpu: float | None = None
     notes: Mapping[str, float] = attrs.field(factory=dict, hash=False)
 
 

@@ -1,26 +1,22 @@
-"""Prints the output for a person: progress during the run, and the table at the end."""
+"""Prints the output for a person: what runs now, and the table at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from benchmarks.result import Result, figure
 from benchmarks.row import Row
 
-__all__ = ["console", "progress", "show"]
+__all__ = ["announced", "console", "show"]
 
 _COLORS: Final = {"met": "green", "missed": "yellow", "failed": "bold red"}
 _PIPED_WIDTH: Final = 160
-
-Step = Callable[[int, int], None]
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -29,41 +25,12 @@ def console(*, stderr: bool = False) -> Console:
     return found if found.is_terminal else Console(stderr=stderr, highlight=False, width=_PIPED_WIDTH)
 
 
-@contextmanager
-def progress(rows: Sequence[Row]) -> Iterator[Callable[[Row], Step]]:
-    """Show progress on stderr: a bar in a terminal, one line per row elsewhere.
-
-    Yields:
-        A function that must be called when a row begins. It returns a second function, which must
-        be called after each pair of runs.
-    """
+def announced(rows: Sequence[Row]) -> Iterator[Row]:
+    """Yield rows, and print a line on stderr before each."""
     screen = console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[at]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bars:
-        overall = bars.add_task("all rows", total=len(rows), at="")
-        begun = 0
-
-        def begin(row: Row) -> Step:
-            nonlocal begun
-            begun += 1
-            bars.update(overall, completed=begun - 1, at=f"row {begun} of {len(rows)}")
-            if not screen.is_terminal:
-                screen.print(f"{begun}/{len(rows)} {row.name}", markup=False)
-            for task in bars.task_ids[1:]:
-                bars.remove_task(task)
-            current = bars.add_task(row.title, total=row.pairs + row.warm_up, at="preparing")
-
-            def step(done: int, pairs: int) -> None:
-                bars.update(current, completed=done, at=f"pair {done} of {pairs}")
-
-            return step
-
-        yield begin
+    for number, row in enumerate(rows, start=1):
+        screen.print(f"{number}/{len(rows)} {row.name}", markup=False)
+        yield row
 
 
 def show(screen: Console, rows: Sequence[Row], results: Sequence[Result]) -> None:

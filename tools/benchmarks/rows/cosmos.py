@@ -37,7 +37,7 @@ def _timed(read: Callable[[], int]) -> Side:
             began = time.process_time()
             count = read()
             cpu = time.process_time() - began
-        return Done(count, seconds=cpu, cpu=cpu)
+        return Done(count, seconds=cpu)
 
     return run
 

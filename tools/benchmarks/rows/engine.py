@@ -63,7 +63,7 @@ def _pages(size: int, count: int) -> Iterator[Sides]:
                 found += len(page.events)
                 start = FromContinuationToken(page.continuation_token)
             cpu = time.process_time() - began
-            return Done(found, value=1e6 * cpu * size / found, cpu=cpu)
+            return Done(found, value=1e6 * cpu * size / found)
 
         yield Sides(ours)
 
@@ -173,7 +173,7 @@ def page_call(bench: Bench) -> Iterator[Sides]:
                 while not page.idle:  # a call that reaches its time limit has not read every partition
                     page = read(FromContinuationToken(page.continuation_token))
             cpu = time.process_time() - began
-            return Done(count, value=1e6 * cpu / _CALLS / count, cpu=cpu)
+            return Done(count, value=1e6 * cpu / _CALLS / count)
 
         yield Sides(ours)
 
@@ -230,7 +230,7 @@ def _left_one(stack: ExitStack, count: int) -> Side:
             if len(page.events) != 1:
                 raise ValueError("a call has not found the one event")
         cpu = time.process_time() - began
-        return Done(_ROUNDS, value=1e6 * cpu / _ROUNDS, cpu=cpu)
+        return Done(_ROUNDS, value=1e6 * cpu / _ROUNDS)
 
     return run
 
@@ -268,7 +268,7 @@ def ideal(sim: Any) -> Done:
     cpu = time.process_time()
     done, reads = _read(sim, latency=0.0)
     cpu = time.process_time() - cpu
-    return attrs.evolve(done, seconds=max(reads * _LATENCY / _WIDTH, cpu), cpu=cpu)
+    return attrs.evolve(done, seconds=max(reads * _LATENCY / _WIDTH, cpu))
 
 
 @row(

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import attrs
-
-from benchmarks.descendants import cpu_of_descendants
-from benchmarks.row import Bench, Done, Section, Side, Sides, row
+from benchmarks.row import Bench, Done, Section, Sides, row
 from benchmarks.stores import ADDRESS, fill, pages, url
 from multiclouddb_api import connect, encode_json
 
@@ -73,8 +69,7 @@ def by_data_source(spark: SparkSession, path: Path) -> Done:
     goal=10,
     about=(
         "`spark.read.format('multiclouddb')` reads 50,000 events of the embedded store with "
-        "documents of 300 bytes and aggregates them, in a local session. The CPU time is the sum of"
-        " the CPU times of the driver, its JVM and Spark's Python workers."
+        "documents of 300 bytes and aggregates them, in a local session."
     ),
     against=(
         "A loop that calls `createDataFrame` with event dicts and a given schema. The loop makes "
@@ -88,21 +83,4 @@ def spark(bench: Bench) -> Iterator[Sides]:
     path = bench.folder / "store.db"
     fill(path, bench.size(_EVENTS))
     with local_session("benchmarks", **_SETTINGS) as session:
-        yield Sides(_counted(session, by_data_source, path), _counted(session, by_hand, path))
-
-
-def _counted(session: SparkSession, side: Callable[[SparkSession, Path], Done], path: Path) -> Side:
-    """Return a function that runs a side.
-
-    The function also counts the CPU time of the JVM and of Spark's workers.
-    """
-
-    def spent() -> float:
-        return time.process_time() + cpu_of_descendants()
-
-    def run() -> Done:
-        began = spent()
-        done = side(session, path)
-        return attrs.evolve(done, cpu=spent() - began)
-
-    return run
+        yield Sides(lambda: by_data_source(session, path), lambda: by_hand(session, path))

@@ -57,9 +57,9 @@ def _first_page(path: Path) -> Done:
     # The first page contains the events of the partitions that answer first.
     if not 0 < int(said) <= _EVENTS:
         raise ValueError(f"the first page has {said.strip()} of {_EVENTS} events")
-    return Done(1, value=1000 * cpu, cpu=cpu)
+    return Done(1, value=1000 * cpu)
 
 
 def _process(*arguments: str) -> Done:
     cpu, _ = cpu_of(*arguments)
-    return Done(1, value=1000 * cpu, cpu=cpu)
+    return Done(1, value=1000 * cpu)

@@ -11,9 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import attrs
-
-from benchmarks.descendants import cpu_of_descendants
 from benchmarks.row import Bench, Done, Section, Side, Sides, row
 from benchmarks.rows.delta import changes
 
@@ -53,7 +50,7 @@ def by_statement(spark: SparkSession, batch: DataFrame, latest: DataFrame, table
     goal=0.4,
     about="`merge_into_table` merges 100,000 changes into a table with 200,000 rows, in a local session. The"
     " changes belong to 95,000 keys, one change in ten is a delete, and documents have 300 bytes."
-    " The table is one of the tests' catalog, which rewrites all rows. The CPU time includes the JVM's.",
+    " The table is one of the tests' catalog, which rewrites all rows.",
     against="One `MERGE INTO` of the last change of each key, which was found before the measurement.",
 )
 def table_merge(bench: Bench) -> Iterator[Sides]:
@@ -88,13 +85,9 @@ def table_merge(bench: Bench) -> Iterator[Sides]:
                 table = f"lake.shop.copy{copies}"
                 folder = bench.folder / "shop"
                 shutil.copytree(folder / "first", folder / f"copy{copies}")
-                began, spent = time.perf_counter(), time.process_time() + cpu_of_descendants()
+                began = time.perf_counter()
                 merge(session, batch, latest, table)
-                seconds = time.perf_counter() - began
-                return attrs.evolve(
-                    Done(size, seconds=seconds),
-                    cpu=time.process_time() + cpu_of_descendants() - spent,
-                )
+                return Done(size, seconds=time.perf_counter() - began)
 
             return run
 

@@ -56,22 +56,11 @@ class TestTurns:
         run_row(make_row(ours))
         assert all(states)
 
-    def test_progress_is_told(self, make_row):
-        told = []
-        run_row(make_row(steady(1.0), steady(1.0), pairs=2), on_pair=lambda *at: told.append(at))
-        assert told == [(1, 3), (2, 3), (3, 3)]
-
 
 class TestFigures:
     def test_a_value_is_the_count_a_second_unless_it_is_given(self, make_row):
         result = run_row(make_row(lambda: Done(10, seconds=2.0), lambda: Done(10, seconds=0.5)))
         assert (result.value, result.baseline, result.ratio) == (5.0, 20.0, 0.25)
-
-    def test_cpu_stands_beside_wall_time(self, make_row):
-        result = run_row(make_row(lambda: Done(10, seconds=2.0, cpu=0.5), lambda: Done(10)))
-        assert (result.seconds, result.cpu) == (2.0, 0.5)
-        assert result.baseline_seconds > 0
-        assert result.baseline_cpu >= 0
 
     def test_notes_are_medians_too(self, make_row):
         numbers = iter([9.0, 1.0, 2.0, 3.0])
