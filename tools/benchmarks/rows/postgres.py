@@ -43,6 +43,7 @@ def by_copy(connection: psycopg.Connection, rows: pa.Table) -> None:
     question="How fast do changes get into a table of PostgreSQL?",
     unit="rows/s",
     goal=0.1,
+    pairs=3,
     about="`merge_into_postgres` merges 100,000 changes into a table with 200,000 rows. The changes belong to"
     " 95,000 keys, one change in ten is a delete, and documents have 300 bytes. The server runs with fsync.",
     against="A bare COPY of the same last changes into an empty table with a primary key: no merge, no old"

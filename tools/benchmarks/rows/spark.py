@@ -67,6 +67,7 @@ def by_data_source(spark: SparkSession, path: Path) -> Done:
     question="How many rows a second does Spark read?",
     unit="rows/s",
     goal=10,
+    pairs=3,
     about=(
         "`spark.read.format('multiclouddb')` reads 50,000 events of the embedded store with "
         "documents of 300 bytes and aggregates them, in a local session."

@@ -48,6 +48,7 @@ def by_statement(spark: SparkSession, batch: DataFrame, latest: DataFrame, table
     question="How fast do changes get into a table that Spark merges?",
     unit="rows/s",
     goal=0.4,
+    pairs=3,
     about="`merge_into_table` merges 100,000 changes into a table with 200,000 rows, in a local session. The"
     " changes belong to 95,000 keys, one change in ten is a delete, and documents have 300 bytes."
     " The table is one of the tests' catalog, which rewrites all rows.",
