@@ -1,16 +1,18 @@
 """Tests that every row works on a small part of its data, and that both sides read the same events."""
 
 import json
+import time
 
 import pytest
 
 from benchmarks.row import Bench, Section, load_rows, row
-from benchmarks.rows import memory
+from benchmarks.rows import lag, memory
 from benchmarks.rows.cost import counted
 from benchmarks.rows.embedded import bare_loop, through_the_client
 from benchmarks.rows.engine import ideal
 from benchmarks.rows.lag import lags_of
 from benchmarks.stores import fill, grow, small_document
+from multiclouddb_api import ResourceAddress
 from multiclouddb_conformance.simulation import Simulation
 
 pytestmark = pytest.mark.xdist_group("jvm")
@@ -109,6 +111,34 @@ class TestLags:
     def test_a_run_that_lost_or_invented_a_change_has_no_lags(self, calls, message):
         with pytest.raises(ValueError, match=message):
             lags_of([0, 10, 11], notes(*calls), killed_at=20)
+
+    def test_a_slow_reader_is_killed_after_it_has_had_changes(self, monkeypatch, tmp_path):
+        """Its changes come only when the writer waits for them."""
+        written = []
+
+        class Slow:
+            def __init__(self, *_):
+                self.told = notes((time.time(),))
+
+            def wait(self, condition, seconds):
+                missing = [number for number in written if number not in self.numbers()]
+                self.told += notes((time.time(), *missing))
+                assert condition()
+
+            def notes(self):
+                return self.told
+
+            def numbers(self):
+                return {number for line in self.told for number in line["numbers"]}
+
+            def kill(self):
+                pass
+
+            start = kill
+
+        monkeypatch.setattr(lag, "_Reader", Slow)
+        place = lag._Place("", ResourceAddress("main", "items"), written.append)
+        assert lag.measure("worker", place, 6, tmp_path).again == 0
 
 
 class TestCosts:
