@@ -85,9 +85,8 @@ explore: setup ## check the lineage in every small history; half an hour; ARGS="
 	$(BIN)/python -m tests.lineage $(ARGS)
 	$(if $(ARGS),,$(BIN)/python -m tests.lineage --level all)
 
-demo: setup ## follow 336,776 flights into a table; TARGET=spark, PROVIDER=mongo, ROWS=20000 bounds it, FAST=1 writes at once, FAULTS=1 damages it
-	@# TARGET is delta, spark or postgres; PROVIDER is embedded, mongo, dynamo, spanner or cosmos. All of them reach it
-	@# through the environment, where make puts what its command line sets.
+demo: setup ## follow 336,776 flights into a table; ROWS=20000 bounds it, FAST=1 writes at once
+	@# ROWS and FAST reach it through the environment, where make puts what its command line sets.
 	$(BIN)/python -m demo
 
 bench: setup ## measure us beside doing it by hand; ARGS="--only NAME", ARGS=--record renews the page in docs/

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import attrs
 
-__all__ = ["ALL_ROWS", "COLUMNS", "KEY", "TEXTS", "Flight", "load_flights"]
+__all__ = ["ALL_ROWS", "KEY", "Flight", "load_flights"]
 
 ALL_ROWS: Final = 336_776
 KEY: Final = ("origin", "date", "carrier", "flight")
@@ -23,10 +23,6 @@ The origin is the first part of the partition key.
 
 _SCHEDULED: Final = ("sched_dep_time", "sched_arr_time", "tailnum", "dest", "distance")
 _ACTUAL: Final = ("dep_time", "dep_delay", "arr_time", "arr_delay", "air_time")
-COLUMNS: Final = (*KEY, *_SCHEDULED, *_ACTUAL, "status")
-"""All columns of a flight."""
-TEXTS: Final = frozenset({"origin", "date", "carrier", "tailnum", "dest", "status"})
-"""The columns with texts; all others contain whole numbers."""
 
 
 @attrs.frozen

@@ -15,14 +15,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
-from demo.lags import BUCKET_SECONDS
+from demo.chart import BUCKET_SECONDS
 from demo.places import COLLECTION, Places, append_line, read_lines
-from demo.stores import find_store
-from demo.targets import target_of
-from pyspark_multiclouddb import local_session
+from pyspark_multiclouddb import local_session, merge_into_delta
 
 __all__ = ["follow", "run_query"]
 
+_APP: Final = "demo-flights"
 _QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1"
 _MOST_RECORDS: Final = 60_000
 _SEGMENTS: Final = 20
@@ -70,22 +69,18 @@ def run_query(start: Callable[[], StreamingQuery], is_over: Callable[[], bool]) 
 
 
 def _start(spark: SparkSession, places: Places, records: int, **trigger: Any) -> StreamingQuery:
-    url, database = find_store()
-    place = {"url": url, "collection": COLLECTION} | ({} if database is None else {"database": database})
     changes = (
         spark.readStream.format("multiclouddb")
-        .options(**place)
+        .options(url=places.url, collection=COLLECTION)
         .option("startingPosition", "snapshot")
         .option("snapshotSegments", _SEGMENTS)
         .option("maxRecordsPerTrigger", records)
         .load()
     )
 
-    target = target_of(places)
-
     def merge(batch: DataFrame, batch_id: int) -> None:
         begun = time.time()
-        target.merge(batch, batch_id)
+        merge_into_delta(batch, batch_id, places.table, _APP)
         at = time.time()
         # A row of the scan is as old as its last write, which says nothing about the pipeline.
         bucket = f.floor(f.unix_micros("timestamp") / f.lit(1e6 * BUCKET_SECONDS))
@@ -98,7 +93,7 @@ def _start(spark: SparkSession, places: Places, records: int, **trigger: Any) ->
 
     return (
         changes.writeStream.foreachBatch(merge)
-        .option("checkpointLocation", str(places.checkpoint.resolve()))
+        .option("checkpointLocation", str(places.checkpoint))
         .trigger(**(trigger or {"processingTime": "0 seconds"}))
         .start()
     )

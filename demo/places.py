@@ -1,4 +1,4 @@
-"""Defines where the demo keeps its files."""
+"""The files of a run of the demo, and the lines in which its processes tell how far they are."""
 
 from __future__ import annotations
 
@@ -14,20 +14,29 @@ __all__ = ["COLLECTION", "Places", "append_line", "merged_batches", "read_lines"
 COLLECTION: Final = "flights"
 
 
+def _absolute(path: Path | str) -> Path:
+    return Path(path).resolve()
+
+
 @attrs.frozen
 class Places:
     """The files of one run, all below one folder.
 
     Attributes:
-        root: The folder of the run; each run deletes it and creates it again.
+        root: The folder of the run; each run empties it first.
     """
 
-    root: Path = attrs.field(converter=Path)
+    root: Path = attrs.field(converter=_absolute)
 
     @property
     def store(self) -> Path:
         """The embedded store."""
         return self.root / "store.db"
+
+    @property
+    def url(self) -> str:
+        """The URL of the embedded store."""
+        return f"embedded://{self.store}"
 
     @property
     def table(self) -> Path:
@@ -41,35 +50,34 @@ class Places:
 
     @property
     def begun(self) -> Path:
-        """Return the checkpoint file with the position at which the pipeline starts."""
+        """The file of Spark's checkpoint with the position at which the pipeline starts."""
         return self.checkpoint / "offsets" / "0"
 
     @property
     def written(self) -> Path:
-        """Return the file with the progress of the writer: JSON lines with time and total events.
+        """The progress of the writer: JSON lines with the time and the number of all events.
 
-        The last line contains `done`. The first line counts the flights that exist before the pipeline
-        starts.
+        The first line counts the flights that exist before the pipeline starts; the last one has `done`.
         """
         return self.root / "written.jsonl"
 
     @property
     def merged(self) -> Path:
-        """Return the file with the progress of the pipeline, with one JSON line for each merged micro-batch.
+        """The progress of the pipeline: a JSON line for each merged micro-batch.
 
         `begun` and `at` are the times when the merge began and ended. `changes` counts the changes by the
-        time of their commit (`demo.lags`); it is empty if the micro-batch contains only rows of the scan.
+        time of their commit (`demo.chart`); it is empty if the micro-batch contains only rows of the scan.
         """
         return self.root / "merged.jsonl"
 
     @property
     def proved(self) -> Path:
-        """Return the file that exists when the comparison beside the writer has ended."""
+        """The file that exists when the comparison beside the writer has ended."""
         return self.root / "proved"
 
     @property
     def chart(self) -> Path:
-        """Return the file with the chart of rate and lag over time."""
+        """The picture of rate and lag over time."""
         return self.root / "chart.png"
 
 

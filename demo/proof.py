@@ -1,4 +1,4 @@
-"""Runs `multiclouddb verify` beside the writer and the pipeline."""
+"""The proofs: `multiclouddb verify` beside the writer, and each row at the end, read without multiclouddb."""
 
 from __future__ import annotations
 
@@ -7,83 +7,72 @@ import shlex
 import subprocess
 import sys
 import threading
-from contextlib import closing
+from collections.abc import Iterator
 from typing import Any
 
+from deltalake import DeltaTable
 from rich.console import Console
 
-from demo.faults import plant
 from demo.places import COLLECTION, Places
-from demo.stores import open_store
-from demo.targets import target_of
-from multiclouddb_verify import DifferenceKind
+from multiclouddb_api import decode_json, encode_json
+from multiclouddb_embedded import EmbeddedStore
 
-__all__ = ["Proof"]
+__all__ = ["Proof", "compare"]
 
 
 class Proof:
-    """Compares the table in another thread, and repairs it if rows were damaged.
+    """Runs `multiclouddb verify` in another thread, beside the writer and the pipeline."""
 
-    Args:
-        places: The files of the run.
-        faults: True to damage rows first.
-    """
-
-    def __init__(self, places: Places, *, faults: bool) -> None:
-        self._places, self._faults = places, faults
-        self._said: list[tuple[list[str], subprocess.CompletedProcess[str]]] = []
-        self._planted: dict[str, DifferenceKind] = {}
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._words = ["multiclouddb", "verify", places.url, COLLECTION, "--target", f"delta:{places.table}"]
+        self._words += ["--position", f"spark:{places.checkpoint}"]
+        self._ran: subprocess.CompletedProcess[str] | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
+        command = [sys.executable, "-m", "multiclouddb_cli", *self._words[1:]]
+        command += ["--state", str(self._places.root / "verify")]
         try:
-            if self._faults:
-                self._planted = plant(self._places)
-                self._command("--json")
-                self._command("--repair")
-            self._command()
+            self._ran = subprocess.run(command, capture_output=True, text=True, check=False)
         finally:
             # Until now the writer runs.
             self._places.proved.touch()
 
-    def _command(self, *more: str) -> None:
-        places, target = self._places, target_of(self._places).option
-        if target is None:
-            words = ["python", "-m", "demo.table_proof", str(places.root), *more]
-            command = [sys.executable, *words[1:]]
-        else:
-            with closing(open_store()) as store:
-                address = COLLECTION if store.database is None else f"{store.database}/{COLLECTION}"
-                words = ["multiclouddb", "verify", store.url, address, *more]
-            words += ["--target", target, "--position", f"spark:{places.checkpoint}"]
-            command = [sys.executable, "-m", "multiclouddb_cli", *words[1:]]
-            command += ["--state", str(places.root / "verify")]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False)
-        self._said.append((words, ran))
-
     def wait(self) -> None:
-        """Wait until the commands have ended."""
+        """Wait until the command has ended."""
         self._thread.join()
 
     def report(self, console: Console) -> bool:
-        """Print what the commands said; return True if the table was proved equal."""
-        good = bool(self._said) and self._said[-1][1].returncode == 0
-        for words, ran in self._said:
-            console.print(f"$ {shlex.join(words)}", style="bold", markup=False)
-            if "--json" in words:
-                found = _kinds(ran.stdout)
-                good &= found == self._planted
-                told = "exactly what was planted" if found == self._planted else f"planted {self._planted}"
-                console.print(f"{len(found)} differences, {told}: {', '.join(found.values())}", markup=False)
-            else:
-                console.print((ran.stdout or ran.stderr).rstrip(), markup=False)
-        return good
+        """Print what the command said; return True if the table was proved equal."""
+        console.print(f"$ {shlex.join(self._words)}", style="bold", markup=False)
+        if self._ran is None:
+            return False
+        console.print((self._ran.stdout or self._ran.stderr).rstrip(), markup=False)
+        return self._ran.returncode == 0
 
 
-def _kinds(text: str) -> dict[str, DifferenceKind]:
-    try:
-        told: dict[str, Any] = json.loads(text)
-    except ValueError:
-        return {}
-    return {each["key"]: DifferenceKind(each["kind"]) for each in told["differences"]}
+def compare(places: Places) -> tuple[int, list[str]]:
+    """Compare every document of the store with its row in the table.
+
+    Returns:
+        The number of documents, and a line for each key that is missing, differs, or is in the table only.
+    """
+    table, rows, differences = dict(_rows(places)), 0, list[str]()
+    with EmbeddedStore(places.store) as store:
+        for key, document in store.scan(COLLECTION):
+            rows += 1
+            name = encode_json(key.components).decode()
+            found = table.pop(name, None)
+            if found != document:
+                differences.append(f"{name}: the store has {document}, the table {found or 'nothing'}")
+    return rows, [*differences, *(f"{name}: only in the table" for name in table)]
+
+
+def _rows(places: Places) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Return the key and the document of each row that is no tombstone."""
+    rows = DeltaTable(str(places.table)).to_pyarrow_dataset().scanner(["key", "new_item_state"]).to_table()
+    for row in rows.to_pylist():
+        if row["new_item_state"] is not None:
+            yield encode_json(json.loads(row["key"])).decode(), decode_json(row["new_item_state"])

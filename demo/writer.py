@@ -13,14 +13,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import closing
 from itertools import islice
 from typing import Final
 
-from demo.flights import Flight, load_flights
-from demo.places import Places, append_line
-from demo.stores import open_store
-from multiclouddb_embedded import Delete, Operation, Put
+from demo.flights import KEY, Flight, load_flights
+from demo.places import COLLECTION, Places, append_line
+from multiclouddb_embedded import Delete, EmbeddedStore, Operation, Put
 
 __all__ = ["write"]
 
@@ -35,8 +33,14 @@ _SECONDS: Final = 120
 def write(places: Places, rows: int) -> None:
     """Write the first half of the flights in their final state, then the changes of the other half."""
     flights = load_flights(rows)
-    with closing(open_store()) as store:
-        total = store.fill(_past(islice(flights, rows // 2)))
+    with EmbeddedStore(places.store) as store:
+        store.create_collection(COLLECTION, partitions=4, partition_key=KEY[:2])
+        total, reshapes = 0, _reshapes(store)
+        for past in _past(islice(flights, rows // 2)):
+            store.batch(COLLECTION, past)
+            total += len(past)
+        # The store forgets these changes, so only a scan can find their documents.
+        store.trim(COLLECTION, max_count=0)
         append_line(places.written, at=time.time(), events=total)
         # The pipeline must start first. Otherwise these writes would become rows of its snapshot instead of
         # changes. They begin after its first batch, so that the lag does not contain the start of a JVM.
@@ -47,7 +51,7 @@ def write(places: Places, rows: int) -> None:
         def put(operations: list[Operation]) -> None:
             nonlocal total
             if operations:
-                store.write(operations)
+                store.batch(COLLECTION, operations)
                 total += len(operations)
                 append_line(places.written, at=time.time(), events=total)
 
@@ -60,7 +64,7 @@ def write(places: Places, rows: int) -> None:
                 time.sleep(max(0.0, due - time.monotonic()))
             put(operations)
             if number % max(1, rows // (_BATCH * 6)) == 0:
-                store.reshape()
+                next(reshapes)
         while not places.proved.exists():
             put(last[:1])
             last = last[1:]
@@ -69,7 +73,16 @@ def write(places: Places, rows: int) -> None:
     append_line(places.written, at=time.time(), events=total, done=True)
 
 
-def _past(flights: Iterator[Flight]) -> Iterator[list[Put]]:
+def _reshapes(store: EmbeddedStore) -> Iterator[object]:
+    """Split and merge partitions alternately; each call of `next` makes one step."""
+    while True:
+        first = store.partitions(COLLECTION)[0].partition_id
+        yield store.split(COLLECTION, first)
+        one, other = (each.partition_id for each in store.partitions(COLLECTION)[:2])
+        yield store.merge(COLLECTION, one, other)
+
+
+def _past(flights: Iterator[Flight]) -> Iterator[list[Operation]]:
     """Yield batches of past flights."""
     while past := list(islice(flights, _BATCH)):
         yield [Put(flight.key, flight.actual) for flight in past if flight.actual is not None]

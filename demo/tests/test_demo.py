@@ -6,20 +6,19 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from demo.__main__ import main
-from demo.chart import rate_of_batches, rate_of_writes
+from demo.chart import lags_of, quantile, rate_of_batches, rate_of_writes
 from demo.flights import KEY, load_flights
-from demo.lags import lags_of, quantile
 from demo.pipeline import run_query
 from demo.places import Places, append_line, merged_batches, read_lines
-from demo.stores import start_store
 from demo.writer import write
+from multiclouddb_tables.sql import quoted
 
 # The demo starts Spark in a process of its own.
 pytestmark = pytest.mark.xdist_group("jvm apart")
@@ -52,12 +51,11 @@ def test_table_is_proved_while_the_writer_still_runs(tmp_path: Path, fast: str, 
 def test_table_equals_the_store_after_a_kill_and_one_row_changed_by_hand_fails_the_demo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ran = run_demo(tmp_path / "out", FAULTS="1")
+    ran = run_demo(tmp_path / "out")
     log = tmp_path / "out" / "pipeline.log"
     assert ran.returncode == 0, ran.stdout + ran.stderr + (log.read_text() if log.exists() else "")
     assert "EQUAL: all 1," in ran.stdout
     assert "SIGKILL to the pipeline" in ran.stdout
-    assert "7 differences, exactly what was planted" in ran.stdout
     check_proved(ran, tmp_path / "out")
     assert (tmp_path / "out" / "chart.png").read_bytes().startswith(b"\x89PNG")
     # The rows of the scan have no lag, and every change has one.
@@ -68,47 +66,17 @@ def test_table_equals_the_store_after_a_kill_and_one_row_changed_by_hand_fails_t
     assert changes == written[-1]["events"] - written[0]["events"]
 
     def same_again(run: Any, progress: object) -> None:
-        """Replace `_Run.run`: copy the files of the previous run, without Spark."""
+        """Replace `_Run.run`: copy the files of the previous run, without Spark, and change one row."""
         run._log.close()
         shutil.copytree(tmp_path / "out", tmp_path / "again", dirs_exist_ok=True)
+        table = DeltaTable(str(tmp_path / "again" / "table"))
+        first = f"key = {quoted(table.to_pyarrow_table(columns=['key'])['key'][0].as_py())}"
+        table.update(predicate=first, updates={"new_item_state": """'{"dest":"???"}'"""})
 
     monkeypatch.setattr("demo.__main__._Run.run", same_again)
-    assert main(["--rows", "1500", "--folder", str(tmp_path / "again"), "--tamper"]) == 1
-    told = capsys.readouterr().out
-    assert "NOT EQUAL" in told
-    assert "0 are missing, 1 differ, 0 should not be there" in " ".join(told.split())
 
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("variable", "value", "kinds"),
-    [
-        ("TARGET", "postgres", 5),
-        ("TARGET", "spark", 7),
-        *(("PROVIDER", name, 0) for name in ("mongo", "dynamo", "spanner", "cosmos")),
-    ],
-)
-def test_other_targets_and_providers_give_the_same_verdict_table_and_chart(
-    tmp_path: Path, variable: str, value: str, kinds: int
-) -> None:
-    ran = run_demo(tmp_path / "out", FAULTS="1" if kinds else "", **{variable: value})
-    log = tmp_path / "out" / "pipeline.log"
-    assert ran.returncode == 0, ran.stdout + ran.stderr + (log.read_text() if log.exists() else "")
-    assert "EQUAL: all 1," in ran.stdout
-    assert "SIGKILL to the pipeline" in ran.stdout
-    if kinds:
-        assert f"{kinds} differences, exactly what was planted" in ran.stdout
-    check_proved(ran, tmp_path / "out")
-    assert (tmp_path / "out" / "chart.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("variable", ["TARGET", "PROVIDER"])
-def test_wrong_target_or_provider_is_refused_in_one_line(tmp_path: Path, variable: str) -> None:
-    ran = run_demo(tmp_path / "out", **{variable: "oracle"})
-    assert ran.returncode != 0
-    assert f"{variable} must be one of" in ran.stderr
-    assert "Traceback" not in ran.stderr
+    assert main(["--rows", "1500", "--folder", str(tmp_path / "again")]) == 1
+    assert "NOT EQUAL: 1 rows differ" in " ".join(capsys.readouterr().out.split())
 
 
 # A pipeline that merges 100 rows of a scan, is killed, and merges the changes of the outage 15 seconds later.
@@ -198,9 +166,6 @@ def test_changes_are_spread_over_two_minutes_unless_it_must_be_fast(
     append_line(places.merged, events=1)
     places.proved.touch()
     monkeypatch.setenv("FAST", fast)
-    for name in ("DEMO_URL", "DEMO_DATABASE", "PROVIDER"):
-        monkeypatch.setenv(name, "")
-    start_store(ExitStack(), places)
     monkeypatch.setattr("demo.writer.time", clock)
     write(places, 20_000)
     assert least <= clock.slept <= most
