@@ -21,7 +21,7 @@ MOST = 30
 
 
 class TestRows:
-    @pytest.mark.timeout(1800)
+    @pytest.mark.timeout(3600)
     def test_the_whole_table_runs_each_row_in_a_process_of_its_own(self, run_benchmarks):
         ran = run_benchmarks("--scale", "0.002", "--json")
         rows = json.loads(ran.stdout)
