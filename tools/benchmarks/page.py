@@ -31,8 +31,8 @@ picture](../maintainers/peers.md) has CPU, memory, versions and settings.
 """
 _HOW: Final = """## How it is measured
 
-- The two sides run alternately on the same machine, and take turns in going first. The first pair of runs
-  warms up and does not count. Figures are medians, and the ratio compares the medians.
+- The two sides run alternately on the same machine, and take turns in going first. In most rows,
+  the first pair of runs warms up and does not count. Figures are medians, and the ratio compares the medians.
 - Each row runs in a process of its own. The figures use wall time, unless the row says otherwise.
 - Both sides report the number and the ids of the events that they read. If these differ, the row fails, so
   that neither side can be faster by reading less.

@@ -23,7 +23,7 @@ from multiclouddb_api import (
 
 _CHANGES: Final = 10_000
 _SECONDS: Final = 10
-_SETTLE_SECONDS: Final = 10
+_SETTLE_SECONDS: Final = 3
 """After the backlog, a reader asks again and again; its pauses grow."""
 _LONGEST_SECONDS: Final = 120.0
 _HOUR: Final = 3600

@@ -277,6 +277,7 @@ def ideal(sim: Any) -> Done:
     title="Fan-out, 64 partitions and 100 events a read",
     question="Does a feed of many partitions reach the rate of its partitions together?",
     goal=0.8,
+    pairs=3,
     about=(
         "64 partitions are read at once, with 20 ms of latency for each read, as over a network. A read "
         "returns 100 events, so that waiting and CPU work take about the same time."

@@ -44,6 +44,7 @@ def _row(
         goal=1.1,
         at_most=True,
         pairs=3,
+        warm_up=False,
         about=(
             f"The figure is the CPU time of a call that asks 1,000 {partitions} of our emulator and finds "
             "nothing: what the library adds to the vendor's requests should be at most a tenth of them."
