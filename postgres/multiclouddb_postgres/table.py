@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import psycopg
@@ -61,6 +61,7 @@ from multiclouddb_tables.rules import (
     STALE_SINCE,
     check_cases,
     check_stored,
+    emptied,
 )
 
 if TYPE_CHECKING:
@@ -327,14 +328,9 @@ class PostgresTable(Table):
 
     def bury(self, floor: str, numbers: Mapping[str, int]) -> None:
         """Make tombstones of rows below the floor."""
-        gone = [
-            column.name
-            for column in self.known().columns.values()
-            if not column.not_null
-            and not column.is_generated
-            and not column.is_unique
-            and column.name not in (*TEXT, DELETED_AT, LONG_KEY)
-        ]
+        gone = self._emptied()
+        if STALE_SINCE in self.known().columns:
+            gone.append(STALE_SINCE)
         with self.connection.transaction():
             self._lock()
             sets = [sql.SQL("{} = NULL").format(sql.Identifier(name)) for name in gone]
@@ -349,6 +345,15 @@ class PostgresTable(Table):
             self.connection.execute(update)
             self._check_none_left(sql.SQL("{} AS s WHERE order_key < {}").format(self._table, floor))
             self.store(numbers, {})
+
+    def _emptied(self, written: Iterable[str] = ()) -> list[str]:
+        """Return the columns that a tombstone leaves empty, beside those that are written anyway."""
+        names = [
+            column.name
+            for column in self.known().columns.values()
+            if not (column.not_null or column.is_generated) and column.name != LONG_KEY
+        ]
+        return emptied(self._read_mark(), names, written)
 
     def _check_none_left(self, rows: sql.Composed) -> None:
         """Refuse a trigger or a rule that has prevented a row from being written."""
@@ -528,6 +533,9 @@ class PostgresTable(Table):
                 "CASE WHEN excluded._stale_since IS NOT NULL "
                 "THEN coalesce(t._stale_since, excluded._stale_since) END"
             )
+        for name in self._emptied(names):
+            kept = "CASE WHEN excluded._deleted_at IS NULL THEN t.{0} END"
+            sets[name] = sql.SQL(kept).format(sql.Identifier(name))
         del sets["key"]
         same: sql.Composable = sql.SQL("")
         if LONG_KEY in names:

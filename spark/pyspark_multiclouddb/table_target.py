@@ -18,7 +18,7 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import islice
@@ -55,6 +55,7 @@ from multiclouddb_tables.rules import (
     STALE_SINCE,
     check_cases,
     check_new_columns,
+    emptied,
     lacking_columns,
 )
 from multiclouddb_tables.sql import in_backticks, quoted
@@ -545,14 +546,19 @@ class TableTarget(Table):
             numbers: See `Table.bury`.
         """
         del numbers
-        kept = {*_TEXT, DELETED_AT}
-        gone = [field.name for field in self._known() if field.nullable and field.name not in kept]
-        sets = [f"{in_backticks(name)} = NULL" for name in gone]
+        sets = [f"{in_backticks(name)} = NULL" for name in self._emptied()]
+        if STALE_SINCE in self._known().names:
+            sets.append(f"{STALE_SINCE} = NULL")
         sets += [
             f"order_key = {_literal(floor)}",
             f"{DELETED_AT} = coalesce({DELETED_AT}, current_timestamp())",
         ]
         self._commit(f"UPDATE {self._table} SET {', '.join(sets)} WHERE order_key < {_literal(floor)}")
+
+    def _emptied(self, written: Iterable[str] = ()) -> list[str]:
+        """Return the columns that a tombstone leaves empty, beside those that are written anyway."""
+        names = [field.name for field in self._known() if field.nullable]
+        return emptied(None if self._seen is None else self._seen.mark, names, written)
 
     def _check_still(self, source: FeedSource | None = None) -> None:
         """Refuse another table than the one that was looked at, as near to the statement as possible."""
@@ -579,7 +585,9 @@ class TableTarget(Table):
             )
         source = source.drop("type")
         names = [in_backticks(name) for name in source.columns]
-        sets = ", ".join(f"t.{name} = s.{name}" for name in names)
+        gone = [in_backticks(name) for name in self._emptied(source.columns)]
+        empty = [f"t.{name} = CASE WHEN s.{DELETED_AT} IS NULL THEN t.{name} END" for name in gone]
+        sets = ", ".join([*(f"t.{name} = s.{name}" for name in names), *empty])
         newer = "s.order_key > t.order_key"
         when = f"WHEN MATCHED AND {newer} THEN UPDATE SET {sets}"
         if may_be_stale:

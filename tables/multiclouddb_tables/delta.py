@@ -58,6 +58,7 @@ from multiclouddb_tables.rules import (
     check_cases,
     check_new_columns,
     check_stored,
+    emptied,
     lacking_columns,
     lacks_state,
 )
@@ -389,12 +390,13 @@ class DeltaTarget(Table):
         """
         del numbers
         table = self._known()
-        kept = {*_TEXT, DELETED_AT, *table.metadata().partition_columns}
         fields = table.schema().fields
         if DELETED_AT not in {field.name for field in fields}:
             self.prepare(pa.schema([(name, pa.string()) for name in _TEXT]))
         micros = int(datetime.now(UTC).timestamp() * 1_000_000)
-        gone = [field.name for field in fields if field.nullable and field.name not in kept]
+        gone = self._emptied()
+        if STALE_SINCE in {field.name for field in fields}:
+            gone.append(STALE_SINCE)
         updates = {in_backticks(name): "NULL" for name in gone} | {
             "order_key": quoted(floor),
             DELETED_AT: f"coalesce({DELETED_AT}, to_timestamp_micros({micros}))",
@@ -502,6 +504,13 @@ class DeltaTarget(Table):
             fields = [wanted[name] for name in new]
             self._known().alter.add_columns(fields, commit_properties=said({}))
 
+    def _emptied(self, written: Sequence[str] = ()) -> list[str]:
+        """Return the columns that a tombstone leaves empty, beside those that are written anyway."""
+        table = self._known()
+        kept = {*written, *table.metadata().partition_columns}
+        names = [field.name for field in table.schema().fields if field.nullable]
+        return emptied(None if self._seen is None else self._seen.mark, names, kept)
+
     def _properties(self, notes: Mapping[str, str], **more: bool) -> CommitProperties:
         return said({PLACE: json.dumps({**self._place, **more}, sort_keys=True), **notes})
 
@@ -521,6 +530,11 @@ class DeltaTarget(Table):
             source = source.append_column(pa.field(STALE_SINCE, TIME), pc.if_else(lacking, now, none))
         columns = {name: f"s.{name}" for name in map(in_backticks, source.column_names)}
         is_newer, has_state = "s.order_key > t.order_key", f"s.{STALE_SINCE} IS NULL"
+        is_delete = f"s.{DELETED_AT} IS NOT NULL"
+        columns_and_gone = columns | {
+            name: f"CASE WHEN {is_delete} THEN NULL ELSE t.{name} END"
+            for name in map(in_backticks, self._emptied(source.column_names))
+        }
         moved = {name: f"s.{name}" for name in ("order_key", DELETED_AT)}
         moved[STALE_SINCE] = f"coalesce(t.{STALE_SINCE}, s.{STALE_SINCE})"
         properties = self._properties(notes, done=True) if is_last else self._properties(notes)
@@ -538,7 +552,7 @@ class DeltaTarget(Table):
                 streamed_exec=False,
             )
             merger = merger.when_matched_update(
-                columns, f"{is_newer} AND {has_state}" if may_be_stale else is_newer
+                columns_and_gone, f"{is_newer} AND {has_state}" if may_be_stale else is_newer
             )
             if may_be_stale:
                 merger = merger.when_matched_update(moved, f"{is_newer} AND NOT {has_state}")

@@ -46,7 +46,7 @@ from multiclouddb_api.validators import check_type, type_name
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE, key_digest
 from multiclouddb_spi.scan.contract import LATEST_MARK
 from multiclouddb_spi.segment import plan_id_of
-from multiclouddb_tables.mark import FeedSource
+from multiclouddb_tables.mark import FeedSource, TableMark
 
 DELETED_AT: Final = "_deleted_at"
 """The column that contains the time at which the sink merged a delete; null in the row of a document."""
@@ -459,6 +459,22 @@ def incomplete_rows() -> MulticloudDbError:
     )
 
 
+def emptied(mark: TableMark | None, names: Iterable[str], written: Iterable[str] = ()) -> list[str]:
+    """Return the columns of a table that a tombstone leaves empty, beside those that are written anyway.
+
+    These are the columns that the sink has written, as the mark of the table lists them. What others write is
+    not the sink's to remove. Without a mark it is not known which columns these are, so all count as its own.
+
+    Args:
+        mark: The mark of the table.
+        names: The columns of the table.
+        written: The columns of the batch, in each spelling.
+    """
+    kept = {name.lower() for name in ("key", "order_key", DELETED_AT, STALE_SINCE, *written)}
+    ours = None if mark is None else {name.lower() for name in mark.columns}
+    return [name for name in names if name.lower() not in kept and (ours is None or name.lower() in ours)]
+
+
 def table_of(batch: pa.Table | ChangeFeedPage) -> pa.Table:
     """Return the changes of a page as a table."""
     return batch if isinstance(batch, pa.Table) else pa.Table.from_batches([events_to_arrow(batch.events)])
@@ -521,6 +537,14 @@ def source_of(places: Iterable[tuple[str | None, str | None, str | None]]) -> Fe
     sources = {FeedSource.of_row(where, ResourceAddress(*names)) for where, *names in places}
     if None in sources or not sources:
         return None
+    collections = sorted({str(each.collection) for each in sources if each is not None and each.collection})
+    if len(collections) > 1:
+        raise invalid_request(
+            "batch",
+            f"has rows of several collections: {collections[0]} and {collections[1]}; a table goes by key "
+            "alone, so a document of one would replace that of another",
+            "fill a table of its own from each of them, with the rows of one value of the column collection",
+        )
     if len(sources) > 1:
         first, second, *_ = sorted(f"{each} ({each.incarnation})" for each in sources if each is not None)
         raise invalid_request(

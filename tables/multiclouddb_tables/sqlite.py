@@ -356,7 +356,9 @@ class SqliteTable(Table):
                 )
             there = _orders(step.database, shape, values["key"])
             may_be_stale = STALE_SINCE in shape.kinds
+            gone = rules.emptied(step.found.mark, shape.kinds, wanted)
             inserted, replaced, outdated = list[list[Any]](), list[list[Any]](), list[list[Any]]()
+            buried = list[list[Any]]()
             for at, (key, order_key) in enumerate(zip(values["key"], values["order_key"], strict=True)):
                 before = there.get(key)
                 if before is not None and not (isinstance(before, str) and before < order_key):
@@ -372,10 +374,12 @@ class SqliteTable(Table):
                 elif lacks:
                     outdated.append([order_key, now, key])
                 else:
-                    replaced.append([*row.values(), key])
+                    (buried if deletes[at] else replaced).append([*row.values(), key])
             step.write(shape.insert(), inserted)
             names = [*wanted, DELETED_AT, *([STALE_SINCE] if may_be_stale else [])]
-            step.write(shape.update(f"{in_backticks(name)} = ?" for name in names), replaced)
+            sets = [f"{in_backticks(name)} = ?" for name in names]
+            step.write(shape.update(sets), replaced)
+            step.write(shape.update([*sets, *(f"{in_backticks(name)} = NULL" for name in gone)]), buried)
             stale = (f"{DELETED_AT} = NULL", f"{STALE_SINCE} = coalesce({STALE_SINCE}, ?)")
             step.write(shape.update(("order_key = ?", *stale)), outdated)
             step.put(_named({}, notes))
@@ -401,11 +405,11 @@ class SqliteTable(Table):
         """
         with self._step() as step:
             others = (
-                f"{in_backticks(name)} = NULL"
-                for name in step.shape.kinds
-                if name not in (*NOT_NULL, DELETED_AT)
+                f"{in_backticks(name)} = NULL" for name in rules.emptied(step.found.mark, step.shape.kinds)
             )
-            settings = ("order_key = ?", f"{DELETED_AT} = coalesce({DELETED_AT}, ?)", *others)
+            settings = ["order_key = ?", f"{DELETED_AT} = coalesce({DELETED_AT}, ?)", *others]
+            if STALE_SINCE in step.shape.kinds:
+                settings.append(f"{STALE_SINCE} = NULL")
             step.database.execute(
                 step.shape.update(settings, "order_key < ?"), (floor, time_text(datetime.now(UTC)), floor)
             )

@@ -180,6 +180,8 @@ class MemoryTable(Table):
                 elif lacks and may_be_stale:
                     there |= {name: row[name] for name in ("order_key", rules.DELETED_AT)}
                     there[rules.STALE_SINCE] = there[rules.STALE_SINCE] or now
+                elif kind == "DELETE":
+                    there |= dict.fromkeys(rules.emptied(changed.mark, changed.columns)) | row
                 else:
                     there |= row
             changed.notes |= notes
@@ -196,8 +198,10 @@ class MemoryTable(Table):
         with self._commit() as changed:
             for row in changed.rows:
                 if row["order_key"] < floor:
-                    gone = dict.fromkeys(row) | {"key": row["key"], "order_key": floor}
-                    row |= gone | {rules.DELETED_AT: row[rules.DELETED_AT] or now}
+                    gone = dict.fromkeys(rules.emptied(changed.mark, changed.columns))
+                    row |= gone | {"order_key": floor, rules.DELETED_AT: row[rules.DELETED_AT] or now}
+                    if rules.STALE_SINCE in row:
+                        row[rules.STALE_SINCE] = None
             changed.numbers |= numbers
 
     def rows(self, keys: Sequence[str] | None = None, *, own: Own = False) -> Iterator[pa.RecordBatch]:

@@ -27,6 +27,7 @@ from multiclouddb_api import (
 from multiclouddb_conformance.sink_harness import (
     ADDRESS,
     NOW,
+    PLAN,
     Change,
     SinkHarness,
     applied,
@@ -204,6 +205,26 @@ class TestMerged:
         assert sink.target.fix(fixes[1:], expected(sink)) == 1
         assert read(sink)[key_of("b")]["deleted"]
         assert stored()["b"] == {"note": "of another job"}
+
+    def test_a_tombstone_keeps_no_column_of_the_user_also_if_its_batch_lacks_it(
+        self, sink: SinkHarness
+    ) -> None:
+        """A later batch may have fewer columns; a change then keeps them, and a delete does not."""
+
+        def stored() -> dict[str, Any]:
+            found = [row for each in sink.target.rows(own=("phone",)) for row in each.to_pylist()]
+            return {json.loads(row["key"])["id"]: decode_json(row["state"]) for row in found}
+
+        wider = rows(("a", 1, {}), ("b", 1, {}), ("c", 1, {}))
+        sink.merge(wider.append_column("phone", pa.array(["555", "666", "777"])))
+        sink.merge(rows(("a", 2, None), ("b", 2, {})))
+        assert stored() == {"a": {}, "b": {"phone": "666"}, "c": {"phone": "777"}}
+        sink.merge(bare(("b", 3, {})), missing_state="keep")
+        sink.merge(rows(("b", 4, None)))
+        assert stored() == {"a": {}, "b": {}, "c": {"phone": "777"}}
+        sink.merge(page([], SnapshotStarted("000010~", PLAN)))
+        sink.merge(page([], BackfillDone(PLAN, "000010~")))
+        assert stored() == {"a": {}, "b": {}, "c": {}}
 
     def test_changes_without_documents(self, sink: SinkHarness) -> None:
         sink.merge(rows(("a", 1, {"n": 1})))
