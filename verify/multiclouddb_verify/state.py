@@ -19,7 +19,7 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -50,6 +50,40 @@ Rows: TypeAlias = npt.NDArray[Any]
 Pending: TypeAlias = tuple[str, int, str | None, float]
 """A key that is judged one by one: its text, the digest of the scan, the kind of difference that an earlier
 round found, and when."""
+
+
+class _Cursor(sqlite3.Cursor):
+    """A cursor that also tells what goes wrong when a row is fetched, and quotes nothing that is stored."""
+
+    def __init__(self, database: sqlite3.Connection, folder: Path) -> None:
+        super().__init__(database)
+        self._folder = folder
+
+    def __next__(self) -> Any:
+        with self._told():
+            return super().__next__()
+
+    def fetchone(self) -> Any:
+        with self._told():
+            return super().fetchone()
+
+    def fetchmany(self, size: int | None = 1) -> list[Any]:
+        with self._told():
+            return super().fetchmany(size)
+
+    def fetchall(self) -> list[Any]:
+        with self._told():
+            return super().fetchall()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            # Python's message about a text that is not UTF-8 contains the text; it has no code of SQLite.
+            if getattr(error, "sqlite_errorcode", None) is None:
+                raise broken(self._folder, "a text in it is not UTF-8") from None
+            raise unusable(self._folder, error) from error
 
 
 @attrs.frozen
@@ -233,7 +267,8 @@ class State:
     def _sql(self, statement: str, values: Sequence[object] | Mapping[str, object] = ()) -> sqlite3.Cursor:
         assert self._database is not None
         try:
-            return self._database.execute(statement, values)
+            cursor = _Cursor(self._database, self._folder)
+            return cursor.execute(statement, values)
         except sqlite3.Error as error:
             raise unusable(self._folder, error) from error
 

@@ -1,9 +1,11 @@
 """What an interrupted comparison leaves decides nothing about the table that a later one finds."""
 
+import contextlib
 import copy
 import errno
 import os
 import shutil
+import sqlite3
 import stat
 from contextlib import suppress
 
@@ -414,12 +416,18 @@ def test_a_collection_has_one_folder_however_it_is_named(shop, scanned):
     assert scanned == []
 
 
+def _damaged_text(path):
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE fact SET value = CAST(x'7b22ff' AS TEXT) WHERE name = 'identity'")
+
+
 DAMAGES = {
     "no database": lambda folder: (folder / "state.db").write_bytes(b"x" * 5000),
     "half of the database": lambda folder: os.truncate(folder / "state.db", 5000),
     "no file": lambda folder: (folder / "000001.run").unlink(),
     "an empty file": lambda folder: os.truncate(folder / "000001.run", 0),
     "half of a file": lambda folder: os.truncate(folder / "000001.run", 500),
+    "a text that is not UTF-8": lambda folder: _damaged_text(folder / "state.db"),
     "zeros": lambda folder: (folder / "000001.run").write_bytes(
         b"\0" * (folder / "000001.run").stat().st_size
     ),
