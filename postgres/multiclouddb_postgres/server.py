@@ -318,6 +318,9 @@ def _told(place: str, error: psycopg.Error) -> MulticloudDbError:
     else:
         row = next((_KINDS[code[:n]] for n in (5, 3, 2) if code[:n] in _KINDS), _OTHER)
     category, retryable, way_out = row
+    # A hint has only what the server knows about its own statement; one of a trigger may say anything.
+    if error.diag.message_hint and not _quotes(error):
+        way_out = f"{one_line(error.diag.message_hint).rstrip('.')}; {way_out}"
     return MulticloudDbError(
         f"table: {place}: {text or 'the statement failed'}; {way_out}",
         ErrorDetail(

@@ -46,6 +46,12 @@ _TYPES: Final[Sequence[tuple[Any, str]]] = (
     (pa.types.is_large_binary, "bytea"),
 )
 _TOO_DEEP: Final = "54001"
+# Arrow's text of a time has a year of 16 bits, and one before the year 1 has no text that PostgreSQL reads.
+_LAST_YEAR: Final = 32_767
+_FIRST: Final = -719_162
+"""The first day of the year 1, counted from 1970."""
+_END: Final = 11_248_738
+"""The first day that is too late: the first one of the year after `_LAST_YEAR`."""
 
 
 def type_of(field: pa.Field, documents: Documents) -> str:
@@ -94,11 +100,19 @@ def declared(name: str, kind: str, *, required: bool = True) -> sql.Composed:
 
 
 def check_values(rows: pa.Table, known: Mapping[str, Column]) -> None:
-    """Refuse, before anything is sent, what PostgreSQL cannot store."""
+    """Refuse, before anything is sent, what PostgreSQL cannot store, or Arrow does not write as it is."""
     for name in rows.column_names:
         column = rows[name]
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
+        if (is_far := _is_far(column)) is not None and pc.any(is_far).as_py():
+            key = rows["key"][pc.index(is_far, True).as_py()].as_py()
+            raise invalid_request(
+                f"column {name}",
+                f"has a time outside the years 1 to {_LAST_YEAR} in the row of the key {digest_of(key)}, "
+                "which would be stored as another time",
+                "replace it, or store the column as a number or a text",
+            )
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             has_nul = pc.match_substring(column, "\0")
             if pc.any(has_nul).as_py():
@@ -114,6 +128,23 @@ def check_values(rows: pa.Table, known: Mapping[str, Column]) -> None:
                     f"key {digest_of(key)}",
                     f"run ALTER TABLE … ALTER COLUMN {name} TYPE text",
                 )
+
+
+def _is_far(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """Return for each time whether Arrow's CSV may show another one; None for a column of another type."""
+    kind = column.type
+    if pa.types.is_date32(kind):
+        unit = 1
+    elif pa.types.is_timestamp(kind):
+        unit = 86_400 * {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[kind.unit]
+    else:
+        return None
+    number = column.cast(pa.int32() if pa.types.is_date32(kind) else pa.int64()).cast(pa.int64())
+    last = min(_END * unit, 2**63 - 1)
+    return pc.or_(
+        pc.less(number, max(_FIRST * unit, -(2**63))),
+        pc.greater_equal(number, last) if last == _END * unit else pc.greater(number, last),
+    )
 
 
 def nul(name: str, key: str) -> MulticloudDbError:

@@ -144,3 +144,11 @@ def test_a_pickle_has_the_password_and_what_is_made_of_it_shows_none(made):
     pickled = pickle.dumps(made(f"postgresql://me:{FIRST}@127.0.0.1:1/shop"))
     assert FIRST.encode() in pickled
     assert FIRST not in repr(pickle.loads(pickled))
+
+
+@pytest.mark.parametrize("name", ["host", "hostaddr"])
+def test_one_odd_host_of_several_is_refused_because_it_may_be_a_part_of_a_password(name):
+    """A # or a / in a password that is not encoded ends the user's part, and the rest becomes a host."""
+    with pytest.raises(MulticloudDbError, match="unusual characters") as caught:
+        PostgresTarget(f"{name}=first,se#cret!,third dbname=d", "orders")
+    assert "cret" not in str(caught.value)

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import attrs
+import numpy as np
 import psycopg
 import pyarrow as pa
 import pytest
@@ -427,6 +428,55 @@ class TestRefused:
         error = refused(lambda: merged(dsn, ("b", 1, {}), (long, 2, {})))
         assert "2,600" in error.message or "2600" in error.message
         assert len(keys(dsn)) == 1
+
+    @pytest.mark.parametrize("kind", [pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.timestamp("s")])
+    @pytest.mark.parametrize("year", [-100_000, 0, 1, 9999, 32_767, 32_768, 200_000, 275_760])
+    def test_a_time_is_stored_as_it_is_or_refused_with_its_key(self, dsn, kind, year):
+        """Arrow writes a year of 16 bits into its text."""
+        seconds = int(np.datetime64(f"{year:+07d}-01-01T00:00:00", "s").astype(int))
+        value = seconds if kind.unit == "s" else seconds * 1_000_000
+        batch = rows(("a", 1, {})).append_column("at", pa.array([value], pa.int64()).cast(kind))
+        if not 1 <= year <= 32_767:
+            error = refused(lambda: merge_into_postgres(batch, None, dsn, "t", None))
+            assert "column at" in error.message
+            assert named(error, "a")
+            return
+        merge_into_postgres(batch, None, dsn, "t", None)
+        assert query(dsn, "SELECT extract(epoch FROM at)::bigint FROM t") == [(seconds,)]
+
+    @pytest.mark.parametrize("day", [-719_163, 11_248_738, 2**31 - 1])
+    def test_a_date_of_a_year_without_a_text_is_refused(self, dsn, day):
+        batch = rows(("a", 1, {})).append_column("day", pa.array([day], pa.date32()))
+        error = refused(lambda: merge_into_postgres(batch, None, dsn, "t", None))
+        assert named(error, "a")
+
+    def test_the_servers_hint_is_told(self, dsn):
+        """A table in a publication needs an identity of its rows for an update."""
+        merge_into_postgres(rows(("a", 1, {})), None, dsn, "t", None)
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute("ALTER TABLE t REPLICA IDENTITY NOTHING")
+            connection.execute("CREATE PUBLICATION hinted FOR TABLE t")
+        batch = rows(("a", 2, {}))
+        error = refused(
+            lambda: merge_into_postgres(batch, None, dsn, "t", None), ErrorCategory.PERMANENT_FAILURE
+        )
+        assert "set REPLICA IDENTITY" in error.message
+
+    def test_the_hint_of_a_trigger_is_not_told(self, dsn):
+        merge_into_postgres(rows(("a", 1, {})), None, dsn, "t", None)
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(
+                "CREATE FUNCTION hinting() RETURNS trigger LANGUAGE plpgsql AS "
+                "$$BEGIN RAISE EXCEPTION 'no' USING HINT = 'secret'; END$$"
+            )
+            connection.execute(
+                "CREATE TRIGGER hinting BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION hinting()"
+            )
+        batch = rows(("b", 1, {}))
+        error = refused(
+            lambda: merge_into_postgres(batch, None, dsn, "t", None), ErrorCategory.PERMANENT_FAILURE
+        )
+        assert "secret" not in error.message
 
     def test_text_with_nul(self, dsn):
         batch = rows(("a", 1, {}), ("b", 2, {})).append_column("x", pa.array(["fine", "a\0b"]))
