@@ -58,6 +58,9 @@ class FeedSource:
     incarnation: str | None = None
     """A digest that distinguishes the collection from one that is created again under its name; None if the
     service has no such id, or if it is not known."""
+    collection: ResourceAddress | None = None
+    """Of a feed of a database or a cluster, the one collection whose rows are meant; None if it is not known.
+    A sink goes by key, and documents of two collections may have the same one."""
 
     def __str__(self) -> str:
         return f"{self.provider} {self.address}" if self.address != ResourceAddress() else self.provider
@@ -69,6 +72,8 @@ class FeedSource:
             other: The other feed.
         """
         if (self.provider, self.address) != (other.provider, other.address):
+            return False
+        if None not in (self.collection, other.collection) and self.collection != other.collection:
             return False
         return None in (self.incarnation, other.incarnation) or self.incarnation == other.incarnation
 
@@ -135,7 +140,8 @@ class FeedSource:
         wider = (address, ResourceAddress(address.database, None), ResourceAddress())
         for each in wider:
             if provider and which and address_digest(each) == place:
-                return cls(provider, each, None if which == _NO_INCARNATION else which)
+                collection = None if each == address else address
+                return cls(provider, each, None if which == _NO_INCARNATION else which, collection)
         return None
 
     @classmethod
@@ -173,6 +179,8 @@ class TableMark:
         Args:
             source: The feed of the batch.
         """
+        if source.collection is None:
+            source = attrs.evolve(source, collection=self.source.collection)
         return attrs.evolve(self, source=source) if self.incarnation is None else self
 
     @property
@@ -208,6 +216,8 @@ class TableMark:
             "columns": self.columns,
             "incomplete_since": self.incomplete_since,
         }
+        if (one := self.source.collection) is not None:
+            value["collection"] = [one.database, one.collection]
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
@@ -240,7 +250,12 @@ class TableMark:
                 "columns": [*columns],
                 "incomplete_since": str() | None as since,
             } if all(isinstance(each, str) for each in columns):
-                source = FeedSource(provider, ResourceAddress(database, collection), incarnation)
+                match value.get("collection"):
+                    case [str() | None as its_database, str() as its_name]:
+                        one = ResourceAddress(its_database, its_name)
+                    case _:
+                        one = None
+                source = FeedSource(provider, ResourceAddress(database, collection), incarnation, one)
                 return cls(source, tuple(columns), since)
             case _:
                 raise invalid_request(

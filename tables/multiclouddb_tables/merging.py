@@ -114,12 +114,33 @@ class MergeRules:
             raise invalid_request("source", problem, "pass the rows of that feed")
         if source is None:
             return stored  # a batch without rows
+        is_wide = stored is not None and (stored.provider, stored.address) == (
+            source.provider,
+            source.address,
+        )
+        if stored is not None and is_wide and source.collection is None:
+            source = attrs.evolve(source, collection=stored.source.collection)
+        elif (
+            stored is not None and is_wide and stored.source.collection is None and not self._table.is_empty()
+        ):
+            raise invalid_request(
+                "table",
+                f"{where} is filled from {stored.source}, and its mark does not name the one collection of its "
+                "rows, so rows of several may have replaced each other",
+                "fill a new table for each collection, from a snapshot of it; then drop this one",
+            )
         if stored is None or (batch.begins_anew and stored.source != source):
             return _since(TableMark(source, columns), batch)
         if not stored.source.may_be(source):
-            if (stored.provider, stored.address) == (source.provider, source.address):
+            same = stored.source.collection == source.collection
+            if same and (stored.provider, stored.address) == (source.provider, source.address):
                 problem = f"comes from {source}, which was dropped and created again after {where} was filled"
                 way_out = f"rows of the old collection would stay; {new_query('the sink')}"
+            elif is_wide:
+                problem = (
+                    f"has rows of {source.collection}, but {where} has those of {stored.source.collection}"
+                )
+                way_out = "use a table of its own for each collection"
             else:
                 problem = f"comes from {source}, but {where} is filled from {stored.source}"
                 way_out = "use a table of its own for each collection"

@@ -116,18 +116,37 @@ class TestMarked:
         sink.merge(rows(("a", 3, {"n": 3})))
         assert documents(sink) == {"a": {"n": 3}}
 
-    def test_a_feed_of_a_database_fills_its_table_from_every_collection(self, sink: SinkHarness) -> None:
+    def test_a_feed_of_a_database_fills_a_table_from_one_collection(self, sink: SinkHarness) -> None:
+        """Two collections may have documents of one key."""
         shop = FeedSource("provider", ResourceAddress("main", None))
         first, second = (
-            _from(shop, rows((name, 1, {"n": 1})), ResourceAddress("main", name)) for name in ("a", "b")
+            _from(shop, rows(("a", number, {"n": number})), ResourceAddress("main", name))
+            for number, name in ((1, "x"), (2, "y"))
         )
-        sink.merge(pa.concat_tables([first, second]))
+        assert "several collections" in refused(sink.merge, pa.concat_tables([first, second])).message
+        sink.merge(first)
+        message = refused(sink.merge, second).message
+        assert "main/x" in message
+        assert "main/y" in message
         sink.merge(first)
         mark = sink.target.found().mark
         assert mark is not None
-        assert mark.source == shop
+        assert mark.source == attrs.evolve(shop, collection=ResourceAddress("main", "x"))
         refused(sink.merge, rows(("a", 2, {})))
-        assert documents(sink) == {"a": {"n": 1}, "b": {"n": 1}}
+        assert documents(sink) == {"a": {"n": 1}}
+
+    def test_a_table_that_may_be_mixed_already_is_refused(
+        self, sink: SinkHarness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its mark is that of an earlier version, which took rows of every collection."""
+        shop = FeedSource("provider", ResourceAddress("main", None))
+        batch = _from(shop, rows(("a", 1, {"n": 1})), ResourceAddress("main", "x"))
+        with monkeypatch.context() as patch:
+            patch.setattr(FeedSource, "of_row", lambda *_: shop)
+            sink.merge(batch)
+        message = refused(sink.merge, batch).message
+        assert "may have replaced each other" in message
+        assert "from a snapshot" in message
 
     def test_a_snapshot_of_a_collection_that_was_made_again_takes_the_table_over(
         self, sink: SinkHarness
