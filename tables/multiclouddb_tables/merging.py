@@ -125,8 +125,8 @@ class MergeRules:
         ):
             raise invalid_request(
                 "table",
-                f"{where} is filled from {stored.source}, and its mark does not name the one collection of its "
-                "rows, so rows of several may have replaced each other",
+                f"{where} is filled from {stored.source}, and its mark does not name the one collection "
+                "of its rows, so rows of several may have replaced each other",
                 "fill a new table for each collection, from a snapshot of it; then drop this one",
             )
         if stored is None or (batch.begins_anew and stored.source != source):
