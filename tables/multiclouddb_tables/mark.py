@@ -250,11 +250,10 @@ class TableMark:
                 "columns": [*columns],
                 "incomplete_since": str() | None as since,
             } if all(isinstance(each, str) for each in columns):
+                one: ResourceAddress | None = None
                 match value.get("collection"):
                     case [str() | None as its_database, str() as its_name]:
                         one = ResourceAddress(its_database, its_name)
-                    case _:
-                        one = None
                 source = FeedSource(provider, ResourceAddress(database, collection), incarnation, one)
                 return cls(source, tuple(columns), since)
             case _:
