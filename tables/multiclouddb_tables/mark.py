@@ -254,6 +254,8 @@ class TableMark:
                 match value.get("collection"):
                     case [str() | None as its_database, str() as its_name]:
                         one = ResourceAddress(its_database, its_name)
+                    case _:
+                        pass  # the mark of an earlier version, or of a feed of one collection
                 source = FeedSource(provider, ResourceAddress(database, collection), incarnation, one)
                 return cls(source, tuple(columns), since)
             case _:
