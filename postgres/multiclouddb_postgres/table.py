@@ -639,7 +639,7 @@ class PostgresTable(Table):
         known = self.known().columns
         check_table(self._where, [*known], own=any(fix.columns is not None for fix in fixes))
         check_fixes(self._where, self._own_names(), fixes)
-        hashes = self.hashes
+        hashes, gone = self.hashes, self._emptied()
         written, removals = 0, [fix for fix in fixes if fix.removes]
         beside = {each.beside[0]: each.beside[1] for each in removals if each.beside is not None}
         locked = dict[str, str | None]()
@@ -656,7 +656,7 @@ class PostgresTable(Table):
                 ).fetchone()
                 locked[key] = None if found is None else found[0]
                 continue
-            row = fixed_row(fix) | {"key": kept(fix.key)}
+            row = fixed_row(fix, gone) | {"key": kept(fix.key)}
             row[LONG_KEY] = fix.key if is_long(fix.key) else None
             names = [name for name in known if name in row]
             values = [sql.Literal(row[name]) for name in names]

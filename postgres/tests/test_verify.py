@@ -147,7 +147,7 @@ def test_a_locked_row_is_waited_for_no_longer_than_the_time_limit(shop, tmp_path
 def test_own_columns_are_compared_and_repaired_with_transform(shop, tmp_path, dsn):
     with psycopg.connect(dsn) as connection:
         connection.execute(
-            "ALTER TABLE orders ADD COLUMN n int; UPDATE orders "
+            "ALTER TABLE orders ADD COLUMN n int, ADD COLUMN others text DEFAULT 'x'; UPDATE orders "
             "SET n = substring(new_item_state::text from '\"n\":(\\d+)')::int; "
             "ALTER TABLE orders DROP COLUMN new_item_state; UPDATE orders SET n = -7 WHERE key LIKE '%o-1\"%'"
         )
@@ -158,7 +158,14 @@ def test_own_columns_are_compared_and_repaired_with_transform(shop, tmp_path, ds
         )  # fmt: skip
         assert check().counts.differences == {DifferenceKind.STALE: 1}
         assert check(repair=True).equal
-    assert check
+        shop.store.delete("orders", "o-1")
+        shop.follow()
+        with psycopg.connect(dsn) as connection:
+            connection.execute("UPDATE orders SET n = 5, _deleted_at = NULL WHERE key LIKE '%o-1\"%'")
+        assert check(repair=True).equal
+    with psycopg.connect(dsn) as connection:
+        query = "SELECT n, others, _deleted_at IS NULL FROM orders WHERE key LIKE '%o-1\"%'"
+        assert connection.execute(query).fetchall() == [(None, "x", False)]
 
 
 def test_the_state_folder_holds_keys_and_digests_and_nothing_else(shop, tmp_path):

@@ -256,7 +256,7 @@ class TableTarget(Table):
                 table has columns of its own and no `transform` was given, or if it is not the expected one.
         """
         now = self._now(own=any(fix.columns is not None for fix in fixes))
-        schema = now._known()
+        schema, _ = now._known(), now.feed_mark()
         check_fixes(self._table, schema.names, fixes)
         if not fixes:
             return 0
@@ -272,7 +272,7 @@ class TableTarget(Table):
                 else value
                 for name, value in (fix.columns or {}).items()
             }
-            row = fixed_row(attrs.evolve(fix, columns=own_values))
+            row = fixed_row(attrs.evolve(fix, columns=own_values), ())
             cells, is_several = [row.get(name) for name in schema.names], len(fix.seen) > 1
             if (is_several or fix.removes) and sorted(fix.seen) != there.get(fix.key):
                 continue
@@ -293,7 +293,7 @@ class TableTarget(Table):
             f"AND coalesce(b.order_key, '{NO_ORDER}') = s._order)"
         )
         names = [in_backticks(name) for name in schema.names]
-        sets = ", ".join(f"t.{name} = s.{name}" for name in names)
+        sets = ", ".join([*(f"t.{name} = s.{name}" for name in names), *now._gone(schema.names)])
         values = ", ".join(f"s.{name}" for name in names)
         is_seen = f"array_contains(s._seen, coalesce(t.order_key, '{NO_ORDER}'))"
         is_new = f"s._match IS NOT NULL AND cardinality(s._seen) = 0 AND s.{DELETED_AT} IS NULL"
@@ -560,6 +560,11 @@ class TableTarget(Table):
         names = [field.name for field in self._known() if field.nullable]
         return emptied(None if self._seen is None else self._seen.mark, names, written)
 
+    def _gone(self, written: Iterable[str]) -> list[str]:
+        """Return what a merge writes into columns that it lacks: nothing, but null in a tombstone."""
+        names = map(in_backticks, self._emptied(written))
+        return [f"t.{name} = CASE WHEN s.{DELETED_AT} IS NULL THEN t.{name} END" for name in names]
+
     def _check_still(self, source: FeedSource | None = None) -> None:
         """Refuse another table than the one that was looked at, as near to the statement as possible."""
         if self._seen is not None:
@@ -585,9 +590,7 @@ class TableTarget(Table):
             )
         source = source.drop("type")
         names = [in_backticks(name) for name in source.columns]
-        gone = [in_backticks(name) for name in self._emptied(source.columns)]
-        empty = [f"t.{name} = CASE WHEN s.{DELETED_AT} IS NULL THEN t.{name} END" for name in gone]
-        sets = ", ".join([*(f"t.{name} = s.{name}" for name in names), *empty])
+        sets = ", ".join([*(f"t.{name} = s.{name}" for name in names), *self._gone(source.columns)])
         newer = "s.order_key > t.order_key"
         when = f"WHEN MATCHED AND {newer} THEN UPDATE SET {sets}"
         if may_be_stale:

@@ -35,7 +35,8 @@ from multiclouddb_conformance.targets import *  # noqa: F403
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_tables.contract import Fix
 from multiclouddb_tables.layout import state_of
-from multiclouddb_tables.rules import other_rows
+from multiclouddb_tables.mark import FeedSource
+from multiclouddb_tables.rules import concerns, other_rows
 from pyspark_multiclouddb import TableTarget, drop_tombstones, merge_into_table
 
 from .micro_batches import make_checkpoint, read_counted, write_offset
@@ -63,7 +64,7 @@ class TableSink:
         self.known, self.fresh, self.gaps = {}, True, count(1)
         self.lake = folder / "lake"
         self.table = table_in(spark, self.lake)
-        self.target = TableTarget(spark, self.table)
+        self.target, self.source = TableTarget(spark, self.table), None
         self.checkpoint, self.snapshot, self.seen = make_checkpoint(folder / "checkpoint", "q"), None, set()
 
     def merge(self, batch, batch_id=None, app_id=None, *, create="first", **options):
@@ -75,9 +76,13 @@ class TableSink:
                 "feed": [made.provider_id, made.address.database, made.address.collection],
             }
             batch = pa.Table.from_batches([events_to_arrow(batch.events)])
+            if (source := FeedSource.of_page(given)) is not None and source.collection is not None:
+                self.source = source
         snapshot = self.snapshot
-        # A frame has no notices; the planner says in the offset what they mean for the table.
-        if gone := [what for each in notices if (what := other_rows(each)) is not None]:
+        # A frame has no notices; the planner says in the offset what they mean for the table. A feed of Spark
+        # is that of one collection, so the planner need not ask which notices concern it.
+        ours = [each for each in notices if self.source is None or concerns(each, self.source)]
+        if gone := [what for each in ours if (what := other_rows(each)) is not None]:
             feed |= {"gone": gone}
         if any(isinstance(each, Gap) for each in notices) and not any(
             isinstance(each, SnapshotStarted) for each in notices

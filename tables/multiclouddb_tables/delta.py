@@ -284,7 +284,7 @@ class DeltaTarget(Table):
     def _merge_fixes(self, table: DeltaTable, names: Sequence[str], fixes: Sequence[Fix]) -> int:
         rows = list[dict[str, Any]]()
         for fix in fixes:
-            row, is_several = fixed_row(fix), len(fix.seen) > 1
+            row, is_several = fixed_row(fix, ()), len(fix.seen) > 1
             seen = fix.seen[0] if len(fix.seen) == 1 else None
             rows.append(row | {"_match": fix.key, "_seen": seen, "_drop": is_several or fix.removes})
             if is_several and not fix.removes:
@@ -296,13 +296,14 @@ class DeltaTarget(Table):
             pa.schema([*fields, ("_match", pa.string()), ("_seen", pa.string()), ("_drop", pa.bool_())]),
         )
         columns = {in_backticks(name): f"s.{in_backticks(name)}" for name in names}
+        gone = _gone(_emptied(table, feed_mark(table, self._where), names))
         merged = (
             table.merge(
                 source, "s._match = t.key", source_alias="s", target_alias="t",
                 writer_properties=written(names), streamed_exec=False, commit_properties=said({}),
             )
             .when_matched_update(
-                columns, f"coalesce(t.order_key, {quoted(NO_ORDER)}) = s._seen AND NOT s._drop"
+                columns | gone, f"coalesce(t.order_key, {quoted(NO_ORDER)}) = s._seen AND NOT s._drop"
             )
             .when_matched_delete("s._drop")
             .when_not_matched_insert(
@@ -505,11 +506,7 @@ class DeltaTarget(Table):
             self._known().alter.add_columns(fields, commit_properties=said({}))
 
     def _emptied(self, written: Sequence[str] = ()) -> list[str]:
-        """Return the columns that a tombstone leaves empty, beside those that are written anyway."""
-        table = self._known()
-        kept = {*written, *table.metadata().partition_columns}
-        names = [field.name for field in table.schema().fields if field.nullable]
-        return emptied(None if self._seen is None else self._seen.mark, names, kept)
+        return _emptied(self._known(), None if self._seen is None else self._seen.mark, written)
 
     def _properties(self, notes: Mapping[str, str], **more: bool) -> CommitProperties:
         return said({PLACE: json.dumps({**self._place, **more}, sort_keys=True), **notes})
@@ -530,11 +527,7 @@ class DeltaTarget(Table):
             source = source.append_column(pa.field(STALE_SINCE, TIME), pc.if_else(lacking, now, none))
         columns = {name: f"s.{name}" for name in map(in_backticks, source.column_names)}
         is_newer, has_state = "s.order_key > t.order_key", f"s.{STALE_SINCE} IS NULL"
-        is_delete = f"s.{DELETED_AT} IS NOT NULL"
-        columns_and_gone = columns | {
-            name: f"CASE WHEN {is_delete} THEN NULL ELSE t.{name} END"
-            for name in map(in_backticks, self._emptied(source.column_names))
-        }
+        columns_and_gone = columns | _gone(self._emptied(source.column_names))
         moved = {name: f"s.{name}" for name in ("order_key", DELETED_AT)}
         moved[STALE_SINCE] = f"coalesce(t.{STALE_SINCE}, s.{STALE_SINCE})"
         properties = self._properties(notes, done=True) if is_last else self._properties(notes)
@@ -559,6 +552,20 @@ class DeltaTarget(Table):
             merger.when_not_matched_insert(columns).execute()
 
         self._commit(commit)
+
+
+def _emptied(table: DeltaTable, mark: TableMark | None, written: Sequence[str] = ()) -> list[str]:
+    """Return the columns that a tombstone leaves empty, beside those that are written anyway."""
+    kept = {*written, *table.metadata().partition_columns}
+    return emptied(mark, [field.name for field in table.schema().fields if field.nullable], kept)
+
+
+def _gone(names: Sequence[str]) -> dict[str, str]:
+    """Return what a merge writes into columns that it lacks: nothing, but null in a tombstone."""
+    return {
+        name: f"CASE WHEN s.{DELETED_AT} IS NOT NULL THEN NULL ELSE t.{name} END"
+        for name in map(in_backticks, names)
+    }
 
 
 def _set_properties(table: DeltaTable, properties: dict[str, str], told: CommitProperties) -> None:

@@ -14,7 +14,7 @@ All other columns belong to the user.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -117,9 +117,15 @@ def read_rows(keys: Any, orders: Any, states: Any, deleted: Any) -> pa.RecordBat
     return pa.RecordBatch.from_arrays(columns, names=["key", "order_key", "state", "deleted"])
 
 
-def fixed_row(fix: Fix) -> dict[str, Any]:
-    """Return the values that a repair writes into a row; a table may lack some of the columns."""
+def fixed_row(fix: Fix, emptied: Iterable[str]) -> dict[str, Any]:
+    """Return the values that a repair writes into a row; a table may lack some of the columns.
+
+    Args:
+        fix: The repair.
+        emptied: The columns that a tombstone leaves empty, as `rules.emptied` returns them for the table.
+    """
     return {
+        **(dict.fromkeys(emptied) if fix.text is None else {}),
         **(fix.columns or {}),
         "key": fix.key,
         "order_key": fix.order_key,

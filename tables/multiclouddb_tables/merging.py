@@ -34,10 +34,13 @@ from multiclouddb_tables.rules import (
     Told,
     batch_of,
     check_options,
+    concerns,
     nameless,
     new_query,
+    other_rows,
     piece_of,
     repair,
+    rows_stay,
     stored_schema,
     table_of,
 )
@@ -146,6 +149,21 @@ class MergeRules:
                 way_out = "use a table of its own for each collection"
             raise invalid_request("batch", problem, way_out)
         return _since(stored.learned(source).with_columns(columns), batch)
+
+    def check_notices(self, batch: MergeBatch) -> None:
+        """Refuse a batch if other rows exist after it, because the table's collection was dropped or renamed.
+
+        A feed of a database or a cluster also has notices of collections whose rows are in other tables.
+        """
+        source = batch.source
+        if source is not None and source.collection is None and self._table.exists:
+            mark = self._table.feed_mark()
+            is_wide = mark is not None and (mark.provider, mark.address) == (source.provider, source.address)
+            source = mark.source if mark is not None and is_wide else source
+        for notice in batch.notices:
+            what = other_rows(notice)
+            if what is not None and (source is None or concerns(notice, source)):
+                raise rows_stay(what)
 
     def check_place(self, batch: MergeBatch) -> None:
         """Refuse a batch whose query has delivered rows before, if the table does not contain them.
@@ -366,6 +384,7 @@ def merge_batch(table: Table, sink: str, batch: MergeBatch) -> bool:
         True if rows were merged.
     """
     rules, merged = MergeRules(table, sink), False
+    rules.check_notices(batch)
     rules.check_place(batch)
     for each in batch.begun if batch.is_page else ():
         rules.claim_empty(batch)

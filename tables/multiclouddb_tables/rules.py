@@ -215,6 +215,7 @@ class MergeBatch:
     has_gap: bool = False  # changes were lost, and its user has chosen to go on without them
     is_first: bool | None = None  # its query has delivered no row before; None if it is not known
     create: Create | None = "first"  # None if the function of the sink has no such argument
+    notices: Sequence[Notice] = ()
 
     @property
     def query(self) -> str | None:
@@ -290,6 +291,7 @@ def batch_of(
         has_gap=has_gap(batch) or told.has_gap,
         is_first=is_first(batch, batch_id, told.is_first),
         create=create,
+        notices=batch.notices if isinstance(batch, ChangeFeedPage) else (),
     )  # fmt: skip
 
 
@@ -310,9 +312,27 @@ def scans_in(batch: object) -> tuple[list[MergedSnapshot], list[MergedSnapshot]]
                     "change or delete the document in the database, and begin another Snapshot()",
                 )
             case _:
-                if (what := other_rows(notice)) is not None:
-                    raise rows_stay(what)
+                pass  # `merge_batch` judges the others, because it knows the collection of the table
     return begun, ended
+
+
+def concerns(notice: Notice, source: FeedSource) -> bool:
+    """Return whether a notice may be about the collection of a feed, or is about no collection in particular.
+
+    Args:
+        notice: The notice.
+        source: The feed. One of a database or a cluster also tells what happened to its other collections.
+    """
+    if (one := source.collection) is None:
+        return True
+    places = (str(one), one.database)
+    match notice:
+        case Dropped(name):
+            return name in places
+        case Renamed(name, new_name):
+            return name in places or new_name in places
+        case _:
+            return True
 
 
 def other_rows(notice: Notice) -> str | None:

@@ -491,7 +491,7 @@ class SqliteTable(Table):
             return
         values = {
             name: as_written(name, shape.kinds[name], value)
-            for name, value in layout.fixed_row(fix).items()
+            for name, value in layout.fixed_row(fix, rules.emptied(step.found.mark, shape.kinds)).items()
             if name in shape.kinds
         }
         if len(fix.seen) == 1:

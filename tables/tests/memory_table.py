@@ -248,7 +248,7 @@ class MemoryTable(Table):
                         others = row
                 changed.rows = [row for row in changed.rows if row["key"] != fix.key]
                 if not fix.removes:
-                    values = layout.fixed_row(fix).items()
+                    values = layout.fixed_row(fix, rules.emptied(changed.mark, changed.columns)).items()
                     changed.rows.append(
                         others | {name: value for name, value in values if name in changed.columns}
                     )

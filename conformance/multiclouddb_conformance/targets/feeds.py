@@ -11,8 +11,12 @@ import pytest
 
 from multiclouddb_api import (
     BackfillDone,
+    Dropped,
     ErrorCategory,
+    Invalidated,
     MulticloudDbError,
+    Notice,
+    Renamed,
     ResourceAddress,
     SnapshotStarted,
 )
@@ -134,6 +138,37 @@ class TestMarked:
         assert mark.source == attrs.evolve(shop, collection=ResourceAddress("main", "x"))
         refused(sink.merge, rows(("a", 2, {})))
         assert documents(sink) == {"a": {"n": 1}}
+
+    @pytest.mark.parametrize(
+        ("notice", "is_ours"),
+        [
+            (Dropped("main/y"), False),
+            (Renamed("main/y", "main/z"), False),
+            (Dropped("other"), False),
+            (Dropped("main/x"), True),
+            (Dropped("main"), True),
+            (Renamed("main/x", "main/z"), True),
+            (Renamed("main/z", "main/x"), True),
+            (Invalidated("it was dropped"), True),
+        ],
+    )
+    @pytest.mark.parametrize("has_rows", [True, False])
+    def test_a_notice_of_another_collection_changes_nothing_in_the_table(
+        self, sink: SinkHarness, notice: Notice, *, is_ours: bool, has_rows: bool
+    ) -> None:
+        shop, address = FeedSource("provider", ResourceAddress("main", None)), ResourceAddress("main", "x")
+        where = encode_partition_id(shop.provider, shop.address, None, "p0")
+        first, second = (
+            [attrs.evolve(each, address=address, partition_id=where) for each in events(("a", n, {"n": n}))]
+            for n in (1, 2)
+        )
+        sink.merge(page(first, token=token_of(shop, None)))
+        batch = page(second if has_rows else [], notice, token=token_of(shop, None))
+        if is_ours:
+            assert "Snapshot()" in refused(sink.merge, batch).message
+        else:
+            sink.merge(batch)
+        assert documents(sink) == {"a": {"n": 2 if has_rows and not is_ours else 1}}
 
     def test_a_table_that_may_be_mixed_already_is_refused(
         self, sink: SinkHarness, monkeypatch: pytest.MonkeyPatch

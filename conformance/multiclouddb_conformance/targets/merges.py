@@ -166,12 +166,12 @@ class TestMerged:
     def test_transform_is_compared_as_the_columns_hold_it_and_repairs_only_them(
         self, sink: SinkHarness
     ) -> None:
-        """The columns of others stay as they are, and so does the document, which is not compared."""
+        """Others stay as they are, and so does the document; but a tombstone keeps nothing of the sink."""
         kinds = {
             "total": (pa.float64(), 3.0), "real": (pa.float32(), 0.1),
             "price": (pa.decimal128(9, 2), Decimal("1.50")), "whole": (pa.int64(), 2),
             "none": (pa.string(), None),
-            "note": (pa.string(), "of another job"),
+            "note": (pa.string(), "not filled"),
         }  # fmt: skip
 
         def columns(document: Any) -> dict[str, Any]:
@@ -200,11 +200,11 @@ class TestMerged:
             Fix(key_of("b"), ("000001",), "000001", None, own(None), NOW),
         ]
         assert sink.target.fix(fixes[:1], expected(sink)) == 1
-        assert stored()["a"] | {"total": 4.0, "note": "of another job"} == stored()["a"]
+        assert stored()["a"] | {"total": 4.0, "note": "not filled"} == stored()["a"]
         assert encode_json(stored((*own.types,))["a"]) == encode_json(own_state(own({"n": 4})))
         assert sink.target.fix(fixes[1:], expected(sink)) == 1
         assert read(sink)[key_of("b")]["deleted"]
-        assert stored()["b"] == {"note": "of another job"}
+        assert stored()["b"] == {}
 
     def test_a_tombstone_keeps_no_column_of_the_user_also_if_its_batch_lacks_it(
         self, sink: SinkHarness
@@ -225,6 +225,24 @@ class TestMerged:
         sink.merge(page([], SnapshotStarted("000010~", PLAN)))
         sink.merge(page([], BackfillDone(PLAN, "000010~")))
         assert stored() == {"a": {}, "b": {}, "c": {}}
+
+    def test_a_tombstone_of_a_repair_keeps_no_column_that_transform_does_not_fill(
+        self, sink: SinkHarness
+    ) -> None:
+        batch = rows(("a", 1, {}), ("b", 1, {}))
+        for name in ("mail", "phone"):
+            batch = batch.append_column(name, pa.array([f"{name} 1", f"{name} 2"]))
+        sink.merge(batch)
+        fixes = [
+            Fix(key_of("a"), ("000001",), "000001", None, {"mail": None}, NOW),
+            Fix(key_of("b"), ("000001",), "000001", "{}", {"mail": "new"}, NOW),
+        ]
+        assert sink.target.fix(fixes, expected(sink)) == 2
+        found = [row for each in sink.target.rows(own=("mail", "phone")) for row in each.to_pylist()]
+        assert {json.loads(row["key"])["id"]: decode_json(row["state"]) for row in found} == {
+            "a": {},
+            "b": {"mail": "new", "phone": "phone 2"},
+        }
 
     def test_changes_without_documents(self, sink: SinkHarness) -> None:
         sink.merge(rows(("a", 1, {"n": 1})))
