@@ -145,6 +145,8 @@ def test_a_locked_row_is_waited_for_no_longer_than_the_time_limit(shop, tmp_path
 
 
 def test_own_columns_are_compared_and_repaired_with_transform(shop, tmp_path, dsn):
+    shop.store.delete("orders", "o-2")
+    shop.follow()
     with psycopg.connect(dsn) as connection:
         connection.execute(
             "ALTER TABLE orders ADD COLUMN n int, ADD COLUMN others text DEFAULT 'x'; UPDATE orders "
@@ -158,13 +160,11 @@ def test_own_columns_are_compared_and_repaired_with_transform(shop, tmp_path, ds
         )  # fmt: skip
         assert check().counts.differences == {DifferenceKind.STALE: 1}
         assert check(repair=True).equal
-        shop.store.delete("orders", "o-1")
-        shop.follow()
         with psycopg.connect(dsn) as connection:
-            connection.execute("UPDATE orders SET n = 5, _deleted_at = NULL WHERE key LIKE '%o-1\"%'")
+            connection.execute("UPDATE orders SET n = 5, _deleted_at = NULL WHERE key LIKE '%o-2\"%'")
         assert check(repair=True).equal
     with psycopg.connect(dsn) as connection:
-        query = "SELECT n, others, _deleted_at IS NULL FROM orders WHERE key LIKE '%o-1\"%'"
+        query = "SELECT n, others, _deleted_at IS NULL FROM orders WHERE key LIKE '%o-2\"%'"
         assert connection.execute(query).fetchall() == [(None, "x", False)]
 
 
