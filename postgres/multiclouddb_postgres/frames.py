@@ -14,7 +14,7 @@ from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_postgres.long_keys import MOST_KEY_BYTES, SHOWN, key_too_long, told
 from multiclouddb_postgres.server import DURABLE, LOG, Connection, connected, errors, repeated
 from multiclouddb_postgres.table import PostgresTable
-from multiclouddb_postgres.values import naming, nul
+from multiclouddb_postgres.values import LAST_YEAR, far, naming, nul
 from multiclouddb_tables.merging import merge_batch
 from multiclouddb_tables.rules import MergeBatch, MissingState, Piece, check_stored
 
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 _MOST_BYTES: Final = 32 << 20
 """The size of the part of a task that is copied and committed at once."""
 _IS_LONG: Final = f"octet_length(key) > {MOST_KEY_BYTES}"
+_LIMITS: Final = {
+    "date": "DATE'{}-01-01'",
+    "timestamp": "TIMESTAMP'{}-01-01 00:00:00Z'",
+    "timestamp_ntz": "TIMESTAMP_NTZ'{}-01-01 00:00:00'",
+}
+"""The first moment of a year, as a literal of Spark, by the type of the column."""
 _MARKED: Final = re.compile(r"\[MULTICLOUDDB:([A-Z_]+)\] ([^\n]*)")
 
 
@@ -137,6 +143,11 @@ def _check_values(kept: DataFrame, *, refuses_long: bool) -> None:
     quoted = ["`" + name.replace("`", "``") + "`" for name in texts]
     tests = [f"min(CASE WHEN {_IS_LONG} THEN key END)"]
     tests += [f"min(CASE WHEN contains({name}, char(0)) THEN key END)" for name in quoted]
+    times = {name: _LIMITS[kind] for name, kind in kept.dtypes if kind in _LIMITS}
+    for name, literal in times.items():
+        quoted_name = "`" + name.replace("`", "``") + "`"
+        first, end = (literal.format(year) for year in ("0001", f"+{LAST_YEAR + 1}"))
+        tests.append(f"min(CASE WHEN {quoted_name} < {first} OR {quoted_name} >= {end} THEN key END)")
     columns = [f"{test} AS c{number}" for number, test in enumerate(tests)]
     [found] = kept.selectExpr(*columns).toArrow().to_pylist()
     if found["c0"] is not None and refuses_long:
@@ -144,6 +155,9 @@ def _check_values(kept: DataFrame, *, refuses_long: bool) -> None:
     for number, name in enumerate(texts, 1):
         if found[f"c{number}"] is not None:
             raise nul(name, found[f"c{number}"])
+    for number, name in enumerate(times, 1 + len(texts)):
+        if found[f"c{number}"] is not None:
+            raise far(name, found[f"c{number}"])
 
 
 def _write(

@@ -47,11 +47,11 @@ _TYPES: Final[Sequence[tuple[Any, str]]] = (
 )
 _TOO_DEEP: Final = "54001"
 # Arrow's text of a time has a year of 16 bits, and one before the year 1 has no text that PostgreSQL reads.
-_LAST_YEAR: Final = 32_767
+LAST_YEAR: Final = 32_767
 _FIRST: Final = -719_162
 """The first day of the year 1, counted from 1970."""
 _END: Final = 11_248_738
-"""The first day that is too late: the first one of the year after `_LAST_YEAR`."""
+"""The first day that is too late: the first one of the year after `LAST_YEAR`."""
 
 
 def type_of(field: pa.Field, documents: Documents) -> str:
@@ -107,12 +107,7 @@ def check_values(rows: pa.Table, known: Mapping[str, Column]) -> None:
             column = column.cast(column.type.value_type)
         if (is_far := _is_far(column)) is not None and pc.any(is_far).as_py():
             key = rows["key"][pc.index(is_far, True).as_py()].as_py()
-            raise invalid_request(
-                f"column {name}",
-                f"has a time outside the years 1 to {_LAST_YEAR} in the row of the key {digest_of(key)}, "
-                "which would be stored as another time",
-                "replace it, or store the column as a number or a text",
-            )
+            raise far(name, key)
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             has_nul = pc.match_substring(column, "\0")
             if pc.any(has_nul).as_py():
@@ -144,6 +139,16 @@ def _is_far(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
     return pc.or_(
         pc.less(number, max(_FIRST * unit, -(2**63))),
         pc.greater_equal(number, last) if last == _END * unit else pc.greater(number, last),
+    )
+
+
+def far(name: str, key: str) -> MulticloudDbError:
+    """Make the error for a time that would be stored as another one."""
+    return invalid_request(
+        f"column {name}",
+        f"has a time outside the years 1 to {LAST_YEAR} in the row of the key {digest_of(key)}, which would "
+        "be stored as another time",
+        "replace it, or store the column as a number or a text",
     )
 
 

@@ -166,3 +166,38 @@ def test_stream_with_a_snapshot_and_an_outage(spark, dsn, tmp_path):
         store.put("orders", "new", {})
         store.trim("orders", max_count=0)
         run("second")
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "early", "late"),
+    [
+        ("DATE'0001-01-01'", "DATE'+32767-12-31'", "DATE'0000-12-31'", "DATE'+32768-01-01'"),
+        (
+            "TIMESTAMP'0001-01-01 00:00:00Z'",
+            "TIMESTAMP'+32767-12-31 23:59:59.999999Z'",
+            "TIMESTAMP'0000-12-31 23:59:59.999999Z'",
+            "timestamp_micros(8639977881600123456L)",
+        ),
+        (
+            "TIMESTAMP_NTZ'0001-01-01 00:00:00'",
+            "TIMESTAMP_NTZ'+32767-12-31 23:59:59.999999'",
+            "TIMESTAMP_NTZ'-0044-03-15 00:00:00'",
+            "TIMESTAMP_NTZ'+32768-01-01 00:00:00'",
+        ),
+    ],
+    ids=["date", "timestamp", "timestamp_ntz"],
+)
+def test_a_time_whose_year_has_no_text_is_refused_with_its_key(spark, merge, dsn, first, last, early, late):
+    both = rows(("a", 1, {}), ("b", 1, {}))
+
+    def frame(one, other):
+        at = f"CASE WHEN key LIKE '%a%' THEN {one} ELSE {other} END AS `the time`"
+        return spark.createDataFrame(both).selectExpr("*", at)
+
+    for bad in (early, late):
+        with pytest.raises(MulticloudDbError, match=r"column the time: has a time outside") as caught:
+            merge(frame(first, bad), 0)
+        assert key_digest(key_of("b")) in caught.value.message
+    assert merge(frame(first, last), 0)
+    years = query(dsn, 'SELECT extract(year FROM "the time")::int FROM orders ORDER BY key')
+    assert years == [(1,), (32_767,)]

@@ -137,8 +137,9 @@ class Target(Protocol):
 
         So the sink always wins: a row that it has changed meanwhile stays as it is. `layout.fixed_row`
         returns the values to write, by column, from what `rules.emptied` returns for the table. The table may
-        lack some of these columns; all its other columns stay as they are. A value may be one that its column cannot hold, such as a text for a column
-        of numbers or an integer of 70 bits: refuse it before the database converts it.
+        lack some of these columns; all its other columns stay as they are. A value may be one that its column
+        cannot hold, such as a text for a column of numbers or an integer of 70 bits: refuse it before the
+        database converts it.
 
         Args:
             fixes: At most one for each key; with none, only the table is checked. The row is updated, or
