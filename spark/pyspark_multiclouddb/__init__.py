@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark_multiclouddb.sinks import latest_by_key as latest_by_key
     from pyspark_multiclouddb.sinks import live_rows as live_rows
     from pyspark_multiclouddb.sinks import merge_into_delta as merge_into_delta
+    from pyspark_multiclouddb.sinks import remove_history as remove_history
     from pyspark_multiclouddb.source import DefaultSource as DefaultSource
     from pyspark_multiclouddb.table_target import TableTarget as TableTarget
     from pyspark_multiclouddb.verification import verify_with_spark as verify_with_spark
@@ -37,7 +38,7 @@ _HOMES = {
     "progress": "ProgressTable caught_up",
     "rows": "pages_to_dataframe",
     "session": "ensure_java local_session",
-    "sinks": "drop_tombstones latest_by_key live_rows merge_into_delta",
+    "sinks": "drop_tombstones latest_by_key live_rows merge_into_delta remove_history",
     "source": "DefaultSource",
     "table_target": "TableTarget",
     "verification": "verify_with_spark",

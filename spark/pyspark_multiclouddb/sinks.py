@@ -273,6 +273,48 @@ def drop_tombstones(
     return int(found["num_deleted_rows"])
 
 
+def remove_history(table_path: str | os.PathLike[str], older_than: timedelta = timedelta(days=7)) -> None:
+    """Remove what older versions of a Delta table keep of rows that are no longer in it.
+
+    After a delete, the document stays in older files, and the key in older entries of the log, in the
+    statistics of these files. This function removes both, and sets the table's property
+    `delta.logRetentionDuration`, so that other writers of the table keep the log no longer either. The table
+    then has no version that is older than this; whoever reads such a version, or has begun to write a commit
+    before it, gets an error.
+
+    Call it after `drop_tombstones`. If files were merged by OPTIMIZE, they count from that moment.
+
+    Args:
+        table_path: The path of the table, as in `merge_into_delta`.
+        older_than: How long ago a version must have been replaced; 7 days by default. With less, nobody may
+            read or write the table meanwhile.
+
+    Raises:
+        MulticloudDbError: `NOT_FOUND` if the table does not exist; `CONFLICT` if other processes change the
+            table all the time.
+    """
+    path = local_path("table_path", table_path)
+    check_type("older_than", older_than, timedelta)
+    if older_than < timedelta(0):
+        raise invalid_request("older_than", "is negative", "give the age of the versions to remove")
+    table = writable(path)
+    if table is None:
+        raise missing(path)
+    seconds = older_than // timedelta(seconds=1)
+    kept = {"delta.logRetentionDuration": f"interval {seconds} seconds"}
+    if not kept.items() <= table.metadata().configuration.items():
+        committed(table, lambda: table.alter.set_table_properties(kept, raise_if_not_exists=False))
+    hours = -(-seconds // 3600)
+    committed(
+        table,
+        # A full one also removes the files of versions that are before the last checkpoint of the log.
+        lambda: table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True),
+    )
+    table.update_incremental()
+    table.create_checkpoint()
+    table.cleanup_metadata()
+
+
 def _check_rows(name: str, value: object, *, or_page: bool = False) -> None:
     """Accept only a DataFrame or a pyarrow table, and with `or_page` also a page."""
     if isinstance(value, pa.Table) or (or_page and isinstance(value, ChangeFeedPage)):

@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 from threading import Barrier
 from types import SimpleNamespace
 
@@ -31,7 +32,13 @@ from multiclouddb_spi import encode_partition_id
 from multiclouddb_tables.delta import DeltaTarget
 from multiclouddb_tables.merging import MergeRules
 from multiclouddb_tables.rules import PLACES, MergedSnapshot
-from pyspark_multiclouddb import drop_tombstones, latest_by_key, live_rows, merge_into_delta
+from pyspark_multiclouddb import (
+    drop_tombstones,
+    latest_by_key,
+    live_rows,
+    merge_into_delta,
+    remove_history,
+)
 from pyspark_multiclouddb.columns import ROW_SCHEMA
 
 from .micro_batches import (
@@ -128,9 +135,13 @@ class TestPrunedFiles:
 
     def test_neighbouring_keys_are_merged_without_the_other_files(self, path):
         for first in range(0, 800, 100):
-            merge_into_delta(rows(*((f"k{first + n:04d}", 1, {}) for n in range(100))), None, path, None)
+            merge_into_delta(
+                rows(*((f"k{first + n:04d}-order", 1, {}) for n in range(100))), None, path, None
+            )
         assert len(DeltaTable(path).file_uris()) == 8
-        merge_into_delta(rows(*((f"k{number:04d}", 2, {}) for number in range(310, 320))), None, path, None)
+        merge_into_delta(
+            rows(*((f"k{number:04d}-order", 2, {}) for number in range(310, 320))), None, path, None
+        )
         found = DeltaTable(path).history(1)[0]["operationMetrics"]
         assert found["num_target_files_scanned"] == 1
         assert found["num_target_files_skipped_during_scan"] == 7
@@ -518,3 +529,42 @@ class TestThreads:
         last = {"n": 72}
         assert documents(path) == {"seed": {"n": 1}} | dict.fromkeys((f"k{key}" for key in range(5)), last)
         assert len(waits) <= 3 * 8
+
+
+@pytest.mark.parametrize("compacts", [False, True])
+def test_a_person_whose_document_was_deleted_is_in_no_file_of_the_table(path, compacts):
+    name = "a.forgotten@example.org"
+
+    def holding(word):
+        found = [each for each in path.rglob("*") if each.is_file() and word in each.read_bytes()]
+        return sorted(str(each.relative_to(path)) for each in found)
+
+    merge_into_delta(rows((name, 1, {"phone": "555-0199"}), ("b", 1, {})), None, path, None)
+    if compacts:
+        merge_into_delta(rows(("c", 1, {})), None, path, None)
+        DeltaTable(path).optimize.compact()
+        DeltaTable(path).create_checkpoint()
+    merge_into_delta(rows((name, 2, None), ("b", 2, {})), None, path, None)
+    assert drop_tombstones(path, timedelta(0)) == 1
+    assert holding(b"forgotten")
+    assert holding(b"555-0199")
+    remove_history(path, timedelta(0))
+    assert holding(b"forgotten") == holding(b"555-0199") == []
+    merge_into_delta(rows(("b", 3, {"n": 3})), None, path, None)
+    assert documents(path)["b"] == {"n": 3}
+
+
+def test_history_that_is_young_enough_stays(path):
+    merge_into_delta(rows(("a", 1, {})), None, path, None)
+    merge_into_delta(rows(("a", 2, None)), None, path, None)
+    files = DeltaTable(path, version=1).file_uris()
+    remove_history(path)
+    assert DeltaTable(path, version=1).file_uris() == files
+    assert all(Path(each).exists() for each in files)
+    assert (
+        DeltaTable(path).metadata().configuration["delta.logRetentionDuration"] == "interval 604800 seconds"
+    )
+    with pytest.raises(MulticloudDbError, match=r"older_than: is negative"):
+        remove_history(path, timedelta(days=-1))
+    with pytest.raises(MulticloudDbError, match=r"there is no Delta table"):
+        remove_history(path / "other")

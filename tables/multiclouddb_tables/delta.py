@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -76,6 +78,10 @@ _TEXT: Final = ("key", "order_key")
 _BATCH: Final = 8192
 _BUFFER: Final = 1 << 20
 _PART_BYTES: Final = 128 << 20
+_OPENED: Final = re.compile(r'(?:\{"(?:[^"\\]|\\.)*": ?)*"?')
+"""What comes before the first value in the text of a key, such as `{"_id":{"$oid":"`."""
+_SHOWN: Final = 4
+"""How many characters of a key's first value a condition of a merge may show."""
 
 
 class DeltaTarget(Table):
@@ -299,8 +305,8 @@ class DeltaTarget(Table):
         gone = _gone(_emptied(table, feed_mark(table, self._where), names))
         merged = (
             table.merge(
-                source, "s._match = t.key", source_alias="s", target_alias="t",
-                writer_properties=written(names), streamed_exec=False, commit_properties=said({}),
+                source, f"s._match = t.key{_near(source['key'])}", source_alias="s", target_alias="t",
+                writer_properties=written(names), streamed_exec=True, commit_properties=said({}),
             )
             .when_matched_update(
                 columns | gone, f"coalesce(t.order_key, {quoted(NO_ORDER)}) = s._seen AND NOT s._drop"
@@ -531,18 +537,18 @@ class DeltaTarget(Table):
         moved = {name: f"s.{name}" for name in ("order_key", DELETED_AT)}
         moved[STALE_SINCE] = f"coalesce(t.{STALE_SINCE}, s.{STALE_SINCE})"
         properties = self._properties(notes, done=True) if is_last else self._properties(notes)
+        near = _near(source["key"])
 
         def commit() -> None:
             merger = table.merge(
                 source,
-                "s.key = t.key",
+                f"s.key = t.key{near}",
                 source_alias="s",
                 target_alias="t",
                 commit_properties=properties,
                 writer_properties=written(source.column_names),
-                # deltalake finds the lowest and the highest key of the rows, and skips files that cannot
-                # match.
-                streamed_exec=False,
+                # Otherwise, deltalake writes the lowest and the highest key of the rows into the log.
+                streamed_exec=True,
             )
             merger = merger.when_matched_update(
                 columns_and_gone, f"{is_newer} AND {has_state}" if may_be_stale else is_newer
@@ -566,6 +572,31 @@ def _gone(names: Sequence[str]) -> dict[str, str]:
         name: f"CASE WHEN s.{DELETED_AT} IS NOT NULL THEN NULL ELSE t.{name} END"
         for name in map(in_backticks, names)
     }
+
+
+def _near(keys: pa.ChunkedArray) -> str:
+    """Return a condition, to add to that of a merge, that skips the files in which no key can be.
+
+    Conditions stand in the log, so this one holds the beginnings of two keys at most, and never a whole key.
+    """
+    found = pc.min_max(keys.cast(pa.string()))
+    first, last = (_beginning(found[name].as_py() or "") for name in ("min", "max"))
+    while last and last[-1] == chr(sys.maxunicode):
+        last = last[:-1]
+    condition = f" AND t.key >= {quoted(first)}" if first else ""
+    if last:
+        following = ord(last[-1]) + 1
+        is_surrogate = 0xD800 <= following < 0xE000
+        condition += f" AND t.key < {quoted(last[:-1] + chr(0xE000 if is_surrogate else following))}"
+    return condition
+
+
+def _beginning(key: str) -> str:
+    """Return the beginning of the text of a key, with few characters of its first value and at most half."""
+    begin = _OPENED.match(key)
+    start = 0 if begin is None else begin.end()
+    value = key[start:].partition(',"')[0].rstrip('"}')
+    return key[: start + min(_SHOWN, len(value) // 2)]
 
 
 def _set_properties(table: DeltaTable, properties: dict[str, str], told: CommitProperties) -> None:

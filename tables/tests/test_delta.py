@@ -1,13 +1,25 @@
 """Tests what two sinks do to one Delta table at the same time."""
 
+import json
+
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
+from hypothesis import given
+from hypothesis import strategies as st
 
-from multiclouddb_api import MulticloudDbError
-from multiclouddb_conformance.sink_harness import SOURCE, rows
-from multiclouddb_tables.delta import DeltaTarget
+from multiclouddb_api import MulticloudDbError, encode_json
+from multiclouddb_conformance.sink_harness import NOW, SOURCE, expected, key_of, rows
+from multiclouddb_tables.contract import Fix
+from multiclouddb_tables.delta import DeltaTarget, _near
 from multiclouddb_tables.mark import TableMark
 
+OF_ANY_FORM = st.one_of(
+    st.text(min_size=1).map(lambda text: encode_json({"id": text}).decode()),
+    st.integers().map(lambda number: encode_json({"id": number}).decode()),
+    st.tuples(st.text(), st.text()).map(lambda both: encode_json({"pk": both[0], "id": both[1]}).decode()),
+    st.text(st.sampled_from("a\"\U0010ffff\ud7ff\ue000'{:,")).filter(bool),
+)
 NAMES = ["key", "order_key", "new_item_state", "type"]
 
 
@@ -25,3 +37,47 @@ def test_column_that_another_sink_adds_first_with_another_type(tmp_path):
     sinks[0].merge(numbers, {}, is_last=True)
     [found] = [row for part in DeltaTarget(path).rows(own=["n"]) for row in part.to_pylist()]
     assert found["state"] == '{"n":7}'
+
+
+@given(keys=st.lists(OF_ANY_FORM, min_size=1))
+def test_the_condition_of_a_merge_holds_for_each_key_and_contains_none(keys):
+    condition = _near(pa.chunked_array([keys]))
+    bounds = {}
+    for part in condition.split(" AND t.key ")[1:]:
+        operator, _, text = part.partition(" ")
+        bounds[operator] = text[1:-1].replace("''", "'")
+    for key in keys:
+        assert bounds.get(">=", "") <= key
+        assert "<" not in bounds or key < bounds["<"]
+        assert not (key.startswith("{") and any(key in bound for bound in bounds.values()))
+
+
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [
+        ('{"id":"a.forgotten@example.org"}', '{"id":"a.fo'),
+        ('{"id":"a.b@c"}', '{"id":"a.'),
+        ('{"id":1234}', '{"id":12'),
+        ('{"_id":{"$oid":"64b7c2f0a1b2c3d4e5f60718"}}', '{"_id":{"$oid":"64b7'),
+        ('{"customer":"42","order":"2026-01-01-0001"}', '{"customer":"4'),
+        ('{"id":"a"}', '{"id":"'),
+    ],
+)
+def test_the_condition_of_a_merge_shows_little_of_a_key(key, shown):
+    assert _near(pa.chunked_array([[key]])).startswith(f" AND t.key >= '{shown}' AND t.key < '{shown[:-1]}")
+
+
+def test_no_commit_of_a_merge_or_of_a_repair_says_a_key(tmp_path):
+    path = tmp_path / "table"
+    target = DeltaTarget(path)
+    sink = type("Sink", (), {"target": target})()
+    for order in (1, 2):
+        made = DeltaTarget(path)
+        batch = rows(*((f"{name}.forgotten@example.org", order, {}) for name in "ab")).select(NAMES)
+        made.prepare(batch.drop_columns("type").schema, TableMark(SOURCE))
+        made.merge(batch, {}, is_last=True)
+    fix = Fix(key_of("a.forgotten@example.org"), ("000002",), "000002", '{"n":1}', None, NOW)
+    assert target.fix([fix], expected(sink)) == 1
+    said = json.dumps(DeltaTable(path).history())
+    assert said.count("MERGE") == 3
+    assert "forgotten" not in said
