@@ -23,7 +23,7 @@ from multiclouddb_api.validators import check_type, local_path
 from multiclouddb_tables.delta import DeltaTarget
 from multiclouddb_tables.delta_log import committed, dataset_of, opened, writable
 from multiclouddb_tables.delta_refusals import missing
-from multiclouddb_tables.merging import merge_batch
+from multiclouddb_tables.merging import FILLED, merge_batch
 from multiclouddb_tables.rules import (
     DELETED_AT,
     OF_THE_EVENT,
@@ -270,6 +270,9 @@ def drop_tombstones(
     except OverflowError:
         return 0  # no tombstone is from before the year 1
     found = committed(table, lambda: table.delete(f"{DELETED_AT} < '{before.isoformat()}'"))
+    target = DeltaTarget(path)
+    if target.number(FILLED) and target.is_empty():
+        target.store({FILLED: 0}, {})
     return int(found["num_deleted_rows"])
 
 

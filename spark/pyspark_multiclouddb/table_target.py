@@ -49,6 +49,7 @@ from multiclouddb_tables.layout import (
 )
 from multiclouddb_tables.layout import check_table as check_table_columns
 from multiclouddb_tables.mark import Expected, FeedSource, FoundTable, TableMark
+from multiclouddb_tables.merging import FILLED
 from multiclouddb_tables.rules import (
     DELETED_AT,
     DOCUMENT,
@@ -122,6 +123,8 @@ def drop_table_tombstones(spark: SparkSession, table: str, older_than: timedelta
     [(count,)] = spark.sql(f"SELECT count(*) FROM {table} WHERE {old}").collect()
     if count:
         target._commit(f"DELETE FROM {table} WHERE {old}")
+        if target.number(FILLED) and target.is_empty():
+            target.store({FILLED: 0}, {})
     return int(count)
 
 

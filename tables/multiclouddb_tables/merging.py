@@ -52,6 +52,9 @@ _LATEST: Final = "multiclouddb-latest"
 """The name of the number that records whether the table was filled from a feed of latest versions."""
 _QUERY: Final = "multiclouddb-query:"
 """The name of the number that records that a query has begun in the table; the query's id follows."""
+FILLED: Final = "multiclouddb-filled"
+"""The name of the number that is 1 if a row was merged into the table, and tombstones alone were not removed
+since."""
 _LACKING: Final = "multiclouddb-lacking"
 """The name of the number that records which gap a snapshot repairs; the snapshot's id follows."""
 _BEGUN: Final = 0
@@ -172,7 +175,10 @@ class MergeRules:
         delivered again: if the table was dropped, replaced or restored since, or the checkpoint is that of
         another table, then rows would be missing for good.
         """
-        if batch.is_first is not False or batch.begins_anew or batch.create == "always":
+        if batch.is_first or batch.begins_anew or batch.create == "always":
+            return
+        self._check_filled(batch)
+        if batch.is_first is None:
             return
         where = self._table.where
         way_out, because = self._repair, ""
@@ -201,6 +207,24 @@ class MergeRules:
                 way_out + because,
             )
 
+    def _check_filled(self, batch: MergeBatch) -> None:
+        """Refuse a table that has no row any more: a sink leaves a tombstone for each document it removes."""
+        table = self._table
+        if not (table.exists and table.keeps_marks and table.number(FILLED) and table.is_empty()):
+            return
+        way_out = self._repair
+        if batch.create is not None:
+            way_out += '; or pass create="always" for this batch if only tombstones were removed'
+        raise invalid_request(
+            "table", f"{table.where} is empty, but a sink has merged rows into it: somebody has removed them",
+            way_out,
+        )  # fmt: skip
+
+    def filled(self) -> None:
+        """Record that the table has a row."""
+        if self._table.keeps_marks and not self._table.number(FILLED):
+            self._table.store({FILLED: 1}, {})
+
     def _is_known(self, query: str | None) -> bool:
         """Return whether the table knows the query, or any feed if the query has no name."""
         if not self._table.keeps_marks:
@@ -226,7 +250,8 @@ class MergeRules:
         if self._table.exists and self._stage(scan.plan) is not None:
             return
         if scan.is_first and scan.whole:
-            numbers = {**_staged(scan.plan, _BEGUN), **self._lacking(scan.plan)}
+            # The collection may be empty now, and then the table stays so if somebody has emptied it.
+            numbers = {**_staged(scan.plan, _BEGUN), **self._lacking(scan.plan), FILLED: 0}
             self._table.outdate(scan.floor, numbers)
             if self._stage(scan.plan) is None:
                 self._table.store(numbers, {})
@@ -402,6 +427,8 @@ def merge_batch(table: Table, sink: str, batch: MergeBatch) -> bool:
                 _begin(rules, batch, piece.plan)
             table.merge(piece.rows, notes, is_last=piece.is_last)
             merged = True
+    if merged:
+        rules.filled()
     if batch.has_gap and not merged:
         rules.claim_empty(batch)
     if not merged and batch.done is not None and (batch.is_first or batch.begins_anew or batch.done.notes):

@@ -10,7 +10,7 @@ To test a kind of table, import these tests and define the fixture `sink`, a `Si
         return MySink(tmp_path)
 """
 
-from multiclouddb_conformance.targets.feeds import TestMarked, TestReplaced
+from multiclouddb_conformance.targets.feeds import TestEmptied, TestMarked, TestReplaced
 from multiclouddb_conformance.targets.lives import TestLives
 from multiclouddb_conformance.targets.merges import TestMerged, TestRepeated
 from multiclouddb_conformance.targets.snapshots import (
@@ -22,6 +22,7 @@ from multiclouddb_conformance.targets.snapshots import (
 from multiclouddb_conformance.targets.verified import TestFixed, TestJudged, TestRead
 
 __all__ = [
+    "TestEmptied",
     "TestFixed",
     "TestJudged",
     "TestLives",

@@ -11,6 +11,7 @@ import pytest
 
 from multiclouddb_api import (
     BackfillDone,
+    ChangeFeedPage,
     Dropped,
     ErrorCategory,
     Invalidated,
@@ -42,7 +43,7 @@ from multiclouddb_tables.contract import Fix, SupportsRecord
 from multiclouddb_tables.mark import FeedSource
 from multiclouddb_tables.merging import MergeRules
 
-__all__ = ["TestMarked", "TestReplaced"]
+__all__ = ["TestEmptied", "TestMarked", "TestReplaced"]
 
 _OTHERS: Final = (
     FeedSource("provider", ResourceAddress("main", "customers"), "first"),
@@ -208,6 +209,37 @@ class TestMarked:
         with pytest.raises(MulticloudDbError) as caught:
             sink.target.found()
         assert caught.value.category == ErrorCategory.NOT_FOUND
+
+
+class TestEmptied:
+    """Tests a table whose rows somebody has removed, for example with TRUNCATE."""
+
+    def test_the_next_changes_are_refused_until_a_snapshot_begins(self, sink: SinkHarness) -> None:
+        first = page(events(("a", 1, {"n": 1}), ("b", 1, None)))
+        sink.merge(first)
+        fixes = [Fix(key_of(name), ("000001",), "", None, None, NOW, removes=True) for name in ("a", "b")]
+        assert sink.target.fix(fixes, expected(sink)) == 2
+
+        def following(number: int, *notices: Notice) -> ChangeFeedPage:
+            found = [] if notices else events(("a", number, {"n": number}))
+            return attrs.evolve(page(found, *notices), resumed_from=first.continuation_token)
+
+        for each in (following(2), following(3)):
+            assert "is empty" in refused(sink.merge, each).message
+        assert documents(sink) == {}
+        # The collection may be empty by now.
+        sink.merge(following(4, SnapshotStarted("000010~", PLAN)))
+        sink.merge(following(4, BackfillDone(PLAN, "000010~")))
+        assert documents(sink) == {}
+        sink.merge(following(11))
+        sink.merge(following(12))
+        assert documents(sink) == {"a": {"n": 12}}
+
+    def test_a_table_that_never_had_a_row_is_not_emptied(self, sink: SinkHarness) -> None:
+        sink.merge(rows(), 0, "app")
+        assert documents(sink) == {}
+        sink.merge(rows(("a", 1, {"n": 1})), 1, "app")
+        assert documents(sink) == {"a": {"n": 1}}
 
 
 class TestReplaced:
