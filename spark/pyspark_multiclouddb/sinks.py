@@ -22,7 +22,7 @@ from multiclouddb_api import ChangeFeedPage, invalid_request
 from multiclouddb_api.validators import check_type, local_path
 from multiclouddb_tables.delta import DeltaTarget
 from multiclouddb_tables.delta_log import committed, dataset_of, opened, writable
-from multiclouddb_tables.delta_refusals import missing
+from multiclouddb_tables.delta_refusals import damaged, missing, unreadable
 from multiclouddb_tables.merging import FILLED, merge_batch
 from multiclouddb_tables.rules import (
     DELETED_AT,
@@ -211,7 +211,17 @@ def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = No
     if columns is None:
         columns = [name for name in dataset.schema.names if name != DELETED_AT]
     live = pc.field(DELETED_AT).is_null() if DELETED_AT in dataset.schema.names else None
-    return dataset.scanner(columns=columns, filter=live, use_threads=False).to_reader()
+    scanner = dataset.scanner(columns=columns, filter=live, use_threads=False)
+
+    def batches() -> Generator[pa.RecordBatch, None, None]:
+        try:
+            yield from scanner.to_batches()
+        except pa.ArrowInvalid as error:
+            raise damaged(path, error) from error
+        except OSError as error:
+            raise unreadable(path, error) from error
+
+    return pa.RecordBatchReader.from_batches(scanner.projected_schema, batches())
 
 
 def drop_tombstones(

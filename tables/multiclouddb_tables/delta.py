@@ -39,7 +39,7 @@ from multiclouddb_tables.delta_log import (
     writable,
     written,
 )
-from multiclouddb_tables.delta_refusals import missing, unreadable
+from multiclouddb_tables.delta_refusals import damaged, missing, unreadable
 from multiclouddb_tables.layout import (
     NO_ORDER,
     check_columns,
@@ -180,6 +180,8 @@ class DeltaTarget(Table):
                             "delete the rows whose key is null",
                         )
                     yield _as_rows(batch, extra if own else None)
+        except pa.ArrowInvalid as error:
+            raise damaged(self._where, error) from error
         except OSError as error:
             if opened(self._where) is None:
                 raise missing(self._where) from error

@@ -20,6 +20,7 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from multiclouddb_api import MulticloudDbError, invalid_request
 from multiclouddb_tables.delta_refusals import (
+    check_path,
     check_readable,
     check_writable,
     contended,
@@ -27,6 +28,7 @@ from multiclouddb_tables.delta_refusals import (
     is_panic,
     refusal,
     safe_cause,
+    unopened,
     unreadable,
     unwritable,
 )
@@ -73,8 +75,13 @@ _LIMITS: Final = (8, 64, 512, 4096)
 def opened(where: str) -> DeltaTable | None:
     """Return the table, or None if there is none."""
     from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
 
-    return DeltaTable(where) if DeltaTable.is_deltatable(where) else None
+    check_path(where)
+    try:
+        return DeltaTable(where) if DeltaTable.is_deltatable(where) else None
+    except (DeltaError, OSError) as error:
+        raise unopened(where, error) from safe_cause(error)
 
 
 def writable(where: str) -> DeltaTable | None:
@@ -265,10 +272,9 @@ def created(where: str, schema: pa.Schema, mark: TableMark | None) -> DeltaTable
             where, schema=stored, mode="ignore", configuration=properties, raise_if_key_not_exists=False
         )
     except CommitFailedError as error:
-        try:
-            return DeltaTable(where)
-        except DeltaError:
+        if (made := opened(where)) is None:
             raise unwritable(where, error) from error
+        return made
     except (DeltaError, OSError) as error:
         raise unwritable(where, error) from error
 

@@ -6,6 +6,7 @@ while files are read; it has hardly any error classes, so its texts decide.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Set
 from typing import TYPE_CHECKING, Final
@@ -17,14 +18,17 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 __all__ = [
+    "check_path",
     "check_readable",
     "check_writable",
     "contended",
+    "damaged",
     "is_gone",
     "is_panic",
     "missing",
     "refusal",
     "safe_cause",
+    "unopened",
     "unreadable",
     "unwritable",
 ]
@@ -41,6 +45,13 @@ _UNCONDITIONAL: Final = ("S3 locking", "AWS_S3_ALLOW_UNSAFE_RENAME", "Atomic ren
 _FEATURES: Final = re.compile(r"nsupported table features required: \[([^]]*)\]")
 _REFUSED_ROW: Final = ("failed validation check", "Check or Invariant", "violated by value in row")
 _APPEND_ONLY: Final = "table is append-only"
+_OF_STORAGE: Final = (
+    "object store",
+    "Generic S3 error",
+    "Generic MicrosoftAzure error",
+    "Generic GCS error",
+)
+_UNSUPPORTED: Final = ("Unsupported", "catalog-managed")
 _GONE: Final = re.compile(r"Object at location .* not found|No such file or directory")
 
 
@@ -180,6 +191,55 @@ def unreadable(where: str, error: BaseException) -> MulticloudDbError:
         "removed by VACUUM, and the table must not be replaced; try again",
         _detail(ErrorCategory.TRANSIENT_FAILURE, error, retryable=True),
     )
+
+
+def unopened(where: str, error: BaseException) -> MulticloudDbError:
+    """Make the error for a table whose log deltalake does not read."""
+    # What follows the first line is the place in deltalake's own code.
+    text = without_data(one_line(str(error).partition("\n")[0]))
+    if any(words in text for words in _OF_STORAGE) or isinstance(error, OSError):
+        return MulticloudDbError(
+            f"table_path: the log of {where} cannot be read ({text}); check the path, the credentials and "
+            "the network, and try again",
+            _detail(ErrorCategory.TRANSIENT_FAILURE, error, retryable=True),
+        )
+    if any(words in text for words in _UNSUPPORTED):
+        return MulticloudDbError(
+            f"table_path: deltalake cannot open {where} ({text}); update deltalake, or write and verify the "
+            "table in Spark, with merge_into_table and TableTarget",
+            _detail(ErrorCategory.UNSUPPORTED_CAPABILITY, error),
+        )
+    return MulticloudDbError(
+        f"table_path: the log of {where} is damaged ({text}); bring back the file that is missing or cut "
+        "off, for example from a backup, or fill a new table from a snapshot",
+        _detail(ErrorCategory.PERMANENT_FAILURE, error),
+    )
+
+
+def damaged(where: str, error: BaseException) -> MulticloudDbError:
+    """Make the error for a file of a table that is no Parquet file of its columns."""
+    return MulticloudDbError(
+        f"table_path: a file of {where} is damaged, or has other columns than the table "
+        f"({without_data(one_line(str(error)))}); bring it back, for example from a backup, or fill a new "
+        "table from a snapshot",
+        _detail(ErrorCategory.PERMANENT_FAILURE, error),
+    )
+
+
+def check_path(where: str) -> None:
+    """Refuse a folder whose name deltalake takes for that of another one."""
+    # In some places, it decodes %20, takes a backslash for a slash, and reads a ? or a # as in a URL.
+    if "://" in where:
+        return
+    path = os.path.abspath(where)
+    strange = re.search(r"%[0-9A-Fa-f]{2}|[?#]" + (r"|\\" if os.sep == "/" else ""), path)
+    if strange is not None:
+        raise invalid_request(
+            "table_path",
+            f"has {strange[0]!r} in {path!r}, and deltalake would write a part of the table into another "
+            "folder",
+            "give a folder without it",
+        )
 
 
 def contended(where: str, tried: int, patience: float, error: BaseException) -> MulticloudDbError:

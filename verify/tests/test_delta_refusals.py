@@ -1,5 +1,6 @@
 """What a table or deltalake refuses is named when the table is opened, or translated; never a raw error."""
 
+import json
 import shutil
 import traceback
 from datetime import UTC, datetime, timedelta
@@ -17,7 +18,7 @@ from multiclouddb_tables.delta_log import committed
 from multiclouddb_tables.mark import Expected, FeedSource
 from multiclouddb_tables.rules import TIME
 from multiclouddb_verify import DeltaTarget
-from pyspark_multiclouddb import drop_tombstones, live_rows, merge_into_delta
+from pyspark_multiclouddb import drop_tombstones, live_rows, merge_into_delta, remove_history
 
 from .tables import Shop, key_of
 
@@ -281,3 +282,70 @@ def test_a_row_that_the_table_refuses_does_not_keep_the_others_from_being_repair
         assert [each.key for each in report.differences] == [key_of(shop.names[4])]
         assert {each.key for each in report.repaired} == {key_of(shop.names[at]) for at in (3, 5)}
         assert "no_fourth" in (report.differences[0].note or "")
+
+
+def _log(path):
+    return sorted(Path(path, "_delta_log").glob("*.json"))
+
+
+def _with(**protocol):
+    def write(path):
+        after = Path(path, "_delta_log", f"{len(_log(path)):020d}.json")
+        after.write_text(json.dumps({"protocol": protocol}) + "\n")
+
+    return write
+
+
+def _cut_off(path):
+    with open(_log(path)[-1], "r+") as file:
+        file.truncate(40)
+
+
+UNKNOWN = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["zzz"], "writerFeatures": ["zzz"]}
+LOGS = {
+    "feature": (_with(**UNKNOWN), UNSUPPORTED, "zzz"),
+    "version": (_with(minReaderVersion=9, minWriterVersion=9), UNSUPPORTED, "version 9"),
+    "cut off": (_cut_off, ErrorCategory.PERMANENT_FAILURE, "damaged"),
+    "hole": (lambda path: _log(path)[1].unlink(), ErrorCategory.PERMANENT_FAILURE, "damaged"),
+    "hint": (
+        lambda path: Path(path, "_delta_log", "_last_checkpoint").write_text('{"version":2,"size":5}'),
+        ErrorCategory.PERMANENT_FAILURE,
+        "damaged",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "category", "said"), LOGS.values(), ids=LOGS)
+@pytest.mark.parametrize("call", [read, parts, live, merge, drop, remove_history])
+def test_a_log_that_deltalake_does_not_open(table, damage, category, said, call):
+    merged(table, ("a", 2, {"v": 2}), n=2)
+    damage(table)
+    error = refused(lambda: call(table))
+    assert (error.category, error.retryable) == (category, False)
+    assert said in error.message
+    assert "\n" not in error.message
+
+
+@pytest.mark.parametrize("call", [read, parts, live])
+def test_a_file_that_is_no_file_of_the_table(table, call):
+    for each in Path(table).glob("*.parquet"):
+        each.write_bytes(b"PAR1nothingPAR1")
+    assert refused(lambda: call(table)).category == ErrorCategory.PERMANENT_FAILURE
+
+
+@pytest.mark.parametrize("name", ["a%20b", "shop%2Forders", "back\\slash", "a?b", "a#b"])
+@pytest.mark.parametrize("call", [read, live, merge, drop, remove_history])
+def test_a_folder_that_deltalake_takes_for_another_one(tmp_path, name, call):
+    error = refused(lambda: call(str(tmp_path / name)))
+    assert error.category == ErrorCategory.INVALID_REQUEST
+    assert "into another folder" in error.message
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a b", "100%", "ü&+*:[]'{}"])
+def test_a_folder_with_an_unusual_name(tmp_path, name):
+    path = str(tmp_path / name)
+    assert merged(path, ("a", 1, {}))
+    assert merged(path, ("a", 2, {"n": 2}))
+    assert live(path).num_rows == sum(read(path)) == 1
+    assert [each.name for each in tmp_path.iterdir()] == [name]
