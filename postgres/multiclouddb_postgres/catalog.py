@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import attrs
@@ -50,7 +50,7 @@ SELECT c.oid, (SELECT n.nspname FROM pg_namespace n WHERE n.oid = c.relnamespace
     ), current_setting('transaction_isolation') <> 'read committed' OR EXISTS (
         SELECT FROM pg_trigger g WHERE NOT g.tgisinternal AND g.tgtype & 20 <> 0 AND g.tgenabled <> 'D'
         AND (g.tgrelid = c.oid OR g.tgrelid IN (SELECT relid FROM pg_partition_tree(c.oid)))
-    )
+    ), current_setting('quote_all_identifiers')
 FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_collation l ON l.oid = a.attcollation
 WHERE c.oid = to_regclass(%s) ORDER BY a.attnum
@@ -132,12 +132,19 @@ def look(connection: Connection, table: sql.Identifier, *, holds: bool) -> Table
     rows = connection.execute(_COLUMNS, (text,)).fetchall()
     if not rows:
         return None
+    named: Callable[[str], str] = _unquoted if rows[0][-1] == "on" else str
     columns = {
-        name: Column(name, kind, held, collation, not_null, is_generated, is_unique)
-        for _, _, _, name, kind, held, collation, not_null, is_generated, is_unique, _, _ in rows
+        name: Column(name, named(kind), named(held), collation, not_null, is_generated, is_unique)
+        for _, _, _, name, kind, held, collation, not_null, is_generated, is_unique, *_ in rows
     }
     oid, schema, problem = rows[0][:3]
-    return TableFacts(oid, schema, problem, columns, *rows[0][-2:])
+    return TableFacts(oid, schema, problem, columns, *rows[0][-3:-1])
+
+
+def _unquoted(kind: str) -> str:
+    """Return the name of a type without the quotes that it has only by `quote_all_identifiers`."""
+    # "char" is another type than char, so it always has quotes.
+    return re.sub(r'"(?!char")([a-z_][a-z0-9_]*)"', r"\1", kind)
 
 
 def wrong(place: str, problem: str, way_out: str) -> MulticloudDbError:

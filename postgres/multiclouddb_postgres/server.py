@@ -14,6 +14,7 @@ import psycopg
 from psycopg import IsolationLevel
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.config import SecretText, settled
@@ -58,6 +59,12 @@ _KINDS: Final[Mapping[str, _Row]] = {
         ErrorCategory.INVALID_REQUEST,
         False,
         "drop the constraint that refuses the row, or add the partition that the row needs",
+    ),
+    "23505": (
+        ErrorCategory.INVALID_REQUEST,
+        False,
+        "a batch may move a value from one row to another, and the server checks each row as it is written: "
+        "drop the constraint, or make it DEFERRABLE INITIALLY DEFERRED, so that it is checked at the commit",
     ),
     "23": (ErrorCategory.INVALID_REQUEST, False, "drop the constraint or the trigger that refuses the row"),
     "25006": (
@@ -253,8 +260,20 @@ def transaction(dsn: str | Connection, place: str, *, reads: bool = False) -> It
                     "is a connection with client_encoding SQL_ASCII, which does not say what a text is",
                     "run SET client_encoding = 'UTF8' on it, or pass a connection string",
                 )
-            with dsn.transaction():
+            with _with_our_cursors(dsn), dsn.transaction():
                 yield dsn
+
+
+@contextmanager
+def _with_our_cursors(connection: Connection) -> Iterator[None]:
+    """Let a connection of the caller return tuples, and read our placeholders, as long as we use it."""
+    before = connection.row_factory, connection.cursor_factory, connection.server_cursor_factory
+    connection.row_factory = tuple_row
+    connection.cursor_factory, connection.server_cursor_factory = psycopg.Cursor, psycopg.ServerCursor
+    try:
+        yield
+    finally:
+        connection.row_factory, connection.cursor_factory, connection.server_cursor_factory = before
 
 
 def repeated(dsn: str | Connection, place: str, work: Callable[[Connection], _T]) -> _T:

@@ -19,6 +19,7 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 import pytest
+from psycopg.rows import dict_row, namedtuple_row, scalar_row
 
 from multiclouddb_api import (
     BackfillDone,
@@ -1138,3 +1139,67 @@ def test_read_of_a_real_feed_and_its_end(dsn, tmp_path):
             found = client.read_changes(ChangeFeedRequest(address, Beginning()))
         assert merge_into_postgres(found, None, dsn, "orders", None)
     assert keys(dsn) == {'{"id":"a"}'}
+
+
+FACTORIES = {
+    "dict_row": {"row_factory": dict_row},
+    "namedtuple_row": {"row_factory": namedtuple_row},
+    "scalar_row": {"row_factory": scalar_row},
+    "RawCursor": {"cursor_factory": psycopg.RawCursor},
+    "ClientCursor": {"cursor_factory": psycopg.ClientCursor},
+}
+
+
+@pytest.mark.parametrize("settings", FACTORIES.values(), ids=FACTORIES)
+def test_a_connection_of_the_user_may_return_other_rows_and_read_other_placeholders(dsn, settings):
+    with psycopg.connect(dsn, autocommit=True, **settings) as connection:
+        before = connection.row_factory, connection.cursor_factory, connection.server_cursor_factory
+        for order in (1, 2):
+            with connection.transaction():
+                assert merge_into_postgres(rows(("a", order, {"n": order})), None, connection, "orders", None)
+        with pytest.raises(MulticloudDbError), connection.transaction():
+            merge_into_postgres(
+                rows(("a", 3, {"n": "\0"})), None, connection, "orders", None, documents="jsonb"
+            )
+        assert before == (
+            connection.row_factory, connection.cursor_factory, connection.server_cursor_factory
+        )  # fmt: skip
+    with psycopg.connect(dsn) as connection:
+        assert connection.execute("SELECT new_item_state FROM orders").fetchall() == [({"n": 2},)]
+
+
+def test_a_role_whose_setting_quotes_the_names_of_types(dsn):
+    batch = rows(("a", 1, {"n": 1}))
+    for name, value in (("n", 1), ("day", date(2026, 1, 1)), ("note", "x"), ("is_new", True)):
+        batch = batch.append_column(name, pa.array([value]))
+    quoting = f"{dsn} options='-c quote_all_identifiers=on'"
+    for where in (quoting, dsn, quoting):
+        assert merge_into_postgres(batch, None, where, "orders", None, new_columns="add")
+    kinds = [dict(PostgresTarget(each, "orders").columns()) for each in (dsn, quoting)]
+    assert kinds[0] == kinds[1]
+    assert {"n", "day", "note", "is_new"} <= kinds[0].keys()
+    with psycopg.connect(dsn) as connection:
+        connection.execute('ALTER TABLE orders ADD COLUMN letter "char"')
+    for where in (quoting, dsn):
+        with pytest.raises(MulticloudDbError, match='column letter: is text in the batch and "char" in'):
+            merge_into_postgres(batch.append_column("letter", pa.array(["y"])), None, where, "orders", None)
+
+
+@pytest.mark.parametrize(("deferrable", "is_merged"), [("", False), (" DEFERRABLE INITIALLY DEFERRED", True)])
+def test_a_value_of_a_unique_column_that_moves_to_another_row(dsn, deferrable, is_merged):
+    def batch(order, first, second):
+        changes = rows(("a", order, {}), ("b", order, {}))
+        return changes.append_column("mail", pa.array([first, second]))
+
+    assert merge_into_postgres(batch(1, "x", "y"), None, dsn, "orders", None)
+    with psycopg.connect(dsn) as connection:
+        connection.execute(f"ALTER TABLE orders ADD CONSTRAINT one UNIQUE (mail){deferrable}")
+    if is_merged:
+        assert merge_into_postgres(batch(2, "y", "x"), None, dsn, "orders", None)
+    else:
+        with pytest.raises(MulticloudDbError, match="DEFERRABLE INITIALLY DEFERRED") as caught:
+            merge_into_postgres(batch(2, "y", "x"), None, dsn, "orders", None)
+        assert caught.value.category == ErrorCategory.INVALID_REQUEST
+    with psycopg.connect(dsn) as connection:
+        found = connection.execute("SELECT mail FROM orders ORDER BY key").fetchall()
+    assert found == ([("y",), ("x",)] if is_merged else [("x",), ("y",)])
