@@ -48,17 +48,21 @@ PLAN: Final = "_multiclouddb_plan"
 The value is the id of the snapshot, or `LATEST_MARK` for a feed of latest versions; otherwise null.
 """
 SOURCE: Final = "_multiclouddb_source"
-"""The column of a frame with the feed of a row, as JSON."""
-HELPERS: Final = (PLAN, SOURCE)
+"""The column of a frame with the feed of a row, as JSON; of several changes of a key, the lowest text."""
+_LAST: Final = "_multiclouddb_last_source"
+"""The column of a frame with the highest text instead: another feed must not hide behind an equal key."""
+HELPERS: Final = (PLAN, SOURCE, _LAST)
 """The columns that `needed` adds to those of the table."""
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
 
 
 def latest_rows(frame: DataFrame) -> DataFrame:
     """Return the row with the highest `order_key` for each `key`. Spark computes the result."""
-    row = F.struct(*(_column(name) for name in frame.columns))
+    of_key = {SOURCE: F.min, _LAST: F.max} if SOURCE in frame.columns else {}
+    row = F.struct(*(_column(name) for name in frame.columns if name not in of_key))
     order = F.coalesce("order_key", F.lit("\U0010ffff"))
-    return frame.groupBy("key").agg(F.max_by(row, order).alias("row")).select("row.*")
+    found = [choose(name).alias(name) for name, choose in of_key.items()]
+    return frame.groupBy("key").agg(F.max_by(row, order).alias("row"), *found).select("row.*", *of_key)
 
 
 def needed(batch: DataFrame) -> DataFrame:
@@ -73,7 +77,7 @@ def needed(batch: DataFrame) -> DataFrame:
     if all(name in batch.columns for name in PLACES):
         source = "to_json(named_struct('p', substring_index(partition_id, ':', 2), "
         source += "'d', database, 'c', collection))"
-    return batch.selectExpr(*columns, f"{plan} AS {PLAN}", f"{source} AS {SOURCE}")
+    return batch.selectExpr(*columns, f"{plan} AS {PLAN}", f"{source} AS {SOURCE}", f"{source} AS {_LAST}")
 
 
 @contextmanager
@@ -149,7 +153,7 @@ def _total(kept: DataFrame) -> SimpleNamespace:
         F.max(PLAN).alias("plan"),
         # The id comes first in the text, so all rows have the same one if the first and the last have.
         F.min(SOURCE).alias("first"),
-        F.max(SOURCE).alias("last"),
+        F.max(_LAST).alias("last"),
     )
     [row] = found.toArrow().to_pylist()
     return SimpleNamespace(**row)

@@ -19,7 +19,6 @@ from multiclouddb_api import (
     SnapshotStarted,
     decode_json,
 )
-from multiclouddb_api.arrow import events_to_arrow
 from multiclouddb_conformance import targets
 from multiclouddb_conformance.sink_harness import (
     SOURCE,
@@ -36,7 +35,7 @@ from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_tables.contract import Fix
 from multiclouddb_tables.layout import state_of
 from multiclouddb_tables.mark import FeedSource
-from multiclouddb_tables.rules import concerns, other_rows
+from multiclouddb_tables.rules import concerns, other_rows, table_of
 from pyspark_multiclouddb import TableTarget, drop_tombstones, merge_into_table
 
 from .micro_batches import make_checkpoint, read_counted, write_offset
@@ -75,7 +74,7 @@ class TableSink:
                 "inc": made.incarnation,
                 "feed": [made.provider_id, made.address.database, made.address.collection],
             }
-            batch = pa.Table.from_batches([events_to_arrow(batch.events)])
+            batch = table_of(batch)
             if (source := FeedSource.of_page(given)) is not None and source.collection is not None:
                 self.source = source
         snapshot = self.snapshot

@@ -26,9 +26,12 @@ import pyarrow.compute as pc
 
 from multiclouddb_api import (
     BackfillDone,
+    ChangeEvent,
     ChangeFeedPage,
     ChangeType,
     Dropped,
+    ErrorCategory,
+    ErrorDetail,
     FeedEnded,
     Gap,
     Invalidated,
@@ -39,6 +42,7 @@ from multiclouddb_api import (
     Renamed,
     ResourceAddress,
     SnapshotStarted,
+    encode_json,
     invalid_request,
 )
 from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
@@ -497,7 +501,32 @@ def emptied(mark: TableMark | None, names: Iterable[str], written: Iterable[str]
 
 def table_of(batch: pa.Table | ChangeFeedPage) -> pa.Table:
     """Return the changes of a page as a table."""
-    return batch if isinstance(batch, pa.Table) else pa.Table.from_batches([events_to_arrow(batch.events)])
+    if isinstance(batch, pa.Table):
+        return batch
+    try:
+        return pa.Table.from_batches([events_to_arrow(batch.events)])
+    except MulticloudDbError:
+        for number, event in enumerate(batch.events):
+            try:
+                events_to_arrow([event])
+            except MulticloudDbError as error:
+                raise _no_json(number, event, error) from error
+        raise
+
+
+def _no_json(number: int, event: ChangeEvent, error: MulticloudDbError) -> MulticloudDbError:
+    """Make the error for an event with a value that JSON cannot hold, such as half a surrogate pair."""
+    try:
+        key = encode_json(event.key.components).decode()
+    except MulticloudDbError:
+        key = str(event.key.components)
+    problem, _, _ = error.message.removeprefix("value: ").partition("; ")
+    return MulticloudDbError(
+        f"batch: event {number} of the page, at {event.order_key} in {event.partition_id} of the key "
+        f"{key_digest(key)}, {problem}; nothing was merged; change or delete the document in the database, "
+        f"and merge the page without page.events[{number}]",
+        ErrorDetail(ErrorCategory.PROVIDER_ERROR),
+    )
 
 
 def piece_of(batch: pa.Table, missing_state: MissingState) -> Generator[Piece, None, None]:

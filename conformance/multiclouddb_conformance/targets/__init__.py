@@ -17,6 +17,7 @@ from multiclouddb_conformance.targets.snapshots import (
     TestNoticed,
     TestNoticesOfPages,
     TestSnapshot,
+    TestTexts,
     TestVanished,
 )
 from multiclouddb_conformance.targets.verified import TestFixed, TestJudged, TestRead
@@ -34,5 +35,6 @@ __all__ = [
     "TestRepeated",
     "TestReplaced",
     "TestSnapshot",
+    "TestTexts",
     "TestVanished",
 ]

@@ -13,10 +13,12 @@ from multiclouddb_api import (
     Gap,
     Invalidated,
     MulticloudDbError,
+    MulticloudDbKey,
     Notice,
     Renamed,
     SnapshotStarted,
 )
+from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.sink_harness import (
     PLAN,
     Death,
@@ -31,7 +33,7 @@ from multiclouddb_conformance.sink_harness import (
     tombstones,
 )
 
-__all__ = ["TestNoticed", "TestNoticesOfPages", "TestSnapshot", "TestVanished"]
+__all__ = ["TestNoticed", "TestNoticesOfPages", "TestSnapshot", "TestTexts", "TestVanished"]
 
 
 class TestSnapshot:
@@ -126,6 +128,25 @@ class TestNoticesOfPages:
         message = refused(sink.merge, page(events(("b", 2, {})), notice)).message
         assert "Snapshot()" in message
         assert documents(sink) == {"a": {"n": 1}}
+
+
+class TestTexts:
+    """Tests texts that some services keep, and that no JSON text can hold."""
+
+    @pytest.mark.parametrize("is_key", [False, True])
+    def test_half_a_surrogate_pair_is_named_and_the_rest_of_the_page_can_be_merged(
+        self, sink: SinkHarness, *, is_key: bool
+    ) -> None:
+        good, bad, last = events(("a", 1, {}), ("b", 2, {"t": "\ud800"}), ("c", 3, {}))
+        if is_key:
+            bad = attrs.evolve(bad, key=MulticloudDbKey({"id": "\udc00"}), new_item_state={})
+        whole = page([good, bad, last])
+        error = refusal(ErrorCategory.PROVIDER_ERROR, lambda: sink.merge(whole))
+        assert "page.events[1]" in error.message
+        assert f"at {bad.order_key} in {bad.partition_id}" in error.message
+        assert "sha256:" in error.message
+        sink.merge(attrs.evolve(whole, events=(good, last)))
+        assert documents(sink) == {"a": {}, "c": {}}
 
 
 class TestNoticed:
