@@ -190,6 +190,8 @@ def _text(cell: Cell) -> str:
 
 _BAR: Final = 20
 _SHOWN_SECONDS: Final = 0.2
+_FIRST_LOGGED_SECONDS: Final = 10.0
+_LOGGED_SECONDS: Final = 60.0
 CLEAR: Final = "\r\x1b[2K"
 """Removes the line of a terminal."""
 
@@ -217,8 +219,38 @@ def snapshot_line(progress: SnapshotProgress, rows_a_second: float | None) -> st
     return "  ".join([*words, progress.order.value])
 
 
+class Pace:
+    """Says when a line about the progress is due: on a terminal often, and in a log or a mail rarely.
+
+    Args:
+        terminal: True if a line replaces the one before it.
+    """
+
+    def __init__(self, *, terminal: bool) -> None:
+        self._terminal = terminal
+        self._due: float | None = None
+
+    def again(self) -> None:
+        """Let a line on a terminal be due at once, because it was removed."""
+        if self._terminal:
+            self._due = None
+
+    def is_due(self, now: float) -> bool:
+        """Return True if a line is due at this time; it is taken as shown then."""
+        if self._due is None:
+            self._due = now if self._terminal else now + _FIRST_LOGGED_SECONDS
+        if now < self._due:
+            return False
+        self._due = now + (_SHOWN_SECONDS if self._terminal else _LOGGED_SECONDS)
+        return True
+
+    def show(self, line: str) -> None:
+        """Write the line to stderr."""
+        typer.echo(f"{CLEAR}{line}" if self._terminal else line, err=True, nl=not self._terminal)
+
+
 class ProgressLine(Generic[P]):
-    """Shows on one line of a terminal how far a scan is, and nothing in a log or a mail.
+    """Shows on one line of a terminal how far a scan is; in a log or a mail, a line now and then.
 
     Args:
         line: Makes the text from the progress and its rows a second.
@@ -230,8 +262,8 @@ class ProgressLine(Generic[P]):
     ) -> None:
         self._line, self._clock = line, clock
         self._terminal = sys.stderr.isatty()
+        self._pace = Pace(terminal=self._terminal)
         self._began: tuple[float, int] | None = None
-        self._shown_at: float | None = None
         self._is_shown = False
 
     def clear(self) -> None:
@@ -245,9 +277,8 @@ class ProgressLine(Generic[P]):
         now = self._clock()
         if self._began is None:
             self._began = (now, progress.rows)
-        if not self._terminal or (self._shown_at is not None and now - self._shown_at < _SHOWN_SECONDS):
+        if not self._pace.is_due(now):
             return
-        self._shown_at, self._is_shown = now, True
+        self._is_shown = self._terminal
         began, rows = self._began
-        line = self._line(progress, (progress.rows - rows) / (now - began) if now > began else None)
-        typer.echo(f"{CLEAR}{line}", err=True, nl=False)
+        self._pace.show(self._line(progress, (progress.rows - rows) / (now - began) if now > began else None))

@@ -38,6 +38,7 @@ from multiclouddb_cli.failure import scrub
 from multiclouddb_cli.rendering import Renderer, notice_line
 from multiclouddb_cli.screen import (
     CLEAR,
+    Pace,
     ProgressLine,
     check_reader,
     counted,
@@ -51,18 +52,17 @@ from multiclouddb_cli.screen import (
 )
 from multiclouddb_cli.session import OUTAGE_SECONDS, Contact, Interrupt, until_signal
 
-_SHOWN_SECONDS: Final = 0.5
-
 
 class StatusLine:
-    """Shows on one line of a terminal up to which time the feed was read."""
+    """Shows on one line of a terminal up to which time the feed was read; in a log, a line now and then."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._terminal = sys.stdout.isatty() and sys.stderr.isatty()
+        self._terminal = sys.stderr.isatty()
+        self._clock, self._pace = clock, Pace(terminal=self._terminal)
+        # The events on a terminal would come between the status and what follows it, if they pass a pipe.
+        self._is_silent = self._terminal and not sys.stdout.isatty()
         self._events = 0
         self._newest: datetime | None = None
-        self._shown_at: float | None = None
         self._is_shown = False
 
     def clear(self) -> None:
@@ -70,7 +70,7 @@ class StatusLine:
         if self._is_shown:
             typer.echo(CLEAR, err=True, nl=False)
             self._is_shown = False
-            self._shown_at = None
+            self._pace.again()
 
     def show(self, page: ChangeFeedPage) -> None:
         """Show the position after a page."""
@@ -78,11 +78,11 @@ class StatusLine:
         if page.events:
             newest = max(event.timestamp for event in page.events)
             self._newest = newest if self._newest is None else max(self._newest, newest)
-        now = self._clock()
-        if not self._terminal or (self._shown_at is not None and now - self._shown_at < _SHOWN_SECONDS):
+        if self._is_silent or not self._pace.is_due(self._clock()):
             return
-        self._shown_at, self._is_shown = now, True
-        typer.echo(f"{CLEAR}{shorter(self._line(page), width() - 1)}", err=True, nl=False)
+        self._is_shown = self._terminal
+        line = self._line(page)
+        self._pace.show(shorter(line, width() - 1) if self._terminal else line)
 
     def _line(self, page: ChangeFeedPage) -> str:
         diagnostics = page.diagnostics

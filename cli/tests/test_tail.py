@@ -12,6 +12,7 @@ import pytest
 import multiclouddb_api as api
 from multiclouddb_cli.screen import ProgressLine, snapshot_line
 from multiclouddb_cli.session import Contact, Interrupt
+from multiclouddb_cli.tail import StatusLine
 from multiclouddb_conformance.command_line import apart_from_silence
 
 from .terminals import follow
@@ -234,3 +235,36 @@ def test_each_read_asks_all_partitions_so_that_to_can_end_the_command():
     request = api.ChangeFeedRequest("orders", api.Now())
     contact.read_changes(request, api.OperationOptions(7, 3, ask_all=False))
     assert asked == [api.OperationOptions(7, 3, ask_all=True)]
+
+
+class TestLog:
+    """Where stderr is no terminal, a line comes after ten seconds, and then each minute."""
+
+    TIMES = (0.0, 9.9, 10.0, 11.0, 69.9, 70.0, 129.0, 130.5)
+    SAID = (10.0, 70.0, 130.5)
+
+    @pytest.fixture
+    def said(self, monkeypatch):
+        found = []
+        monkeypatch.setattr("typer.echo", lambda text, err, nl=True: found.append((text, err, nl)))
+        monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
+        return found
+
+    def test_of_the_progress_of_a_scan(self, said):
+        now = [0.0]
+        bar = ProgressLine(snapshot_line, lambda: now[0])
+        for now[0] in self.TIMES:
+            bar.show(api.SnapshotProgress(api.SnapshotOrder.ORDERED, 0, 2, int(10 * now[0]), None))
+            bar.clear()
+        assert [(text.split("  ")[2], err, nl) for text, err, nl in said] == [
+            (f"{10 * each:,.0f} rows", True, True) for each in self.SAID
+        ]
+
+    def test_of_a_feed(self, said):
+        now = [0.0]
+        status = StatusLine(lambda: now[0])
+        for now[0] in self.TIMES:
+            status.show(api.ChangeFeedPage((), "token", idle=True))
+            status.clear()
+        assert len(said) == len(self.SAID)
+        assert all(text.startswith("idle  at ") and err and nl for text, err, nl in said)
