@@ -112,6 +112,8 @@ def test_a_ghost_alone_is_removed_with_what_transform_fills(shop):
         (pa.decimal128(10, 2), Decimal("1.5"), Decimal("1.50")),
         (pa.decimal128(10, 2), 1.5, Decimal("1.500")),
         (pa.decimal128(10, 2), 2, Decimal("2.00")),
+        (pa.decimal128(10, 2), 1.005, Decimal("1.01")),
+        (pa.decimal128(38, 30), 0.1, Decimal("0.1")),
         (pa.decimal128(10, 2), Decimal("1.005"), Decimal("1.01")),
         (pa.timestamp("us", "UTC"), AT, AT.astimezone(timezone(timedelta(hours=2)))),
         (PAIR, {"a": 1}, {"a": 1.0, "b": None}),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from multiclouddb_api import MulticloudDbError, encode_json
 from multiclouddb_api.codec import canonical_json
+from multiclouddb_verify import texts as texts_room
 from multiclouddb_verify.comparison import GONE, UNREADABLE, document_digests, text_digests
 from multiclouddb_verify.texts import Lines, column_digests, digests_of, written
 
@@ -96,6 +97,24 @@ def test_a_text_that_no_sink_writes_for_a_document_does_not_equal_it(document, t
     beside = ['{"a":1}', '{"n":12345678901234567890123}', '{"$x":1}', '{"b" : "x"}']
     for texts in ([text], [text, *beside], [*beside, text]):
         assert document_digests([document])[0] not in text_digests(texts).tolist()
+
+
+@pytest.mark.parametrize(
+    "text_of", [text_of, lambda document: json.dumps(document, ensure_ascii=False)], ids=["sink", "spaces"]
+)
+def test_texts_of_equal_bytes_are_compared_all_at_once(monkeypatch, text_of):
+    """Else each text is parsed a second time, which takes many times as long, and nothing else shows it."""
+    looked_at = list[int]()
+    same = texts_room._has_same_bytes
+
+    def counting(text, lines, count):
+        looked_at.append(count)
+        return same(text, lines, count)
+
+    monkeypatch.setattr(texts_room, "_has_same_bytes", counting)
+    documents = [{"b": n, "a": [n / 4, 'é " x', None, {"z": True, "c": -n}]} for n in range(50)]
+    assert text_digests(list(map(text_of, documents))).tolist() == document_digests(documents).tolist()
+    assert looked_at == [50]
 
 
 def json_values():
