@@ -36,6 +36,7 @@ _MOST: Final = 4_000_000
 _FIRST: Final = 10_000
 _AGAIN: Final = -1.0
 """Marks a key that was suspected, and has changed since."""
+_NOT_SCANNED: Final = "the source has it, and its scan had records that cannot be decoded"
 
 
 class Rounds:
@@ -198,6 +199,7 @@ class Rounds:
             # A look-up below adds no change: a repair compares with the last one that the stream has shown.
             changed = [max(each, default="") for each in versions]
             unknown = self._complete(chunk, versions, found, moved, follower)
+            unknown |= self._not_scanned(chunk, versions, found)
             own, unread = self._own_orders(chunk, found)
             unknown |= unread
             now = self._sides.clock()
@@ -303,6 +305,22 @@ class Rounds:
         # What was looked up may be newer than the change: then the key has moved.
         follower.catch_up()
         return unknown
+
+    def _not_scanned(
+        self, chunk: Sequence[Pending], versions: Sequence[dict[str, int]], rows: Mapping[str, list[Seen]]
+    ) -> dict[str, str]:
+        """Return keys of the table alone that the source may have in a record that cannot be decoded."""
+        if not self._sides.state.unreadable():
+            return {}
+        asked = [
+            key
+            for (key, scanned, *_), found in zip(chunk, versions, strict=True)
+            if scanned == GONE and not found and any(row.digest != GONE for row in rows.get(key, []))
+        ]
+        if not asked:
+            return {}
+        events, unknown = self._sides.events(asked)
+        return unknown | {key: _NOT_SCANNED for key, event in events.items() if event is not None}
 
     def _ceiling(self, chunk: Sequence[Pending], found: Mapping[str, list[Seen]]) -> str:
         """Return an `order_key` that is above that of each change before the rows were read."""

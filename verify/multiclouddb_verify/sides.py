@@ -34,7 +34,7 @@ from multiclouddb_verify.comparison import (
 )
 from multiclouddb_verify.own_columns import OwnColumns
 from multiclouddb_verify.report import Progress
-from multiclouddb_verify.source import Answer, Change, Follower, Respelt, Source, key_texts
+from multiclouddb_verify.source import Answer, Change, Follower, Respelt, Source, key_texts, skipped_on
 from multiclouddb_verify.state import ORDER_BITS, Confirmed, Rows, State, rows_of
 from multiclouddb_verify.texts import Integers, Lines, column_digests, digests_of
 
@@ -184,6 +184,7 @@ class Sides:
             with self.state.transaction():
                 self._keep_parts([event.key for event in page.events[:1]])
                 self.state.add_changes(kept, self.clock())
+                self.state.skip(skipped_on(page))
                 # A later comparison goes on where all changes were kept, not only those of some keys.
                 self.state.put("follow" if wanted is None else "judged", page.continuation_token)
                 self.state.add("changes", len(changes))
@@ -201,6 +202,7 @@ class Sides:
         follower = self.follower(state.fact("follow") or "")
         keys, runs, charges, count = list[Lines](), list[Rows](), list[float | None](), 0
         has_own, began = self.facts.floor == ScanFloor.ROW, self.clock()
+        skipped = list[tuple[str, str]]()
         flushed, fold_at = began, state.number("changes") + _FOLD
 
         def flush(page: ChangeFeedPage, *, is_last: bool = False) -> None:
@@ -208,6 +210,8 @@ class Sides:
             with state.transaction():
                 if count:
                     state.add_run("source", np.concatenate(runs), Lines.joined(keys))
+                state.skip(skipped)
+                skipped.clear()
                 state.put("scan", page.continuation_token)
                 state.put("scanned", 1 if is_last else None)
                 state.add("rows", self._told.rows - state.number("rows"))
@@ -245,6 +249,7 @@ class Sides:
                     keys.append(texts)
                     runs.append(rows)
                     count += len(texts)
+                skipped += skipped_on(page)
                 charges.append(page.diagnostics.native_charge)
                 kept, done = page, page.diagnostics.snapshot
                 self.tell(

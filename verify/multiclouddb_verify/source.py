@@ -29,6 +29,7 @@ from multiclouddb_api import (
     NotKnown,
     OperationOptions,
     ProviderOptions,
+    RecordSkipped,
     ResourceAddress,
     ScanFacts,
     Snapshot,
@@ -144,7 +145,7 @@ class Source:
     def scan(self, token: str, size: int = _PAGE) -> Iterator[ChangeFeedPage]:
         """Read the rows that follow a token of a scan, up to its end."""
         while True:
-            page = self.client.read_changes(self._request(FromContinuationToken(token), size))
+            page = self._page(self._request(FromContinuationToken(token), size))
             yield page
             if any(isinstance(each, BackfillDone | FeedEnded) for each in page.notices):
                 return
@@ -160,7 +161,18 @@ class Source:
     def changes(self, token: str, wait: float = 0.0) -> ChangeFeedPage:
         """Read one page of changes."""
         request = self._request(FromContinuationToken(token), 0)
-        return self.client.read_changes(request, OperationOptions(wait_seconds=wait))
+        return self._page(request, OperationOptions(wait_seconds=wait))
+
+    def _page(self, request: ChangeFeedRequest, options: OperationOptions | None = None) -> ChangeFeedPage:
+        """Read a page; a record that cannot be decoded becomes its notice, and hides no other record."""
+        try:
+            return self.client.read_changes(request, options)
+        except MulticloudDbError as error:
+            after = error.detail.skip_token
+            if error.category is not ErrorCategory.PROVIDER_ERROR or after is None:
+                raise
+        position = FromContinuationToken(after)
+        return self.client.read_changes(attrs.evolve(request, start_position=position), options)
 
     def is_in_snapshot(self, token: str) -> bool:
         """Return whether rows of a snapshot follow a position."""
@@ -267,6 +279,11 @@ def _for_text(text: str, key: MulticloudDbKey, answer: LookupAnswer) -> Answer:
 def floor_of(page: ChangeFeedPage) -> str:
     """Return the floor of a scan from its first page."""
     return next(notice.floor for notice in page.notices if isinstance(notice, SnapshotStarted))
+
+
+def skipped_on(page: ChangeFeedPage) -> list[tuple[str, str]]:
+    """Return the partition and the position of each record of a page that cannot be decoded."""
+    return [(each.partition_id, each.position) for each in page.notices if isinstance(each, RecordSkipped)]
 
 
 def changes_of(

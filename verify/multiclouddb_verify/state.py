@@ -142,8 +142,11 @@ _OF_THE_SOURCE: Final = (
     "rows",
     "charge",
     "changes",
+    "unreadable",
 )
 """The facts that a later comparison may take up. All others say something about the table as it was."""
+_MOST_UNREADABLE: Final = 10_000
+_NO_RECORD: Final = "the record of {} at {} cannot be decoded, so nobody knows what the source has of its key"
 _OLD: Final = -1.0
 """Stands for the time at which a change was first read, where a left-over comparison has read it."""
 
@@ -632,6 +635,21 @@ class State:
         keys = [(key,) for key, _ in rows]
         self._sql_many("DELETE FROM pending WHERE key = ?", keys)
         self._sql_many("DELETE FROM difference WHERE key = ? AND repaired = 0", keys)
+
+    def skip(self, found: Iterable[tuple[str, str]]) -> None:
+        """Store records that cannot be decoded, whose keys are not known: the partition, and the position.
+
+        They belong to what was read of the source, so a later comparison that takes it up takes up these too.
+        """
+        there = self.unreadable()
+        new = {f"{where} at {position}": _NO_RECORD.format(where, position) for where, position in found}
+        if not new.keys() <= there.keys() and len(there) < _MOST_UNREADABLE:
+            self.put("unreadable", json.dumps(there | new))
+
+    def unreadable(self) -> dict[str, str]:
+        """Return the places of the records that cannot be decoded, and what is said of each."""
+        found: dict[str, str] = json.loads(self.fact("unreadable") or "{}")
+        return found
 
     def unknown(self, most: int) -> dict[str, str]:
         """Return some of the keys for which it is not known what the source has, with the reasons."""

@@ -466,9 +466,10 @@ class Verification:
     def _report(self, began: float) -> Report:
         state = self._sides.state
         left, expected_missing = state.kinds(), self._left_out()
-        unknown = state.unknown(_SHOWN)
+        unreadable = state.unreadable()
+        unknown = state.unknown(_SHOWN) | dict(islice(unreadable.items(), _SHOWN))
         behind = dict.fromkeys(state.behind(float(state.fact("settled_at") or 0.0)))
-        unsettled = state.pending_count() - len(behind) + state.unknown_count()
+        unsettled = state.pending_count() - len(behind) + state.unknown_count() + len(unreadable)
         equal = not left and not unsettled and not behind
         is_proved = equal and self._sides.sample is None
         expected_ghosts = 0 if self._sides.source.has_deletes else left.get(DifferenceKind.GHOST, 0)

@@ -1,0 +1,88 @@
+"""A document that cannot be decoded hides no other one: the rest is compared, and the verdict is not known."""
+
+import sqlite3
+
+import pytest
+from deltalake import DeltaTable
+
+from multiclouddb_verify import DifferenceKind, Outcome
+
+from .tables import VALUES, Shop, key_of
+
+DAMAGED = "o-000005"
+
+
+@pytest.fixture
+def shop(tmp_path):
+    with Shop(tmp_path) as shop:
+        yield shop
+
+
+def damage(shop, table, name=DAMAGED):
+    """Cut the text of a document off, in the store itself."""
+    database = sqlite3.connect(shop.store.path)
+    with database:
+        changed = database.execute(f"UPDATE {table} SET doc = '{{\"n\":' WHERE key LIKE ?", (f'%"{name}"%',))
+        assert changed.rowcount
+    database.close()
+
+
+@pytest.mark.parametrize("repair", [False, True])
+def test_a_row_that_a_scan_cannot_decode(shop, repair):
+    damage(shop, "documents")
+    before = shop.documents()
+    report = shop.verify(repair=repair)
+    assert (report.outcome, report.exit_code) == (Outcome.UNSETTLED, 12)
+    assert report.counts.equal == len(shop.names) - 1
+    assert key_of(DAMAGED) in report.unsettled
+    assert any("cannot be decoded" in reason for reason in report.reasons.values())
+    assert report.verified_through is None
+    assert shop.documents() == before
+
+
+def test_a_row_that_neither_side_has_is_not_known_either(shop):
+    """The sink has left it out, so nothing but the scan says that there is one."""
+    DeltaTable(shop.table).delete(f"key = '{key_of(DAMAGED)}'")
+    damage(shop, "documents")
+    report = shop.verify()
+    assert report.exit_code == 12
+    assert report.counts.equal == len(shop.names) - 1
+
+
+def test_other_differences_are_found_and_repaired(shop):
+    faults = shop.plant(
+        *shop.names[10:13], kinds=[DifferenceKind.STALE, DifferenceKind.MISSING, DifferenceKind.GHOST]
+    )
+    damage(shop, "documents")
+    report = shop.verify()
+    assert {each.key: each.kind for each in report.differences} == faults
+    assert report.exit_code == 11
+    report = shop.verify(repair=True)
+    assert {each.key for each in report.repaired} == set(faults)
+    assert report.exit_code == 12
+
+
+def test_a_change_that_the_feed_cannot_decode(shop):
+    """The sink stands before it; a row of a later change waits, and the damaged one is not known."""
+    shop.store.put("orders", DAMAGED, {"n": "after"})
+    shop.store.put("orders", DAMAGED, {"n": 5, "v": VALUES[5]})
+    damage(shop, "log")
+    report = shop.verify(patience_seconds=0.0)
+    assert not report.equal
+    assert report.exit_code == 12
+    assert report.counts.equal >= len(shop.names) - 1
+    assert any("cannot be decoded" in reason for reason in report.reasons.values())
+
+
+def test_a_resumed_run_knows_of_it_too(shop):
+    damage(shop, "documents")
+
+    def die(progress):
+        if progress.phase == "table":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        shop.verify(on_progress=die)
+    report = shop.verify(resume=True)
+    assert report.exit_code == 12
+    assert any("cannot be decoded" in reason for reason in report.reasons.values())
