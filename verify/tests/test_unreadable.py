@@ -1,4 +1,4 @@
-"""A document that cannot be decoded hides no other one: the rest is compared, and the verdict is not known."""
+"""A document that cannot be decoded hides no other one: the rest is compared, and its verdict is open."""
 
 import sqlite3
 
