@@ -20,8 +20,12 @@ def make_checkpoint(folder: Path, query: str | None = None, batches: int = 0) ->
     return folder
 
 
-def write_offset(folder: Path, number: int, **fields: Any) -> None:
-    """Write where a batch ends, as Spark does before it runs the batch."""
-    offset = {"v": 1, "src": "x", "c": {}, "inc": None, **fields}
-    text = "\n".join(["v1", json.dumps({"batchWatermarkMs": 0}), json.dumps(offset)])
+def write_offset(folder: Path, number: int, *, log_format: int = 1, **fields: Any) -> None:
+    """Write where a batch ends, as Spark does before it runs the batch.
+
+    Format 2 of the log is that of `spark.sql.streaming.offsetLog.formatVersion=2`.
+    """
+    offset = json.dumps({"v": 1, "src": "x", "c": {}, "inc": None, **fields})
+    line = offset if log_format == 1 else f"orders_source:{offset}"
+    text = "\n".join([f"v{log_format}", json.dumps({"batchWatermarkMs": 0}), line])
     (folder / "offsets" / str(number)).write_text(text)

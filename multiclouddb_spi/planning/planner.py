@@ -12,7 +12,6 @@ a plan of many could fail each time.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
@@ -529,24 +528,3 @@ class Planner:
 def _notices(head: Head) -> tuple[Notice, ...]:
     end = head.outcome.notice if isinstance(head.outcome, Ended) else None
     return head.notices if end is None else (*head.notices, end)
-
-
-def offsets_in(line: str) -> Iterator[dict[str, Any]]:
-    """Return the offsets of the Spark source in a line of Spark's offset log.
-
-    An offset contains what a token does; it may be inside the offset of another source.
-
-    Args:
-        line: The line, which may be anything.
-    """
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return
-    if not isinstance(value, dict):
-        return
-    if isinstance(value.get("src"), str) and isinstance(value.get("v"), int):
-        yield value
-        return
-    for part in value.values():
-        yield from offsets_in(part if isinstance(part, str) else json.dumps(part))

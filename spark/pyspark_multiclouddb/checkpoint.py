@@ -53,7 +53,7 @@ from multiclouddb_spi import Cursor, FeedStart, InvalidCursor, Range, ranges_bet
 from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, Rules
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.partition import may_be_same
-from multiclouddb_spi.planning.planner import offsets_in
+from multiclouddb_spi.planning.offset_log import LoggedEnd, logged_end
 from multiclouddb_tables.mark import FeedSource
 from multiclouddb_tables.rules import MergedSnapshot, Told, rows_stay
 from pyspark_multiclouddb.errors import NEW_QUERY
@@ -265,8 +265,7 @@ class Checkpoint:
 
     def __init__(self, where: str, spark: SparkSession | None = None) -> None:
         self._where, self._spark = where.rstrip("/"), spark
-        self._ends: dict[int, list[dict[str, Any]]] = {}
-        self._sources: dict[int, int] = {}
+        self._ends: dict[int, LoggedEnd] = {}
         url = urlsplit(where)
         path = url2pathname(url.path) if url.scheme == "file" else where
         self._folder = path if os.path.isdir(os.path.join(path, "offsets")) else None
@@ -292,7 +291,7 @@ class Checkpoint:
 
     def is_first(self, batch_id: int) -> bool:
         """Return True if no row was delivered before a batch."""
-        before = self._offsets(batch_id - 1) if batch_id else []
+        before = self._offsets(batch_id - 1) if batch_id else ()
         return all(offset.get("fresh") is True for offset in before)
 
     def check_rows(self, batch_id: int) -> None:
@@ -342,21 +341,28 @@ class Checkpoint:
         """Return the snapshot that was stored with the end of a batch, if its scan reads every row."""
         offsets = self._offsets(batch_id)
         found = [offset["s"] for offset in offsets if offset.get("s", {}).get("whole")]
-        if found and (self._sources[batch_id] > 1 or len(offsets) > 1):
+        if found and (self._ends[batch_id].sources > 1 or len(offsets) > 1):
             raise invalid_request(
                 "checkpoint", "belongs to a query that reads a snapshot and another source", _OWN
             )
         return found[0] if found else None
 
-    def _offsets(self, batch_id: int) -> list[dict[str, Any]]:
+    def _offsets(self, batch_id: int) -> tuple[dict[str, Any], ...]:
         if batch_id not in self._ends:
             text = self._read(f"offsets/{batch_id}")
             if text is None:
                 raise self._wrong(f"has no offsets/{batch_id}")
-            lines = text.splitlines()[2:]
-            self._sources[batch_id] = len(lines)
-            self._ends[batch_id] = [offset for line in lines for offset in offsets_in(line)]
-        return self._ends[batch_id]
+            try:
+                self._ends[batch_id] = logged_end(text)
+            except ValueError as error:
+                raise invalid_request(
+                    "checkpoint",
+                    f"the file offsets/{batch_id} of {self._where} {error}, so it is not known what the batch "
+                    "contains",
+                    f"{_THIS_QUERY}, with a version of Spark that this version of multiclouddb-spark has been "
+                    "tested with; for a query without a multiclouddb source, leave checkpoint= out",
+                ) from None
+        return self._ends[batch_id].offsets
 
     def _completed(self) -> Iterator[int]:
         if self._folder is not None:

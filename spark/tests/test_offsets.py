@@ -6,7 +6,9 @@ from datetime import UTC, datetime
 import pytest
 
 from multiclouddb_api import AtTime, Beginning, MulticloudDbError, Now
+from multiclouddb_conformance.spark_checkpoint import make_checkpoint, write_offset
 from multiclouddb_spi import Range
+from multiclouddb_spi.planning.offset_log import logged_end
 from pyspark_multiclouddb.checkpoint import (
     Checkpoint,
     Pinned,
@@ -151,3 +153,77 @@ def test_a_folder_that_is_no_checkpoint_yet_is_not_said_to_be_another_query_s(tm
     (tmp_path / "offsets").mkdir()
     with pytest.raises(MulticloudDbError, match="has no id of a query, so it is no checkpoint yet"):
         Checkpoint(str(tmp_path)).query("this query")
+
+
+OURS = {"v": 1, "src": "x", "c": {}, "inc": None}
+
+
+def log(form, *lines):
+    return "\n".join([form, '{"batchWatermarkMs": 0, "conf": {"a": "\u2028v1"}}', *lines])
+
+
+@pytest.mark.parametrize(
+    ("text", "sources"),
+    [
+        (log("v1", json.dumps(OURS)), 1),
+        (log("v1", "-", json.dumps(OURS)), 2),
+        (log("v1", "7", json.dumps(OURS)), 2),
+        (log("v1", json.dumps({"inner": json.dumps(OURS), "other": [1]})), 1),
+        (log("v2", "0:" + json.dumps(OURS)), 1),
+        (log("v2", "orders_source:" + json.dumps(OURS)), 1),
+        (log("v2", "a:-", "b:7", 'c:{"x": 1}', "d:" + json.dumps(OURS)), 4),
+    ],
+)
+def test_both_formats_of_spark_s_log_are_read(text, sources):
+    end = logged_end(text)
+    assert (end.offsets, end.sources) == ((OURS,), sources)
+
+
+UNKNOWN = [
+    *("", "v1", log("v1"), log("v1", "7"), log("v1", "[]"), log("v1", "null"), log("v2", "0:-"), log("v2", "0:7")),
+    log("v1", '{"a": [1, {"src": 2}]}'),
+    log("v1", "0:" + json.dumps(OURS)),
+    log("v2", json.dumps(OURS)),
+    *(log(form, json.dumps(OURS)) for form in ("v3", "v12", "1", json.dumps(OURS))),
+]
+
+
+@pytest.mark.parametrize("text", UNKNOWN)
+def test_a_log_in_which_nothing_is_recognised_says_nothing(text, tmp_path):
+    """Each answer that a sink takes from the log would otherwise be *no*, which nobody has said."""
+    folder = make_checkpoint(tmp_path / "checkpoint", batches=2)
+    (folder / "offsets" / "0").write_text(text)
+    (folder / "commits" / "0").write_text("v1\n{}")
+    checkpoint = Checkpoint(str(folder))
+    asks = [
+        lambda: checkpoint.scan(0),
+        lambda: checkpoint.is_first(1),
+        lambda: checkpoint.check_rows(0),
+        lambda: checkpoint.digest(0),
+        lambda: checkpoint.has_gap(0),
+        lambda: checkpoint.feed(0),
+        lambda: checkpoint.notes(0),
+        checkpoint.is_scanned,
+    ]
+    for ask in asks:
+        with pytest.raises(MulticloudDbError, match="so it is not known what the batch contains; pass the checkp"):
+            ask()
+
+
+@pytest.mark.parametrize("log_format", [1, 2])
+def test_what_a_sink_asks_is_answered_from_both_formats(log_format, tmp_path):
+    folder = make_checkpoint(tmp_path / "checkpoint", "query")
+    snapshot = {"plan": "p", "floor": "f", "over": False, "whole": True}
+    write_offset(folder, 0, log_format=log_format, s=snapshot, fresh=True)
+    write_offset(
+        folder, 1, log_format=log_format, s=snapshot | {"over": True}, lost=1, gone=["was dropped"],
+        feed=["embedded", "main", "orders"],
+    )  # fmt: skip
+    checkpoint = Checkpoint(str(folder))
+    assert (checkpoint.scan(0).is_first, checkpoint.scan(1).is_over) == (True, True)
+    assert (checkpoint.is_first(1), checkpoint.has_gap(1)) == (True, True)
+    assert checkpoint.feed(1).address.collection == "orders"
+    with pytest.raises(MulticloudDbError, match="was dropped"):
+        checkpoint.check_rows(1)
+    (folder / "commits" / "0").write_text("v1\n{}")
+    assert not checkpoint.is_scanned()

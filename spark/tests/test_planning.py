@@ -15,7 +15,6 @@ from multiclouddb_conformance.simulation import (
 )
 from multiclouddb_conformance.simulation.partition_log import PartitionLog
 from multiclouddb_spi import Follows
-from multiclouddb_spi.planning.planner import offsets_in
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.micro_batches import MicroBatches
 from pyspark_multiclouddb.options import parse_options
@@ -195,11 +194,6 @@ def test_start_that_was_trimmed_is_told(source):
     with pytest.raises(SourceError, match=r"\[MULTICLOUDDB:CHECKPOINT_EXPIRED\]"):
         planned(source, startingPosition=moment)
     assert count(source) == 3
-
-
-@pytest.mark.parametrize("line", ["v1", "7", "[]", "null", '{"a": [1, {"src": 2}]}'])
-def test_lines_of_other_sources_hold_no_offsets(line):
-    assert list(offsets_in(line)) == []
 
 
 GONE = [(Dropped("sim/items"), "was dropped"), (Renamed("sim/items", "sim/old"), "was renamed to sim/old")]

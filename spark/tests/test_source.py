@@ -26,7 +26,15 @@ from multiclouddb_api import (
 from multiclouddb_api.arrow import events_to_arrow
 from multiclouddb_conformance.sink_harness import events, page
 from multiclouddb_conformance.waiting import wait_until
-from pyspark_multiclouddb import ProgressTable, error_from_query, local_session, pages_to_dataframe
+from multiclouddb_verify import spark_position
+from pyspark_multiclouddb import (
+    ProgressTable,
+    error_from_query,
+    live_rows,
+    local_session,
+    merge_into_delta,
+    pages_to_dataframe,
+)
 from pyspark_multiclouddb.columns import SPARK_SCHEMA
 from pyspark_multiclouddb.errors import no_pyspark
 
@@ -222,6 +230,50 @@ class TestErrors:
         files = [each for each in (tmp_path / "checkpoint").rglob("*") if each.is_file()]
         assert {"offsets", "commits"} <= {each.parent.name for each in files}
         assert [each for each in files if b"a-field-that" in each.read_bytes()] == []
+
+
+def reader_of(spark):
+    return spark.readStream
+
+
+def named_reader_of(spark):
+    return spark.readStream.name("orders_source")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "reader"),
+    [
+        ("spark.sql.streaming.offsetLog.formatVersion", "2", reader_of),
+        ("spark.sql.streaming.queryEvolution.enableSourceEvolution", "true", named_reader_of),
+    ],
+    ids=["format 2", "source evolution"],
+)
+def test_sink_reads_the_other_format_of_spark_s_offset_log(spark, source, tmp_path, setting, value, reader):
+    """A snapshot removes the rows that no item has any more, which the sink knows from the log only."""
+    for number in range(4):
+        source.put(f"k{number}", {"n": number})
+
+    def run(name):
+        def merge(frame, batch_id):
+            merge_into_delta(frame, batch_id, tmp_path / "table", name, checkpoint=tmp_path / name)
+
+        stream = load(reader(spark), source, startingPosition="snapshot").writeStream.foreachBatch(merge)
+        query = stream.option("checkpointLocation", str(tmp_path / name)).trigger(availableNow=True).start()
+        query.awaitTermination(SECONDS)
+
+    spark.conf.set(setting, value)
+    try:
+        run("first")
+        source.store.delete("orders", "k1")
+        source.store.trim("orders", max_count=0)  # so that only the second snapshot can tell
+        run("second")
+    finally:
+        spark.conf.unset(setting)
+    assert (tmp_path / "second" / "offsets" / "0").read_text().startswith("v2\n")
+    keys = [json.loads(row["key"])["id"] for row in live_rows(tmp_path / "table").read_all().to_pylist()]
+    assert sorted(keys) == ["k0", "k2", "k3"]
+    with connect(f"embedded://{source.store.path}") as client:
+        assert spark_position(client, "orders", tmp_path / "second")()
 
 
 class TestSession:

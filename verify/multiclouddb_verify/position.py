@@ -18,7 +18,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.validators import check_type, path_here, type_name
 from multiclouddb_spi.continuation.token import Envelope, encode_token, scope_text
-from multiclouddb_spi.planning.planner import offsets_in
+from multiclouddb_spi.planning.offset_log import logged_end
 from multiclouddb_verify.source import Source
 
 __all__ = ["spark_position", "spark_token", "stored_position"]
@@ -112,10 +112,13 @@ def _committed(folder: Path) -> dict[str, Any]:
             text = (folder / "offsets" / str(number)).read_text(encoding="utf-8")
         except FileNotFoundError:
             continue
-        offsets = [offset for line in text.splitlines()[2:] for offset in offsets_in(line)]
-        if len(offsets) != 1 or not isinstance(offsets[0].get("c"), dict):
+        try:
+            end = logged_end(text)
+        except ValueError as error:
+            raise _wrong(folder, f"has a file offsets/{number} that {error}") from None
+        if len(end.offsets) != 1 or not isinstance(end.offsets[0].get("c"), dict):
             raise _wrong(folder, "does not belong to a query with this source alone")
-        return offsets[0]
+        return end.offsets[0]
     raise _wrong(folder, "has no complete micro-batch")
 
 
