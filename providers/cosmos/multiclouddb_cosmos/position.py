@@ -66,6 +66,11 @@ class RangeMap:
         self.ranges = tuple(sorted(ranges))
         self._lows = [each.low for each in self.ranges]
 
+    def is_whole(self) -> bool:
+        """Return True if every key lies in exactly one range."""
+        lows = [*(each.low for each in self.ranges), MOST]
+        return lows == [LEAST, *(each.high for each in self.ranges)]
+
     def cut(self, wanted: KeyRange) -> list[KeyRange]:
         """Divide `wanted` at the boundaries of the physical partitions, and return the parts."""
         first = max(0, bisect_right(self._lows, wanted.low) - 1)

@@ -128,7 +128,14 @@ class ReaderContext:
         # the ranges of the physical partitions now.
         with self._lock:
             if self._map is None or self._map is seen:
-                self._map = RangeMap(self.calls.ranges(self.spec.address))
+                found = RangeMap(self.calls.ranges(self.spec.address))
+                if not found.is_whole():  # a range that is not listed would look as if it had been read
+                    raise ProviderFault.of(
+                        ErrorCategory.TRANSIENT_FAILURE,
+                        "the service's list of partitions does not contain all keys; try again",
+                        retryable=True,
+                    )
+                self._map = found
             return self._map
 
     def current(self) -> RangeMap:

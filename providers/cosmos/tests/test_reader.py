@@ -24,10 +24,11 @@ from multiclouddb_api import (
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos import client as client_room
+from multiclouddb_cosmos.position import KeyRange
 from multiclouddb_cosmos.source import ReaderContext
 from multiclouddb_cosmos_emulator import documents
 from multiclouddb_cosmos_emulator.faults import Fail
-from multiclouddb_spi import Continue, Deadline, Drained, PartitionState, Reached
+from multiclouddb_spi import Continue, Deadline, Drained, PartitionState, ProviderFault, Reached
 
 from .world import ADDRESS, READ, seconds, soon
 
@@ -222,6 +223,22 @@ class TestMode:
         times = None if "else" in text else 1
         lone.server.faults.add(Fail(400, message=text), READ, times=times)
         refusal(ErrorCategory.INVALID_REQUEST, consumer.read, text if times is None else "enable")
+
+
+@pytest.mark.parametrize("listed", [[], ["00-80"], ["80-FF"], ["-80", "90-FF"]])
+def test_a_list_that_lacks_partitions_does_not_say_that_they_were_read(lone, monkeypatch, listed):
+    _, feed = lone.feed()
+    (seed,) = feed.start(Now(), None, soon())
+    lone.fill(3)
+    _, last = drained(feed.open(seed.partition_id, seed.cursor))
+    until = last.end
+    _, feed = lone.feed()
+    ranges = [KeyRange(*each.split("-")) for each in listed]
+    monkeypatch.setattr(client_room.Calls, "ranges", lambda *_: ranges)
+    for bound in (None, until):
+        reader = feed.open(seed.partition_id, seed.cursor, bound)
+        with pytest.raises(ProviderFault, match="does not contain all keys"):
+            reader.fetch(10, 1 << 20, 0.0, soon())
 
 
 class TestPlans:
