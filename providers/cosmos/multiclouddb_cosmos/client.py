@@ -42,7 +42,7 @@ from multiclouddb_cosmos.transport import (
 from multiclouddb_spi import Deadline, ProviderFault, collector_paused, unsupported
 from multiclouddb_spi.time_limits import ANSWER_SECONDS
 
-_LARGEST_PAGE: Final = 1000
+LARGEST_PAGE: Final = 1000
 _SWELLING: Final = 5
 """The memory of a parsed item as a multiple of the size of its text."""
 _READ_SECONDS: Final = 10.0
@@ -333,7 +333,7 @@ class Calls:
             self.container(address)
             .query_items_change_feed(
                 continuation=token,
-                max_item_count=min(limit, _LARGEST_PAGE),
+                max_item_count=min(limit, LARGEST_PAGE),
                 response_hook=hook,
                 **self._limits(deadline, seen),
             )

@@ -55,6 +55,7 @@ _RENEW: Final = (
     "application's own, make a new one"
 )
 _MERGED: Final = "more than two children"
+_SMALLER: Final = "Reduce page size"
 _EXPIRED: Final = re.compile(r"token has (?:been )?expired")
 _UNTIMELY: Final = "not valid at the current time"
 _UNPROVEN: Final = "407 Proxy Authentication Required"
@@ -65,7 +66,10 @@ _DENIED_ROW: Final = FaultRule(ErrorCategory.AUTHORIZATION_FAILED, _DENIED)
 _DENIED_TOKEN: Final = FaultRule(ErrorCategory.AUTHORIZATION_FAILED, _DENIED, renewable=True)
 _EXPIRED_TOKEN: Final = FaultRule(ErrorCategory.AUTHENTICATION_FAILED, _RENEW, renewable=True)
 _MOVED: Final = FaultRule(ErrorCategory.TRANSIENT_FAILURE, "a partition is being split or moved; try again")
-_REFUSED: Final = FaultRule(ErrorCategory.INVALID_REQUEST, "pass a token or partition id unchanged")
+_REFUSED: Final = FaultRule(
+    ErrorCategory.INVALID_REQUEST,
+    "if the request has a token or a partition id, pass it unchanged; if it does not help, report this",
+)
 _NETWORK: Final = FaultRule(
     ErrorCategory.TRANSIENT_FAILURE, "check the account's address and the network (proxy, private endpoint)"
 )
@@ -82,6 +86,10 @@ _MERGE_ROW: Final = FaultRule(
     ErrorCategory.PERMANENT_FAILURE,
     "the service cannot read all versions after partitions were merged; use a container without merges, or "
     "read the latest versions with CosmosOptions(mode='latest')",
+)
+_TOO_LARGE: Final = FaultRule(
+    ErrorCategory.PROVIDER_ERROR,
+    "the service cannot return one transaction even if a page of one item is asked for; " + REPORT,
 )
 
 # Maps a status and a substatus to their meaning. An entry without a substatus applies to all substatuses that
@@ -121,6 +129,12 @@ def is_disabled(error: CosmosHttpResponseError) -> bool:
     """Return True if the account does not offer the feed with all versions and deletes."""
     text = _text(error)
     return error.status_code == BAD_REQUEST and "must be enabled" in text and "All Versions" in text
+
+
+def asks_for_less(error: CosmosHttpResponseError) -> bool:
+    """Return True if the service cannot keep the items of a transaction together on so large a page."""
+    # It has no substatus of its own; the vendor's readers compare the text too.
+    return error.status_code == BAD_REQUEST and _SMALLER in _text(error)
 
 
 def not_enabled() -> ProviderFault:
@@ -174,6 +188,8 @@ def _answered(error: CosmosHttpResponseError, vendor_retried: bool) -> Fault:
         row = _NETWORK if status < BAD_REQUEST else FaultRule(ErrorCategory.PERMANENT_FAILURE, REPORT)
     if status >= 500 and _MERGED in text:
         row = _MERGE_ROW
+    if asks_for_less(error):
+        row = _TOO_LARGE
     if status in _IDENTITY and _UNTIMELY in text:
         row = _CLOCK
     if status in _IDENTITY and _EXPIRED.search(text):

@@ -16,14 +16,14 @@ from azure.core.exceptions import AzureError
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_api import ErrorCategory, LogicalPartition, MulticloudDbKey, invalid_request
-from multiclouddb_cosmos.client import LATE_SECONDS, Calls, Definition, RangePage
+from multiclouddb_cosmos.client import LARGEST_PAGE, LATE_SECONDS, Calls, Definition, RangePage
 from multiclouddb_cosmos.config import names_in
-from multiclouddb_cosmos.errors import BAD_REQUEST, classify, is_disabled
+from multiclouddb_cosmos.errors import BAD_REQUEST, asks_for_less, classify, is_disabled
 from multiclouddb_cosmos.hashing import effective_key
 from multiclouddb_cosmos.options import CosmosOptions
 from multiclouddb_cosmos.position import LEAST, MOST, KeyRange, RangeMap
 from multiclouddb_cosmos.records import UPSERT, CosmosView, given, is_of, lsn_of, seconds_of, spellings
-from multiclouddb_cosmos.transport import LATEST, start_of
+from multiclouddb_cosmos.transport import ALL_VERSIONS, LATEST, start_of
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader, expired, unsupported
 
 _WHOLE = KeyRange(LEAST, MOST)
@@ -46,6 +46,7 @@ class ReaderContext:
     behind: dict[KeyRange, int] = attrs.field(factory=dict)
     untimed: set[KeyRange] = attrs.field(factory=set)  # the ranges that the service does not read from a time
     item_bytes: int = 1024  # the memory size of one item, measured on the last page
+    page: int = LARGEST_PAGE  # how many items may be requested, after the service has asked for less
     late: int = 0  # a change can get its LSN so many seconds after its time
     _renewed: float = attrs.field(factory=time.monotonic)
     _map: RangeMap | None = None
@@ -183,14 +184,19 @@ class ReaderContext:
             ]
             return attrs.evolve(answer, items=kept)
         try:
-            answer = self.calls.read(self.spec.address, self.definition.rid, place, etag, limit, deadline)
+            answer = self._asked(place, etag, limit, deadline, ALL_VERSIONS, {"Type": "Now"})
         except CosmosHttpResponseError as error:
-            if error.status_code != BAD_REQUEST or etag is None or is_disabled(error):
+            if error.status_code != BAD_REQUEST or etag is None or is_disabled(error) or asks_for_less(error):
                 raise
             refusal = error
         else:
             return self._reached(place, etag, answer)
-        self.calls.read(self.spec.address, self.definition.rid, place, None, 1, deadline)
+        if limit > 1:
+            # The service refuses an expired position however little is asked for.
+            with contextlib.suppress(CosmosHttpResponseError):
+                answer = self._asked(place, etag, 1, deadline, ALL_VERSIONS, {"Type": "Now"})
+                return self._reached(place, etag, answer)
+        self._asked(place, None, 1, deadline, ALL_VERSIONS, {"Type": "Now"})
         raise expired(
             f"LSN {etag} is older than the account's continuous backup ({classify(refusal).message})"
         ) from refusal
@@ -206,7 +212,7 @@ class ReaderContext:
             try:
                 return self._latest(place, etag, limit, deadline, start_of(since))
             except CosmosHttpResponseError as error:
-                if error.status_code != BAD_REQUEST:
+                if error.status_code != BAD_REQUEST or asks_for_less(error):
                     raise
             # The service refuses a time for merged partitions (Azure/azure-sdk-for-java issue 48752).
             answer = self._latest(place, etag, limit, deadline, start_of(None))
@@ -217,10 +223,28 @@ class ReaderContext:
     def _latest(
         self, place: KeyRange, etag: int | None, limit: int, deadline: Deadline, start: dict[str, Any]
     ) -> RangePage:
-        answer = self.calls.read(
-            self.spec.address, self.definition.rid, place, etag or None, limit, deadline, LATEST, start
-        )
-        return self._reached(place, etag, answer)
+        return self._reached(place, etag, self._asked(place, etag or None, limit, deadline, LATEST, start))
+
+    def _asked(
+        self, place: KeyRange, etag: int | None, limit: int, deadline: Deadline, mode: str, start: dict[str, Any]
+    ) -> RangePage:
+        """Return one page, which is smaller if the service asks for less."""
+        refused = 0
+        while True:
+            limit = min(limit, self.page)
+            try:
+                answer = self.calls.read(
+                    self.spec.address, self.definition.rid, place, etag, limit, deadline, mode, start
+                )
+            except CosmosHttpResponseError as error:
+                if limit == 1 or not asks_for_less(error):
+                    raise
+                refused += 1
+                self.page = limit // 2
+            else:
+                # Only the pages that reach the same transaction have to be so small.
+                self.page = max(self.page, min(LARGEST_PAGE, 2 * limit))
+                return attrs.evolve(answer, requests=answer.requests + refused) if refused else answer
 
     def _reached(self, span: KeyRange, etag: int | None, answer: RangePage) -> RangePage:
         """Return the answer, unless it comes from before the position at which the read began."""

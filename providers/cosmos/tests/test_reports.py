@@ -10,18 +10,24 @@ from multiclouddb_api import (
     Beginning,
     ChangeFeedRequest,
     ErrorCategory,
+    Fail,
     FromContinuationToken,
     LogicalPartition,
     MulticloudDbError,
     MulticloudDbKey,
     Now,
+    SkipToOldest,
     Snapshot,
 )
+from multiclouddb_conformance.refusals import refusal
 from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos import client as client_room
+from multiclouddb_cosmos_emulator import service
+from multiclouddb_cosmos_emulator.errors import bad_request
+from multiclouddb_cosmos_emulator.reading import Reach, page_size
 
 from .test_keys import drained
-from .world import ADDRESS
+from .world import ADDRESS, READ
 
 pytestmark = pytest.mark.usefixtures("hasty")
 LATEST, BACKFILL = CosmosOptions(mode="latest"), CosmosOptions(backfill=True)
@@ -309,3 +315,74 @@ def test_a_delete_may_tell_its_key_in_its_previous_version(lone, monkeypatch, kn
     monkeypatch.setattr(client_room, "_parsed", told)
     (event,) = drained(consumer)
     assert (event.key["id"], event.key["pk"]) == ("a", "a")
+
+
+SMALLER = "The page size is too big to preserve items that belong to same transaction. Reduce page size and try again."
+
+
+class Strict:
+    """A service that returns a page with a large transaction only if few items are asked for."""
+
+    def __init__(self, monkeypatch, most=10, text=SMALLER):
+        self.most, self.text, self.lsn, self.refused, self.asked = most, text, 0, 0, []
+        self._answer = service._CALLS[READ]
+        monkeypatch.setattr(service, "_CALLS", {**service._CALLS, READ: self._read})
+
+    def _read(self, call):
+        tag, size = (call.request.headers.get("if-none-match") or "").strip('"'), page_size(call.request)
+        after = int(tag) if tag.isdigit() else None if tag else 0
+        if self.lsn and size > self.most and after is not None and after < self.lsn:
+            (part,) = Reach.of(call.request, call.container()).partitions
+            if sum(change.lsn < self.lsn for change in part.after(after)) < size:
+                self.refused += 1
+                raise bad_request(self.text)
+        self.asked.append(size)
+        return self._answer(call)
+
+    def fill(self, world):
+        """Write items before, in and after the transaction."""
+        world.fill(20)
+        world.batch("b", *[("upsert", ({"id": f"b{number}", "pk": "b"},)) for number in range(60)])
+        self.lsn = world.partitions()[0]["lsn"]
+        world.fill(20)
+
+
+class TestAPageThatIsTooLarge:
+    """Azure/azure-documentdb-changefeedprocessor-dotnet issue 23: the service answers 400 and asks for less."""
+
+    @pytest.mark.parametrize("mode", ["all_versions", "latest"])
+    @pytest.mark.parametrize("on_expired", [Fail(), SkipToOldest()], ids=["fail", "skip"])
+    def test_smaller_pages_are_read_until_the_transaction_is_over(self, lone, monkeypatch, mode, on_expired):
+        strict, options = Strict(monkeypatch), CosmosOptions(mode=mode)
+        token = lone.client().read_changes(ChangeFeedRequest(ADDRESS, Now(), provider_options=options))
+        strict.fill(lone)
+        start = FromContinuationToken(token.continuation_token)
+        found = everything(lone, start, options, on_expired=on_expired)
+        assert len(set(ids(found))) == len(found) == 100
+        assert 0 < strict.refused < 20
+        assert strict.asked[-1] > strict.most  # it asks for more again
+
+    @pytest.mark.parametrize(
+        ("start", "options"), [(Snapshot(), None), (Beginning(), LATEST), (Beginning(), BACKFILL)]
+    )
+    def test_a_scan_goes_on_too(self, lone, monkeypatch, start, options):
+        strict = Strict(monkeypatch)
+        strict.fill(lone)
+        assert len(set(ids(everything(lone, start, options)))) == 100
+        assert strict.refused
+
+    @pytest.mark.parametrize("mode", ["all_versions", "latest"])
+    def test_one_that_cannot_be_smaller_is_no_expiry_and_no_damaged_token(self, lone, monkeypatch, mode):
+        strict, options = Strict(monkeypatch, most=0), CosmosOptions(mode=mode)
+        token = lone.client().read_changes(ChangeFeedRequest(ADDRESS, Now(), provider_options=options))
+        strict.fill(lone)
+        start = FromContinuationToken(token.continuation_token)
+        words = ("page of one item", "Reduce page size")
+        refusal(ErrorCategory.PROVIDER_ERROR, lambda: everything(lone, start, options), *words)
+
+    def test_a_400_with_other_words_is_no_expiry_if_less_can_be_read(self, lone, monkeypatch):
+        strict, options = Strict(monkeypatch, most=1, text="Something else."), CosmosOptions()
+        token = lone.client().read_changes(ChangeFeedRequest(ADDRESS, Now()))
+        strict.fill(lone)
+        found = everything(lone, FromContinuationToken(token.continuation_token), options)
+        assert len(set(ids(found))) == len(found) == 100
