@@ -21,7 +21,13 @@ from typing import Final, TypeAlias
 import attrs
 from attrs import frozen
 
-from multiclouddb_api import ChangeFeedPage, ChangeFeedRequest, FromContinuationToken, NotKnown
+from multiclouddb_api import (
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    FromContinuationToken,
+    MulticloudDbError,
+    NotKnown,
+)
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_spi.continuation.lineage import Rules
 from multiclouddb_spi.continuation.token import Envelope, encode_token
@@ -73,7 +79,8 @@ def lateness(
         seconds: After this time, the answer is not known.
 
     Raises:
-        MulticloudDbError: Raised if the feed cannot be read.
+        MulticloudDbError: Raised if the feed cannot be read; but if only a later read fails, and may succeed
+            later, the answer is not known.
     """
     bound = None if now is None else now - most
     lineage, scan = lineage_of(envelope, rules), ""
@@ -85,9 +92,16 @@ def lateness(
         token = encode_token(attrs.evolve(envelope, state=lineage.to_json()))
         request = attrs.evolve(request, start_position=FromContinuationToken(token))
     on_time = NotKnown(f"{scan}; no change after it is too old") if scan else OnTime()
-    ends, wait, page = time.monotonic() + seconds, 0.0, None
+    ends, wait, page, failure = time.monotonic() + seconds, 0.0, None, ""
     while page is None or time.monotonic() < ends:
-        page = read(request, wait)
+        try:
+            page, failure = read(request, wait), ""
+        except MulticloudDbError as error:
+            if page is None or not error.retryable:
+                raise
+            failure = error.message
+            time.sleep(_WAIT_SECONDS)
+            continue
         if now is not None and bound is not None:
             oldest = min((event.timestamp for event in page.events), default=bound)
             if oldest < bound:
@@ -101,7 +115,7 @@ def lateness(
             return on_time
         wait = 0.0 if page.events else _WAIT_SECONDS
         request = attrs.evolve(request, start_position=FromContinuationToken(page.continuation_token))
-    return NotKnown(_unsettled(page, seconds))
+    return NotKnown(failure or _unsettled(page, seconds))
 
 
 def _unsettled(page: ChangeFeedPage, seconds: float) -> str:

@@ -1,13 +1,15 @@
 """Tests `token check --max-lag`: whether a reader is late, and which checkpoints the command takes."""
 
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import attrs
 import pytest
 
 import multiclouddb_api as api
 from multiclouddb_cli.exits import LATE, NOT_COVERED, NOT_KNOWN
+from multiclouddb_spi import lateness as lateness_module
+from multiclouddb_spi.continuation.lineage import INSPECTED
 from multiclouddb_spi.continuation.token import decode_token, encode_token
 from pyspark_multiclouddb.connection import close_connections
 from pyspark_multiclouddb.micro_batches import MicroBatches
@@ -131,6 +133,30 @@ class TestMaxLag:
         result = run("token", "check", url, token_of(url), "--max-lag", text)
         assert result.exit_code == 2
         assert "--max-lag" in result.stderr
+
+
+def test_if_later_reads_fail_nobody_knows_and_the_reason_is_told(url, store, monkeypatch):
+    """MongoDB's members may stop taking writes while the check runs."""
+    monkeypatch.setattr(lateness_module, "_WAIT_SECONDS", 0.0)
+    token = drained(url, token_of(url))
+    request = api.ChangeFeedRequest(ORDERS, api.FromContinuationToken(token))
+    with api.connect(url) as client:
+        page = attrs.evolve(client.read_changes(request), idle=False)
+    detail = api.ErrorDetail(api.ErrorCategory.TRANSIENT_FAILURE, retryable=True)
+    answers = iter([page])
+
+    def read(*_):
+        if (found := next(answers, None)) is not None:
+            return found
+        raise api.MulticloudDbError("no majority has the writes", detail)
+
+    def ask(most=timedelta(minutes=10)):
+        now = datetime.now(UTC) + timedelta(hours=1)  # nothing proves that the reader is on time
+        return lateness_module.lateness(read, now, INSPECTED, request, decode_token(token), most, 0.2)
+
+    assert "no majority has the writes" in ask().reason
+    with pytest.raises(api.MulticloudDbError, match="no majority"):
+        ask()  # the first read fails
 
 
 class TestCheckpoints:

@@ -219,6 +219,8 @@ class MongoReader(Reader):
             self._check()
             now, behind = time.monotonic(), self._until is None and not taken.at_end
             if now >= (max(until, end_until) if behind else until):
+                if behind and not self._source.sharded:
+                    self._source.majority.check(self._source.client)
                 return
             if self._end.is_late and (self._source.sharded or now - began >= _LAG_SECONDS):
                 self._leave_a_member_that_lags()
@@ -230,6 +232,7 @@ class MongoReader(Reader):
         if (
             self._least_await_ms == _SHORT_AWAIT_MS
             and not self._source.sharded
+            and self._source.election(self._stream) is None
             and self._source.options.max_await_time_ms is None
             and not (self._stream is not None and buffered(self._stream))
         ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
@@ -70,6 +71,11 @@ _LARGE_KEY: Final = 2 * 1024 * 1024
 _QUOTE: Final = "cluster time "
 _QUOTED: Final = re.compile(_QUOTE + "([0-9A-F]{16})")
 _MOST_PATIENCE: Final = 3600.0
+# How long an answer holds that a majority has every write.
+_MAJORITY_SECONDS: Final = 10.0
+# How long a write may wait for a majority before this is an outage.
+_STALLED_SECONDS: Final = 10.0
+_BEHIND_SECONDS: Final = 5.0
 CLOSED: Final = "connection closed"  # PyMongo's words
 
 
@@ -83,6 +89,7 @@ class ReaderContext:
         patience: For how many seconds a server may send nothing while it searches its log.
         closed_at: The position at which the server has closed the connection instead of an answer, or None.
         believed: The election whose primary's empty answers show the end of the log, if any; see `LogEnd`.
+        majority: Whether a majority has what the primary has acknowledged.
     """
 
     def __init__(
@@ -97,6 +104,7 @@ class ReaderContext:
         sharded: bool = False,
         bounded: bool = False,
         believed: set[object] | None = None,
+        majority: Majority | None = None,
     ) -> None:
         assert isinstance(spec.options, MongoOptions)
         self._closer = closer or Closer()
@@ -107,6 +115,7 @@ class ReaderContext:
         limits = (client.options.timeout, client.options.pool_options.socket_timeout)
         self.closed_at: Place | None = None
         self.believed = set() if believed is None else believed
+        self.majority = Majority() if majority is None else majority
         self._limit_ms = min((int(limit * 1000) for limit in limits if limit is not None), default=None)
 
     # -- The streams of a reader
@@ -166,7 +175,7 @@ class ReaderContext:
     def head(self) -> After | None:
         """Return the end of the log; None if only another server may know it."""
         end = LogEnd(self)
-        if not (self.sharded or self.believed):
+        if not (self.sharded or (self.believed and self.majority.is_fresh())):
             end.ask()
         now, stream = self._now()
         return now if self.sharded or end.is_passed(now, stream, now) else None
@@ -332,6 +341,72 @@ class ReaderContext:
         return database if collection is None else database.get_collection(collection)
 
 
+class Majority:
+    """Remembers whether a majority of the members has what the primary has acknowledged.
+
+    A change stream has only what a majority has. If too few members that hold data can take a write, the
+    primary still acknowledges writes with `w: 1`, and an empty answer does not show that there are none.
+    """
+
+    def __init__(self) -> None:
+        self._fresh_until = -math.inf
+        self._waiting: tuple[int, float] | None = None  # a write that only the primary has, and since when
+
+    def is_fresh(self) -> bool:
+        """Return True if a majority had every write a few seconds ago."""
+        return time.monotonic() < self._fresh_until
+
+    def has_all(self) -> None:
+        """Record that a majority has every write that the primary has."""
+        self._fresh_until, self._waiting = time.monotonic() + _MAJORITY_SECONDS, None
+
+    def told(self, hello: Mapping[str, Any]) -> bool:
+        """Record what a primary says; return True if a majority has all its writes."""
+        # A server of another vendor may not say it; its answers are then the only word.
+        last, common = (_ticks_in(hello, name) for name in ("opTime", "majorityOpTime"))
+        if last is None or common is None or common >= last:
+            self.has_all()
+            return True
+        self._fresh_until = -math.inf
+        if self._waiting is None or common >= self._waiting[0]:
+            self._waiting = last, time.monotonic()
+        return False
+
+    def check(self, client: MongoClient[Any]) -> None:
+        """Raise a fault that names the members if a write has waited too long for a majority."""
+        if self._waiting is None or time.monotonic() - self._waiting[1] < _STALLED_SECONDS:
+            return
+        raise ProviderFault.of(
+            ErrorCategory.TRANSIENT_FAILURE,
+            "the primary acknowledges writes, but a majority of the members has not taken them for "
+            f"{_STALLED_SECONDS:.0f} s, so a change stream does not have them; {_those_behind(client)}; "
+            "bring these members back, or replace them",
+            retryable=True,
+            vendor_retried=True,
+        )
+
+
+def _ticks_in(hello: Mapping[str, Any], name: str) -> int | None:
+    stamp = hello.get("lastWrite", {}).get(name, {}).get("ts")
+    return ticks_at(At(stamp.time, stamp.inc)) if isinstance(stamp, Timestamp) else None
+
+
+def _those_behind(client: MongoClient[Any]) -> str:
+    """Return which members the client cannot reach, and which lag behind."""
+    found = client.topology_description.server_descriptions().values()
+    newest = max((each.last_write_date or 0.0 for each in found), default=0.0)
+    behind = []
+    for each in found:
+        host = f"{each.address[0]}:{each.address[1]}"
+        if not each.is_server_type_known:
+            behind.append(f"{host} cannot be reached from here")
+        elif each.server_type_name == "RSOther":
+            behind.append(f"{host} is neither primary nor secondary")
+        elif each.last_write_date is not None and newest - each.last_write_date > _BEHIND_SECONDS:
+            behind.append(f"{host} is {newest - each.last_write_date:.0f} s behind")
+    return ", ".join(sorted(behind)) or "replSetGetStatus names the members that are down or behind"
+
+
 class LogEnd:
     """Decides in one fetch whether an empty answer shows that every acknowledged write was delivered."""
 
@@ -339,10 +414,13 @@ class LogEnd:
     # 1. After its election, a primary learns with its first own write that a majority has the writes of its
     #    predecessor. From then on, its empty answers are believed, so an idle feed costs no further request.
     #    A client that is not told at once of an election asks in every fetch; the next answer counts.
-    # 2. A secondary may lag. The stream has to pass the last write that the primary has now. The position at
-    #    which a reader begins may be before the write of the same time; later positions are after it.
-    # 3. A `mongos` answers while it waits for a shard that may have an earlier change. Therefore, the stream
-    #    has to pass the end that the log had during this fetch.
+    # 2. The primary is asked every few seconds whether a majority has its writes. If not, the stream has to
+    #    pass the last write that the primary has now.
+    # 3. A secondary may lag, so its stream always has to pass that write. The position at which a reader
+    #    begins may be before the write of the same time; later positions are after it.
+    # 4. A `mongos` answers while it waits for a shard that may have an earlier change. Therefore, the stream
+    #    has to pass the end that the log had during this fetch. A `mongos` does not say what a majority of a
+    #    shard has.
     #
     # `is_late` is True if another answer may be needed, and only after some time.
 
@@ -351,6 +429,7 @@ class LogEnd:
         self._mark: After | None = None
         self._last: int | None = None
         self._election: object = None
+        self._is_common = False
         self.is_late = False
 
     def is_passed(self, place: Place, stream: Stream | None, begin: Place) -> bool:
@@ -366,7 +445,8 @@ class LogEnd:
             self._mark = self._mark or source.now()
             self.is_late = compare(place, self._mark) not in (0, 1)
             return not self.is_late
-        if source.is_believed(stream):
+        is_believed = source.is_believed(stream)
+        if is_believed and source.majority.is_fresh():
             return True
         before = self._election
         if self._last is None:
@@ -374,11 +454,16 @@ class LogEnd:
         self.is_late = self._last is None
         if self._last is None:
             return False
-        if self._election is not None and source.election(stream) == self._election:
-            return before is not None
+        if self._is_common:
+            if is_believed:
+                return True
+            if self._election is not None and source.election(stream) == self._election:
+                return before is not None
         at = ticks_at(place)
         unmoved = place == begin or (isinstance(begin, At) and at == ticks_at(begin))
         self.is_late = at is not None and (at < self._last or (at == self._last and unmoved))
+        if not self.is_late:
+            source.majority.has_all()
         return not self.is_late
 
     def ask(self) -> None:
@@ -392,8 +477,8 @@ class LogEnd:
             # PyMongo does not know the primary yet, and without a failure it may not ask for a minute.
             check_servers(client)
             return
-        stamp = answer.get("lastWrite", {}).get("opTime", {}).get("ts", Timestamp(0, 0))
-        self._last = ticks_at(At(stamp.time, stamp.inc))
+        self._is_common = source.majority.told(answer)
+        self._last = _ticks_in(answer, "opTime") or 0
         self._election = elected(answer)
         if self._election is not None and is_told_at_once(client):
             source.believed.clear()  # there is only one primary, so only its election is kept

@@ -3,6 +3,7 @@
 import itertools
 import time
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import pytest
 from pymongo import WriteConcern
@@ -13,6 +14,7 @@ from multiclouddb_api import (
     EntireCollection,
     EntireDatabase,
     ErrorCategory,
+    FromContinuationToken,
     Now,
     OperationOptions,
     ResourceAddress,
@@ -30,7 +32,7 @@ from multiclouddb_conformance.loss import (
 )
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.waiting import assert_prompt
-from multiclouddb_mongo import MongoOptions
+from multiclouddb_mongo import MongoOptions, source
 
 from .monitor import deaf, ids, read, walk, watched
 
@@ -279,6 +281,38 @@ class TestEnd:
             with deaf(proxied.direct(member)):
                 items.insert_one({"_id": 1})
                 assert ids(*walk(client, address, page.continuation_token)) == [1]
+
+    def test_a_write_that_no_majority_has_is_not_the_end(self, proxied, items, monkeypatch):
+        """The primary acknowledges writes with w: 1 while the other members take none."""
+        monkeypatch.setattr(source, "_MAJORITY_SECONDS", 0.0)
+        monkeypatch.setattr(source, "_BEHIND_SECONDS", 0.5)
+        address, primary = ResourceAddress(items.database.name, "c"), proxied.wait_primary()
+        alone = items.with_options(write_concern=WriteConcern(w=1))
+        others = [member for member in proxied.members if member != primary]
+        with connect(proxied.uri()) as client:
+            *_, page = walk(client, address, Now())
+            with ExitStack() as stack:
+                for member in others:
+                    stack.enter_context(deaf(proxied.direct(member)))
+                alone.insert_one({"_id": "unread"})
+                with connect(proxied.uri()) as new:  # such as a job that starts now
+                    for each in (client, new):
+                        assert not read(each, address, page.continuation_token).idle
+                # After some time, this is an outage. A heartbeat has to tell that the members are behind.
+                monkeypatch.setattr(source, "_STALLED_SECONDS", 1.0)
+                time_limit = time.monotonic() + 2 * CALL
+                said = ""
+                while not all(f"{member} is " in said for member in others) and time.monotonic() < time_limit:
+                    alone.insert_one({})
+                    call = partial(read, client, address, page.continuation_token)
+                    said = str(refusal(ErrorCategory.TRANSIENT_FAILURE, call, "majority", "s behind"))
+                assert all(f"{member} is " in said for member in others)
+                assert f"{primary} is" not in said
+                request = ChangeFeedRequest(address, FromContinuationToken(page.continuation_token))
+                job = client.iterate_changes(request, until_idle=True, max_outage_seconds=1.0)
+                refusal(ErrorCategory.TRANSIENT_FAILURE, lambda: list(job), "majority")
+            *pages, last = walk(client, address, page.continuation_token)
+            assert ids(*pages, last)[0] == "unread"
 
 
 def test_a_change_that_is_rolled_back_is_never_seen(proxied, database):

@@ -21,9 +21,10 @@ from multiclouddb_api import (
     ResourceAddress,
 )
 from multiclouddb_mongo import MongoOptions
+from multiclouddb_mongo import source as rooms
 from multiclouddb_mongo.position import After, At, ticks_at
 from multiclouddb_mongo.pymongo_internals import Closer, hushed
-from multiclouddb_mongo.source import ENDINGS, LogEnd, ReaderContext
+from multiclouddb_mongo.source import ENDINGS, LogEnd, Majority, ReaderContext
 from multiclouddb_spi import FeedSpec
 
 from .monitor import Commands
@@ -256,11 +257,12 @@ class Member:
 
     sharded, opening = False, contextlib.nullcontext
 
-    def __init__(self, won, *, there=True, term=2, mode="poll", **hello):
+    def __init__(self, won, *, there=True, term=2, common=2, mode="poll", **hello):
         self.won, self.client, self.admin, self.topology_description = won, self, self, self
-        self.has_writable_server, self.believed = lambda: there, set()
+        self.has_writable_server, self.believed, self.majority = lambda: there, set(), Majority()
         self.options = SimpleNamespace(server_monitoring_mode=mode)
-        written = {"opTime": {"ts": Timestamp(5, 2), "t": 2}, "majorityOpTime": {"t": term}}
+        common = {"ts": Timestamp(5, common), "t": term}
+        written = {"opTime": {"ts": Timestamp(5, 2), "t": 2}, "majorityOpTime": common}
         self.hello = {"isWritablePrimary": True, "electionId": ELECTION, "lastWrite": written, **hello}
         self.checks = []
 
@@ -292,6 +294,9 @@ CHANGE = After("e", f"82{5:08X}{2:08X}2B022C")
         (None, {}, LAST, [LAST, CHANGE], [False, True]),
         (None, {}, At(5, 2), [LAST, PAST], [False, True]),
         (None, {}, PAST, [PAST], [True]),
+        # A majority does not have the last write, so the primary's answers do not show it.
+        (ELECTION, {"common": 1}, BEFORE, [BEFORE, BEFORE, LAST], [False, False, True]),
+        (None, {"common": 1}, BEFORE, [BEFORE, LAST], [False, True]),
         (None, {"there": False}, BEFORE, [PAST, PAST], [False, False]),
         (ELECTION, {"isWritablePrimary": False}, BEFORE, [PAST, PAST], [False, False]),
     ],
@@ -304,9 +309,14 @@ def test_an_empty_answer_shows_the_end_of_the_log(won, hello, begin, places, end
 
 
 @pytest.mark.parametrize(("mode", "believed"), [("stream", True), ("poll", False)])
-def test_a_primary_is_asked_once_if_elections_are_told_at_once(mode, believed):
+def test_a_primary_is_asked_once_if_elections_are_told_at_once(monkeypatch, mode, believed):
     source = Member(ELECTION, mode=mode)
     assert not LogEnd(source).is_passed(BEFORE, "stream", BEFORE)
     assert LogEnd(source).is_passed(BEFORE, "stream", BEFORE) is believed
+    # What a majority has is asked again after some seconds.
+    monkeypatch.setattr(rooms, "_MAJORITY_SECONDS", 0.0)
+    source.majority.has_all()
+    source.hello["lastWrite"]["opTime"]["ts"] = Timestamp(5, 3)
+    assert not LogEnd(source).is_passed(LAST, "stream", BEFORE)
     source.won = EARLIER  # the member of another election
     assert not LogEnd(source).is_passed(BEFORE, "stream", BEFORE)
