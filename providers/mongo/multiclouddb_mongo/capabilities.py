@@ -21,8 +21,8 @@ CAPABILITIES: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
             _NATIVE,
-            "starts up to 1.1 seconds early, because the server accepts only whole seconds; it "
-            "never starts late",
+            "starts up to 1.1 seconds early, because the server accepts only whole seconds, and by as much "
+            "more as the cluster time is ahead of the servers' clocks; it never starts late",
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
             _NATIVE, "the server filters the changes, but it scans its whole log for every feed"

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 from weakref import WeakSet
 
@@ -158,10 +158,11 @@ class MongoFeed(Feed):
     def visible_after(self) -> None:
         """Return None, because a change becomes visible only when a majority of the servers has it."""
 
-    def clock(self, deadline: Deadline) -> datetime | None:
+    def clock(self, deadline: Deadline) -> datetime:
         """Return the current time of the server that answers."""
         client = self._source.client
         answer = retried(client, lambda: client.admin.command("hello", codec_options=CODEC))
+        self._source.clock.told(answer)
         moment: datetime = answer["localTime"]
         return moment
 
@@ -208,6 +209,7 @@ class MongoFeed(Feed):
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
         """Plan a scan whose stream starts at the current end of the log."""
+        began = self.clock(deadline)  # the cluster time may be ahead of the time of the next changes
         seeds = self.start(Now(), None, deadline)
         # The collection is checked after the start of the stream, because from this start on the stream shows
         # each drop and recreation.
@@ -215,7 +217,7 @@ class MongoFeed(Feed):
         encrypted = self._source.client.options.auto_encryption_opts is not None
         check_snapshot(self.spec, self._source.address, found, encrypted=encrypted)
         self._look_at_log()
-        return plan_scan(self._scan, self.spec, found, seeds, segments)
+        return plan_scan(self._scan, self.spec, found, seeds, segments, began)
 
     def segments(
         self, scan: Scan, rest: Cursor, count: int, deadline: Deadline
@@ -234,8 +236,10 @@ class MongoFeed(Feed):
         found = find(source.client, self.spec, source.address)
         if not (found.there or self._options.allow_missing):
             raise _missing(source.address)
+        told = source.clock.now()
+        began = self.clock(deadline) if told is None else datetime.fromtimestamp(told, UTC)
         time, view = time_in(source.now()), attrs.evolve(self._view(_PARTITION_ID), partition_id="")
-        return look_up_documents(self._scan, view, time, keys, collated=found.collated)
+        return look_up_documents(self._scan, view, time, keys, began, collated=found.collated)
 
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
@@ -255,7 +259,11 @@ class MongoFeed(Feed):
         return compare(place_of(a), place_of(b))
 
     def describe(self, cursor: Cursor) -> Position:
-        return describe(place_of(cursor))
+        place = place_of(cursor)
+        position, seconds = describe(place), seconds_at(place)
+        if seconds is not None and self._source.clock.is_behind(seconds):
+            return attrs.evolve(position, time=None)  # the changes after it are older than its cluster time
+        return position
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         """Return the seconds from the last known beginning of the log to a position."""
@@ -407,6 +415,9 @@ class MongoFeed(Feed):
         seconds, oldest = seconds_at(place), self._oldest[1]
         if seconds is None or oldest is None or oldest.whole:
             return None
+        now = self._source.clock.now()
+        if now is not None and self._source.clock.is_behind(seconds):
+            seconds = int(now)
         return max(0.0, float(seconds - oldest.place.seconds))
 
 

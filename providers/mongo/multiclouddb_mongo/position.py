@@ -369,14 +369,20 @@ def floor_of(time: str) -> str:
     return f"82{time}"
 
 
-def moment_of(time: str) -> datetime:
-    """Return the time when a snapshot began, from its cluster time. No change in the stream is earlier."""
-    return _EPOCH + timedelta(seconds=max(0, int(time[:8], 16) - _CLOCKS_SECONDS))
+def moment_of(time: str, began: datetime) -> datetime:
+    """Return the time when a snapshot began. No change in the stream is earlier.
+
+    Args:
+        time: The cluster time at which its stream begins; it may be ahead of the servers' clocks.
+        began: A time by a server's clock before that.
+    """
+    seconds = min(int(time[:8], 16), int(began.timestamp()))
+    return _EPOCH + timedelta(seconds=max(0, seconds - _CLOCKS_SECONDS))
 
 
-def scan_at(time: str, uuid: str, names: tuple[str, ...]) -> Scan:
+def scan_at(time: str, began: datetime, uuid: str, names: tuple[str, ...]) -> Scan:
     """Return what the segments of a scan have in common, whose stream starts at a cluster time."""
-    return Scan(floor_of(time), moment_of(time), [uuid, *names])
+    return Scan(floor_of(time), moment_of(time, began), [uuid, *names])
 
 
 def range_of(segment: Segment) -> UnreadRange:

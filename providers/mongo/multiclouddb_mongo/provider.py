@@ -33,7 +33,7 @@ from multiclouddb_mongo.pymongo_internals import (
 )
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.snapshots import SegmentReader
-from multiclouddb_mongo.source import Majority, ReaderContext, elected
+from multiclouddb_mongo.source import Majority, ReaderContext, ServerClock, elected
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
 from multiclouddb_spi.connection import checked_native, warn_of_plaintext
 
@@ -59,7 +59,7 @@ class MongoProvider(Provider):
         self._deployment: str | None = None
         self._is_asked = False
         self._believed: set[object] = set()
-        self._majority = Majority()
+        self._majority, self._clock = Majority(), ServerClock()
 
     def capabilities(self) -> CapabilitySet:
         return CAPABILITIES
@@ -84,6 +84,7 @@ class MongoProvider(Provider):
             bounded=self._ours,
             believed=self._believed,
             majority=self._majority,
+            clock=self._clock,
         )
         return MongoFeed(source, found, self._readers, self._deployment_id(sharded=sharded))
 
@@ -134,6 +135,7 @@ class MongoProvider(Provider):
         """Return whether the server splits large events, and whether it is a `mongos`."""
         if self._features is None:
             hello = retried(self._client, lambda: self._client.admin.command("hello"))
+            self._clock.told(hello)
             wire = hello.get("maxWireVersion", 0)
             splits = wire >= _WIRE_OF_7_0 or (wire == _WIRE_OF_6_0 and self._is_late_6_0())
             if is_told_at_once(self._client) and elected(hello) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
@@ -11,7 +12,7 @@ from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 
 from multiclouddb_mongo.position import After, At, Place, token_text
-from multiclouddb_mongo.values import CODEC, decode
+from multiclouddb_mongo.values import CODEC, LENIENT_RAW, decode
 
 Raw: TypeAlias = bytes | memoryview
 """The type of received bytes. PyMongo passes large changes as views of the answer."""
@@ -164,6 +165,12 @@ def place_of_change(change: Raw) -> After:
     if change[_LENGTH:_TOKEN] == _HEAD:
         return After("e", token_text(_token(change)))
     return After("e", token_text(RawBSONDocument(change)["_id"]))
+
+
+def wall_seconds(change: Raw) -> int | None:
+    """Return the time of the write by the server's wall clock, or None if the change does not have it."""
+    moment = RawBSONDocument(bytes(change), LENIENT_RAW).get("wallTime")
+    return int(moment.replace(tzinfo=UTC).timestamp()) if isinstance(moment, datetime) else None
 
 
 def namespace_of(change: Mapping[str, Any], field: str = "ns") -> str:

@@ -27,7 +27,7 @@ from multiclouddb_mongo.position import (
     time_text,
 )
 from multiclouddb_mongo.pymongo_internals import GivenUp, Stream, buffered, inner_cursor
-from multiclouddb_mongo.raw_change import decoded, namespace_of, place_of_change
+from multiclouddb_mongo.raw_change import decoded, namespace_of, place_of_change, wall_seconds
 from multiclouddb_mongo.source import CLOSED, LogEnd, ReaderContext
 from multiclouddb_mongo.taker import Taken, Taker
 from multiclouddb_spi import (
@@ -58,6 +58,7 @@ _CAREFUL_LOOKS: Final = 20
 # Wall clocks and cluster time are not the same. On servers with synchronised clocks, they differ by less than
 # this.
 _CLOCKS_SECONDS: Final = 1
+_AHEAD_SECONDS: Final = 10
 # After this many consecutive answers without a change of a document, a fetch returns without changes.
 _LOOKS: Final = 50
 _RESUMES: Final = 3
@@ -98,6 +99,7 @@ class MongoReader(Reader):
         self._least_await_ms = _SHORT_AWAIT_MS
         self._outcome: Outcome = Continue()
         self._begin, self._end = place, LogEnd(source)
+        self._began: int | None = None
         self._deadline = Deadline.after(0)
         self._cancelled = threading.Event()
 
@@ -114,6 +116,8 @@ class MongoReader(Reader):
         taken = Taken(self._place)
         self._stop_at_bound(taken)
         self._deadline, self._end = deadline, LogEnd(self._source)
+        now = self._source.clock.now()
+        self._began = None if now is None else int(now)
         self._is_brief = max_bytes < _BRIEF_BYTES
         if isinstance(self._outcome, Continue):
             self._refuse_another()
@@ -386,9 +390,24 @@ class MongoReader(Reader):
         else:
             self._outcome = Ended(invalidated)
 
+    def _seconds_after(self, taken: Taken) -> int | None:
+        """Return a time that is not later than that of any change after the place, or None."""
+        seconds = seconds_at(taken.place)
+        if seconds is None:
+            return None
+        if taken.changes:
+            wall = wall_seconds(taken.changes[-1])
+            then = seconds_at(place_of_change(taken.changes[-1]))
+            if wall is not None and then is not None and then - wall > _AHEAD_SECONDS:
+                return wall  # the cluster time is ahead of the clocks
+        elif self._source.clock.is_behind(seconds):
+            return self._began if taken.at_end else None
+        return seconds
+
     def _batch(self, taken: Taken) -> Batch:
         begin, self._place = self._place, taken.place
-        seconds, start = seconds_at(self._place), self._view.start
+        start = self._view.start
+        seconds = self._seconds_after(taken)
         sure = None if seconds is None else datetime.fromtimestamp(max(0, seconds - _CLOCKS_SECONDS), UTC)
         return Batch(
             taken.changes,

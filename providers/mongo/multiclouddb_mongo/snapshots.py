@@ -6,6 +6,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
+from datetime import datetime
 from itertools import accumulate
 from typing import Any, Final
 
@@ -447,11 +448,16 @@ def _encrypted(what: str) -> ProviderFault:
 
 
 def plan_scan(
-    source: ScanSource, spec: FeedSpec, found: FoundResource, seeds: list[Seed], segments: int | None
+    source: ScanSource,
+    spec: FeedSpec,
+    found: FoundResource,
+    seeds: list[Seed],
+    segments: int | None,
+    began: datetime,
 ) -> ScanPlan:
-    """Plan a scan whose stream has begun."""
+    """Plan a scan whose stream has begun, after a time by the server's clock."""
     names = source.shard_key() if found.there else ()
-    scan = scan_at(time_in(place_of(seeds[0].cursor)), found.uuid or "", names)
+    scan = scan_at(time_in(place_of(seeds[0].cursor)), began, found.uuid or "", names)
     records = source.count() if found.there else 0
     whole = isinstance(spec.scope, EntireCollection)
     width, left = (0, 1) if found.clustered or not whole else _cuts(records, segments, sharded=bool(names))
@@ -517,7 +523,13 @@ def _ends(source: ScanSource, rest: Rest, count: int) -> Iterator[str]:
 
 
 def look_up_documents(
-    source: ScanSource, view: MongoView, time: str, keys: Sequence[MulticloudDbKey], *, collated: bool = False
+    source: ScanSource,
+    view: MongoView,
+    time: str,
+    keys: Sequence[MulticloudDbKey],
+    began: datetime,
+    *,
+    collated: bool = False,
 ) -> dict[MulticloudDbKey, LookupAnswer]:
     """Return the rows of some of the keys, at this cluster time or later; see `FoundResource.collated`."""
     if source.client.options.auto_encryption_opts is not None:
@@ -533,7 +545,7 @@ def look_up_documents(
 
     def ask(asked: list[MulticloudDbKey]) -> AnsweredRows:
         rows = source.found(place, asked)
-        mapper = DocumentMapper(view, looked_up(moment_of(time)), place)
+        mapper = DocumentMapper(view, looked_up(moment_of(time, began)), place)
         events, unread = mapper.readable(rows)
         if collated:
             # With its collation, the server uses the index, but it may also find other texts that compare

@@ -6,6 +6,7 @@ import math
 import re
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
 from attrs import frozen
@@ -76,6 +77,8 @@ _MAJORITY_SECONDS: Final = 10.0
 # How long a write may wait for a majority before this is an outage.
 _STALLED_SECONDS: Final = 10.0
 _BEHIND_SECONDS: Final = 5.0
+# On servers with synchronised clocks, cluster time is ahead of their wall clocks by less than this.
+_AHEAD_SECONDS: Final = 10.0
 CLOSED: Final = "connection closed"  # PyMongo's words
 
 
@@ -90,6 +93,7 @@ class ReaderContext:
         closed_at: The position at which the server has closed the connection instead of an answer, or None.
         believed: The election whose primary's empty answers show the end of the log, if any; see `LogEnd`.
         majority: Whether a majority has what the primary has acknowledged.
+        clock: The wall clock of the servers.
     """
 
     def __init__(
@@ -105,6 +109,7 @@ class ReaderContext:
         bounded: bool = False,
         believed: set[object] | None = None,
         majority: Majority | None = None,
+        clock: ServerClock | None = None,
     ) -> None:
         assert isinstance(spec.options, MongoOptions)
         self._closer = closer or Closer()
@@ -116,6 +121,7 @@ class ReaderContext:
         self.closed_at: Place | None = None
         self.believed = set() if believed is None else believed
         self.majority = Majority() if majority is None else majority
+        self.clock = ServerClock() if clock is None else clock
         self._limit_ms = min((int(limit * 1000) for limit in limits if limit is not None), default=None)
 
     # -- The streams of a reader
@@ -341,6 +347,32 @@ class ReaderContext:
         return database if collection is None else database.get_collection(collection)
 
 
+class ServerClock:
+    """The wall clock of the servers.
+
+    Cluster time is a logical clock. If a member's clock was once ahead, the cluster time stays ahead on all
+    members, until their clocks have caught up. Then it is not the time of the changes.
+    """
+
+    def __init__(self) -> None:
+        self._told: tuple[float, float] | None = None
+
+    def told(self, hello: Mapping[str, Any]) -> None:
+        """Record the time that a server has told."""
+        moment = hello.get("localTime")
+        if isinstance(moment, datetime):
+            self._told = moment.replace(tzinfo=UTC).timestamp(), time.monotonic()
+
+    def now(self) -> float | None:
+        """Return the time in seconds since 1970, or None if no server has told it."""
+        return None if self._told is None else self._told[0] + time.monotonic() - self._told[1]
+
+    def is_behind(self, seconds: float) -> bool:
+        """Return True if a cluster time is so late that it is not the time of a change."""
+        now = self.now()
+        return now is not None and seconds > now + _AHEAD_SECONDS
+
+
 class Majority:
     """Remembers whether a majority of the members has what the primary has acknowledged.
 
@@ -477,6 +509,7 @@ class LogEnd:
             # PyMongo does not know the primary yet, and without a failure it may not ask for a minute.
             check_servers(client)
             return
+        source.clock.told(answer)
         self._is_common = source.majority.told(answer)
         self._last = _ticks_in(answer, "opTime") or 0
         self._election = elected(answer)

@@ -230,13 +230,14 @@ def test_a_description_tells_the_time_and_no_key(place):
         assert place.data not in repr(place)
 
 
+BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 TIME, UUID = "65F0000000000001", "0" * 32
 VIEW = MongoView(ResourceAddress("d", "c"), "public")
 ONE = id_of(bson.encode({"_id": 1}))
 
 
 def mapper(start):
-    return DocumentMapper(VIEW, scan_at(TIME, UUID, start.names).segment("0", start.text), start)
+    return DocumentMapper(VIEW, scan_at(TIME, BEGAN, UUID, start.names).segment("0", start.text), start)
 
 
 @pytest.mark.parametrize("key", IDS, ids=repr)
@@ -258,10 +259,10 @@ def test_an_id_that_does_not_come_first():
 def test_a_segment_and_a_plan_are_read_back():
     parts = [UnreadRange(TIME, UUID), UnreadRange(TIME, "", end=ONE), UnreadRange(TIME, UUID, f"[{ONE}", ONE)]
     for part in [*parts, UnreadRange(TIME, UUID, f"({ONE}", "", ("region", "a.b"), ("00ff", "11"))]:
-        scan = scan_at(TIME, part.uuid, part.names)
+        scan = scan_at(TIME, BEGAN, part.uuid, part.names)
         assert range_of(scan.segment("0", part.text, part.end)) == part
     for uuid, names in ((UUID, ("region",)), ("", ())):
-        scan = scan_at(TIME, uuid, names)
+        scan = scan_at(TIME, BEGAN, uuid, names)
         for rest in (Rest(scan, uuid, 50_000, 7, ONE, 3, names), Rest(scan, uuid, 0, names=names)):
             assert rest_of(scan, rest.cursor()) == rest
             assert rest.until(ONE).name == str(rest.number)
@@ -284,13 +285,13 @@ def test_rows_of_other_shards_with_the_last_id_are_asked_for_again(begin, names,
 )  # fmt: skip
 def test_what_is_no_position_is_refused(after, last):
     with pytest.raises(InvalidCursor):
-        range_of(scan_at(TIME, UUID, ()).segment("0", after, last))
+        range_of(scan_at(TIME, BEGAN, UUID, ()).segment("0", after, last))
 
 
 @pytest.mark.parametrize("rest", [None, [], ["", 1, 1, True], ["", -1, 1, 1], ["", 1, 1], ["zz", 1, 1, 1]])
 def test_what_is_no_plan_is_refused(rest):
     with pytest.raises(InvalidCursor):
-        rest_of(scan_at(TIME, UUID, ()), rest)
+        rest_of(scan_at(TIME, BEGAN, UUID, ()), rest)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +300,7 @@ def test_what_is_no_plan_is_refused(rest):
      {"shared": [UUID, 1]}, {"shared": UUID}],
 )  # fmt: skip
 def test_what_is_no_scan_is_refused(changes):
-    scan = attrs.evolve(scan_at(TIME, UUID, ()), **changes)
+    scan = attrs.evolve(scan_at(TIME, BEGAN, UUID, ()), **changes)
     with pytest.raises(InvalidCursor):
         rest_of(scan, ["", 1, 1, 1])
     with pytest.raises(InvalidCursor):

@@ -24,7 +24,7 @@ from multiclouddb_mongo.mapping import MongoView
 from multiclouddb_mongo.position import After, At, compare, place_of, start_of, ticks_at, token_text
 from multiclouddb_mongo.raw_change import RawChange
 from multiclouddb_mongo.reader import MongoReader
-from multiclouddb_mongo.source import Majority
+from multiclouddb_mongo.source import Majority, ServerClock
 from multiclouddb_mongo.values import CODEC
 from multiclouddb_spi import Continue, Deadline, Ended, ProviderFault, Reached, RecordFault
 
@@ -234,6 +234,7 @@ class Server:
         self.log, self.splits, self.sharded, self.stream = log, splits, sharded, stream
         self.closed_at, self.oversized, self.majority = None, lambda _: None, Majority()
         self.majority.has_all()
+        self.clock = ServerClock()
         self.address = ResourceAddress("shop", "orders")
         self.options = MongoOptions(**options)
         self.sizes, self.eager, self.failures = iter(sizes), eager, deque(failures)

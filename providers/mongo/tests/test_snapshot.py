@@ -380,7 +380,9 @@ def test_a_sharded_scan_orders_texts_exactly(one, reader, database, segments, mo
     assert alone == ["B10"]
 
 
-SEGMENT = scan_at("6500000000000001", "0" * 32, ()).segment("0")
+SEGMENT = scan_at(
+    "6500000000000001", datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), "0" * 32, ()
+).segment("0")
 
 
 class Row(RawRow):
@@ -515,7 +517,7 @@ def test_a_client_that_encrypts_is_refused():
     spec = FeedSpec(ResourceAddress("shop", "orders"), options=MongoOptions())
     for refused in (
         lambda: check_snapshot(spec, spec.address, None, encrypted=True),
-        lambda: look_up_documents(SimpleNamespace(client=client), None, "", []),
+        lambda: look_up_documents(SimpleNamespace(client=client), None, "", [], BEGAN),
     ):
         with pytest.raises(ProviderFault, match="auto_encryption_opts") as caught:
             refused()
