@@ -357,10 +357,10 @@ class Checkpoint:
             except ValueError as error:
                 raise invalid_request(
                     "checkpoint",
-                    f"the file offsets/{batch_id} of {self._where} {error}, so it is not known what the batch "
-                    "contains",
-                    f"{_THIS_QUERY}, with a version of Spark that this version of multiclouddb-spark has been "
-                    "tested with; for a query without a multiclouddb source, leave checkpoint= out",
+                    f"the file offsets/{batch_id} of {self._where} {error}, so it is not known what the "
+                    "batch contains",
+                    f"{_THIS_QUERY}, with a version of Spark with which this version of multiclouddb-spark "
+                    "was tested; for a query without a multiclouddb source, leave checkpoint= out",
                 ) from None
         return self._ends[batch_id].offsets
 

@@ -226,7 +226,13 @@ class ReaderContext:
         return self._reached(place, etag, self._asked(place, etag or None, limit, deadline, LATEST, start))
 
     def _asked(
-        self, place: KeyRange, etag: int | None, limit: int, deadline: Deadline, mode: str, start: dict[str, Any]
+        self,
+        place: KeyRange,
+        etag: int | None,
+        limit: int,
+        deadline: Deadline,
+        mode: str,
+        start: dict[str, Any],
     ) -> RangePage:
         """Return one page, which is smaller if the service asks for less."""
         refused = 0

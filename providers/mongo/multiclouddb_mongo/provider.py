@@ -60,6 +60,7 @@ class MongoProvider(Provider):
         self._is_asked = False
         self._believed: set[object] = set()
         self._majority, self._clock = Majority(), ServerClock()
+        self._refused: set[str] = set()
 
     def capabilities(self) -> CapabilitySet:
         return CAPABILITIES
@@ -85,6 +86,7 @@ class MongoProvider(Provider):
             believed=self._believed,
             majority=self._majority,
             clock=self._clock,
+            refused=self._refused,
         )
         return MongoFeed(source, found, self._readers, self._deployment_id(sharded=sharded))
 

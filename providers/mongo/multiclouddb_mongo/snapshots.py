@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.read_concern import ReadConcern
 
 from multiclouddb_api import (
@@ -46,7 +46,7 @@ from multiclouddb_mongo.position import (
 )
 from multiclouddb_mongo.pymongo_internals import GivenUp, Rows, next_answer
 from multiclouddb_mongo.rows import ROW_CODEC, DocumentMapper, copied, rows_of
-from multiclouddb_mongo.source import ReaderContext
+from multiclouddb_mongo.source import BY_MINIMUM, REFUSALS, ReaderContext
 from multiclouddb_mongo.values import CODEC, asked_key, to_bson
 from multiclouddb_spi import (
     AnsweredRows,
@@ -212,14 +212,26 @@ class ScanSource:
         # Only the keys in the index are counted, and no documents are read: 100,000 keys take 0.05 seconds.
         # The server's option `min` does not find MaxKey, the key that sorts after all other keys. However,
         # MaxKey is never the end of a segment.
+        try:
+            return self._end_of(rest, strictly=BY_MINIMUM in self._source.refused)
+        except OperationFailure as error:
+            if not rest.low or error.code not in REFUSALS:
+                raise
+            found = self._end_of(rest, strictly=True)
+            self._source.leave_out(BY_MINIMUM, error)
+            return found
+
+    def _end_of(self, rest: Rest, *, strictly: bool) -> str | None:
+        """Find the end of the next segment; `strictly` means with what the strict Stable API allows."""
+        low = rest.low or None
         found = self._collection().find_raw_batches(
-            {},
+            {"$expr": {"$gte": ["$_id", as_field("$literal", low)]}} if low and strictly else {},
             _BY_ID,
             hint=_BY_ID,
             sort=_SORTED,
             skip=rest.width,
             limit=_CANDIDATES,
-            min=as_field("_id", rest.low) if rest.low else None,
+            min=as_field("_id", low) if low and not strictly else None,
             comment=_COMMENT,
         )
         return next((each for each in _ids(found) if _is_end(each)), None)

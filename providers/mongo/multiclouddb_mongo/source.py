@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import time
@@ -62,7 +63,18 @@ perhaps silently.
 
 # What the server sends for each mode of a document, if the collection keeps images.
 _IMAGES: Final = {"OMIT": None, "INCLUDE_IF_AVAILABLE": "whenAvailable", "REQUIRE": "required"}
+SPLIT: Final = "$changeStreamSplitLargeEvent"
+EXPANDED: Final = "showExpandedEvents"
+BY_MINIMUM: Final = "min"
+# CommandNotSupported, APIStrictError, Atlas' own code, and an unknown stage.
+REFUSALS: Final = (115, 323, 8000, 40324)
+_WITHOUT: Final = {
+    SPLIT: "an event that is larger than 16 MB cannot be read",
+    EXPANDED: "its events would be ignored anyway",
+    BY_MINIMUM: "the plan of a scan with segments takes longer",
+}
 _UNWANTED: Final = ("updateDescription", "clusterTime", "lsid", "txnNumber")
+_log: Final = logging.getLogger("multiclouddb.mongo")
 _MAJORITY: Final = ReadConcern("majority")
 _COMMENT: Final = "multiclouddb"
 _PROBE_MS: Final = 50
@@ -94,6 +106,7 @@ class ReaderContext:
         believed: The election whose primary's empty answers show the end of the log, if any; see `LogEnd`.
         majority: Whether a majority has what the primary has acknowledged.
         clock: The wall clock of the servers.
+        refused: The stages and options that the server has refused, and that no command has any more.
     """
 
     def __init__(
@@ -110,12 +123,14 @@ class ReaderContext:
         believed: set[object] | None = None,
         majority: Majority | None = None,
         clock: ServerClock | None = None,
+        refused: set[str] | None = None,
     ) -> None:
         assert isinstance(spec.options, MongoOptions)
         self._closer = closer or Closer()
         self.at_work, self.opening = self._closer.at_work, self._closer.opening
         self.client, self.spec, self.address, self.options = client, spec, address, spec.options
-        self.splits, self.sharded, self.images, self.bounded = splits, sharded, images, bounded
+        self._splits, self.sharded, self.images, self.bounded = splits, sharded, images, bounded
+        self.refused = set[str]() if refused is None else refused
         self.patience = self._calm = SILENT_SECONDS if bounded else ANSWER_SECONDS
         limits = (client.options.timeout, client.options.pool_options.socket_timeout)
         self.closed_at: Place | None = None
@@ -123,6 +138,19 @@ class ReaderContext:
         self.majority = Majority() if majority is None else majority
         self.clock = ServerClock() if clock is None else clock
         self._limit_ms = min((int(limit * 1000) for limit in limits if limit is not None), default=None)
+
+    @property
+    def splits(self) -> bool:
+        """Return True if the server splits events that are larger than 16 MB."""
+        return self._splits and SPLIT not in self.refused
+
+    def leave_out(self, name: str, error: OperationFailure) -> None:
+        """Record that the server refuses a stage or an option, and that the rest of the command works."""
+        # Some servers report the version of one that has it, and the strict Stable API refuses some.
+        if name not in self.refused:
+            self.refused.add(name)
+            text = "%s: the server refuses %s (code %s), so it is left out: %s"
+            _log.warning(text, self.address, name, error.code, _WITHOUT[name])
 
     # -- The streams of a reader
 
@@ -286,7 +314,7 @@ class ReaderContext:
             if self.spec.new_item_state_mode is NewItemStateMode.OMIT and self.options.full_document is None:
                 unwanted["fullDocument"] = 0
             stages.append({"$project": unwanted})
-        return [*stages, {"$changeStreamSplitLargeEvent": {}}] if self.splits else stages
+        return [*stages, {SPLIT: {}}] if self.splits else stages
 
     def full_document(self) -> str | None:
         """Return the option that says from where the server takes the new document of an update."""
@@ -322,6 +350,40 @@ class ReaderContext:
     def _watch(
         self, batch_size: int, await_ms: int, *, slim: bool = False, also: Stage | None = None, **start: Any
     ) -> Stream:
+        without: list[str] = []
+        first: OperationFailure | None = None
+        while True:
+            try:
+                stream = self._asked(batch_size, await_ms, slim, also, {*self.refused, *without}, start)
+            except OperationFailure as error:
+                first = first or error
+                doubtful = self._doubtful(error, {*self.refused, *without})
+                if doubtful is None:
+                    raise first from None
+                without.append(doubtful)
+            else:
+                for name in without:
+                    assert first is not None
+                    self.leave_out(name, first)
+                return stream
+
+    def _doubtful(self, error: OperationFailure, without: set[str]) -> str | None:
+        """Return the stage or the option that the server may have refused."""
+        if self.options.show_expanded_events and EXPANDED not in without and EXPANDED in str(error):
+            return EXPANDED
+        if self._splits and SPLIT not in without and (SPLIT in str(error) or error.code in REFUSALS):
+            return SPLIT
+        return None
+
+    def _asked(
+        self,
+        batch_size: int,
+        await_ms: int,
+        slim: bool,
+        also: Stage | None,
+        without: set[str],
+        start: Mapping[str, Any],
+    ) -> Stream:
         settings: dict[str, Any] = {
             # Slim changes also need the images, because the caller's pipeline may use them.
             "full_document": _if_there(self.full_document(), slim),
@@ -330,11 +392,12 @@ class ReaderContext:
             "batch_size": batch_size,
             "collation": self.options.collation,
             "comment": _COMMENT if self.options.comment is None else self.options.comment,
-            "show_expanded_events": self.options.show_expanded_events,
+            "show_expanded_events": None if EXPANDED in without else self.options.show_expanded_events,
             **start,
         }
         target = self._target()
         stages = [*([] if also is None else [also]), *self.pipeline(slim=slim)]
+        stages = [stage for stage in stages if without.isdisjoint(stage)]
         if isinstance(self.spec.scope, EntireCluster) or self.options.collation is not None:
             return watch_otherwise(target, self.spec.scope, stages, settings)
         return target.watch(stages, **settings)

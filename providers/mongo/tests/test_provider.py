@@ -1,6 +1,5 @@
 """Tests the provider on a real server: starts, ends, positions, native clients, and closing."""
 
-import contextlib
 import functools
 import time
 from contextlib import closing
@@ -14,8 +13,9 @@ from bson.codec_options import TypeCodec, TypeRegistry
 from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 from pymongo.database import Database
-from pymongo.errors import AutoReconnect
+from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo.server_api import ServerApi
+from pymongo.synchronous.pool import Connection
 
 from multiclouddb_api import (
     AtTime,
@@ -34,13 +34,14 @@ from multiclouddb_api import (
     Now,
     OldItemStateMode,
     ResourceAddress,
+    Snapshot,
     connect,
 )
 from multiclouddb_conformance.refusals import refusal as refused
-from multiclouddb_mongo import MongoOptions
+from multiclouddb_mongo import MongoOptions, provider, snapshots
 from multiclouddb_mongo.position import At
 from multiclouddb_mongo.provider import PLUGIN
-from multiclouddb_mongo.source import Log, LogBeginning
+from multiclouddb_mongo.source import SPLIT, Log, LogBeginning
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault
 
 from .monitor import IMAGES, Feed, hanging, ids, in_scope, keys, native, patient, read, told, walk, watched
@@ -371,10 +372,66 @@ def test_a_server_that_splits_large_events_is_told_to(room, monkeypatch, wire, v
     monkeypatch.setattr(Database, "command", run)
     room.collection()
     with watched(room.uri) as (client, commands):
-        with contextlib.suppress(MulticloudDbError):  # this server does not know the stage
-            read(client, room.address(), Now())
+        assert read(client, room.address(), Now()).idle  # this server does not know the stage
         stages = commands.opening()[0].command["pipeline"]
     assert ({"$changeStreamSplitLargeEvent": {}} in stages) is splits
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """Let this server count as one that splits large events, as servers that report a later version do."""
+    monkeypatch.setattr(provider, "_WIRE_OF_7_0", 17)
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("code", "text"),
+        [
+            (None, ""),  # the server's own refusal
+            (8000, "$changeStreamSplitLargeEvent is not allowed in this atlas tier"),
+            (303, "Aggregation stage not supported: '$changeStreamSplitLargeEvent'"),
+            (40324, "a text without a name"),
+        ],
+    )
+    def test_a_stage_is_left_out_and_this_is_said_once(self, room, late, monkeypatch, caplog, code, text):
+        original = Connection.command
+
+        def command(connection, database, spec, *arguments, **named):
+            if code is not None and SPLIT in str(dict(spec).get("pipeline")):
+                raise OperationFailure(text, code, {"ok": 0, "errmsg": text, "code": code})
+            return original(connection, database, spec, *arguments, **named)
+
+        monkeypatch.setattr(Connection, "command", command)
+        room.collection().insert_many([{"_id": number} for number in range(5)])
+        with watched(room.uri) as (client, commands):
+            for start in (Beginning(), Snapshot()):
+                assert len(ids(*walk(client, room.address(), start))) == 5
+            assert read(client, room.address(), Now()).idle
+        assert len([each for each in caplog.messages if "larger than 16 MB" in each]) == 1
+        with_stage = [each for each in commands.opening() if SPLIT in str(each.command["pipeline"])]
+        assert len(with_stage) == (1 if code is None else 0)
+
+    def test_another_refusal_is_told_as_it_is(self, room, late, caplog):
+        room.collection()
+        with connect(room.uri) as client:
+            options = MongoOptions(pipeline=[{"$noStage": {}}])
+            act = functools.partial(read, client, room.address(), Now(), provider_options=options)
+            refused(ErrorCategory.INVALID_REQUEST, act, "noStage")
+            assert "16 MB" not in caplog.text
+            assert read(client, room.address(), Now()).idle
+
+    def test_the_strict_stable_api_has_fewer_options(self, room, caplog, monkeypatch):
+        monkeypatch.setattr(snapshots, "_LEAST_WIDTH", 5)
+        room.collection().insert_many([{"_id": number} for number in range(40)])
+        api = ServerApi("1", strict=True, deprecation_errors=True)
+        expanded = {"provider_options": MongoOptions(show_expanded_events=True)}
+        with native(room.uri, server_api=api) as found:
+            rows = ids(*walk(found.client, room.address(), Snapshot(segments=4)))
+            assert sorted(rows) == list(range(40))
+            changes = ids(*walk(found.client, room.address(), Beginning(), **expanded))
+            assert sorted(changes) == list(range(40))
+        said = [each for each in caplog.messages if "the server refuses" in each]
+        assert [each.split(" refuses ")[1].split(" ")[0] for each in said] == ["min", "showExpandedEvents"]
 
 
 # -- The library's clients and the application's clients

@@ -380,9 +380,8 @@ def test_a_sharded_scan_orders_texts_exactly(one, reader, database, segments, mo
     assert alone == ["B10"]
 
 
-SEGMENT = scan_at(
-    "6500000000000001", datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), "0" * 32, ()
-).segment("0")
+BEGAN = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+SEGMENT = scan_at("6500000000000001", BEGAN, "0" * 32, ()).segment("0")
 
 
 class Row(RawRow):

@@ -24,7 +24,7 @@ from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo import source as rooms
 from multiclouddb_mongo.position import After, At, ticks_at
 from multiclouddb_mongo.pymongo_internals import Closer, hushed
-from multiclouddb_mongo.source import ENDINGS, LogEnd, Majority, ReaderContext
+from multiclouddb_mongo.source import ENDINGS, LogEnd, Majority, ReaderContext, ServerClock
 from multiclouddb_spi import FeedSpec
 
 from .monitor import Commands
@@ -260,6 +260,7 @@ class Member:
     def __init__(self, won, *, there=True, term=2, common=2, mode="poll", **hello):
         self.won, self.client, self.admin, self.topology_description = won, self, self, self
         self.has_writable_server, self.believed, self.majority = lambda: there, set(), Majority()
+        self.clock = ServerClock()
         self.options = SimpleNamespace(server_monitoring_mode=mode)
         common = {"ts": Timestamp(5, common), "t": term}
         written = {"opTime": {"ts": Timestamp(5, 2), "t": 2}, "majorityOpTime": common}
