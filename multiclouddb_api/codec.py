@@ -41,6 +41,7 @@ JsonValue: TypeAlias = bool | int | float | str | list["JsonValue"] | dict[str, 
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _MAX_DEPTH: Final = 200
+_PIECE: Final = 100  # levels
 
 
 @frozen
@@ -208,7 +209,7 @@ def _encode_rare(value: Any, depth: int) -> JsonValue:
         return {"$uuid": str(value)}
     if isinstance(value, set | frozenset):
         items = [_encode(item, depth + 1) for item in value]
-        return {"$set": sorted(items, key=lambda item: orjson.dumps(item, option=orjson.OPT_SORT_KEYS))}
+        return {"$set": sorted(items, key=lambda item: deep_json(item, option=orjson.OPT_SORT_KEYS))}
     if isinstance(value, Tagged):
         return {f"${value.tag}": value.value}
     if isinstance(value, int):
@@ -234,12 +235,32 @@ def _key(name: object) -> str:
     return str.__str__(name)
 
 
+def deep_json(value: Any, default: Callable[[Any], Any] | None = None, option: int = 0) -> bytes:
+    """Like `orjson.dumps`, which supports only 254 levels; a `$map` adds one to each level of a value."""
+    try:
+        return orjson.dumps(value, default, option)
+    except TypeError as error:
+        if "Recursion limit" not in str(error):
+            raise
+    return orjson.dumps(_in_pieces(value, 1, default, option), default, option)
+
+
+def _in_pieces(value: Any, level: int, default: Callable[[Any], Any] | None, option: int) -> Any:
+    """Replace the lower levels of a value by their text."""
+    if isinstance(value, dict):
+        value = {name: _in_pieces(item, level + 1, default, option) for name, item in value.items()}
+    elif isinstance(value, list | tuple):
+        value = [_in_pieces(item, level + 1, default, option) for item in value]
+    else:
+        return value
+    return value if level % _PIECE else orjson.Fragment(orjson.dumps(value, default, option))
+
+
 def _dumps(value: Any, option: int) -> bytes:
     try:
-        return orjson.dumps(_encode(value, 0), option=option)
+        return deep_json(_encode(value, 0), option=option)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        # A lone surrogate, an int with thousands of digits, a time outside the years that UTC supports, or
-        # deep nesting.
+        # A lone surrogate, an int with thousands of digits, or a time outside the years that UTC supports.
         raise invalid_request(
             "value", f"cannot be written as JSON ({error})", "use valid Unicode text"
         ) from error

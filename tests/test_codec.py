@@ -160,6 +160,28 @@ DAMAGED = [
 ]  # fmt: skip
 
 
+def nested(depth, wrap):
+    value = {"b": 1, "a": 0.5}
+    for _ in range(depth):
+        value = wrap(value)
+    return value
+
+
+WRAPS = [lambda value: {"a": value}, lambda value: {"z": 1, "$x": value}, lambda value: [1, value]]
+
+
+@pytest.mark.parametrize("wrap", WRAPS, ids=["plain", "dollar", "list"])
+@pytest.mark.parametrize("depth", [98, 99, 100, 101, 126, 127, 128, 150, 178, 199])
+def test_what_is_nested_up_to_200_levels_deep_has_a_text(depth, wrap):
+    """Each name that begins with a dollar adds a level to the text, and orjson writes 254 of them."""
+    value = nested(depth, wrap)
+    for write in (api.encode_json, api.canonical_json):
+        assert api.decode_json(write(value)) == value
+    assert api.canonical_json(value).startswith(b'{"$map":{"$x":{"$map":' if "$x" in str(value) else b"")
+    assert api.canonical_json(nested(depth, wrap)) == api.canonical_json(value)
+    assert b'{"a":0.5,"b":1}' in api.canonical_json(value)
+
+
 class TestRefusal:
     @pytest.mark.parametrize(
         ("value", "message"),

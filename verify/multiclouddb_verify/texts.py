@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.lib.stride_tricks import as_strided
 
 from multiclouddb_api import MulticloudDbError, Tagged, decode_json, encode_json
-from multiclouddb_api.codec import canonical_json
+from multiclouddb_api.codec import canonical_json, deep_json
 
 __all__ = [
     "SEPARATOR",
@@ -225,7 +225,7 @@ def _exact(text: str) -> Any:
     value = json.loads(
         text, parse_int=_whole, parse_float=_fraction, parse_constant=_refuse, object_pairs_hook=_once
     )
-    return decode_json(orjson.dumps(value, _in_json, _PLAIN))
+    return decode_json(deep_json(value, _in_json, _PLAIN))
 
 
 def literal(digits: str) -> Tagged:

@@ -61,7 +61,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.tz_util import utc
 
 from multiclouddb_api import MulticloudDbKey, encode_json, invalid_request
-from multiclouddb_api.codec import JsonValue, Tagged, decode_json, register_type
+from multiclouddb_api.codec import JsonValue, Tagged, decode_json, deep_json, register_type
 
 _OBJECT_ID: Final = re.compile(r"[0-9a-f]{24}")
 _BID: Final = re.compile(r"[0-9a-f]{32}")
@@ -82,7 +82,7 @@ def inner_json(value: Any) -> JsonValue:
 
 
 def _outer(inner: Any) -> Any:
-    return decode_json(orjson.dumps(inner))
+    return decode_json(deep_json(inner))
 
 
 def _pair(inner: Any, first: type, second: type) -> Any:
