@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import datetime
 from itertools import accumulate
 from typing import Any, Final
 
+import bson
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 from pymongo.errors import OperationFailure, PyMongoError
@@ -86,6 +87,7 @@ This limit keeps tokens small, because every token contains the ends of several 
 _CANDIDATES: Final = 20
 _SAMPLES: Final = 20
 _MOST_SAMPLED: Final = 10_000
+_MOST_BYTES: Final = 12 * 1024 * 1024
 
 
 class ScanSource:
@@ -121,24 +123,17 @@ class ScanSource:
 
     def found(self, place: UnreadRange, keys: Sequence[MulticloudDbKey]) -> list[bytes]:
         """Return the undecoded rows with these keys, in any order."""
-        wanted: dict[str, Any]
-        if place.names:
-            wanted = {
-                "$or": [
-                    {name: {"$eq": to_bson(value)} for name, value in key.components.items()} for key in keys
-                ]
-            }
-        else:
-            wanted = {"_id": {"$in": [to_bson(key["_id"]) for key in keys]}}
-        self.begin(0)
-        with (
-            self.opening(),
-            self.session(place) as session,
-            closing(self._find(place, wanted, comment=_LOOKUP, session=session)) as cursor,
-        ):
-            found = copied(cursor)
-        self.calm()
-        return found
+        rows: list[bytes] = []
+        for wanted in _in_commands(place, keys):
+            self.begin(0)
+            with (
+                self.opening(),
+                self.session(place) as session,
+                closing(self._find(place, wanted, comment=_LOOKUP, session=session)) as cursor,
+            ):
+                rows += copied(cursor)
+            self.calm()
+        return rows
 
     def _find(self, place: UnreadRange, wanted: dict[str, Any], **settings: Any) -> Rows:
         rows = self._collection().with_options(codec_options=ROW_CODEC)
@@ -248,6 +243,29 @@ class ScanSource:
         ids = list(_ids(found))
         places = (ids[number * len(ids) // rest.left] for number in range(1, count + 1) if ids)
         return list(dict.fromkeys(each for each in places if _is_end(each)))
+
+
+def _in_commands(place: UnreadRange, keys: Sequence[MulticloudDbKey]) -> Iterator[dict[str, Any]]:
+    """Return filters that find the keys; each is small enough for a command, which may have 16 MB."""
+    group: list[Any] = []
+    size = 0
+    for key in keys:
+        names = key.components if place.names else ("_id",)
+        values = {name: to_bson(key[name]) for name in names}
+        nbytes = len(bson.encode(values, codec_options=CODEC))
+        if group and size + nbytes > _MOST_BYTES:
+            yield _any_of(place, group)
+            group, size = [], 0
+        group.append(values)
+        size += nbytes
+    if group:
+        yield _any_of(place, group)
+
+
+def _any_of(place: UnreadRange, group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    if place.names:
+        return {"$or": [{name: {"$eq": value} for name, value in values.items()} for values in group]}
+    return {"_id": {"$in": [values["_id"] for values in group]}}
 
 
 def _ids(answers: Iterable[Any]) -> Iterator[str]:

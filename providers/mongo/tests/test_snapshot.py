@@ -36,7 +36,7 @@ from multiclouddb_mongo.mapping import MongoView
 from multiclouddb_mongo.position import At, scan_at
 from multiclouddb_mongo.provider import MongoProvider
 from multiclouddb_mongo.rows import RawRow
-from multiclouddb_mongo.snapshots import SegmentReader, check_snapshot, look_up_documents
+from multiclouddb_mongo.snapshots import SegmentReader, _in_commands, check_snapshot, look_up_documents
 from multiclouddb_mongo.source import Log, LogBeginning
 from multiclouddb_spi import Continue, Deadline, FeedSpec, ProviderFault, Scanned
 
@@ -508,6 +508,23 @@ def failing(*failures):
             raise failure
 
     return fail
+
+
+def test_keys_that_are_too_large_for_one_command_are_asked_in_several(ours, here, written):
+    """A command may have 16 MB, and 200 of these keys have 20 MB."""
+    client, commands = ours
+    names = [f"{number:03}" + "k" * 100_000 for number in range(200)]
+    for first in range(0, 200, 50):
+        written.insert_many([{"_id": name} for name in names[first : first + 50]])
+    asked = [MulticloudDbKey({"_id": name}) for name in (*names, "absent")]
+    found = client.lookup(here, asked)
+    assert [found[key] is None for key in asked] == [*[False] * 200, True]
+    assert 2 <= len(commands.bodies("find")) <= 4
+    # The fields of a shard key are asked for too.
+    place = SimpleNamespace(names=("region",))
+    keys = [MulticloudDbKey({"region": "r" * 7_000_000, "_id": number}, 1) for number in range(3)]
+    sizes = [len(each["$or"]) for each in _in_commands(place, keys)]
+    assert sizes == [1, 1, 1]
 
 
 def test_a_client_that_encrypts_is_refused():
