@@ -274,6 +274,12 @@ class ChangeFeedIterator:
         self._finish(self._feed.close(save=True))
 
     def __enter__(self) -> ChangeFeedIterator:
+        try:
+            self._finish(self._feed.start_now())
+        except BaseException:
+            if self._feed.at_close is not None:  # nobody else closes the connection of `follow`
+                self._finish(self._feed.close(save=False))
+            raise
         return self
 
     def __exit__(
@@ -335,9 +341,7 @@ class FeedLoop:
         """Return the steps of one iteration, which starts after the last page that is done."""
         schedule = yield from self._begin()
         settings, mine = self._settings, self._round
-        observer = getattr(settings.client, "observer", None)
-        listener = observer if isinstance(observer, Observer) else None
-        self._outage = Outage(settings.request.address, listener, self.timer.now, lambda: self.timer.stopped)
+        self._watch_outages()
         while (page := (yield from self._next(schedule))) is not None:
             over = page.partition_retired or any(isinstance(notice, FeedEnded) for notice in page.notices)
             matters = bool(page.events or page.notices or over)
@@ -354,6 +358,27 @@ class FeedLoop:
             if over or (settings.until_idle and schedule.idle):
                 break
         yield from self.end()
+
+    def start_now(self) -> Steps[None]:
+        """Return the steps that read the first page of a feed that starts at `Now()`.
+
+        A `with` block has begun to follow, so what is written in it, also before its first read, must come.
+        """
+        settings = self._settings
+        if self.closed or self._unrepeatable or not isinstance(settings.request.start_position, Now):
+            return
+        schedule = yield from self._begin()
+        if isinstance(self.position, Now):
+            self._watch_outages()
+            page = self._unrepeatable = yield from self._next(schedule)
+            if self._checkpointer is not None and page is not None and not (page.events or page.notices):
+                yield from self._checkpointer.done(page.continuation_token, at_once=False)
+
+    def _watch_outages(self) -> None:
+        settings = self._settings
+        observer = getattr(settings.client, "observer", None)
+        listener = observer if isinstance(observer, Observer) else None
+        self._outage = Outage(settings.request.address, listener, self.timer.now, lambda: self.timer.stopped)
 
     def end(self) -> Steps[None]:
         """Return the steps after the last page."""

@@ -201,6 +201,8 @@ class Beginning:
 class Now:
     """Starts at the first call; every change that is committed after that call is returned.
 
+    `with follow(…)` and `with client.iterate_changes(…)` make the first call when the block is entered.
+
     The first page is usually empty, but its token fixes the start: store it, and a later read from it returns
     all changes since the first call, also after a restart.
 

@@ -94,6 +94,25 @@ class TestFace:
         second = await _all(aio.follow(url, "orders", **settings))
         assert [event.key["id"] for event in second] == ["later"]
 
+    async def test_now_is_when_the_block_is_entered(self, store, url):
+        async with aio.follow(url, "orders", start=api.Now(), until_idle=True) as events:
+            store.put("orders", "first", {})
+            assert [event.key["id"] for event in await _all(events)] == ["first"]
+        async with (
+            aio.connect(url) as client,
+            client.iterate_changes(request(api.Now()), until_idle=True) as events,
+        ):
+            store.put("orders", "second", {})
+            pages = [page async for page in events.pages()]
+        assert [event.key["id"] for page in pages for event in page.events] == ["second"]
+
+    async def test_a_block_that_cannot_begin_closes_its_client(self, url):
+        follower = aio.follow(url, "absent", start=api.Now())
+        with pytest.raises(api.MulticloudDbError, match="absent"):
+            await follower.__aenter__()
+        with pytest.raises(api.MulticloudDbError, match="closed"):
+            await follower._client.read_changes(request())
+
     async def test_anext_goes_on_within_a_loop(self, url):
         async with (
             aio.connect(url) as client,

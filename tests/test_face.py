@@ -266,6 +266,23 @@ class TestFollow:
         assert self.ids(url, checkpoint=file) == ["o-9"]
         assert self.ids(url, start=api.Beginning(), checkpoint=file) == []
 
+    def test_now_is_when_the_block_is_entered(self, url, store, tmp_path):
+        settings = {"start": api.Now(), "until_idle": True}
+        for number, more in enumerate(({}, {"checkpoint": tmp_path / "orders.checkpoint"})):
+            with api.follow(url, "orders", **settings, **more) as events:
+                store.put("orders", f"new-{number}", {})
+                assert [event.key["id"] for event in events] == [f"new-{number}"]
+        file = tmp_path / "other.checkpoint"
+        api.follow(url, "orders", checkpoint=file, **settings).__enter__()
+        store.put("orders", "unread", {})  # and the process dies
+        assert self.ids(url, start=api.Now(), checkpoint=file) == ["unread"]
+
+    def test_a_block_that_cannot_begin_closes_its_client(self, url):
+        events = api.follow(url, "absent", start=api.Now())
+        with pytest.raises(api.MulticloudDbError, match="absent"):
+            events.__enter__()
+        assert "closed" in refused(events.client.read_changes, events.request)
+
     def test_without_a_file_nothing_is_stored(self, url, tmp_path):
         before = set(tmp_path.iterdir())
         assert len(self.ids(url, start=api.Beginning())) == 5

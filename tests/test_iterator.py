@@ -532,6 +532,37 @@ class TestCheckpoint:
         again = list(changes.pages())
         assert (again[0], len(again)) == (page, 3)
 
+    def test_a_block_begins_now_and_not_at_its_first_read(self, store):
+        """Azure/azure-cosmos-dotnet-v3 issues 5268, 5617: what was written before the first read was lost."""
+        service = Service([0, 1])
+        with stored(service, store, api.Now(), until_idle=True, checkpoint_interval_seconds=600) as changes:
+            assert [read.start_position for read in service.reads] == [api.Now()]
+            assert store.saved == ["P@1"]
+            assert ids(changes) == ["P0"]
+        assert [read.start_position for read in service.reads].count(api.Now()) == 1
+
+    @pytest.mark.parametrize("first", [0, 1, GAP], ids=["nothing", "events", "notices"])
+    def test_the_page_that_a_block_has_read_is_the_first_one(self, first):
+        service = Service([first, 1])
+        with iterator(service, api.Now(), until_idle=True) as changes:
+            pages = list(changes.pages())
+        assert len(pages) == len(service.reads) == 3
+        other = list(iterator(Service([first, 1]), api.Now(), until_idle=True).pages())
+        assert [page.events for page in pages] == [page.events for page in other]
+
+    @pytest.mark.parametrize("start", [api.Beginning(), api.FromContinuationToken("P@1")])
+    def test_a_block_with_another_start_reads_nothing_before_its_loop(self, start):
+        service = Service([1, 1])
+        with iterator(service, start, until_idle=True):
+            assert service.reads == []
+
+    def test_a_block_goes_on_at_its_checkpoint(self, store):
+        store.checkpoint = api.Checkpoint("P@1", "7")
+        service = Service([1, 1])
+        with stored(service, store, api.Now(), until_idle=True) as changes:
+            assert service.reads == []
+            assert ids(changes) == ["P1"]
+
     def test_a_corrupt_checkpoint_is_refused_before_anything_is_read(self, tmp_path):
         store, service = api.FileCheckpointStore(tmp_path), Service([1])
         store.path("w").write_text("{")

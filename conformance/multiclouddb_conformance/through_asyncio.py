@@ -141,6 +141,7 @@ class AsyncioIterator:
         run(self._changes.close())
 
     def __enter__(self) -> AsyncioIterator:
+        run(self._changes.__aenter__())
         return self
 
     def __exit__(

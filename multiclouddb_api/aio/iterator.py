@@ -161,6 +161,14 @@ class AsyncChangeFeedIterator:
         await self._close(save=True)
 
     async def __aenter__(self) -> AsyncChangeFeedIterator:
+        try:
+            async with self._lock:
+                await self._finish(self._feed.start_now())
+                self._driver = None
+        except BaseException:
+            if self._feed.at_close is not None:  # nobody else closes the connection of `follow`
+                await self._close(save=False)
+            raise
         return self
 
     async def __aexit__(

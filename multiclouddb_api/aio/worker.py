@@ -81,7 +81,7 @@ class Follower:
         self._changes: AsyncChangeFeedIterator | None = None
 
     async def __aenter__(self) -> AsyncChangeFeedIterator:
-        return await self._opened()
+        return await (await self._opened()).__aenter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
