@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import binascii
 import contextlib
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 import orjson
 from attrs import frozen
+from botocore.exceptions import ChecksumError
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_dynamo.errors import classify
@@ -26,6 +28,7 @@ T = TypeVar("T")
 _Answer = TypeVar("_Answer", bound=Mapping[str, Any])
 _DESCRIBES_A_SECOND: Final = 10
 _WINDOW_SECONDS: Final = 1.05  # calls may arrive closer together than they were sent
+_LEAST_DIGITS: Final = 21  # botocore refuses a shorter number, but some servers number from 1
 _JSON: Final = "application/x-amz-json"
 _BOUND: Final = AnswerBound(
     256 << 20,
@@ -96,6 +99,9 @@ class Calls:
                 for event in ("after-call", "after-call-error"):
                     client.meta.events.register(event, self._call_ended)
                 client.meta.events.register("before-parse", _keep_objects, unique_id="multiclouddb-objects")
+                for call in client.meta.service_model.operation_names:
+                    name = f"before-parse.{client.meta.service_model.service_id.hyphenize()}.{call}"
+                    client.meta.events.register_first(name, _check_sum, unique_id=f"multiclouddb-{name}")
             for client, call in (
                 (clients.streams, "dynamodb-streams.GetRecords"),
                 (clients.dynamodb, "dynamodb.Scan"),
@@ -149,7 +155,7 @@ class Calls:
     def iterator(self, arn: str, shard_id: str, kind: str, seq: str | None = None) -> str:
         asked = {"StreamArn": arn, "ShardId": shard_id, "ShardIteratorType": kind}
         if seq is not None:
-            asked["SequenceNumber"] = seq
+            asked["SequenceNumber"] = seq.zfill(_LEAST_DIGITS)
         answer = self.hear(self._clients.streams.get_shard_iterator(**asked))
         return str(whole(answer, "ShardIterator"))
 
@@ -245,6 +251,14 @@ class Calls:
             # botocore parses this text into an empty object; see `whole`.
             return
         response_dict["body"] = b"{}"
+
+
+def _check_sum(response_dict: dict[str, Any], **_: object) -> None:
+    """Refuse an answer that is damaged. botocore checks this sum only in order to decide on a retry."""
+    told = response_dict["headers"].get("x-amz-crc32", "")
+    found = binascii.crc32(response_dict["body"])
+    if told.isascii() and told.isdecimal() and int(told) != found:
+        raise ChecksumError(checksum_type="crc32", expected_checksum=told, actual_checksum=found)
 
 
 def _keep_objects(response_dict: dict[str, Any], **_: object) -> None:

@@ -195,6 +195,8 @@ def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
         case boto.ConnectionError() | boto.HTTPClientError():
             way_out = "check the region, the endpoint_url and the network (proxy, VPC endpoint)"
             row = row_of_connection(error) or FaultRule(ErrorCategory.TRANSIENT_FAILURE, way_out)
+        case boto.ChecksumError():  # of our own check, of which botocore's retries know nothing
+            row, vendor_retried = _DAMAGED, False
         case boto.PaginationError():
             row = FaultRule(ErrorCategory.PERMANENT_FAILURE, ITS_OPERATOR)
         case boto.CapacityNotAvailableError():

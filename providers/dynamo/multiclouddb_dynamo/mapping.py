@@ -7,12 +7,13 @@ from datetime import UTC, datetime, timedelta
 from itertools import repeat
 from typing import Any, Final, TypeAlias
 
+import attrs
 import orjson
 from attrs import frozen
 
 from multiclouddb_api import ChangeType
 from multiclouddb_api.key import trusted_keys
-from multiclouddb_dynamo.position import MOST_SECONDS, After, cursor_of, is_seq
+from multiclouddb_dynamo.position import MOST_SECONDS, After, Place, cursor_of, is_seq, known_at
 from multiclouddb_dynamo.values import decode_map, json_key, json_map, key_value
 from multiclouddb_spi import ColumnMapper, Columns, Cursor, RecordFault, reason_of
 from multiclouddb_spi import View as CommonView
@@ -21,6 +22,9 @@ Record: TypeAlias = Mapping[str, Any]
 
 _TYPES: Final = {"INSERT": ChangeType.CREATE, "MODIFY": ChangeType.UPDATE, "REMOVE": ChangeType.DELETE}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+# The service's own ids have 32 hexadecimal digits, and those of DynamoDB Local are UUIDs.
+_ID_LENGTHS: Final = frozenset({32, 36})
+_MOST_ID: Final = 64  # in a position
 _LENGTHS: Final = tuple(f"{length:02}" for length in range(100))
 
 
@@ -65,11 +69,16 @@ def order_key(seq: str) -> str:
 
 
 def _event_ids(records: Sequence[Record], datas: Sequence[Record], view: DynamoView) -> list[str]:
-    ids = [record.get("eventID") for record in records]
-    if all(ids):
-        return ids  # type: ignore[return-value]
+    ids: list[str] = [record.get("eventID") or "" for record in records]
+    if _ID_LENGTHS.issuperset(map(len, ids)):
+        return ids
+    # A shorter id, as LocalStack's of 8 digits, or one that is made of something else, as Alternator's, can
+    # be that of several records.
     return [
-        given or f"{view.shard_id}:{data['SequenceNumber']}" for given, data in zip(ids, datas, strict=True)
+        given
+        if len(given) in _ID_LENGTHS
+        else ":".join(filter(None, (view.shard_id, data["SequenceNumber"], given)))
+        for given, data in zip(ids, datas, strict=True)
     ]
 
 
@@ -132,9 +141,29 @@ def key_text(attributes: Mapping[str, Any], names: tuple[str, ...]) -> bytes:
     return orjson.dumps(json_key({name: attributes[name] for name in names}))
 
 
-def place_after(records: Sequence[Record], count: int, known: int | None) -> After:
-    """Return the position after `count` records; `known` is the shard's last known time before them."""
-    return After(seq_of(records[count - 1]), time_at(records, count, known))
+def place_after(records: Sequence[Record], count: int, begin: Place | None) -> After:
+    """Return the position after `count` records; `begin` is the position before them."""
+    seq, known = seq_of(records[count - 1]), None if begin is None else known_at(begin)
+    place = After(seq, time_at(records, count, known))
+    if count == len(records) or not is_numbered(records[count], seq):
+        return place
+    same = 1
+    while same < count and is_numbered(records[count - 1 - same], seq):
+        same += 1
+    before = begin.count if same == count and isinstance(begin, After) and int(begin.seq) == int(seq) else 0
+    return attrs.evolve(place, count=same + before, event_id=id_of(records[count - 1]))
+
+
+def id_of(record: Record) -> str:
+    """Return the service's id of a record, or the beginning of a long one; "" if it has none."""
+    found = record.get("eventID")
+    return found[:_MOST_ID] if isinstance(found, str) else ""
+
+
+def is_numbered(record: Record, seq: str) -> bool:
+    """Return True if a record has a sequence number, and the given one."""
+    other = record["dynamodb"].get("SequenceNumber")
+    return other == seq or (isinstance(other, str) and is_seq(other) and int(other) == int(seq))
 
 
 @frozen
@@ -143,17 +172,18 @@ class DynamoMapper(ColumnMapper):
 
     Attributes:
         view: What all events of the shard share.
-        known: The shard's last known time before these records, in seconds since 1970; None if none is known.
+        begin: The position before these records.
     """
 
     view: DynamoView
-    known: int | None = None
+    begin: Place | None = None
 
     def cursor_after(self, records: Sequence[Record], count: int) -> Cursor:
-        return cursor_of(place_after(records, count, self.known))
+        return cursor_of(place_after(records, count, self.begin))
 
     def columns(self, records: Sequence[Record], start: int, stop: int, *, texts: bool) -> Columns:
         view, part = self.view, records[start:stop]
+        known = None if self.begin is None else known_at(self.begin)
         datas = [record["dynamodb"] for record in part]
         types = [_TYPES[record["eventName"]] for record in part]
         document: Callable[[Any], Any] = json_text if texts else decode_map
@@ -163,7 +193,7 @@ class DynamoMapper(ColumnMapper):
             if texts
             else trusted_keys(_keys(datas, view.key_names)),
             types,
-            _times(datas, time_at(records, start, self.known)),
+            _times(datas, time_at(records, start, known)),
             [order_key(data["SequenceNumber"]) for data in datas],
             _items(datas, "NewImage", document) if view.with_new else repeat(None),
             _items(datas, "OldImage", document) if view.with_old else repeat(None),
@@ -172,6 +202,6 @@ class DynamoMapper(ColumnMapper):
         )
 
     def fault(self, records: Sequence[Record], index: int, error: Exception | None) -> RecordFault:
-        place = place_after(records, index + 1, self.known)
+        place = place_after(records, index + 1, self.begin)
         why = f"it cannot be decoded as a stream record ({reason_of(error)})"
         return RecordFault(index, f"sequence {place.seq}", why, cursor_of(place))

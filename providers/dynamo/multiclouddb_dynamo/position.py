@@ -1,6 +1,8 @@
 """Defines positions in a shard, and their form in a token. The functions are pure.
 
     [seq, t]               after the record `seq`, whose time was `t`
+    [seq, t, count, id]    after `count` records with the number `seq`, the last of which has this id;
+                           others with this number follow
     ["s", t]               at the start of an unread child shard, which has no older record
     ["h", t]               at the oldest record: `Beginning` at time `t`
     [.., t, it, looks]     each form above, with the iterator `it` from a later answer without records
@@ -21,6 +23,7 @@ been trimmed.
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -41,7 +44,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MOST_SECONDS: Final = 253_402_300_799  # the end of the year 9999
 RETENTION_SECONDS: Final = 24 * 3600
 MOST_LOOKS: Final = 10
-_MOST_DIGITS: Final = 40  # botocore accepts no longer number
+_MOST_DIGITS: Final = 56  # the service has up to 40; LocalStack has Kinesis's numbers
 _MOST_ITERATOR: Final = 2048  # the maximum length in the service model
 
 
@@ -55,11 +58,29 @@ class Trail:
 
 @frozen
 class After:
-    """The position after a record."""
+    """The position after a record.
+
+    DynamoDB gives each record of a shard a number of its own. Other servers may give one number to several
+    records (ScyllaDB Alternator: the time of a batch), and a page may end between two of them.
+
+    Attributes:
+        seq: The number of the record.
+        time: Its time, in seconds since 1970.
+        trail: The progress of a search for the next record.
+        count: How many records with this number lie before the position; 0 if all of them do.
+        event_id: The service's id of the last of them; "" if it has none.
+    """
 
     seq: str
     time: int | None
     trail: Trail | None = None
+    count: int = 0
+    event_id: str = ""
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Return a value that is greater for a later position."""
+        return int(self.seq), self.count or math.inf
 
 
 @frozen
@@ -98,6 +119,8 @@ Place: TypeAlias = After | Start | Horizon | Latest
 def cursor_of(place: Place) -> Cursor:
     """Return the position in the form that a token stores."""
     match place:
+        case After(seq, time, _, count, event_id) if count:
+            return [seq, time, count, event_id]
         case After(seq, time, trail):
             return [seq, time, *_trail_cursor(trail)]
         case Start(time, trail):
@@ -124,6 +147,9 @@ def place_of(cursor: Cursor) -> Place:
     match cursor:
         case ["n" | "w" as kind, (int() | None) as time, *rest] if _is_time(time):
             place = _latest_of(time, kind, rest)
+        case [str() as seq, (int() | None) as time, int() as count, str() as event_id] if _is_time(time):
+            if is_seq(seq) and type(count) is int and count > 0:
+                place = After(seq, time, None, count, event_id)
         case [str() as text, (int() | None) as time, *rest] if _is_time(time):
             trail = _trail_of(rest)
             if trail is not None or not rest:
@@ -180,7 +206,7 @@ def without_trail(cursor: Cursor) -> Cursor:
     """Return the cursor without the parts that are needed only to make fewer calls."""
     match cursor:
         # Without its iterator, a `Now` position would be equal to another of the same second.
-        case [str() as kind, time, _, _] if kind not in ("n", "w"):
+        case [str() as kind, time, str(), _] if kind not in ("n", "w"):
             return [kind, time]
         case _:
             return cursor
@@ -202,8 +228,8 @@ def _is_iterator(iterator: str) -> bool:
 def compare(a: Place, b: Place) -> int | None:
     """Compare two positions in one shard: return -1, 0 or 1, or None if only the service knows the order."""
     match a, b:
-        case After(left), After(right):
-            return (int(left) > int(right)) - (int(left) < int(right))
+        case After(), After():
+            return (a.rank > b.rank) - (a.rank < b.rank)
         case After(), _:
             return 1
         case _, After():

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import Any, Final
 
 import attrs
@@ -26,7 +27,16 @@ from multiclouddb_dynamo.errors import (
     code_of,
     expired_records,
 )
-from multiclouddb_dynamo.mapping import DynamoMapper, DynamoView, Record, place_after, seconds_of, seq_of
+from multiclouddb_dynamo.mapping import (
+    DynamoMapper,
+    DynamoView,
+    Record,
+    id_of,
+    is_numbered,
+    place_after,
+    seconds_of,
+    seq_of,
+)
 from multiclouddb_dynamo.position import (
     EARLY_SECONDS,
     MOST_LOOKS,
@@ -38,7 +48,6 @@ from multiclouddb_dynamo.position import (
     Trail,
     cursor_of,
     headroom,
-    known_at,
     looks_at,
     seconds_at,
     without_iterator,
@@ -82,6 +91,7 @@ _CLOSED_LOOKS: Final = 1000
 _GROWTH: Final = 1_000_000
 _LEAST_NUMBER: Final = 10**21  # sequence numbers have 21 digits; in DynamoDB Local they have leading zeros
 _MISSING_ATTEMPTS: Final = 5
+_NEXT: Final = "NextShardIterator"
 _STALE: Final = GONE | {EXPIRED_ITERATOR}
 _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 1.0
@@ -97,6 +107,7 @@ class DynamoReader(Reader):
     def __init__(self, source: ReaderContext, view: DynamoView, place: Place, until: Place | None) -> None:
         self._source, self._view, self._place, self._until = source, view, place, until
         self._iterator: str | None = None
+        self._shared = False  # if the next records may have the number of the last one that was read
         self._walks = self._fresh = self._closed = False
         self._unsure = 0  # how many answers in succession had no iterator, although no end is known
         self._outcome: Outcome = Continue()
@@ -120,11 +131,17 @@ class DynamoReader(Reader):
         if self._looks is None:
             self._looks = self._far(self._found_nothing)
         limit = min(max_records, _MOST_RECORDS, max(1, max_bytes // self._record_bytes))
+        if isinstance(self._place, After) and self._place.count:
+            limit = _MOST_RECORDS  # all that have the number of the last one come in one answer
         answer = self._answer(limit, deadline)
+        if answer is not None and limit < _MOST_RECORDS and not (answer.get("Records") or answer.get(_NEXT)):
+            # Alternator answers a Limit that is smaller than a batch of its log so, at the end of a shard or
+            # not (scylladb/scylladb#31582).
+            answer = self._answer(_MOST_RECORDS, deadline)
         if answer is None:  # the shard was trimmed before its first read, so its children are read instead
             self._outcome = end_of(self._source.shards.children(self._view.shard_id), self._place)
             return self._batch([], self._place)
-        asked, self._iterator, self._fresh = self._iterator, answer.get("NextShardIterator"), False
+        asked, self._iterator, self._fresh = self._iterator, answer.get(_NEXT), False
         has_ended: bool | None = False
         if self._iterator is None:
             has_ended = self._has_ended(answer, deadline)
@@ -237,8 +254,8 @@ class DynamoReader(Reader):
                 if kept is not None:
                     return kept
                 self._walks, self._looks, seq = True, max(_FEW, self._looks or 0), walked
-            case After(last):
-                seq = last
+            case After(last, count=count):
+                seq, self._shared = last, count > 0
             case _:
                 pass
         if trail is not None:
@@ -247,7 +264,8 @@ class DynamoReader(Reader):
         if self._is_old(self._place):
             raise expired_records(_UNREAD.format(shard_id))
         self._requests, self._fresh = self._requests + 1, True
-        kind = kind if seq is None else "AFTER_SEQUENCE_NUMBER"
+        if seq is not None:
+            kind = "AT_SEQUENCE_NUMBER" if self._shared else "AFTER_SEQUENCE_NUMBER"
         return self._source.calls.iterator(self._source.arn, shard_id, kind, seq)
 
     def _is_old(self, place: Place) -> bool:
@@ -293,7 +311,7 @@ class DynamoReader(Reader):
     # -- Processing an answer
 
     def _taken(self, answer: Mapping[str, Any], deadline: Deadline, *, is_over: bool) -> Batch:
-        found: list[Record] = answer.get("Records") or []
+        found: list[Record] = self._without_read(answer.get("Records") or [])
         nbytes = memory_of(answer, len(found))
         if found:
             self._record_bytes = max(1, nbytes // len(found))
@@ -302,16 +320,15 @@ class DynamoReader(Reader):
         count = len(records)
         if self._until is not None:
             assert isinstance(self._until, After)  # every other bound is reached at once
-            most = int(self._until.seq)
-            records = [record for record in records if int(seq_of(record)) <= most]
+            records = _up_to(records, begin, self._until)
         cut = len(records) < count
         whole = self._with_images(records, begin)
         if len(whole) < len(records):
             # The next answer begins with the record that lacks an image, and is refused.
-            self._iterator, self._place = None, place_after(whole, len(whole), known_at(begin))
+            self._iterator, self._place = None, place_after(records, len(whole), begin)
             return self._batch(whole, begin, nbytes)
         if records:
-            self._place = place_after(records, len(records), known_at(begin))
+            self._place = place_after(records, len(records), begin)
         else:
             self._place = self._moved(begin)
         if cut or (self._until is not None and _reached(self._place, self._until)):
@@ -328,6 +345,19 @@ class DynamoReader(Reader):
         if self._empty.count > self._looks and not self._closed:
             self._closed = self._source.is_closed(self._view.shard_id, seconds_at(self._place), deadline)
         return self._batch(records, begin, nbytes)
+
+    def _without_read(self, records: list[Record]) -> list[Record]:
+        """Return records without those that lie before a position between two of one number."""
+        place = self._place
+        if not records or not self._shared or not isinstance(place, After):
+            return records
+        self._shared = False
+        same = list(takewhile(lambda record: is_numbered(record, place.seq), records))
+        ids = [id_of(record) for record in same[: place.count]]
+        if len(ids) == place.count and ids[-1] == place.event_id:
+            return records[place.count :]
+        # The service numbers them differently now. It is better to repeat a record than to lose one.
+        return records[ids.index(place.event_id) + 1 :] if place.event_id in ids else records
 
     def _without_early(self, records: list[Record]) -> tuple[list[Record], Place]:
         """Return records and the position before the first of them."""
@@ -362,7 +392,7 @@ class DynamoReader(Reader):
                     f"the next record of {self._view.shard_id} has no valid sequence number, so no position "
                     f"after it can be stored; {ITS_OPERATOR}",
                 ) from None
-            if index == 0 and isinstance(self._place, After) and number <= int(self._place.seq):
+            if index == 0 and isinstance(self._place, After) and (number, math.inf) <= self._place.rank:
                 raise ProviderFault.of(
                     ErrorCategory.PERMANENT_FAILURE,
                     f"GetRecords: an answer about {self._view.shard_id} repeats records from before its own "
@@ -428,7 +458,7 @@ class DynamoReader(Reader):
             read_until = max(least, read_until or least)
         return Batch(
             records,
-            DynamoMapper(self._view, known_at(begin)),
+            DynamoMapper(self._view, begin),
             cursor_of(begin),
             cursor_of(self._place),
             self._outcome,
@@ -457,4 +487,16 @@ class DynamoReader(Reader):
 
 def _reached(place: Place, until: Place) -> bool:
     """Return True if the position is at or after the bound; one without a record is before every record."""
-    return not isinstance(until, After) or (isinstance(place, After) and int(place.seq) >= int(until.seq))
+    return not isinstance(until, After) or (isinstance(place, After) and place.rank >= until.rank)
+
+
+def _up_to(records: list[Record], begin: Place, until: After) -> list[Record]:
+    """Return the records up to a bound."""
+    most, taken = int(until.seq), begin.count if isinstance(begin, After) and begin.seq == until.seq else 0
+    for index, record in enumerate(records):
+        number = int(seq_of(record))
+        if number == most:
+            taken += 1
+        if number > most or (number == most and until.count and taken > until.count):
+            return records[:index]
+    return records

@@ -1,26 +1,34 @@
 """Tests answers that the API allows or that other servers give: optional fields, endless listings, cycles."""
 
+import contextlib
 import threading
 import time
 
 import pytest
-from botocore.exceptions import PaginationError
+from botocore.config import Config
+from botocore.exceptions import ClientError, PaginationError
 
 from multiclouddb_api import (
     Beginning,
     ChangeFeedRequest,
+    ClientConfig,
     ErrorCategory,
     FromContinuationToken,
     MulticloudDbError,
+    MulticloudDbKey,
     NewItemStateMode,
     Now,
     OldItemStateMode,
     Snapshot,
+    connect,
 )
 from multiclouddb_conformance.refusals import refused
+from multiclouddb_dynamo.client import Calls
+from multiclouddb_dynamo.position import Horizon, cursor_of
 from multiclouddb_dynamo.shards import Shard, ShardMap
+from multiclouddb_spi import Reached
 
-from .world import ADDRESS, HOUR, TABLE, World, seconds, soon
+from .world import ADDRESS, HOUR, TABLE, World, all_of, fetch, seconds, soon, state_of
 
 PERMANENT = ErrorCategory.PERMANENT_FAILURE
 STARTS = pytest.mark.parametrize("start", [Beginning(), Now()], ids=["beginning", "now"])
@@ -289,6 +297,184 @@ class TestEndsAndNumbers:
         with refused(PERMANENT, "repeats records"):
             consumer.until_idle()
         assert consumer.markers == [1, 2]
+
+
+def cursor_in(token):
+    (found,) = state_of(token)
+    return found[1]
+
+
+class TestServersThatNumberOtherwise:
+    """ScyllaDB Alternator and LocalStack speak the protocol, but number and cut differently."""
+
+    BATCH = 2
+
+    @pytest.fixture
+    def batches(self, world, monkeypatch):
+        """Give all records of a batch one number, and answer with whole batches, whatever the Limit.
+
+        Alternator does so (scylladb/scylladb#28439, #31608).
+        """
+        numbers = []
+        original, answer_of = Calls.iterator, Calls.records
+
+        def change(answer):
+            for record in answer["Records"]:
+                number = record["dynamodb"]["SequenceNumber"]
+                if number not in numbers:
+                    numbers.append(number)
+                first = numbers.index(number) // self.BATCH * self.BATCH
+                record["dynamodb"]["SequenceNumber"] = self.told(numbers, first)
+
+        def iterator(calls, arn, shard_id, kind, seq=None):
+            if kind == "AT_SEQUENCE_NUMBER":
+                kind, seq = "AT_SEQUENCE_NUMBER", numbers[numbers.index(seq) - self.BATCH + 1]
+            return original(calls, arn, shard_id, kind, seq)
+
+        def records(calls, iterator, limit, *, native):
+            whole = min(1000, limit + -limit % self.BATCH)
+            return answer_of(calls, iterator, whole, native=native)
+
+        def learn():
+            provider, feed = world.feed()
+            oldest = original(feed._source.calls, world.arn, world.chain(), "TRIM_HORIZON")
+            found = feed._source.calls.records(oldest, 1000, native=False)["Records"]
+            numbers[:] = [record["dynamodb"]["SequenceNumber"] for record in found]
+            provider.close()
+            world.troubles.rewrite(change, operation="GetRecords")
+            monkeypatch.setattr(Calls, "iterator", iterator)
+            monkeypatch.setattr(Calls, "records", records)
+            return lambda: monkeypatch.setattr(Calls, "iterator", original)
+
+        return learn
+
+    @staticmethod
+    def told(numbers, first):
+        return numbers[min(first + TestServersThatNumberOtherwise.BATCH, len(numbers)) - 1]
+
+    @pytest.mark.parametrize("batch", [2, 3])
+    @pytest.mark.parametrize("size", [1, 2, 4, 0])
+    def test_a_page_that_ends_between_records_of_one_number_loses_and_repeats_none(
+        self, world, batches, monkeypatch, size, batch
+    ):
+        monkeypatch.setattr(type(self), "BATCH", batch)
+        world.put(*"abcdef")
+        batches()
+        consumer = world.consumer(max_page_size=size)
+        while not consumer.restart().read().idle:
+            pass
+        assert consumer.markers == [1, 2, 3, 4, 5, 6]
+
+    def test_a_range_ends_between_records_of_one_number(self, world, batches):
+        world.put(*"abcdef")
+        batches()
+        consumer = world.consumer(max_page_size=1)
+        consumer.read()
+        provider, feed = world.feed()
+        name, until = world.chain(), cursor_in(consumer.token)
+        batch = fetch(feed.open(name, cursor_of(Horizon(None)), until))
+        assert all_of(batch) == [1]
+        assert isinstance(batch.outcome, Reached)
+        assert all_of(fetch(feed.open(name, until))) == [2, 3, 4, 5, 6]
+        provider.close()
+
+    def test_a_server_that_forgets_the_first_records_of_a_number_loses_none(self, world, batches):
+        world.put(*"abcdef")
+        forget = batches()
+        consumer = world.consumer(max_page_size=1)
+        consumer.read()
+        forget()  # from now on, the number stands for the last record of its batch only
+        while not consumer.restart().read().idle:
+            pass
+        assert consumer.markers == [1, 2, 3, 4, 5, 6]
+
+    @pytest.mark.parametrize("ended", [True, False])
+    def test_a_small_limit_that_hides_records_does_not_end_a_shard(self, world, monkeypatch, ended):
+        """scylladb/scylladb#31582: a Limit below the size of a batch brings no records and no iterator."""
+        original = Calls.records
+
+        def records(calls, iterator, limit, *, native):
+            answer = original(calls, iterator, limit, native=native)
+            hides = limit < 4 and answer["Records"]
+            return {"Records": [], "ResponseMetadata": answer["ResponseMetadata"]} if hides else answer
+
+        monkeypatch.setattr(Calls, "records", records)
+        written = world.put(*"abcdefgh")
+        if ended:
+            world.roll_over()
+            written += world.put("i")
+        assert world.consumer(max_page_size=1).until_idle() == written
+
+    @pytest.mark.parametrize("event_id", ["79ac67bf", "E:0:0"], ids=["LocalStack", "Alternator"])
+    def test_records_with_one_event_id_are_different_events(self, world, event_id):
+        """localstack/localstack#5018, scylladb/scylladb#31294."""
+        for name in "abc":
+            world.script.write_record(
+                TABLE, {"id": {"S": name}}, lambda record: record.update(eventID=event_id)
+            )
+        first, again = world.consumer(), world.consumer(max_page_size=1)
+        for consumer in (first, again):
+            while not consumer.read().idle:
+                pass
+        assert len({event.event_id for event in first.events}) == 3
+        assert [event.event_id for event in first.events] == [event.event_id for event in again.events]
+
+    def test_short_numbers_are_asked_for_in_the_length_that_boto3_accepts(self, world):
+        world.put("a", "b")
+
+        def change(answer):
+            for record in answer["Records"]:
+                record["dynamodb"]["SequenceNumber"] = record["dynamodb"]["SequenceNumber"].lstrip("0")[-19:]
+
+        world.troubles.rewrite(change, operation="GetRecords")
+        asked, original = [], Calls.iterator
+        token = world.consumer(max_page_size=1).read().continuation_token
+        number = cursor_in(token)[0]
+        provider, feed = world.feed()
+        feed._source.calls._clients.streams.meta.events.register(
+            "before-parameter-build.dynamodb-streams.GetShardIterator",
+            lambda params, **_: asked.append(params["SequenceNumber"]),
+        )
+        assert len(number) < 21
+        with contextlib.suppress(ClientError):  # our server has other numbers
+            original(feed._source.calls, world.arn, world.chain(), "AFTER_SEQUENCE_NUMBER", number)
+        assert asked == [number.zfill(21)]
+        provider.close()
+
+
+class TestDamagedAnswers:
+    """The service sends a sum of each answer (`x-amz-crc32`), which botocore only checks for a retry."""
+
+    @pytest.mark.parametrize(
+        "retries", [None, {"mode": "standard", "total_max_attempts": 1}], ids=["ours", "own"]
+    )
+    @pytest.mark.parametrize("operation", ["GetRecords", "Scan", "BatchGetItem"])
+    def test_a_damaged_answer_is_never_delivered(self, world, operation, retries):
+        world.server.client().put_item(TableName=TABLE, Item={"id": {"S": "a"}, "n": {"S": "balance-100"}})
+        connection = dict(world.config().connection)
+        if retries is not None:
+            connection["config"] = Config(retries=retries)
+        with connect(ClientConfig("dynamo", connection)) as client:
+            damage = world.troubles.damage(b"balance-100", b"balance-900", None, operation=operation)
+            position = Beginning() if operation == "GetRecords" else Snapshot(segments=1)
+
+            def read(limit):
+                nonlocal position
+                if operation == "BatchGetItem":
+                    found = client.lookup(ADDRESS, [MulticloudDbKey({"id": "a"})], limit).values()
+                else:
+                    page = client.read_changes(ChangeFeedRequest(ADDRESS, position), limit)
+                    position, found = FromContinuationToken(page.continuation_token), page.events
+                return [each.new_item_state["n"] for each in found]
+
+            with refused(ErrorCategory.TRANSIENT_FAILURE, "damaged"):
+                for _ in range(3):
+                    assert read(seconds(2)) == []  # the first page of a snapshot is its plan
+            damage.end()
+            found = []
+            while not found:
+                found = read(seconds(30))
+            assert found == ["balance-100"]
 
 
 class TestListingsThatNeverEnd:

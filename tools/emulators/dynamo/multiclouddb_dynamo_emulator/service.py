@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import binascii
 import threading
 import time
 import uuid
@@ -22,6 +23,7 @@ from multiclouddb_dynamo_emulator.troubles import (
     AFTER,
     BEFORE,
     Act,
+    Damage,
     Delay,
     Drop,
     Empty,
@@ -139,7 +141,7 @@ class Service:
         for trouble in before:
             empty |= self._meet(trouble)
         body = self._perform(running, empty)
-        reply = Reply(200, self._headers(), body)
+        reply, damages = Reply(200, self._headers(), body), list[Damage]()
         for trouble in self._troubles.striking(
             AFTER, running.operation, running.shard, running.renewed, running.records
         ):
@@ -154,8 +156,14 @@ class Service:
                 case Drop(reset=reset):
                     reply = attrs.evolve(reply, cut_after=len(body) // 2, reset=reset)
                     running.code = "dropped"
+                case Damage() as damage:
+                    damages.append(damage)
                 case _:
                     raise AssertionError(trouble)
+        # Every answer of the service has this sum (Java's SDK: Crc32ChecksumValidatingInputStream).
+        reply = attrs.evolve(reply, headers={**reply.headers, "x-amz-crc32": str(binascii.crc32(reply.body))})
+        for damage in damages:
+            reply = attrs.evolve(reply, body=reply.body.replace(damage.text, damage.by))
         return reply
 
     def _meet(self, trouble: Trouble) -> bool:
@@ -171,7 +179,7 @@ class Service:
                 trouble.over.wait()
             case Empty():
                 return True
-            case Act() | Rewrite():
+            case Act() | Rewrite() | Damage():
                 raise AssertionError(trouble)
             case _:
                 assert_never(trouble.action)

@@ -15,6 +15,7 @@ __all__ = [
     "AFTER",
     "BEFORE",
     "Act",
+    "Damage",
     "Delay",
     "Drop",
     "Empty",
@@ -72,9 +73,17 @@ class Rewrite:
     change: Callable[[dict[str, Any]], object]
 
 
-Action: TypeAlias = Fail | Drop | Delay | Hang | Empty | Act | Rewrite
+@attrs.frozen
+class Damage:
+    """A part of the answer is replaced on its way, so that its sum is that of another text."""
+
+    text: bytes
+    by: bytes
+
+
+Action: TypeAlias = Fail | Drop | Delay | Hang | Empty | Act | Rewrite | Damage
 BEFORE: Final = (Fail, Drop, Delay, Hang, Empty)
-AFTER: Final = (Drop, Act, Rewrite)
+AFTER: Final = (Drop, Act, Rewrite, Damage)
 
 
 @attrs.define(eq=False)
@@ -242,6 +251,10 @@ class Troubles:
         servers of the same protocol do, for example without a field that the API calls optional.
         """
         return self._add(Trouble(Rewrite(change), operation, shard, times))
+
+    def damage(self, text: bytes, by: bytes, times: int | None = 1, *, operation: str) -> Trouble:
+        """Replace a part of an answer after its sum (`x-amz-crc32`) was computed."""
+        return self._add(Trouble(Damage(text, by), operation, None, times))
 
     def end(self) -> None:
         """End all faults."""
