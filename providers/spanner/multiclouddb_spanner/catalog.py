@@ -35,7 +35,6 @@ def how_to_create(table: str, *, postgres: bool) -> str:
 
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_DAY: Final = 86400
 _WITH_ROW: Final = ("NEW_ROW", "NEW_ROW_AND_OLD_VALUES")
 # The last option allows a writer to exclude a transaction from the stream.
 _EXCLUDES: Final = (
@@ -55,8 +54,9 @@ class ChangeStreamInfo:
     postgres: bool
     whole: bool  # True if the stream watches all columns
     capture: str
-    retention: int  # in seconds
+    retention: int | None  # in seconds; None if the stream has the service's default, which is listed nowhere
     key_types: tuple[str, ...] = ()  # the code of each key column's type, or "" for one that is not known
+    left_out: frozenset[str] = frozenset()  # the options that make the stream leave changes out
 
     def key_digest(self) -> str:
         """Return a short text that differs for tables whose key columns or their types differ."""
@@ -109,7 +109,15 @@ def find(
     capture = settings.get("value_capture_type", "OLD_AND_NEW_VALUES").upper()
     retention = _retention(settings.get("retention_period", ""))
     return ChangeStreamInfo(
-        stream, table, tuple(key), postgres, watching[stream], capture, retention, tuple(key.values())
+        stream,
+        table,
+        tuple(key),
+        postgres,
+        watching[stream],
+        capture,
+        retention,
+        tuple(key.values()),
+        _left_out(settings),
     )
 
 
@@ -156,8 +164,41 @@ def check_same_key(known: ChangeStreamInfo, found: ChangeStreamInfo) -> None:
         )
 
 
-def retention_of(client: DatabaseClient, info: ChangeStreamInfo, scope: CancelScope) -> int:
-    """Return the current retention of a change stream, in seconds."""
+def look_again(client: DatabaseClient, info: ChangeStreamInfo, scope: CancelScope) -> ChangeStreamInfo:
+    """Return what a stream is now; refuse one that no longer records all changes of the table."""
+    if is_whole(client, info, scope) is None:
+        raise ProviderFault.of(
+            ErrorCategory.NOT_FOUND,
+            f"change stream {info.stream!r} no longer watches table {info.table!r}, so its changes since "
+            f"then are not recorded; run {info.how_to_watch()} to record later changes",
+        )
+    check_table(client, info, scope)
+    settings = _options(client, scope).get(info.stream, {})
+    check_left_out(info, _left_out(settings))
+    return attrs.evolve(info, retention=_retention(settings.get("retention_period", "")))
+
+
+def check_left_out(info: ChangeStreamInfo, found: frozenset[str]) -> None:
+    """Refuse a stream that leaves changes out which it recorded before."""
+    hidden = found - info.left_out
+    if hidden:
+        names = ", ".join(sorted(hidden))
+        raise ProviderFault.of(
+            ErrorCategory.NOT_FOUND,
+            f"change stream {info.stream!r} leaves changes of table {info.table!r} out since it was altered "
+            f"({names}), and they are not recorded; set {names} to false, and {START_ANEW}",
+        )
+
+
+def left_out_at(
+    client: DatabaseClient, info: ChangeStreamInfo, at: int, scope: CancelScope
+) -> frozenset[str]:
+    """Return the options that made a stream leave changes out at a given time."""
+    return _left_out(_options(client, scope, at).get(info.stream, {}))
+
+
+def retention_of(client: DatabaseClient, info: ChangeStreamInfo, scope: CancelScope) -> int | None:
+    """Return the current retention of a change stream, in seconds; None if it has the service's default."""
     return _retention(_options(client, scope).get(info.stream, {}).get("retention_period", ""))
 
 
@@ -257,16 +298,20 @@ def _watching(
     return found
 
 
-def _options(client: DatabaseClient, scope: CancelScope) -> dict[str, dict[str, str]]:
+def _options(client: DatabaseClient, scope: CancelScope, at: int | None = None) -> dict[str, dict[str, str]]:
     names, found = "change_stream_name, option_name, option_value", dict[str, dict[str, str]]()
-    for stream, name, value in _select(client, scope, names, "change_stream_options"):
+    for stream, name, value in _select(client, scope, names, "change_stream_options", at):
         found.setdefault(stream, {})[name] = str(value).strip("'\"")
     return found
 
 
-def _retention(text: str) -> int:
+def _retention(text: str) -> int | None:
     match = re.fullmatch(r"(\d+)([smhd])", text.strip().lower())
-    return int(match.group(1)) * _SECONDS[match.group(2)] if match else _DAY
+    return int(match.group(1)) * _SECONDS[match.group(2)] if match else None
+
+
+def _left_out(settings: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(option for option in _EXCLUDES if settings.get(option, "").lower() == "true")
 
 
 # -- The choice
@@ -305,8 +350,7 @@ def _chosen(
             "connection={'change_stream': …}, or ?change_stream=… in the url",
         )
     (name,) = names
-    settings = options.get(name, {})
-    left_out = [option for option in _EXCLUDES if settings.get(option, "").lower() == "true"]
+    left_out = sorted(_left_out(options.get(name, {})))
     if not watching[name]:
         left_out.append("some columns")
     if left_out:

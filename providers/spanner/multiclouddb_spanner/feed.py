@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
+import attrs
+
 from multiclouddb_api import (
     AtTime,
     Beginning,
@@ -16,6 +18,7 @@ from multiclouddb_api import (
     Now,
     OldItemStateMode,
 )
+from multiclouddb_spanner.catalog import check_left_out
 from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spanner.errors import PROVIDER_ID, is_broken, is_past
 from multiclouddb_spanner.mapping import SpannerView
@@ -72,7 +75,19 @@ class SpannerFeed(Feed):
         # The service names no incarnation of a table. One that was created again can be told from the earlier
         # one only by another key.
         name = f"{source.client.name}/changeStreams/{source.info.stream}#{source.info.key_digest()}"
-        self.identity = FeedIdentity(PROVIDER_ID, spec.address, name)
+        # What the stream leaves out is no part of a partition's id, which ends at the "@".
+        left_out = "".join(f"@{option}" for option in sorted(source.info.left_out))
+        self.identity = FeedIdentity(PROVIDER_ID, spec.address, name + left_out)
+
+    def resumes(self, incarnation: str | None) -> bool:
+        """Return True for a token of this stream; refuse one from before the stream left changes out."""
+        name, *options = (incarnation or "").split("@")
+        same = name == str(self.identity.incarnation).partition("@")[0]
+        if same:
+            check_left_out(
+                attrs.evolve(self._source.info, left_out=frozenset(options)), self._source.info.left_out
+            )
+        return same
 
     def clock(self, deadline: Deadline) -> datetime | None:
         return moment_of(self._now(deadline))
@@ -214,7 +229,7 @@ class SpannerFeed(Feed):
         return heads
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
-        left = place_of(cursor).first / _SECOND + self._source.info.retention - now.timestamp()
+        left = place_of(cursor).first / _SECOND + self._source.kept(micros(now)) - now.timestamp()
         return max(0.0, left)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:

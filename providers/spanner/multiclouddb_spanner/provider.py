@@ -54,7 +54,9 @@ class SpannerProvider(Provider):
         database = self._database(spec.address.database)
         info = find(database, spec.address, self._config.change_stream, CancelScope(deadline))
         check_provisioned(info, spec)
-        return SpannerFeed(ReaderContext(database, info, self._slots), spec)
+        source = ReaderContext(database, info, self._slots)
+        source.measure(CancelScope(deadline))
+        return SpannerFeed(source, spec)
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
         names = [] if database is None else [database]

@@ -369,7 +369,7 @@ class SpannerReader(Reader):
         self, begin: Place, taken: list[RowChange], nbytes: int, *, caught_up: bool | None, pause: float = 0.0
     ) -> Batch:
         at, now = self._place.first, self._source.client.passed()
-        left = at / _SECOND + self._source.info.retention - now / _SECOND
+        left = (at - now) / _SECOND + self._source.kept(now)
         return Batch(
             RowChanges(begin, taken),
             self._mapper,

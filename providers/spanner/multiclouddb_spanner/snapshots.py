@@ -98,8 +98,10 @@ class Scans:
             self._info = (when, info)
         check_provisioned(info, self.spec)
         check_same_key(source.info, info)
-        now = source.client.now(scope)
-        at = max(began, now - source.info.retention * _SECOND + _MARGIN)
+        if source.retention is None:
+            source.measure(scope)
+        now, retention = source.client.now(scope), source.retention
+        at = began if retention is None else max(began, now - retention * _SECOND + _MARGIN)
         try:
             source.partitions(min(at, now), scope)
         except Exception as error:

@@ -16,6 +16,8 @@ from multiclouddb_spanner.catalog import (
     columns_at,
     how_to_create,
     is_whole,
+    left_out_at,
+    look_again,
     retention_of,
 )
 from multiclouddb_spanner.client import INT64, STRING, TIMESTAMP, CancelScope, DatabaseClient, QueryResult
@@ -76,8 +78,13 @@ _SLACK = 60 * _SECOND
 # the partitions are read for the first time. Therefore the distance is also at least twice the time that the
 # call may take. In any case, the distance is at most a tenth of the retention.
 _MARGIN = 60 * _SECOND
-# How often the provider asks the service whether the stream still watches the table.
+# How often the provider asks the service whether the stream still watches the table, and for its options.
 _CHECK_SECONDS = 60.0
+# The start of the search for the oldest change, if the stream's retention is not listed: no stream keeps
+# changes for as long (the maximum was 7 days, and is 30 days now).
+_LONGEST = 10 * 365 * 86400 * _SECOND
+# No stream can have a shorter retention_period.
+_SHORTEST_SECONDS = 86400
 # Requests up to these sizes may be limited after a connection has broken. After four whole answers, the size
 # of a limited request doubles.
 _FULL_SPAN = 3600 * _SECOND
@@ -124,6 +131,8 @@ class ReaderContext:
         self._watched = WatchedColumns(lambda at, scope: is_whole(client, self.info, scope, at) is True)
         self._checking = threading.Lock()
         self._watched_at = time.monotonic()
+        self._measured: int | None = None
+        self._began_at = 0  # the time at which the stream was created, if its retention cannot be measured
         # When a partition ended whose children the service has not named yet.
         self.ended: dict[str, int] = {}
         self._times: WatchedTimes | None = None
@@ -179,39 +188,69 @@ class ReaderContext:
 
         return again(read)
 
-    def earliest(self, now: int, scope: CancelScope) -> int:
-        bound = now - self.info.retention * _SECOND
+    @property
+    def retention(self) -> int | None:
+        """Return for how many seconds the stream keeps changes; None if that is not known.
 
-        def past(at: int) -> Exception | None:
-            try:
-                self.partitions(at, scope)
-            except Exception as error:
-                if not is_past(error):
-                    raise
-                return error
+        A stream that sets no `retention_period` has the service's default, which Google has changed before.
+        It can be measured as soon as the stream is older than that.
+        """
+        return self._measured if self.info.retention is None else self.info.retention
+
+    def measure(self, scope: CancelScope) -> None:
+        """Measure the retention of a stream that sets none."""
+        if self.info.retention is None:
+            self._began_at = self.earliest(self.client.now(scope), scope)
+            self._measured = self._kept_since(self._began_at, scope)
+
+    def kept(self, now: int) -> int:
+        """Return for how many seconds the stream surely keeps changes."""
+        known = self.retention
+        return max(_SHORTEST_SECONDS, (now - self._began_at) // _SECOND) if known is None else known
+
+    def _kept_since(self, earliest: int, scope: CancelScope) -> int | None:
+        """Return the retention if the oldest time that can be read moves; None if the stream began there."""
+        if self._refused_past(earliest, scope) is None:
             return None
+        return (self.client.now(scope) - earliest) // _SECOND
 
-        error = past(bound)
+    def _refused_past(self, at: int, scope: CancelScope) -> Exception | None:
+        """Return the service's refusal of a time because it is too old, or None."""
+        try:
+            self.partitions(at, scope)
+        except Exception as error:
+            if not is_past(error):
+                raise
+            return error
+        return None
+
+    def earliest(self, now: int, scope: CancelScope) -> int:
+        """Return the oldest time that can be read."""
+        stated = self.info.retention
+        bound = now - (_LONGEST if stated is None else stated * _SECOND)
+        error = self._refused_past(bound, scope)
         if error is None:
             return bound
         named = earliest_of(error)
         if named is not None:
             return micros_of(named, up=True)
-        return first_at(bound, now, lambda at: past(at) is None)
+        return first_at(bound, now, lambda at: self._refused_past(at, scope) is None)
 
     def oldest(self, now: int, scope: CancelScope) -> tuple[int, list[str]]:
         """Return the oldest time from which a feed can read every partition, and its partitions."""
         # The oldest readable time moves forward, unless it is the time at which the stream was created.
-        kept = self.info.retention * _SECOND
+        earliest, retention = self.earliest(now, scope), self.retention
+        kept = now - earliest if retention is None else retention * _SECOND
         margin = round(min(max(_MARGIN, 2 * scope.deadline.remaining() * _SECOND), kept / 10))
-        at = max(self.earliest(now, scope), now - kept + margin, self.resume_at)
+        # If the retention is not known, the service's refusal shows that the oldest time moves.
+        at = max(earliest, self.resume_at, now - kept + margin if retention is not None else 0)
         while True:
             try:
                 return at, self.partitions(at, scope)
             except Exception as error:
                 if not is_past(error) or scope.deadline.passed():
                     raise
-                # The retention period has been shortened.
+                # The retention period has been shortened, or was not known.
                 named = earliest_of(error)
                 at = (at if named is None else micros_of(named, up=True)) + margin
 
@@ -255,8 +294,9 @@ class ReaderContext:
             if at < end:
                 self.resume_at = max(self.resume_at, end)
                 raise expired(
-                    f"change stream {self.info.stream!r} did not watch table {self.info.table!r} from about "
-                    f"{text_at(begin)} to about {text_at(end)}, so the changes between are not recorded"
+                    f"change stream {self.info.stream!r} did not watch table {self.info.table!r}, or left "
+                    f"some of its changes out, from about {text_at(begin)} to about {text_at(end)}, so they "
+                    "are not recorded"
                 )
         return None
 
@@ -275,23 +315,19 @@ class ReaderContext:
         return times.holes()
 
     def _was_watched(self, at: int, scope: CancelScope) -> bool:
-        watched = is_whole(self.client, self.info, scope, at) is not None
-        return watched or not columns_at(self.client, self.info, at, scope)
+        if is_whole(self.client, self.info, scope, at) is None:
+            return not columns_at(self.client, self.info, at, scope)
+        return left_out_at(self.client, self.info, at, scope) <= self.info.left_out
 
     def _check_present(self, scope: CancelScope) -> None:
-        # Without this check, the feed of a table that is no longer watched would look idle forever.
+        # Without this check, the feed of a table that is no longer watched would look idle forever, and the
+        # copy of one whose deletes are left out by now would look right.
         now = time.monotonic()
         if now - self._watched_at < _CHECK_SECONDS or not self._checking.acquire(blocking=False):
             return
         try:
-            if is_whole(self.client, self.info, scope) is None:
-                raise ProviderFault.of(
-                    ErrorCategory.NOT_FOUND,
-                    f"change stream {self.info.stream!r} no longer watches table {self.info.table!r}, so its "
-                    f"changes since then are not recorded; run {self.info.how_to_watch()} to record later "
-                    "changes",
-                )
-            check_table(self.client, self.info, scope)
+            self.info = look_again(self.client, self.info, scope)
+            self.measure(scope)
             self._watched_at = now
         finally:
             self._checking.release()
@@ -354,7 +390,10 @@ class ReaderContext:
         named = earliest_of(error)
         earliest = self.earliest(now, scope) if named is None else micros_of(named, up=True)
         # An oldest time within the retention is the time when the stream was created.
-        if resumes and earliest > now - self.info.retention * _SECOND + _SLACK:
+        retention = self.info.retention
+        if retention is None:
+            retention = self._measured = self._kept_since(earliest, scope)
+        if resumes and (retention is None or earliest > now - retention * _SECOND + _SLACK):
             return ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
                 f"change stream {name!r} was created at {text_at(earliest)}, and this position is at "

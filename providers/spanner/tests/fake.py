@@ -91,6 +91,7 @@ class FakeStream:
         self.windows, self.open, self.breaks = [], 0, 0
         self.whole, self.ended = True, {}
         self.info = ChangeStreamInfo("s", "items", ("id",), False, True, "NEW_ROW", 86400)
+        self.kept = lambda now: self.info.retention
 
     def sent(self):
         """Return the records in the order of the next answer; a record that is sent again is a new object."""

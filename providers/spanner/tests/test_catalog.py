@@ -57,11 +57,11 @@ class TestFound:
     def test_defaults_are_the_service_s(self):
         stream = found()
         assert (stream.stream, stream.whole, stream.capture, stream.retention) == (
-            "s", True, "OLD_AND_NEW_VALUES", 86400,
+            "s", True, "OLD_AND_NEW_VALUES", None,
         )  # fmt: skip
 
     def test_retention(self):
-        for text, seconds in {"7d": 604800, "36h": 129600, "90m": 5400, "100s": 100, "": 86400}.items():
+        for text, seconds in {"7d": 604800, "36h": 129600, "90m": 5400, "100s": 100, "": None}.items():
             assert found(options=[["s", "retention_period", text]]).retention == seconds
 
     def test_a_stream_of_everything_watches_it_too(self):

@@ -103,6 +103,68 @@ class TestBeginning:
             items.fill(4, start=3)
             assert sorted(numbers(items.drain(Beginning()))) == [3, 4, 5, 6]
 
+    @STATES
+    def test_a_default_that_the_service_does_not_state_is_asked_for(self, told):
+        with feed(names_horizon=told, default_retention="7d") as items:
+            items.fill(2)
+            items.server.advance(5 * DAY)
+            items.fill(2, start=2)
+            request = ChangeFeedRequest(items.address, Beginning())
+            once(items.drain(Beginning()), 4)
+            plan = items.client.plan_partitions(request)
+            found = [
+                event for name, token in plan for event in items.drain(token, scope=PhysicalPartition(name))
+            ]
+            once(found, 4)
+            items.server.advance(3 * DAY)
+            assert sorted(numbers(items.drain(Beginning()))) == [2, 3]
+
+    @STATES
+    def test_losses_skip_no_more_than_a_default_that_is_not_stated(self, told):
+        with feed(names_horizon=told, default_retention="7d") as items:
+            token = items.token()
+            items.fill(2)
+            items.server.advance(5 * DAY)
+            items.fill(2, start=2)
+            items.server.advance(3 * DAY)
+            items.restart()
+            events, notices = skipped(items, token)
+            assert any(isinstance(notice, Gap) for notice in notices)
+            assert sorted(numbers(events)) == [2, 3]
+
+    @STATES
+    def test_headroom_is_what_is_surely_left(self, told):
+        with feed(names_horizon=told, default_retention="3d", initial_partitions=1) as items:
+
+            def left():
+                items.restart()
+                with Opened(items) as opened:
+                    return [
+                        opened.feed.headroom(cursor, opened.feed.clock(opened.soon()))
+                        for cursor in (early, *opened.starts(Now()).values())
+                    ]
+
+            items.server.advance(DAY / 2)
+            with Opened(items) as opened:
+                (early,) = opened.starts(Now()).values()
+            assert left() == pytest.approx([DAY, DAY], abs=MINUTE)  # no stream keeps less than a day
+            items.server.advance(2 * DAY)
+            assert left() == pytest.approx(
+                [DAY / 2, 2.5 * DAY], abs=MINUTE
+            )  # its first change
+            items.server.advance(DAY)
+            assert left() == pytest.approx([0, 3 * DAY], abs=MINUTE)
+
+    def test_a_retention_that_changes_is_told_within_a_minute(self, monkeypatch):
+        monkeypatch.setattr("multiclouddb_spanner.source._CHECK_SECONDS", 0.0)
+        with feed(initial_partitions=1) as items:
+            items.run(KEEP.format(7))
+            token = items.token()
+            assert items.page(token).diagnostics.retention_headroom_seconds > 6 * DAY
+            items.run(KEEP.format(1))
+            items.page(token)
+            assert items.page(token).diagnostics.retention_headroom_seconds < DAY + 1
+
     def test_a_stream_that_watched_the_table_later(self):
         with feed(TABLE, "CREATE CHANGE STREAM items_stream", initial_partitions=1) as items:
             items.server.advance(20 * MINUTE)
@@ -231,3 +293,72 @@ class TestUnwatched:
                 with pytest.raises(ProviderFault) as caught:
                     planner.advance(step.after, limit, late.soon(), allow_empty=True)
                 assert caught.value.fault.category == EXPIRED
+
+
+OPTION = "ALTER CHANGE STREAM items_stream SET OPTIONS ({} = {})"
+HIDES = pytest.mark.parametrize(
+    "option",
+    ["exclude_delete", "exclude_update", "exclude_insert", "exclude_ttl_deletes", "allow_txn_exclusion"],
+)
+
+
+class TestLeftOut:
+    """Tests a change stream that is altered to leave changes out."""
+
+    @HIDES
+    def test_a_running_reader_ends_within_a_minute(self, option, monkeypatch):
+        monkeypatch.setattr("multiclouddb_spanner.source._CHECK_SECONDS", 0.0)
+        with feed(initial_partitions=1) as items:
+            items.put(("a", 1))
+            token = items.page(Beginning()).continuation_token
+            items.run(OPTION.format(option, "true"))
+            assert option in items.refused(ErrorCategory.NOT_FOUND, token)
+
+    @HIDES
+    def test_a_reader_that_names_the_stream_is_refused_its_old_token(self, option):
+        with feed(initial_partitions=1) as items:
+            items.scripted.url += "&change_stream=items_stream"
+            items.restart()
+            items.put(("a", 1))
+            token = items.page(Beginning()).continuation_token
+            items.run(OPTION.format(option, "true"))
+            items.restart()
+            assert option in items.refused(ErrorCategory.NOT_FOUND, token)
+            token = items.page(Beginning()).continuation_token  # this start knows what the stream leaves out
+            items.put(("b", 2))
+            items.restart()
+            items.page(token)
+            items.run(OPTION.format(option, "false"))
+            items.restart()
+            items.page(token)
+
+    @HIDES
+    def test_changes_that_were_left_out_while_nobody_read_are_told(self, option):
+        with feed(initial_partitions=1) as items:
+            token = items.token()
+            items.put(("before", 1))
+            items.server.advance(5 * MINUTE)
+            items.run(OPTION.format(option, "true"))
+            items.server.advance(20 * MINUTE)
+            items.run(OPTION.format(option, "false"))
+            items.server.advance(5 * MINUTE)
+            items.put(("after", 2))
+            items.restart()
+            page = items.page(token)
+            assert numbers(page.events) == [1]
+            assert "left some of its changes out" in items.refused(EXPIRED, page.continuation_token)
+            events, notices = skipped(items, token)
+            assert numbers(events) == [1, 2]
+            assert any(isinstance(notice, Gap) for notice in notices)
+
+    def test_what_a_named_stream_always_left_out_is_no_loss(self):
+        with feed(initial_partitions=1) as items:
+            items.run(OPTION.format("exclude_delete", "true"))
+            items.scripted.url += "&change_stream=items_stream"
+            items.restart()
+            token = items.token()
+            items.put(("a", 1))
+            items.server.advance(20 * MINUTE)
+            items.put(("b", 2))
+            items.restart()
+            assert numbers(items.drain(token)) == [1, 2]

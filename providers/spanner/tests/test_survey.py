@@ -150,7 +150,7 @@ def test_now_begins_in_the_microsecond_after_the_service_s_time():
     """A change that is acknowledged may have been committed in the microsecond that the service names."""
     source = FakeSource(p=(-5, 200))
     source.client = SimpleNamespace(name="d", now=lambda scope: NOW)
-    source.info = SimpleNamespace(stream="s", key_digest=lambda: "")
+    source.info = SimpleNamespace(stream="s", key_digest=lambda: "", left_out=())
     made = SpannerFeed(source, FeedSpec(ADDRESS))
     (seed,) = made.start(Now(), None, Deadline.after(5))
     assert made.moment(seed.cursor) == NOW + 1

@@ -92,9 +92,10 @@ class Database:
                 self.streams[name] = made
             case ddl.AlterStream(name, altered, settings):
                 stream = self._stream(name)
+                moment = self._clock.step()
                 if altered is not None:
-                    stream.set_watch(altered, self._clock.step())
-                stream.set_options(settings or {})
+                    stream.set_watch(altered, moment)
+                stream.set_options(settings or {}, moment)
             case ddl.Drop(kind, name):
                 self._drop(kind, name)
 

@@ -32,6 +32,7 @@ class Habits:
         names_horizon: True if an error about retention contains the earliest timestamp.
         names_lifetime: True if an error about a time outside a partition's lifetime contains the start and
             end of the partition.
+        default_retention: The `retention_period` of a stream that sets none, which is listed nowhere.
         multiplexed: True if the server creates a multiplexed session when a client requests one.
     """
 
@@ -49,4 +50,5 @@ class Habits:
     chunk_characters: int = 1_000_000
     names_horizon: bool = True
     names_lifetime: bool = True
+    default_retention: str = "1d"
     multiplexed: bool = True

@@ -61,7 +61,7 @@ def _rows(database: Database, name: str, moment: int) -> Iterator[list[Any]]:
                         yield ["", schema, stream.name, "", schema, table, column]
         case "CHANGE_STREAM_OPTIONS":
             for stream in database.streams.values():
-                for option, value in stream.options.items():
+                for option, value in stream.options_at(moment).items():
                     yield ["", schema, stream.name, option, text, value]
         case "DATABASE_OPTIONS":
             dialect = "POSTGRESQL" if database.postgres else "GOOGLE_STANDARD_SQL"
@@ -116,7 +116,8 @@ def ask(database: Database, sql: str, params: Mapping[str, Any], moment: int) ->
         sql: The query.
         params: The parameters of the query, by name; `p1` is `$1` in the PostgreSQL dialect.
         moment: The time for which the database is described. If this time is in the past, only the
-            watched tables and columns are those of this time; all other values are current.
+            watched tables and columns and the options of the streams are those of this time; all other
+            values are current.
 
     Raises:
         ServiceError: Raised if SQLite does not understand the query, or the table does not exist.

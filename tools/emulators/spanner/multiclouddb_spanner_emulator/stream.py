@@ -50,8 +50,9 @@ class ChangeStream:
         self.partitions: dict[str, Partition] = {}
         self._habits = habits
         self._watched = [(0, watch)]
+        self._had: list[tuple[int, dict[str, str]]] = []
         self._number = next(_numbers)
-        self.set_options(options)
+        self.set_options(options, 0)
         for share in halves(((0, HASHES),), habits.initial_partitions):
             self._add(created, share, ())
 
@@ -65,11 +66,12 @@ class ChangeStream:
         """Return the partitions that accept changes, oldest first."""
         return [each for each in self.partitions.values() if each.end is None]
 
-    def set_options(self, options: dict[str, str]) -> None:
-        """Set options. The value `null` removes an option."""
+    def set_options(self, options: dict[str, str], moment: int) -> None:
+        """From a given time on, have other options. The value `null` removes an option."""
         chosen = {**self.options, **options}
         self.options = {name: value for name, value in chosen.items() if value.lower() != "null"}
-        self._retention = _seconds(self.options.get("retention_period", "1d"))
+        self._had.append((moment, self.options))
+        self._retention = _seconds(self.options.get("retention_period", self._habits.default_retention))
 
     def set_watch(self, watch: Watch, moment: int) -> None:
         """From a given time on, watch other tables or columns."""
@@ -79,6 +81,10 @@ class ChangeStream:
     def watch_at(self, moment: int) -> Watch:
         """Return what the stream watched at a given time."""
         return next(watch for since, watch in reversed(self._watched) if since <= moment)
+
+    def options_at(self, moment: int) -> dict[str, str]:
+        """Return the options that the stream had at a given time."""
+        return next(options for since, options in reversed(self._had) if since <= moment)
 
     def horizon(self, now: int) -> int:
         """Return the earliest time that can be read."""
