@@ -125,6 +125,11 @@ def _expiries(records: Sequence[Record], types: Sequence[ChangeType], view: Dyna
     ]
 
 
+def is_unnamed_delete(record: Record) -> bool:
+    """Return True for a delete that does not say who made it."""
+    return record.get("eventName") == "REMOVE" and "userIdentity" not in record
+
+
 def _by_service(identity: Any) -> bool:
     """Return True for the identity that DynamoDB records if time-to-live has deleted an item."""
     fields = {name.lower(): value for name, value in (identity or {}).items()}

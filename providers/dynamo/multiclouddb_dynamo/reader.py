@@ -33,6 +33,7 @@ from multiclouddb_dynamo.mapping import (
     Record,
     id_of,
     is_numbered,
+    is_unnamed_delete,
     place_after,
     seconds_of,
     seq_of,
@@ -458,7 +459,7 @@ class DynamoReader(Reader):
             read_until = max(least, read_until or least)
         return Batch(
             records,
-            DynamoMapper(self._view, begin),
+            DynamoMapper(self._view_of(records), begin),
             cursor_of(begin),
             cursor_of(self._place),
             self._outcome,
@@ -471,6 +472,15 @@ class DynamoReader(Reader):
             headroom=None if now is None else headroom(self._place, now),
             requests=self._requests,
         )
+
+    def _view_of(self, records: list[Record]) -> DynamoView:
+        """Return the view of records; a delete that names nobody may be a replicated one."""
+        view, source = self._view, self._source
+        if view.replicated or not any(map(is_unnamed_delete, records)):
+            return view
+        self._requests += 1
+        replicated = source.replication.may_exist(source.calls, str(source.spec.address.collection))
+        return attrs.evolve(view, replicated=replicated)
 
     def _pause(self, looked: int, *, is_quiet: bool) -> float:
         """Return the pause after an answer without records."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections import OrderedDict, deque
@@ -70,6 +71,7 @@ START_SECONDS: Final = 3600
 """If records are trimmed within this time after a start at `Beginning`, the feed reports no gap."""
 _LIFE_SECONDS: Final = 4 * 3600  # about the lifetime of a shard
 _LISTED_SECONDS: Final = 600.0
+_REPLICAS_SECONDS: Final = 0.1  # between two questions whether a table is a global one
 _ENDS_SECONDS: Final = 1.0  # between two listings for shards that may have ended
 _LOOK_SECONDS: Final = 600.0
 
@@ -104,6 +106,28 @@ class KeptIterators:
             return self._iterators.pop((shard_id, since), (None, 0.0))[0]
 
 
+class Replication:
+    """Knows whether a table may have replicas in other regions; it can become a global table at any time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_single_until = -math.inf
+
+    def may_exist(self, calls: Calls, name: str) -> bool:
+        """Return False only if the service has just said that there are no replicas."""
+        with self._lock:
+            if time.monotonic() < self._is_single_until:
+                return False
+            began = time.monotonic()
+            try:
+                found = calls.describe_table(name).replicated
+            except (ClientError, BotoCoreError, ProviderFault):
+                return True  # a table that is gone, or a failed call, proves nothing
+            if not found:
+                self._is_single_until = began + _REPLICAS_SECONDS
+            return found
+
+
 @frozen(eq=False)
 class ReaderContext:
     """The objects that the readers of one feed share."""
@@ -113,6 +137,7 @@ class ReaderContext:
     table: Table
     arn: str
     shards: ShardMap
+    replication: Replication = attrs.field(factory=Replication)
     kept: KeptIterators = attrs.field(factory=KeptIterators)
     empty: KeptAnswers = attrs.field(factory=KeptAnswers)
     readers: WeakSet[Reader] = attrs.field(factory=WeakSet)

@@ -193,6 +193,25 @@ def test_with_replicas_only_an_expiry_that_is_named_is_known(world, told, by_han
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_table_that_becomes_a_global_one_is_noticed(world, monkeypatch, fails):
+    monkeypatch.setattr("multiclouddb_dynamo.source._REPLICAS_SECONDS", 0.0)
+    consumer = world.consumer()
+    for key in "ab":
+        world.put(key)
+        world.server.client().delete_item(TableName=TABLE, Key={"id": {"S": key}})
+        consumer.until_idle()
+        if fails:
+            world.troubles.fail("DescribeTable", "InternalServerError", None)
+        else:
+            world.troubles.rewrite(
+                lambda answer: answer["Table"].update(Replicas=[{"RegionName": "eu-west-3"}]),
+                operation="DescribeTable",
+            )
+    found = [(event.key["id"], event.by_expiry) for event in consumer.events if event.type.value == "DELETE"]
+    assert found == [("a", False), ("b", None)]
+
+
 class TestEndsAndNumbers:
     @pytest.fixture(autouse=True)
     def short_pauses(self, monkeypatch):

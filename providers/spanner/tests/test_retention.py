@@ -149,9 +149,7 @@ class TestBeginning:
                 (early,) = opened.starts(Now()).values()
             assert left() == pytest.approx([DAY, DAY], abs=MINUTE)  # no stream keeps less than a day
             items.server.advance(2 * DAY)
-            assert left() == pytest.approx(
-                [DAY / 2, 2.5 * DAY], abs=MINUTE
-            )  # its first change
+            assert left() == pytest.approx([DAY / 2, 2.5 * DAY], abs=MINUTE)  # its first change
             items.server.advance(DAY)
             assert left() == pytest.approx([0, 3 * DAY], abs=MINUTE)
 
