@@ -20,6 +20,7 @@ from botocore.exceptions import ChecksumError
 from multiclouddb_api import ErrorCategory
 from multiclouddb_dynamo.errors import classify
 from multiclouddb_dynamo.native import DynamoClients
+from multiclouddb_dynamo.values import with_halves_marked
 from multiclouddb_spi import Deadline, ProviderFault, collector_paused
 from multiclouddb_spi.bounded_pools import AnswerBound, bounded_pools
 from multiclouddb_spi.errors import classified
@@ -161,8 +162,9 @@ class Calls:
 
     def records(self, iterator: str, limit: int, *, native: bool) -> Mapping[str, Any]:
         """Return `Records`, and `NextShardIterator` unless the shard has ended."""
-        self._plain.wanted = native
+        self._plain.wanted, self._plain.is_checked = native, False
         answer: dict[str, Any] = self._clients.streams.get_records(ShardIterator=iterator, Limit=limit)
+        self._mark(answer, "Records")
         # Both members are optional. An answer with neither of them, or with an empty iterator, does not say
         # that the shard has ended.
         following = answer.get("NextShardIterator")
@@ -176,7 +178,7 @@ class Calls:
         """Return one page of a segment: `Items`, and `LastEvaluatedKey` if the segment has further pages."""
         # An eventually consistent read may miss a change that was made just before the snapshot, and the
         # snapshot's stream does not contain this change either.
-        self._plain.wanted = native
+        self._plain.wanted, self._plain.is_checked = native, False
         segment, total = part
         asked = {} if after is None else {"ExclusiveStartKey": after}
         answer: dict[str, Any] = self._clients.dynamodb.scan(
@@ -189,6 +191,7 @@ class Calls:
             **asked,
         )
         whole(answer, "Items")
+        self._mark(answer, "Items")
         return self.hear(answer)
 
     def items(self, name: str, keys: Sequence[Mapping[str, Any]]) -> tuple[list[Any], list[Any]]:
@@ -198,6 +201,8 @@ class Calls:
         """
         asked: dict[str, Any] = {name: {"Keys": keys, "ConsistentRead": True}}
         answer = self.hear(self._clients.dynamodb.batch_get_item(RequestItems=asked))
+        self._plain.is_checked = False
+        self._mark(answer, "Responses")
         # The name of a table may be an ARN, and the answer then contains it as the key.
         items = [item for found in whole(answer, "Responses").values() for item in found]
         left = [key for more in (answer.get("UnprocessedKeys") or {}).values() for key in more["Keys"]]
@@ -235,6 +240,11 @@ class Calls:
                 self._told_at = parsedate_to_datetime(date).astimezone(UTC), time.monotonic()
         return answer
 
+    def _mark(self, answer: dict[str, Any], name: str) -> None:
+        """Mark the texts without UTF-8 in a member of an answer that was not parsed by orjson."""
+        if not self._plain.is_checked and answer.get(name):
+            answer[name] = with_halves_marked(answer[name])
+
     def _parse(
         self, response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object
     ) -> None:
@@ -248,8 +258,9 @@ class Calls:
             with collector_paused():
                 customized_response_dict.update(orjson.loads(response_dict["body"]))
         except (orjson.JSONDecodeError, TypeError, ValueError):
-            # botocore parses this text into an empty object; see `whole`.
+            # botocore parses this text, or an incomplete one into an empty object; see `whole`.
             return
+        self._plain.is_checked = True
         response_dict["body"] = b"{}"
 
 

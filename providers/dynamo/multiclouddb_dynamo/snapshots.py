@@ -8,6 +8,7 @@ at the end. The rest of a plan is `[items in a segment, number of the next segme
 from __future__ import annotations
 
 import base64
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -83,7 +84,7 @@ def start_key(after: str, names: tuple[str, ...]) -> dict[str, Any] | None:
     if not after:
         return None
     try:
-        texts = orjson.loads(after)
+        texts = json.loads(after)  # orjson refuses half of a surrogate pair
     except ValueError as error:
         raise InvalidCursor("its key is not JSON") from error
     if type(texts) is not list or len(texts) != len(names):
@@ -93,7 +94,11 @@ def start_key(after: str, names: tuple[str, ...]) -> dict[str, Any] | None:
 
 def _text_of(item: Item, names: tuple[str, ...]) -> str:
     """Return the key of an item as the text of a position."""
-    return orjson.dumps([_key_text(item[name]) for name in names]).decode()
+    texts = [_key_text(item[name]) for name in names]
+    try:
+        return orjson.dumps(texts).decode()
+    except TypeError:  # half of a surrogate pair, which only an escape can hold
+        return json.dumps(texts)
 
 
 def _shown(segment: Segment) -> str:
@@ -106,7 +111,7 @@ def _key_text(value: Mapping[str, Any]) -> str:
     raw = value[tag]
     if tag == "B" and type(raw) is bytes:
         raw = base64.b64encode(raw).decode("ascii")
-    if tag not in _LETTERS or type(raw) is not str or not raw:
+    if tag not in _LETTERS or not isinstance(raw, str) or not raw:
         raise ValueError("not the value of a key")
     return f"{tag}{raw}"
 
@@ -225,10 +230,23 @@ def look_up_items(
                 "the table's read capacity does not suffice for the keys; raise it, or look up fewer keys",
                 retryable=True,
             )
-        segment = looked_up(moment_of(source.seconds() or 0))
-        return AnsweredRows(ItemMapper(view, segment).events(items, 0, len(items)), left)
+        readable, unread = list[Item](), list[MulticloudDbKey | None]()
+        for item in items:
+            if _decoded(decode_map, item) is None:
+                unread.append(_decoded(lambda each: _key_of(each, view), item))
+            else:
+                readable.append(item)
+        mapper = ItemMapper(view, looked_up(moment_of(source.seconds() or 0)))
+        return AnsweredRows(mapper.events(readable, 0, len(readable)), left, unread)
 
     return look_up(keys, _MOST_KEYS, normal, ask)
+
+
+def _decoded(decode: Callable[[Item], T], item: Item) -> T | None:
+    try:
+        return decode(item)
+    except DAMAGED:
+        return None
 
 
 def _key_of(item: Item, view: DynamoView) -> MulticloudDbKey:

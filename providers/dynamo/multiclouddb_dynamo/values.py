@@ -21,6 +21,43 @@ _MOST_DIGITS, _LEAST_POWER, _GREATEST_POWER = 38, -130, 125
 _EXACT: Final = Context(prec=_MOST_NUMBER)  # no number that is accepted has more digits
 
 
+class HalfText(str):
+    """A text with half of a surrogate pair, which has no UTF-8. It is no value, but may name a position."""
+
+    __slots__ = ()
+
+
+def with_halves_marked(answer: Any) -> Any:
+    """Return records or items in which no text without UTF-8 can be decoded.
+
+    JSON can hold such a text, and Python's parser accepts it, but no form of an event can.
+    """
+    try:
+        orjson.dumps(answer, default=lambda _: None)
+    except (TypeError, ValueError):
+        return _marked(answer)
+    return answer
+
+
+def _marked(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if _is_text(value) else HalfText(value)
+    if isinstance(value, list):
+        return [_marked(each) for each in value]
+    if isinstance(value, dict):
+        # An attribute whose name is no text has no value either.
+        return {name: _marked(each) if _is_text(name) else {} for name, each in value.items()}
+    return value
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def decode(value: Mapping[str, Any]) -> Any:
     """Decode one attribute value to str, int, Decimal, bytes, bool, None, list, dict or frozenset."""
     (tag,) = value

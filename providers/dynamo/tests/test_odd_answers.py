@@ -1,9 +1,11 @@
 """Tests answers that the API allows or that other servers give: optional fields, endless listings, cycles."""
 
+import binascii
 import contextlib
 import threading
 import time
 
+import attrs
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError, PaginationError
@@ -17,6 +19,7 @@ from multiclouddb_api import (
     MulticloudDbError,
     MulticloudDbKey,
     NewItemStateMode,
+    NotKnown,
     Now,
     OldItemStateMode,
     Snapshot,
@@ -24,9 +27,11 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.refusals import refused
 from multiclouddb_dynamo.client import Calls
+from multiclouddb_dynamo.native import DynamoClients
 from multiclouddb_dynamo.position import Horizon, cursor_of
 from multiclouddb_dynamo.shards import Shard, ShardMap
-from multiclouddb_spi import Reached
+from multiclouddb_dynamo_emulator.service import Service
+from multiclouddb_spi import Reached, RecordFault
 
 from .world import ADDRESS, HOUR, TABLE, World, all_of, fetch, seconds, soon, state_of
 
@@ -459,6 +464,105 @@ class TestServersThatNumberOtherwise:
             original(feed._source.calls, world.arn, world.chain(), "AFTER_SEQUENCE_NUMBER", number)
         assert asked == [number.zfill(21)]
         provider.close()
+
+
+HALF = b"CUT-\\ud83d"
+PLACES = {
+    "a text": {"S": "MARK"},
+    "a list": {"L": [{"S": "x"}, {"S": "MARK"}]},
+    "a set": {"SS": ["MARK"]},
+    "a name": {"M": {"MARK": {"N": "1"}}},
+    "a key": None,
+}
+
+
+class TestTextWithoutUtf8:
+    """JSON's escapes can hold half of a surrogate pair, but no form of an event can."""
+
+    @pytest.fixture
+    def halves(self, monkeypatch):
+        """Let the service answer with half a pair in place of a mark, and take it back in requests."""
+        original = Service.__call__
+
+        def call(service, request):
+            asked = request.body.replace(HALF, b"MARK")
+            reply = original(service, attrs.evolve(request, body=asked))
+            if reply is None:
+                return None
+            body = reply.body.replace(b"MARK", HALF)
+            sums = {"x-amz-crc32": str(binascii.crc32(body))}
+            return attrs.evolve(reply, body=body, headers={**reply.headers, **sums})
+
+        monkeypatch.setattr(Service, "__call__", call)
+
+    @staticmethod
+    def read(client, position, native):
+        """Return the keys up to the first idle page, and the errors whose record was skipped."""
+        found, errors = [], []
+        while True:
+            try:
+                request = ChangeFeedRequest(ADDRESS, position, include_native=native)
+                page = client.read_changes(request, seconds(30))
+            except MulticloudDbError as error:
+                errors.append(error)
+                if error.detail.skip_token is None:
+                    return found, errors
+                position = FromContinuationToken(error.detail.skip_token)
+                continue
+            found += [event.key["id"] for event in page.events]
+            position = FromContinuationToken(page.continuation_token)
+            if page.idle:
+                return found, errors
+
+    @staticmethod
+    def put(world, where):
+        service, second = world.server.client(), "bMARK" if where == "a key" else "b"
+        for key, value in (("a", None), (second, PLACES[where]), ("c", None)):
+            service.put_item(TableName=TABLE, Item={"id": {"S": key}, "v": value or {"S": "x"}})
+        return service
+
+    @pytest.mark.parametrize("form", ["events", "native", "own client"])
+    @pytest.mark.parametrize("where", PLACES)
+    @pytest.mark.parametrize("start", [Beginning(), Snapshot(segments=1)], ids=["stream", "snapshot"])
+    def test_it_is_a_record_that_can_be_skipped(self, world, halves, start, where, form):
+        service = self.put(world, where)
+        own = DynamoClients(service, world.server.client("dynamodbstreams")) if form == "own client" else None
+        config = ClientConfig("dynamo", {}) if own else world.config()
+        with connect(config, native_client=own) as client:
+            found, (error,) = self.read(client, start, form == "native")
+        assert sorted(found) == ["a", "c"]
+        assert error.category == ErrorCategory.PROVIDER_ERROR
+        assert "CUT" not in error.message
+        assert ("sequence" if start == Beginning() else "the key sha256:") in error.message
+
+    @pytest.mark.parametrize("where", PLACES)
+    @pytest.mark.parametrize("scans", [False, True], ids=["stream", "snapshot"])
+    def test_arrow_refuses_the_same_records(self, world, halves, where, scans):
+        self.put(world, where)
+        provider, feed = world.feed()
+        if scans:
+            scan = feed.snapshot(1, soon())
+            (segment,), _ = feed.segments(scan.scan, scan.rest, 8, soon())
+            batch = fetch(feed.open_segment(segment))
+        else:
+            batch = fetch(feed.open(world.chain(), cursor_of(Horizon(None))))
+        refusals = 0
+        for index in range(3):
+            try:
+                assert len(batch.arrow(index, index + 1)) == 1
+            except RecordFault:
+                refusals += 1
+        assert refusals == 1
+        provider.close()
+
+    @pytest.mark.parametrize("where", [each for each in PLACES if each != "a key"])
+    def test_a_look_up_says_that_it_does_not_know(self, world, halves, where):
+        world.server.client().put_item(TableName=TABLE, Item={"id": {"S": "b"}, "v": PLACES[where]})
+        key = MulticloudDbKey({"id": "b"})
+        with world.client() as client:
+            answer = client.lookup(ADDRESS, [key], seconds(30))[key]
+        assert isinstance(answer, NotKnown)
+        assert "CUT" not in answer.reason
 
 
 class TestDamagedAnswers:
