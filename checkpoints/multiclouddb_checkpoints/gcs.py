@@ -19,6 +19,7 @@ from multiclouddb_spi.faults import FaultRule, row_of_connection
 
 _TIMES: Final = (CONNECT_SECONDS, READ_SECONDS)
 _RETRY_SECONDS: Final = 20.0
+_NO_TOKENS: Final = "Metadata server unavailable"  # google-auth says so about the machine's own service
 _WHO: Final = "check what google-auth finds (gcloud auth application-default login, or a service account)"
 _NOT_ACCEPTED: Final = FaultRule(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True, renewable=True)
 
@@ -98,7 +99,7 @@ class GcsCheckpointStore(SharedCheckpointStore):
 
     def _answer(self, error: Exception) -> Refusal | FaultRule | None:
         from google.api_core.exceptions import GoogleAPICallError, RetryError
-        from google.auth.exceptions import GoogleAuthError, TransportError
+        from google.auth.exceptions import GoogleAuthError, RefreshError, TransportError
         from requests.exceptions import RequestException
 
         match error:
@@ -109,6 +110,8 @@ class GcsCheckpointStore(SharedCheckpointStore):
                 return Refusal(status, str(status), "")
             case TransportError() | RequestException():
                 return row_of_connection(error) or NO_ANSWER
+            case RefreshError() if error.retryable or _NO_TOKENS in str(error):
+                return NO_ANSWER
             case GoogleAuthError():
                 return _NOT_ACCEPTED
             case _:

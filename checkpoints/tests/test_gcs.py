@@ -1,7 +1,11 @@
 """Tests that this store keeps the promises of every checkpoint store, also when its service fails."""
 
 import gzip
+from types import SimpleNamespace
 from uuid import uuid4
+
+import pytest
+from google.auth import compute_engine
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_checkpoints import gcs
@@ -32,3 +36,21 @@ def test_a_content_is_read_as_it_is_stored_and_up_to_the_bound(served, monkeypat
         blob.upload_from_string(content)
         assert store._read(store._key("orders"))[0] == content[: (1 << 16) + 1]
         assert refusal(store.load, "orders").category == ErrorCategory.INVALID_REQUEST
+
+
+@pytest.mark.parametrize(
+    ("status", "category"),
+    [(503, ErrorCategory.TRANSIENT_FAILURE), (404, ErrorCategory.AUTHENTICATION_FAILED)],
+)
+def test_a_metadata_server_that_fails_is_no_missing_account(served, monkeypatch, status, category):
+    monkeypatch.setattr("google.auth._exponential_backoff.time.sleep", lambda seconds: None)
+    headers = {"content-type": "text/plain"}
+    store = opened(served, f"account-{uuid4().hex}")
+
+    def refused(*_, **__):
+        compute_engine.Credentials().refresh(
+            lambda **_: SimpleNamespace(status=status, headers=headers, data=b"what it says")
+        )
+
+    monkeypatch.setattr(store, "_read", refused)
+    assert refusal(store.load, "orders").category == category

@@ -106,6 +106,11 @@ _BROKEN: Final = re.compile(
     r"|Authentication backend internal server error|retriable error could not be retried",
     re.IGNORECASE,
 )
+# What google-auth says if the service that gives tokens cannot be reached or fails: the machine's metadata
+# server, or Google's. If the machine has no account, the metadata server answers, and this is not said.
+_NO_TOKENS: Final = re.compile(
+    r"Metadata server unavailable|Max retries exceeded|Connection aborted|timed out", re.IGNORECASE
+)
 _EARLIEST: Final = re.compile(r"earliest read timestamp: ([0-9T:.+Z-]+?)\.?(?:\s|$)")
 _INTERVAL: Final = re.compile(r"start_timestamp within ([0-9T:.+Z-]+) and ([0-9T:.+Z-]+?)\.?(?:\s|$)")
 
@@ -182,13 +187,16 @@ def classify(error: Exception) -> Fault:
         case TransportError() | grpc.RpcError() | OSError():
             row = UNAVAILABLE
         case GoogleAuthError():
-            row = UNAVAILABLE if isinstance(error, RefreshError) and error.retryable else _AUTHENTICATION
+            passes = isinstance(error, RefreshError) and (error.retryable or _NO_TOKENS.search(str(error)))
+            row = UNAVAILABLE if passes else _AUTHENTICATION
         case ValueError() if "closed channel" in str(error):
             row = _INTERRUPTED
     return row.fault(one_line(f"{name}: {error}"), name)
 
 
 def _row(status: grpc.StatusCode | None, text: str) -> FaultRule:
+    if status is _Code.UNAVAILABLE and _NO_TOKENS.search(text):
+        return UNAVAILABLE
     for code, words, row in _TEXTS:
         if code is status and words in text:
             return row

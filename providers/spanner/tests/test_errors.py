@@ -1,8 +1,11 @@
 """Tests the category of every gRPC status and of the errors of Google's libraries."""
 
+from types import SimpleNamespace
+
 import grpc
 import pytest
 from google.api_core import exceptions
+from google.auth import compute_engine
 from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
 from google.rpc.error_details_pb2 import RetryInfo
 
@@ -35,6 +38,16 @@ MISSING = "Table-valued function not found: READ_nope [at 1:26]\nSELECT ChangeRe
 FOREIGN = "Specified partition_token is invalid, as it does not belong to the Change Stream of the TVF."
 
 
+DOWN = (
+    "Failed to retrieve http://metadata.google.internal/… from the Google Compute Engine metadata service. "
+    "Compute Engine Metadata server unavailable. Response status: 503"
+)
+NO_ACCOUNT = (
+    "Failed to retrieve http://metadata.google.internal/… Status: 404 Response: service account not found"
+)
+PLUGIN = "Getting metadata from plugin failed with error: "
+
+
 class Failed(grpc.RpcError):
     def __init__(self, code, text="", metadata=()):
         self._code, self._text, self._metadata = code, text, metadata
@@ -53,6 +66,8 @@ class Failed(grpc.RpcError):
 CATEGORIES = {
     ErrorCategory.TRANSIENT_FAILURE: [
         "CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "UNAVAILABLE",
+        ("UNAVAILABLE", f"{PLUGIN}{DOWN}"),
+        ("UNAVAILABLE", f"{PLUGIN}HTTPSConnectionPool(host='oauth2.googleapis.com'): Max retries exceeded"),
         ("NOT_FOUND", "Session not found: projects/…"),
         ("NOT_FOUND", "Session was concurrently deleted: projects/…"),  # google-cloud-go 12821
         ("INTERNAL", "Received RST_STREAM with error code 2"), ("INTERNAL", "Rst Stream"),
@@ -75,7 +90,8 @@ CATEGORIES = {
     ErrorCategory.CONFLICT: ["ALREADY_EXISTS"],
     ErrorCategory.AUTHORIZATION_FAILED: ["PERMISSION_DENIED"],
     ErrorCategory.AUTHENTICATION_FAILED: [
-        "UNAUTHENTICATED", ("UNAVAILABLE", "Getting metadata from plugin failed with error: invalid_grant"),
+        "UNAUTHENTICATED", ("UNAVAILABLE", f"{PLUGIN}invalid_grant"),
+        ("UNAVAILABLE", f"{PLUGIN}{NO_ACCOUNT}"),
     ],
     ErrorCategory.THROTTLED: ["RESOURCE_EXHAUSTED"],
     ErrorCategory.UNSUPPORTED_CAPABILITY: ["UNIMPLEMENTED"],
@@ -121,6 +137,8 @@ class TestStatus:
         (DefaultCredentialsError("none found"), ErrorCategory.AUTHENTICATION_FAILED),
         (RefreshError("revoked"), ErrorCategory.AUTHENTICATION_FAILED),
         (RefreshError("later", retryable=True), ErrorCategory.TRANSIENT_FAILURE),
+        (RefreshError(TransportError(DOWN)), ErrorCategory.TRANSIENT_FAILURE),
+        (RefreshError(TransportError(NO_ACCOUNT)), ErrorCategory.AUTHENTICATION_FAILED),
         (TransportError("no way there"), ErrorCategory.TRANSIENT_FAILURE),
         (ConnectionResetError("reset"), ErrorCategory.TRANSIENT_FAILURE),
         (ValueError("Cannot invoke RPC on closed channel!"), ErrorCategory.TRANSIENT_FAILURE),
@@ -152,3 +170,22 @@ class TestTexts:
         )  # fmt: skip
         assert earliest_of(Failed(CODE.OUT_OF_RANGE, "too far in the past")) is None
         assert interval_of(Failed(CODE.OUT_OF_RANGE, "invalid for the partition")) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "category"),
+    [
+        (500, ErrorCategory.TRANSIENT_FAILURE),
+        (503, ErrorCategory.TRANSIENT_FAILURE),
+        (404, ErrorCategory.AUTHENTICATION_FAILED),
+    ],
+)
+def test_a_metadata_server_that_fails_is_no_missing_account(monkeypatch, status, category):
+    monkeypatch.setattr("google.auth._exponential_backoff.time.sleep", lambda seconds: None)
+
+    def request(**_):
+        return SimpleNamespace(status=status, headers={"content-type": "text/plain"}, data=b"what it says")
+
+    with pytest.raises(RefreshError) as caught:
+        compute_engine.Credentials().refresh(request)
+    assert classify(caught.value).category == category
