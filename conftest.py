@@ -16,7 +16,7 @@ from xdist.scheduler import LoadScopeScheduling
 from multiclouddb_cosmos_emulator.auth import WELL_KNOWN_KEY
 
 # The tests of the suites are not in modules that are named like tests.
-pytest.register_assert_rewrite("multiclouddb_certify.suites")
+pytest.register_assert_rewrite("multiclouddb_certify.suites", "testing")
 
 # Examples have no time limit, because the machine may be busy. If CI is set, Hypothesis tries the same
 # examples in every run by default. Here, it always tries new examples, and prints how to repeat a failed one.

@@ -15,8 +15,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from multiclouddb_conformance.command_process import CommandProcess
 from multiclouddb_embedded import EmbeddedStore
+from testing.command_process import CommandProcess
 
 _HEAD: Final = """# The command line at work
 

@@ -27,8 +27,8 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from multiclouddb import Beginning, ChangeFeedRequest, ResourceAddress, connect
 from multiclouddb.prometheus import PrometheusObserver
-from multiclouddb_conformance.servers import ServerUnavailableError, cache_folder, download
 from multiclouddb_embedded import EmbeddedStore
+from testing.servers import ServerUnavailableError, cache_folder, download
 
 _DOCS: Final = Path(__file__).parent
 _PICTURE: Final = _DOCS / "assets/dashboard.png"

@@ -19,9 +19,9 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.checkpoint import CheckpointFile
 from multiclouddb_api.config import SecretText
-from multiclouddb_conformance.frames import shown_by
 from multiclouddb_embedded.checkpoints import SqliteCheckpointStore
 from multiclouddb_verify.position import spark_token
+from testing.frames import shown_by
 
 SECRET = "correct-horse-battery"
 MONGO = f"mongodb://me:{SECRET}@localhost/shop"

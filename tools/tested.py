@@ -16,7 +16,7 @@ INPUTS: Final = (
     "tools",
     "conftest.py",
     "requirements.txt",
-    "conformance/multiclouddb_conformance/command_line.py",
+    "tools/testing/command_line.py",
 )
 
 

@@ -39,7 +39,6 @@ from multiclouddb_certify.order import Order
 from multiclouddb_certify.private_files import make_private_folder, open_private, write_private
 from multiclouddb_certify.progress import Progress
 from multiclouddb_certify.wire import Price, add, cost, priced
-from multiclouddb_conformance.servers import cache_folder
 
 __all__ = [
     "DRILL_FILE",
@@ -384,7 +383,7 @@ def clean(url: str, name: str | None = None) -> tuple[Sequence[str], Mapping[str
         left = _removed(certification, url, is_over)
     if only is not None and not left and not kept:
         _give_up(only)
-    for folder in cache_folder("certify").glob("*/"):
+    for folder in runs_folder().glob("*/"):
         run = Run.of(PREFIX + folder.name)
         if run is not None and run.owner == owner() and not _is_alive(run):
             shutil.rmtree(folder, ignore_errors=True)
@@ -459,8 +458,13 @@ def _interruptible() -> Iterator[_Interrupts]:
         interrupts.close()
 
 
+def runs_folder() -> Path:
+    """Return the folder in which runs on this machine know of each other."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "multiclouddb", "certify")
+
+
 def _lock_of(run: Run) -> Path:
-    return cache_folder("certify") / f"{run.name}.lock"
+    return runs_folder() / f"{run.name}.lock"
 
 
 @contextmanager
@@ -478,7 +482,7 @@ def _alive(run: Run) -> Iterator[None]:
 
 def drill_marker(run: Run) -> Path:
     """Return the file by which `clean` on this machine knows that a drill waits."""
-    return cache_folder("certify") / f"{run.name}.drill"
+    return runs_folder() / f"{run.name}.drill"
 
 
 def _waits(run: Run) -> bool:
@@ -509,7 +513,7 @@ def _is_alive(run: Run) -> bool:
 
 @contextmanager
 def _child(order: Order) -> Iterator[_Child]:
-    folder, run = cache_folder("certify") / order.name, Run.of(PREFIX + order.name)
+    folder, run = runs_folder() / order.name, Run.of(PREFIX + order.name)
     assert run is not None
     with _alive(run):
         make_private_folder(folder)

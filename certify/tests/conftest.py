@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from benchmarks.servers import server_module
 from multiclouddb_cli.main import app
-from multiclouddb_conformance.servers import cache_folder
 from multiclouddb_dynamo_emulator import ScriptedStreams
+from testing.servers import cache_folder
 
 SECRET = "a/secret/that/nobody/may/see"
 NEIGHBOUR = "orders"

@@ -15,13 +15,13 @@ from multiclouddb_certify import Granted, Permission
 from multiclouddb_certify.certification import RunPlace
 from multiclouddb_certify.cosmos import native_account
 from multiclouddb_certify.dynamo import DynamoCertification
-from multiclouddb_conformance.command_line import run as in_new_process
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_cosmos_emulator import CosmosEmulator
 from multiclouddb_cosmos_emulator.account import Account
 from multiclouddb_cosmos_emulator.message import Reply
 from multiclouddb_spanner_emulator import ScriptedSpanner
 from multiclouddb_spanner_emulator.database import Database
+from testing.command_line import run as in_new_process
 
 EARLIER = datetime(2026, 1, 1, tzinfo=UTC)
 START = ("--account", "local", "--yes")

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from multiclouddb_certify import Run
-from multiclouddb_conformance.servers import cache_folder
 from multiclouddb_conformance.waiting import wait_until
+from testing.servers import cache_folder
 
 from .conftest import NEIGHBOUR, SECRET, report_of
 

@@ -23,7 +23,7 @@ from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
 from benchmarks.servers import server_module
-from multiclouddb_conformance.servers import ServerUnavailableError, cache_folder, download
+from testing.servers import ServerUnavailableError, cache_folder, download
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = Path(__file__).parent / "azurite"

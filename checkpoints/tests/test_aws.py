@@ -8,7 +8,7 @@ from botocore import exceptions as boto
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError, open_checkpoint_store
 from multiclouddb_checkpoints import DynamoCheckpointStore
-from multiclouddb_conformance.frames import shown_by
+from testing.frames import shown_by
 
 AUTHENTICATION = ErrorCategory.AUTHENTICATION_FAILED
 URLS = ["s3://bucket/p?region=eu-west-1", "dynamodb://table/p?region=eu-west-1"]

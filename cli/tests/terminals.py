@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 
-from multiclouddb_conformance.command_line import apart_from_silence
 from multiclouddb_conformance.waiting import wait_until
+from testing.command_line import apart_from_silence
 
 PROGRAM = [sys.executable, "-m", "multiclouddb_cli"]
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -12,8 +12,8 @@ from multiclouddb_api import ChangeFeedPage, OperationDiagnostics, event_from_js
 from multiclouddb_api.codec import plain_value
 from multiclouddb_cli.arguments import Selection, to_moment
 from multiclouddb_cli.rendering import Template
-from multiclouddb_conformance.command_line import apart_from_silence
 from multiclouddb_embedded import EmbeddedStore
+from testing.command_line import apart_from_silence
 
 from .terminals import follow
 

@@ -13,7 +13,7 @@ import multiclouddb_api as api
 from multiclouddb_cli.screen import ProgressLine, snapshot_line
 from multiclouddb_cli.session import Contact, Interrupt
 from multiclouddb_cli.tail import StatusLine
-from multiclouddb_conformance.command_line import apart_from_silence
+from testing.command_line import apart_from_silence
 
 from .terminals import follow
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from multiclouddb_conformance.command_line import apart_from_silence
 from multiclouddb_conformance.waiting import wait_until
+from testing.command_line import apart_from_silence
 
 from .terminals import Terminal, follow, in_terminal
 

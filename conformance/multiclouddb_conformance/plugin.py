@@ -26,7 +26,6 @@ __all__ = ["LACKING", "client", "collection", "harness", "harness_class", "make_
 pytest.register_assert_rewrite(
     "multiclouddb_conformance.checkpoint_stores",
     "multiclouddb_conformance.collection",
-    "multiclouddb_conformance.slow_link_suite",
     "multiclouddb_conformance.targets",
     "multiclouddb_conformance.us8",
 )

@@ -6,8 +6,8 @@ import threading
 import pytest
 from azure.cosmos import CosmosClient, PartitionKey
 
-from multiclouddb_conformance.command_options import command
 from multiclouddb_cosmos_emulator import CosmosEmulator
+from testing.command_options import command
 
 from .page import Page
 

@@ -7,9 +7,9 @@ import boto3
 import pytest
 
 import multiclouddb_api as api
-from multiclouddb_conformance import command_line
 from multiclouddb_conformance.refusals import refused
 from multiclouddb_conformance.waiting import SOON
+from testing import command_line
 
 from .page import Page, servers
 

@@ -16,8 +16,8 @@ import pytest
 from deltalake import DeltaTable
 from pymongo import UpdateOne
 
-from multiclouddb_conformance.postgres_server import PostgresServer
 from multiclouddb_embedded import EmbeddedStore
+from testing.postgres_server import PostgresServer
 
 from .page import Page, servers
 

@@ -13,8 +13,8 @@ from pymongo import MongoClient
 from pymongo.errors import ConnectionFailure, OperationFailure
 
 import multiclouddb_api as api
-from multiclouddb_conformance import command_line
 from multiclouddb_conformance.waiting import wait_until
+from testing import command_line
 
 from .page import Page, servers
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from azure.cosmos import CosmosClient, PartitionKey
 
-from multiclouddb_conformance.servers import cache_folder, download, fetch_once
 from multiclouddb_cosmos_emulator import CosmosEmulator
+from testing.servers import cache_folder, download, fetch_once
 
 from .page import Page, run_blocks, servers
 from .test_cosmos import settle

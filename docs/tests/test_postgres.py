@@ -3,8 +3,8 @@
 import psycopg
 import pytest
 
-from multiclouddb_conformance import command_line
-from multiclouddb_conformance.postgres_server import PostgresServer
+from testing import command_line
+from testing.postgres_server import PostgresServer
 
 from .page import Page
 

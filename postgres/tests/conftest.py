@@ -2,8 +2,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from multiclouddb_conformance.postgres_server import PostgresServer
 from multiclouddb_conformance.sink_harness import Death
+from testing.postgres_server import PostgresServer
 
 OTHERS = """
     SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity

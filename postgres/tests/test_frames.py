@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
-from multiclouddb_conformance.postgres_server import PostgresServer
 from multiclouddb_conformance.sink_harness import applied, drawn, key_of, rows
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_postgres import merge_into_postgres
 from multiclouddb_spi.faults import key_digest
 from pyspark_multiclouddb import EVENT_COLUMNS
+from testing.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.xdist_group("jvm")
 

@@ -7,9 +7,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from multiclouddb_conformance.model_lives import Life, ModelRow
-from multiclouddb_conformance.planted import PLANTED, lives_until_noticed
 from multiclouddb_postgres import PostgresTarget, long_keys, merge_into_postgres
+from testing.model_lives import Life, ModelRow
+from testing.planted import PLANTED, lives_until_noticed
 
 SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 1)) for seed in range(800)]
 SOURCE = runpy.run_path(str(Path(__file__).parents[2] / "verify" / "tests" / "embedded_model.py"))

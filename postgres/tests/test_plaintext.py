@@ -11,10 +11,10 @@ import psycopg
 import pytest
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
-from multiclouddb_conformance.postgres_server import PostgresServer
 from multiclouddb_conformance.sink_harness import page, rows
 from multiclouddb_cosmos_emulator.tls import make_certificate, server_context
 from multiclouddb_postgres import PostgresCheckpointStore, PostgresTarget, merge_into_postgres
+from testing.postgres_server import PostgresServer
 
 ASKS = "local all all trust\nhost all all all scram-sha-256\n"
 

@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 from multiclouddb_api import ErrorCategory, MulticloudDbError, ResourceAddress, connect, open_checkpoint_store
 from multiclouddb_api.checkpoint import checkpoint_at
 from multiclouddb_cli.main import app
-from multiclouddb_conformance.frames import shown_by
 from multiclouddb_conformance.sink_harness import rows
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_postgres import PostgresCheckpointStore, PostgresTarget, merge_into_postgres
 from multiclouddb_tables.contract import Fix
 from multiclouddb_tables.mark import Expected, FeedSource, FoundTable
 from multiclouddb_verify import verify
+from testing.frames import shown_by
 
 CHARACTERS = [chr(code) for code in range(1, 128)]
 FIRST, SECOND = "hush", "mumble"

@@ -32,7 +32,6 @@ from multiclouddb_api import (
     SnapshotStarted,
     connect,
 )
-from multiclouddb_conformance.postgres_server import PostgresServer
 from multiclouddb_conformance.sink_harness import SOURCE, bare, events, key_of, page, rows
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
@@ -43,6 +42,7 @@ from multiclouddb_postgres.table import PostgresTable
 from multiclouddb_postgres.values import copied
 from multiclouddb_spi import encode_partition_id
 from multiclouddb_spi.faults import key_digest
+from testing.postgres_server import PostgresServer
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 6, UTC)
 IGNORES_CASE = """

@@ -3,10 +3,10 @@
 import psycopg
 import pytest
 
-from multiclouddb_conformance.model_lives import ModelRow
-from multiclouddb_conformance.sink_lives import SinkLife
 from multiclouddb_postgres import merge_into_postgres
 from multiclouddb_tables.merging import MergeRules
+from testing.model_lives import ModelRow
+from testing.sink_lives import SinkLife
 
 SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 1)) for seed in range(350)]
 MOST = 100

@@ -12,7 +12,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from multiclouddb_conformance.servers import download, fetch_once
+from testing.servers import download, fetch_once
 
 DIGESTS = {
     "4.0.5": "a0d44b0e7faf0458ad83b7aa664e7ed8b96beed8a55d66ce3b0dfac2309dfca6",

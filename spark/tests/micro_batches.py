@@ -10,13 +10,13 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from multiclouddb_api import ResourceAddress
-from multiclouddb_conformance.spark_checkpoint import make_checkpoint, write_offset
 from multiclouddb_spi import encode_partition_id
 from pyspark_multiclouddb import live_rows, merge_into_delta
 from pyspark_multiclouddb.columns import ROW_SCHEMA
 from pyspark_multiclouddb.connection import close_connections
 from pyspark_multiclouddb.options import parse_options
 from pyspark_multiclouddb.readers import PlainStreamReader
+from testing.spark_checkpoint import make_checkpoint, write_offset
 
 with suppress(ImportError):  # before Spark 4.2
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows

@@ -13,14 +13,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from multiclouddb_conformance.postgres_server import PostgresServer
 from multiclouddb_conformance.sink_harness import Death
-from multiclouddb_conformance.spark_checkpoint import make_checkpoint, write_offset
 from multiclouddb_conformance.waiting import Beside, wait_until
 from multiclouddb_dynamo_emulator import Habits, ScriptedStreams
 from multiclouddb_postgres import merge_into_postgres
 from pyspark_multiclouddb import merge_into_delta
 from pyspark_multiclouddb.columns import ROW_SCHEMA
+from testing.postgres_server import PostgresServer
+from testing.spark_checkpoint import make_checkpoint, write_offset
 
 from .drivers import SECONDS, credentials, end, start_driver
 from .micro_batches import Query

@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from multiclouddb_api.arrow import events_to_arrow
-from multiclouddb_conformance.model_lives import Life, ModelRow
-from multiclouddb_conformance.planted import PLANTED, lives_until_noticed
 from pyspark_multiclouddb import TableTarget, merge_into_table
+from testing.model_lives import Life, ModelRow
+from testing.planted import PLANTED, lives_until_noticed
 
 from .scala_catalog import table_in
 

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 import pytest
 
 from multiclouddb_api import AtTime, Beginning, MulticloudDbError, Now
-from multiclouddb_conformance.spark_checkpoint import make_checkpoint, write_offset
 from multiclouddb_spi import Range
 from multiclouddb_spi.planning.offset_log import logged_end
 from pyspark_multiclouddb.checkpoint import (
@@ -18,6 +17,7 @@ from pyspark_multiclouddb.checkpoint import (
     ranges_of,
 )
 from pyspark_multiclouddb.options import parse_options
+from testing.spark_checkpoint import make_checkpoint, write_offset
 
 PLACE = {"url": "embedded:///data/store.db", "collection": "orders"}
 SETTINGS = parse_options(PLACE)

@@ -5,11 +5,11 @@ import shutil
 import pytest
 from deltalake import DeltaTable
 
-from multiclouddb_conformance.model_lives import ModelRow
-from multiclouddb_conformance.sink_lives import SinkLife
 from multiclouddb_tables.delta import DeltaTarget
 from multiclouddb_tables.merging import MergeRules
 from pyspark_multiclouddb import merge_into_delta
+from testing.model_lives import ModelRow
+from testing.sink_lives import SinkLife
 
 SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 1)) for seed in range(600)]
 MOST = 100

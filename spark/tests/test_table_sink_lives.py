@@ -5,10 +5,10 @@ import shutil
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from multiclouddb_conformance.model_lives import ModelRow
-from multiclouddb_conformance.sink_lives import SinkLife
 from multiclouddb_tables.merging import MergeRules
 from pyspark_multiclouddb import merge_into_table
+from testing.model_lives import ModelRow
+from testing.sink_lives import SinkLife
 
 from .scala_catalog import table_in
 

@@ -1,13 +1,13 @@
-"""A Delta table that the model of `multiclouddb_conformance.model_lives` reads and damages itself."""
+"""A Delta table that the model of `testing.model_lives` reads and damages itself."""
 
 import shutil
 
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
-from multiclouddb_conformance.model_lives import ModelRow
 from multiclouddb_verify import DeltaTarget
 from pyspark_multiclouddb import merge_into_delta
+from testing.model_lives import ModelRow
 
 
 class DeltaModelTable:

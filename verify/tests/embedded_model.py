@@ -1,4 +1,4 @@
-"""A collection of the embedded store for the lives of `multiclouddb_conformance.model_lives`."""
+"""A collection of the embedded store for the lives of `testing.model_lives`."""
 
 from unittest.mock import patch
 

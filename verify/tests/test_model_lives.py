@@ -2,8 +2,8 @@
 
 import pytest
 
-from multiclouddb_conformance.model_lives import Life
-from multiclouddb_conformance.planted import PLANTED, lives_until_noticed
+from testing.model_lives import Life
+from testing.planted import PLANTED, lives_until_noticed
 
 from .delta_model import DeltaModelTable
 from .embedded_model import EmbeddedSource

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from multiclouddb_conformance.command_options import CommandOptions, Shown, command
+from testing.command_options import CommandOptions, Shown, command
 
 
 class TestOptions(CommandOptions):

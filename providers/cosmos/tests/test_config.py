@@ -15,8 +15,8 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
-from multiclouddb_conformance.frames import shown_by
 from multiclouddb_cosmos.config import CosmosConfig
+from testing.frames import shown_by
 
 
 class Credential:

@@ -21,11 +21,11 @@ from multiclouddb_api import (
     SnapshotOrder,
     connect,
 )
-from multiclouddb_conformance.consumer import markers
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos import client as client_room
 from multiclouddb_spi import Drained
+from testing.consumer import markers
 
 from .world import ADDRESS, DATABASE, NAME, soon
 

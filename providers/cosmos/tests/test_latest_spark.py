@@ -4,9 +4,9 @@ import psycopg
 import pytest
 
 from multiclouddb_api import decode_json
-from multiclouddb_conformance.postgres_server import PostgresServer
 from multiclouddb_postgres import merge_into_postgres
 from pyspark_multiclouddb import merge_into_table
+from testing.postgres_server import PostgresServer
 
 from .world import DATABASE, NAME
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from multiclouddb_api import ChangeFeedRequest, FromContinuationToken, Now
-from multiclouddb_conformance.model_lives import Life
 from multiclouddb_cosmos.feed import CosmosFeed
 from multiclouddb_cosmos_emulator.writes import Transaction
+from testing.model_lives import Life
 
 from .world import ADDRESS, DATABASE, NAME
 

@@ -7,12 +7,12 @@ import attrs
 import pytest
 
 from multiclouddb_api import Beginning, LogicalPartition, MulticloudDbKey, Now, Snapshot
-from multiclouddb_conformance.consumer import markers
 from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos.client import Calls
 from multiclouddb_cosmos_emulator import documents
 from multiclouddb_cosmos_emulator.feed import read_feed
 from multiclouddb_spi import Reached
+from testing.consumer import markers
 
 from .world import soon
 

@@ -14,11 +14,11 @@ from multiclouddb_api import (
     Snapshot,
     connect,
 )
-from multiclouddb_conformance.consumer import markers
 from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos_emulator import CosmosEmulator, Lag
 from multiclouddb_cosmos_emulator.service import Service
 from multiclouddb_spi import ProviderFault
+from testing.consumer import markers
 
 from .world import DATABASE, NAME, READ, seconds, soon
 

@@ -3,8 +3,8 @@
 import pytest
 
 from multiclouddb_api import ClientConfig, Now, connect
-from multiclouddb_conformance.proxy import Proxy
-from multiclouddb_conformance.slow_link_suite import Behind, TestCut, TestEnd, TestSlow  # noqa: F401
+from testing.proxy import Proxy
+from testing.slow_link_suite import Behind, TestCut, TestEnd, TestSlow  # noqa: F401
 
 from .world import ADDRESS
 

@@ -3,10 +3,10 @@
 from azure.cosmos import CosmosClient, PartitionKey
 
 from multiclouddb_api import ClientConfig, Now, OperationOptions, ResourceAddress, connect
-from multiclouddb_conformance.consumer import Consumer
 from multiclouddb_cosmos.provider import PLUGIN
 from multiclouddb_cosmos_emulator import CosmosEmulator
 from multiclouddb_spi import Deadline, FeedSpec
+from testing.consumer import Consumer
 
 from .harness import close_client
 

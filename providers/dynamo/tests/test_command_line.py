@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from multiclouddb_conformance.command_line import Tail, Writer, follow
-from multiclouddb_conformance.command_options import CommandOptions, Shown
+from testing.command_line import Tail, Writer, follow
+from testing.command_options import CommandOptions, Shown
 
 from .harness import url_of
 from .servers.local import shared

@@ -24,7 +24,6 @@ from multiclouddb_api import (
     Snapshot,
     connect,
 )
-from multiclouddb_conformance.frames import shown_by
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_dynamo import DynamoClients
@@ -32,6 +31,7 @@ from multiclouddb_dynamo.catalog import check_table
 from multiclouddb_dynamo.client import Calls, Table
 from multiclouddb_spi import FeedSpec, ProviderFault, encode_partition_id
 from multiclouddb_spi.continuation.token import decode_token, encode_token
+from testing.frames import shown_by
 
 from .servers.server import CREDENTIALS, REGION
 from .world import ADDRESS, TABLE, markers, session

@@ -4,8 +4,8 @@ import attrs
 import pytest
 
 from multiclouddb_api import Beginning, connect
-from multiclouddb_conformance.proxy import Proxy
-from multiclouddb_conformance.slow_link_suite import Behind, TestCut, TestEnd, TestSlow  # noqa: F401
+from testing.proxy import Proxy
+from testing.slow_link_suite import Behind, TestCut, TestEnd, TestSlow  # noqa: F401
 
 from .world import ADDRESS, TABLE, World
 

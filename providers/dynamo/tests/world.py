@@ -12,11 +12,11 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
-from multiclouddb_conformance.consumer import Consumer, markers
 from multiclouddb_dynamo.provider import PLUGIN
 from multiclouddb_dynamo_emulator import Habits, ScriptedStreams
 from multiclouddb_spi import Deadline, FeedSpec
 from multiclouddb_spi.continuation.token import decode_token
+from testing.consumer import Consumer, markers
 
 from .servers.server import REGION, Server, session
 

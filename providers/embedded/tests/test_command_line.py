@@ -2,8 +2,8 @@
 
 import pytest
 
-from multiclouddb_conformance.command_line import Tail, Writer, follow
 from multiclouddb_embedded import EmbeddedStore
+from testing.command_line import Tail, Writer, follow
 
 pytestmark = pytest.mark.slow
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from multiclouddb_conformance.command_options import CommandOptions, Shown
 from multiclouddb_embedded import EmbeddedStore
+from testing.command_options import CommandOptions, Shown
 
 
 class TestOptions(CommandOptions):

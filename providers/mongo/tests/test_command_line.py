@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from multiclouddb_conformance.command_line import Tail, Writer, follow, run, said
-from multiclouddb_conformance.command_options import CommandOptions, Shown
+from testing.command_line import Tail, Writer, follow, run, said
+from testing.command_options import CommandOptions, Shown
 
 
 @pytest.fixture

@@ -25,11 +25,11 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_conformance import refusals
-from multiclouddb_conformance.frames import shown_by
 from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.config import MongoConfig
 from multiclouddb_mongo.provider import PLUGIN
 from multiclouddb_mongo.values import CODEC
+from testing.frames import shown_by
 
 SECRET = "wJalrXUtnFEMIK7MDENG"
 HOST = "mongodb://localhost"

@@ -7,10 +7,10 @@ import pytest
 from bson import Decimal128, Int64
 
 from multiclouddb_api import ChangeFeedRequest, FromContinuationToken, Now, ResourceAddress
-from multiclouddb_conformance.model_lives import Life
 from multiclouddb_mongo import reader
 from multiclouddb_mongo.feed import MongoFeed
 from multiclouddb_spi import open_feed
+from testing.model_lives import Life
 
 TABLE = runpy.run_path(str(Path(__file__).parents[3] / "verify" / "tests" / "delta_model.py"))
 SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 1)) for seed in range(200)]

@@ -5,10 +5,10 @@ from urllib.parse import urlencode
 import pytest
 
 from multiclouddb_api import Now, connect
-from multiclouddb_conformance import slow_link_suite
-from multiclouddb_conformance.proxy import Proxy
-from multiclouddb_conformance.slow_link import SlowConsumer
-from multiclouddb_conformance.slow_link_suite import Behind, TestCut, TestEnd  # noqa: F401
+from testing import slow_link_suite
+from testing.proxy import Proxy
+from testing.slow_link import SlowConsumer
+from testing.slow_link_suite import Behind, TestCut, TestEnd  # noqa: F401
 
 from .monitor import keys
 from .servers.mongod import fail_command

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from multiclouddb_conformance.servers import cache_folder, download, fetch_once
+from testing.servers import cache_folder, download, fetch_once
 
 VERSION = "4.20.0"
 DIGEST = "sha256:f773b0aec28687587cdeda490463a82debc4566a4a3620dcc8dada9d2c0a1acd"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from multiclouddb_conformance.command_options import CommandOptions, Shown
+from testing.command_options import CommandOptions, Shown
 
 from .servers.emulator import STILL
 from .table import Table

@@ -16,9 +16,9 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
-from multiclouddb_conformance.frames import shown_by
 from multiclouddb_spanner.config import SpannerConfig
 from multiclouddb_spanner.provider import PLUGIN
+from testing.frames import shown_by
 
 
 def checked(**connection):

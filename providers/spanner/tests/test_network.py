@@ -24,14 +24,14 @@ from multiclouddb_api import (
     Snapshot,
     connect,
 )
-from multiclouddb_conformance.proxy import Proxy
-from multiclouddb_conformance.slow_link import SlowConsumer
 from multiclouddb_conformance.waiting import assert_prompt, wait_until
 from multiclouddb_spanner import config
 from multiclouddb_spanner.client import CancelScope, Clock, DatabaseClient
 from multiclouddb_spanner.config import ALIVE, SpannerConfig
 from multiclouddb_spanner.reader import SpannerReader
 from multiclouddb_spi import Deadline, ProviderFault
+from testing.proxy import Proxy
+from testing.slow_link import SlowConsumer
 
 from .feeds import Opened, feed, once
 from .test_slow_link import SOON

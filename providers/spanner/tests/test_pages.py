@@ -10,7 +10,7 @@ from google.cloud import spanner
 from google.cloud.spanner_admin_database_v1 import DatabaseDialect
 
 from multiclouddb_api import Beginning, ChangeFeedRequest, OldItemStateMode, ResourceAddress, connect
-from multiclouddb_conformance.command_line import said
+from testing.command_line import said
 
 from .servers.emulator import STILL
 

@@ -3,9 +3,9 @@
 import pytest
 
 from multiclouddb_api import Now, connect
-from multiclouddb_conformance.proxy import Proxy
-from multiclouddb_conformance.slow_link_suite import Behind, TestCut, TestEnd, TestSlow  # noqa: F401
 from multiclouddb_spanner import config
+from testing.proxy import Proxy
+from testing.slow_link_suite import Behind, TestCut, TestEnd, TestSlow  # noqa: F401
 
 from .feeds import feed
 

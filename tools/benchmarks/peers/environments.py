@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.peers.peer import MissingError
-from multiclouddb_conformance.servers import ServerUnavailableError, cache_folder, download, fetch_once
+from testing.servers import ServerUnavailableError, cache_folder, download, fetch_once
 
 __all__ = ["PROGRAMS", "bloop", "debezium_packages", "java_classes", "java_library", "node", "node_packages"]
 

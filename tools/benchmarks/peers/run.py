@@ -19,7 +19,7 @@ from benchmarks.peers.data import LostError, check_keys, keys_in
 from benchmarks.peers.feeds import FEEDS, Size, Spec
 from benchmarks.peers.peer import Command, Group, MissingError, Peer
 from benchmarks.peers.report import Outcome, PeerError, Report
-from multiclouddb_conformance.servers import ServerUnavailableError
+from testing.servers import ServerUnavailableError
 
 __all__ = ["Plan", "Step", "measure", "run_once"]
 

@@ -123,8 +123,8 @@ def copy_postgres(bench: Bench) -> Iterator[Sides]:
     """Measure the first run of a mirror, which reads and merges every row."""
     import psycopg
 
-    from multiclouddb_conformance.postgres_server import PostgresServer
     from multiclouddb_postgres import merge_into_postgres
+    from testing.postgres_server import PostgresServer
 
     with (
         backlog(bench.folder / "mongod", bench.size(_ROWS)) as rows,

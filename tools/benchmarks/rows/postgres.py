@@ -54,9 +54,9 @@ def postgres_merge(bench: Bench) -> Iterator[Sides]:
     import psycopg
     import pyarrow as pa
 
-    from multiclouddb_conformance.postgres_server import PostgresServer
     from multiclouddb_postgres import merge_into_postgres
     from pyspark_multiclouddb import latest_by_key
+    from testing.postgres_server import PostgresServer
 
     def documents(table: pa.Table) -> pa.Table:
         at = table.column_names.index("new_item_state")

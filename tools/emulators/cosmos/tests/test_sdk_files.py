@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from multiclouddb_conformance.servers import cache_folder, download, fetch_once
 from multiclouddb_cosmos_emulator import CosmosEmulator
+from testing.servers import cache_folder, download, fetch_once
 
 VERSION = "4.17.1"
 DIGEST = "sha256:d692928a54d88163e96d41d8f899229ca2f6a6bf21973ece2bfc1f72d4b4edd8"

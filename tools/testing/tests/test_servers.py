@@ -9,8 +9,8 @@ from hashlib import sha256, sha512
 
 import pytest
 
-from multiclouddb_conformance.servers import ServerUnavailableError, cache_folder, download, fetch_once
 from multiclouddb_conformance.waiting import assert_prompt, wait_until
+from testing.servers import ServerUnavailableError, cache_folder, download, fetch_once
 
 CONTENT = b"a package"
 DIGEST = f"sha256:{sha256(CONTENT).hexdigest()}"

@@ -7,8 +7,8 @@ from subprocess import CompletedProcess
 import pytest
 
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbKey, ResourceAddress
-from multiclouddb_conformance.command_line import Tail, Writer, assert_refused, run, said
 from multiclouddb_conformance.waiting import wait_until
+from testing.command_line import Tail, Writer, assert_refused, run, said
 
 LINE = "error: [NOT_FOUND] there is no table 'orders'; create it first\n"
 

@@ -1,4 +1,4 @@
-"""Plants defects in `verify`, each of which the lives of `multiclouddb_conformance.model_lives` must find."""
+"""Plants defects in `verify`, each of which the lives of `testing.model_lives` must find."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from unittest.mock import patch
 
 import attrs
 
-from multiclouddb_conformance.model_lives import RefusingClient
 from multiclouddb_tables.mark import FeedSource
 from multiclouddb_verify.repair import _Plan
 from multiclouddb_verify.sides import Sides
 from multiclouddb_verify.state import State
+from testing.model_lives import RefusingClient
 
 __all__ = ["PLANTED", "lives_until_noticed"]
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import attrs
 
 from multiclouddb_api import event_from_json
-from multiclouddb_conformance.command_line import apart_from_silence
+from testing.command_line import apart_from_silence
 
 __all__ = ["CommandOptions", "Shown", "command"]
 

@@ -36,10 +36,10 @@ from multiclouddb_api import (
     ResourceAddress,
     encode_json,
 )
-from multiclouddb_conformance.history import History
 from multiclouddb_tables.contract import Target
 from multiclouddb_verify import source as source_room
 from multiclouddb_verify.verification import Verification, checked
+from testing.history import History
 
 if TYPE_CHECKING:
     from multiclouddb_verify.verification import VerifySettings

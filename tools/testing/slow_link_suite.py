@@ -14,8 +14,8 @@ import attrs
 import pytest
 
 from multiclouddb_api import ChangeFeedRequest, MulticloudDbClient, ResourceAddress, StartPosition
-from multiclouddb_conformance.proxy import Proxy
-from multiclouddb_conformance.slow_link import SlowConsumer, seconds_to_close, seconds_to_stop
+from testing.proxy import Proxy
+from testing.slow_link import SlowConsumer, seconds_to_close, seconds_to_stop
 
 __all__ = ["Behind", "TestCut", "TestEnd", "TestSlow"]
 

@@ -19,10 +19,10 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from multiclouddb_api import MulticloudDbError, encode_json
-from multiclouddb_conformance.history import History
-from multiclouddb_conformance.model_lives import ModelRow
 from multiclouddb_conformance.sink_harness import Change, Death, rows
-from multiclouddb_conformance.spark_checkpoint import make_checkpoint, write_offset
+from testing.history import History
+from testing.model_lives import ModelRow
+from testing.spark_checkpoint import make_checkpoint, write_offset
 
 __all__ = ["LifeTable", "SinkLife"]
 

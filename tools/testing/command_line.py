@@ -21,9 +21,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from multiclouddb_api import ChangeEvent, event_from_json
-from multiclouddb_conformance.command_process import CommandProcess
 from multiclouddb_conformance.loss.life import plain_key
 from multiclouddb_conformance.waiting import SOON, wait_until
+from testing.command_process import CommandProcess
 
 __all__ = ["Tail", "Writer", "apart_from_silence", "assert_refused", "facts", "follow", "run", "said"]
 
