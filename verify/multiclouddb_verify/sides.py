@@ -184,7 +184,7 @@ class Sides:
             with self.state.transaction():
                 self._keep_parts([event.key for event in page.events[:1]])
                 self.state.add_changes(kept, self.clock())
-                self.state.skip(skipped_on(page))
+                self.state.leave_out(skipped_on(page))
                 # A later comparison goes on where all changes were kept, not only those of some keys.
                 self.state.put("follow" if wanted is None else "judged", page.continuation_token)
                 self.state.add("changes", len(changes))
@@ -210,7 +210,7 @@ class Sides:
             with state.transaction():
                 if count:
                     state.add_run("source", np.concatenate(runs), Lines.joined(keys))
-                state.skip(skipped)
+                state.leave_out(skipped)
                 skipped.clear()
                 state.put("scan", page.continuation_token)
                 state.put("scanned", 1 if is_last else None)

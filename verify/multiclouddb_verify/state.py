@@ -636,7 +636,7 @@ class State:
         self._sql_many("DELETE FROM pending WHERE key = ?", keys)
         self._sql_many("DELETE FROM difference WHERE key = ? AND repaired = 0", keys)
 
-    def skip(self, found: Iterable[tuple[str, str]]) -> None:
+    def leave_out(self, found: Iterable[tuple[str, str]]) -> None:
         """Store records that cannot be decoded, whose keys are not known: the partition, and the position.
 
         They belong to what was read of the source, so a later comparison that takes it up takes up these too.
