@@ -20,6 +20,7 @@ from pymongo.errors import AutoReconnect, OperationFailure
 
 from multiclouddb_api import Dropped, ErrorCategory, Invalidated, Renamed, ResourceAddress
 from multiclouddb_mongo import MongoOptions
+from multiclouddb_mongo import reader as reader_room
 from multiclouddb_mongo.mapping import MongoView
 from multiclouddb_mongo.position import After, At, compare, place_of, start_of, ticks_at, token_text
 from multiclouddb_mongo.raw_change import RawChange
@@ -836,6 +837,61 @@ def test_an_empty_answer_of_a_mongos_is_the_end_only_after_the_end_that_the_log_
     for _ in range(6):
         log.add(shown=False)
     assert fetch(reader).caught_up is None
+
+
+class TestAMemberThatLags:
+    """It is asked often for a fifth of a second, then less often, and is left once a call."""
+
+    @pytest.fixture
+    def late(self, monkeypatch):
+        """Let a number of answers come from a member that lags; return where to set it, and a clock."""
+        clock, left = [1000.0], [0]
+
+        class End:
+            def __init__(self, source):
+                self.is_late = False
+
+            def is_passed(self, place, stream, begin):
+                clock[0] += 0.1  # what an answer takes
+                self.is_late, left[0] = left[0] > 0, left[0] - 1
+                return not self.is_late
+
+        monkeypatch.setattr(reader_room, "LogEnd", End)
+        monkeypatch.setattr(reader_room.time, "monotonic", lambda: clock[0])
+        return left
+
+    @pytest.fixture
+    def server(self, log):
+        made = Server(log)
+        made.election, made.client = lambda stream: None, None
+        return made
+
+    def test_it_is_asked_less_often_after_a_while(self, log, late, server):
+        reader = reader_of(server)
+        late[0] = 6
+        assert fetch(reader).caught_up is None
+        assert server.waits == [10, 10, *[1000] * 5]
+        assert len(server.opened) == 2
+
+    def test_the_next_call_begins_anew(self, log, late, server):
+        reader = reader_of(server)
+        for _ in range(2):
+            late[0] = 4
+            server.waits.clear()
+            fetch(reader)
+            assert (server.waits[0], server.waits[-1]) == (10, 1000)
+
+    def test_a_primary_is_not_left(self, log, late, server):
+        server.election = lambda stream: "an election"
+        late[0] = 6
+        fetch(reader_of(server))
+        assert server.waits == [10, 10, *[1000] * 5]
+        assert len(server.opened) == 1
+
+    def test_a_change_ends_the_wait(self, log, late, server):
+        reader, late[0] = reader_of(server), 6
+        server.before_answer = lambda: log.add() if late[0] == 3 else None
+        assert keys_of(fetch(reader)) == [1]
 
 
 class TestPosition:
