@@ -42,6 +42,7 @@ from multiclouddb_api import MulticloudDbError, NewItemStateMode, invalid_reques
 from multiclouddb_api.arrow import EVENT_SCHEMA
 from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables.rules import DOCUMENT, check_cases
+from multiclouddb_tables.sql import in_backticks
 
 ROW_SCHEMA: Final = EVENT_SCHEMA.append(pa.field("sequence", pa.int64()))
 """The columns of an event, and `sequence`, the number of a row in its partition and batch."""
@@ -56,8 +57,25 @@ _SPARK_TYPES: Final[dict[pa.DataType, DataType]] = {
 SPARK_SCHEMA: Final = StructType([StructField(field.name, _SPARK_TYPES[field.type]) for field in ROW_SCHEMA])
 """The schema of the rows, as a Spark type."""
 
+
+def type_text(kind: DataType) -> str:
+    """Return a type as SQL that means the same under all settings of a session."""
+    match kind:
+        case TimestampType():
+            return "timestamp_ltz"  # with spark.sql.timestampType, TIMESTAMP may be the type without a zone
+        case StructType():
+            fields = (f"{in_backticks(field.name)}: {type_text(field.dataType)}" for field in kind)
+            return f"struct<{', '.join(fields)}>"
+        case ArrayType():
+            return f"array<{type_text(kind.elementType)}>"
+        case MapType():
+            return f"map<{type_text(kind.keyType)}, {type_text(kind.valueType)}>"
+        case _:
+            return kind.simpleString()
+
+
 EVENT_COLUMNS: Final = ", ".join(
-    f"{field.name} {field.dataType.simpleString().upper()}" for field in SPARK_SCHEMA
+    f"{field.name} {type_text(field.dataType).upper()}" for field in SPARK_SCHEMA
 )
 """The columns of the data source without `.schema(…)`, as DDL. Put them before columns of documents:
 `.schema(f"{EVENT_COLUMNS}, status STRING, total DOUBLE")`."""

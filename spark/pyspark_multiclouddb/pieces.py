@@ -8,17 +8,20 @@ part of the source again.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Final
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
 from pyspark.storagelevel import StorageLevel
 
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_spi.scan.contract import LATEST_MARK
 from multiclouddb_tables.mark import FeedSource
 from multiclouddb_tables.rules import (
@@ -42,6 +45,8 @@ _TASKS: Final = 32
 """The number of tasks. Spark's default of 200 tasks is too high for a small batch."""
 _BUCKET: Final = "_multiclouddb_bucket"
 _SIZE: Final = "_multiclouddb_size"
+_LOG: Final = logging.getLogger("multiclouddb.spark")
+
 PLAN: Final = "_multiclouddb_plan"
 """The column of a frame that says whence a row comes.
 
@@ -92,10 +97,24 @@ def kept_rows(
     bucket = F.pmod(F.xxhash64("key"), F.lit(_BUCKETS)).cast("int")
     size = sum((_bytes_of(_column(field.name), field.dataType) for field in frame.schema), F.lit(0))
     kept = latest_rows(frame).select(*columns, *HELPERS, bucket.alias(_BUCKET), size.alias(_SIZE))
+    is_kept = True
     if once:
-        kept = kept.localCheckpoint(eager=True)
+        try:
+            kept = kept.localCheckpoint(eager=True)
+        except AnalysisException as error:
+            raise MulticloudDbError(
+                f"this platform refuses localCheckpoint ({_first_line(error)}), and without it the rows that "
+                "were checked may not be those that are written; run the query on compute that allows it, or "
+                "write a Delta table with merge_into_delta",
+                ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY),
+            ) from error
     else:
-        kept = kept.coalesce(_TASKS).persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            kept = kept.coalesce(_TASKS).persist(StorageLevel.MEMORY_AND_DISK)
+        except AnalysisException as error:  # Spark then reads the same rows again for each piece
+            is_kept = False
+            text = "this platform refuses persist, so the batch is read again for each piece: %s"
+            _LOG.warning(text, _first_line(error))
     try:
         total = _total(kept)
         if total.incomplete:
@@ -110,8 +129,12 @@ def kept_rows(
     finally:
         if once:
             _free(kept)
-        else:
+        elif is_kept:
             kept.unpersist()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:200]
 
 
 def _free(kept: DataFrame) -> None:
@@ -205,7 +228,10 @@ def _bytes_of(value: Column, kind: DataType) -> Column:
 
 def _bound(frame: DataFrame, max_bytes: int) -> int:
     """Return `max_bytes`, or half of Spark's limit on collected results if this half is smaller."""
-    limit = frame.sparkSession.conf.get("spark.driver.maxResultSize", "1g") or "1g"
+    try:
+        limit = frame.sparkSession.conf.get("spark.driver.maxResultSize", "1g") or "1g"
+    except AnalysisException:  # serverless Spark lets nobody read most settings
+        limit = "1g"
     found = re.fullmatch(r"(\d+)([kmgtp]?)b?", limit.strip().lower())
     allowed = int(found[1]) * _UNITS[found[2]] if found else 0
     return min(max_bytes, allowed // 2) if allowed else max_bytes

@@ -60,7 +60,7 @@ from multiclouddb_tables.rules import (
     lacking_columns,
 )
 from multiclouddb_tables.sql import in_backticks, quoted
-from pyspark_multiclouddb.columns import arrow_type
+from pyspark_multiclouddb.columns import arrow_type, type_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -397,14 +397,14 @@ class TableTarget(Table):
             if name in schema.names:
                 problem = f"has a column {name}"
                 raise invalid_request("batch", problem, "the sink writes this column; rename yours")
-        wanted = {field.name: field.dataType.simpleString() for field in schema}
+        wanted = {field.name: type_text(field.dataType) for field in schema}
         for name in _TEXT:
             if wanted[name] != "string":
                 raise invalid_request(
                     f"column {name}", f"is {wanted[name]}", "pass the column of the data source"
                 )
         check_cases(wanted)
-        wanted[DELETED_AT] = "timestamp"
+        wanted[DELETED_AT] = type_text(TimestampType())
         if not self.exists:
             statement = (
                 f"CREATE TABLE IF NOT EXISTS {self._table} ({_declared(wanted)}) USING {self._create_using}"
@@ -420,10 +420,10 @@ class TableTarget(Table):
                     f"is {kind} in {self._table}, which cuts spaces off a text or adds some in silence",
                     "change its type to STRING, or leave the column out",
                 )
-        known = {field.name: field.dataType.simpleString() for field in self._known()}
+        known = {field.name: type_text(field.dataType) for field in self._known()}
         new = {name: wanted[name] for name in lacking_columns(self._table, wanted, known, self._new_columns)}
         if may_be_stale and STALE_SINCE not in known:
-            new[STALE_SINCE] = "timestamp"
+            new[STALE_SINCE] = type_text(TimestampType())
         if new:
             self._commit(f"ALTER TABLE {self._table} ADD COLUMNS ({_declared(new)})")
             self._schema = self._look()
@@ -549,12 +549,11 @@ class TableTarget(Table):
             numbers: See `Table.bury`.
         """
         del numbers
-        sets = [f"{in_backticks(name)} = NULL" for name in self._emptied()]
-        if STALE_SINCE in self._known().names:
-            sets.append(f"{STALE_SINCE} = NULL")
+        gone = [*self._emptied(), *({STALE_SINCE} & {*self._known().names})]
+        sets = [f"{in_backticks(name)} = {_null_of(name)}" for name in gone]
         sets += [
             f"order_key = {_literal(floor)}",
-            f"{DELETED_AT} = coalesce({DELETED_AT}, current_timestamp())",
+            f"{DELETED_AT} = coalesce({DELETED_AT}, now())",
         ]
         self._commit(f"UPDATE {self._table} SET {', '.join(sets)} WHERE order_key < {_literal(floor)}")
 
@@ -583,10 +582,10 @@ class TableTarget(Table):
         """
         del notes, is_last
         known = self._known().names
-        deleted = F.expr("CASE WHEN type = 'DELETE' THEN current_timestamp() END")
+        deleted = F.expr("CASE WHEN type = 'DELETE' THEN now() END")
         source = rows.withColumn(DELETED_AT, deleted)
         if may_be_stale := STALE_SINCE in known:
-            lacks = f"CASE WHEN type <> 'DELETE' AND {DOCUMENT} IS NULL THEN current_timestamp() END"
+            lacks = f"CASE WHEN type <> 'DELETE' AND {DOCUMENT} IS NULL THEN now() END"
             has_document = DOCUMENT in rows.columns
             source = source.withColumn(
                 STALE_SINCE, F.expr(lacks if has_document else "CAST(NULL AS TIMESTAMP_LTZ)")
@@ -652,9 +651,12 @@ def _property(name: str) -> str:
 
 
 def _declared(columns: Mapping[str, str]) -> str:
-    # With spark.sql.timestampType, TIMESTAMP may be the type without a zone.
-    kinds = {name: "timestamp_ltz" if kind == "timestamp" else kind for name, kind in columns.items()}
-    return ", ".join(f"{in_backticks(name)} {kind}" for name, kind in kinds.items())
+    return ", ".join(f"{in_backticks(name)} {kind}" for name, kind in columns.items())
+
+
+def _null_of(name: str) -> str:
+    """Return null with the type of a column, because with the policy STRICT null has no type to assign."""
+    return f"CASE WHEN false THEN {in_backticks(name)} END"
 
 
 def _marked(mark: TableMark, identity: str) -> dict[str, str]:

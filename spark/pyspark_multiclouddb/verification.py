@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar, Unpack
 import attrs
 import numpy as np
 import pyarrow as pa
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 from pyspark.storagelevel import StorageLevel
@@ -158,7 +158,15 @@ class _OnExecutors(Verification):
         def read() -> None:
             while joined:
                 joined.pop().unpersist()
-            joined.append(self._joined().persist(StorageLevel.DISK_ONLY))
+            try:
+                joined.append(self._joined().persist(StorageLevel.DISK_ONLY))
+            except AnalysisException as error:
+                raise MulticloudDbError(
+                    "this platform refuses persist, and without it the rows may be read again later than the "
+                    "changes that they are compared with; run it on compute that allows persist, or use "
+                    "verify, which needs no Spark",
+                    ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY),
+                ) from error
             self._while_following(joined[0].count)
 
         try:

@@ -4,10 +4,14 @@ import re
 import shutil
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
+from pyspark.sql.conf import RuntimeConfig
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from multiclouddb_api import (
@@ -20,6 +24,7 @@ from multiclouddb_api import (
     decode_json,
 )
 from multiclouddb_conformance import targets
+from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.sink_harness import (
     SOURCE,
     bare,
@@ -36,7 +41,14 @@ from multiclouddb_tables.contract import Fix
 from multiclouddb_tables.layout import state_of
 from multiclouddb_tables.mark import FeedSource
 from multiclouddb_tables.rules import concerns, other_rows, table_of
-from pyspark_multiclouddb import TableTarget, drop_tombstones, merge_into_table
+from pyspark_multiclouddb import (
+    EVENT_COLUMNS,
+    TableTarget,
+    drop_tombstones,
+    live_rows,
+    merge_into_delta,
+    merge_into_table,
+)
 
 from .micro_batches import make_checkpoint, read_counted, write_offset
 from .scala_catalog import table_in
@@ -252,10 +264,82 @@ def test_a_session_whose_timestamps_have_no_zone(sink, spark):
     try:
         sink.merge(rows(("a", 1, {})))
         sink.merge(rows(("a", 2, None)).append_column("at", pa.array([datetime.now(UTC)])), new_columns="add")
+        assert dict(spark.createDataFrame([], EVENT_COLUMNS).dtypes)["timestamp"] == "timestamp"
     finally:
         spark.conf.unset("spark.sql.timestampType")
     kinds = dict(spark.table(sink.table).dtypes)
     assert {kinds[name] for name in ("timestamp", "at", "_deleted_at")} == {"timestamp"}
+
+
+SETTINGS = [
+    {"spark.sql.ansi.enforceReservedKeywords": "true", "spark.sql.ansi.enabled": "true"},
+    {"spark.sql.storeAssignmentPolicy": "STRICT"},
+    {"spark.sql.parser.escapedStringLiterals": "true", "spark.sql.ansi.doubleQuotedIdentifiers": "true"},
+]
+
+
+@pytest.mark.parametrize(
+    "settings", SETTINGS, ids=lambda each: "+".join(name.rsplit(".", 1)[1] for name in each)
+)
+def test_statements_mean_the_same_under_every_setting_of_sql(sink, spark, settings):
+    """A merge, a column that is added, the end of a snapshot, and the removal of tombstones."""
+    made = rows(("a", 1, {"n": 1}), ("b", 1, None), ("c", 1, {}))
+    odd = pa.array([{"it's a `field`": number, "date": "x"} for number in range(made.num_rows)])
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        sink.merge(made)
+        sink.merge(made.append_column("odd", odd).append_column("at", pa.array([datetime.now(UTC)] * 3)),
+                   new_columns="add")  # fmt: skip
+        plan = "provider:resource:snapshot:s"
+        sink.merge(page([], SnapshotStarted("000010~", plan), BackfillDone(plan, "000010~")))
+        assert tombstones(sink).keys() == {"a", "b", "c"}
+        assert drop_tombstones(sink.table, timedelta(0), spark=spark) == 3
+    finally:
+        for name in settings:
+            spark.conf.unset(name)
+    kinds = dict(spark.table(sink.table).dtypes)
+    assert kinds["odd"] == "struct<it's a `field`:bigint,date:string>"
+
+
+class TestRefusedByThePlatform:
+    """Databricks' serverless compute refuses some calls and settings."""
+
+    @pytest.fixture
+    def refuse(self, monkeypatch):
+        def refused(owner, name, *, wanted=None):
+            original = getattr(owner, name)
+
+            def call(*arguments, **named):
+                if wanted is None or wanted in arguments:
+                    raise AnalysisException(
+                        "[NOT_SUPPORTED_WITH_SERVERLESS] it is not supported on serverless"
+                    )
+                return original(*arguments, **named)
+
+            monkeypatch.setattr(owner, name, call)
+
+        return refused
+
+    @pytest.fixture
+    def frame(self, spark):
+        made = rows(("a", 1, {"n": 1}), ("a", 2, {"n": 2}), ("b", 1, None))
+        return spark.createDataFrame(made, from_arrow_schema(made.schema, prefer_timestamp_ntz=True))
+
+    def test_rows_that_nobody_may_keep_are_read_again(self, spark, frame, tmp_path, refuse, caplog):
+        refuse(ClassicFrame, "persist")
+        refuse(RuntimeConfig, "get", wanted="spark.driver.maxResultSize")
+        assert merge_into_delta(frame, None, tmp_path / "table", None)
+        found = {
+            row["key"]: row["new_item_state"] for row in live_rows(tmp_path / "table").read_all().to_pylist()
+        }
+        assert found == {key_of("a"): '{"n":2}'}
+        assert "refuses persist" in caplog.text
+
+    def test_rows_that_must_stay_the_same_are_refused_by_name(self, sink, frame, refuse):
+        refuse(ClassicFrame, "localCheckpoint")
+        call = partial(merge_into_table, frame, 0, sink.table, create_using="test")
+        refusal(ErrorCategory.UNSUPPORTED_CAPABILITY, call, "localCheckpoint", "merge_into_delta")
 
 
 @pytest.mark.parametrize("hidden", [None, "(?i)main|orders|timestamp"])
