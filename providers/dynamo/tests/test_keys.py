@@ -25,7 +25,7 @@ from multiclouddb_conformance.refusals import refused
 from multiclouddb_dynamo.mapping import DynamoMapper, DynamoView
 from multiclouddb_dynamo.provider import PLUGIN
 from multiclouddb_dynamo.snapshots import ItemMapper
-from multiclouddb_dynamo.values import encode_key
+from multiclouddb_dynamo.values import encode_key, key_value
 from multiclouddb_spi import Scan
 
 from .servers.local import shared
@@ -195,6 +195,23 @@ def test_a_server_that_keeps_the_spelling_gives_the_same_key(text, name):
         (event,) = mapper.events([each], 0, 1)
         assert event.key == MulticloudDbKey({name: 5})
         assert mapper.arrow([each], 0, 1).equals(events_to_arrow([event]))
+
+
+@pytest.mark.parametrize("texts", [["0.5", "0.50", "5E-1", "+.500"], ["-2.5", "-2.50", "-25E-1"]])
+def test_a_fraction_has_one_key_in_every_form(texts):
+    """Two decimals with different zeros at their end are equal in Python, but have different texts."""
+    view, forms = DynamoView(ADDRESS, "p", "shard", ("id",)), set()
+    for text in texts:
+        item = {"id": {"N": text}}
+        data = {"Keys": item, "SequenceNumber": "1" * 21, "NewImage": item}
+        record = {"eventID": "e" * 32, "eventName": "INSERT", "dynamodb": data}
+        for mapper, each in ((DynamoMapper(view), record), (ItemMapper(view, SEGMENT), item)):
+            (event,) = mapper.events([each], 0, 1)
+            (found,) = mapper.arrow([each], 0, 1).column("key").to_pylist()
+            forms.add((repr(event.key), event.key.canonical(), found))
+        asked = MulticloudDbKey({"id": key_value(encode_key("id", Decimal(text)))})
+        forms.add((repr(asked), asked.canonical(), found))
+    assert len(forms) == 1
 
 
 def test_only_the_key_takes_the_normal_form():

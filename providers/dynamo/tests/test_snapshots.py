@@ -182,13 +182,13 @@ class TestPlans:
     def test_the_number_of_segments_depends_on_the_size(self, wanted, nbytes, count):
         assert segments_of(wanted, Table(None, True, None, ("id",), nbytes, 0)) == count
 
-    @pytest.mark.parametrize("count", [1, 7, 100])
+    @pytest.mark.parametrize("count", [1, 7, 99, 100, 101])
     def test_every_segment_is_cut_once_whatever_the_steps(self, count):
         rest, numbers = [5, 0], []
         while rest is not None:
             assert cut(SCAN, rest, count) == cut(SCAN, rest, count)
             segments, rest = cut(SCAN, rest, count)
-            assert len(segments) <= count
+            assert len(segments) == min(count, 100 - len(numbers))
             numbers += [part_of(Segment.of(each.segment_id, each.cursor)) for each in segments]
             assert {(each.records, plan_id_of(each.segment_id)) for each in segments} == {(5, "p")}
         assert numbers == [(number, 100) for number in range(100)]

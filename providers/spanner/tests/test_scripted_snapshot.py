@@ -165,6 +165,20 @@ def test_a_large_table_is_cut_while_it_is_read(monkeypatch):
         assert len({event.partition_id for event in rows}) == 8
 
 
+@pytest.mark.parametrize("count", [1, 2, 4, 5, 6])
+def test_a_plan_gives_as_many_segments_as_are_wanted(monkeypatch, count):
+    monkeypatch.setattr(snapshots, "_SMALL", 1)
+    with feed(initial_partitions=1) as items, Opened(items) as opened:
+        items.put(*((f"k{number:02}", number) for number in range(20)))
+        plan = opened.feed.snapshot(5, opened.soon())
+        found, rest = [], plan.rest
+        while rest is not None:
+            more, rest = opened.feed.segments(plan.scan, rest, count, opened.soon())
+            assert len(more) == min(count, 5 - len(found))
+            found += more
+    assert len({each.segment_id for each in found}) == 5
+
+
 def test_rows_received_before_the_watched_columns_change_are_read_again(monkeypatch):
     """The answer of a scan has other columns than the answer before it, and both are open in one reader."""
     monkeypatch.setattr(snapshots, "_KEPT_SECONDS", 0.0)
