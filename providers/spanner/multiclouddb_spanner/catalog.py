@@ -211,6 +211,13 @@ def columns_at(client: DatabaseClient, info: ChangeStreamInfo, at: int, scope: C
     return [*info.key_names, *rest] if here else []
 
 
+def types_of(client: DatabaseClient, info: ChangeStreamInfo, scope: CancelScope) -> dict[str, str]:
+    """Return the columns of a table now, and their types."""
+    rows = _select(client, scope, "table_schema, table_name, column_name, spanner_type", "columns")
+    here = _place(info.table, postgres=info.postgres)
+    return {name: kind for *where, name, kind in rows if where == here}
+
+
 def check_provisioned(info: ChangeStreamInfo, spec: FeedSpec) -> None:
     """Refuse a request that needs old or new rows if the stream's records do not contain such rows."""
     wanted: list[tuple[str, tuple[str, ...]]] = []

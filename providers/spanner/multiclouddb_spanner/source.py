@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from multiclouddb_spanner.catalog import (
     left_out_at,
     look_again,
     retention_of,
+    types_of,
 )
 from multiclouddb_spanner.client import INT64, STRING, TIMESTAMP, CancelScope, DatabaseClient, QueryResult
 from multiclouddb_spanner.errors import (
@@ -39,6 +41,7 @@ from multiclouddb_spi.faults import START_AGAIN, START_ANEW, expired
 # The interval of the service's heartbeats. Windows end by themselves, so the provider rarely needs
 # heartbeats.
 _HEARTBEAT_MS: Final = "60000"
+_LOG: Final = logging.getLogger("multiclouddb.spanner")
 
 
 class Window:
@@ -132,6 +135,7 @@ class ReaderContext:
         self._checking = threading.Lock()
         self._watched_at = time.monotonic()
         self._measured: int | None = None
+        self._types: dict[str, str] | None = None
         self._began_at = 0  # the time at which the stream was created, if its retention cannot be measured
         # When a partition ended whose children the service has not named yet.
         self.ended: dict[str, int] = {}
@@ -328,9 +332,32 @@ class ReaderContext:
         try:
             self.info = look_again(self.client, self.info, scope)
             self.measure(scope)
+            self._compare_types(types_of(self.client, self.info, scope))
             self._watched_at = now
         finally:
             self._checking.release()
+
+    def _compare_types(self, found: dict[str, str]) -> None:
+        """Warn if the table has other columns than at the last check."""
+        before, self._types = self._types, found
+        if before is None or before == found:
+            return
+        changed = [
+            *(f"{name} was added" for name in sorted(found.keys() - before.keys())),
+            *(f"{name} was dropped" for name in sorted(before.keys() - found.keys())),
+            *(
+                f"{name} has another type"
+                for name in sorted(found)
+                if before.get(name, found[name]) != found[name]
+            ),
+        ]
+        _LOG.warning(
+            "the columns of table %r have changed: %s. Spanner rewrites stored rows for this without change "
+            "records, so a copy has their old values until they change or are read by a Snapshot(); "
+            "multiclouddb verify compares them.",
+            self.info.table,
+            ", ".join(changed),
+        )
 
     def check_key(self, scope: CancelScope) -> None:
         """Check that the table has still the same key."""

@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+import attrs
 import pytest
 
 from multiclouddb_api import (
@@ -244,6 +245,36 @@ def away_and_back(items):
     items.put(("after", 4))
     items.restart()
     return moment
+
+
+class TestOtherColumns:
+    """Tests statements that rewrite stored rows, for which the service sends no change records."""
+
+    def test_a_running_reader_warns_once_for_each(self, monkeypatch, caplog):
+        monkeypatch.setattr("multiclouddb_spanner.source._CHECK_SECONDS", 0.0)
+        with feed(initial_partitions=1) as items, caplog.at_level("WARNING", "multiclouddb.spanner"):
+            items.put(("a", 1))
+            token = items.page(Beginning()).continuation_token
+
+            def read():
+                nonlocal token
+                caplog.clear()
+                for _ in range(3):
+                    token = items.page(token).continuation_token
+                return [each.getMessage() for each in caplog.records if each.name == "multiclouddb.spanner"]
+
+            assert read() == []
+            items.run("ALTER TABLE items ADD COLUMN more INT64")
+            (said,) = read()
+            assert "'items' have changed: more was added." in said
+            items.run("ALTER TABLE items DROP COLUMN more")
+            (said,) = read()
+            assert "more was dropped." in said
+            table = items.server._world.databases[items.scripted.database].tables["items"]
+            table.columns[1] = attrs.evolve(table.columns[1], text="FLOAT64")
+            (said,) = read()
+            assert "n has another type." in said
+            assert read() == []
 
 
 class TestUnwatched:
