@@ -1,4 +1,4 @@
-"""Maps each failure of boto3 or of the service to its category. The functions are pure."""
+"""Maps each failure of boto3 or of the service to its category."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from botocore.parsers import ResponseParserError
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
+from multiclouddb_dynamo.credentials import MachineRole
 from multiclouddb_spi import Fault, ProviderFault, expired
 from multiclouddb_spi.faults import (
     REPORT,
@@ -52,6 +53,13 @@ _AUTHENTICATION: Final = FaultRule(ErrorCategory.AUTHENTICATION_FAILED, _WHO, re
 _CREDENTIALS_LATE: Final = FaultRule(
     ErrorCategory.TRANSIENT_FAILURE, f"try again; if that does not help, {_WHO}"
 )
+# New clients are made for the next attempt, because boto3's keep that they have found no credentials.
+_ROLE_LATE: Final = FaultRule(
+    ErrorCategory.TRANSIENT_FAILURE,
+    f"the machine's metadata service, which has them, fails; try again; if that does not help, {_WHO}",
+    renewable=True,
+)
+_ROLE: Final = MachineRole()
 _AUTHORIZATION: Final = FaultRule(ErrorCategory.AUTHORIZATION_FAILED, _DENIED)
 # The messages of these errors may quote the signed request, which may contain a session token.
 _SIGNED: Final = FaultRule(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True, renewable=True)
@@ -238,6 +246,8 @@ def _row_of(error: ClientError, code: str) -> FaultRule:
 def _row_of_kind(error: BotoCoreError) -> FaultRule:
     if isinstance(error, _OURS):
         return _BROKEN
+    if isinstance(error, boto.NoCredentialsError) and _ROLE.is_down():
+        return _ROLE_LATE
     if isinstance(error, _CREDENTIALS):
         return _AUTHENTICATION
     return _DAMAGED if isinstance(error, _CHECKED) else _SETTINGS

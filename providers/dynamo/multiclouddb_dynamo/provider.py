@@ -83,11 +83,13 @@ class Credentials:
     """
 
     def __init__(self, make: Callable[[boto3.Session], DynamoClients]) -> None:
-        self._make, self._session = make, boto3.Session()
+        self._make, self._session, self._has_any = make, boto3.Session(), False
         self._lock, self._renewed_at = threading.Lock(), -math.inf
 
     def clients(self) -> DynamoClients:
         """Return clients with the credentials of the last session."""
+        # A session that has found none looks again, but its clients do not.
+        self._has_any = self._session.get_credentials() is not None
         return self._make(self._session)
 
     def renew(self, since: float, calls: Calls) -> bool:
@@ -96,7 +98,8 @@ class Credentials:
             if self._renewed_at > since:
                 return True
             session = boto3.Session()
-            if _frozen(session) in (None, _frozen(self._session)):
+            found = _frozen(session)
+            if found is None or (self._has_any and found == _frozen(self._session)):
                 return False
             self._session, self._renewed_at = session, time.monotonic()
             calls.use(self.clients())

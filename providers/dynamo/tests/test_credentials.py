@@ -1,5 +1,10 @@
 """Tests what a user is told about AWS profiles, and that credentials which have aged are looked for again."""
 
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
 import pytest
 
 from multiclouddb_api import (
@@ -68,6 +73,76 @@ def test_a_mistake_in_a_profile_is_told_in_the_words_of_boto3(
     assert text in error.message
     assert "defect" not in error.message
     assert error.detail.retryable is (category == TRANSIENT)
+
+
+class MetadataService(BaseHTTPRequestHandler):
+    """The metadata service of a machine. `statuses` are those of the token, the roles and the credentials."""
+
+    statuses: ClassVar = {}
+    calls: ClassVar = []
+
+    def answer(self):
+        kind = "token" if self.path.endswith("/token") else "roles" if self.path.endswith("/") else "role"
+        text = {"token": "t", "roles": "reader"}.get(kind) or json.dumps(
+            {
+                "Code": "Success",
+                "AccessKeyId": "local",
+                "SecretAccessKey": "nobody",
+                "Token": "t",
+                "Expiration": "2999-01-01T00:00:00Z",
+            }
+        )
+        self.calls.append(kind)
+        status = self.statuses.get(kind, 200)
+        needs_token = kind != "token" and self.headers["x-aws-ec2-metadata-token"] is None
+        self.send_response(401 if needs_token else status)
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    do_GET = do_PUT = answer  # noqa: N815 - the names that http.server calls
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+class TestMachineRole:
+    @pytest.fixture
+    def machine(self, files, monkeypatch):
+        monkeypatch.setattr("multiclouddb_dynamo.credentials._KEPT_SECONDS", 0.0)
+        server = ThreadingHTTPServer(("127.0.0.1", 0), MetadataService)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{server.server_port}/")
+        monkeypatch.setattr(MetadataService, "statuses", {})
+        yield MetadataService.statuses
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+    @pytest.mark.parametrize("status", [500, 503, 429])
+    @pytest.mark.parametrize("what", ["token", "roles", "role"])
+    def test_a_metadata_service_that_fails_is_an_outage(self, world, machine, what, status):
+        world.put("a")
+        machine[what] = status
+        config = ClientConfig("dynamo", {"region": REGION, "endpoint_url": world.script.endpoint_url})
+        with connect(config) as client:
+            consumer = world.consumer(client=client)
+            with refused(TRANSIENT, "metadata service"):
+                consumer.read(seconds(2))
+            machine.clear()
+            consumer.until_idle()
+        assert consumer.markers == [1]
+
+    @pytest.mark.parametrize("is_there", [True, False])
+    def test_a_machine_without_a_role_is_told_at_once(self, world, machine, monkeypatch, is_there):
+        machine["roles"] = 404
+        if not is_there:
+            monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:1/")
+        config = ClientConfig("dynamo", {"region": REGION, "endpoint_url": world.script.endpoint_url})
+        with connect(config) as client, refused(AUTHENTICATION, "credentials"):
+            world.consumer(client=client).read(seconds(30))
 
 
 class TestAgedCredentials:
