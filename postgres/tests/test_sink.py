@@ -1071,7 +1071,7 @@ class TestColumns:
             )
         assert query(dsn, "SELECT n FROM shop.orders") == [(2,)]
         found = query(dsn, "SELECT name FROM shop.multiclouddb_marks ORDER BY name")
-        assert found == [("multiclouddb-feed",), ("multiclouddb-query:app",)]
+        assert found == [("multiclouddb-feed",), ("multiclouddb-filled",), ("multiclouddb-query:app",)]
 
     def test_mark_is_the_same_by_each_name_of_the_table(self, dsn):
         with psycopg.connect(dsn) as connection:
