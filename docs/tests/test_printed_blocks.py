@@ -34,6 +34,8 @@ BY_JAVA = "WARNING: Using incubator modules: jdk.incubator.vector\n"
 SYSTEM = "/usr/local/bin:/usr/bin:/bin"
 # Long enough for Spark on a busy machine.
 LONG = 600
+# Spark waits ten seconds for a process of Python, too short there; a person would start the program again.
+LATE, TRIES = "Python worker failed to connect back", 5
 
 
 @attrs.frozen
@@ -74,8 +76,11 @@ class Machine:
 
     def run(self, block):
         """Return the output of a block that ends by itself and prints nothing else."""
-        began = self._begin(block, {}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        printed, complaint = began.communicate(timeout=LONG)
+        for _ in range(TRIES):
+            began = self._begin(block, {}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            printed, complaint = began.communicate(timeout=LONG)
+            if LATE not in complaint:
+                break
         complaint = complaint.replace(BY_JAVA, "")
         assert (began.returncode, complaint) == (0, ""), f"{block.code}\n{printed}\n{complaint}"
         return printed
