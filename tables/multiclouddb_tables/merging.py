@@ -222,7 +222,8 @@ class MergeRules:
 
     def filled(self) -> None:
         """Record that the table has a row."""
-        if self._table.keeps_marks and not self._table.number(FILLED):
+        # With long_keys="skip", a merge may write none.
+        if self._table.keeps_marks and not self._table.number(FILLED) and not self._table.is_empty():
             self._table.store({FILLED: 1}, {})
 
     def _is_known(self, query: str | None) -> bool:
