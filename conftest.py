@@ -203,8 +203,8 @@ def spark():
         # A client of Spark Connect; the server belongs to the test that started this process.
         yield SparkSession.builder.getOrCreate()
         return
-    from benchmarks.servers import server_module
     from pyspark_multiclouddb import local_session
+    from testing.provider_servers import server_module
 
     with pytest.MonkeyPatch.context() as patch:
         # Spark's workers keep the environment of this moment.

@@ -16,7 +16,6 @@ INPUTS: Final = (
     "tools",
     "conftest.py",
     "requirements.txt",
-    "tools/testing/command_line.py",
 )
 
 

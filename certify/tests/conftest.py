@@ -7,9 +7,9 @@ import pytest
 from botocore.config import Config
 from typer.testing import CliRunner
 
-from benchmarks.servers import server_module
 from multiclouddb_cli.main import app
 from multiclouddb_dynamo_emulator import ScriptedStreams
+from testing.provider_servers import server_module
 from testing.servers import cache_folder
 
 SECRET = "a/secret/that/nobody/may/see"

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from pymongo.errors import AutoReconnect
 
-from benchmarks.servers import server_module
 from multiclouddb_certify import Granted, Permission
 from multiclouddb_certify.certification import RunPlace
 from multiclouddb_certify.cosmos import native_account
@@ -22,6 +21,7 @@ from multiclouddb_cosmos_emulator.message import Reply
 from multiclouddb_spanner_emulator import ScriptedSpanner
 from multiclouddb_spanner_emulator.database import Database
 from testing.command_line import run as in_new_process
+from testing.provider_servers import server_module
 
 EARLIER = datetime(2026, 1, 1, tzinfo=UTC)
 START = ("--account", "local", "--yes")

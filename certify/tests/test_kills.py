@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.servers import server_module
 from multiclouddb_certify.cosmos import native_account
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_cosmos_emulator import CosmosEmulator
+from testing.provider_servers import server_module
 
 from .conftest import NEIGHBOUR
 

@@ -5,7 +5,6 @@ import itertools
 import pytest
 from google.api_core.exceptions import GoogleAPICallError, NotFound
 
-from benchmarks.servers import server_module
 from multiclouddb_certify import Run
 from multiclouddb_certify.certification import PREFIX, load_certification
 from multiclouddb_certify.spanner import SpannerHarness
@@ -13,6 +12,7 @@ from multiclouddb_conformance.harness import CollectionKind
 from multiclouddb_cosmos_emulator import CosmosEmulator
 from multiclouddb_spanner_emulator import ScriptedSpanner
 from multiclouddb_spanner_emulator.database import Database
+from testing.provider_servers import server_module
 
 
 @pytest.fixture

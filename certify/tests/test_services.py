@@ -15,7 +15,6 @@ from azure.cosmos import PartitionKey
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import spanner as spanner_client
 
-from benchmarks.servers import server_module
 from multiclouddb_certify import Granted, Run, RunPlace
 from multiclouddb_certify import run as certify_run
 from multiclouddb_certify.certification import load_certification
@@ -28,6 +27,7 @@ from multiclouddb_cosmos.config import CosmosConfig
 from multiclouddb_cosmos_emulator import CosmosEmulator
 from multiclouddb_cosmos_emulator.service import Service
 from multiclouddb_spanner_emulator import ScriptedSpanner
+from testing.provider_servers import server_module
 
 from .conftest import SECRET, report_of
 

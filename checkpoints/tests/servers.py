@@ -22,7 +22,7 @@ from azure.storage.blob import ContainerClient
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-from benchmarks.servers import server_module
+from testing.provider_servers import server_module
 from testing.servers import ServerUnavailableError, cache_folder, download
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,10 +12,10 @@ from urllib.parse import quote
 import attrs
 import pyspark
 
-from benchmarks.servers import server_module
 from multiclouddb_api import ChangeFeedRequest, FromContinuationToken, Now, ResourceAddress, connect
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
+from testing.provider_servers import server_module
 
 from .environments import environment
 from .jvm_settings import environment_of

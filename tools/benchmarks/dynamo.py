@@ -11,8 +11,8 @@ from typing import Any, Final
 import attrs
 
 from benchmarks.processes import on_server_core, served
-from benchmarks.servers import server_module
 from multiclouddb_api import ClientConfig, ResourceAddress
+from testing.provider_servers import server_module
 
 __all__ = ["ADDRESS", "Local", "Scripted", "item", "local", "scripted"]
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 import attrs
 
 from benchmarks.processes import on_server_core, served
-from benchmarks.servers import server_module
 from multiclouddb_api import ChangeFeedRequest, ClientConfig, Now, ResourceAddress, connect
+from testing.provider_servers import server_module
 
 __all__ = ["COLUMNS", "STREAM", "Backlog", "Scripted", "backlog", "scripted"]
 

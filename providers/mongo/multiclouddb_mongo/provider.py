@@ -18,6 +18,7 @@ from multiclouddb_mongo.commands import Commands
 from multiclouddb_mongo.config import MongoConfig
 from multiclouddb_mongo.errors import PROVIDER_ID, classify, is_logged_out, login_lost
 from multiclouddb_mongo.feed import MongoFeed
+from multiclouddb_mongo.members import Majority, ServerClock
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.pymongo_internals import (
     Closer,
@@ -33,7 +34,7 @@ from multiclouddb_mongo.pymongo_internals import (
 )
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.snapshots import SegmentReader
-from multiclouddb_mongo.source import Majority, ReaderContext, ServerClock, elected
+from multiclouddb_mongo.source import ReaderContext, elected
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
 from multiclouddb_spi.connection import checked_native, warn_of_plaintext
 

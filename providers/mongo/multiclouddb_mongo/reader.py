@@ -15,6 +15,7 @@ from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 from multiclouddb_api import ErrorCategory, Invalidated
 from multiclouddb_mongo.errors import EVENT_TOO_LARGE, IMAGE_MISSING, OVERTAKEN, code_of
 from multiclouddb_mongo.mapping import MongoMapper, MongoView
+from multiclouddb_mongo.members import AHEAD_SECONDS
 from multiclouddb_mongo.position import (
     After,
     At,
@@ -58,7 +59,6 @@ _CAREFUL_LOOKS: Final = 20
 # Wall clocks and cluster time are not the same. On servers with synchronised clocks, they differ by less than
 # this.
 _CLOCKS_SECONDS: Final = 1
-_AHEAD_SECONDS: Final = 10
 # After this many consecutive answers without a change of a document, a fetch returns without changes.
 _LOOKS: Final = 50
 _RESUMES: Final = 3
@@ -398,7 +398,7 @@ class MongoReader(Reader):
         if taken.changes:
             wall = wall_seconds(taken.changes[-1])
             then = seconds_at(place_of_change(taken.changes[-1]))
-            if wall is not None and then is not None and then - wall > _AHEAD_SECONDS:
+            if wall is not None and then is not None and then - wall > AHEAD_SECONDS:
                 return wall  # the cluster time is ahead of the clocks
         elif self._source.clock.is_behind(seconds):
             return self._began if taken.at_end else None

@@ -32,7 +32,7 @@ from multiclouddb_conformance.loss import (
 )
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.waiting import assert_prompt
-from multiclouddb_mongo import MongoOptions, source
+from multiclouddb_mongo import MongoOptions, members
 
 from .monitor import deaf, ids, read, walk, watched
 
@@ -284,8 +284,8 @@ class TestEnd:
 
     def test_a_write_that_no_majority_has_is_not_the_end(self, proxied, items, monkeypatch):
         """The primary acknowledges writes with w: 1 while the other members take none."""
-        monkeypatch.setattr(source, "_MAJORITY_SECONDS", 0.0)
-        monkeypatch.setattr(source, "_BEHIND_SECONDS", 0.5)
+        monkeypatch.setattr(members, "_MAJORITY_SECONDS", 0.0)
+        monkeypatch.setattr(members, "_BEHIND_SECONDS", 0.5)
         address, primary = ResourceAddress(items.database.name, "c"), proxied.wait_primary()
         alone = items.with_options(write_concern=WriteConcern(w=1))
         others = [member for member in proxied.members if member != primary]
@@ -299,7 +299,7 @@ class TestEnd:
                     for each in (client, new):
                         assert not read(each, address, page.continuation_token).idle
                 # After some time, this is an outage. A heartbeat has to tell that the members are behind.
-                monkeypatch.setattr(source, "_STALLED_SECONDS", 1.0)
+                monkeypatch.setattr(members, "_STALLED_SECONDS", 1.0)
                 time_limit = time.monotonic() + 2 * CALL
                 said = ""
                 while not all(f"{member} is " in said for member in others) and time.monotonic() < time_limit:

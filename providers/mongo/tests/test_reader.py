@@ -22,10 +22,10 @@ from multiclouddb_api import Dropped, ErrorCategory, Invalidated, Renamed, Resou
 from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo import reader as reader_room
 from multiclouddb_mongo.mapping import MongoView
+from multiclouddb_mongo.members import Majority, ServerClock
 from multiclouddb_mongo.position import After, At, compare, place_of, start_of, ticks_at, token_text
 from multiclouddb_mongo.raw_change import RawChange
 from multiclouddb_mongo.reader import MongoReader
-from multiclouddb_mongo.source import Majority, ServerClock
 from multiclouddb_mongo.values import CODEC
 from multiclouddb_spi import Continue, Deadline, Ended, ProviderFault, Reached, RecordFault
 

@@ -20,11 +20,11 @@ from multiclouddb_api import (
     OldItemStateMode,
     ResourceAddress,
 )
-from multiclouddb_mongo import MongoOptions
-from multiclouddb_mongo import source as rooms
+from multiclouddb_mongo import MongoOptions, members
+from multiclouddb_mongo.members import Majority, ServerClock
 from multiclouddb_mongo.position import After, At, ticks_at
 from multiclouddb_mongo.pymongo_internals import Closer, hushed
-from multiclouddb_mongo.source import ENDINGS, LogEnd, Majority, ReaderContext, ServerClock
+from multiclouddb_mongo.source import ENDINGS, LogEnd, ReaderContext
 from multiclouddb_spi import FeedSpec
 
 from .monitor import Commands
@@ -315,7 +315,7 @@ def test_a_primary_is_asked_once_if_elections_are_told_at_once(monkeypatch, mode
     assert not LogEnd(source).is_passed(BEFORE, "stream", BEFORE)
     assert LogEnd(source).is_passed(BEFORE, "stream", BEFORE) is believed
     # What a majority has is asked again after some seconds.
-    monkeypatch.setattr(rooms, "_MAJORITY_SECONDS", 0.0)
+    monkeypatch.setattr(members, "_MAJORITY_SECONDS", 0.0)
     source.majority.has_all()
     source.hello["lastWrite"]["opTime"]["ts"] = Timestamp(5, 3)
     assert not LogEnd(source).is_passed(LAST, "stream", BEFORE)

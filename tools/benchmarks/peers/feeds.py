@@ -13,7 +13,7 @@ import attrs
 from benchmarks.peers.data import FIELDS, document, item
 from benchmarks.peers.peer import Group
 from benchmarks.peers.peers import BATCH_SIZE
-from benchmarks.servers import server_module
+from testing.provider_servers import server_module
 
 __all__ = ["FEEDS", "Size", "Spec"]
 

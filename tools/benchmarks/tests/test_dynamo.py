@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from benchmarks.dynamo import ADDRESS, item, local, scripted
-from benchmarks.servers import server_module
 from multiclouddb_api import Beginning, ChangeFeedRequest, connect
+from testing.provider_servers import server_module
 from testing.servers import ServerUnavailableError
 
 

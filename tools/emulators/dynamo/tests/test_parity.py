@@ -10,8 +10,8 @@ import botocore.exceptions
 import pytest
 from botocore.config import Config
 
-from benchmarks.servers import server_module
 from multiclouddb_dynamo_emulator import ScriptedStreams
+from testing.provider_servers import server_module
 
 CONFIG = Config(retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=20)
 VIEWS = ("KEYS_ONLY", "NEW_IMAGE", "OLD_IMAGE", "NEW_AND_OLD_IMAGES")

@@ -1,4 +1,4 @@
-"""Provides the servers that the providers' tests use."""
+"""Imports the test servers of providers, which stand beside their tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PROVIDERS: Final = Path(__file__).parents[2] / "providers"
 @cache
 def server_module(provider: str, name: str) -> Any:
     """Import a module from a provider's test servers, which are not part of an installed package."""
-    spec = ModuleSpec(f"benchmarks_{provider}_servers", None, is_package=True)
+    spec = ModuleSpec(f"testing_{provider}_servers", None, is_package=True)
     spec.submodule_search_locations = [str(_PROVIDERS / provider / "tests" / "servers")]
     sys.modules[spec.name] = module_from_spec(spec)
     return import_module(f"{spec.name}.{name}")
