@@ -1,7 +1,10 @@
 """Runs coroutines of tests in an event loop of their own."""
 
 import asyncio
+import sys
 import threading
+import traceback
+from contextlib import contextmanager
 
 from multiclouddb_conformance.waiting import wait_until
 
@@ -14,7 +17,22 @@ def run(main):
         assert asyncio.all_tasks() == {asyncio.current_task()}
         return result
 
+    with no_thread_left():
+        return asyncio.run(checked(), debug=True)
+
+
+@contextmanager
+def no_thread_left():
+    """Check that the block leaves no thread; whoever stays is told with its name and its stack."""
     before = set(threading.enumerate())
-    result = asyncio.run(checked(), debug=True)
-    wait_until(lambda: set(threading.enumerate()) <= before)
-    return result
+    yield
+
+    def left():
+        return set(threading.enumerate()) - before
+
+    try:
+        wait_until(lambda: not left())
+    except TimeoutError:
+        frames = sys._current_frames()
+        stacks = {each.name: "".join(traceback.format_stack(frames.get(each.ident))) for each in left()}
+        raise AssertionError("\n".join(f"{name}:\n{stack}" for name, stack in stacks.items())) from None

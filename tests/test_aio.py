@@ -21,6 +21,7 @@ from multiclouddb_conformance.simulated import SimulationHarness
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
 
+from .event_loop import no_thread_left
 from .refusals import refused
 
 ROWS = 60
@@ -343,7 +344,7 @@ def test_cancelled_at_any_await_delivers_the_same(seeds, tmp_path):
             with harness.connect() as client:
                 expected = _by_key(client.iterate_changes(wanted, until_idle=True))
             loop = uvloop.new_event_loop if seed % 2 else None
-            with asyncio.Runner(debug=seed % 4 < 2, loop_factory=loop) as runner:
+            with no_thread_left(), asyncio.Runner(debug=seed % 4 < 2, loop_factory=loop) as runner:
                 assert runner.run(_interrupted(harness, wanted, chance)) == expected, f"seed {seed}"
         finally:
             harness.close()
@@ -355,7 +356,6 @@ def _write(harness, address, chance):
 
 
 async def _interrupted(harness, wanted, chance):
-    before = set(threading.enumerate())
     client = await aio.AsyncMulticloudDbClient(
         lambda: open_client(harness.plugin, harness.config()), threads=2
     )
@@ -379,7 +379,6 @@ async def _interrupted(harness, wanted, chance):
     await changes.close()
     await client.close()
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    wait_until(lambda: set(threading.enumerate()) <= before)
     return _by_key(events)
 
 

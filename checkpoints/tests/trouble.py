@@ -10,6 +10,7 @@ import traceback
 from contextlib import closing
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 from multiprocessing import get_context
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -412,18 +413,20 @@ class TestRenewal(Troubled):
 
     def test_a_refusal_that_no_credentials_change_costs_one_more_request(self, served, store, between):
         first = store.save("orders", "1", None)
-        for answer in REFUSALS[served.scheme]:
-            for call in (
-                lambda: store.load("orders"),
-                lambda: store.save("orders", "2", first.version),
-                lambda: store.delete("orders"),
-            ):
-                store.load("others")
-                asked = between.count()
-                between.answer = answer
-                refusal(call)
-                assert between.count() == asked + 2, (answer, between.asked)
-                between.answer = None
+        calls = (
+            lambda: store.load("orders"),
+            lambda: store.save("orders", "2", first.version),
+            lambda: store.delete("orders"),
+        )
+        answers = REFUSALS[served.scheme]
+        # Not each answer to each call: a call makes a new client, for which some SDKs read hundreds of files.
+        for answer, call in [*product(answers[:1], calls), *product(answers[1:], calls[:1])]:
+            store.load("others")
+            asked = between.count()
+            between.answer = answer
+            refusal(call)
+            assert between.count() == asked + 2, (answer, between.asked)
+            between.answer = None
         assert store.load("orders") == first
 
     def test_the_applications_own_client_is_used_as_it_is(self, served, store, between):

@@ -32,6 +32,12 @@ INSTALL = re.compile(r'pip install "(multiclouddb\[[a-z,]+\])"')
 # The machine's Java prints this line whenever Spark starts.
 BY_JAVA = "WARNING: Using incubator modules: jdk.incubator.vector\n"
 SYSTEM = "/usr/local/bin:/usr/bin:/bin"
+# A process of Python prints this if it writes to Spark after Spark has read all that it wanted.
+UNREAD = re.compile(
+    r"Traceback \(most recent call last\):\n"
+    r"(?: +File \S+pyspark/daemon\.py\", line \d+, in \w+\n(?:    .*\n)*)+"
+    r"BrokenPipeError: \[Errno 32\] Broken pipe\n"
+)
 # Long enough for Spark on a busy machine.
 LONG = 600
 # Spark waits ten seconds for a process of Python, too short there; a person would start the program again.
@@ -81,7 +87,7 @@ class Machine:
             printed, complaint = began.communicate(timeout=LONG)
             if LATE not in complaint:
                 break
-        complaint = complaint.replace(BY_JAVA, "")
+        complaint = UNREAD.sub("", complaint.replace(BY_JAVA, ""))
         assert (began.returncode, complaint) == (0, ""), f"{block.code}\n{printed}\n{complaint}"
         return printed
 

@@ -24,13 +24,13 @@ from multiclouddb_conformance.simulation import (
     ThrottledError,
     TrimmedError,
 )
-from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_spi import Deadline, Fault, Survey
 from multiclouddb_spi.errors import fault_of, user_errors
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import ATTEMPTS, Tries
 from multiclouddb_spi.time_limits import AnswerSize, Arrival, TooSlow, current
+from tests.event_loop import no_thread_left
 
 BEGINNING = api.Beginning()
 FOREVER = None
@@ -521,8 +521,6 @@ class TestProviderBugs:
 
     def test_closing_waits_for_no_call_and_ends_each_thread(self, make_bench, monkeypatch):
         bench, begun, over, ended = make_bench(), threading.Event(), threading.Event(), []
-        before = set(threading.enumerate())
-        bench.connect(threads=True)
 
         def hang(*_):
             begun.set()
@@ -530,15 +528,18 @@ class TestProviderBugs:
             ended.append(True)
             raise DeniedError("no")
 
-        monkeypatch.setattr(bench.provider, "open_feed", hang)
-        refused = partial(bench.refused, api.ErrorCategory.TRANSIENT_FAILURE, match="the client was closed")
-        call = threading.Thread(target=refused)
-        call.start()
-        begun.wait(20)
-        bench.engine.close()
-        assert not ended
-        over.set()
-        wait_until(lambda: set(threading.enumerate()) <= before, 5)
+        with no_thread_left():
+            bench.connect(threads=True)
+            monkeypatch.setattr(bench.provider, "open_feed", hang)
+            refused = partial(
+                bench.refused, api.ErrorCategory.TRANSIENT_FAILURE, match="the client was closed"
+            )
+            call = threading.Thread(target=refused)
+            call.start()
+            begun.wait(20)
+            bench.engine.close()
+            assert not ended
+            over.set()
 
 
 def test_only_an_expired_position_tells_where_reading_could_go_on(make_bench, monkeypatch):
