@@ -175,9 +175,10 @@ class TestLateChildren:
         world.settings["child_watch_seconds"] = 1.0
         consumer = world.consumer()
         consumer.until_found(world.put("a"))
+        consumer.restart()  # no request is on its way that would name the half before it is hidden
         first, late = world.script.split(world.chain())
-        early, lost = world.put_in(first), world.put_in(late)
         world.script.hide(late, seconds=HOUR)
+        early, lost = world.put_in(first), world.put_in(late)
         world.enable(False)
         consumer.until_found(early)
         assert consumer.until_idle() == []
