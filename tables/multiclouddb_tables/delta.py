@@ -19,6 +19,7 @@ from pyarrow.parquet import ParquetFile
 from multiclouddb_api import invalid_request
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_api.validators import check_type, local_path
+from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables.column_values import SINKS
 from multiclouddb_tables.contract import Fix, Own, Part, Table
 from multiclouddb_tables.delta_log import (
@@ -305,6 +306,7 @@ class DeltaTarget(Table):
         )
         columns = {in_backticks(name): f"s.{in_backticks(name)}" for name in names}
         gone = _gone(_emptied(table, feed_mark(table, self._where), names))
+        self._check_partitions(table, source)
         merged = (
             table.merge(
                 source, f"s._match = t.key{_near(source['key'])}", source_alias="s", target_alias="t",
@@ -515,6 +517,21 @@ class DeltaTarget(Table):
 
     def _emptied(self, written: Sequence[str] = ()) -> list[str]:
         return _emptied(self._known(), None if self._seen is None else self._seen.mark, written)
+    def _check_partitions(self, table: DeltaTable, rows: pa.Table) -> None:
+        """Refuse an empty text by which the table is partitioned: for Delta, that is null."""
+        for name in {*table.metadata().partition_columns} & {*rows.column_names}:
+            column = rows[name]
+            if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+                is_empty = pc.equal(column, pa.scalar("", column.type))
+                if pc.any(is_empty).as_py():
+                    key = rows["key"][pc.index(is_empty, True).as_py()].as_py()
+                    raise invalid_request(
+                        f"column {name}",
+                        f"has an empty text in the row of the key {key_digest(key)}, but {self._where} is "
+                        "partitioned by it, and Delta would store null",
+                        "write another value, or partition the table by another column",
+                    )
+
 
     def _properties(self, notes: Mapping[str, str], **more: bool) -> CommitProperties:
         return said({PLACE: json.dumps({**self._place, **more}, sort_keys=True), **notes})
@@ -535,6 +552,7 @@ class DeltaTarget(Table):
             source = source.append_column(pa.field(STALE_SINCE, TIME), pc.if_else(lacking, now, none))
         columns = {name: f"s.{name}" for name in map(in_backticks, source.column_names)}
         is_newer, has_state = "s.order_key > t.order_key", f"s.{STALE_SINCE} IS NULL"
+        self._check_partitions(table, source)
         columns_and_gone = columns | _gone(self._emptied(source.column_names))
         moved = {name: f"s.{name}" for name in ("order_key", DELETED_AT)}
         moved[STALE_SINCE] = f"coalesce(t.{STALE_SINCE}, s.{STALE_SINCE})"
