@@ -22,6 +22,7 @@ import attrs
 import pyarrow as pa
 
 from multiclouddb_api import ChangeFeedPage, ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables import layout, rules
 from multiclouddb_tables.column_values import ColumnType
 from multiclouddb_tables.contract import Fix, Own, Table
@@ -39,6 +40,8 @@ _FEED: Final = "feed"
 _VERSION: Final = "version"
 _NUMBER: Final = "number:"
 _NOTE: Final = "note:"
+_NO_VALUE: Final = (ValueError, OverflowError, ArithmeticError)
+"""What pyarrow raises for a value that Python does not have."""
 _AT_ONCE: Final = 500
 """How many keys one statement looks for."""
 
@@ -344,7 +347,8 @@ class SqliteTable(Table):
         """
         del is_last
         wanted = {field.name: type_for(field) for field in rows.schema if field.name != "type"}
-        values = {name: _values(name, kind, rows[name]) for name, kind in wanted.items()}
+        keys = rows["key"].to_pylist()
+        values = {name: _values(name, kind, rows[name], keys) for name, kind in wanted.items()}
         deletes = [each == "DELETE" for each in rows["type"].to_pylist()]
         now = time_text(datetime.now(UTC))
         with self._step() as step:
@@ -490,7 +494,7 @@ class SqliteTable(Table):
             database.execute(f"DELETE {of_the_key}", (fix.key,))
             return
         values = {
-            name: as_written(name, shape.kinds[name], value)
+            name: as_written(name, shape.kinds[name], value, fix.key)
             for name, value in layout.fixed_row(fix, rules.emptied(step.found.mark, shape.kinds)).items()
             if name in shape.kinds
         }
@@ -522,16 +526,27 @@ def _named(numbers: Mapping[str, int], notes: Mapping[str, str]) -> dict[str, ob
     }
 
 
-def _values(name: str, kind: str, column: pa.ChunkedArray) -> list[Any]:
-    """Return what is written for each value of a column of a batch."""
+def _values(name: str, kind: str, column: pa.ChunkedArray, keys: Sequence[str]) -> list[Any]:
+    """Return what is written for each value of a column of a batch; the keys are those of its rows."""
     try:
         values = column.to_pylist()
-    except (ValueError, OverflowError, ArithmeticError) as error:
+    except _NO_VALUE as error:
+        key = next(key for value, key in zip(column, keys, strict=True) if not _is_value(value))
         raise invalid_request(
-            f"column {name}", "has a value that Python does not have, such as a time after the year 9999",
+            f"column {name}",
+            f"has a value that Python does not have, such as a time after the year 9999, in the row of the "
+            f"key {key_digest(key)}",
             "replace it, or write it as a text",
-        ) from error  # fmt: skip
-    return [as_written(name, kind, value) for value in values]
+        ) from error
+    return [as_written(name, kind, value, key) for value, key in zip(values, keys, strict=True)]
+
+
+def _is_value(value: pa.Scalar) -> bool:
+    try:
+        value.as_py()
+    except _NO_VALUE:
+        return False
+    return True
 
 
 def _fetched(database: sqlite3.Connection, statement: str, keys: Sequence[str] | None) -> Iterator[list[Any]]:

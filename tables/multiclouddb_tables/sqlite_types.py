@@ -32,6 +32,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from multiclouddb_api import invalid_request
+from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables.column_values import ColumnType, as_stored
 
 __all__ = ["TEXT", "TIMESTAMP", "as_read", "as_written", "column_type", "kind_of", "time_text", "type_for"]
@@ -130,13 +131,14 @@ def _without_sign(value: Any) -> Any:
     return 0.0 if isinstance(value, float) and value == 0 else value
 
 
-def as_written(name: str, kind: str, value: Any) -> Any:
+def as_written(name: str, kind: str, value: Any, key: str) -> Any:
     """Return what is written into a column for a value, so that it comes back as it was.
 
     Args:
         name: The name of the column, for the message.
         kind: What `kind_of` has returned.
         value: The value, as Arrow returns it, or as `as_stored` does.
+        key: The key of the row, for the message.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if the column cannot hold it.
@@ -148,6 +150,7 @@ def as_written(name: str, kind: str, value: Any) -> Any:
         problem = "has a value that is not a number, which SQLite would store as null"
         if not (isinstance(value, float) and math.isnan(value)):
             problem = f"has a value of the type {type(value).__name__} that a column {kind} cannot hold"
+        problem += f", in the row of the key {key_digest(key)}"
         raise invalid_request(f"column {name}", problem, "convert it, or write it as a text")
     return held
 

@@ -24,7 +24,8 @@ from multiclouddb_conformance.sink_harness import (
     tombstones,
 )
 from multiclouddb_conformance.targets import *  # noqa: F403
-from multiclouddb_tables import Fix
+from multiclouddb_spi.faults import key_digest
+from multiclouddb_tables import Fix, layout
 from multiclouddb_tables.layout import NO_ORDER
 from multiclouddb_tables.sqlite import SqliteTable, merge_into_sqlite
 
@@ -249,6 +250,15 @@ class TestValues:
         assert "column total" in refused(sink.merge, wider("total", values, kind), new_columns="add").message
         assert documents(sink) == {"k0": {}}
 
+    @pytest.mark.parametrize(
+        ("value", "kind"),
+        [(float("nan"), pa.float64()), (2**60, pa.timestamp("us")), (2**31 - 1, pa.date32())],
+        ids=str,
+    )
+    def test_are_refused_with_the_key_of_their_row(self, sink, value, kind):
+        message = refused(sink.merge, wider("total", [None, value, None], kind)).message
+        assert key_digest(key_of("k1")) in message
+
     def test_texts_that_look_like_numbers_stay_texts(self, sink):
         values = ["1.0", "007", "1e3", "9223372036854775808", "a\0b", "", "NULL", "x'00'"]
         sink.merge(wider("total", values, pa.string()))
@@ -270,7 +280,9 @@ class TestValues:
             {"price": Decimal("100.00")}, {"price": Decimal("1.005")}, {"price": Decimal("1E+999999")},
         ):  # fmt: skip
             fix = Fix(key_of("k0"), ("000001",), "000001", "{}", columns, NOW)
-            assert f"column {next(iter(columns))}" in refused(sink.target.fix, [fix], expected(sink)).message
+            message = refused(sink.target.fix, [fix], expected(sink)).message
+            assert f"column {next(iter(columns))}" in message
+            assert key_digest(key_of("k0")) in message
         assert own(sink) == [{"new_item_state": "{}", "total": 1, "real": 1.5}]
 
     @pytest.mark.parametrize("names", [("Total", "total"), ("KEY",), ("a\0b",)])
