@@ -242,7 +242,7 @@ class MulticloudDbClient:
         Args:
             address: The address of the collection, table or container, or its text.
             keys: At most 1,000 keys, in the form in which events have them. A key that occurs twice is read
-                once.
+                once. All rows of the answer are in memory at once: give fewer keys if documents are large.
             options: Time limits; 30 seconds by default.
             provider_options: The provider's options, if it has any.
 

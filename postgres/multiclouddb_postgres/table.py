@@ -50,8 +50,10 @@ from multiclouddb_tables.layout import (
     check_table,
     fixed_row,
     missing,
+    next_count,
     own_names,
     read_rows,
+    size_of,
     state_of,
 )
 from multiclouddb_tables.mark import Expected, FoundTable, TableMark
@@ -76,6 +78,7 @@ POSITION: Final = "multiclouddb-checkpoint:"
 """The beginning of the name of the mark with the checkpoint that is stored with the table's rows."""
 _WRITTEN: Final = "multiclouddb_written"
 _ROWS: Final = 8192
+_FIRST_ROWS: Final = 64
 
 
 class PostgresTable(Table):
@@ -598,7 +601,9 @@ class PostgresTable(Table):
         with self.connection.cursor("multiclouddb_rows") as cursor:
             read_every_time(cursor)
             cursor.execute(query)
-            while found := cursor.fetchmany(_ROWS):
+            count = _FIRST_ROWS
+            while found := cursor.fetchmany(count):
+                count = next_count(count, _ROWS, map(size_of, found))
                 keys_of, orders, deleted, *rest = zip(*found, strict=True)
                 states: Any = rest[0]
                 if own:

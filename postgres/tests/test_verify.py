@@ -20,9 +20,11 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_cli.main import app
+from multiclouddb_conformance.sink_harness import rows
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_postgres import PostgresCheckpointStore, PostgresTarget, merge_into_postgres
+from multiclouddb_tables import layout
 from multiclouddb_tables.mark import Expected
 from multiclouddb_verify import DifferenceKind, verify
 
@@ -102,6 +104,16 @@ def test_each_kind_is_found_and_repaired_and_the_position_is_in_the_database(sho
     with psycopg.connect(shop.dsn) as connection:
         found = connection.execute("SELECT note FROM multiclouddb_marks WHERE name LIKE '%verified_through'")
         assert found.fetchall() == [(report.verified_through,)]
+
+
+def test_large_documents_are_read_in_small_batches(dsn, monkeypatch):
+    monkeypatch.setattr(layout, "GROUP_BYTES", 4000)
+    made = rows(*((f"k{number:03}", 1, {"text": "x" * 1000}) for number in range(100)))
+    merge_into_postgres(made, None, dsn, "orders", None)
+    sizes = [batch.num_rows for batch in PostgresTarget(dsn, "orders").rows()]
+    # Only the first rows show how large one is.
+    assert (sum(sizes), sizes[0]) == (100, 64)
+    assert max(sizes[1:]) < 5
 
 
 def test_a_row_that_a_constraint_refuses_does_not_stop_the_others(shop, tmp_path):

@@ -21,7 +21,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
@@ -42,6 +41,7 @@ from multiclouddb_tables.layout import (
     check_columns,
     check_fixes,
     fixed_row,
+    grouped,
     missing,
     own_names,
     read_rows,
@@ -198,7 +198,7 @@ class TableTarget(Table):
             f"{DELETED_AT} IS NOT NULL",
             *map(in_backticks, names),
         ).toLocalIterator()
-        while rows := list(islice(found, _ROWS)):
+        for rows in grouped(found, _ROWS):
             states = [state(row) if own else row[3] for row in rows]
             keys_of, orders, deleted = ([row[at] for row in rows] for at in range(3))
             yield read_rows(keys_of, orders, states, deleted)

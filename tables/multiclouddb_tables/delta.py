@@ -49,6 +49,7 @@ from multiclouddb_tables.layout import (
     fixed_row,
     own_names,
     read_rows,
+    rows_at_once,
     state_of,
 )
 from multiclouddb_tables.mark import Expected, FeedSource, FoundTable, TableMark
@@ -70,6 +71,7 @@ from multiclouddb_tables.sql import in_backticks, quoted
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, Field
     from pyarrow.dataset import FileSystemDataset
+    from pyarrow.parquet import FileMetaData
 
 __all__ = ["DeltaPart", "DeltaTarget"]
 
@@ -304,9 +306,9 @@ class DeltaTarget(Table):
             rows,
             pa.schema([*fields, ("_match", pa.string()), ("_seen", pa.string()), ("_drop", pa.bool_())]),
         )
+        self._check_partitions(table, source)
         columns = {in_backticks(name): f"s.{in_backticks(name)}" for name in names}
         gone = _gone(_emptied(table, feed_mark(table, self._where), names))
-        self._check_partitions(table, source)
         merged = (
             table.merge(
                 source, f"s._match = t.key{_near(source['key'])}", source_alias="s", target_alias="t",
@@ -515,8 +517,6 @@ class DeltaTarget(Table):
             fields = [wanted[name] for name in new]
             self._known().alter.add_columns(fields, commit_properties=said({}))
 
-    def _emptied(self, written: Sequence[str] = ()) -> list[str]:
-        return _emptied(self._known(), None if self._seen is None else self._seen.mark, written)
     def _check_partitions(self, table: DeltaTable, rows: pa.Table) -> None:
         """Refuse an empty text by which the table is partitioned: for Delta, that is null."""
         for name in {*table.metadata().partition_columns} & {*rows.column_names}:
@@ -532,6 +532,8 @@ class DeltaTarget(Table):
                         "write another value, or partition the table by another column",
                     )
 
+    def _emptied(self, written: Sequence[str] = ()) -> list[str]:
+        return _emptied(self._known(), None if self._seen is None else self._seen.mark, written)
 
     def _properties(self, notes: Mapping[str, str], **more: bool) -> CommitProperties:
         return said({PLACE: json.dumps({**self._place, **more}, sort_keys=True), **notes})
@@ -550,9 +552,9 @@ class DeltaTarget(Table):
         source = rows.drop_columns("type").append_column(pa.field(DELETED_AT, TIME), deleted)
         if may_be_stale := STALE_SINCE in {field.name for field in table.schema().fields}:
             source = source.append_column(pa.field(STALE_SINCE, TIME), pc.if_else(lacking, now, none))
+        self._check_partitions(table, source)
         columns = {name: f"s.{name}" for name in map(in_backticks, source.column_names)}
         is_newer, has_state = "s.order_key > t.order_key", f"s.{STALE_SINCE} IS NULL"
-        self._check_partitions(table, source)
         columns_and_gone = columns | _gone(self._emptied(source.column_names))
         moved = {name: f"s.{name}" for name in ("order_key", DELETED_AT)}
         moved[STALE_SINCE] = f"coalesce(t.{STALE_SINCE}, s.{STALE_SINCE})"
@@ -628,12 +630,12 @@ def _batches(
 ) -> Iterator[pa.RecordBatch]:
     """Read columns of some files, or of all; `is_plain` if they are texts and times, and in the files."""
     if not is_plain:
-        if paths is not None:
-            from pyarrow.dataset import FileSystemDataset  # its import loads pandas, for a second
-
-            fragments = [each for each in dataset.get_fragments() if each.path in paths]
-            dataset = FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
-        yield from dataset.scanner(columns=list(names), batch_size=_BATCH, use_threads=False).to_batches()
+        for fragment in dataset.get_fragments():
+            if paths is None or fragment.path in paths:
+                yield from fragment.to_batches(
+                    schema=dataset.schema, columns=list(names), use_threads=False, batch_readahead=1,
+                    batch_size=_rows_at_once(fragment.metadata),
+                )  # fmt: skip
         return
     # A scanner of the dataset costs three times as much, and it keeps whole row groups.
     fields = [dataset.schema.field(name) for name in names]
@@ -641,7 +643,8 @@ def _batches(
         with dataset.filesystem.open_input_file(path) as stream:
             file = ParquetFile(stream, buffer_size=_BUFFER)
             there = set(file.schema_arrow.names).intersection(names)
-            for batch in file.iter_batches(_BATCH, columns=list(there), use_threads=False):
+            count = _rows_at_once(file.metadata)
+            for batch in file.iter_batches(count, columns=list(there), use_threads=False):
                 columns = [
                     batch[field.name].cast(field.type)
                     if field.name in there
@@ -649,6 +652,12 @@ def _batches(
                     for field in fields
                 ]
                 yield pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _rows_at_once(file: FileMetaData) -> int:
+    """Return how many rows of a file to read at once, where they have their average size."""
+    size = sum(file.row_group(number).total_byte_size for number in range(file.num_row_groups))
+    return rows_at_once(_BATCH, size // max(1, file.num_rows))
 
 
 @attrs.frozen

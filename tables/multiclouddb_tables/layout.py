@@ -14,8 +14,8 @@ All other columns belong to the user.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from multiclouddb_tables.contract import Fix
 
 __all__ = [
-    "HIDDEN", "NO_ORDER", "check_columns", "check_fixes", "check_table", "fixed_row", "missing", "own_names",
-    "read_rows", "state_of",
+    "GROUP_BYTES", "HIDDEN", "NO_ORDER", "check_columns", "check_fixes", "check_table", "fixed_row",
+    "grouped", "missing", "next_count", "own_names", "read_rows", "rows_at_once", "size_of", "state_of",
 ]  # fmt: skip
 
 NO_ORDER: Final = "~null"
@@ -37,6 +37,9 @@ NO_ORDER: Final = "~null"
 HIDDEN: Final = ("key", "order_key", "timestamp", DELETED_AT, STALE_SINCE)
 """The columns that a sink needs; no document is parsed into them."""
 _READ: Final = ("key", "order_key", DELETED_AT)
+GROUP_BYTES: Final = 16 << 20
+"""From how many bytes on rows are not read together with further ones."""
+_Row = TypeVar("_Row", bound=Sequence[Any])
 
 
 def check_table(where: str, names: Sequence[str], *, own: bool, argument: str = "table") -> None:
@@ -115,6 +118,45 @@ def read_rows(keys: Any, orders: Any, states: Any, deleted: Any) -> pa.RecordBat
         for each, kind in ((keys, text), (orders, text), (states, text), (deleted, pa.bool_()))
     ]
     return pa.RecordBatch.from_arrays(columns, names=["key", "order_key", "state", "deleted"])
+
+
+def grouped(rows: Iterable[_Row], most: int) -> Iterator[list[_Row]]:
+    """Put rows into groups of at most so many rows, and of few bytes where their values are large.
+
+    Args:
+        rows: The rows.
+        most: The number of rows.
+    """
+    found, size = list[_Row](), 0
+    for row in rows:
+        found.append(row)
+        size += size_of(row)
+        if len(found) == most or size >= GROUP_BYTES:
+            yield found
+            found, size = [], 0
+    if found:
+        yield found
+
+
+def size_of(row: Sequence[Any]) -> int:
+    """Return about how many bytes the values of a row have that may be large."""
+    return sum(len(value) for value in row if isinstance(value, str | bytes))
+
+
+def next_count(count: int, most: int, sizes: Iterable[int]) -> int:
+    """Return how many rows to ask for next, because the size of a row shows only when it has come.
+
+    Args:
+        count: How many rows were asked for last.
+        most: The number of rows that one request takes.
+        sizes: The sizes of the rows that have come, in bytes.
+    """
+    return rows_at_once(min(2 * count, most), max(sizes, default=0))
+
+
+def rows_at_once(most: int, size: int) -> int:
+    """Return how many rows of a size in bytes to read at once, and at most."""
+    return max(1, min(most, GROUP_BYTES // max(1, size)))
 
 
 def fixed_row(fix: Fix, emptied: Iterable[str]) -> dict[str, Any]:

@@ -561,8 +561,7 @@ def _fetched(database: sqlite3.Connection, statement: str, keys: Sequence[str] |
         )
     for text, arguments in parts:
         cursor = database.execute(text, arguments)
-        while found := cursor.fetchmany(1000):
-            yield found
+        yield from layout.grouped(cursor, 1000)
 
 
 def _orders(database: sqlite3.Connection, shape: Shape, keys: Sequence[str]) -> dict[str, Any]:

@@ -324,6 +324,12 @@ class TestValues:
         [found] = own(sink)
         assert (found["price"], found["real"], found["n"]) == (Decimal("1.504"), 0.1, 2.5)
 
+    def test_large_documents_are_read_in_small_batches(self, sink, monkeypatch):
+        monkeypatch.setattr(layout, "GROUP_BYTES", 4000)
+        sink.merge(rows(*((f"k{number:02}", 1, {"text": "x" * 1000}) for number in range(20))))
+        sizes = [batch.num_rows for batch in sink.target.rows()]
+        assert (sum(sizes), max(sizes)) == (20, 4)
+
     def test_bytes_in_place_of_texts(self, sink, run):
         sink.merge(rows(("a", 1, {"n": 1}), ("b", 1, {"n": 1}), ("c", 1, {})))
         run(

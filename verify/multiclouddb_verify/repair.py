@@ -88,8 +88,14 @@ class Repair:
     def _fix(self, chunk: Sequence[Confirmed], *, is_last: bool) -> None:
         """Write the rows of the source where both answers agree, and judge their keys again."""
         self._sides.check_table()
-        state, floor = self._sides.state, self._floor()
-        answers = self._sides.look_up([each.key for each in chunk])
+        floor, by_key = self._floor(), {each.key: each for each in chunk}
+        for answers in self._sides.look_up([*by_key]):
+            self._fix_answered([by_key[key] for key in answers], floor, answers, is_last=is_last)
+
+    def _fix_answered(
+        self, chunk: Sequence[Confirmed], floor: str, answers: Mapping[str, Answer], *, is_last: bool
+    ) -> None:
+        state = self._sides.state
         # This reads every change that a look-up may have shown. It fails if the collection was created again.
         self._rounds.follow_up()
         plan = _Plan(self._sides, floor, answers)

@@ -298,10 +298,12 @@ class Rounds:
         }
         if not lacking:
             return {}
-        events, unknown = self._sides.events(list(lacking))
-        documents = [None if event is None else event.new_item_state for event in events.values()]
-        for key, value in zip(events, self._sides.document_digests(documents).tolist(), strict=True):
-            lacking[key][max(lacking[key])] = value
+        unknown = dict[str, str]()
+        for events, unread in self._sides.events(list(lacking)):
+            documents = [None if event is None else event.new_item_state for event in events.values()]
+            for key, value in zip(events, self._sides.document_digests(documents).tolist(), strict=True):
+                lacking[key][max(lacking[key])] = value
+            unknown |= unread
         # What was looked up may be newer than the change: then the key has moved.
         follower.catch_up()
         return unknown
@@ -317,10 +319,10 @@ class Rounds:
             for (key, scanned, *_), found in zip(chunk, versions, strict=True)
             if scanned == GONE and not found and any(row.digest != GONE for row in rows.get(key, []))
         ]
-        if not asked:
-            return {}
-        events, unknown = self._sides.events(asked)
-        return unknown | {key: _NOT_SCANNED for key, event in events.items() if event is not None}
+        unknown = dict[str, str]()
+        for events, unread in self._sides.events(asked):
+            unknown |= unread | {key: _NOT_SCANNED for key, event in events.items() if event is not None}
+        return unknown
 
     def _ceiling(self, chunk: Sequence[Pending], found: Mapping[str, list[Seen]]) -> str:
         """Return an `order_key` that is above that of each change before the rows were read."""
@@ -352,8 +354,8 @@ class Rounds:
             if key not in self._own_known and [row.digest for row in found.get(key, [])] == [scanned]
         ]
         unknown: dict[str, str] = {}
-        if asked:
-            events, unknown = self._sides.events(asked)
+        for events, unread in self._sides.events(asked):
+            unknown |= unread
             self.know({key: "" if event is None else event.order_key for key, event in events.items()})
         return {key: order for key, order in self._own_known.items() if order}, unknown
 

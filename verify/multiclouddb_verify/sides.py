@@ -23,6 +23,7 @@ from multiclouddb_api import (
 from multiclouddb_spi.batch import collector_paused
 from multiclouddb_tables.column_values import own_state
 from multiclouddb_tables.contract import Own, SupportsHeld, SupportsLeftOut, Target
+from multiclouddb_tables.layout import GROUP_BYTES
 from multiclouddb_tables.mark import Expected, FeedSource, TableMark
 from multiclouddb_verify.comparison import (
     GONE,
@@ -455,34 +456,35 @@ class Sides:
             self.state.add("target_rows", sum(map(len, found.seen.values())))
         return found
 
-    def look_up(self, keys: Sequence[str]) -> dict[str, Answer]:
-        """Read rows of the source by key."""
-        if not self.done("parts"):
+    def look_up(self, keys: Sequence[str]) -> Iterator[dict[str, Answer]]:
+        """Read rows of the source by key, in parts; see `Source.look_up`."""
+        if keys and not self.done("parts"):
             # The collection was empty while it was scanned, and its stream had nothing either.
             self._keep_parts(self.source.some_keys()[:1])
-        found = self.source.look_up(keys, self.state.number("parts") or 1)
-        with self.state.transaction():
-            count = sum(each is not None and not isinstance(each, NotKnown) for each in found.values())
-            self.state.add("looked_up", count)
-        return found
+        for found in self.source.look_up(keys, self.state.number("parts") or 1):
+            with self.state.transaction():
+                count = sum(each is not None and not isinstance(each, NotKnown) for each in found.values())
+                self.state.add("looked_up", count)
+            yield found
 
     def _keep_parts(self, keys: Sequence[MulticloudDbKey]) -> None:
         """Store how many components of a key form its partition key, which its text does not show."""
         if keys and not self.done("parts"):
             self.state.put("parts", keys[0].partition_components)
 
-    def events(self, keys: Sequence[str]) -> tuple[dict[str, ChangeEvent | None], dict[str, str]]:
-        """Read rows of the source by key; return them, and why others are not known."""
-        events, unknown = dict[str, ChangeEvent | None](), dict[str, str]()
-        for key, answer in self.look_up(keys).items():
-            match answer:
-                case NotKnown(reason):
-                    unknown[key] = reason
-                case Respelt():
-                    unknown[key] = ANOTHER_TEXT
-                case _:
-                    events[key] = answer
-        return events, unknown
+    def events(self, keys: Sequence[str]) -> Iterator[tuple[dict[str, ChangeEvent | None], dict[str, str]]]:
+        """Read rows of the source by key, in the parts of `look_up`; also why others are not known."""
+        for answers in self.look_up(keys):
+            events, unknown = dict[str, ChangeEvent | None](), dict[str, str]()
+            for key, answer in answers.items():
+                match answer:
+                    case NotKnown(reason):
+                        unknown[key] = reason
+                    case Respelt():
+                        unknown[key] = ANOTHER_TEXT
+                    case _:
+                        events[key] = answer
+            yield events, unknown
 
     def tell(self, phase: str, **fields: Any) -> None:
         """Report the progress."""
@@ -493,13 +495,13 @@ class Sides:
 
 def _larger(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Put small batches together, because each of them costs as much as some hundred rows."""
-    waiting, count = list[pa.RecordBatch](), 0
+    waiting, count, size = list[pa.RecordBatch](), 0, 0
     for batch in batches:
         waiting.append(batch)
-        count += batch.num_rows
-        if count >= _BATCH:
+        count, size = count + batch.num_rows, size + batch.nbytes
+        if count >= _BATCH or size >= GROUP_BYTES:
             yield pa.concat_batches(waiting)
-            waiting, count = [], 0
+            waiting, count, size = [], 0, 0
     if waiting:
         yield pa.concat_batches(waiting)
 

@@ -43,13 +43,21 @@ from multiclouddb_spi.continuation.entry import Plan
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.segment import plan_id_of
 from multiclouddb_spi.token_report import read_standings
+from multiclouddb_tables.layout import next_count
 from multiclouddb_verify.comparison import UNKNOWN, document_digests
 from multiclouddb_verify.texts import Integers, Lines, written
 
-__all__ = ["Answer", "Change", "Follower", "Respelt", "Source", "key_texts", "own_text"]
+__all__ = [
+    "Answer", "Change", "Follower", "Respelt", "Source", "changes_of", "floor_of", "key_texts", "own_text",
+    "read_past", "skipped_on",
+]  # fmt: skip
 
 _PAGE: Final = 10_000
-_LOOKUP: Final = 1000
+_FIRST_ASKED: Final = 8
+"""The number of keys of the first look-up, when nothing is known of the size of a document."""
+_MOST_ASKED: Final = 100
+_MOST_BYTES: Final = 64 << 20
+"""From how many bytes on documents that were looked up are not kept for further ones."""
 _SOME: Final = 20
 _NO_KEY: Final = NotKnown("the table has a text that is no key; remove the row by hand")
 _NONE_OF_ITS_OWN: Final = "the source takes this text for no key of its own; remove the row by hand"
@@ -145,7 +153,7 @@ class Source:
     def scan(self, token: str, size: int = _PAGE) -> Iterator[ChangeFeedPage]:
         """Read the rows that follow a token of a scan, up to its end."""
         while True:
-            page = self._page(self._request(FromContinuationToken(token), size))
+            page = read_past(self.client, self._request(FromContinuationToken(token), size))
             yield page
             if any(isinstance(each, BackfillDone | FeedEnded) for each in page.notices):
                 return
@@ -161,18 +169,7 @@ class Source:
     def changes(self, token: str, wait: float = 0.0) -> ChangeFeedPage:
         """Read one page of changes."""
         request = self._request(FromContinuationToken(token), 0)
-        return self._page(request, OperationOptions(wait_seconds=wait))
-
-    def _page(self, request: ChangeFeedRequest, options: OperationOptions | None = None) -> ChangeFeedPage:
-        """Read a page; a record that cannot be decoded becomes its notice, and hides no other record."""
-        try:
-            return self.client.read_changes(request, options)
-        except MulticloudDbError as error:
-            after = error.detail.skip_token
-            if error.category is not ErrorCategory.PROVIDER_ERROR or after is None:
-                raise
-        position = FromContinuationToken(after)
-        return self.client.read_changes(attrs.evolve(request, start_position=position), options)
+        return read_past(self.client, request, OperationOptions(wait_seconds=wait))
 
     def is_in_snapshot(self, token: str) -> bool:
         """Return whether rows of a snapshot follow a position."""
@@ -181,8 +178,8 @@ class Source:
             for each in read_standings(decode_token(token))
         )
 
-    def look_up(self, keys: Sequence[str], partition_components: int) -> dict[str, Answer]:
-        """Read rows by key.
+    def look_up(self, keys: Sequence[str], partition_components: int) -> Iterator[dict[str, Answer]]:
+        """Read rows by key, in parts whose documents are small enough to be kept together.
 
         An answer counts only for the key whose text was asked. A refusal is no answer: it makes the key
         unknown if the source answers for a key that a scan has just delivered, and ends the call otherwise.
@@ -192,11 +189,20 @@ class Source:
             partition_components: The number of components that form the partition key.
         """
         asked = {text: _key(text, partition_components) for text in keys}
+        found: dict[str, Answer] = {text: _NO_KEY for text, key in asked.items() if key is None}
         call = _Lookup(self, {text: key for text, key in asked.items() if key is not None})
-        askable = list(call.keys)
-        for start in range(0, len(askable), _LOOKUP):
-            call.ask(askable[start : start + _LOOKUP])
-        return {text: call.found.get(text, _NO_KEY) for text in keys}
+        texts, count, size = list(call.keys), _FIRST_ASKED, 0
+        while texts:
+            part, texts = texts[:count], texts[count:]
+            call.ask(part)
+            sizes = [_bytes_of(call.found[text]) for text in part]
+            found, size = found | call.taken(), size + sum(sizes)
+            count = next_count(count, _MOST_ASKED, sizes)
+            if size >= _MOST_BYTES:
+                yield found
+                found, size = {}, 0
+        if found:
+            yield found
 
     def some_keys(self) -> list[MulticloudDbKey]:
         """Return keys that a scan delivers now; none if the collection is empty."""
@@ -219,6 +225,11 @@ class _Lookup:
         self._source, self.keys = source, keys
         self.found = dict[str, Answer]()
         self._delivered: list[MulticloudDbKey] | None = None
+
+    def taken(self) -> dict[str, Answer]:
+        """Return the answers that have come since the last call."""
+        found, self.found = self.found, {}
+        return found
 
     def ask(self, texts: Sequence[str]) -> None:
         try:
@@ -269,11 +280,36 @@ class _Lookup:
         return not self._delivered
 
 
+def _bytes_of(answer: Answer) -> int:
+    """Return the size of the document of an answer as JSON text; 0 if there is none."""
+    event = answer.event if isinstance(answer, Respelt) else answer
+    return 0 if event is None or isinstance(event, NotKnown) else len(encode_json(event.new_item_state))
+
+
 def _for_text(text: str, key: MulticloudDbKey, answer: LookupAnswer) -> Answer:
     if isinstance(answer, NotKnown):
         return answer
     own = encode_json((key if answer is None else answer.key).components).decode()
     return answer if own == text else Respelt(own, answer)
+
+
+def read_past(
+    client: MulticloudDbClient, request: ChangeFeedRequest, options: OperationOptions | None = None
+) -> ChangeFeedPage:
+    """Read a page; a record that cannot be decoded becomes its notice, and hides no other record.
+
+    Args:
+        client: The client.
+        request: What to read.
+        options: As in `read_changes`.
+    """
+    try:
+        return client.read_changes(request, options)
+    except MulticloudDbError as error:
+        after = error.detail.skip_token
+        if error.category is not ErrorCategory.PROVIDER_ERROR or after is None:
+            raise
+    return client.read_changes(attrs.evolve(request, start_position=FromContinuationToken(after)), options)
 
 
 def floor_of(page: ChangeFeedPage) -> str:

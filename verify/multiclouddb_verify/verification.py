@@ -446,9 +446,9 @@ class Verification:
         state = self._sides.state
         ghosts = [each.key for each in state.confirmed("", _NAMED) if each.kind is DifferenceKind.GHOST]
         with suppress(MulticloudDbError):
-            answers = self._sides.look_up(ghosts) if ghosts else {}
-            with state.transaction():
-                state.name_foreign(key for key, answer in answers.items() if isinstance(answer, Respelt))
+            for answers in self._sides.look_up(ghosts):
+                with state.transaction():
+                    state.name_foreign(key for key, answer in answers.items() if isinstance(answer, Respelt))
 
     def _left_out(self) -> int:
         """Return the number of missing rows that are expected, and store with each of them that it is."""
@@ -529,10 +529,10 @@ class Verification:
         found = self._sides.state.differences(most=_SHOWN)
         stale = [key for key, kind, *_ in found if kind is DifferenceKind.STALE][:_COMPARED]
         compared: dict[str, tuple[str, Any, Any]] = {}
-        if stale:
-            (events, _), texts = self._sides.events(stale), self._sides.rows_of(stale, texts=True).texts
-            for key in stale:
-                event, text = events.get(key), texts.get(key)
+        for events, _ in self._sides.events(stale):
+            texts = self._sides.rows_of([*events], texts=True).texts
+            for key, event in events.items():
+                text = texts.get(key)
                 if event is None or text is None:
                     continue
                 with suppress(MulticloudDbError):

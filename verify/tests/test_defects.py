@@ -49,8 +49,8 @@ def test_refused_look_up_is_taken_for_absence(tmp_path, monkeypatch):
     original = Source.look_up
 
     def look_up(self, keys, parts):
-        found = original(self, keys, parts)
-        return {key: None if isinstance(each, NotKnown) else each for key, each in found.items()}
+        for answers in original(self, keys, parts):
+            yield {key: None if isinstance(each, NotKnown) else each for key, each in answers.items()}
 
     monkeypatch.setattr(Source, "look_up", look_up)
     assert noticed(tmp_path, repair=True, refused=2)

@@ -2,12 +2,15 @@
 
 import attrs
 import pytest
+from deltalake import DeltaTable
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, MulticloudDbKey, NotKnown
 from multiclouddb_conformance.table import TableRow
-from multiclouddb_verify import DifferenceKind, Outcome
+from multiclouddb_tables import layout
+from multiclouddb_verify import DeltaTarget, DifferenceKind, Outcome, source
 from multiclouddb_verify.source import Respelt, own_text
 
+from .tables import Shop
 from .test_lives import smooth
 from .worlds import World, found, key_of
 
@@ -41,7 +44,7 @@ class TestLookUp:
     """What `verify` asks the source, and what counts as an answer."""
 
     def look_up(self, world, *texts):
-        return world.source().look_up(texts, 1)
+        return {key: each for found in world.source().look_up(texts, 1) for key, each in found.items()}
 
     def test_each_answer_counts_for_the_text_that_was_asked(self):
         world = quiet([])
@@ -115,6 +118,53 @@ class TestLookUp:
         answers = self.look_up(world, key_of("absent"), key_of("strange"), key_of("r1"))
         assert answers[key_of("absent")] is None
         assert answers[key_of("strange")] == unmatched
+
+
+class TestLargeDocuments:
+    """What is in memory at once is bounded in bytes, whatever the number of rows is."""
+
+    SIZE, COUNT = 100_000, 120
+    ASKED, HELD = 4, 12
+
+    @pytest.fixture
+    def shop(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(layout, "GROUP_BYTES", self.ASKED * self.SIZE)
+        monkeypatch.setattr(source, "_MOST_BYTES", self.HELD * self.SIZE)
+        with Shop(tmp_path, 0) as shop:
+            for number in range(self.COUNT):
+                shop.store.put("orders", f"o-{number:03d}", {"n": number, "text": "x" * self.SIZE})
+            shop.follow()
+            yield shop
+
+    def test_a_repair_asks_for_few_of_them_and_writes_few_of_them(self, shop, monkeypatch):
+        damaged = DeltaTable(shop.table)
+        damaged.update(updates={"new_item_state": "concat('{\"x\":1,', substr(new_item_state, 2))"})
+        asked, written = [], []
+        lookup, fix = shop.client.lookup, DeltaTarget.fix
+
+        def looked_up(address, keys, *arguments, **settings):
+            asked.append(len(keys := list(keys)))
+            return lookup(address, keys, *arguments, **settings)
+
+        def fixed(target, fixes, expected):
+            written.append(sum(len(each.text) for each in fixes))
+            return fix(target, fixes, expected)
+
+        monkeypatch.setattr(shop.client, "lookup", looked_up)
+        monkeypatch.setattr(DeltaTarget, "fix", fixed)
+        report = shop.verify(repair=True, force=True)
+        assert (report.equal, report.counts.repaired) == (True, self.COUNT)
+        assert report.cost.looked_up >= self.COUNT
+        # The size of a document is known when the first ones have come.
+        assert max(asked) <= source._FIRST_ASKED
+        assert sorted(asked)[len(asked) // 2] < self.ASKED
+        assert max(written) <= (self.HELD + source._FIRST_ASKED) * (self.SIZE + 100)
+
+    @pytest.mark.parametrize("own", [False, ("new_item_state",)])
+    def test_a_table_is_read_in_batches_of_few_of_them(self, shop, own):
+        sizes = [batch.num_rows for batch in DeltaTarget(shop.table).rows(own=own)]
+        assert sum(sizes) == self.COUNT
+        assert max(sizes) <= self.ASKED
 
 
 class TestNothingIsWritten:
