@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,7 +58,7 @@ from multiclouddb_verify.sides import (
     source_digests,
     target_rows,
 )
-from multiclouddb_verify.source import Source, key_texts
+from multiclouddb_verify.source import Source, key_texts, read_past, skipped_on
 from multiclouddb_verify.state import Rows, rows_of
 from multiclouddb_verify.texts import column_digests
 from multiclouddb_verify.verification import (
@@ -75,7 +76,8 @@ _AT_ONCE: Final = 10_000
 _BEHIND: Final = 100
 _FOLLOW_SECONDS: Final = 1.0
 _DIGESTS: Final = (
-    "key string, is_ours boolean, hash bigint, digest bigint, mark int, parts int, read bigint, charge double"
+    "key string, is_ours boolean, hash bigint, digest bigint, mark int, parts int, read bigint, "
+    "charge double, skipped string"
 )
 _ROWS: Final = "key string, order_key string, state string, deleted boolean"
 _CHANGES: Final = "hash bigint, digest bigint, mark int"
@@ -200,7 +202,7 @@ class _OnExecutors(Verification):
         _checked(job.result)
 
     def _joined(self) -> DataFrame:
-        """Return a row for each key of one of the sides; the row without key says what was read."""
+        """Return a row for each key of one of the sides; rows without key say what was read."""
         source = self._sides.source
         start = Snapshot(segments=self._segments, max_scan_rate=source.max_scan_rate, changes=False)
         request = ChangeFeedRequest(source.address, start, provider_options=source.provider_options)
@@ -220,7 +222,7 @@ class _OnExecutors(Verification):
         is_ours, is_theirs = f.col("is_ours"), ~f.col("is_ours")
         return (
             ours.unionByName(theirs)
-            .groupBy("key")
+            .groupBy("key", "skipped")
             .agg(
                 f.max("hash").alias("hash"),
                 # A row that the scan has delivered twice with the same value counts once.
@@ -278,13 +280,15 @@ class _OnExecutors(Verification):
         while chunk := _checked(lambda: list(islice(rest, _AT_ONCE))):
             equal += self._keep(chunk)
         with state.transaction():
+            state.put("rows", sum(read.rows or 0 for read in told))
+            state.put("target_rows", sum(read.target_rows or 0 for read in told))
             for read in told:
-                state.put("rows", read.rows or 0)
-                state.put("target_rows", read.target_rows or 0)
                 if read.parts is not None:
                     state.put("parts", read.parts)
                 if read.charge is not None:
                     state.put("charge", float(state.fact("charge") or 0) + read.charge)
+                if read.skipped is not None:
+                    state.leave_out(map(tuple, json.loads(read.skipped)))
             state.put("equal", equal)
         self._sides.tell("compare", rows=state.number("rows"), target_rows=state.number("target_rows"))
 
@@ -379,11 +383,10 @@ class _Scan:
         with connect(self.config) as client:
             while True:
                 start = FromContinuationToken(token)
-                page = client.read_changes(
-                    ChangeFeedRequest(
-                        self.address, start, scope, max_page_size=_PAGE, provider_options=self.options
-                    )
+                request = ChangeFeedRequest(
+                    self.address, start, scope, max_page_size=_PAGE, provider_options=self.options
                 )
+                page = read_past(client, request)
                 yield self._digested(page)
                 if page.partition_retired:
                     return
@@ -397,7 +400,8 @@ class _Scan:
         charge = page.diagnostics.native_charge
         keys = pa.array([text.decode() for text in texts.texts()], pa.string())
         rows = rows_of(texts.digests(), digests, orders)
-        return _batch(keys, rows, self.sample, is_ours=True, parts=parts, charge=charge)
+        skipped = json.dumps(found) if (found := skipped_on(page)) else None
+        return _batch(keys, rows, self.sample, is_ours=True, parts=parts, charge=charge, skipped=skipped)
 
 
 @attrs.frozen
@@ -432,6 +436,7 @@ def _batch(
     is_ours: bool,
     parts: int | None = None,
     charge: float | None = None,
+    skipped: str | None = None,
 ) -> pa.RecordBatch:
     """Return digests as `_DIGESTS` has them, and after them a row without key that says what was read."""
     read, chosen = len(rows), np.flatnonzero(rows["hash"] % sample == 0)
@@ -443,7 +448,7 @@ def _batch(
     def column(values: Any, kind: pa.DataType) -> pa.Array:
         return pa.concat_arrays([pa.array(values, kind), pa.nulls(1, kind)])
 
-    def told(value: float | None, kind: pa.DataType) -> pa.Array:
+    def told(value: float | str | None, kind: pa.DataType) -> pa.Array:
         return pa.concat_arrays([pa.nulls(count, kind), pa.array([value], kind)])
 
     return pa.RecordBatch.from_pydict(
@@ -456,6 +461,7 @@ def _batch(
             "parts": told(parts, pa.int32()),
             "read": told(read, pa.int64()),
             "charge": told(charge, pa.float64()),
+            "skipped": told(skipped, pa.string()),
         }
     )
 

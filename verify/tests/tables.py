@@ -1,6 +1,8 @@
 """A collection of the embedded store that pages copy into a Delta table, and faults in the table."""
 
 import json
+import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime
 from decimal import Decimal
 from uuid import UUID
@@ -126,6 +128,17 @@ class Shop:
             plant(self.table, key, kind)
             faults[key] = kind
         return faults
+
+    def damage(self, table, name):
+        """Cut the texts of a document off, in the store itself.
+
+        Args:
+            table: The store's own table: `documents`, or `log` for its changes.
+            name: The document.
+        """
+        with closing(sqlite3.connect(self.store.path)) as database, database:
+            update = f"UPDATE {table} SET doc = '{{\"n\":' WHERE key LIKE ?"
+            assert database.execute(update, (f'%"{name}"%',)).rowcount
 
     def truth(self):
         return {key.components["id"]: value for key, value in self.store.scan("orders")}

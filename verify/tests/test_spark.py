@@ -10,14 +10,18 @@ from pathlib import Path
 import attrs
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from pyspark.errors import AnalysisException
+from pyspark.sql.classic.dataframe import DataFrame
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_conformance.refusals import refusal
 from multiclouddb_tables.delta_log import MARK
 from multiclouddb_verify import DeltaTarget, DifferenceKind, Outcome, stored_position
 from pyspark_multiclouddb import verify_with_spark
 
-from .tables import NAME, Busy, Shop, key_of
+from .tables import NAME, VALUES, Busy, Shop, key_of
 
+STALE, MISSING, GHOST = DifferenceKind.STALE, DifferenceKind.MISSING, DifferenceKind.GHOST
 PROGRAM = Path(__file__).with_name("program.py")
 pytestmark = pytest.mark.xdist_group("jvm")
 
@@ -194,6 +198,40 @@ def test_an_error_of_a_task_is_the_error_of_verify(shop):
     with pytest.raises(MulticloudDbError, match="without key") as caught:
         shop.verify_with_spark()
     assert caught.value.category == ErrorCategory.INVALID_REQUEST
+
+
+@pytest.mark.parametrize("repair", [False, True])
+def test_a_record_that_cannot_be_decoded_hides_no_other_one(shop, repair):
+    faults = shop.plant(*shop.names[10:13], kinds=[STALE, MISSING, GHOST])
+    gone = shop.names[20]
+    DeltaTable(shop.table).delete(f"key = '{key_of(gone)}'")
+    shop.damage("documents", shop.names[5])
+    shop.damage("documents", gone)
+    report = shop.verify_with_spark(repair=repair)
+    assert kinds(report.repaired if repair else report.differences) == faults
+    assert report.exit_code == (12 if repair else 11)
+    assert report.counts.equal == len(shop.names) - 4 + (2 if repair else 0)
+    assert key_of(shop.names[5]) in report.unsettled
+    assert sum("cannot be decoded" in reason for reason in report.reasons.values()) >= 2
+    assert report.verified_through is None
+
+
+def test_a_change_that_cannot_be_decoded(shop):
+    shop.store.put("orders", shop.names[5], {"n": "after"})
+    shop.store.put("orders", shop.names[5], {"n": 5, "v": VALUES[5]})
+    shop.damage("log", shop.names[5])
+    report = shop.verify_with_spark(patience_seconds=0.0)
+    assert (report.differences, report.exit_code) == ((), 12)
+    assert report.counts.equal >= len(shop.names) - 1
+    assert any("cannot be decoded" in reason for reason in report.reasons.values())
+
+
+def test_a_platform_that_refuses_persist_is_named(shop, monkeypatch):
+    def persist(*_):
+        raise AnalysisException("[NOT_SUPPORTED_WITH_SERVERLESS] PERSIST TABLE is not supported")
+
+    monkeypatch.setattr(DataFrame, "persist", persist)
+    refusal(ErrorCategory.UNSUPPORTED_CAPABILITY, shop.verify_with_spark, "persist", "use verify")
 
 
 def test_a_target_without_parts_is_refused(shop):

@@ -1,7 +1,5 @@
 """A document that cannot be decoded hides no other one: the rest is compared, and its verdict is open."""
 
-import sqlite3
-
 import pytest
 from deltalake import DeltaTable
 
@@ -18,18 +16,9 @@ def shop(tmp_path):
         yield shop
 
 
-def damage(shop, table, name=DAMAGED):
-    """Cut the text of a document off, in the store itself."""
-    database = sqlite3.connect(shop.store.path)
-    with database:
-        changed = database.execute(f"UPDATE {table} SET doc = '{{\"n\":' WHERE key LIKE ?", (f'%"{name}"%',))
-        assert changed.rowcount
-    database.close()
-
-
 @pytest.mark.parametrize("repair", [False, True])
 def test_a_row_that_a_scan_cannot_decode(shop, repair):
-    damage(shop, "documents")
+    shop.damage("documents", DAMAGED)
     before = shop.documents()
     report = shop.verify(repair=repair)
     assert (report.outcome, report.exit_code) == (Outcome.UNSETTLED, 12)
@@ -43,7 +32,7 @@ def test_a_row_that_a_scan_cannot_decode(shop, repair):
 def test_a_row_that_neither_side_has_is_not_known_either(shop):
     """The sink has left it out, so nothing but the scan says that there is one."""
     DeltaTable(shop.table).delete(f"key = '{key_of(DAMAGED)}'")
-    damage(shop, "documents")
+    shop.damage("documents", DAMAGED)
     report = shop.verify()
     assert report.exit_code == 12
     assert report.counts.equal == len(shop.names) - 1
@@ -53,7 +42,7 @@ def test_other_differences_are_found_and_repaired(shop):
     faults = shop.plant(
         *shop.names[10:13], kinds=[DifferenceKind.STALE, DifferenceKind.MISSING, DifferenceKind.GHOST]
     )
-    damage(shop, "documents")
+    shop.damage("documents", DAMAGED)
     report = shop.verify()
     assert {each.key: each.kind for each in report.differences} == faults
     assert report.exit_code == 11
@@ -66,7 +55,7 @@ def test_a_change_that_the_feed_cannot_decode(shop):
     """The sink stands before it; a row of a later change waits, and the damaged one is not known."""
     shop.store.put("orders", DAMAGED, {"n": "after"})
     shop.store.put("orders", DAMAGED, {"n": 5, "v": VALUES[5]})
-    damage(shop, "log")
+    shop.damage("log", DAMAGED)
     report = shop.verify(patience_seconds=0.0)
     assert not report.equal
     assert report.exit_code == 12
@@ -75,7 +64,7 @@ def test_a_change_that_the_feed_cannot_decode(shop):
 
 
 def test_a_resumed_run_knows_of_it_too(shop):
-    damage(shop, "documents")
+    shop.damage("documents", DAMAGED)
 
     def die(progress):
         if progress.phase == "table":
