@@ -70,9 +70,11 @@ class FrameTable(PostgresTable):
         if self._long_keys == "skip":
             rows, skipped = rows.where(f"NOT ({_IS_LONG})"), self._told_skipped(rows)
         place = self._dsn, self._table_name, self.where, self.known().oid
-        write = partial(_write, *place, self._settings)
+        write = partial(_write, *place, self._settings, rows.columns)
+        # Spark's `mapInArrow` takes a dot in a name for a field of a struct.
+        plain = rows.repartition(self._count, "key").toDF(*(f"c{at}" for at in range(len(rows.columns))))
         try:
-            rows.repartition(self._count, "key").mapInArrow(write, "written long").toArrow()
+            plain.mapInArrow(write, "written long").toArrow()
         except Exception as error:
             category = error_from_query(error)
             found = _MARKED.search(str(error))
@@ -161,14 +163,20 @@ def _check_values(kept: DataFrame, *, refuses_long: bool) -> None:
 
 
 def _write(
-    dsn: str, name: str, place: str, oid: int, settings: Mapping[str, Any], batches: Iterator[pa.RecordBatch]
+    dsn: str,
+    name: str,
+    place: str,
+    oid: int,
+    settings: Mapping[str, Any],
+    columns: list[str],
+    batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """Merge the rows of a task, and return their number."""
     from pyspark_multiclouddb.errors import source_errors
 
     written = 0
     with source_errors():
-        for rows in _parts(batches):
+        for rows in _parts(batch.rename_columns(columns) for batch in batches):
             naming(dsn, place, partial(_merge, dsn, name, place, oid, settings, rows))
             written += rows.num_rows
     yield pa.RecordBatch.from_pydict({"written": [written]})

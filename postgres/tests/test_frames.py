@@ -8,6 +8,8 @@ from decimal import Decimal
 import psycopg
 import pyarrow as pa
 import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql.classic.dataframe import DataFrame
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
 from multiclouddb_conformance.sink_harness import applied, drawn, key_of, rows
@@ -65,6 +67,25 @@ def test_what_cannot_be_written_is_named_before_anything_is_written(merge, dsn):
     refused(rows(("x" * 3000, 1, {}), *((name, 1, {}) for name in names)), 'long_keys="hash"')
     refused(fine.append_column("x", pa.array(["a"] * 19 + ["\0"])), "column x")
     refused(fine.append_column("s", pa.array([{"a": 1}] * 20)), "column s")
+
+
+def test_rows_that_nobody_may_keep_are_read_again(merge, dsn, monkeypatch, caplog):
+    """As on Databricks' serverless compute."""
+
+    def persist(*_):
+        raise AnalysisException("[NOT_SUPPORTED_WITH_SERVERLESS] PERSIST TABLE is not supported")
+
+    monkeypatch.setattr(DataFrame, "persist", persist)
+    assert merge(rows(("a", 1, {"n": 1}), ("a", 2, {"n": 2}), ("b", 1, None)), 0)
+    assert documents(dsn) == {"a": {"n": 2}}
+    assert "refuses persist" in caplog.text
+
+
+def test_names_of_columns_with_backticks_and_dots(merge, dsn):
+    name, at = "a `name` with.dots", datetime(2026, 1, 2, tzinfo=UTC)
+    batch = rows(("a", 1, {})).append_column(name, pa.array(["x"])).append_column(f"{name}2", pa.array([at]))
+    assert merge(batch, 0)
+    assert query(dsn, f'SELECT "{name}", "{name}2" FROM orders') == [("x", at)]
 
 
 def test_what_was_merged_outlives_a_crash_whatever_the_role_has_set(spark):
