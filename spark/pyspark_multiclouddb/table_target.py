@@ -98,6 +98,9 @@ _HIDDEN: Final = "(redacted)"
 """What Spark shows in place of a value that it hides ends with this."""
 _CUTS: Final = "__CHAR_VARCHAR_TYPE_STRING"
 """What Spark says about a column of type `CHAR` or `VARCHAR`, whose type it calls `STRING`."""
+_POLICY: Final = "spark.sql.storeAssignmentPolicy"
+_LEGACY: Final = "LEGACY store assignment policy"
+"""How Spark names the policy when it refuses a statement."""
 _NAME: Final = re.compile(r"(?:[\w-]+|`(?:[^`]|``)+`)(?:\.(?:[\w-]+|`(?:[^`]|``)+`))*")
 
 
@@ -160,6 +163,7 @@ class TableTarget(Table):
         self._keeps: bool | None = None
         self._seen: FoundTable | None = None
         self._schema: StructType | None = None
+        self._stored: dict[str, str] | None = None
         self._is_looked_at = False
 
     @property
@@ -311,7 +315,7 @@ class TableTarget(Table):
                 f"WHEN MATCHED AND {is_seen} THEN UPDATE SET {sets} "
                 f"WHEN NOT MATCHED AND (s._match IS NULL OR {is_new}) "
                 f"THEN INSERT ({', '.join(names)}) VALUES ({values})",
-                lambda: expected.check(now._found(), self.name),
+                lambda: expected.check(now._found(anew=True), self.name),
             )
         finally:
             self._spark.catalog.dropTempView(view)
@@ -337,6 +341,7 @@ class TableTarget(Table):
                 # Spark reads the rows of a cached table from its memory, whatever others have written since,
                 # and a catalog may keep a table as it was when the session used it first, as Iceberg's does.
                 self._spark.sql(f"REFRESH TABLE {self._table}")
+                self._stored = None
             return self._spark.table(self._table).schema
         except AnalysisException as error:
             if "NOT_FOUND" not in str(error) and "doesn't exist" not in str(error):
@@ -370,6 +375,12 @@ class TableTarget(Table):
                 if found := _REFUSED.search(str(error)):
                     # Spark prints the whole row.
                     raise _refused_row(self._table, found[0], error) from safe_cause(error)
+                if _LEGACY in str(error):
+                    raise invalid_request(
+                        _POLICY,
+                        "is LEGACY, with which Spark refuses columns in another order than the table has",
+                        "set it to ANSI",
+                    ) from error
                 if not _CONFLICTS.search(str(error)):
                     raise
                 if not left:
@@ -412,7 +423,7 @@ class TableTarget(Table):
             if mark is not None and self.keeps_marks:
                 statement += f" TBLPROPERTIES ({_pairs(_marked(mark, uuid.uuid4().hex))})"
             self._spark.sql(statement)
-            self._schema = self._look()
+            self._schema, self._stored = self._look(), None
         for field in self._known():
             if field.name in wanted and (kind := field.metadata.get(_CUTS)) is not None:
                 raise invalid_request(
@@ -440,9 +451,12 @@ class TableTarget(Table):
     def _property(self, name: str) -> str | None:
         return self._properties().get(name) if self.keeps_marks else None
 
-    def _properties(self) -> dict[str, str]:
-        rows = self._spark.sql(f"SHOW TBLPROPERTIES {self._table}").collect()
-        return {row[0]: row[1] for row in rows}
+    def _properties(self, *, anew: bool = False) -> dict[str, str]:
+        """Return the properties as this object saw them first or has set them; with `anew`, those of now."""
+        if anew or self._stored is None:
+            rows = self._spark.sql(f"SHOW TBLPROPERTIES {self._table}").collect()
+            self._stored = {row[0]: row[1] for row in rows}
+        return self._stored
 
     @property
     def keeps_marks(self) -> bool:
@@ -469,12 +483,12 @@ class TableTarget(Table):
         self._seen = self._found()
         return self._seen.mark
 
-    def _found(self) -> FoundTable:
-        """Return the mark of the table, and its id.
+    def _found(self, *, anew: bool = False) -> FoundTable:
+        """Return the mark of the table, and its id; see `_properties`.
 
         Not every kind of table has an id that a statement can read, so the sink stores one with its mark.
         """
-        properties = self._properties() if self.keeps_marks else {}
+        properties = self._properties(anew=anew) if self.keeps_marks else {}
         text = properties.get(MARK)
         if text is not None and text.endswith(_HIDDEN):
             raise invalid_request(
@@ -515,6 +529,7 @@ class TableTarget(Table):
             f"ALTER TABLE {self._table} SET TBLPROPERTIES ({_pairs(properties)})",
             partial(self._check_still, source),
         )
+        self._stored = None
 
     def store(self, numbers: Mapping[str, int], notes: Mapping[str, str]) -> None:
         """Set properties of the table.
@@ -570,7 +585,7 @@ class TableTarget(Table):
     def _check_still(self, source: FeedSource | None = None) -> None:
         """Refuse another table than the one that was looked at, as near to the statement as possible."""
         if self._seen is not None:
-            self._found().check_still(self._seen, self._table, source)
+            self._found(anew=True).check_still(self._seen, self._table, source)
 
     def merge(self, rows: DataFrame, notes: Mapping[str, str], *, is_last: bool) -> None:
         """Merge the last changes of some keys.
@@ -684,5 +699,8 @@ def _pairs(properties: Mapping[str, str]) -> str:
 
 
 def _literal(text: str) -> str:
-    """Return a text for SQL of Spark, in which a backslash begins an escape."""
-    return quoted(text.replace("\\", "\\\\"))
+    """Return a text for SQL of Spark, in which a backslash begins an escape.
+
+    With `spark.sql.legacy.consecutiveStringLiterals.enabled`, two quotes are none, so a quote is an escape.
+    """
+    return quoted(text.replace("\\", "\\\\").replace("'", "\\u0027"))

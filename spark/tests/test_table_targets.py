@@ -46,6 +46,7 @@ from pyspark_multiclouddb import (
     EVENT_COLUMNS,
     TableTarget,
     drop_tombstones,
+    latest_by_key,
     live_rows,
     merge_into_delta,
     merge_into_table,
@@ -188,13 +189,16 @@ def test_row_says_since_when_its_document_is_old(sink, spark):
     assert since() is None
 
 
+def properties(spark, sink):
+    return dict(map(tuple, spark.sql(f"SHOW TBLPROPERTIES {sink.table}").collect()))
+
+
 def test_commit_names_what_a_batch_lacks(sink, spark):
     write_offset(sink.checkpoint, 0, fresh=True)
     write_offset(sink.checkpoint, 1, lost=1, warning="changes are gone")
     frame = spark.createDataFrame(rows(("a", 1, {})))
     assert merge_into_table(frame, 1, sink.table, checkpoint=sink.checkpoint, create_using="test")
-    found = dict(map(tuple, spark.sql(f"SHOW TBLPROPERTIES {sink.table}").collect()))
-    assert found["multiclouddb.warning"] == "changes are gone"
+    assert properties(spark, sink)["multiclouddb.warning"] == "changes are gone"
 
 
 def test_refusal_names_only_arguments_of_the_function(sink):
@@ -276,7 +280,14 @@ SETTINGS = [
     {"spark.sql.ansi.enforceReservedKeywords": "true", "spark.sql.ansi.enabled": "true"},
     {"spark.sql.storeAssignmentPolicy": "STRICT"},
     {"spark.sql.parser.escapedStringLiterals": "true", "spark.sql.ansi.doubleQuotedIdentifiers": "true"},
+    {"spark.sql.legacy.consecutiveStringLiterals.enabled": "true"},
+    {"spark.sql.caseSensitive": "true"},
 ]
+
+
+def with_odd_columns(made):
+    odd = pa.array([{"it's a `field`": number, "date": "x"} for number in range(made.num_rows)])
+    return made.append_column("odd", odd).append_column("at", pa.array([datetime.now(UTC)] * made.num_rows))
 
 
 @pytest.mark.parametrize(
@@ -285,22 +296,107 @@ SETTINGS = [
 def test_statements_mean_the_same_under_every_setting_of_sql(sink, spark, settings):
     """A merge, a column that is added, the end of a snapshot, and the removal of tombstones."""
     made = rows(("a", 1, {"n": 1}), ("b", 1, None), ("c", 1, {}))
-    odd = pa.array([{"it's a `field`": number, "date": "x"} for number in range(made.num_rows)])
     for name, value in settings.items():
         spark.conf.set(name, value)
     try:
         sink.merge(made)
-        sink.merge(made.append_column("odd", odd).append_column("at", pa.array([datetime.now(UTC)] * 3)),
-                   new_columns="add")  # fmt: skip
+        sink.merge(with_odd_columns(made), new_columns="add")
         plan = "provider:resource:snapshot:s"
         sink.merge(page([], SnapshotStarted("000010~", plan), BackfillDone(plan, "000010~")))
         assert tombstones(sink).keys() == {"a", "b", "c"}
         assert drop_tombstones(sink.table, timedelta(0), spark=spark) == 3
+        said = "it's 'quoted' \\u0041 \\n"
+        sink.target.store({said: 7}, {"said": said})
+        assert sink.target.number(said) == 7
+        assert properties(spark, sink)["multiclouddb.said"] == said
     finally:
         for name in settings:
             spark.conf.unset(name)
     kinds = dict(spark.table(sink.table).dtypes)
     assert kinds["odd"] == "struct<it's a `field`:bigint,date:string>"
+
+
+def test_the_setting_with_which_spark_refuses_a_statement_is_named(sink, spark):
+    made = rows(("a", 1, {"n": 1}), ("b", 1, None), ("c", 1, {}))
+    wider = with_odd_columns(rows(("a", 2, {"n": 2}), ("c", 2, None)))
+    sink.merge(made)
+    for name, value in {"storeAssignmentPolicy": "LEGACY", "ansi.enabled": "false"}.items():
+        spark.conf.set(f"spark.sql.{name}", value)
+    try:
+        call = partial(sink.merge, wider, new_columns="add")
+        refusal(ErrorCategory.INVALID_REQUEST, call, "spark.sql.storeAssignmentPolicy: is LEGACY", "ANSI")
+    finally:
+        for name in ("storeAssignmentPolicy", "ansi.enabled"):
+            spark.conf.unset(f"spark.sql.{name}")
+    sink.merge(wider)
+    assert {row["odd"]["date"] for row in spark.table(sink.table).collect() if row["odd"]} == {"x"}
+
+
+def test_large_documents_are_read_in_small_batches(sink, monkeypatch):
+    monkeypatch.setattr(layout, "GROUP_BYTES", 4000)
+    sink.merge(rows(*((f"k{number:02}", 1, {"text": "x" * 1000}) for number in range(20))))
+    sizes = [batch.num_rows for batch in sink.target.rows()]
+    assert (sum(sizes), max(sizes)) == (20, 4)
+
+
+NAME = "a `name` with.dots"
+
+
+def test_names_of_columns_with_backticks_and_dots(sink, spark):
+    """In each statement: a merge, one that lacks the column, the end of a snapshot, and a repair."""
+    kind = pa.struct([(NAME, pa.list_(pa.struct([(NAME, pa.string())])))])
+
+    def batch(*changes):
+        parts = [{NAME: [{NAME: key}]} for key, *_ in changes]
+        made = rows(*changes).append_column(NAME, pa.array([key for key, *_ in changes]))
+        return made.append_column("part", pa.array(parts, kind))
+
+    def values():
+        found = spark.table(sink.table).collect()
+        return {decode_json(row["key"])["id"]: (row[NAME], row["part"]) for row in found}
+
+    sink.merge(rows(("d", 1, {})))
+    sink.merge(batch(("a", 1, {"n": 1}), ("b", 1, {}), ("c", 1, {})), new_columns="add")
+    sink.merge(rows(("b", 2, None)))
+    fix = Fix(key_of("a"), ("000001",), "000002", "{}", {NAME: "new"}, datetime.now(UTC))
+    assert sink.target.fix([fix], expected(sink)) == 1
+    found = values()
+    assert (found["a"][0], found["b"], found["c"][0]) == ("new", (None, None), "c")
+    [state] = [
+        decode_json(text)
+        for part in sink.target.rows([key_of("c")], own=True)
+        for text in part["state"].to_pylist()
+    ]
+    assert (state[NAME], state["part"]) == ("c", {NAME: [{NAME: "c"}]})
+    plan = "provider:resource:snapshot:s"
+    sink.merge(page([], SnapshotStarted("000010~", plan), BackfillDone(plan, "000010~")))
+    assert {*values().values()} == {(None, None)}
+
+
+def test_names_of_columns_with_backticks_and_dots_in_a_table_that_the_driver_merges(spark, tmp_path):
+    made = rows(("a", 1, {}), ("b", 1, None))
+    parts = pa.array([[{NAME: "x"}], None], pa.list_(pa.struct([(NAME, pa.string())])))
+    made = made.append_column(NAME, pa.array(["a", None])).append_column("parts", parts)
+    frame = spark.createDataFrame(made, from_arrow_schema(made.schema, prefer_timestamp_ntz=True))
+    for batch in (latest_by_key(frame), frame.limit(0)):
+        merge_into_delta(batch, None, tmp_path / "table", None)
+    found = live_rows(tmp_path / "table", [NAME, "parts"]).read_all().to_pylist()
+    assert found == [{NAME: "a", "parts": [{NAME: "x"}]}]
+
+
+def test_properties_are_read_at_the_first_look_and_before_a_row_is_written(sink, spark, monkeypatch):
+    """Each such statement reads the log of a Delta table again."""
+    sink.merge(rows(("a", 1, {"n": 1})))
+    sql, said = type(spark).sql, []
+
+    def call(self, statement, *arguments, **options):
+        said.append(statement.partition(f" {sink.table}")[0])
+        return sql(self, statement, *arguments, **options)
+
+    monkeypatch.setattr(type(spark), "sql", call)
+    sink.merge(rows(("a", 2, {"n": 2})))
+    looks = ["SHOW TBLPROPERTIES", "REFRESH TABLE", "SHOW TBLPROPERTIES", "SELECT 1 FROM"]
+    assert said == [*looks, "SHOW TBLPROPERTIES", "MERGE INTO"]
 
 
 class TestRefusedByThePlatform:
