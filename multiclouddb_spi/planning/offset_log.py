@@ -14,7 +14,6 @@ from typing import Any, Final
 import attrs
 
 _FORMATS: Final = ("v1", "v2")
-_NO_OFFSET: Final = "-"
 
 
 @attrs.frozen
@@ -48,7 +47,7 @@ def logged_end(text: str) -> LoggedEnd:
     lines = [line for line in rest[1:] if line]
     if form != "v1":
         lines = [line.partition(":")[2] for line in lines]
-    offsets = tuple(offset for line in lines if line != _NO_OFFSET for offset in _offsets_in(line))
+    offsets = tuple(offset for line in lines for offset in _offsets_in(line))
     if not offsets:
         raise ValueError("contains no offset of a multiclouddb source")
     return LoggedEnd(offsets, len(lines))

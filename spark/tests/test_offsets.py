@@ -185,7 +185,11 @@ UNKNOWN = [
     log("v1", '{"a": [1, {"src": 2}]}'),
     log("v1", "0:" + json.dumps(OURS)),
     log("v2", json.dumps(OURS)),
-    *(log(form, json.dumps(OURS)) for form in ("v3", "v12", "1", json.dumps(OURS))),
+    *(
+        log(form, name + json.dumps(OURS))
+        for form in ("v3", "v12", "1", json.dumps(OURS))
+        for name in ("", "0:")
+    ),
 ]
 
 

@@ -189,6 +189,7 @@ def test_of_several_starts_the_one_that_knows_more_about_the_age_is_right(places
     [
         (After("1", NOW - HOUR), 23 * HOUR),
         (Start(NOW - 25 * HOUR), 0),
+        (After("1", NOW + HOUR), 24 * HOUR),
         (Latest(NOW), 24 * HOUR - 120),
         (Horizon(NOW), None),
         (After("1", None), None),

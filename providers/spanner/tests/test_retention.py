@@ -151,7 +151,7 @@ class TestBeginning:
             assert left() == pytest.approx([DAY, DAY], abs=MINUTE)  # no stream keeps less than a day
             items.server.advance(2 * DAY)
             assert left() == pytest.approx([DAY / 2, 2.5 * DAY], abs=MINUTE)  # its first change
-            items.server.advance(DAY)
+            items.server.advance(DAY + 5 * MINUTE)
             assert left() == pytest.approx([0, 3 * DAY], abs=MINUTE)
 
     def test_a_retention_that_changes_is_told_within_a_minute(self, monkeypatch):
@@ -163,6 +163,16 @@ class TestBeginning:
             items.run(KEEP.format(1))
             items.page(token)
             assert items.page(token).diagnostics.retention_headroom_seconds < DAY + 1
+
+    def test_a_running_reader_measures_it_again(self, monkeypatch):
+        """Otherwise the time since the stream began would be told for ever."""
+        monkeypatch.setattr("multiclouddb_spanner.source._CHECK_SECONDS", 0.0)
+        with feed(default_retention="3d", initial_partitions=1) as items:
+            token = items.token()
+            for _ in range(3):
+                items.server.advance(2 * DAY)
+                token = items.page(token).continuation_token
+            assert items.page(token).diagnostics.retention_headroom_seconds < 3 * DAY + MINUTE
 
     def test_a_stream_that_watched_the_table_later(self):
         with feed(TABLE, "CREATE CHANGE STREAM items_stream", initial_partitions=1) as items:
