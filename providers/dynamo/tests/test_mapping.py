@@ -6,6 +6,7 @@ If a record is damaged, the error names the first damaged record.
 import copy
 import itertools
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -187,6 +188,14 @@ def test_an_empty_image_is_none(event, name, empty):
     assert (found.new_item_state, found.old_item_state) == (None, None)
     batch = DynamoMapper(DynamoView(ADDRESS, "p", SHARD, ("pk",), with_old=True)).arrow([record], 0, 1)
     assert batch.equals(events_to_arrow([found]))
+
+
+@pytest.mark.parametrize("event_id", ["9" * 32, str(UUID(int=7))], ids=["DynamoDB", "DynamoDB Local"])
+def test_an_id_that_no_other_record_has_is_that_of_the_event(event_id):
+    record = one(eventID=event_id)
+    assert event_of(record).event_id == event_id
+    columns = DynamoMapper(DynamoView(ADDRESS, "p", SHARD, ("pk",))).arrow([record], 0, 1)
+    assert columns["event_id"].to_pylist() == [event_id]
 
 
 @patiently
