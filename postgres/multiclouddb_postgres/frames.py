@@ -15,8 +15,9 @@ from multiclouddb_postgres.long_keys import MOST_KEY_BYTES, SHOWN, key_too_long,
 from multiclouddb_postgres.server import DURABLE, LOG, Connection, connected, errors, repeated
 from multiclouddb_postgres.table import PostgresTable
 from multiclouddb_postgres.values import LAST_YEAR, far, naming, nul
+from multiclouddb_tables.batch import MergeBatch, MissingState, Piece
 from multiclouddb_tables.merging import merge_batch
-from multiclouddb_tables.rules import MergeBatch, MissingState, Piece, check_stored
+from multiclouddb_tables.rules import check_stored
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -17,18 +17,10 @@ from multiclouddb_postgres.long_keys import LongKeys, check_long_keys
 from multiclouddb_postgres.server import Connection, check_dsn, repeated, secret_dsn, where
 from multiclouddb_postgres.table import POSITION, PostgresTable, identifier
 from multiclouddb_postgres.values import Documents, naming
+from multiclouddb_tables.batch import Create, MissingState, Told, batch_of, check_options
+from multiclouddb_tables.changes import piece_of, table_of, usual_types
 from multiclouddb_tables.merging import merge_batch
-from multiclouddb_tables.rules import (
-    Create,
-    MissingState,
-    Told,
-    batch_of,
-    check_needed,
-    check_options,
-    piece_of,
-    table_of,
-    usual_types,
-)
+from multiclouddb_tables.rules import check_needed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

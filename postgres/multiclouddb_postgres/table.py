@@ -57,14 +57,7 @@ from multiclouddb_tables.layout import (
     state_of,
 )
 from multiclouddb_tables.mark import Expected, FoundTable, TableMark
-from multiclouddb_tables.rules import (
-    DELETED_AT,
-    DOCUMENT,
-    STALE_SINCE,
-    check_cases,
-    check_stored,
-    emptied,
-)
+from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE, check_cases, check_stored, emptied
 
 if TYPE_CHECKING:
     from multiclouddb_tables.column_values import ColumnType

@@ -54,8 +54,8 @@ from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, Rules
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.partition import may_be_same
 from multiclouddb_spi.planning.offset_log import LoggedEnd, logged_end
+from multiclouddb_tables.batch import MergedSnapshot, Told, rows_stay
 from multiclouddb_tables.mark import FeedSource
-from multiclouddb_tables.rules import MergedSnapshot, Told, rows_stay
 from pyspark_multiclouddb.errors import NEW_QUERY
 from pyspark_multiclouddb.options import Settings, position_from_text, position_text
 

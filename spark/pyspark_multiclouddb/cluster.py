@@ -11,9 +11,9 @@ import attrs
 
 from multiclouddb_api import invalid_request
 from multiclouddb_api.validators import check_type, local_path
+from multiclouddb_tables.batch import MissingState, Piece, batch_of, check_options
 from multiclouddb_tables.layout import missing
 from multiclouddb_tables.merging import merge_batch
-from multiclouddb_tables.rules import MissingState, Piece, batch_of, check_options
 from pyspark_multiclouddb.checkpoint import told
 from pyspark_multiclouddb.errors import check_has
 from pyspark_multiclouddb.pieces import HELPERS, kept_rows, needed

@@ -19,7 +19,7 @@ from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, inva
 from multiclouddb_api.validators import check_type, type_name
 from multiclouddb_spi import ProviderFault, RecordFault
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE, START_AGAIN, holds_data
-from multiclouddb_tables.rules import new_query, repair
+from multiclouddb_tables.batch import new_query, repair
 
 NEW_QUERY: Final = new_query("merge_into_delta")
 """The new query that repairs a table."""

@@ -24,8 +24,8 @@ from multiclouddb_api import (
 from multiclouddb_spi import FeedStart, Step, SupportsChangeMark, Target
 from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Plan
 from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, Rules
+from multiclouddb_tables.batch import other_rows
 from multiclouddb_tables.mark import FeedSource
-from multiclouddb_tables.rules import other_rows
 from pyspark_multiclouddb.checkpoint import (
     Offset,
     Pinned,

@@ -23,20 +23,10 @@ from pyspark.storagelevel import StorageLevel
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_spi.scan.contract import LATEST_MARK
+from multiclouddb_tables.batch import MissingState, Piece
+from multiclouddb_tables.changes import LACKS_STATE, incomplete_rows, missing_state_error, source_of
 from multiclouddb_tables.mark import FeedSource
-from multiclouddb_tables.rules import (
-    CHANGE_TYPES,
-    DOCUMENT,
-    LACKS_STATE,
-    PLACES,
-    MissingState,
-    Piece,
-    check_cases,
-    check_needed,
-    incomplete_rows,
-    missing_state_error,
-    source_of,
-)
+from multiclouddb_tables.rules import CHANGE_TYPES, DOCUMENT, PLACES, check_cases, check_needed
 from multiclouddb_tables.sql import in_backticks
 
 _BUCKETS: Final = 4096

@@ -17,7 +17,7 @@ from multiclouddb_api.arrow import events_to_arrow
 from multiclouddb_api.validators import check_type, type_name
 from multiclouddb_spi import Range, RecordFault, collector_paused, read_range
 from multiclouddb_spi.segment import plan_id_of
-from multiclouddb_tables.rules import other_rows
+from multiclouddb_tables.batch import other_rows
 from pyspark_multiclouddb.checkpoint import Pinned
 from pyspark_multiclouddb.columns import ROW_SCHEMA, SPARK_SCHEMA
 from pyspark_multiclouddb.connection import Connection, connection_for

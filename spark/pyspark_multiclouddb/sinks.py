@@ -20,25 +20,13 @@ import pyarrow.compute as pc
 
 from multiclouddb_api import ChangeFeedPage, invalid_request
 from multiclouddb_api.validators import check_type, local_path
+from multiclouddb_tables.batch import Create, MissingState, Piece, batch_of, check_options, place_of
+from multiclouddb_tables.changes import last_changes, piece_of, stored_schema, table_of, usual_types
 from multiclouddb_tables.delta import DeltaTarget
 from multiclouddb_tables.delta_log import committed, dataset_of, opened, writable
 from multiclouddb_tables.delta_refusals import damaged, missing, unreadable
 from multiclouddb_tables.merging import FILLED, merge_batch
-from multiclouddb_tables.rules import (
-    DELETED_AT,
-    OF_THE_EVENT,
-    Create,
-    MissingState,
-    Piece,
-    batch_of,
-    check_options,
-    last_changes,
-    piece_of,
-    place_of,
-    stored_schema,
-    table_of,
-    usual_types,
-)
+from multiclouddb_tables.rules import DELETED_AT, OF_THE_EVENT
 from multiclouddb_tables.sql import in_backticks
 from pyspark_multiclouddb.checkpoint import Checkpoint, told
 from pyspark_multiclouddb.errors import check_has

@@ -16,7 +16,7 @@ from multiclouddb_api import (
     MulticloudDbError,
 )
 from multiclouddb_spi.faults import key_digest
-from multiclouddb_tables.rules import LACKS_STATE, lacks_state
+from multiclouddb_tables.changes import LACKS_STATE, lacks_state
 from pyspark_multiclouddb import live_rows, merge_into_delta
 
 from .micro_batches import LOST, apply, documents, random_changes, rows, table_of, with_columns

@@ -29,9 +29,10 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.sink_harness import events, page
 from multiclouddb_spi import encode_partition_id
+from multiclouddb_tables.batch import MergedSnapshot
 from multiclouddb_tables.delta import DeltaTarget
 from multiclouddb_tables.merging import MergeRules
-from multiclouddb_tables.rules import PLACES, MergedSnapshot
+from multiclouddb_tables.rules import PLACES
 from pyspark_multiclouddb import (
     drop_tombstones,
     latest_by_key,

@@ -38,10 +38,11 @@ from multiclouddb_conformance.sink_harness import (
 from multiclouddb_conformance.targets import *  # noqa: F403
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_tables import layout
+from multiclouddb_tables.batch import concerns, other_rows
+from multiclouddb_tables.changes import table_of
 from multiclouddb_tables.contract import Fix
 from multiclouddb_tables.layout import state_of
 from multiclouddb_tables.mark import FeedSource
-from multiclouddb_tables.rules import concerns, other_rows, table_of
 from pyspark_multiclouddb import (
     EVENT_COLUMNS,
     TableTarget,

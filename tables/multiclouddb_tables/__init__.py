@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from multiclouddb_tables.batch import Create, MissingState
 from multiclouddb_tables.column_values import ColumnType
 from multiclouddb_tables.contract import (
     Fix,
@@ -16,7 +17,6 @@ from multiclouddb_tables.contract import (
 )
 from multiclouddb_tables.mark import Expected, FeedSource, FoundTable, TableMark
 from multiclouddb_tables.merging import merge_changes
-from multiclouddb_tables.rules import Create, MissingState
 
 __all__ = [
     "ColumnType",

@@ -13,9 +13,9 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import attrs
 import pyarrow as pa
 
+from multiclouddb_tables.batch import Numbered
 from multiclouddb_tables.column_values import ColumnType
 from multiclouddb_tables.mark import Expected, FoundTable, TableMark
-from multiclouddb_tables.rules import Numbered
 
 __all__ = [
     "Fix",

@@ -20,6 +20,8 @@ from multiclouddb_api import invalid_request
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_api.validators import check_type, local_path
 from multiclouddb_spi.faults import key_digest
+from multiclouddb_tables.batch import Numbered
+from multiclouddb_tables.changes import lacks_state
 from multiclouddb_tables.column_values import SINKS
 from multiclouddb_tables.contract import Fix, Own, Part, Table
 from multiclouddb_tables.delta_log import (
@@ -58,13 +60,11 @@ from multiclouddb_tables.rules import (
     DOCUMENT,
     STALE_SINCE,
     TIME,
-    Numbered,
     check_cases,
     check_new_columns,
     check_stored,
     emptied,
     lacking_columns,
-    lacks_state,
 )
 from multiclouddb_tables.sql import in_backticks, quoted
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from multiclouddb_api import MulticloudDbError, invalid_request
+from multiclouddb_tables.batch import Numbered
 from multiclouddb_tables.delta_refusals import (
     check_path,
     check_readable,
@@ -33,7 +34,7 @@ from multiclouddb_tables.delta_refusals import (
     unwritable,
 )
 from multiclouddb_tables.mark import FoundTable, TableMark
-from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, TIME, Numbered
+from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, TIME
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, Field, WriterProperties

@@ -20,13 +20,7 @@ from multiclouddb_api import ChangeFeedPage, ErrorCategory, ErrorDetail, Multicl
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_api.validators import check_type
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE
-from multiclouddb_tables.contract import Table
-from multiclouddb_tables.layout import missing
-from multiclouddb_tables.mark import FeedSource, TableMark
-from multiclouddb_tables.rules import (
-    DELETED_AT,
-    PAGE_SCHEMA,
-    STALE_SINCE,
+from multiclouddb_tables.batch import (
     Create,
     MergeBatch,
     MergedSnapshot,
@@ -35,15 +29,16 @@ from multiclouddb_tables.rules import (
     batch_of,
     check_options,
     concerns,
-    nameless,
     new_query,
     other_rows,
-    piece_of,
     repair,
     rows_stay,
-    stored_schema,
-    table_of,
 )
+from multiclouddb_tables.changes import nameless, piece_of, stored_schema, table_of
+from multiclouddb_tables.contract import Table
+from multiclouddb_tables.layout import missing
+from multiclouddb_tables.mark import FeedSource, TableMark
+from multiclouddb_tables.rules import DELETED_AT, PAGE_SCHEMA, STALE_SINCE
 
 _LOG: Final = logging.getLogger("multiclouddb.tables")
 _SNAPSHOT: Final = "multiclouddb-snapshot"

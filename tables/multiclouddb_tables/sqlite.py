@@ -24,11 +24,12 @@ import pyarrow as pa
 from multiclouddb_api import ChangeFeedPage, ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables import layout, rules
+from multiclouddb_tables.batch import Create, MissingState
 from multiclouddb_tables.column_values import ColumnType
 from multiclouddb_tables.contract import Fix, Own, Table
 from multiclouddb_tables.mark import Expected, FoundTable, TableMark
 from multiclouddb_tables.merging import merge_changes
-from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE, Create, MissingState
+from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE
 from multiclouddb_tables.sql import in_backticks
 from multiclouddb_tables.sqlite_file import SqliteFile
 from multiclouddb_tables.sqlite_shape import MARKS, NOT_NULL, Shape, check_database, check_name

@@ -6,7 +6,8 @@ import pytest
 from multiclouddb_api import MulticloudDbError, ResourceAddress
 from multiclouddb_conformance.sink_harness import rows
 from multiclouddb_spi import encode_partition_id
-from multiclouddb_tables.rules import PLACES, piece_of
+from multiclouddb_tables.changes import piece_of
+from multiclouddb_tables.rules import PLACES
 
 ORDERS = ResourceAddress("main", "orders")
 

@@ -35,8 +35,9 @@ from multiclouddb_verify.comparison import (
 )
 from multiclouddb_verify.own_columns import OwnColumns
 from multiclouddb_verify.report import Progress
+from multiclouddb_verify.runs import ORDER_BITS, Rows, rows_of
 from multiclouddb_verify.source import Answer, Change, Follower, Respelt, Source, key_texts, skipped_on
-from multiclouddb_verify.state import ORDER_BITS, Confirmed, Rows, State, rows_of
+from multiclouddb_verify.state import Confirmed, State
 from multiclouddb_verify.texts import Integers, Lines, column_digests, digests_of
 
 __all__ = [

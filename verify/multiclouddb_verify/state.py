@@ -18,72 +18,31 @@ import json
 import os
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from multiclouddb_api import MulticloudDbError
 from multiclouddb_verify.comparison import DifferenceKind
+from multiclouddb_verify.database import Cursor, Transaction
+from multiclouddb_verify.runs import BOUNDS, RANGES, ROW, HashRange, Rows
 from multiclouddb_verify.state_folder import FILE_MODE, FILES, broken, locked, private, translated, unusable
 from multiclouddb_verify.texts import SEPARATOR, Integers, Lines
 
-__all__ = ["ORDER_BITS", "Confirmed", "Pending", "Rows", "State", "after"]
+__all__ = ["Confirmed", "Pending", "State", "after"]
 
-_RANGES: Final = 1024
-_BOUNDS: Final = np.array([-(2**63) + number * 2**54 for number in range(_RANGES)], dtype=np.int64)
 _AT_ONCE: Final = 200_000
 """The number of rows of both sides that are compared at once."""
 _BLOCK: Final = 2048
 """The number of keys in a compressed block."""
-_ROW: Final = np.dtype([("hash", "<i8"), ("digest", "<i8"), ("order", "<i4")])
-ORDER_BITS: Final = 31
-"""The bits of a digest of an `order_key`; the next bit marks a row that has to be looked at."""
-Rows: TypeAlias = npt.NDArray[Any]
-"""Rows of a run: `hash` of the key, `digest` of the document, and `order` (see `ORDER_BITS`)."""
 Pending: TypeAlias = tuple[str, int, str | None, float]
 """A key that is judged one by one: its text, the digest of the scan, the kind of difference that an earlier
 round found, and when."""
-
-
-class _Cursor(sqlite3.Cursor):
-    """A cursor that also tells what goes wrong when a row is fetched, and quotes nothing that is stored."""
-
-    def __init__(self, database: sqlite3.Connection, folder: Path) -> None:
-        super().__init__(database)
-        self._folder = folder
-
-    def __next__(self) -> Any:
-        with self._told():
-            return super().__next__()
-
-    def fetchone(self) -> Any:
-        with self._told():
-            return super().fetchone()
-
-    def fetchmany(self, size: int | None = 1) -> list[Any]:
-        with self._told():
-            return super().fetchmany(size)
-
-    def fetchall(self) -> list[Any]:
-        with self._told():
-            return super().fetchall()
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            # Python's message about a text that is not UTF-8 contains the text; it has no code of SQLite.
-            if getattr(error, "sqlite_errorcode", None) is None:
-                raise broken(self._folder, "a text in it is not UTF-8") from None
-            raise unusable(self._folder, error) from error
 
 
 @attrs.frozen
@@ -149,15 +108,6 @@ _MOST_UNREADABLE: Final = 10_000
 _NO_RECORD: Final = "the record of {} at {} cannot be decoded, so nobody knows what the source has of its key"
 _OLD: Final = -1.0
 """Stands for the time at which a change was first read, where a left-over comparison has read it."""
-
-
-def rows_of(
-    hashes: Integers, digests: Integers | Sequence[int], orders: npt.NDArray[Any] | Sequence[int] | int = 0
-) -> Rows:
-    """Make rows of columns."""
-    rows = np.empty(len(hashes), dtype=_ROW)
-    rows["hash"], rows["digest"], rows["order"] = hashes, digests, orders
-    return rows
 
 
 class State:
@@ -270,7 +220,7 @@ class State:
     def _sql(self, statement: str, values: Sequence[object] | Mapping[str, object] = ()) -> sqlite3.Cursor:
         assert self._database is not None
         try:
-            cursor = _Cursor(self._database, self._folder)
+            cursor = Cursor(self._database, self._folder)
             return cursor.execute(statement, values)
         except sqlite3.Error as error:
             raise unusable(self._folder, error) from error
@@ -307,9 +257,9 @@ class State:
             self._database = None
         self._lock.close()
 
-    def transaction(self) -> _Transaction:
+    def transaction(self) -> Transaction:
         """Make all writes inside a `with` block at once, or none of them."""
-        return _Transaction(self._sql)
+        return Transaction(self._sql)
 
     def size(self) -> int:
         """Return the bytes of all files."""
@@ -350,7 +300,7 @@ class State:
         """
         order = np.argsort(rows["hash"])
         rows = rows[order]
-        starts = np.searchsorted(rows["hash"], _BOUNDS).astype(np.int64)
+        starts = np.searchsorted(rows["hash"], BOUNDS).astype(np.int64)
         blocks = list[tuple[int, int]]()
         number = self._sql("SELECT coalesce(max(number), 0) + 1 FROM run").fetchone()[0]
         size = total = 0
@@ -404,14 +354,14 @@ class State:
         starts = {
             number: np.append(np.frombuffer(packed, dtype="<i4"), rows) for number, _, rows, packed, _ in runs
         }
-        total = np.sum([np.zeros(_RANGES + 1, dtype=np.int64), *starts.values()], axis=0)
+        total = np.sum([np.zeros(RANGES + 1, dtype=np.int64), *starts.values()], axis=0)
         edges = [0]
-        for place in range(1, _RANGES):
+        for place in range(1, RANGES):
             if total[place + 1] - total[edges[-1]] > _AT_ONCE:
                 edges.append(place)
-        edges.append(_RANGES)
+        edges.append(RANGES)
         for first, last in pairwise(edges):
-            yield HashRange(self, self._folder, runs, starts, first, last)
+            yield HashRange(self.keys_of, self._folder, runs, starts, first, last)
 
     def keys_of(self, number: int, blocks: bytes, count: int, places: Sequence[int]) -> list[str]:
         """Return the keys at some places of a run, in ascending order of the places."""
@@ -422,7 +372,7 @@ class State:
             for place in places:
                 if place // _BLOCK != at:
                     at = place // _BLOCK
-                    file.seek(count * _ROW.itemsize + int(ends[at] - sizes[at, 0]))
+                    file.seek(count * ROW.itemsize + int(ends[at] - sizes[at, 0]))
                     packed = file.read(int(sizes[at, 0]))
                     text = self._codec.decompress(packed, decompressed_size=int(sizes[at, 1]), asbytes=True)
                     block = text.split(SEPARATOR)
@@ -658,67 +608,6 @@ class State:
     def unknown_count(self) -> int:
         """Return the number of keys for which it is not known what the source has."""
         return int(self._sql("SELECT count(*) FROM unknown").fetchone()[0])
-
-
-class HashRange:
-    """The rows of both sides whose hashes are in one range."""
-
-    def __init__(
-        self,
-        state: State,
-        folder: Path,
-        runs: Sequence[tuple[int, str, int, bytes, bytes]],
-        starts: Mapping[int, Integers],
-        first: int,
-        last: int,
-    ) -> None:
-        self.low = int(_BOUNDS[first])
-        self.high = int(_BOUNDS[last]) - 1 if last < _RANGES else 2**63 - 1
-        self._state = state
-        self._keys: list[tuple[int, int, bytes, int, int, int]] = []
-        sides: dict[str, list[Rows]] = {"source": [], "target": []}
-        read = 0
-        for number, side, count, _, blocks in runs:
-            start, end = int(starts[number][first]), int(starts[number][last])
-            with translated(folder), (folder / f"{number:06d}.run").open("rb") as file:
-                file.seek(start * _ROW.itemsize)
-                rows = np.fromfile(file, dtype=_ROW, count=end - start)
-            if len(rows) != end - start:
-                raise broken(folder, f"{number:06d}.run is too short")
-            sides[side].append(rows)
-            if side == "source":
-                self._keys.append((number, count, blocks, start, read, read + end - start))
-                read += end - start
-        empty = np.empty(0, dtype=_ROW)
-        self.source: Rows = np.concatenate([empty, *sides["source"]])
-        self.target: Rows = np.concatenate([empty, *sides["target"]])
-
-    def source_keys(self, places: Integers) -> list[str]:
-        """Return the keys of some of the source's rows, given by their ascending places."""
-        found: list[str] = []
-        for number, count, blocks, start, first, last in self._keys:
-            inside = places[(places >= first) & (places < last)] - first + start
-            if len(inside):
-                found += self._state.keys_of(number, blocks, count, inside.tolist())
-        return found
-
-
-class _Transaction:
-    """All writes inside the block are made at once, or none of them."""
-
-    def __init__(self, sql: Callable[[str], object]) -> None:
-        self._sql = sql
-
-    def __enter__(self) -> None:
-        self._sql("BEGIN")
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._sql("COMMIT")
-            return
-        # SQLite has rolled back already if the disk is full; the error of the block is the one to raise.
-        with suppress(MulticloudDbError):
-            self._sql("ROLLBACK")
 
 
 def after(key: str) -> str:
