@@ -219,6 +219,7 @@ def test_a_time_whose_year_has_no_text_is_refused_with_its_key(spark, merge, dsn
         with pytest.raises(MulticloudDbError, match=r"column the time: has a time outside") as caught:
             merge(frame(first, bad), 0)
         assert key_digest(key_of("b")) in caught.value.message
+        assert query(dsn, "SELECT to_regclass('orders')") == [(None,)]
     assert merge(frame(first, last), 0)
     years = query(dsn, 'SELECT extract(year FROM "the time")::int FROM orders ORDER BY key')
     assert years == [(1,), (32_767,)]
