@@ -115,8 +115,13 @@ _BAD_OPTION: Final = re.compile(
     r'connection is bad: (invalid "?\w+"? value|invalid port number|weak sslmode)'
     r'|bad value for connect_timeout|root certificate file ".*" does not exist'
     r"|server does not support SSL, but SSL was required"
+    r"|unrecognized configuration parameter|invalid value for parameter"
+    r'|parameter ".*" (cannot be changed|requires a)|permission denied to set parameter'
 )
-"""What libpq and psycopg say about an option with an unknown value, or with one that cannot be fulfilled."""
+"""What libpq, psycopg and the server say about an option with an unknown value, or one that cannot be fulfilled.
+
+The server refuses a connection for each setting in `options` that it does not know or take.
+"""
 # libpq gives no code for a refused connection; the server's text is English unless its lc_messages differ.
 _REFUSED: Final[Mapping[str, re.Pattern[str]]] = {
     "28": re.compile(

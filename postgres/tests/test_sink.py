@@ -764,6 +764,13 @@ class TestRefused:
         assert "startup parameter: options" in error.message
         assert not error.retryable
 
+    @pytest.mark.parametrize("setting", ["no_such_setting=1", "work_mem=cold", "shared_buffers=9"])
+    def test_setting_that_the_server_refuses_is_no_outage(self, dsn, setting):
+        error = refused(lambda: merged(f"{dsn} options='-c {setting}'", ("a", 1, {})))
+        assert setting.partition("=")[0] in error.message
+        assert "correct the option" in error.message
+        assert not error.retryable
+
     @pytest.mark.parametrize(
         ("change", "way_out"),
         [
