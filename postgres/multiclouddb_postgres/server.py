@@ -118,7 +118,7 @@ _BAD_OPTION: Final = re.compile(
     r"|unrecognized configuration parameter|invalid value for parameter"
     r'|parameter ".*" (cannot be changed|requires a)|permission denied to set parameter'
 )
-"""What libpq, psycopg and the server say about an option with an unknown value, or one that cannot be fulfilled.
+"""What libpq, psycopg and the server say of an option with an unknown value, or one that cannot be fulfilled.
 
 The server refuses a connection for each setting in `options` that it does not know or take.
 """
