@@ -32,7 +32,8 @@ EXPIRED_ITERATOR: Final = "ExpiredIteratorException"
 REJECTED: Final = frozenset({"ValidationException", "ParamValidation"})
 BROKEN: Final = frozenset({"InternalFailure", "InternalServerError"})
 MISSING: Final = "ResourceNotFoundException"
-GONE: Final = frozenset({"TrimmedDataAccessException", MISSING})
+TRIMMED: Final = "TrimmedDataAccessException"
+GONE: Final = frozenset({TRIMMED, MISSING})
 """The error codes for a shard, or a record in a shard, that no longer exists."""
 
 ITS_OPERATOR: Final = "report it to whoever runs the service at this endpoint"
@@ -90,7 +91,7 @@ _LOOKED_UP: Final = FaultRule(
 _TRIMMED: Final = FaultRule(ErrorCategory.CHECKPOINT_EXPIRED, f"{_KEPT}; {START_AGAIN}")
 _MEANINGS: Final[list[tuple[FaultRule, str]]] = [
     (FaultRule(ErrorCategory.NOT_FOUND, "check the table's name, the region and the account"), MISSING),
-    (_TRIMMED, "TrimmedDataAccessException"),
+    (_TRIMMED, TRIMMED),
     (
         FaultRule(ErrorCategory.TRANSIENT_FAILURE, "an iterator expires after 15 minutes; try again"),
         EXPIRED_ITERATOR,

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from itertools import takewhile
 from typing import Any, Final
 
 import attrs
@@ -24,15 +23,15 @@ from multiclouddb_dynamo.errors import (
     ITS_OPERATOR,
     MISSING,
     REJECTED,
+    TRIMMED,
     code_of,
     expired_records,
 )
+from multiclouddb_dynamo.last_record import LastRecord, numbered_anew
 from multiclouddb_dynamo.mapping import (
     DynamoMapper,
     DynamoView,
     Record,
-    id_of,
-    is_numbered,
     is_unnamed_delete,
     place_after,
     seconds_of,
@@ -108,7 +107,7 @@ class DynamoReader(Reader):
     def __init__(self, source: ReaderContext, view: DynamoView, place: Place, until: Place | None) -> None:
         self._source, self._view, self._place, self._until = source, view, place, until
         self._iterator: str | None = None
-        self._shared = False  # if the next records may have the number of the last one that was read
+        self._last = LastRecord(source, view.shard_id)
         self._walks = self._fresh = self._closed = False
         self._unsure = 0  # how many answers in succession had no iterator, although no end is known
         self._outcome: Outcome = Continue()
@@ -131,6 +130,9 @@ class DynamoReader(Reader):
             return self._batch([], self._place)
         if self._looks is None:
             self._looks = self._far(self._found_nothing)
+        if isinstance(self._place, After) and self._iterator is not None and self._last.is_due():
+            self._last.ahead = None if self._last.is_next else self._iterator
+            self._iterator = None
         limit = min(max_records, _MOST_RECORDS, max(1, max_bytes // self._record_bytes))
         if isinstance(self._place, After) and self._place.count:
             limit = _MOST_RECORDS  # all that have the number of the last one come in one answer
@@ -187,7 +189,9 @@ class DynamoReader(Reader):
                 if self._iterator is None:
                     self._iterator = self._open()
                 self._requests, self._asked = self._requests + 1, time.monotonic()
-                answer = self._source.calls.records(self._iterator, limit, native=self._view.native)
+                # One more, if the answer begins with a record that was read.
+                most = min(limit + self._last.is_next, _MOST_RECORDS)
+                answer = self._source.calls.records(self._iterator, most, native=self._view.native)
                 if self._fresh and self._is_old(self._place):  # this answer has set the service's clock
                     raise expired_records(_UNREAD.format(self._view.shard_id))
                 return answer
@@ -196,7 +200,9 @@ class DynamoReader(Reader):
                 if isinstance(error, ClientError):
                     self._source.calls.hear(error.response)
                 hinted = not self._fresh and without_iterator(self._place) != self._place
-                if (code in _STALE and not self._fresh) or (code in REJECTED and hinted):
+                if code == TRIMMED and self._fresh and self._last.is_sought:
+                    self._last.give_up()  # the records behind it may still exist
+                elif (code in _STALE and not self._fresh) or (code in REJECTED and hinted):
                     # A position can be valid although its iterator is not. DynamoDB Local reports an iterator
                     # as trimmed if the iterator was made while the shard was empty.
                     self._place = without_iterator(self._place)
@@ -205,6 +211,10 @@ class DynamoReader(Reader):
                     lost_before, self._lost_at = self._lost_at, time.monotonic()
                     if self._lost_at - lost_before > DELAY_SECONDS:
                         self._empty = EmptyAnswers()
+                elif code in REJECTED and not self._fresh:
+                    # The service's own iterator, which is of a shard's end in LocalStack ("…|None"), says as
+                    # little as none.
+                    return {"Records": []}
                 elif code == MISSING and self._may_appear(attempts := attempts + 1, deadline):
                     pass
                 elif code in GONE and isinstance(self._place, Horizon) and not self._is_missed(self._place):
@@ -255,8 +265,16 @@ class DynamoReader(Reader):
                 if kept is not None:
                     return kept
                 self._walks, self._looks, seq = True, max(_FEW, self._looks or 0), walked
-            case After(last, count=count):
-                seq, self._shared = last, count > 0
+                kind = kind if walked is None else "AFTER_SEQUENCE_NUMBER"
+            case After(last):
+                if trail is not None and self._last.ahead is None:
+                    self._last.ahead = trail.iterator
+                    self._empty = self._source.empty.take(trail.iterator)
+                ahead, trail = self._last.ahead, None
+                kind, seq = ("AT" if self._last.seek() else "AFTER") + "_SEQUENCE_NUMBER", last
+                if ahead is not None and not self._last.is_sought:
+                    self._last.ahead = None
+                    return ahead
             case _:
                 pass
         if trail is not None:
@@ -265,8 +283,6 @@ class DynamoReader(Reader):
         if self._is_old(self._place):
             raise expired_records(_UNREAD.format(shard_id))
         self._requests, self._fresh = self._requests + 1, True
-        if seq is not None:
-            kind = "AT_SEQUENCE_NUMBER" if self._shared else "AFTER_SEQUENCE_NUMBER"
         return self._source.calls.iterator(self._source.arn, shard_id, kind, seq)
 
     def _is_old(self, place: Place) -> bool:
@@ -301,18 +317,14 @@ class DynamoReader(Reader):
             if code in REJECTED and seq < int(shard.first):
                 return expired_records(f"records after sequence {seq} in {shard_id} were trimmed")
             most = int(shard.last) if shard.last else _GROWTH * max(int(shard.first), _LEAST_NUMBER)
-            if seq > most:
-                return ProviderFault.of(
-                    ErrorCategory.INVALID_REQUEST,
-                    f"sequence {seq} does not belong to {shard_id}; pass a token as it was returned, or "
-                    f"start again",
-                )
+            if code in REJECTED or seq > most:
+                return numbered_anew(str(seq), shard_id)
         return None
 
     # -- Processing an answer
 
     def _taken(self, answer: Mapping[str, Any], deadline: Deadline, *, is_over: bool) -> Batch:
-        found: list[Record] = self._without_read(answer.get("Records") or [])
+        found = self._without_last(answer.get("Records") or [], deadline, is_over=is_over)
         nbytes = memory_of(answer, len(found))
         if found:
             self._record_bytes = max(1, nbytes // len(found))
@@ -330,6 +342,7 @@ class DynamoReader(Reader):
             return self._batch(whole, begin, nbytes)
         if records:
             self._place = place_after(records, len(records), begin)
+            self._last.passed()
         else:
             self._place = self._moved(begin)
         if cut or (self._until is not None and _reached(self._place, self._until)):
@@ -347,18 +360,19 @@ class DynamoReader(Reader):
             self._closed = self._source.is_closed(self._view.shard_id, seconds_at(self._place), deadline)
         return self._batch(records, begin, nbytes)
 
-    def _without_read(self, records: list[Record]) -> list[Record]:
-        """Return records without those that lie before a position between two of one number."""
-        place = self._place
-        if not records or not self._shared or not isinstance(place, After):
+    def _without_last(self, records: list[Record], deadline: Deadline, *, is_over: bool) -> list[Record]:
+        """Return the records of an answer without those at the position, if the answer begins with them."""
+        place, last = self._place, self._last
+        if not isinstance(place, After):
             return records
-        self._shared = False
-        same = list(takewhile(lambda record: is_numbered(record, place.seq), records))
-        ids = [id_of(record) for record in same[: place.count]]
-        if len(ids) == place.count and ids[-1] == place.event_id:
-            return records[place.count :]
-        # The service numbers them differently now. It is better to repeat a record than to lose one.
-        return records[ids.index(place.event_id) + 1 :] if place.event_id in ids else records
+        found = last.without(records, place)
+        if last.is_sought:
+            self._requests += last.miss(place, deadline, is_over=is_over)
+        if found or is_over:
+            last.ahead = None
+        elif last.ahead is not None and not last.is_sought:
+            self._iterator, last.ahead, last.is_next = last.ahead, None, False
+        return found
 
     def _without_early(self, records: list[Record]) -> tuple[list[Record], Place]:
         """Return records and the position before the first of them."""
@@ -426,7 +440,7 @@ class DynamoReader(Reader):
 
     def _moved(self, begin: Place) -> Place:
         """Return the position after an answer without records."""
-        if self._iterator is None:
+        if self._iterator is None or self._last.is_next:
             return begin
         looks = self._found_nothing + 1
         if looks == MOST_LOOKS:
@@ -451,6 +465,7 @@ class DynamoReader(Reader):
     def _batch(self, records: list[Record], begin: Place, nbytes: int = 0) -> Batch:
         looked = self._empty.count - (self._looks or 0)
         waits = isinstance(self._outcome, Continue) and not records
+        is_open = self._unsure > 0 or self._last.is_sought  # whether all was read
         is_quiet = looked > 0 and self._empty.are_recent(self._longest_pause())
         seconds, now = seconds_at(self._place), self._source.calls.now()
         read_until = self._empty.read_until(now)
@@ -465,7 +480,7 @@ class DynamoReader(Reader):
             self._outcome,
             nbytes,
             # A shard that has ended gets no new records, so continue to its end without a pause.
-            caught_up=False if waits and (self._closed or self._unsure or not is_quiet) else None,
+            caught_up=False if waits and (self._closed or is_open or not is_quiet) else None,
             poll_after=self._pause(looked, is_quiet=is_quiet) if waits else 0.0,
             watermark=None if seconds is None else datetime.fromtimestamp(seconds, UTC),
             likely_read_until=read_until,
@@ -484,6 +499,8 @@ class DynamoReader(Reader):
 
     def _pause(self, looked: int, *, is_quiet: bool) -> float:
         """Return the pause after an answer without records."""
+        if self._last.is_sought:
+            return 0.0
         if self._unsure:
             looked = self._unsure
         elif not (looked > _CLOSED_LOOKS if self._closed else is_quiet):

@@ -30,6 +30,7 @@ from multiclouddb_dynamo.client import Calls
 from multiclouddb_dynamo.native import DynamoClients
 from multiclouddb_dynamo.position import Horizon, cursor_of
 from multiclouddb_dynamo.shards import Shard, ShardMap
+from multiclouddb_dynamo_emulator import stream_calls
 from multiclouddb_dynamo_emulator.service import Service
 from multiclouddb_spi import Reached, RecordFault
 
@@ -150,9 +151,7 @@ class TestOptionalFields:
         consumer.until_idle()
         assert consumer.markers == [1, 2]
 
-    @pytest.mark.parametrize(
-        "left", [{}, {"Records": [], "NextShardIterator": ""}], ids=["nothing", "an empty iterator"]
-    )
+    @pytest.mark.parametrize("left", [{}, {"NextShardIterator": ""}], ids=["nothing", "an empty iterator"])
     def test_an_answer_that_says_nothing_does_not_end_a_shard(self, world, left):
         def change(answer):
             answer.clear()
@@ -217,6 +216,23 @@ def test_a_table_that_becomes_a_global_one_is_noticed(world, monkeypatch, fails)
     assert found == [("a", False), ("b", None)]
 
 
+def without_iterator(answer):
+    answer.pop("NextShardIterator", None)
+
+
+def with_empty_iterator(answer):
+    answer["NextShardIterator"] = ""
+
+
+def with_bad_iterator(answer):
+    answer["NextShardIterator"] = "None"
+
+
+NO_ITERATOR = pytest.mark.parametrize(
+    "no_iterator", [without_iterator, with_empty_iterator, with_bad_iterator]
+)
+
+
 class TestEndsAndNumbers:
     @pytest.fixture(autouse=True)
     def short_pauses(self, monkeypatch):
@@ -225,16 +241,15 @@ class TestEndsAndNumbers:
     @STARTS
     @pytest.mark.parametrize("read", [0, 1], ids=["nothing read", "one read"])
     @pytest.mark.parametrize("times", [1, 2, 7])
-    def test_an_open_shard_without_an_iterator_has_not_ended(self, start, read, times):
+    @NO_ITERATOR
+    def test_an_open_shard_without_an_iterator_has_not_ended(self, start, read, times, no_iterator):
         """localstack/localstack#12483: DynamoDB Local leaves the iterator out now and then."""
         with World() as world:
             consumer = world.consumer(start)
             consumer.until_idle()
             world.put(*["a"][:read])
             consumer.until_idle()
-            trouble = world.troubles.rewrite(
-                lambda answer: answer.pop("NextShardIterator", None), times, operation="GetRecords"
-            )
+            trouble = world.troubles.rewrite(no_iterator, times, operation="GetRecords")
             for _ in range(times + 2):
                 consumer.read()
             trouble.end()
@@ -246,11 +261,10 @@ class TestEndsAndNumbers:
             assert consumer.markers == list(range(1, read + 3))
 
     @STARTS
-    def test_a_server_that_never_sends_an_iterator_loses_nothing(self, start):
+    @NO_ITERATOR
+    def test_a_server_that_never_sends_an_iterator_loses_nothing(self, start, no_iterator):
         with World() as world:
-            world.troubles.rewrite(
-                lambda answer: answer.pop("NextShardIterator", None), operation="GetRecords"
-            )
+            world.troubles.rewrite(no_iterator, operation="GetRecords")
             consumer = world.consumer(start)
             for number in range(3):
                 consumer.until_idle()
@@ -260,6 +274,23 @@ class TestEndsAndNumbers:
                     world.put("c")
             consumer.until_idle()
             assert consumer.markers == list(range(1, 8))
+
+    @pytest.mark.parametrize("end", ["", "None"])
+    def test_a_shard_whose_end_is_not_told_by_null_ends(self, world, end):
+        """An empty text (scylladb/scylladb#7237), or a name that the server itself refuses (LocalStack)."""
+
+        def change(answer):
+            if answer.get("NextShardIterator") is None:
+                answer["NextShardIterator"] = end
+
+        world.put("a", "b")
+        world.roll_over()
+        world.put("c")
+        world.troubles.rewrite(change, operation="GetRecords")
+        consumer = world.consumer(max_page_size=1)
+        assert consumer.until_idle() == [1, 2, 3]
+        world.enable(enabled=False)
+        assert consumer.until_idle() == []
 
     def test_children_that_are_listed_late_do_not_make_a_feed_idle(self, world):
         """Until the service has said in both places that the shard has ended, its end is not known."""
@@ -464,6 +495,99 @@ class TestServersThatNumberOtherwise:
             original(feed._source.calls, world.arn, world.chain(), "AFTER_SEQUENCE_NUMBER", number)
         assert asked == [number.zfill(21)]
         provider.close()
+
+
+class TestServersThatUseNumbersAgain:
+    """A server with its stream in memory, or one that was restored, has other records under old numbers.
+
+    floci-io/floci#2077: with the same ARN, the same shard and no refusal, everything up to the number of a
+    position was left out.
+    """
+
+    @pytest.fixture(params=[True, False], ids=["numbers are refused", "numbers are taken"])
+    def is_strict(self, request, monkeypatch):
+        plain = stream_calls._position
+
+        def position(stream, shard, arguments):
+            kind, number = arguments.get("ShardIteratorType"), arguments.get("SequenceNumber")
+            if number is None or request.param:
+                return plain(stream, shard, arguments)
+            return int(number) - (kind == "AT_SEQUENCE_NUMBER"), False
+
+        monkeypatch.setattr(stream_calls, "_position", position)
+        return request.param
+
+    @pytest.mark.parametrize("new", [1, 6, 12])
+    @pytest.mark.parametrize("is_idle", [True, False])
+    @pytest.mark.parametrize("same_client", [True, False])
+    def test_a_position_from_before_is_refused(self, world, is_strict, new, is_idle, same_client):
+        consumer = world.consumer(max_page_size=3)
+        saved = world.script.save()
+        world.put(*"abcdef")
+        while len(consumer.events) < 6 or (is_idle and not consumer.pages[-1].idle):
+            consumer.read()
+        world.script.restore(saved)
+        world.script.advance(1)
+        world.put(*map(str, range(new)))
+        if same_client:  # the first call after the restart has failed
+            world.troubles.fail("GetRecords", "InternalServerError", 3)
+            with pytest.raises(MulticloudDbError):
+                consumer.read(seconds(0.2))
+        else:
+            consumer.restart()
+        with refused(ErrorCategory.INVALID_REQUEST, "uses numbers again"):
+            consumer.until_idle()
+        assert consumer.markers == [1, 2, 3, 4, 5, 6]
+
+    def test_a_reader_of_a_quiet_shard_asks_again(self, world, is_strict, monkeypatch):
+        monkeypatch.setattr("multiclouddb_dynamo.last_record._SURE_SECONDS", 0.0)
+        consumer = world.consumer()
+        saved = world.script.save()
+        world.put("a", "b")
+        consumer.until_idle()
+        world.script.restore(saved)
+        world.put("c")
+        with refused(ErrorCategory.INVALID_REQUEST, "uses numbers again"):
+            consumer.until_idle()
+
+    @pytest.mark.parametrize("is_strict", [False], indirect=True)
+    def test_nothing_is_refused_as_long_as_nothing_is_left_out(self, world, is_strict):
+        consumer = world.consumer()
+        saved = world.script.save()
+        world.put("a", "b")
+        consumer.until_idle()
+        world.script.restore(saved)
+        assert consumer.restart().until_idle() == []
+        world.put("c")
+        with refused(ErrorCategory.INVALID_REQUEST, "uses numbers again"):
+            consumer.restart().until_idle()
+
+    @pytest.mark.parametrize("size", [1, 3, 0])
+    @pytest.mark.parametrize("empty", [0, 20, 40])
+    def test_a_record_that_takes_many_answers_is_found(self, size, empty):
+        with World(empty_pages=empty) as world:
+            consumer = world.consumer(max_page_size=size)
+            for _ in range(3):
+                world.put("a", "b")
+                while not consumer.restart().read().idle:
+                    pass
+            assert consumer.markers == [1, 2, 3, 4, 5, 6]
+
+    def test_a_position_whose_record_is_trimmed_goes_on_behind_it(self, world):
+        world.put("a", "b")
+        consumer = world.consumer(max_page_size=1)
+        consumer.read()
+        world.script.trim_records(world.chain(), int(cursor_in(consumer.token)[0]))
+        assert consumer.restart().until_idle() == [2]
+
+    def test_a_missing_record_before_others_has_expired(self, world, is_strict):
+        """Some servers trim records and refuse no number."""
+        world.put("a", "b")
+        consumer = world.consumer(max_page_size=1)
+        consumer.read()
+        world.troubles.rewrite(lambda answer: answer["Records"].pop(0), 1, operation="GetRecords")
+        with refused(ErrorCategory.CHECKPOINT_EXPIRED, "is missing"):
+            consumer.restart().read()
 
 
 HALF = b"CUT-\\ud83d"
