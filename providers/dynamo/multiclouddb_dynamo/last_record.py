@@ -34,8 +34,8 @@ class LastRecord:
     record is asked for with two calls more, as it is every five minutes in which a shard gives no records.
 
     Attributes:
-        is_next: True if the next records of the reader's iterator begin with the one at the position.
-        is_sought: True until it is known whether the shard has it.
+        is_next: True if the next records of the reader's iterator may begin with the one at the position.
+        is_sought: True from when they have to, until it is known whether the shard has it.
         ahead: An iterator that has come further, with which the reader continues.
     """
 
@@ -59,15 +59,15 @@ class LastRecord:
     def give_up(self) -> None:
         """Let the reader continue after the record, because the service says that it is trimmed."""
         self._is_trimmed = True
-        self._found()
+        self._settle()
 
     def passed(self) -> None:
         """Note that the reader has received a record behind it, which is the last one from now on."""
-        self._is_trimmed = False
-        self._found()
+        self.is_next = self._is_trimmed = False
+        self._settle()
 
-    def _found(self) -> None:
-        self.is_next = self.is_sought = False
+    def _settle(self) -> None:
+        self.is_sought = False
         self._sure_until = time.monotonic() + _SURE_SECONDS
 
     def without(self, records: list[Record], place: After) -> list[Record]:
@@ -77,13 +77,16 @@ class LastRecord:
         """
         if not records or not self.is_next:
             return records
-        self._found()
+        is_sought, self.is_next = self.is_sought, self.ahead is not None
+        self._settle()
         same = list(takewhile(lambda record: is_numbered(record, place.seq), records))
         if place.count:
             ids = [id_of(record) for record in same[: place.count]]
             if len(ids) == place.count and ids[-1] == place.event_id:
                 return records[place.count :]
             return records[ids.index(place.event_id) + 1 :] if place.event_id in ids else records
+        if not is_sought:
+            return records[len(same) :]
         if not same:
             number = _number_of(records[0])
             if number is not None and number > int(place.seq):
@@ -108,9 +111,7 @@ class LastRecord:
         self._calls = 0
         if self._is_behind_all(place, deadline):
             raise numbered_anew(place.seq, self._shard_id)
-        is_next = self.is_next
-        self._found()
-        self.is_next = is_next
+        self._settle()
         return self._calls
 
     def _is_behind_all(self, place: After, deadline: Deadline) -> bool:

@@ -131,8 +131,7 @@ class DynamoReader(Reader):
         if self._looks is None:
             self._looks = self._far(self._found_nothing)
         if isinstance(self._place, After) and self._iterator is not None and self._last.is_due():
-            self._last.ahead = None if self._last.is_next else self._iterator
-            self._iterator = None
+            self._last.ahead, self._iterator = self._iterator, None
         limit = min(max_records, _MOST_RECORDS, max(1, max_bytes // self._record_bytes))
         if isinstance(self._place, After) and self._place.count:
             limit = _MOST_RECORDS  # all that have the number of the last one come in one answer
@@ -224,7 +223,7 @@ class DynamoReader(Reader):
                     # them are wanted.
                     self._place = attrs.evolve(self._place, seq=None)
                 else:
-                    ours = self._translated(code, deadline)
+                    ours = self._translated(error, deadline)
                     if ours is None:
                         if iterator is not None and self._empty.count:  # it is used again later
                             self._source.empty.put(iterator, self._empty)
@@ -302,8 +301,10 @@ class DynamoReader(Reader):
         known = self._source.age_of(place.since) is not None
         return self._is_old(place) if known else not self._source.has_started()
 
-    def _translated(self, code: str, deadline: Deadline) -> ProviderFault | None:
-        shard_id = self._view.shard_id
+    def _translated(
+        self, error: ClientError | ParamValidationError, deadline: Deadline
+    ) -> ProviderFault | None:
+        shard_id, code = self._view.shard_id, code_of(error)
         if code in GONE:
             return replaced(
                 self._source.calls, self._source.spec.address, self._source.arn
@@ -317,7 +318,9 @@ class DynamoReader(Reader):
             if code in REJECTED and seq < int(shard.first):
                 return expired_records(f"records after sequence {seq} in {shard_id} were trimmed")
             most = int(shard.last) if shard.last else _GROWTH * max(int(shard.first), _LEAST_NUMBER)
-            if code in REJECTED or seq > most:
+            # Whether the service refuses the number, or something else, as in a call for records.
+            is_about_it = getattr(error, "operation_name", "GetShardIterator") == "GetShardIterator"
+            if (code in REJECTED and is_about_it) or seq > most:
                 return numbered_anew(str(seq), shard_id)
         return None
 
@@ -350,9 +353,9 @@ class DynamoReader(Reader):
         elif is_over:
             self._outcome = end_of(self._source.shards.children(self._view.shard_id), self._place)
         assert self._looks is not None
-        if not found:
+        if not found and self._last.ahead is None:
             self._empty.add(self._asked)
-        else:
+        elif found:
             self._empty = EmptyAnswers()
             self._found_nothing = -1  # for the next reader, this is a new position
             self._looks = self._looks if self._until is not None else min(self._looks, _FEW)
@@ -371,7 +374,7 @@ class DynamoReader(Reader):
         if found or is_over:
             last.ahead = None
         elif last.ahead is not None and not last.is_sought:
-            self._iterator, last.ahead, last.is_next = last.ahead, None, False
+            self._iterator, last.ahead = last.ahead, None
         return found
 
     def _without_early(self, records: list[Record]) -> tuple[list[Record], Place]:
@@ -440,7 +443,7 @@ class DynamoReader(Reader):
 
     def _moved(self, begin: Place) -> Place:
         """Return the position after an answer without records."""
-        if self._iterator is None or self._last.is_next:
+        if self._iterator is None or self._last.is_sought:
             return begin
         looks = self._found_nothing + 1
         if looks == MOST_LOOKS:

@@ -92,7 +92,7 @@ class TestRuns:
         consumer, written = waiting(world, 40)
         consumer.restart().until_idle()
         world.habits.empty_pages = 0
-        world.troubles.fail(READ, refusal, 1)
+        world.troubles.fail(READ, refusal, 1, renewed_only=True)
         assert consumer.restart().until_idle() == written
 
 
@@ -289,10 +289,13 @@ class TestAnswers:
 
 
 class Service:
-    """A service that answers without records, except as the test says, and its shards."""
+    """A service that answers without records, except as the test says, and its shards.
+
+    It has the record at each position.
+    """
 
     def __init__(self):
-        self.answers, self.asked, self.valid = [], 0, "here"
+        self.answers, self.asked, self.valid, self._at = [], 0, "here", None
 
     def hear(self, response):
         """Take no time from a response."""
@@ -304,12 +307,16 @@ class Service:
         return 0.0
 
     def iterator(self, arn, shard_id, kind, seq=None):
+        self._at = seq
         return self.valid
 
     def records(self, iterator, limit, *, native):
         self.asked += 1
         if iterator != self.valid:
             raise ClientError({"Error": {"Code": "ExpiredIteratorException"}}, READ)
+        if self._at is not None:
+            at, self._at = self._at, None
+            return {"Records": [{"dynamodb": {"SequenceNumber": at}}], "NextShardIterator": iterator}
         return self.answers.pop() if self.answers else {"Records": [], "NextShardIterator": iterator}
 
     def now(self):

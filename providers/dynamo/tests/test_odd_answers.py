@@ -241,15 +241,14 @@ class TestEndsAndNumbers:
     @STARTS
     @pytest.mark.parametrize("read", [0, 1], ids=["nothing read", "one read"])
     @pytest.mark.parametrize("times", [1, 2, 7])
-    @NO_ITERATOR
-    def test_an_open_shard_without_an_iterator_has_not_ended(self, start, read, times, no_iterator):
+    def test_an_open_shard_without_an_iterator_has_not_ended(self, start, read, times):
         """localstack/localstack#12483: DynamoDB Local leaves the iterator out now and then."""
         with World() as world:
             consumer = world.consumer(start)
             consumer.until_idle()
             world.put(*["a"][:read])
             consumer.until_idle()
-            trouble = world.troubles.rewrite(no_iterator, times, operation="GetRecords")
+            trouble = world.troubles.rewrite(without_iterator, times, operation="GetRecords")
             for _ in range(times + 2):
                 consumer.read()
             trouble.end()
@@ -529,10 +528,13 @@ class TestServersThatUseNumbersAgain:
         world.script.restore(saved)
         world.script.advance(1)
         world.put(*map(str, range(new)))
-        if same_client:  # the first call after the restart has failed
-            world.troubles.fail("GetRecords", "InternalServerError", 3)
-            with pytest.raises(MulticloudDbError):
-                consumer.read(seconds(0.2))
+        if same_client:  # a call has failed while the server was restarted
+            trouble = world.troubles.fail("GetRecords", "InternalServerError", None)
+            world.journal.clear()
+            while not world.journal.count("GetRecords"):  # what was read ahead comes first
+                with contextlib.suppress(MulticloudDbError):
+                    consumer.read(seconds(0.5))
+            trouble.end()
         else:
             consumer.restart()
         with refused(ErrorCategory.INVALID_REQUEST, "uses numbers again"):
@@ -562,16 +564,14 @@ class TestServersThatUseNumbersAgain:
         with refused(ErrorCategory.INVALID_REQUEST, "uses numbers again"):
             consumer.restart().until_idle()
 
-    @pytest.mark.parametrize("size", [1, 3, 0])
-    @pytest.mark.parametrize("empty", [0, 20, 40])
-    def test_a_record_that_takes_many_answers_is_found(self, size, empty):
-        with World(empty_pages=empty) as world:
-            consumer = world.consumer(max_page_size=size)
-            for _ in range(3):
-                world.put("a", "b")
-                while not consumer.restart().read().idle:
-                    pass
-            assert consumer.markers == [1, 2, 3, 4, 5, 6]
+    def test_a_record_that_takes_many_answers_is_not_missing(self, world):
+        world.put("a")
+        consumer = world.consumer()
+        consumer.until_idle()
+        world.habits.empty_pages = 20
+        world.put("b")
+        consumer.restart().until_found([2])
+        assert consumer.markers == [1, 2]
 
     def test_a_position_whose_record_is_trimmed_goes_on_behind_it(self, world):
         world.put("a", "b")
