@@ -18,6 +18,7 @@ from multiclouddb_checkpoints.store import (
 )
 from multiclouddb_spi.connection import Location
 from multiclouddb_spi.faults import FaultRule, clock_row, row_of_clock, row_of_connection
+from multiclouddb_spi.machine_role import MachineRole, aws_fails
 
 WHO: Final = (
     "check what boto3's credential chain finds (aws sts get-caller-identity): environment, profile, role"
@@ -26,6 +27,13 @@ REGION: Final = FaultRule(
     ErrorCategory.INVALID_REQUEST, "name the region: set AWS_DEFAULT_REGION, or add ?region=NAME to the URL"
 )
 _NOT_ACCEPTED: Final = FaultRule(ErrorCategory.AUTHENTICATION_FAILED, WHO, confidential=True, renewable=True)
+# A new client is made for the next attempt, because boto3's keeps that it has found no credentials.
+_ROLE_LATE: Final = FaultRule(
+    ErrorCategory.TRANSIENT_FAILURE,
+    f"the machine's metadata service, which has them, fails; try again; if that does not help, {WHO}",
+    renewable=True,
+)
+_ROLE: Final = MachineRole(aws_fails)
 _THROTTLED: Final = FaultRule(
     ErrorCategory.THROTTLED, "save less often (checkpoint_interval_seconds), or use more names"
 )
@@ -139,6 +147,8 @@ class AwsCheckpointStore(SharedCheckpointStore):
                 return row_of_connection(error) or NO_ANSWER
             case boto.ChecksumError() | boto.FlexibleChecksumError() | boto.IncompleteReadError():
                 return FaultRule(ErrorCategory.TRANSIENT_FAILURE, "the answer arrived damaged; try again")
+            case boto.NoCredentialsError() if _ROLE.is_down():
+                return _ROLE_LATE
             case boto.BotoCoreError() if type(error).__name__ in _CREDENTIALS or isinstance(
                 error, boto.SSOError | boto.InvalidConfigError
             ):

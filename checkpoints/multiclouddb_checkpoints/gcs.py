@@ -16,11 +16,14 @@ from multiclouddb_checkpoints.store import (
     SharedCheckpointStore,
 )
 from multiclouddb_spi.faults import FaultRule, row_of_connection
+from multiclouddb_spi.machine_role import MachineRole, google_fails
 
 _TIMES: Final = (CONNECT_SECONDS, READ_SECONDS)
 _RETRY_SECONDS: Final = 20.0
 _NO_TOKENS: Final = "Metadata server unavailable"  # google-auth says so about the machine's own service
 _WHO: Final = "check what google-auth finds (gcloud auth application-default login, or a service account)"
+_LATE: Final = f"the machine's metadata server fails; try again; if that does not help, {_WHO}"
+_ACCOUNT: Final = MachineRole(google_fails)
 _NOT_ACCEPTED: Final = FaultRule(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True, renewable=True)
 
 
@@ -99,7 +102,12 @@ class GcsCheckpointStore(SharedCheckpointStore):
 
     def _answer(self, error: Exception) -> Refusal | FaultRule | None:
         from google.api_core.exceptions import GoogleAPICallError, RetryError
-        from google.auth.exceptions import GoogleAuthError, RefreshError, TransportError
+        from google.auth.exceptions import (
+            DefaultCredentialsError,
+            GoogleAuthError,
+            RefreshError,
+            TransportError,
+        )
         from requests.exceptions import RequestException
 
         match error:
@@ -112,6 +120,8 @@ class GcsCheckpointStore(SharedCheckpointStore):
                 return row_of_connection(error) or NO_ANSWER
             case RefreshError() if error.retryable or _NO_TOKENS in str(error):
                 return NO_ANSWER
+            case DefaultCredentialsError() if _ACCOUNT.is_down():
+                return FaultRule(ErrorCategory.TRANSIENT_FAILURE, _LATE)
             case GoogleAuthError():
                 return _NOT_ACCEPTED
             case _:

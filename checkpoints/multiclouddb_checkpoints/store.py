@@ -337,6 +337,8 @@ class SharedCheckpointStore(ABC):
             raise
         except Exception as error:  # noqa: BLE001 - raised again, classified
             fault = self._fault(error)
+            if fault.renewable and fault.retryable:  # the client of an outage may have found no credentials
+                self._made.pop(process, None)
             message = f"checkpoint {self._named(name)}: {fault.message}; the previous position stays valid"
             fault = attrs.evolve(fault, message=message)
             raise to_error(self.scheme, "checkpoint", fault, error) from cause_of(fault, error)

@@ -8,7 +8,9 @@ from botocore import exceptions as boto
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError, open_checkpoint_store
 from multiclouddb_checkpoints import DynamoCheckpointStore
+from multiclouddb_conformance.refusals import refused
 from testing.frames import shown_by
+from testing.metadata_service import metadata_service
 
 AUTHENTICATION = ErrorCategory.AUTHENTICATION_FAILED
 URLS = ["s3://bucket/p?region=eu-west-1", "dynamodb://table/p?region=eu-west-1"]
@@ -104,3 +106,34 @@ def test_the_client_of_a_resource_is_refused():
         DynamoCheckpointStore("dynamodb://table/p", resource.meta.client)
     assert caught.value.category == ErrorCategory.INVALID_REQUEST
     DynamoCheckpointStore("dynamodb://table/p", boto3.client("dynamodb", region_name="eu-west-1"))
+
+
+class TestMachineRole:
+    """The store gets its credentials from the metadata service of its machine."""
+
+    @pytest.fixture
+    def machine(self, store, monkeypatch):
+        with metadata_service(monkeypatch) as statuses:
+            yield statuses
+
+    @pytest.mark.parametrize("status", [500, 503, 429])
+    @pytest.mark.parametrize("what", ["token", "roles", "role"])
+    @pytest.mark.parametrize("service", ["s3", "dynamodb"])
+    def test_a_metadata_service_that_fails_is_an_outage(self, machine, service, what, status):
+        store = open_checkpoint_store(
+            f"{service}://bucket/p?region=eu-west-1&endpoint_url=http://127.0.0.1:1"
+        )
+        machine[what] = status
+        with refused(ErrorCategory.TRANSIENT_FAILURE, "metadata service"):
+            store.load("orders")
+        machine.clear()
+        with refused(ErrorCategory.TRANSIENT_FAILURE, "127.0.0.1:1"):  # signed, and nobody answers
+            store.load("orders")
+
+    @pytest.mark.parametrize("is_there", [True, False])
+    def test_a_machine_without_a_role_is_told_at_once(self, store, machine, monkeypatch, is_there):
+        machine["roles"] = 404
+        if not is_there:
+            monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:1/")
+        with refused(AUTHENTICATION, "credentials"):
+            store.load("orders")

@@ -6,8 +6,9 @@ from uuid import uuid4
 
 import pytest
 from google.auth import compute_engine
+from google.auth.exceptions import DefaultCredentialsError
 
-from multiclouddb_api import ErrorCategory
+from multiclouddb_api import ErrorCategory, open_checkpoint_store
 from multiclouddb_checkpoints import gcs
 from multiclouddb_conformance.checkpoint_stores import (  # noqa: F401
     TestCompareAndSet,
@@ -17,6 +18,7 @@ from multiclouddb_conformance.checkpoint_stores import (  # noqa: F401
     TestSaveAndLoad,
     refusal,
 )
+from multiclouddb_spi.machine_role import MachineRole
 
 from .stores import opened
 from .trouble import TestPromisedConditions, TestRenewal, TestTrouble  # noqa: F401
@@ -54,3 +56,16 @@ def test_a_metadata_server_that_fails_is_no_missing_account(served, monkeypatch,
 
     monkeypatch.setattr(store, "_read", refused)
     assert refusal(store.load, "orders").category == category
+
+
+@pytest.mark.parametrize(
+    ("is_down", "category"),
+    [(True, ErrorCategory.TRANSIENT_FAILURE), (False, ErrorCategory.AUTHENTICATION_FAILED)],
+)
+def test_a_first_look_for_credentials_may_meet_an_outage(monkeypatch, is_down, category):
+    def connect(_):
+        raise DefaultCredentialsError("Your default credentials were not found.")
+
+    monkeypatch.setattr(gcs, "_ACCOUNT", MachineRole(lambda: is_down))
+    monkeypatch.setattr(gcs.GcsCheckpointStore, "_connect", connect)
+    assert refusal(open_checkpoint_store("gs://bucket/p").load, "orders").category == category

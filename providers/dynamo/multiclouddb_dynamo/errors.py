@@ -11,7 +11,6 @@ from botocore.parsers import ResponseParserError
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
-from multiclouddb_dynamo.credentials import MachineRole
 from multiclouddb_spi import Fault, ProviderFault, expired
 from multiclouddb_spi.faults import (
     REPORT,
@@ -25,6 +24,7 @@ from multiclouddb_spi.faults import (
     row_of_status,
     unexpected,
 )
+from multiclouddb_spi.machine_role import MachineRole, aws_fails
 
 PROVIDER_ID: Final = "dynamo"
 
@@ -60,7 +60,7 @@ _ROLE_LATE: Final = FaultRule(
     f"the machine's metadata service, which has them, fails; try again; if that does not help, {_WHO}",
     renewable=True,
 )
-_ROLE: Final = MachineRole()
+_ROLE: Final = MachineRole(aws_fails)
 _AUTHORIZATION: Final = FaultRule(ErrorCategory.AUTHORIZATION_FAILED, _DENIED)
 # The messages of these errors may quote the signed request, which may contain a session token.
 _SIGNED: Final = FaultRule(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True, renewable=True)

@@ -188,8 +188,9 @@ class DynamoReader(Reader):
                 if self._iterator is None:
                     self._iterator = self._open()
                 self._requests, self._asked = self._requests + 1, time.monotonic()
-                # One more, if the answer begins with a record that was read.
-                most = min(limit + self._last.is_next, _MOST_RECORDS)
+                # An answer that begins with a record that was read may have one more, and another one, which
+                # shows whether the last one has a number of its own.
+                most = min(limit + 2 * self._last.is_next, _MOST_RECORDS)
                 answer = self._source.calls.records(self._iterator, most, native=self._view.native)
                 if self._fresh and self._is_old(self._place):  # this answer has set the service's clock
                     raise expired_records(_UNREAD.format(self._view.shard_id))

@@ -1,10 +1,5 @@
 """Tests what a user is told about AWS profiles, and that credentials which have aged are looked for again."""
 
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
-
 import pytest
 
 from multiclouddb_api import (
@@ -16,6 +11,7 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_conformance.refusals import refused
+from testing.metadata_service import metadata_service
 
 from .servers.server import REGION
 from .world import ADDRESS, seconds
@@ -75,51 +71,11 @@ def test_a_mistake_in_a_profile_is_told_in_the_words_of_boto3(
     assert error.detail.retryable is (category == TRANSIENT)
 
 
-class MetadataService(BaseHTTPRequestHandler):
-    """The metadata service of a machine. `statuses` are those of the token, the roles and the credentials."""
-
-    statuses: ClassVar = {}
-    calls: ClassVar = []
-
-    def answer(self):
-        kind = "token" if self.path.endswith("/token") else "roles" if self.path.endswith("/") else "role"
-        text = {"token": "t", "roles": "reader"}.get(kind) or json.dumps(
-            {
-                "Code": "Success",
-                "AccessKeyId": "local",
-                "SecretAccessKey": "nobody",
-                "Token": "t",
-                "Expiration": "2999-01-01T00:00:00Z",
-            }
-        )
-        self.calls.append(kind)
-        status = self.statuses.get(kind, 200)
-        needs_token = kind != "token" and self.headers["x-aws-ec2-metadata-token"] is None
-        self.send_response(401 if needs_token else status)
-        self.send_header("content-length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    do_GET = do_PUT = answer  # noqa: N815 - the names that http.server calls
-
-    def log_message(self, *_):
-        """Say nothing."""
-
-
 class TestMachineRole:
     @pytest.fixture
     def machine(self, files, monkeypatch):
-        monkeypatch.setattr("multiclouddb_dynamo.credentials._KEPT_SECONDS", 0.0)
-        server = ThreadingHTTPServer(("127.0.0.1", 0), MetadataService)
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
-        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{server.server_port}/")
-        monkeypatch.setattr(MetadataService, "statuses", {})
-        yield MetadataService.statuses
-        server.shutdown()
-        thread.join()
-        server.server_close()
+        with metadata_service(monkeypatch) as statuses:
+            yield statuses
 
     @pytest.mark.parametrize("status", [500, 503, 429])
     @pytest.mark.parametrize("what", ["token", "roles", "role"])

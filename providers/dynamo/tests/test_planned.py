@@ -103,8 +103,9 @@ def test_a_record_behind_empty_answers_comes_beside_a_busy_shard(lost, most):
                 break
         else:
             pytest.fail("it was never found")
-        # The planner walks through the empty answers once, and so may the task.
-        assert asked <= 2 * EMPTY_ANSWERS + 4
+        # The planner walks through the empty answers once, and so may the task. A reader that follows a lost
+        # one asks for the last record once more.
+        assert asked <= (3 if lost else 2) * EMPTY_ANSWERS + 4
 
 
 @pytest.mark.parametrize("most", [None, 30])

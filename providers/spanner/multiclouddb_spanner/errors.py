@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import grpc
 from google.api_core.exceptions import GoogleAPICallError
-from google.auth.exceptions import GoogleAuthError, RefreshError, TransportError
+from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, RefreshError, TransportError
 from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import RetryInfo
 
@@ -17,6 +17,7 @@ from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi import Fault
 from multiclouddb_spi.faults import REPORT, START_AGAIN, UNAVAILABLE, FaultRule, one_line, row_of_connection
+from multiclouddb_spi.machine_role import MachineRole, google_fails
 
 PROVIDER_ID: Final = "spanner"
 
@@ -34,6 +35,13 @@ _AUTHENTICATION: Final = FaultRule(
     ErrorCategory.AUTHENTICATION_FAILED,
     "check what Google's credential chain finds (gcloud auth application-default print-access-token)",
 )
+# The first look for credentials takes a metadata server that fails, or is slow, for none.
+_ACCOUNT_LATE: Final = FaultRule(
+    ErrorCategory.TRANSIENT_FAILURE,
+    "the machine's metadata server, which has them, fails; try again; if that does not help, "
+    f"{_AUTHENTICATION.way_out}",
+)
+_ACCOUNT: Final = MachineRole(google_fails)
 _BAD_REQUEST: Final = FaultRule(
     ErrorCategory.INVALID_REQUEST,
     "pass a token or partition id unchanged, and use only names that Spanner allows",
@@ -186,6 +194,8 @@ def classify(error: Exception) -> Fault:
     match error:
         case TransportError() | grpc.RpcError() | OSError():
             row = UNAVAILABLE
+        case DefaultCredentialsError() if _ACCOUNT.is_down():
+            row = _ACCOUNT_LATE
         case GoogleAuthError():
             passes = isinstance(error, RefreshError) and (error.retryable or _NO_TOKENS.search(str(error)))
             row = UNAVAILABLE if passes else _AUTHENTICATION

@@ -37,7 +37,8 @@ class SpannerProvider(Provider):
     provider_id: ClassVar[str] = PROVIDER_ID
 
     def __init__(self, client: Any, config: SpannerConfig, *, ours: bool) -> None:
-        self._client, self._config, self._ours = client, config, ours
+        self._made, self._config, self._ours = client, config, ours
+        self._making = threading.Lock()
         self._slots = threading.Semaphore(_KEPT_ANSWERS)
         self._lock = threading.Lock()
         self._databases: dict[str, DatabaseClient] = {}
@@ -45,6 +46,26 @@ class SpannerProvider(Provider):
 
     def capabilities(self) -> CapabilitySet:
         return CAPABILITIES
+
+    @property
+    def _client(self) -> Any:
+        with self._making:
+            if self._made is None:
+                self._made = self._config.client()
+            return self._made
+
+    def find_credentials(self) -> None:
+        """Make the vendor's client. An outage of what has the credentials is left to the calls that follow.
+
+        Raises:
+            ProviderFault: There are no credentials.
+        """
+        try:
+            self._client  # noqa: B018 - made on use
+        except (GoogleAuthError, OSError, ValueError) as error:
+            fault = classify(error)
+            if not fault.retryable:
+                raise ProviderFault(fault) from error
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> SpannerFeed:
         """Find the table and its change stream, and check which rows the stream's records contain."""
@@ -89,11 +110,12 @@ class SpannerProvider(Provider):
             return sum(database.open_calls() for database in self._databases.values())
 
     def _database(self, name: str) -> DatabaseClient:
+        client = self._client
         with self._lock:
             database = self._databases.get(name)
             if database is None:
-                found = self._client.instance(self._config.instance).database(name)
-                own = self._config.transport(self._client) if self._ours else found.spanner_api.transport
+                found = client.instance(self._config.instance).database(name)
+                own = self._config.transport(client) if self._ours else found.spanner_api.transport
                 database = self._databases[name] = DatabaseClient(
                     str(found.name), own, ours=self._ours, role=self._config.database_role
                 )
@@ -112,11 +134,9 @@ class SpannerPlugin(ProviderPlugin):
         forks.check()
         checked = SpannerConfig.from_client(config)
         if native_client is None:
-            try:
-                client = checked.client()
-            except (GoogleAuthError, OSError, ValueError) as error:
-                raise ProviderFault(classify(error)) from error
-            return SpannerProvider(client, checked, ours=True)
+            provider = SpannerProvider(None, checked, ours=True)
+            provider.find_credentials()
+            return provider
         if not isinstance(native_client, Client):
             raise invalid_request(
                 "native_client", f"is a {type(native_client).__name__}", "pass a google.cloud.spanner.Client"

@@ -9,7 +9,16 @@ from google.auth import compute_engine
 from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
 from google.rpc.error_details_pb2 import RetryInfo
 
-from multiclouddb_api import ErrorCategory
+from multiclouddb_api import (
+    ChangeFeedRequest,
+    ErrorCategory,
+    Now,
+    OperationOptions,
+    ResourceAddress,
+    connect,
+)
+from multiclouddb_conformance.refusals import refused
+from multiclouddb_spanner import errors
 from multiclouddb_spanner.errors import (
     STATUSES,
     classify,
@@ -22,6 +31,7 @@ from multiclouddb_spanner.errors import (
     is_without_stream,
     status_of,
 )
+from multiclouddb_spi.machine_role import MachineRole
 
 CODE = grpc.StatusCode
 PAST = (
@@ -189,3 +199,21 @@ def test_a_metadata_server_that_fails_is_no_missing_account(monkeypatch, status,
     with pytest.raises(RefreshError) as caught:
         compute_engine.Credentials().refresh(request)
     assert classify(caught.value).category == category
+
+
+@pytest.mark.parametrize("is_down", [True, False])
+def test_a_first_look_for_credentials_may_meet_an_outage(monkeypatch, is_down):
+    """google-auth takes a metadata server that fails for none, and says that there are no credentials."""
+    asked = []
+
+    def default(*_, **__):
+        asked.append(0)
+        raise DefaultCredentialsError("Your default credentials were not found.")
+
+    monkeypatch.setattr("google.auth.default", default)
+    monkeypatch.setattr(errors, "_ACCOUNT", MachineRole(lambda: is_down))
+    category = ErrorCategory.TRANSIENT_FAILURE if is_down else ErrorCategory.AUTHENTICATION_FAILED
+    address = ResourceAddress("shop", "orders")
+    with refused(category, "default credentials"), connect("spanner://project/instance") as client:
+        client.read_changes(ChangeFeedRequest(address, Now()), OperationOptions(timeout_seconds=2))
+    assert (len(asked) > 1) is is_down
