@@ -415,8 +415,11 @@ class MongoFeed(Feed):
         seconds, oldest = seconds_at(place), self._oldest[1]
         if seconds is None or oldest is None or oldest.whole:
             return None
-        now = self._source.clock.now()
-        if now is not None and self._source.clock.is_behind(seconds):
+        clock = self._source.clock
+        if clock.is_behind(oldest.place.seconds):
+            return None  # the whole log is from after cluster time went ahead, and says nothing of its age
+        now = clock.now()
+        if now is not None and clock.is_behind(seconds):
             seconds = int(now)
         return max(0.0, float(seconds - oldest.place.seconds))
 

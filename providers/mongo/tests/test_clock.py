@@ -7,6 +7,8 @@ import pytest
 from bson import Int64, Timestamp
 
 from multiclouddb_api import AtTime, Beginning, MulticloudDbKey, Now, ResourceAddress, Snapshot, connect
+from multiclouddb_mongo.position import At
+from multiclouddb_mongo.source import Log, LogBeginning
 
 from .monitor import read, walk
 from .servers.mongod import shared
@@ -68,6 +70,19 @@ def test_rows_are_not_from_the_future(ahead, items):
         assert len(rows) == 6
         assert max(row.timestamp for row in rows) <= now(ahead)
         assert pages[0].diagnostics.watermark <= now(ahead)
+
+
+@pytest.mark.parametrize(("age", "expected"), [(100, 100), (-AHEAD // 2, None)], ids=["before", "after"])
+def test_the_headroom_follows_the_clocks(ahead, items, monkeypatch, age, expected):
+    """The log begins before the time went ahead, or after it."""
+    items.insert_one({"_id": "first"})
+    monkeypatch.setattr(
+        Log, "first_entry", lambda _: LogBeginning(At(int(now(ahead).timestamp()) - age), whole=False)
+    )
+    with connect(ahead.uri()) as client:
+        page = read(client, ResourceAddress(items.database.name, "c"), Now())
+        found = page.diagnostics.retention_headroom_seconds
+    assert found is None if expected is None else expected - 30 < found < expected + 30
 
 
 def test_a_start_time_is_never_late(ahead, items):

@@ -35,6 +35,7 @@ from multiclouddb_conformance.waiting import assert_prompt
 from multiclouddb_mongo import MongoOptions, members
 
 from .monitor import deaf, ids, read, walk, watched
+from .servers.mongod import shared
 
 APPLICATION = "a-consumer"
 KEYS = 9
@@ -313,6 +314,65 @@ class TestEnd:
                 refusal(ErrorCategory.TRANSIENT_FAILURE, lambda: list(job), "majority")
             *pages, last = walk(client, address, page.continuation_token)
             assert ids(*pages, last)[0] == "unread"
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return shared("pair", 3, arbiter=True)
+
+
+@pytest.mark.slow
+class TestTwoMembersAndAnArbiter:
+    """The arbiter votes, so there is a primary; but without the secondary no majority has its writes."""
+
+    @pytest.fixture
+    def items(self, pair, database, monkeypatch):
+        monkeypatch.setattr(members, "_MAJORITY_SECONDS", 0.0)
+        pair.wait_healthy()
+        yield pair.client()[database].create_collection("c")
+        pair.wait_healthy()
+
+    def test_without_the_secondary_a_page_is_not_idle(self, pair, items, monkeypatch):
+        address, primary = ResourceAddress(items.database.name, "c"), pair.wait_primary()
+        (secondary,) = {*pair.members[:-1]} - {primary}
+        items.with_options(write_concern=WriteConcern("majority")).insert_one({"_id": 0})
+        with connect(pair.uri()) as client:
+            token = read(client, address, Now()).continuation_token
+            pair.kill(secondary)
+            try:
+                items.with_options(write_concern=WriteConcern(w=1)).insert_one({"_id": 1})
+                with connect(pair.uri()) as new:
+                    for each in (client, new):
+                        page = read(each, address, token)
+                        assert (page.idle, page.events) == (False, ())
+                monkeypatch.setattr(members, "_STALLED_SECONDS", 1.0)
+                request = ChangeFeedRequest(address, FromContinuationToken(token))
+                job = client.iterate_changes(request, until_idle=True, max_outage_seconds=1.0)
+                said = refusal(ErrorCategory.TRANSIENT_FAILURE, lambda: list(job), "majority")
+                assert f"{secondary} cannot be reached" in str(said)
+            finally:
+                pair.restart(secondary)
+            assert ids(*walk(client, address, token)) == [1]
+
+    def test_a_secondary_that_is_locked_is_not_a_majority(self, pair, items):
+        """`fsyncLock` stops a member from taking writes, for example during a backup."""
+        address, primary = ResourceAddress(items.database.name, "c"), pair.wait_primary()
+        (secondary,) = {*pair.members[:-1]} - {primary}
+        items.with_options(write_concern=WriteConcern("majority")).insert_one({"_id": 0})
+        with connect(pair.uri()) as client:
+            token = read(client, address, Now()).continuation_token
+            pair.direct(secondary).admin.command("fsync", lock=True)
+            try:
+                # The locked member may still take what it has already received.
+                page, number = read(client, address, token), 0
+                while page.idle:
+                    number += 1
+                    items.with_options(write_concern=WriteConcern(w=1)).insert_one({"_id": number})
+                    page = read(client, address, token)
+                    assert number < 50
+            finally:
+                pair.direct(secondary).admin.command("fsyncUnlock")
+            assert ids(*walk(client, address, token)) == list(range(1, number + 1))
 
 
 def test_a_change_that_is_rolled_back_is_never_seen(proxied, database):

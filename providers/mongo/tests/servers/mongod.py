@@ -116,11 +116,13 @@ class ReplicaSet:
         election_ms=ELECTION_MS,
         parameters=(),
         cache_gb=0.25,
+        arbiter=False,
     ):
         """Start the set; when the call returns, it has a primary that every other member follows."""
         self._folder, self._auth, self._election_ms = folder, auth, election_ms
         self._options = ["--oplogSize", str(oplog_mb), "--syncdelay", "1"] if oplog_mb else []
         self._parameters, self._cache_gb = dict(parameters), cache_gb
+        self._arbiter = arbiter  # if the last member votes, but has no data
         self._clients: dict[str, MongoClient[dict[str, Any]]] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.proxies: dict[str, Proxy] = {}
@@ -221,7 +223,7 @@ class ReplicaSet:
             primary = self.primary()
             status = self.direct(primary).admin.command("replSetGetStatus")
             found = [member["stateStr"] for member in status["members"]]
-            if set(found) - {"PRIMARY", "SECONDARY"}:
+            if set(found) - {"PRIMARY", "SECONDARY", "ARBITER"}:
                 raise ServerUnavailableError(f"the members are {', '.join(found)}")
             self._known(primary)
 
@@ -300,6 +302,8 @@ class ReplicaSet:
             first, *_ = clients = [stack.enter_context(client) for client in made]
             _wait(lambda: self._ping(first, self.members[0]), "mongod to answer")
             hosts = [{"_id": number, "host": host} for number, host in enumerate(self.members)]
+            if self._arbiter:
+                hosts[-1]["arbiterOnly"] = True
             settings = {"electionTimeoutMillis": QUICK_ELECTION_MS, "heartbeatIntervalMillis": 300}
             config = {"_id": NAME, "members": hosts, "settings": settings}
             # The other members may not answer yet.
