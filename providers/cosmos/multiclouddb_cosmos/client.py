@@ -26,7 +26,7 @@ from multiclouddb_cosmos.config import names_in
 from multiclouddb_cosmos.credentials import RenewableCredential
 from multiclouddb_cosmos.errors import BAD_REQUEST, RECREATED, code_of, recreated
 from multiclouddb_cosmos.position import KeyRange
-from multiclouddb_cosmos.records import LSN, SYSTEM, Doubled, told_apart
+from multiclouddb_cosmos.records import LSN, SYSTEM, Doubled, told_apart, with_halves_marked
 from multiclouddb_cosmos.transport import (
     ALL_VERSIONS,
     LATEST,
@@ -420,19 +420,22 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _parsed(text: bytes) -> dict[str, Any]:
     # If orjson refuses the text, for example because of half a surrogate pair, Python's own parser reads it.
     found: Any
+    is_text = True
     try:
         # The parser makes thousands of objects for a page, and none of these objects can be garbage yet.
         with collector_paused():
             found = orjson.loads(text)
     except orjson.JSONDecodeError:
         try:
-            found = json.loads(text, parse_int=_whole_number)
+            found, is_text = json.loads(text, parse_int=_whole_number), False
         except ValueError as error:
             raise DecodeError("the page is not JSON", error=error) from None
     if not isinstance(found, dict) or not isinstance(found.get("Documents"), list):
         raise DecodeError("the page has no Documents")
     if _is_doubled(text, found["Documents"]):
         found = json.loads(text, object_pairs_hook=_object, parse_int=_whole_number)
+    if not is_text:
+        found["Documents"] = with_halves_marked(found["Documents"])
     body: dict[str, Any] = found
     return body
 

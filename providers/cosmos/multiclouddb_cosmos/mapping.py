@@ -21,6 +21,7 @@ from multiclouddb_cosmos.records import (
     REFUSED,
     CosmosView,
     Doubled,
+    Halved,
     Item,
     Records,
     key_of,
@@ -208,6 +209,8 @@ class CosmosMapper(ColumnMapper):
     def columns(self, records: Records, start: int, stop: int, *, texts: bool) -> Columns:
         """Return the columns of records."""
         view, part = self.view, records.part(start, stop)
+        if Halved in set(map(type, part.items)):
+            raise ValueError("a text has no UTF-8")
         kinds = _kinds(part, view)
         documents = _documents(part, kinds)
         keys, orders = _keys_of(part, documents, view), _orders(part)
@@ -232,6 +235,8 @@ class CosmosMapper(ColumnMapper):
         """Describe an item that cannot be decoded."""
         item, view = records.items[index], self.view
         text = f"it cannot be decoded as an item of a change feed ({reason_of(error)})"
+        if isinstance(item, Halved):
+            text = "a text in it has half of a surrogate pair, which no form of an event can hold"
         if view.usual is not None and kind_of(item, view) == REFUSED:
             kind = type(value_at(item, view.marker)).__name__
             path = "".join(f"/{name}" for name in view.marker)

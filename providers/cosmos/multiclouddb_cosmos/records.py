@@ -6,6 +6,7 @@ delete, only the metadata contains the key. An item of the feed of latest versio
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
@@ -52,6 +53,24 @@ own (microsoft/kafka-connect-cosmosdb issue 46); then the feed contains the name
 _TOLD: Final = itemgetter("_rid", "_etag", "_ts")
 _NO_KEY: Final = (dict, list)
 """The types of values that are never part of a partition key."""
+
+
+class Halved(dict[str, Any]):
+    """A document with half of a surrogate pair, which JSON's escapes can hold and no form of an event can."""
+
+
+def with_halves_marked(documents: list[Any]) -> list[Any]:
+    """Return the documents of a page; those with half of a surrogate pair are `Halved`."""
+    return [Halved(each) if isinstance(each, dict) and is_halved(each) else each for each in documents]
+
+
+def is_halved(document: dict[str, Any]) -> bool:
+    """Return True if a document has half of a surrogate pair in a text or a name."""
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 class Doubled(dict[str, Any]):

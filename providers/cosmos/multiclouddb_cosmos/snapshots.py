@@ -35,6 +35,7 @@ from multiclouddb_cosmos.records import (
     CosmosView,
     Records,
     bared,
+    is_halved,
     is_of,
     kind_of,
     normal_key,
@@ -267,15 +268,21 @@ def look_up_items(
 
     def ask(asked: list[MulticloudDbKey]) -> AnsweredRows:
         hierarchical = source.definition.hierarchical
-        places = [place for key in asked for place in _places_of(key, view, hierarchical=hierarchical)]
+        places, whose = list[tuple[str, Any]](), list[MulticloudDbKey]()
+        for key in asked:
+            own = _places_of(key, view, hierarchical=hierarchical)
+            places, whose = places + own, whose + [key] * len(own)
         with ThreadPoolExecutor(min(_AT_A_TIME, len(places))) as pool:
             answers = list(pool.map(read, places))
         # Another container may have the same name since the feed was opened.
         source.check_same(deadline)
-        there = [each for each in answers if each is not None]
+        unread = [key for key, each in zip(whose, answers, strict=True) if each and is_halved(each[0])]
+        there = [each for each in answers if each is not None and not is_halved(each[0])]
         # A row that is marked as deleted is no row.
         return AnsweredRows(
-            [row(*each) for each in there if kind_of(each[0], view) != MARKED], twice=_AMBIGUOUS
+            [row(*each) for each in there if kind_of(each[0], view) != MARKED],
+            unread=unread,
+            twice=_AMBIGUOUS,
         )
 
     return look_up(keys, _MOST_KEYS, normal_key, ask)

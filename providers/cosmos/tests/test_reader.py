@@ -1,6 +1,7 @@
 """Tests the feed with and without the engine: starts, bounds, splits, merges, expiry, keys and costs."""
 
 import itertools
+import json
 from datetime import timedelta
 from functools import partial
 
@@ -10,12 +11,14 @@ from azure.cosmos.partition_key import NonePartitionKeyValue
 from multiclouddb_api import (
     AtTime,
     Beginning,
+    ChangeEvent,
     ChangeFeedRequest,
     ChangeType,
     ErrorCategory,
     FromContinuationToken,
     LogicalPartition,
     MulticloudDbKey,
+    NotKnown,
     Now,
     ResourceAddress,
     Snapshot,
@@ -480,6 +483,46 @@ class TestTokensAndCosts:
 
     def test_half_a_surrogate_pair_does_not_hide_its_page(self, world):
         assert client_room._parsed(b'{"Documents":[{"a":"\\ud800"}]}')["Documents"] == [{"a": "\ud800"}]
+
+    @pytest.mark.parametrize("where", ["value", "name", "key"])
+    @pytest.mark.parametrize("start", [Now(), Beginning(), Snapshot()], ids=["feed", "beginning", "snapshot"])
+    def test_half_a_surrogate_pair_is_a_record_that_can_be_skipped(self, lone, monkeypatch, start, where):
+        settings = {"provider_options": CosmosOptions(mode="latest")} if start == Beginning() else {}
+        consumer = lone.consumer(start, **settings)
+        if start == Now():
+            consumer.read()
+        lone.put("a")
+        fields = {"value": {"x": "CUT"}, "name": {"CUT": 1}, "key": {}}
+        lone.put("bCUT" if where == "key" else "b", **fields[where])
+        lone.put("c")
+        whole = client_room._parsed
+        monkeypatch.setattr(client_room, "_parsed", lambda text: whole(text.replace(b"CUT", b"\\ud83d")))
+
+        def drain():
+            while not (consumer.pages and consumer.pages[-1].idle and 3 in consumer.markers):
+                consumer.read()
+
+        error = refusal(ErrorCategory.PROVIDER_ERROR, drain, "surrogate")
+        consumer.start = FromContinuationToken(error.detail.skip_token)
+        drain()
+        assert sorted(consumer.markers) == [1, 3]
+
+    @pytest.mark.parametrize("where", ["value", "name"])
+    def test_a_look_up_of_half_a_surrogate_pair_says_that_it_does_not_know(self, lone, monkeypatch, where):
+        lone.put("a")
+        lone.put("b", **{"value": {"x": "CUT"}, "name": {"CUT": 1}}[where])
+        keys = [MulticloudDbKey({"pk": each, "id": each}, 1) for each in "abc"]
+        plain = client_room.Calls.item
+
+        def item(*asked):
+            found = plain(*asked)
+            if found is None:
+                return None
+            return json.loads(json.dumps(found[0]).replace("CUT", "\\ud83d")), found[1]
+
+        monkeypatch.setattr(client_room.Calls, "item", item)
+        found = lone.client().lookup(ADDRESS, keys)
+        assert [type(found[key]) for key in keys] == [ChangeEvent, NotKnown, type(None)]
 
     def test_a_number_has_one_type_whatever_else_is_on_its_page(self, world):
         """The service's numbers are doubles; both parsers make a float of one beyond 64 bits."""
