@@ -70,6 +70,10 @@ class LastRecord:
         self.is_sought = False
         self._sure_until = time.monotonic() + _SURE_SECONDS
 
+    def is_all(self, records: list[Record], place: After) -> bool:
+        """Return True if an answer has nothing but what was read."""
+        return self.is_next and not place.count and all(is_numbered(each, place.seq) for each in records)
+
     def without(self, records: list[Record], place: After) -> list[Record]:
         """Return the records of an answer behind a position; refuse a position whose record is another one.
 

@@ -178,7 +178,9 @@ class DynamoReader(Reader):
         if source.is_known_end(shard_id):
             return True
         # Records are delivered before the service is asked about the shard.
-        return None if answer.get("Records") else source.has_ended(shard_id, self._asked, deadline)
+        records = answer.get("Records")
+        is_new = records and not (isinstance(self._place, After) and self._last.is_all(records, self._place))
+        return None if is_new else source.has_ended(shard_id, self._asked, deadline)
 
     def _answer(self, limit: int, deadline: Deadline) -> Mapping[str, Any] | None:
         """Request a page of records; None if the shard no longer exists and no unread record was lost."""
