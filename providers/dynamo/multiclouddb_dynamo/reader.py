@@ -136,7 +136,8 @@ class DynamoReader(Reader):
         if isinstance(self._place, After) and self._place.count:
             limit = _MOST_RECORDS  # all that have the number of the last one come in one answer
         answer = self._answer(limit, deadline)
-        if answer is not None and limit < _MOST_RECORDS and not (answer.get("Records") or answer.get(_NEXT)):
+        is_bare = answer is not None and not (answer.get("Records") or answer.get(_NEXT))
+        if is_bare and limit < _MOST_RECORDS and self._iterator is not None:  # None if it was refused
             # Alternator answers a Limit that is smaller than a batch of its log so, at the end of a shard or
             # not (scylladb/scylladb#31582).
             answer = self._answer(_MOST_RECORDS, deadline)
