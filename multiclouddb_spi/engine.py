@@ -55,13 +55,13 @@ from multiclouddb_spi.errors import user_errors
 from multiclouddb_spi.faults import ProviderFault, unwritten
 from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.fetcher import ReadContext, late_fault
-from multiclouddb_spi.fetching.turns import PollResult
+from multiclouddb_spi.fetching.page_content import PageContent
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.open_feed import FeedCache
 from multiclouddb_spi.reading import resting
 from multiclouddb_spi.reading.answers import Look, look_again
+from multiclouddb_spi.reading.filling import Filling
 from multiclouddb_spi.reading.page_builder import PageBuilder, Reading, finished
-from multiclouddb_spi.reading.poll import Poll
 from multiclouddb_spi.reading.resting import Check
 from multiclouddb_spi.request_check import check_plan, check_planned, options_of, require, spec_of
 from multiclouddb_spi.retry import ATTEMPTS
@@ -236,7 +236,7 @@ class Engine:
         if not isinstance(lineage, Lineage):
             return self._pages.ended(consumer, Look(lineage))
         if consumer.skipped:  # a separate page, so that the notice comes before the records after it
-            return self._pages.reading(consumer, lineage, PollResult.nothing(lineage), deadline, began)
+            return self._pages.reading(consumer, lineage, PageContent(), deadline, began)
         if lineage.waiting():
             lineage.check_waits()
             lineage.start_passed()
@@ -263,7 +263,7 @@ class Engine:
         began: float,
     ) -> Reading[T]:
         scope, width = request.scope, self._context.width
-        poll = Poll(
+        filling = Filling(
             self._context, consumer, request.max_page_size or self._provider.page_records,
             request.max_page_bytes or self._page_bytes, view, deadline,
             wait=check.wait, on_expired=request.on_expired,
@@ -271,7 +271,7 @@ class Engine:
             now=lambda: self._feeds.soon(consumer.feed, deadline),
             leaves_out=not options.ask_all and resting.may_leave_out(lineage, width),
         )  # fmt: skip
-        result = poll.run()
+        result = filling.run()
         in_hand = result.count or result.notices
         if not in_hand and (lineage.ends() or lineage.waiting() or lineage.plan):
             self._fetcher.rest()
@@ -299,7 +299,7 @@ class Engine:
             page = attrs.evolve(reading.page, continuation_token=start.token, idle=False, notices=notices)
             return Reading(reading.values, page)
         stays = result.idle and resting.may_stay(lineage, width)
-        consumer.rest = resting.rest_after(consumer, reading.page, result.soonest, check.mark, stays=stays)
+        consumer.rest = resting.rest_after(consumer, reading.page, result.due_at, check.mark, stays=stays)
         return reading
 
     def list_physical_partitions(

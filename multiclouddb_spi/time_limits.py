@@ -2,7 +2,8 @@
 
 After an answer was given up, less is requested. A socket's own timeout is not sufficient, because it begins
 again with each byte. The socket's owner asks `current` for the limits of the thread, so that no limit has to
-be passed through the vendor's client. How long a call waits for a first event: `Waiting` in `reading.poll`.
+be passed through the vendor's client. How long a call waits for a first event: `Waiting` in
+`reading.filling`.
 """
 
 from __future__ import annotations

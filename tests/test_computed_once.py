@@ -9,7 +9,7 @@ from multiclouddb_api import Beginning, ChangeFeedRequest, connect
 from multiclouddb_conformance.waiting import SOON
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_spi.computed_once import computed_once
-from multiclouddb_spi.reading import poll
+from multiclouddb_spi.reading import filling
 from multiclouddb_spi.reading.answers import Answers
 
 ROOT = Path(__file__).parents[1]
@@ -46,7 +46,7 @@ def test_a_child_that_is_forked_while_a_value_is_computed_reads_on(tmp_path, mon
 
     with EmbeddedStore(tmp_path / "shop.db") as store, connect(f"embedded://{store.path}") as client:
         request = ChangeFeedRequest(store.create_collection("orders"), Beginning())
-        monkeypatch.setattr(poll, "Answers", slow)
+        monkeypatch.setattr(filling, "Answers", slow)
         reading = threading.Thread(target=client.read_changes, args=[request])
         reading.start()
         assert inside.wait(SOON)

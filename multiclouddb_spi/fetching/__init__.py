@@ -1,1 +1,1 @@
-"""Fetches from single partitions on a thread pool, and keeps the state of one call for each partition."""
+"""Keeps one stream for each partition that is read, and runs their fetches on a thread pool."""

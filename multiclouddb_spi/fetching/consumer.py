@@ -1,10 +1,10 @@
 """Keeps what is known of one consumer of a feed, during its calls and between them.
 
 The token is the truth: it contains all that decides which events come next. A `Consumer` contains the same
-state, parsed, and beside it what only saves time: readers with their records and running fetches, when a
-partition is worth asking again, how far each was read. So it may be discarded at any moment, and no event is
-lost or repeated. A call that has failed leaves a consumer whose state has moved on; the next call parses its
-token, and `adopt` takes over what still stands at the positions of the token.
+state, parsed, and beside it what only saves time: streams with their records, readers and running fetches,
+when each is due, how far each was read. So it may be discarded at any moment, and no event is lost or
+repeated. A call that has failed leaves a consumer whose state has moved on; the next call parses its token,
+and `adopt` takes over what still stands at the token's positions.
 """
 
 from __future__ import annotations
@@ -26,21 +26,9 @@ from multiclouddb_spi.continuation.token import Envelope, ReadUntil, encode_toke
 from multiclouddb_spi.continuation.watermark import Standings
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.fetching.readers import Budget, PartitionReader
+from multiclouddb_spi.fetching.stream import Budget, Stream
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.positions import without_hints
-from multiclouddb_spi.time_limits import AnswerSize
-
-
-@define(eq=False, repr=False)
-class ConsumedPartition:
-    """What a consumer knows of one partition at one position; it does not hold for another position."""
-
-    cursor: Cursor  # after the records that were returned
-    reader: PartitionReader | None = None
-    not_before: float = 0.0  # the monotonic time before which another request is not useful
-    trouble: Exception | None = None  # why the service wants no request before `not_before`
-    size: AnswerSize | None = None  # after broken connections, the next answers are smaller
 
 
 @frozen(eq=False, repr=False)
@@ -51,13 +39,13 @@ class Rest:
         page: The page.
         made_at: The monotonic time at which it was made.
         mark: The change mark of the feed from before the page was read, or None.
-        soonest: The monotonic time at which the first partition is worth asking; 0 if a mark decides.
+        due_at: The monotonic time at which the first partition is worth asking; 0 if a mark decides.
     """
 
     page: ChangeFeedPage
     made_at: float
     mark: Hashable = None
-    soonest: float = 0.0
+    due_at: float = 0.0
 
 
 @define(eq=False, repr=False)
@@ -75,10 +63,11 @@ class Consumer:
         resumed_from: The request's token, or None as long as no event was delivered.
         incarnation: The incarnation of the resource in the last token.
         token: The token that contains this state; None during a call, and after a call that has failed.
-        partitions: What is known of the partitions that were asked. It may contain some that have left the
+        streams: What is known of the partitions that were asked. It may contain some that have left the
             lineage or have moved; `at` and `prune` notice them.
-        open_readers: The number of readers in `partitions`.
-        scan_not_before: The monotonic time before which a scan with a rate reads nothing.
+        open_streams: The number of `streams` that were asked since they were made, so that they may have a
+            reader.
+        scan_due_at: The monotonic time before which a scan with a rate reads nothing.
         rest: The last page, if it may be returned again.
         call: The call that uses the consumer at present.
         keys: What `Consumers` finds it by.
@@ -95,9 +84,9 @@ class Consumer:
     resumed_from: str | None = None
     incarnation: str | None = None
     token: str | None = None
-    partitions: dict[str, ConsumedPartition] = attrs.field(factory=dict)
-    open_readers: int = 0
-    scan_not_before: float = 0.0
+    streams: dict[str, Stream] = attrs.field(factory=dict)
+    open_streams: int = 0
+    scan_due_at: float = 0.0
     rest: Rest | None = None
     call: object = None
     keys: tuple[Hashable, ...] = ()
@@ -119,31 +108,24 @@ class Consumer:
             self._standings = Standings()
         return self._standings
 
-    # -- Partitions
+    # -- Streams
 
-    def at(self, partition_id: str, cursor: Cursor) -> ConsumedPartition:
-        """Return what is known of a partition at a position; what belongs to another one is dropped."""
-        part = self.partitions.get(partition_id)
-        if part is None or not (part.cursor is cursor or part.cursor == cursor):
-            if part is not None:
-                self.drop_reader(part)
-            part = self.partitions[partition_id] = ConsumedPartition(cursor)
-        return part
+    def at(self, partition_id: str, cursor: Cursor, budget: Budget, observing: Observing) -> Stream:
+        """Return the stream of a partition at a position; one at another position is dropped."""
+        stream = self.streams.get(partition_id)
+        if stream is None or not (stream.cursor is cursor or stream.cursor == cursor):
+            if stream is not None:
+                self.drop(stream)
+            stream = self.streams[partition_id] = Stream(self.feed, partition_id, cursor, budget, observing)
+        return stream
 
-    def known(self, entry: Entry) -> ConsumedPartition | None:
-        """Return what is known of a partition that is read, at its position, or None."""
-        part = self.partitions.get(entry.partition_id)
-        if part is None or not (part.cursor is entry.said[0] or part.cursor == entry.said[0]):
-            return None
-        return part
-
-    def not_before(self, partition_id: str, part: ConsumedPartition) -> float:
-        """Return the monotonic time before which another request to a partition is not useful."""
+    def due_at(self, stream: Stream) -> float:
+        """Return the monotonic time before which another request of a stream is not useful."""
         state = self.state
         assert isinstance(state, Lineage)
-        if (plan := state.plan) is None or plan.rate is None or not state.is_segment(partition_id):
-            return part.not_before
-        return max(part.not_before, self.scan_not_before)
+        if (plan := state.plan) is None or plan.rate is None or not state.is_segment(stream.partition_id):
+            return stream.due_at
+        return max(stream.due_at, self.scan_due_at)
 
     def resting(self, entries: Iterable[Entry], now: float) -> dict[str, float]:
         """Return those of the partitions that are not worth asking at `now`, with the time when they are.
@@ -151,50 +133,54 @@ class Consumer:
         Partitions that the service throttles are not among them: they are asked, so that each page reports
         them.
         """
-        found, get = dict[str, float](), self.partitions.get
+        found, get = dict[str, float](), self.streams.get
         for entry in entries:
             name = entry.partition_id
-            if (part := get(name)) is not None and part.not_before > now and part.trouble is None:
+            if (stream := get(name)) is not None and stream.due_at > now and stream.error is None:
                 cursor = entry.said[0]
-                if part.cursor is cursor or part.cursor == cursor:
-                    found[name] = part.not_before
+                if stream.cursor is cursor or stream.cursor == cursor:
+                    found[name] = stream.due_at
         return found
 
-    def reader_of(
-        self, partition_id: str, part: ConsumedPartition, budget: Budget, observing: Observing
-    ) -> PartitionReader:
-        """Return the reader of a partition; it is made if there is none."""
-        if part.reader is None:
-            made = PartitionReader(self.feed, partition_id, part.cursor, budget, observing)
-            if part.size is not None:
-                made.size = part.size
-            part.reader = made
-            self.open_readers += 1
-        return part.reader
+    def drop(self, stream: Stream) -> Stream:
+        """Free the records, the running fetch and the reader of a stream; return what takes its place."""
+        stream.discard()  # first, so that an interrupt leaves a stream that is discarded again
+        return self._replace(stream)
 
-    def drop_reader(self, part: ConsumedPartition) -> None:
-        """Free the reader of a partition, with its records and its running fetch."""
-        if (reader := part.reader) is not None:
-            reader.discard()  # first, so that an interrupt leaves a reader that is discarded again
-            part.size = None if reader.size.is_full else reader.size
-            part.reader = None
-            self.open_readers -= 1
+    def detach(self, stream: Stream, dropped: deque[Stream]) -> None:
+        """Move a stream to those that are discarded later; another one takes its place."""
+        dropped.append(stream)
+        self._replace(stream)
 
-    def detach(self, part: ConsumedPartition, dropped: deque[PartitionReader]) -> None:
-        """Move the reader of a partition to those that are discarded later."""
-        if (reader := part.reader) is not None:
-            dropped.append(reader)
-            part.size = None if reader.size.is_full else reader.size
-            part.reader = None
-            self.open_readers -= 1
+    def detach_all(self, dropped: deque[Stream]) -> None:
+        """Move all streams to those that are discarded later."""
+        dropped.extend(self.streams.values())
+        self.streams, self.open_streams = {}, 0
+
+    def _replace(self, stream: Stream) -> Stream:
+        if stream.asked_at:
+            self.open_streams -= 1
+        left = self.streams[stream.partition_id] = Stream(
+            stream.feed, stream.partition_id, stream.cursor, stream.budget, stream.observing,
+            due_at=stream.due_at,
+        )  # fmt: skip
+        if not stream.size.is_full:
+            left.size = stream.size  # a slow link would be tried with full answers again
+        if left.due_at:
+            left.error = stream.error
+        return left
+
+    def forget(self, stream: Stream) -> None:
+        """Free a stream, of which nothing is known any more."""
+        self.drop(stream)
+        del self.streams[stream.partition_id]
 
     def prune(self) -> None:
         """Forget the partitions that have left the lineage or were moved by something else than a read."""
-        for name, part in list(self.partitions.items()):
+        for name, stream in list(self.streams.items()):
             entry = self.state.reading(name) if isinstance(self.state, Lineage) else None
-            if entry is None or self.known(entry) is not part:
-                self.drop_reader(part)
-                del self.partitions[name]
+            if entry is None or not (stream.cursor is entry.said[0] or stream.cursor == entry.said[0]):
+                self.forget(stream)
 
     def adopt(self, other: Consumer) -> None:
         """Take over what another consumer of the same feed knows of the positions of this one.
@@ -202,25 +188,27 @@ class Consumer:
         The other one must not be used any more.
         """
         self._looks, self._standings = other._looks, other._standings
-        self.scan_not_before = other.scan_not_before
+        self.scan_due_at = other.scan_due_at
         feed = self.feed
-        for name, part in other.partitions.items():
+        for name, stream in other.streams.items():
             entry = self.state.reading(name) if isinstance(self.state, Lineage) else None
-            if entry is None or without_hints(feed, name, part.cursor) != without_hints(
+            if entry is None or without_hints(feed, name, stream.cursor) != without_hints(
                 feed, name, entry.said[0]
             ):
-                other.drop_reader(part)
+                stream.discard()
                 continue
-            part.cursor = entry.said[0]  # they may differ in their hints
-            self.partitions[name] = part
-            if part.reader is not None:
-                part.reader.cursor = part.cursor
-                self.open_readers += 1
+            stream.cursor = entry.said[0]  # they may differ in their hints
+            self.streams[name] = stream
+            if stream.asked_at:
+                self.open_streams += 1
+            else:
+                stream.position = stream.cursor
 
     def discard(self) -> None:
-        """Free all readers, with their records and their running fetches."""
-        for part in self.partitions.values():  # an interrupt may have left a wrong `open_readers`
-            self.drop_reader(part)
+        """Free all streams, with their records and their running fetches."""
+        for stream in self.streams.values():
+            stream.discard()
+        self.streams, self.open_streams = {}, 0
 
     def is_searching(self) -> bool:
         """Return whether it searches for children, whose looks count only for a client that has waited."""

@@ -13,7 +13,7 @@ from multiclouddb_spi.continuation.state import state_from_json
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.contract import Feed, FeedSpec
 from multiclouddb_spi.fetching.consumer import Consumer
-from multiclouddb_spi.fetching.readers import Budget, PartitionReader
+from multiclouddb_spi.fetching.stream import Budget, Stream
 
 _MOST_KEYS: Final = 16384
 _MOST_PARTITIONS: Final = 100_000
@@ -40,11 +40,11 @@ class Consumers:
     def __init__(self, budget: Budget, most_readers: int) -> None:
         self._budget, self.most_readers = budget, most_readers
         self._kept: OrderedDict[Hashable, Consumer] = OrderedDict()
-        self._partitions = self._readers = 0  # those of the consumers that no call uses
+        self._partitions = self._open = 0  # those of the consumers that no call uses
         self._lock = threading.Lock()
         # Readers to discard, which may take a request to the service: after the lock is free. They stay here
         # until it is done, so that the next call goes on after an interrupt.
-        self._dropped = deque[PartitionReader]()
+        self._dropped = deque[Stream]()
         self._sweeping = threading.Lock()
         self._closed = False
 
@@ -124,11 +124,11 @@ class Consumers:
                     break  # another consumer that was just used would have to fetch the records again
                 if consumer.call is not None:
                     continue
-                for part in consumer.partitions.values():
-                    if missing > 0 and part.reader is not None and not part.reader.empty():
-                        missing -= part.reader.nbytes()
-                        consumer.detach(part, self._dropped)
-                        self._readers -= 1
+                for stream in list(consumer.streams.values()):
+                    if missing > 0 and not stream.empty():
+                        missing -= stream.nbytes()
+                        consumer.detach(stream, self._dropped)
+                        self._open -= 1
         self._sweep()
         return self._budget.over(nbytes) <= 0
 
@@ -160,7 +160,7 @@ class Consumers:
     def _count(self, consumer: Consumer, sign: int) -> None:
         size = len(consumer.state) if isinstance(consumer.state, Lineage) else 1
         self._partitions += sign * size
-        self._readers += sign * consumer.open_readers
+        self._open += sign * consumer.open_streams
 
     def _forget_keys(self, consumer: Consumer) -> None:
         for key in consumer.keys:
@@ -172,17 +172,16 @@ class Consumers:
         """Discard a consumer that no call uses."""
         self._count(consumer, -1)
         self._forget_keys(consumer)
-        for part in consumer.partitions.values():
-            consumer.detach(part, self._dropped)
+        consumer.detach_all(self._dropped)
 
     def _close_readers(self, consumer: Consumer, most: int) -> None:
         """Close readers of a kept consumer until so many are open; those that were made last go first."""
-        for part in reversed(consumer.partitions.values()):
-            if consumer.open_readers <= most:
+        for stream in list(reversed(consumer.streams.values())):
+            if consumer.open_streams <= most:
                 return
-            if part.reader is not None:
-                consumer.detach(part, self._dropped)
-                self._readers -= 1
+            if stream.asked_at:
+                consumer.detach(stream, self._dropped)
+                self._open -= 1
 
     def _trim(self, newest: Consumer) -> None:
         """Discard what is too much; the newest consumer stays, but may lose readers."""
@@ -191,7 +190,7 @@ class Consumers:
             if consumer is newest or consumer.call is not None:
                 continue
             is_much = len(self._kept) > _MOST_KEYS or self._partitions > _MOST_PARTITIONS
-            if not (is_much or self._readers > self.most_readers or consumer.used_at < idle):
+            if not (is_much or self._open > self.most_readers or consumer.used_at < idle):
                 break
             if consumer.is_searching() and not is_much:
                 self._close_readers(consumer, 0)
@@ -200,7 +199,7 @@ class Consumers:
                     self._kept.move_to_end(key)
             else:
                 self._remove(consumer)
-        if self._readers > self.most_readers:
+        if self._open > self.most_readers:
             self._close_readers(newest, self.most_readers)
 
     def _oldest(self) -> list[Consumer]:
@@ -230,7 +229,7 @@ def _check(consumer: Consumer) -> None:
     ), "a token differs from what was kept"  # fmt: skip
     assert consumer.incarnation == parsed.incarnation
     assert consumer.resumed_from == (None if parsed.fresh else consumer.token)
-    for name, part in consumer.partitions.items():
+    for name, stream in consumer.streams.items():
         entry = state.reading(name)
-        is_there = entry is not None and part.cursor == entry.said[0]
-        assert is_there or part.reader is None, "a reader is elsewhere"
+        is_there = entry is not None and stream.cursor == entry.said[0]
+        assert is_there or not stream.asked_at, "a stream is elsewhere"

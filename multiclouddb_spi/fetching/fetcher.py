@@ -18,7 +18,7 @@ from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.faults import Fault, ProviderFault
 from multiclouddb_spi.fetching.consumers import Consumers
-from multiclouddb_spi.fetching.readers import Budget, PartitionReader
+from multiclouddb_spi.fetching.stream import Budget, Stream
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.retry import ATTEMPTS, Tries
 from multiclouddb_spi.time_limits import CALL_SILENT_SECONDS, Arrival, Deadline
@@ -72,27 +72,24 @@ class Fetcher:
         self._attempts = attempts
         self._pause = pause or closed.wait
 
-    def start(
-        self, live: PartitionReader, records: int, nbytes: int, wait: float, deadline: Deadline
-    ) -> None:
-        """Start a fetch, for which the reader holds bytes already; its future is `live.future`."""
-        live.asked_at, live.at_once = time.monotonic(), False
-        batch: Batch | None = None
-        if not wait and live.feed.reads_at_once and not self._closed.is_set():
-            # In this thread; after any failure, a fetch in the pool decides what to do about it.
-            try:
-                batch = live.open().fetch_at_once(min(records, _MOST_AT_ONCE), min(nbytes, _BYTES_AT_ONCE))
-            except BaseException as error:
-                live.drop_reader()
-                if not isinstance(error, Exception):
-                    raise
+    def at_once(self, live: Stream, records: int, nbytes: int) -> Future[Batch] | None:
+        """Fetch in the thread of the caller, if the feed can; None if the pool has to."""
+        if self._closed.is_set():
+            return None
+        try:
+            batch = live.open().fetch_at_once(min(records, _MOST_AT_ONCE), min(nbytes, _BYTES_AT_ONCE))
+        except BaseException as error:
+            live.drop_reader()
+            if not isinstance(error, Exception):
+                raise
+            return None  # a fetch on the pool decides what to do about it
         if batch is None:
-            live.future = self._submit(self._fetch, live, records, nbytes, wait, deadline)
-            return
-        live.at_once, live.retries, live.trouble = True, 0, None
+            return None
+        live.retries, live.error = 0, None
         live.fetched(nbytes, batch.nbytes)
-        live.future = Future()
-        live.future.set_result(batch)
+        answered = Future[Batch]()
+        answered.set_result(batch)
+        return answered
 
     def call(self, operation: Callable[[], T], deadline: Deadline) -> T:
         """Run a control call with retries; stop waiting for its answer at the deadline."""
@@ -105,7 +102,7 @@ class Fetcher:
     def _called(self, operation: Callable[[], T], deadline: Deadline) -> T:
         failures: list[Exception] = []
         tries = self._tries(lambda _attempt, _seconds, error: failures.append(error))
-        future: Future[T] = self._submit(self._bounded, tries, operation, deadline)
+        future: Future[T] = self.submit(self._bounded, tries, operation, deadline)
         while not future.done():
             wait_for([future], timeout=min(_LOOK_SECONDS, max(0.001, deadline.remaining())))
             still_waiting(lambda: self.fault(failures[-1]).message if failures else None)
@@ -129,7 +126,7 @@ class Fetcher:
         The work sends its own requests with their retries, so it must not call this object. If it fails for
         an item, no more of it is started, and the error is raised when what runs has ended.
         """
-        futures = [self._submit(work, item) for item in items]
+        futures = [self.submit(work, item) for item in items]
         try:
             return [future.result() for future in futures]
         finally:
@@ -166,7 +163,8 @@ class Fetcher:
         """Pause briefly before the caller repeats its request."""
         self._pause(_REST_SECONDS)
 
-    def _submit(self, operation: Callable[..., T], *args: object) -> Future[T]:
+    def submit(self, operation: Callable[..., T], *args: object) -> Future[T]:
+        """Run a function on the pool."""
         while True:
             pool = self._pool
             try:
@@ -184,10 +182,9 @@ class Fetcher:
         with Arrival(self._closed):
             return tries.call(operation, deadline)
 
-    def _fetch(
-        self, live: PartitionReader, records: int, nbytes: int, wait: float, deadline: Deadline
-    ) -> Batch:
-        live.retries, live.trouble = 0, None
+    def fetch(self, live: Stream, records: int, nbytes: int, wait: float, deadline: Deadline) -> Batch:
+        """Fetch the next answer of a stream, with retries; for a thread of the pool."""
+        live.retries, live.error = 0, None
         # A later cancel of the reader cancels the arrival too; an earlier one is noticed by `once`.
         arrival = live.arrival = Arrival(self._closed)
 
@@ -217,7 +214,7 @@ class Fetcher:
                 raise
 
         def on_retry(attempt: int, seconds: float, error: Exception) -> None:
-            live.retries, live.trouble = attempt, error
+            live.retries, live.error = attempt, error
             address, where = live.feed.spec.address, live.feed.public_id(live.partition_id)
             self._observing.retry(address, where, attempt, seconds, self.fault(error).message)
 
@@ -226,7 +223,7 @@ class Fetcher:
                 batch = self._tries(on_retry, limits=False).call(once, deadline)
             if len(batch):
                 live.size.arrived()
-            live.trouble = None  # the traceback of the ended fetch would keep the batch in memory
+            live.error = None  # the traceback of the ended fetch would keep the batch in memory
             live.fetched(nbytes, batch.nbytes)
             return batch
         finally:

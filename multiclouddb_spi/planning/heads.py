@@ -1,7 +1,7 @@
 """Finds where the ranges of one step end: asks the partitions at once, and reads those without a cheap head.
 
-The fetches are those of pages (`Fetches`): as many at once as threads and bytes allow, with their pacing and
-retries, in the order of the lineage. What is left in a reader, records or the walk through empty answers,
+The streams are those of pages (`Queue`): as many at once as threads and bytes allow, with their pacing and
+retries, in the order of the lineage. What is left in a stream, records or the walk through empty answers,
 stays in the consumer for the next step. The rules:
 
 - A range ends where an answer ended. One answer with records is enough for a step, so a partition is not read
@@ -35,7 +35,6 @@ from typing import Final
 import attrs
 
 from multiclouddb_api import ErrorCategory, Gap
-from multiclouddb_api.pacing import answered
 from multiclouddb_spi.abilities import Follows, Freshness, Head, SupportsHeads
 from multiclouddb_spi.batch import Batch, Continue, Ended
 from multiclouddb_spi.continuation.entry import Entry
@@ -45,11 +44,10 @@ from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.faults import ProviderFault, RecordFault, undecided
-from multiclouddb_spi.fetching.consumer import ConsumedPartition, Consumer
+from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.fetcher import ReadContext, late_fault
-from multiclouddb_spi.fetching.fetches import Fetches
-from multiclouddb_spi.fetching.readers import PartitionReader
-from multiclouddb_spi.fetching.turns import HEAD_SECONDS, Phase, Turn, Turns, is_full_answer
+from multiclouddb_spi.fetching.queue import HEAD_SECONDS, Queue, is_full_answer
+from multiclouddb_spi.fetching.stream import Stream
 from multiclouddb_spi.planning.pieces import Pieces
 from multiclouddb_spi.planning.target import Target, clip, within
 from multiclouddb_spi.retry import MOST_SKIPS, Call
@@ -116,9 +114,14 @@ class Heads:
         self.pieces = Pieces(keep_bytes)
         # `after` keeps the positions before the step until all heads are known; these are beyond them.
         self._reads = after.copy()
-        self._turns = turns = Turns(self._reads)
-        self._fetches = Fetches(
-            context, consumer, turns, len(after.active()), limit or _RECORDS, _BYTES, deadline
+        self._queue = Queue(
+            context,
+            consumer,
+            partial(_entry_of, after, self._reads),
+            len(after.active()),
+            limit or _RECORDS,
+            _BYTES,
+            deadline,
         )
         self._began = time.monotonic()
         self._found, self._starts = dict[str, Head](), dict[str, Cursor]()
@@ -141,17 +144,17 @@ class Heads:
         while not self._begins_again:
             self._ask_together()
             self._launch()
-            if self._turns.asked:
-                turn = self._fetches.land(self._patience())
-                if turn is not None:
-                    self._answer(turn)
+            if self._queue.running:
+                stream = self._queue.next(self._patience())
+                if stream is not None:
+                    self._answer(stream)
                 elif self._deadline.passed():
                     break
-                elif not self._may_launch() and (self._may_leave() or self._turns.due):
+                elif not self._may_launch() and (self._may_leave() or self._queue.ask):
                     self._leave_slow()
             elif not self._begin_round():
                 break
-        late = self._fetches.park()
+        late = {stream.partition_id: stream.error for stream in self._queue.leave()}
         if self._begins_again:
             return {}
         self._tell_failed(late)
@@ -163,16 +166,13 @@ class Heads:
         If only their own positions have moved, they are waited for: an answer that an earlier step has asked
         for proves no end, so partitions that are always slow would be left in each step, without an end.
         """
-        return self._has_news or any(name not in self._turns.asked for name in self._moved)
+        return self._has_news or any(name not in self._queue.running for name in self._moved)
 
     def _leave_slow(self) -> None:
         """Leave running fetches to the next step, or to a later round; others may use their shares."""
-        self._leaves_slow = not self._turns.due
-        slow = list(self._turns.asked.values())
-        self._fetches.park()
-        for turn in slow:
-            turn.phase, turn.reader = Phase.ANSWERED, None
-            self._unknown[turn.partition_id] = None
+        self._leaves_slow = not self._queue.ask
+        self._unknown.update(dict.fromkeys(self._queue.running))
+        self._queue.leave()
         if self._left is not None:
             self._left += sum(self._reserved.values())
         self._reserved.clear()
@@ -184,7 +184,7 @@ class Heads:
         names = list(names)
         if self._left is not None:
             self._share = max(1, self._left // max(1, len(names)))
-        self._turns.ask(names)
+        self._queue.put(names)
 
     def _begin_round(self) -> bool:
         """After all have answered, return whether to ask some of them again."""
@@ -200,11 +200,11 @@ class Heads:
         if unknown:
             self._begin(unknown)
             return True
-        if not self._turns.paced:
+        if not self._queue.later:
             return False
-        soonest = self._fetches.paced_until()
-        self._context.pause(max(0.0, min(soonest, self._deadline.at) - time.monotonic()))
-        self._fetches.ask_paced()
+        due_at = self._queue.next_due()
+        self._context.pause(max(0.0, min(due_at, self._deadline.at) - time.monotonic()))
+        self._queue.put_due()
         return True
 
     def _has_room(self) -> bool:
@@ -214,11 +214,11 @@ class Heads:
         return sum(self._counted.values()) < _STEP_RECORDS and self._bytes < _STEP_BYTES
 
     def _may_launch(self) -> bool:
-        return bool(self._turns.due) and self._left != 0 and not self._begins_again
+        return bool(self._queue.ask) and self._left != 0 and not self._begins_again
 
     def _patience(self) -> float:
         """Return how long to wait for the next answer."""
-        shortly = self._may_leave() or bool(self._turns.due)
+        shortly = self._may_leave() or bool(self._queue.ask)
         return min(self._deadline.remaining(), HEAD_SECONDS if shortly else float("inf"))
 
     # -- Ask
@@ -226,7 +226,7 @@ class Heads:
     def _ask_together(self) -> None:
         """Ask the feed for cheap heads; those that it leaves out are read."""
         while self._together and self._may_launch():
-            due = (name for name in self._turns.due if name not in self._is_read)
+            due = (name for name in self._queue.ask if name not in self._is_read)
             names = list(due if self._left is None else islice(due, max(self._left, _AT_ONCE)))
             if not names or not isinstance(self._feed, SupportsHeads):
                 return
@@ -258,7 +258,7 @@ class Heads:
                 at = asked_at if head.follows is Follows.END and isinstance(head.outcome, Continue) else None
                 head = attrs.evolve(head, answer=Freshness(caught_up_at=at))
                 head = clip(self._feed, name, head, self._target)
-                self._turns.move(self._turns.of(name), Phase.ANSWERED)
+                self._queue.ask.pop(name, None)
                 count = head.records
                 if count is None:
                     count = 0 if head.cursor == cursor else self._share
@@ -271,85 +271,71 @@ class Heads:
 
     def _launch(self) -> None:
         """Start as many fetches as threads and bytes allow."""
-        turns, fetches = self._turns, self._fetches
-        while self._may_launch() and not self._deadline.passed() and fetches.may_ask():
-            name = next(iter(turns.due))
-            turn = turns.of(name)
-            if self._after.reading(name) is None:
-                turns.move(turn, Phase.ANSWERED)
-                continue
-            part = fetches.part_at(name, self._reads.cursor(name))
-            now, rests = time.monotonic(), part.reader is None or part.reader.empty()
-            if rests and self._consumer.not_before(name, part) > now:
-                turns.move(turn, Phase.PACED)
-                continue
-            reader = fetches.reader_of(name, part)
-            if reader.reader is None or now - reader.asked_at > _LIVE_SECONDS:
-                self._walking.add(name)
-            most = None
-            if self._left is not None:
-                most = self._reserved[name] = min(self._share, self._left)
-                self._left -= most
-            fetches.launch(turn, reader, 0.0, most)
+        if self._may_launch() and not self._deadline.passed():
+            self._queue.launch(0.0, self._most_of)
+            self._queue.passed.clear()  # a step waits for none of them anyway
+
+    def _most_of(self, stream: Stream) -> int | None:
+        """Return how many records to request: the share of a partition, which is reserved meanwhile."""
+        most = None
+        if self._left is not None:
+            if not self._left:
+                return 0
+            most = self._reserved[stream.partition_id] = min(self._share, self._left)
+            self._left -= most
+        if stream.reader is None or time.monotonic() - stream.asked_at > _LIVE_SECONDS:
+            self._walking.add(stream.partition_id)
+        return most
 
     # -- Take an answer
 
-    def _answer(self, turn: Turn) -> None:
-        name, reader = turn.partition_id, turn.reader
-        if reader is None or (reader.future is not None and not reader.future.done()):
-            return  # it was slow, and was left
-        part = self._consumer.partitions[name]
-        del self._turns.asked[name]
-        turn.phase, turn.reader = Phase.ANSWERED, None
+    def _answer(self, stream: Stream) -> None:
+        name = stream.partition_id
         share = self._reserved.pop(name, 0)
         if self._left is not None:
             self._left += share
-        if self._after.reading(name) is None or self._reads.cursor(name) != reader.cursor:
-            self._consumer.drop_reader(part)
-            self._turns.ask([name])
+        if self._after.reading(name) is None or self._reads.cursor(name) != stream.cursor:
+            self._consumer.drop(stream)
+            self._queue.put([name])
             return
-        try:
-            batch = reader.land() if reader.batch is None else reader.batch
-        except Exception as error:  # noqa: BLE001 - classified by the provider
-            self._consumer.drop_reader(part)
-            self._fail(name, reader, error)
+        batch = stream.batch
+        if batch is None:
+            assert stream.error is not None
+            self._consumer.drop(stream)
+            self._fail(stream, stream.error)
             return
-        answered()
         self._failed.pop(name, None)
-        self._take(name, part, reader, batch, share)
+        self._take(stream, batch, share)
 
-    def _take(
-        self, name: str, part: ConsumedPartition, reader: PartitionReader, batch: Batch, share: int
-    ) -> None:
-        """Take the records of an answer, or as many as the share allows; the rest stays in the reader."""
-        count = len(batch) - reader.taken
+    def _take(self, stream: Stream, batch: Batch, share: int) -> None:
+        """Take the records of an answer, or as many as the share allows; the rest stays in the stream."""
+        name, count = stream.partition_id, len(batch) - stream.taken
         if self._left is not None:
             count = min(count, share)
-        stop = reader.taken + count
+        stop = stream.taken + count
         if stop < len(batch):
             head = Head(batch.cursor_after(stop), count, Continue(), Follows.MORE)
         else:
             follows = follows_of(batch)
-            if isinstance(batch.outcome, Continue) and reader.asked_at < self._began:
+            if isinstance(batch.outcome, Continue) and stream.asked_at < self._began:
                 follows = Follows.NOT_KNOWN  # it was asked by an earlier step
             caught_up = batch.caught_up is True and isinstance(batch.outcome, Continue)
-            at = reader.asked_at if caught_up else None
+            at = stream.asked_at if caught_up else None
             answer = Freshness(batch.watermark, batch.likely_read_until, at)
             head = Head(batch.end, count, batch.outcome, follows, answer, batch.notices)
         clipped = clip(self._feed, name, head, self._target)
         if clipped is not head or head.notices or isinstance(head.outcome, Ended):
             self.pieces.drop(name)  # a task says what the notices mean, and reads only up to the target
         else:
-            self.pieces.add(name, batch, reader.taken, stop)
+            self.pieces.add(name, batch, stream.taken, stop)
         if clipped is not head or not isinstance(head.outcome, Continue):
-            self._consumer.drop_reader(part)  # nothing of it is read again
-            del self._consumer.partitions[name]
+            self._consumer.forget(stream)  # nothing of it is read again
         else:
-            part.cursor = reader.cursor = head.cursor
-            reader.taken = stop
+            stream.cursor = head.cursor
+            stream.taken = stop
             if stop == len(batch):
-                reader.used_up()
-                part.not_before = reader.asked_at + batch.poll_after if batch.poll_after else 0.0
+                stream.used_up()
+                stream.due_at = stream.asked_at + batch.poll_after if batch.poll_after else 0.0
         nbytes = batch.nbytes * count // max(1, len(batch))
         self._bytes += nbytes
         self._keep(name, clipped, count, is_full=is_full_answer(count, nbytes))
@@ -358,8 +344,8 @@ class Heads:
         is_silent = not count and head.follows is Follows.NOT_KNOWN and not head.notices
         if is_silent and clipped is head:
             if name in self._walking:  # at the front, so that it keeps its share of a small limit
-                self._turns.ask([name])
-                self._turns.due.move_to_end(name, last=False)
+                self._queue.put([name])
+                self._queue.ask.move_to_end(name, last=False)
             else:
                 self._unknown[name] = None
 
@@ -392,8 +378,9 @@ class Heads:
 
     # -- Failures and losses
 
-    def _fail(self, name: str, reader: PartitionReader, error: Exception) -> None:
+    def _fail(self, stream: Stream, error: Exception) -> None:
         """Skip, keep what lies before, or note that the partition has failed; raise what does not pass."""
+        name = stream.partition_id
         if isinstance(error, RecordFault):
             skipped = Head(error.skip_cursor, 1, Continue())
             clipped = clip(self._feed, name, skipped, self._target)
@@ -405,7 +392,7 @@ class Heads:
                 self._keep(name, clipped, 1)
                 self._hungry.pop(name, None)
                 if clipped is skipped:
-                    self._turns.ask([name])
+                    self._queue.put([name])
                 return
         if self._is_skipped_loss(error):
             self._skip(name, error)
@@ -418,8 +405,8 @@ class Heads:
             return
         if not fault.retryable:
             raise error
-        if reader.asked_at < self._began:  # an earlier step has asked; a new fetch may succeed
-            self._turns.ask([name])
+        if stream.asked_at < self._began:  # an earlier step has asked; a new fetch may succeed
+            self._queue.put([name])
         else:
             self._failed[name] = error
 
@@ -437,7 +424,7 @@ class Heads:
         if self._lost[name] > MOST_SKIPS:
             raise error
         self._apply(losses)
-        self._turns.ask([name])
+        self._queue.put([name])
 
     def _apply(self, losses: Iterable[Loss]) -> None:
         """Drop what was found of partitions that a loss has moved or removed."""
@@ -460,7 +447,7 @@ class Heads:
             if entry is not None:
                 self._starts[name] = entry.cursor
                 self._reads.took(name, entry.cursor)
-                self._turns.ask([name])
+                self._queue.put([name])
 
     def _tell_failed(self, late: Mapping[str, Exception | None]) -> None:
         """Raise the error of a partition if nothing has moved, or log it."""
@@ -476,6 +463,11 @@ class Heads:
             _log.warning(
                 what, self._feed.spec.address, where, "read no further" if is_in else "not", fault.message
             )
+
+
+def _entry_of(after: Lineage, reads: Lineage, name: str) -> Entry | None:
+    """Return how far a step has read a partition; None if a loss has removed it."""
+    return None if after.reading(name) is None else reads.reading(name)
 
 
 def follows_of(batch: Batch) -> Follows:

@@ -18,20 +18,23 @@ from multiclouddb_api import (
     PartitionFoundLate,
     SkipToOldest,
 )
+from multiclouddb_spi.abilities import Freshness
 from multiclouddb_spi.batch import Awaiting, Batch, Child, Continue, Drained, Ended, Outcome
 from multiclouddb_spi.computed_once import computed_once
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.follow import Follow, Found, PartitionEnd, apply_end, is_search_due
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import FeedOver, Retired, retired
+from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import ProviderFault, undecided
 from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.fetcher import ReadContext
-from multiclouddb_spi.fetching.turns import PollResult, Turn
+from multiclouddb_spi.fetching.page_content import PageContent
 from multiclouddb_spi.retry import MOST_SKIPS
 from multiclouddb_spi.time_limits import Deadline
 
 _AUDIT_SECONDS: Final = 10.0
+_NOTHING: Final = Freshness()
 _ALL_ENDED: Final = "every partition has ended and everything in them has been read"
 
 
@@ -42,7 +45,7 @@ class Answers:
         self,
         context: ReadContext,
         consumer: Consumer,
-        result: PollResult[Any],
+        result: PageContent[Any],
         deadline: Deadline,
         *,
         on_expired: OnExpired,
@@ -51,10 +54,13 @@ class Answers:
         lineage = consumer.state
         assert isinstance(lineage, Lineage)
         self._consumer, self._feed, self._lineage = consumer, consumer.feed, lineage
-        self._turns, self._result = result.turns, result
+        self._result = result
         self._fetcher, self._observing, self._deadline = context.fetcher, context.observing, deadline
         self._context, self._on_expired, self._single = context, on_expired, single
         self._discovered = set[str]()
+        # How often this call has skipped expired records of a partition; its position before the first time,
+        # and how many notices the page had.
+        self._skips = dict[str, tuple[int, Cursor, int]]()
 
     @computed_once
     def _follow(self) -> Follow:
@@ -64,17 +70,17 @@ class Answers:
             self._consumer.looks, context.watch_seconds,
         )  # fmt: skip
 
-    def finish(self, turn: Turn, batch: Batch, asked_at: float) -> list[str] | None:
+    def finish(self, name: str, batch: Batch, asked_at: float) -> list[str] | None:
         """Apply a batch's outcome, after all records of the batch are returned."""
-        turn.watermark = batch.watermark
-        turn.likely_read_until = batch.likely_read_until or turn.likely_read_until
-        if batch.caught_up is True and type(batch.outcome) is Continue:
-            turn.caught_up_at = asked_at
+        result, goes_on = self._result, type(batch.outcome) is Continue
+        known = result.answers.get(name, _NOTHING)
+        result.answers[name] = Freshness(
+            batch.watermark, batch.likely_read_until or known.likely_read_until,
+            asked_at if goes_on and batch.caught_up is True else known.caught_up_at, known.headroom,
+        )  # fmt: skip
         for notice in batch.notices:
-            self._result.tell(notice, turn.partition_id)
-        if type(batch.outcome) is Continue:  # the usual outcome ends nothing
-            return None
-        return self._ends(turn.partition_id, batch.outcome)
+            result.tell(notice, name)
+        return None if goes_on else self._ends(name, batch.outcome)
 
     def has_ended(self) -> bool:
         """Return whether a partition has ended in this call but its children have not been requested yet."""
@@ -86,10 +92,10 @@ class Answers:
         ends = self._follow.due() if self._lineage.ends() else []
         if not ends:
             return []
-        asked = [self._turns.of(end.partition_id) for end in ends]
-        self._discovered.update(turn.partition_id for turn in asked)
-        for turn in asked:
-            self._turns.recover(turn)
+        asked = [end.partition_id for end in ends]
+        self._discovered.update(asked)
+        for name in asked:
+            self._result.failed.pop(name, None)
         self._result.requests += 1
         try:
             found = self._follow.look(ends)
@@ -97,8 +103,8 @@ class Answers:
             fault = self._fetcher.fault(error)
             if not fault.retryable and fault.category != ErrorCategory.CHECKPOINT_EXPIRED:
                 raise
-            for turn in asked:
-                self.blame(turn, error)
+            for name in asked:
+                self.blame(name, error)
             return []
         # A look that finds no child must not hide the fact that no read has succeeded.
         self._result.moved = self._result.moved or bool(found.children or found.gaps or found.over)
@@ -116,36 +122,36 @@ class Answers:
             self._tell_end(name, outcome, PartitionEnd())
         return self._apply(found)
 
-    def failed(self, turn: Turn, error: Exception) -> list[str]:
+    def failed(self, name: str, error: Exception) -> list[str]:
         """Handle a read that has failed permanently: record the failure, or skip the expired records."""
-        name = turn.partition_id
         expired = self._fetcher.fault(error).category == ErrorCategory.CHECKPOINT_EXPIRED
-        skips = isinstance(self._on_expired, SkipToOldest) and not self._lineage.is_segment(name)
-        if not expired or not skips:
-            self.blame(turn, error)
+        may_skip = isinstance(self._on_expired, SkipToOldest) and not self._lineage.is_segment(name)
+        if not (expired and may_skip):
+            self.blame(name, error)
             return []
-        if turn.skips == MOST_SKIPS:  # each oldest record expired before it was read
+        skips, lost, before = self._skips.get(name, (0, None, 0))
+        if skips == MOST_SKIPS:  # each oldest record expired before it was read
             where, told = self._feed.public_id(name), self._result.notices
             told[:] = [  # a later call reports the gaps since then
                 item
                 for number, item in enumerate(told)
-                if number < turn.told or not (isinstance(item, Gap) and item.partition_id == where)
+                if number < before or not (isinstance(item, Gap) and item.partition_id == where)
             ]
-            self._lineage.took(name, turn.lost)
-            self.blame(turn, error)
+            self._lineage.took(name, lost)
+            self.blame(name, error)
             return []
         position = self._lineage.cursor(name)
         try:
             losses = self._follow.lost((name,))
         except Exception as failed:  # noqa: BLE001 - classified by the provider
-            self.blame(turn, failed)
+            self.blame(name, failed)
             return []
         if not losses:
-            self.blame(turn, undecided(self._feed.public_id(name)))
+            self.blame(name, undecided(self._feed.public_id(name)))
             return []
-        turn.skips += 1
-        if turn.skips == 1:
-            turn.lost, turn.told = position, len(self._result.notices)
+        if not skips:
+            lost, before = position, len(self._result.notices)
+        self._skips[name] = (skips + 1, lost, before)
         if self._single and self._lineage.reading(name) is None:
             children = tuple(Child(seed.partition_id, seed.parents, seed.cursor) for seed in losses[0].left)
             self._result.retired = Retired(name, children, self._lineage.ending(name))
@@ -167,11 +173,11 @@ class Answers:
             self._result.over = "everything was lost to retention" if found.gaps else _ALL_ENDED
         return list(found.started)
 
-    def blame(self, turn: Turn, error: Exception) -> None:
+    def blame(self, name: str, error: Exception) -> None:
         """Record a failure of a partition; a failure that is not retryable stops the feed."""
-        self._turns.fail(turn, error)
+        self._result.failed[name] = error
         if not self._fetcher.fault(error).retryable:
-            self._result.failure = (turn.partition_id, error)
+            self._result.failure = (name, error)
 
     def _ends(self, name: str, outcome: Outcome) -> list[str] | None:
         """Apply an outcome; return the ids that start now (None while the partition has more to read)."""
@@ -183,7 +189,7 @@ class Answers:
             try:
                 moved = apply_end(self._lineage, name, outcome, names_late=self._feed.names_late)
             except ProviderFault as error:
-                self.blame(self._turns.of(name), error)
+                self.blame(name, error)
                 return []
         if moved is None:
             return None
@@ -191,7 +197,7 @@ class Answers:
         self._pass_on(name, [*(child.partition_id for child in moved.fresh), *moved.started])
         self._result.moved = True
         if not isinstance(outcome, Awaiting):
-            self._turns.of(name).headroom = math.inf  # read to its end, so nothing in it can be lost
+            self._result.keeps(name, math.inf)  # read to its end, so nothing in it can be lost
         return list(moved.started)
 
     def _tell_end(self, name: str, outcome: Outcome, moved: PartitionEnd) -> None:
@@ -213,10 +219,10 @@ class Answers:
             case _:
                 pass
 
-    def audit_when_due(self, every: float, meanwhile: Callable[[], None]) -> None:
-        """Compare the lineage with the service's listing."""
+    def audit_when_due(self, every: float, meanwhile: Callable[[], None]) -> list[str] | None:
+        """Compare the lineage with the service's listing; return the ids that start, or None if not due."""
         if self._single or not is_search_due(self._feed, self._lineage.audited, every):
-            return
+            return None
         meanwhile()
         try:
             found = self._follow.search(
@@ -226,25 +232,22 @@ class Answers:
             fault = self._fetcher.fault(error)
             if fault.category == ErrorCategory.CHECKPOINT_EXPIRED:
                 self._result.failure = next(iter(self._lineage)).partition_id, error
-                return
+                return []
             self._observing.audit_failed(self._feed.spec.address, fault.message)
-            return
-        self._turns.ask(self._apply(found))
+            return []
+        return self._apply(found)
 
     def worth_asking(self) -> list[Entry]:
         """Return the active partitions, except those that failed after retries by the vendor's client."""
         failed = {
-            name
-            for name, turn in self._turns.failed.items()
-            if turn.error is not None and self._fetcher.fault(turn.error).vendor_retried
+            name for name, error in self._result.failed.items() if self._fetcher.fault(error).vendor_retried
         }
         return [entry for entry in self._lineage.active() if entry.partition_id not in failed]
 
     def _pass_on(self, name: str, heirs: Iterable[str]) -> None:
         """Mark the successors of a partition if the page contains a notice of this partition."""
-        if self._turns.of(name).noticed:
-            for heir in heirs:
-                self._turns.of(heir).noticed = True
+        if name in self._result.noticed:
+            self._result.noticed.update(heirs)
 
     def _tell_retired(self, name: str, children: Sequence[Child]) -> None:
         public_id = self._feed.public_id

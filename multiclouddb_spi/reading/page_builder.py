@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from contextlib import suppress
-from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 
 import attrs
@@ -38,7 +37,7 @@ from multiclouddb_spi.errors import cause_of, to_error
 from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault, no_partition_named
 from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.fetcher import Fetcher, late_fault
-from multiclouddb_spi.fetching.turns import PollResult, Turn
+from multiclouddb_spi.fetching.page_content import PageContent
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.open_feed import FeedCache
 from multiclouddb_spi.reading.answers import Look
@@ -76,7 +75,7 @@ class PageBuilder:
         self._observing, self._headroom_warning = observing, headroom_warning
 
     def raise_failure(
-        self, consumer: Consumer, lineage: Lineage, result: PollResult[Any], deadline: Deadline
+        self, consumer: Consumer, lineage: Lineage, result: PageContent[Any], deadline: Deadline
     ) -> None:
         """Raise the error that stopped the feed, if there is one and nothing was returned."""
         if result.notices:  # they come before the error; the next call reads the failed partition first
@@ -88,19 +87,18 @@ class PageBuilder:
             raise self._failed(consumer, lineage, name, error, deadline)
         if result.moved:
             return
-        for turn in result.turns.failed.values():
-            if (failed := turn.error) is not None:
-                raise self._failed(consumer, lineage, turn.partition_id, failed, deadline)
+        for name, failed in result.failed.items():
+            raise self._failed(consumer, lineage, name, failed, deadline)
         if deadline.passed():
             raise ProviderFault(late_fault())
 
-    def has_expired(self, result: PollResult[Any]) -> bool:
+    def has_expired(self, result: PageContent[Any]) -> bool:
         """Return whether an expired position has stopped the feed, and nothing can be returned."""
         if result.failure is None or result.in_hand():
             return False
         return self._fetcher.fault(result.failure[1]).category == ErrorCategory.CHECKPOINT_EXPIRED
 
-    def is_gone(self, result: PollResult[Any]) -> bool:
+    def is_gone(self, result: PageContent[Any]) -> bool:
         """Return whether the feed has ended, or its resource was dropped, renamed or not found."""
         if result.failure is None:
             return result.over is not None or any(
@@ -109,8 +107,8 @@ class PageBuilder:
         return self._fetcher.fault(result.failure[1]).category == ErrorCategory.NOT_FOUND
 
     def begun_again(
-        self, consumer: Consumer, lineage: Lineage, fresh: Lineage, result: PollResult[Any], *, whole: bool
-    ) -> PollResult[Any]:
+        self, consumer: Consumer, lineage: Lineage, fresh: Lineage, result: PageContent[Any], *, whole: bool
+    ) -> PageContent[Any]:
         """Return the result of a call that starts a snapshot because a position has expired."""
         from multiclouddb_spi.scan.start import announced, lost
 
@@ -173,7 +171,7 @@ class PageBuilder:
         return False
 
     def reading(
-        self, consumer: Consumer, lineage: Lineage, result: PollResult[T], deadline: Deadline, began: float
+        self, consumer: Consumer, lineage: Lineage, result: PageContent[T], deadline: Deadline, began: float
     ) -> Reading[T]:
         """Build the page from a poll's result; the token contains the current lineage."""
         state: FeedState = lineage
@@ -183,20 +181,21 @@ class PageBuilder:
             state = FeedOver(result.over)
         feed, now = consumer.feed, self._feeds.soon(consumer.feed, deadline)
         progress = consumer.standings.measure(
-            feed, lineage, result.turns.all, now, watermark=consumer.watermark, floor=consumer.read_until
+            feed, lineage, result.answers, now, watermark=consumer.watermark, floor=consumer.read_until
         )
         plan, waiting, ends = lineage.plan, lineage.waiting(), lineage.ends()
         if state is lineage and not len(lineage):
             raise no_partition_named()
         body = state.to_json() if isinstance(state, Lineage) else end_to_json(state)
-        nearest = min(result.turns.all.values(), key=attrgetter("headroom"), default=None)
-        headroom = math.inf if nearest is None else nearest.headroom
-        if nearest is not None and headroom < self._headroom_warning:
-            self._warn(consumer, nearest)
+        nearest, headroom = "", math.inf
+        for name, shown in result.answers.items():
+            if shown.headroom < headroom:
+                nearest, headroom = name, shown.headroom
+        if headroom < self._headroom_warning:
+            self._warn(feed, nearest, headroom)
         errors, watches = {}, int(isinstance(state, Retired) and state.watch is not None)
-        for turn in result.turns.failed.values():
-            assert turn.error is not None
-            errors[feed.public_id(turn.partition_id)] = self._fetcher.fault(turn.error).message
+        for name, error in result.failed.items():
+            errors[feed.public_id(name)] = self._fetcher.fault(error).message
         if state is lineage:
             watches = len([end for end in ends if end.children]) if ends else 0
             for entry in waiting:
@@ -231,8 +230,8 @@ class PageBuilder:
             consumer, state, body, diagnostics, tuple(result.notices), watermark, until, idle=result.idle,
             delivers=bool(result.values),
         )  # fmt: skip
-        if result.soonest is not None and (rest := result.soonest - time.monotonic()) > 0:
-            page = attrs.evolve(page, poll_after_seconds=rest)
+        if result.due_at is not None and (seconds := result.due_at - time.monotonic()) > 0:
+            page = attrs.evolve(page, poll_after_seconds=seconds)
         return Reading(tuple(result.values), page)
 
     def ended(self, consumer: Consumer, look: Look) -> Reading[Any]:
@@ -292,12 +291,10 @@ class PageBuilder:
             resumed_from=resumed_from,
         )
 
-    def _warn(self, consumer: Consumer, nearest: Turn) -> None:
+    def _warn(self, feed: Feed, nearest: str, headroom: float) -> None:
         """Report the partition whose position will expire first, at most once a minute."""
-        feed = consumer.feed
         if self._feeds.may_warn(feed):
-            where = feed.public_id(nearest.partition_id)
-            self._observing.headroom_low(feed.spec.address, where, nearest.headroom)
+            self._observing.headroom_low(feed.spec.address, feed.public_id(nearest), headroom)
 
 
 def _skipped(of: Consumer | EndedFeed) -> tuple[Notice, ...]:

@@ -24,7 +24,7 @@ from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.fetching.consumer import Consumer, Rest
 from multiclouddb_spi.fetching.fetcher import ReadContext
-from multiclouddb_spi.reading.poll import Waiting
+from multiclouddb_spi.reading.filling import Waiting
 from multiclouddb_spi.time_limits import Deadline
 
 _MARK_SECONDS: Final = 1.0
@@ -86,12 +86,12 @@ def _compared(
 
 def _when_due(consumer: Consumer, rest: Rest, waiting: Waiting, context: ReadContext) -> Check:
     """Wait until a partition is due, or the wait is over."""
-    soonest = rest.soonest
-    if soonest > waiting.began:
-        context.pause(max(0.0, min(soonest, waiting.until) - time.monotonic()))
-    if soonest > (now := time.monotonic()):
+    due_at = rest.due_at
+    if due_at > waiting.began:
+        context.pause(max(0.0, min(due_at, waiting.until) - time.monotonic()))
+    if due_at > (now := time.monotonic()):
         page = _again(consumer, rest, waiting, 0, now - rest.made_at)
-        return Check(0.0, attrs.evolve(page, idle=False, poll_after_seconds=soonest - now))
+        return Check(0.0, attrs.evolve(page, idle=False, poll_after_seconds=due_at - now))
     return Check(waiting.left())
 
 
@@ -126,21 +126,21 @@ def may_leave_out(lineage: Lineage, width: int) -> bool:
 
 
 def rest_after(
-    consumer: Consumer, page: ChangeFeedPage, soonest: float | None, mark: Hashable, *, stays: bool
+    consumer: Consumer, page: ChangeFeedPage, due_at: float | None, mark: Hashable, *, stays: bool
 ) -> Rest | None:
     """Return what the next call may return again; None if it has to read.
 
     Args:
         consumer: The consumer.
         page: The page that is returned now.
-        soonest: When the first partition is worth asking again, if the call has left out partitions.
+        due_at: When the first partition is worth asking again, if the call has left out partitions.
         mark: The change mark from before the page was read.
         stays: True if the page is idle, and the state may stay as it is.
     """
-    if page.notices or not (stays or soonest is not None):
+    if page.notices or not (stays or due_at is not None):
         return None
     if isinstance(consumer.feed, SupportsChangeMark):
         return Rest(page, time.monotonic(), mark) if stays else None
-    if soonest is None or not any(part.not_before for part in consumer.partitions.values()):
+    if due_at is None or not any(stream.due_at for stream in consumer.streams.values()):
         return None
-    return Rest(page, time.monotonic(), None, soonest)
+    return Rest(page, time.monotonic(), None, due_at)

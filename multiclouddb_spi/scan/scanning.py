@@ -11,7 +11,7 @@ fractions (`Plan.credit`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
@@ -23,7 +23,9 @@ from multiclouddb_spi.continuation.state import Retired
 from multiclouddb_spi.cursor import Cursor, InvalidCursor
 from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.fetcher import ReadContext
-from multiclouddb_spi.fetching.turns import HEAD_SECONDS, PollResult, Turn
+from multiclouddb_spi.fetching.page_content import PageContent
+from multiclouddb_spi.fetching.queue import HEAD_SECONDS
+from multiclouddb_spi.fetching.stream import Stream
 from multiclouddb_spi.scan.contract import SupportsSnapshot
 from multiclouddb_spi.scan.start import stream_wear
 from multiclouddb_spi.segment import Segment
@@ -49,7 +51,7 @@ class Scanning:
         self,
         context: ReadContext,
         consumer: Consumer,
-        result: PollResult[Any],
+        result: PageContent[Any],
         deadline: Deadline,
         now: Clock,
         *,
@@ -85,44 +87,43 @@ class Scanning:
 
     # -- Places on the page
 
-    def places(self, turn: Turn, places: int) -> int:
+    def places(self, name: str, places: int) -> int:
         """Return how many of the page's places a partition or segment may take."""
         if self._lineage.plan is None:
             return places
         kept = max(0, self._kept - self._rows)
-        if self._lineage.is_segment(turn.partition_id):
+        if self._lineage.is_segment(name):
             return min(places, kept) if self._unasked else places
         return max(0, places - kept)
 
-    def has_had_turn(self, turn: Turn) -> bool:
+    def has_had_turn(self, name: str) -> bool:
         """Record that a partition has had its turn; return True if it was the last of the stream."""
-        if turn.partition_id not in self._unasked:
+        if name not in self._unasked:
             return False
-        self._unasked.discard(turn.partition_id)
+        self._unasked.discard(name)
         return not self._unasked
 
-    def asks_again(self, turn: Turn) -> None:
+    def asks_again(self, name: str) -> None:
         """Record that a partition has more records, so the scan must not use the partition's places yet."""
-        if self._stream_first and not self._lineage.is_segment(turn.partition_id):
-            self._unasked.add(turn.partition_id)
+        if self._stream_first and not self._lineage.is_segment(name):
+            self._unasked.add(name)
 
     def is_sharing(self) -> bool:
         """Return whether places on the page are kept for the stream or the scan."""
         return bool(self._unasked) or self._kept > self._rows
 
-    def patience(self, longest: float) -> float:
+    def patience(self, running: Mapping[str, Stream], longest: float) -> float:
         """Return how many seconds to wait for the reads that have reserved places on the page."""
-        return 0.0 if self.is_stuck() else min(_LOOK_SECONDS, longest)
+        return 0.0 if self.is_stuck(running) else min(_LOOK_SECONDS, longest)
 
-    def is_stuck(self) -> bool:
+    def is_stuck(self, running: Mapping[str, Stream]) -> bool:
         """Return whether every segment that is being read is late or fails."""
-        asked = self._result.turns.asked
-        if self._kept <= self._rows or not self._unasked.isdisjoint(asked):
+        if self._kept <= self._rows or not self._unasked.isdisjoint(running):
             return False
         slow = time.monotonic() - HEAD_SECONDS
         return not any(
-            turn.reader is not None and turn.reader.trouble is None and turn.reader.asked_at > slow
-            for name, turn in asked.items()
+            stream.error is None and stream.asked_at > slow
+            for name, stream in running.items()
             if self._lineage.is_segment(name)
         )
 
@@ -135,27 +136,27 @@ class Scanning:
 
     # -- The rate
 
-    def _rate(self, turn: Turn) -> float | None:
+    def _rate(self, name: str) -> float | None:
         """Return the rate of the plan, if a segment of a scan with a rate is read."""
         plan = self._lineage.plan
-        return None if plan is None or not self._lineage.is_segment(turn.partition_id) else plan.rate
+        return None if plan is None or not self._lineage.is_segment(name) else plan.rate
 
     def _spend(self, seconds: float) -> None:
         """Postpone the next read of the scan."""
-        last = self._consumer.scan_not_before
-        self._consumer.scan_not_before = max(last, time.monotonic() if seconds > 0 else 0.0) + seconds
+        last = self._consumer.scan_due_at
+        self._consumer.scan_due_at = max(last, time.monotonic() if seconds > 0 else 0.0) + seconds
 
-    def most_records(self, turn: Turn) -> int | None:
+    def most_of(self, stream: Stream) -> int | None:
         """Return how many records one fetch may request within the rate limit; None for as many as usual."""
-        if (rate := self._rate(turn)) is None:
+        if not stream.empty() or (rate := self._rate(stream.partition_id)) is None:
             return None
         most = self._reserved(rate)
         self._spend(most / rate)
         return most
 
-    def landed(self, turn: Turn, batch: Batch) -> None:
+    def landed(self, name: str, batch: Batch) -> None:
         """Count the cost of a batch toward the rate limit of the scan."""
-        if (rate := self._rate(turn)) is None:
+        if (rate := self._rate(name)) is None:
             return
         cost = len(batch) if batch.charge is None else batch.charge
         self._spend((cost - self._reserved(rate)) / rate)
@@ -166,10 +167,10 @@ class Scanning:
 
     # -- The scan
 
-    def takes(self, turn: Turn, count: int) -> None:
+    def takes(self, name: str, count: int) -> None:
         """Record that the page returns records of a partition or segment."""
         plan = self._lineage.plan
-        if plan is not None and count and self._lineage.is_segment(turn.partition_id):
+        if plan is not None and count and self._lineage.is_segment(name):
             self._rows += count
             self._lineage.change_plan(rows=plan.rows + count)
 
@@ -206,8 +207,7 @@ class Scanning:
                 segments, rest = self._ask(plan, _ACTIVE - lineage.segment_count, deadline)
                 lineage.check_cut(segments)
             except Exception as error:  # noqa: BLE001 - classified by the provider
-                turns = self._result.turns
-                turns.fail(turns.of(plan.partition_id), error)
+                self._result.failed[plan.partition_id] = error
                 if not self._context.fetcher.fault(error).retryable:
                     self._result.failure = (plan.partition_id, error)
                 return started

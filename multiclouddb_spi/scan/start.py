@@ -18,7 +18,7 @@ from multiclouddb_spi.continuation.token import to_micros
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import unsupported, unwritten
-from multiclouddb_spi.fetching.turns import PollResult
+from multiclouddb_spi.fetching.page_content import PageContent
 from multiclouddb_spi.retry import Call
 from multiclouddb_spi.scan.contract import ScanPlan, SupportsBackfill, SupportsSnapshot
 from multiclouddb_spi.segment import Segment
@@ -150,13 +150,13 @@ def stream_wear(feed: Feed, lineage: Lineage, now: datetime | None) -> tuple[flo
     return left, left <= plan.retention / 2
 
 
-def announced(feed: Feed, lineage: Lineage, *, whole: bool) -> PollResult[Any] | None:
+def announced(feed: Feed, lineage: Lineage, *, whole: bool) -> PageContent[Any] | None:
     """Return the result of a call that only reports the begin of a snapshot, or None."""
     plan = lineage.plan
     if plan is None or plan.announced:
         return None
     lineage.change_plan(announced=True)
-    result: PollResult[Any] = PollResult.nothing(lineage)
+    result: PageContent[Any] = PageContent()
     started = SnapshotStarted(plan.floor, feed.public_id(plan.partition_id), whole)
     result.tell(started, plan.partition_id)
     return result

@@ -4,12 +4,23 @@ import sys
 from linecache import getline
 
 from multiclouddb_spi import consumer_opener, engine
-from multiclouddb_spi.fetching import consumer, consumers, readers, turns
-from multiclouddb_spi.reading import answers, page_builder, poll
+from multiclouddb_spi.fetching import consumer, consumers, page_content, queue, stream
+from multiclouddb_spi.reading import answers, filling, page_builder
 
 MODULES = tuple(
     each.__file__
-    for each in (engine, consumer_opener, consumer, consumers, readers, turns, poll, answers, page_builder)
+    for each in (
+        engine,
+        consumer_opener,
+        consumer,
+        consumers,
+        stream,
+        queue,
+        page_content,
+        filling,
+        answers,
+        page_builder,
+    )
 )
 
 

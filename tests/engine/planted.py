@@ -47,10 +47,10 @@ def adopted_wherever_it_stands(monkeypatch):
     adopt = Consumer.adopt
 
     def blindly(self, other):
-        for name, part in other.partitions.items():
+        for name, stream in other.streams.items():
             entry = self.state.reading(name)
             if entry is not None:
-                part.cursor = entry.said[0]
+                stream.cursor = entry.said[0]
         adopt(self, other)
 
     monkeypatch.setattr(Consumer, "adopt", blindly)

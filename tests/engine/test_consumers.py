@@ -30,7 +30,7 @@ from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.fetching import consumers
 from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.consumers import Consumers
-from multiclouddb_spi.fetching.readers import Budget
+from multiclouddb_spi.fetching.stream import Budget
 from multiclouddb_spi.observing import Observing
 from tests.engine.conftest import Bench
 from tests.engine.interrupt import interrupted_at
@@ -217,12 +217,12 @@ class TestKept:
                 lineage.ended("p0", [], complete=False)
             consumer = Consumer(self.feed, lineage, "collection", "")
             for entry in lineage.active():
-                part = consumer.at(entry.partition_id, 1)
-                reader = consumer.reader_of(entry.partition_id, part, self.budget, Observing(None))
+                stream = consumer.at(entry.partition_id, 1, self.budget, Observing(None))
+                stream.asked_at, consumer.open_streams = 1.0, consumer.open_streams + 1
                 if nbytes:
-                    reader.future = Future()
-                    reader.future.set_result(None)
-                    reader.hold(nbytes)
+                    stream.future = Future()
+                    stream.future.set_result(None)
+                    stream.hold(nbytes)
             return consumer
 
         return made
@@ -267,17 +267,18 @@ class TestKept:
             kept.put(make(partitions=4), key)
         last = make(partitions=20)
         kept.put(last, "d")
-        assert (last.open_readers, self.left_in(kept, "abcd")) == (10, ["d"])
-        assert [part.reader is not None for part in last.partitions.values()] == [True] * 10 + [False] * 10
+        assert (last.open_streams, self.left_in(kept, "abcd")) == (10, ["d"])
+        assert [bool(each.asked_at) for each in last.streams.values()] == [True] * 10 + [False] * 10
 
     def test_the_next_reader_of_a_partition_asks_for_as_little_as_the_last(self, make):
         """Else a slow link, over which no full answer arrives, would be tried with full ones again."""
         consumer = make()
-        part = consumer.partitions["p0"]
-        part.reader.size.failed(SimpleNamespace(received=1 << 20, cancelled=False))
-        asked = part.reader.size.of(1000)
-        consumer.drop_reader(part)
-        again = consumer.reader_of("p0", part, self.budget, Observing(None))
+        stream = consumer.streams["p0"]
+        stream.size.failed(SimpleNamespace(received=1 << 20, cancelled=False))
+        asked = stream.size.of(1000)
+        consumer.drop(stream)
+        again = consumer.at("p0", 1, self.budget, Observing(None))
+        assert again is not stream
         assert (again.size.of(1000), asked) == (asked, 250)
 
     def test_readers_that_were_closed_do_not_count(self, make):
@@ -300,7 +301,7 @@ class TestKept:
         kept.put(searching, "a")
         for self.clock in (61, 122):
             kept.put(make(), "b")
-        assert searching.open_readers == 0
+        assert searching.open_streams == 0
         assert self.left_in(kept, "a") == ["a"]
 
     def test_it_is_found_by_each_of_its_keys_until_one_call_has_it(self, make):
@@ -330,10 +331,10 @@ class TestKept:
         kept, consumer = Consumers(self.budget, 10), make(nbytes=40)
         kept.close()
         kept.put(consumer, "a")
-        assert (consumer.open_readers, self.budget.used, len(kept)) == (0, 0, 0)
+        assert (consumer.open_streams, self.budget.used, len(kept)) == (0, 0, 0)
 
     def test_one_that_gives_its_place_to_an_equal_token_is_discarded(self, make):
         kept, first = Consumers(self.budget, 10), make(nbytes=40)
         kept.put(first, "a")
         kept.put(make(), "a")
-        assert (first.open_readers, len(kept)) == (0, 1)
+        assert (first.open_streams, len(kept)) == (0, 1)

@@ -5,11 +5,7 @@ from itertools import pairwise
 import pytest
 
 import multiclouddb_api as api
-from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import Listing, ServiceBehaviour, ThrottledError
-from multiclouddb_spi.continuation.entry import Entry
-from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.fetching.turns import Phase, Turns
 
 PARTITIONS = 8
 
@@ -236,27 +232,3 @@ class TestOthers:
         for _ in range(3):
             page, requests = step(bench)
             assert (page.idle, requests, page.poll_after_seconds) == (True, PARTITIONS, 0)
-
-
-class TestTurns:
-    """A partition that is due needs no turn before its time comes, and is one of the call's all the same."""
-
-    @pytest.fixture
-    def turns(self):
-        made = Turns(Lineage([Entry.read(name, [7]) for name in ("a", "b", "c")], RULES))
-        made.ask(["a", "b"])
-        return made
-
-    def test_its_position_is_known(self, turns):
-        assert [turns.position(name) for name in ("a", "b", "c", "gone")] == [[7], [7], None, None]
-        turns.ask(["gone"])
-        assert turns.position("gone") is None
-
-    def test_it_keeps_its_place_in_the_queue(self, turns):
-        assert turns.of("b").phase is Phase.DUE
-        turns.ask(["c", "b", "a"])
-        assert list(turns.due) == ["a", "b", "c"]
-        assert turns.of("b") is turns.due["b"]
-        turns.move(turns.of("a"), Phase.ANSWERED)
-        turns.ask(["a"])
-        assert list(turns.due) == ["b", "c", "a"]

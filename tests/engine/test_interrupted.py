@@ -112,7 +112,7 @@ def test_of_a_fetch_that_has_begun_nothing_stays(threaded):
     token = bench.page(Beginning()).continuation_token
     bench.fill(6)
     bench.sim.hold("p0")
-    submit = ThreadPoolExecutor.submit, Fetcher._submit
+    submit = ThreadPoolExecutor.submit, Fetcher.submit
     pool = Struck("return", *submit, bench.sim.wait_until_held).strike(lambda: bench.page(token))
     bench.sim.release("p0")
     pool.shutdown()

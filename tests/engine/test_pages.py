@@ -24,7 +24,7 @@ from multiclouddb_conformance.simulation import (
 )
 from multiclouddb_conformance.simulation.service_behaviour import CaughtUp
 from multiclouddb_spi import Drained, Ended
-from multiclouddb_spi.reading.poll import Poll, Waiting
+from multiclouddb_spi.reading.filling import Filling, Waiting
 
 
 class TestSize:
@@ -86,7 +86,7 @@ class TestBacklog:
         return noted
 
     def test_fills_the_page(self, backlog, monkeypatch, fills):
-        monkeypatch.setattr("multiclouddb_spi.reading.poll._FILL_SECONDS", 20.0)
+        monkeypatch.setattr("multiclouddb_spi.reading.filling._FILL_SECONDS", 20.0)
         assert len(backlog(4).page(size=2000).events) == 2000
         assert True in fills
 
@@ -103,19 +103,19 @@ class TestBacklog:
         self, backlog, monkeypatch, timeout, seconds
     ):
         """It is no failure either, because the call had the time to wait for it."""
-        monkeypatch.setattr("multiclouddb_spi.reading.poll._FILL_SECONDS", seconds)
+        monkeypatch.setattr("multiclouddb_spi.reading.filling._FILL_SECONDS", seconds)
         page = backlog(1).page(size=1000, timeout=timeout)
         assert (len(page.events), page.diagnostics.partition_errors) == (500, {})
 
     @pytest.mark.parametrize(("room", "waits"), [(0.0005, False), (1.0, True)])
     def test_is_not_waited_for_if_no_record_fits(self, backlog, monkeypatch, fills, room, waits):
-        bench, sizes, take = backlog(2), [], Poll._take
+        bench, sizes, take = backlog(2), [], Filling._take
 
-        def noted(poll, turn, part, reader, batch):
-            sizes.append(batch.nbytes)
-            take(poll, turn, part, reader, batch)
+        def noted(filling, stream):
+            sizes.append(stream.batch.nbytes)
+            take(filling, stream)
 
-        monkeypatch.setattr(Poll, "_take", noted)
+        monkeypatch.setattr(Filling, "_take", noted)
         bench.page(size=500)
         bench.connect(threads=True)
         limit = int(sizes[0] * (1 + room))

@@ -25,7 +25,7 @@ from multiclouddb_conformance.simulation.service_behaviour import CaughtUp
 from multiclouddb_spi import Batch, Continue, Deadline, Planner
 from multiclouddb_spi.abilities import Follows
 from multiclouddb_spi.errors import fault_of
-from multiclouddb_spi.fetching import turns
+from multiclouddb_spi.fetching import queue
 from multiclouddb_spi.fetching.fetcher import InlineExecutor, ReadContext
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.planning import heads, ranges
@@ -45,7 +45,7 @@ def no_pauses(monkeypatch, looks_at_once):
 
 
 def wait_for_slow_ones(monkeypatch, seconds):
-    for module in ("planning.heads", "fetching.fetches"):
+    for module in ("planning.heads", "fetching.queue"):
         monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", seconds)
 
 
@@ -160,7 +160,7 @@ def live(seed, *, loses=False):
         limits["max_buffered_bytes"] = 1 << 20
     consumer = Reading(sim, executor, odd, on_expired=SkipToOldest() if loses else None, **limits)
     most, trimmed = dice.choice([None, 1, 2, 3, 50]), {}
-    full = patch.object(turns, "_FULL_RECORDS", dice.choice([1, 2, 500]))
+    full = patch.object(queue, "_FULL_RECORDS", dice.choice([1, 2, 500]))
     full.start()
     for _ in range(dice.randrange(5, 30)):
         executor.release()
@@ -424,7 +424,7 @@ class TestBacklog:
 
     @pytest.fixture(autouse=True)
     def _small(self, monkeypatch):
-        monkeypatch.setattr(turns, "_FULL_RECORDS", 5)
+        monkeypatch.setattr(queue, "_FULL_RECORDS", 5)
         monkeypatch.setattr(heads, "_STEP_RECORDS", 60)
 
     def test_an_answer_is_full_of_bytes_too(self, sim):

@@ -20,7 +20,7 @@ from multiclouddb_conformance.simulation import (
 )
 from multiclouddb_spi import Deadline, FeedSpec
 from multiclouddb_spi.fetching import consumers, fetcher
-from multiclouddb_spi.fetching.readers import Budget, PartitionReader
+from multiclouddb_spi.fetching.stream import Budget, Stream
 from multiclouddb_spi.observing import Observing
 
 BEGINNING = Beginning()
@@ -107,7 +107,7 @@ class TestLive:
         bench.fill(5)
         provider = SimulationProvider(bench.sim)
         feed = provider.open_feed(FeedSpec(bench.sim.address), Deadline.after(60))
-        return PartitionReader(feed, "p0", 0, Budget(10_000), Observing(None))
+        return Stream(feed, "p0", 0, Budget(10_000), Observing(None))
 
     def test_fetch_that_ends_while_it_is_discarded_gives_its_bytes_back(self, live):
         class JustDone(Future):
@@ -121,7 +121,7 @@ class TestLive:
         live.future = JustDone()
         live.open()
         live.discard()
-        assert live._budget.used == 0
+        assert live.budget.used == 0
         assert live.reader is None
         assert live.feed.calls.open_readers == 0
 
@@ -143,7 +143,7 @@ class TestLive:
         assert live.feed.calls.open_readers == 1
         future.set_result(None)
         assert live.feed.calls.open_readers == 0
-        assert live._budget.used == 0
+        assert live.budget.used == 0
 
 
 def test_the_expected_size_grows_only_with_answers_that_are_larger_than_asked():

@@ -42,7 +42,7 @@ from multiclouddb_spi.continuation.state import state_from_json
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.cursor import InvalidCursor
 from multiclouddb_spi.faults import Fault
-from multiclouddb_spi.fetching.turns import HEAD_SECONDS
+from multiclouddb_spi.fetching.queue import HEAD_SECONDS
 from multiclouddb_spi.scan.scanning import Scanning
 
 from .reading import write
@@ -337,9 +337,9 @@ class TestTrouble:
             time.sleep(0.15)
             return fetch(reader, *asked)
 
-        def counted(scanning, longest):
+        def counted(scanning, running, longest):
             looks.append(longest)
-            return patience(scanning, longest)
+            return patience(scanning, running, longest)
 
         looks, patience = [], Scanning.patience
         monkeypatch.setattr(SegmentReader, "fetch", slow)

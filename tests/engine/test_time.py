@@ -24,7 +24,7 @@ from multiclouddb_conformance.waiting import assert_prompt
 from multiclouddb_spi import Deadline
 from multiclouddb_spi.fetching.fetcher import Fetcher
 from multiclouddb_spi.observing import Observing
-from multiclouddb_spi.reading.poll import Waiting
+from multiclouddb_spi.reading.filling import Waiting
 
 pytestmark = pytest.mark.slow
 
@@ -107,7 +107,7 @@ class TestSlowPartitions:
     @pytest.fixture(autouse=True)
     def shorter_turns(self, monkeypatch):
         """Shorten the time for which a call waits only for the first partition in the queue."""
-        for module in ("reading.poll", "fetching.fetches", "scan.scanning"):
+        for module in ("reading.filling", "fetching.queue", "scan.scanning"):
             monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", 1.0)
 
     def test_slow_head_of_the_queue_holds_up_the_others_once(self, threaded, ids):
@@ -155,7 +155,7 @@ class TestSlowPartitions:
             release.join()
 
     def test_a_moved_head_is_not_waited_for(self, threaded, monkeypatch):
-        for module in ("reading.poll", "fetching.fetches"):
+        for module in ("reading.filling", "fetching.queue"):
             monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", 60.0)
         bench, moved = threaded(4), threading.Event()
         survey = SimulationFeed.survey
@@ -380,7 +380,7 @@ class TestOutlasts:
             bench.sim.hold(name)
         late = bench.page(token, timeout=BRIEF)
         assert len(late.diagnostics.partition_errors) == 2
-        for module in ("reading.poll", "fetching.fetches"):
+        for module in ("reading.filling", "fetching.queue"):
             monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", 60.0)
         prompt = bench.fill_partition("p2", 2)
         with within(10):
@@ -550,7 +550,7 @@ class TestRounds:
         """The service keeps the poll of `p0` open for the whole call, but the engine does not treat `p0` as
         slow.
         """
-        for module in ("reading.poll", "fetching.fetches"):
+        for module in ("reading.filling", "fetching.queue"):
             monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", LONG)
         bench = make_bench(2)
         bench.connect(threads=True)

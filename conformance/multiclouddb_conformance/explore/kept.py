@@ -135,11 +135,10 @@ class _Client:
         place, found = partial(at.service.place, rules), list[Any]()
         for key, consumer in cast(Any, self.engine)._consumers._kept.items():
             parts = list[str]()
-            for name, part in consumer.partitions.items():
-                reader, left = part.reader, None
-                if reader is not None and reader.batch is not None:
-                    left = reader.taken, place(reader.position)
-                parts.append(str((name, place(part.cursor), reader is None, left, part.not_before > 0)))
+            for name, stream in consumer.streams.items():
+                left = None if stream.batch is None else (stream.taken, place(stream.position))
+                where = place(stream.cursor)
+                parts.append(str((name, where, not stream.asked_at, left, stream.due_at > 0)))
             is_native = consumer.feed.spec.include_native
             found.append((key == self.token, consumer.token is None, is_native, sorted(parts)))
         return str(found)

@@ -41,13 +41,13 @@ from multiclouddb_spi.faults import ProviderFault
 from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.consumers import Consumers
 from multiclouddb_spi.fetching.fetcher import Fetcher, InlineExecutor, ReadContext
-from multiclouddb_spi.fetching.readers import Budget
+from multiclouddb_spi.fetching.stream import Budget
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.partition import decode_partition_id
 from multiclouddb_spi.planning.planner import Planner
 from multiclouddb_spi.planning.ranges import Range, read_range
 from multiclouddb_spi.planning.target import Target
-from multiclouddb_spi.reading.poll import Poll
+from multiclouddb_spi.reading.filling import Filling
 from multiclouddb_spi.retry import ATTEMPTS, directly
 
 __all__ = ["REFUSED", "Answers", "Pages", "Planned", "Polls", "Reader", "audit_of", "engine_of"]
@@ -277,17 +277,20 @@ class Polls(Answers):
             lineage = self._lineage(at, feed)
             if lineage.waiting():
                 lineage.start_passed()
+            context = _context(provider, audit=audit_of(name))
             consumer, left_out = Consumer(feed, lineage, "", ""), set[str]()
             if leaves_out := "without" in name:
                 choice = name.split()[-1]
                 for each in lineage.active():
                     if choice == "all" or at.index(each.partition_id) == int(choice):
-                        consumer.at(each.partition_id, each.cursor).not_before = _NEVER
+                        stream = consumer.at(
+                            each.partition_id, each.cursor, context.budget, context.observing
+                        )
+                        stream.due_at = _NEVER
                         left_out.add(each.partition_id)
-            context = _context(provider, audit=audit_of(name))
             limit = 1 if name == "poll of one" else _ALL
             try:
-                result = Poll(
+                result = Filling(
                     context, consumer, limit, _ALL << 20, Batch.events, _deadline(), wait=0.0,
                     on_expired=_policy(at), single=False, now=lambda: None, leaves_out=leaves_out,
                 ).run()  # fmt: skip
@@ -312,10 +315,10 @@ class Polls(Answers):
                 raise BrokenError("idle, although partitions were left out")
             asked = {each.partition_id for each in lineage.active()} - left_out
             asks = asked or lineage.ends() or lineage.audited is not None
-            soonest = result.soonest or 0.0
-            if not found and (soonest >= _NEVER if asks else soonest < _NEVER):
-                raise BrokenError(f"a call has nothing, and the next one has at {soonest}")
-            if not (found or lineage.ends()) and soonest <= time.monotonic():
+            due_at = result.due_at or 0.0
+            if not found and (due_at >= _NEVER if asks else due_at < _NEVER):
+                raise BrokenError(f"a call has nothing, and the next one has at {due_at}")
+            if not (found or lineage.ends()) and due_at <= time.monotonic():
                 raise BrokenError("a call has nothing, and a loop would not wait")
         return json.dumps(lineage.to_json()), told
 

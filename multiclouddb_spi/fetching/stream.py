@@ -1,4 +1,4 @@
-"""Reads one partition: its fetched records, its running fetch, and the bytes that they hold in the budget."""
+"""Keeps what is known of one partition that is read: its records, its running fetch, and when it is due."""
 
 from __future__ import annotations
 
@@ -41,58 +41,66 @@ class Budget:
 
 
 @define(eq=False, repr=False)
-class PartitionReader:
-    """The reader of one partition, with at most one batch of its records and at most one running fetch."""
+class Stream:
+    """One partition at one position: at most one answer in hand, and at most one on its way.
+
+    What is known of a position does not hold for another one, and a fetch that is given up may still end in
+    its thread, so a stream that is moved or given up is replaced by another one (`Consumer.drop`).
+    """
 
     feed: Feed
     partition_id: str
     cursor: Cursor  # after the records that were returned
-    _budget: Budget
-    _observing: Observing
+    budget: Budget
+    observing: Observing
     position: Cursor = attrs.Factory(lambda self: self.cursor, takes_self=True)  # after the batch
+    due_at: float = 0.0  # the monotonic time before which a request is not useful
+    # Why the running fetch was retried, or why the service wants no request before `due_at`.
+    error: Exception | None = None
+    size: AnswerSize = attrs.field(factory=AnswerSize)  # how much its fetches request
     reader: Reader | None = None
     batch: Batch | None = None
     taken: int = 0  # the number of records of the batch that were returned
+    is_new: bool = False  # nobody has looked at the batch before
     future: Future[Batch] | None = None  # of the running fetch
     at_once: bool = False  # the last fetch was answered in the thread of the caller
     fetches: int = 0  # those that have finished
-    window: int = 0  # how many records the next fetch requests; grows while the reader is reused
-    asked_at: float = 0.0  # when the last fetch started; the answer does not show what happened after that
+    window: int = 0  # how many records the next fetch requests; grows while the stream is read
+    # When the last fetch started, or 0: the answer does not show what happened after that.
+    asked_at: float = 0.0
     retries: int = 0  # of the last fetch
-    trouble: Exception | None = None  # why the running fetch was retried
     waiting: bool = False  # the running fetch waits for new records, because there were none
     arrival: Arrival | None = None  # the limits on the answer of the running fetch, once it has begun
     cancelled: bool = False  # no call needs the result of the running fetch any longer
-    size: AnswerSize = attrs.field(factory=AnswerSize)  # how much its fetches request
-    _held_ask: int = 0
-    _held_batch: int = 0
+    held_ask: int = 0  # the bytes of the budget that are held for the running fetch
+    held_batch: int = 0  # and for the batch
 
     def hold(self, ask: int | None = None, batch: int | None = None) -> None:
-        """Change the number of bytes that this reader holds in the budget; None keeps the previous value."""
-        with (budget := self._budget).lock:
-            ask, batch = self._held_ask if ask is None else ask, self._held_batch if batch is None else batch
-            used = budget.used + ask + batch - self._held_ask - self._held_batch
+        """Change the number of bytes that this stream holds in the budget; None keeps the previous value."""
+        with (budget := self.budget).lock:
+            ask, batch = self.held_ask if ask is None else ask, self.held_batch if batch is None else batch
+            used = budget.used + ask + batch - self.held_ask - self.held_batch
             # In one statement, because Python delivers no interrupt within these assignments.
-            self._held_ask, self._held_batch, budget.used = ask, batch, used
+            self.held_ask, self.held_batch, budget.used = ask, batch, used
 
     def fetched(self, asked: int, nbytes: int) -> None:
         """Record that the running fetch has received its answer."""
         self.hold(nbytes)
-        self._budget.learn(asked, nbytes)
+        self.budget.learn(asked, nbytes)
 
     def nbytes(self) -> int:
-        """The bytes that this reader holds, including those of its running fetch."""
-        return self._held_ask + self._held_batch
+        """The bytes that this stream holds, including those of its running fetch."""
+        return self.held_ask + self.held_batch
 
     def empty(self) -> bool:
-        """True if no record is fetched or requested; discarding the reader loses no records."""
+        """True if no record is fetched or requested; discarding the stream loses no records."""
         return self.batch is None and self.future is None
 
     def open(self) -> Reader:
         """Return the provider's reader; if there is none, open one at the current position."""
         if self.reader is None:
             self.reader = open_reader(self.feed, self.partition_id, self.position)
-            self._observing.reader_opened(self.feed.spec.address, self.feed.public_id(self.partition_id))
+            self.observing.reader_opened(self.feed.spec.address, self.feed.public_id(self.partition_id))
         return self.reader
 
     def takes_too_long(self) -> bool:
@@ -109,18 +117,7 @@ class PartitionReader:
             with suppress(Exception):
                 reader.close()
             self.reader = None  # last, so that a reader whose close was interrupted is closed again
-            self._observing.reader_closed(self.feed.spec.address, self.feed.public_id(self.partition_id))
-
-    def land(self) -> Batch:
-        """Take over the batch from the finished fetch."""
-        assert self.future is not None
-        future, self.future = self.future, None
-        self.batch, self.taken = future.result(), 0
-        self.fetches += 1
-        self.position = self.batch.end
-        if self._held_ask:  # now the size of the answer; an empty answer holds no bytes
-            self.hold(ask=0, batch=self.batch.nbytes)
-        return self.batch
+            self.observing.reader_closed(self.feed.spec.address, self.feed.public_id(self.partition_id))
 
     def has_more(self, batch: Batch) -> bool:
         """Return whether to fetch the next batch at once; the first page may be the only one."""
@@ -134,7 +131,7 @@ class PartitionReader:
     def used_up(self) -> None:
         """Record that all fetched records have been returned."""
         self.batch = None
-        if self._held_batch:
+        if self.held_batch:
             self.hold(batch=0)
 
     def discard(self) -> None:

@@ -1,0 +1,314 @@
+"""Keeps the streams of one call in the order in which they are asked, and runs their fetches.
+
+A stream is in one of four places:
+
+    ask       it is asked when its turn comes; `later` if a request is not useful yet (`Stream.due_at`)
+    running   its fetch is on its way, or has ended without its answer being looked at
+    ready     its answer is in hand, but the caller has no room for more of it at present
+    done      it has answered, and there is no reason to ask it again (it is in no other place)
+
+Everything here runs in the caller's thread: other threads only report which fetch has ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import CancelledError
+from functools import partial
+from typing import Final
+
+from multiclouddb_api.pacing import Wakeup, answered, still_waiting
+from multiclouddb_spi.continuation.entry import Entry
+from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.fetching.consumer import Consumer
+from multiclouddb_spi.fetching.fetcher import ReadContext, closed_fault
+from multiclouddb_spi.fetching.stream import Stream
+from multiclouddb_spi.time_limits import Deadline
+
+HEAD_SECONDS: Final = 2.0
+"""The number of seconds for which the other partitions wait for a slow partition."""
+_MIN_ASK: Final = 4096
+_MAX_ASK: Final = 8 * 1024 * 1024
+_LOOK_SECONDS: Final = 0.2
+_SEND_SECONDS: Final = 50e-6
+# Half of what the smallest full answer of a service has: DynamoDB sends at most 1,000 records and 1 MB.
+_FULL_RECORDS: Final = 500
+_FULL_BYTES: Final = 512 * 1024
+
+
+def is_full_answer(records: int, nbytes: int) -> bool:
+    """Return whether an answer of so many records and bytes is full, so that more records probably follow."""
+    return records >= _FULL_RECORDS or nbytes >= _FULL_BYTES
+
+
+class Queue:
+    """The streams of one call, of at most `width` partitions at once.
+
+    The first fetch of a stream requests at most `limit` records; later fetches may request more. `entry_of`
+    returns the entry of a partition that is read, or None.
+
+    Attributes:
+        ask: The partitions that are asked next, in this order; with the entry, where it is known.
+        later: The streams that are asked when they are due.
+        running: The streams whose answer nobody has looked at.
+        ready: The streams with an answer in hand.
+        landed: Those of `running` whose fetch has ended.
+        passed: Streams that were asked, and for whose answer no other partition has to wait.
+        quiet: Streams that have answered that they have no records, and were not asked again.
+        awaited: Streams of `running` that had no records, and whose fetch waits for new ones.
+        overtaken: Partitions that wait for memory while records of others are returned. They keep their place
+            in the lineage.
+        is_shaken: Something else than a read has changed the lineage, so a stream may be elsewhere or gone.
+    """
+
+    def __init__(
+        self,
+        context: ReadContext,
+        consumer: Consumer,
+        entry_of: Callable[[str], Entry | None],
+        active: int,
+        limit: int,
+        most_bytes: int,
+        deadline: Deadline,
+    ) -> None:
+        self.ask = OrderedDict[str, Entry | None]()
+        self.later, self.running, self.ready = dict[str, Stream](), dict[str, Stream](), dict[str, Stream]()
+        self.landed, self.passed = deque[Stream](), list[Stream]()
+        self.quiet, self.awaited = set[str](), set[str]()
+        self.overtaken: frozenset[str] = frozenset()
+        self.is_shaken = False
+        self._context, self._consumer, self._deadline = context, consumer, deadline
+        self._entry_of, self._budget, self._width = entry_of, context.budget, context.width
+        self._limit, self._most = limit, max(limit, context.page_records)
+        share = min(self._budget.limit // (active + 1), most_bytes)
+        self._share = min(_MAX_ASK, max(_MIN_ASK, share))
+        self._no_room = self._sorted = self._at_once = False
+        self._slow_from = 0.0  # before this time, no partition that is being read counts as slow
+        self._wakeup = Wakeup()
+
+    # -- Places
+
+    def put(self, partition_ids: Iterable[str]) -> None:
+        """Ask these partitions after all others that are asked, unless they are being read."""
+        for name in partition_ids:
+            if name not in self.running:
+                self.later.pop(name, None)
+                self.ready.pop(name, None)
+                self.ask.setdefault(name, None)
+
+    def put_ready(self) -> None:
+        """Look again at the answers in hand, because the caller may have room for them now."""
+        self.put(list(self.ready))
+        self._sorted = False
+
+    def put_due(self) -> None:
+        """Ask the streams whose time has come."""
+        now = time.monotonic()
+        self.put([name for name, stream in self.later.items() if self._consumer.due_at(stream) <= now])
+
+    def all_quiet(self) -> set[str]:
+        """Return the streams that have no records, with those whose fetch waits for new ones."""
+        running = self.running.items()
+        return self.quiet | {name for name, each in running if name in self.awaited and each.error is None}
+
+    def next_due(self) -> float:
+        """Return when the first of the streams that are asked later is due."""
+        return min(map(self._consumer.due_at, self.later.values()))
+
+    # -- Ask
+
+    def launch(self, wait: float = 0.0, most_of: Callable[[Stream], int | None] | None = None) -> None:
+        """Ask as many partitions as threads and bytes allow.
+
+        Args:
+            wait: How many seconds a fetch may wait for new records.
+            most_of: Returns how many records to request of a stream: None for as many as usual, 0 to ask no
+                more at present.
+        """
+        ask, streams = self.ask, self._consumer.streams
+        while ask:
+            if len(self.running) >= self._width and self._is_wide():
+                return
+            if self._at_once and (self.landed or self._deadline.passed()):
+                return  # the answer is there already; the next partition may not be needed
+            # A fetch reserves the bytes that it may return before it is sent.
+            budget = self._budget
+            reserve = max(self._share, budget.expected)
+            if budget.used + reserve > budget.limit and not self._may_go_beyond(reserve):
+                return
+            name, entry = next(iter(ask.items()))
+            if entry is None or self.is_shaken:
+                entry = self._entry_of(name)
+            if entry is None:
+                del ask[name]
+                continue
+            stream = streams.get(name)
+            if stream is None or stream.cursor is not entry.said[0] or stream.cancelled:
+                stream = self._at(name, entry.said[0])
+            if stream.future is not None and not stream.future.done() and stream.takes_too_long():
+                stream = self._consumer.drop(stream)
+            now = time.monotonic()
+            due_at = stream.due_at if not self._consumer.scan_due_at else self._consumer.due_at(stream)
+            if due_at > now and stream.batch is None and stream.future is None:
+                del ask[name]
+                self.later[name] = stream
+                self.passed.append(stream)
+                continue
+            most = None if most_of is None else most_of(stream)
+            if most == 0:
+                return
+            if stream.waiting or (stream.future is not None and now - stream.asked_at > HEAD_SECONDS):
+                self.passed.append(stream)  # it waits for new records, or is slow
+            del ask[name]
+            self.running[name] = stream
+            if name in self.quiet:
+                self.quiet.discard(name)
+                if wait > 0:
+                    self.awaited.add(name)
+            if stream.batch is None:
+                if stream.future is None:
+                    self._fetch(stream, wait, most)
+                if stream.future is not None and not stream.future.done():
+                    self._slow_from = min(self._slow_from, stream.asked_at + HEAD_SECONDS)
+                    stream.future.add_done_callback(partial(self._arrived, stream))
+                    continue
+            self.landed.append(stream)
+
+    def _arrived(self, stream: Stream, _: object) -> None:
+        """Record that an answer arrived; any thread may call this method."""
+        self.landed.append(stream)
+        self._wakeup.send()
+
+    def _at(self, partition_id: str, cursor: Cursor) -> Stream:
+        """Return the stream of a partition at a position, but none that is given up."""
+        context = self._context
+        stream = self._consumer.at(partition_id, cursor, context.budget, context.observing)
+        return self._consumer.drop(stream) if stream.cancelled else stream
+
+    def _is_wide(self) -> bool:
+        """Return whether enough partitions are being read; slow ones do not count."""
+        now = time.monotonic()
+        if now < self._slow_from:
+            return True
+        began = [stream.asked_at for stream in self.running.values()]
+        fresh = [at for at in began if at > now - HEAD_SECONDS]
+        if len(fresh) == len(began):
+            self._slow_from = min(fresh, default=now) + HEAD_SECONDS
+        return len(fresh) >= self._width
+
+    def _may_go_beyond(self, reserve: int) -> bool:
+        """Return whether a partition may be asked although the bytes for its answer are not free."""
+        if not self._no_room:  # no room was found before, so there is none for the rest of this call
+            self._no_room = not self._context.consumers.make_room(reserve)
+        if self._budget.over(reserve) <= 0:
+            return True
+        ask = self.ask
+        if not self._sorted:  # partitions with records go first, because returning records frees bytes
+            self._sorted = True
+            fetched = [name for name in ask if self._holds(name)]
+            for name in reversed(fetched):
+                ask.move_to_end(name, last=False)
+            self.overtaken = frozenset(ask).difference(fetched) if fetched else frozenset()
+        return not self.running or self._holds(next(iter(ask)))
+
+    def _holds(self, partition_id: str) -> bool:
+        stream = self._consumer.streams.get(partition_id)
+        return stream is not None and not stream.empty()
+
+    def _fetch(self, stream: Stream, wait: float, most: int | None = None) -> None:
+        if not stream.asked_at:
+            self._consumer.open_streams += 1
+        share, fetcher = self._share, self._context.fetcher
+        stream.window = min(self._most, max(self._limit, 2 * stream.window))
+        records = stream.window if most is None else min(stream.window, most)
+        stream.hold(max(share, self._budget.expected))
+        stream.asked_at, stream.waiting, stream.at_once = time.monotonic(), wait > 0, False
+        stream.due_at, stream.error = 0.0, None
+        if not wait and stream.feed.reads_at_once:
+            stream.future = fetcher.at_once(stream, records, share)
+            stream.at_once = stream.future is not None
+        if stream.future is None:
+            stream.future = fetcher.submit(fetcher.fetch, stream, records, share, wait, self._deadline)
+        self._at_once = stream.at_once
+
+    def prefetch(self, stream: Stream) -> None:
+        """Start the next fetch of a stream that has more records, if enough bytes are free."""
+        if (
+            stream.future is None
+            and not stream.at_once
+            and len(self.running) < self._width
+            and not self._no_room  # otherwise, other partitions are waiting for these bytes
+            and self._budget.over(max(self._share, self._budget.expected)) <= 0
+        ):
+            self._fetch(stream, 0.0)
+            if not self.landed:
+                # Let the pool's thread send the request now, because the mapping that follows does not
+                # release the interpreter lock. If another answer has already arrived, this call is not
+                # waiting for the service.
+                time.sleep(_SEND_SECONDS)
+
+    # -- Answers
+
+    def next(self, patience: float) -> Stream | None:
+        """Return the next stream that has answered; None if none answers within `patience` seconds.
+
+        Its answer is in hand, or it has failed with its `error`.
+        """
+        until = None
+        while True:
+            landed = bool(self.landed)  # read before `closed`: closing cancels fetches, which then arrive
+            if self._context.closed.is_set():
+                raise closed_fault()
+            if landed:
+                stream = self.landed.popleft()
+                name, future = stream.partition_id, stream.future
+                if self.running.get(name) is not stream:
+                    continue  # it was left because it was slow
+                stream.is_new = stream.batch is None
+                if stream.is_new:
+                    if future is None or not future.done():
+                        continue  # it was left, and is read again
+                    try:
+                        # Not raised: its traceback would refer to this stream, which refers to it.
+                        error = future.exception()
+                    except CancelledError as cancelled:
+                        error = cancelled.with_traceback(None)
+                    stream.future = None
+                    if error is None:
+                        answered()
+                        stream.batch, stream.taken = future.result(), 0
+                        stream.position = stream.batch.end
+                        stream.fetches += 1
+                        # What was reserved for the fetch is by now what its answer holds.
+                        stream.held_ask, stream.held_batch = 0, stream.held_ask
+                    elif isinstance(error, Exception):
+                        stream.error = error
+                    else:
+                        raise error
+                del self.running[name]
+                self.awaited.discard(name)
+                return stream
+            now = time.monotonic()
+            until = now + patience if until is None else until
+            if now >= until:
+                return None
+            if not self._wakeup.wait(min(_LOOK_SECONDS, until - now)):
+                still_waiting(self._trouble)
+
+    def _trouble(self) -> str | None:
+        """Return the reason for the last retry of a running fetch."""
+        failures = [stream.error for stream in self.running.values() if stream.error is not None]
+        return self._context.fetcher.fault(failures[-1]).message if failures else None
+
+    def leave(self) -> list[Stream]:
+        """Leave running fetches to a later round or call; return those that the deadline has overtaken."""
+        passed, late = time.monotonic() >= self._deadline.at, list[Stream]()
+        for stream in self.running.values():
+            if passed and stream.future is not None and not stream.future.done():
+                late.append(stream)
+                if stream.takes_too_long():
+                    self._consumer.drop(stream)
+        self.running.clear()
+        return late

@@ -1,0 +1,550 @@
+"""Fills one page: asks the partitions of a lineage until the page is full or all have answered.
+
+`fetching/queue.py` keeps the streams of the call, and `answers.py` applies what follows the end, the loss or
+the failure of a partition. Each rule is explained where it is applied. Three of them hold everywhere: the
+cursor of a partition moves only past returned records, so a token skips nothing else; no partition starves,
+because the token keeps the order in which they had their turn; and after a notice, nothing more is returned
+from its partition, nor from those that are read because of it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
+
+from multiclouddb_api import OnExpired
+from multiclouddb_spi.batch import Batch, collector_paused
+from multiclouddb_spi.computed_once import computed_once
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.faults import ProviderFault, RecordFault
+from multiclouddb_spi.fetching.consumer import Consumer
+from multiclouddb_spi.fetching.fetcher import ReadContext, late_fault
+from multiclouddb_spi.fetching.page_content import PageContent
+from multiclouddb_spi.fetching.queue import HEAD_SECONDS, Queue, is_full_answer
+from multiclouddb_spi.fetching.stream import Stream
+from multiclouddb_spi.reading.answers import Answers
+from multiclouddb_spi.time_limits import Deadline
+
+if TYPE_CHECKING:
+    from multiclouddb_spi.scan.scanning import Clock, Scanning
+
+T = TypeVar("T")
+_LINGER_SECONDS: Final = 0.002
+# Records that have arrived wait so long for others, also those of another partition.
+_FILL_SECONDS: Final = 0.5
+_RETURN_SECONDS: Final = 1.0
+# The first pause is short, because from the second round on, most services wait for new records themselves.
+_FIRST_PAUSE_SECONDS: Final = 0.002
+_LEAST_PAUSE_SECONDS: Final = 0.02
+_MOST_PAUSE_SECONDS: Final = 0.5
+# How long a loop that leaves out partitions rests at least if nothing is found, and at most while the
+# children of ended partitions are looked for, or the feed is compared with the service's listing.
+_LEAST_REST_SECONDS: Final = 0.1
+_LOOK_REST_SECONDS: Final = 1.0
+_SEARCH_REST_SECONDS: Final = 5.0
+
+
+class Filling(Generic[T]):
+    """Reads for one call; each call makes its own instance, which changes the consumer and its lineage."""
+
+    def __init__(
+        self,
+        context: ReadContext,
+        consumer: Consumer,
+        limit: int,
+        most_bytes: int,
+        view: Callable[[Batch, int, int], T],
+        deadline: Deadline,
+        *,
+        wait: float,
+        on_expired: OnExpired,
+        single: bool,
+        now: Clock,
+        leaves_out: bool = False,
+    ) -> None:
+        lineage, feed = consumer.state, consumer.feed
+        assert isinstance(lineage, Lineage)
+        self._context, self._consumer, self._view = context, consumer, view
+        self._lineage, self._deadline = lineage, deadline
+        plan, active, self._has_ends = lineage.plan, lineage.active(), bool(lineage.ends())
+        # Partitions that are not worth asking yet are left out, and the page is then not idle. Without
+        # `leaves_out`, the call waits for them.
+        self._leaves_out, self._has_left_out = leaves_out, False
+        if leaves_out:
+            rests = consumer.resting(active, time.monotonic())
+            self._has_left_out = bool(rests)
+            active = [entry for entry in active if entry.partition_id not in rests]
+        self._result: PageContent[T] = PageContent(limit, most_bytes)
+        self._make_answers = partial(
+            Answers, context, consumer, self._result, deadline, on_expired=on_expired, single=single
+        )
+        self._scanning: Scanning | None = None
+        if plan is not None:
+            from multiclouddb_spi.scan.scanning import Scanning
+
+            self._scanning = Scanning(context, consumer, self._result, deadline, now, single=single)
+            active = self._scanning.active  # the plan may have let more partitions start
+        # Only a page that is larger than usual waits to be filled: with others, the caller handles one page
+        # while the next answer is on its way.
+        self._is_large = limit > context.page_records
+        self._full = set[str]()  # the partitions whose last answer in this call was full
+        self._had_turn = dict[str, None]()  # in the order of their turns
+        self._queue = queue = Queue(
+            context, consumer, lineage.reading, len(active), limit, most_bytes, deadline
+        )
+        # While it has its turn, the first partition in the queue has a place on the page.
+        self._head = active[0].partition_id if active else None
+        # What failed last is read first and alone, to find a lasting error early.
+        self._first = [entry.partition_id for entry in active if entry.failed_last]
+        self._rest = list[str]()
+        if self._first or self._has_ends:
+            self._rest = [entry.partition_id for entry in active if not entry.failed_last]
+        else:
+            queue.ask.update([(entry.partition_id, entry) for entry in active])
+        self._begins = bool(self._first or self._has_ends or plan is not None or lineage.audited is not None)
+        self._waiting, self._longest_wait = Waiting(deadline, wait), feed.longest_wait
+        self._waits_at_once = feed.waits_at_service and len(active) == 1 and plan is None
+        self._most_of = None if self._scanning is None else self._scanning.most_of
+
+    @computed_once
+    def _answers(self) -> Answers:
+        """Made on first use, because most calls do not need it."""
+        return self._make_answers()
+
+    def run(self) -> PageContent[T]:
+        """Read one page."""
+        result, queue, waiting = self._result, self._queue, self._waiting
+        if self._begins:
+            self._begin()
+        while result.count < result.limit and not (
+            result.ended or result.failure or result.poison or result.retired or result.over
+        ):
+            may_wait = waiting.repeats or self._waits_at_once
+            queue.launch(self._wait_of_fetch() if may_wait else 0.0, self._most_of)
+            if (queue.passed or queue.overtaken) and self._pass():
+                continue
+            if queue.landed:
+                stream = queue.next(0.0)
+                if stream is None:
+                    continue
+            elif time.monotonic() < waiting.until and self._may_begin_again():
+                if not self._begin_round():
+                    break
+                continue
+            else:
+                stream = queue.next(self._patience()) if queue.running else None
+            if stream is not None:
+                if not (queue.is_shaken and self._is_elsewhere(stream)):
+                    self._take(stream)
+            elif (
+                not (self._keep_polling() if queue.running or queue.ready else self._sleep_until_due())
+                and not self._begin_round()
+            ):
+                break
+        quiet, late = queue.quiet, dict[str, Exception | None]()
+        if queue.awaited:
+            quiet = queue.all_quiet()
+        if queue.running and time.monotonic() >= self._deadline.at:
+            late = {each.partition_id: each.error for each in queue.leave() if each.partition_id not in quiet}
+        if self._leaves_out:
+            result.due_at = self._next_due(quiet)
+        result.moved = result.moved or self._has_left_out  # the failure of others does not hide the feed
+        if not (result.count or result.stopped()):
+            result.idle = self._lineage.is_quiet(quiet)
+        for name, trouble in late.items():  # a throttled call's error explains more than a late answer
+            result.failed[name] = trouble or result.failed.get(name) or ProviderFault(late_fault())
+        self._lineage.rotate([*self._had_turn, *late])
+        stuck = result.failure or result.poison
+        if stuck is not None:
+            self._lineage.failed_last(stuck[0])
+        return result
+
+    # -- Rounds
+
+    def _begin(self) -> None:
+        """Do what comes before the partitions are read in their order."""
+        result, scanning, lineage = self._result, self._scanning, self._lineage
+        if self._has_ends:
+            self._go_on(self._answers.discover())
+        if self._first:
+            self._read_alone()
+        self._queue.put(self._rest)
+        if scanning is not None:
+            self._go_on(scanning.refill())
+        if lineage.audited is not None and not result.stopped():
+            found = self._answers.audit_when_due(self._context.audit_seconds, self._launch)
+            if found is not None:
+                self._go_on(found)
+
+    def _read_alone(self) -> None:
+        """Read the partitions whose errors ended the last call, for as long as the first one has its turn."""
+        self._queue.put(self._first)
+        while not (self._result.is_full() or all(name in self._had_turn for name in self._first)):
+            self._launch()
+            stream = self._queue.next(self._waiting.for_head()) if self._queue.running else None
+            if stream is None:
+                return
+            if not (self._queue.is_shaken and self._is_elsewhere(stream)):
+                self._take(stream)
+
+    def _begin_round(self) -> bool:
+        """After every partition has answered, ask them again; return whether the call goes on."""
+        result, waiting = self._result, self._waiting
+        if result.in_hand() or result.is_full():
+            return False
+        if not waiting.repeats and self._answers.has_ended():
+            # Before an empty page is returned, read the children of partitions that ended in this call.
+            self._go_on(self._answers.discover())
+            return True
+        if time.monotonic() >= waiting.until:
+            return False
+        pause = waiting.before_round()
+        if self._leaves_out:
+            next_due = self._next_due(self._queue.all_quiet())
+            pause = max(pause, min(next_due, waiting.until) - time.monotonic())
+        self._context.pause(pause)
+        waiting.begin_round()
+        self._go_on(self._answers.discover())
+        asked, now = self._answers.worth_asking(), time.monotonic()
+        if not asked and self._lineage.active():
+            return False
+        rests = self._consumer.resting(asked, now) if self._leaves_out else ()
+        self._queue.put(each.partition_id for each in asked if each.partition_id not in rests)
+        return True
+
+    def _go_on(self, names: Iterable[str]) -> None:
+        """Ask these partitions, after something else than a read may have changed the lineage."""
+        self._queue.is_shaken = True
+        self._queue.put(names)
+
+    # -- Ask
+
+    def _launch(self) -> None:
+        """Start reads of as many partitions as threads and bytes allow."""
+        self._queue.launch(self._wait_of_fetch(), self._most_of)
+        while self._pass():
+            self._queue.launch(self._wait_of_fetch(), self._most_of)
+
+    def _wait_of_fetch(self) -> float:
+        """Return how long a fetch may wait for new records."""
+        # In the first round, no fetch blocks, because the page also waits for other partitions. One that is
+        # alone keeps nobody waiting, so its service gets one request that waits, and not another before it.
+        if not (self._waiting.repeats or self._waits_at_once) or self._result.count:
+            return 0.0
+        is_small = len(self._lineage) <= self._context.width
+        return self._waiting.of_fetch(self._longest_wait()) if is_small else 0.0
+
+    def _pass(self) -> bool:
+        """Take the turn from partitions that are not waited for; return whether others are asked again."""
+        queue = self._queue
+        passed, queue.passed = queue.passed, []
+        for stream in passed:
+            name = stream.partition_id
+            if queue.later.get(name) is stream:
+                if stream.error is not None:  # the service is throttling it: the call does not wait for it
+                    self._result.failed[name] = stream.error
+                    del queue.later[name]
+                elif self._leaves_out:
+                    self._has_left_out = True
+                    del queue.later[name]
+            self._turn_is_over(name)
+        if self._head is not None and self._head in queue.overtaken:
+            self._turn_is_over(self._head)
+        return bool(passed and queue.ask)
+
+    def _turn_is_over(self, name: str) -> None:
+        """Stop waiting for a partition: others, and the scan, may use its place on the page."""
+        shared = self._scanning is not None and self._scanning.has_had_turn(name)
+        if shared or name == self._head:
+            self._head = None if name == self._head else self._head
+            if self._queue.ready:
+                self._queue.put_ready()
+
+    # -- Wait for answers
+
+    def _patience(self) -> float:
+        """Return how long to wait for the next answer."""
+        result, queue, scanning, waiting = self._result, self._queue, self._scanning, self._waiting
+        # If there is something to return, the call ends as soon as no further answer is there. But it first
+        # waits for the turn of the first partition, so that a slow one never starves.
+        if self._head is not None and (result.count or queue.ready):
+            return waiting.for_head()
+        if queue.ready and scanning is not None and scanning.is_sharing():
+            return scanning.patience(queue.running, waiting.for_head())
+        if result.count:
+            return waiting.for_more(fills=self._is_filling())
+        return waiting.for_answer(more_to_ask=bool(queue.ask))
+
+    def _is_filling(self) -> bool:
+        """Return whether an answer that is on its way probably has records for the rest of a large page."""
+        result, running = self._result, self._queue.running
+        if not self._is_large or result.most_bytes - result.nbytes < result.nbytes / result.count:
+            return False
+        return any(name in running and name not in result.noticed for name in self._full)
+
+    def _may_begin_again(self) -> bool:
+        """Return whether to read all partitions again; waiting or slow partitions do not prevent this."""
+        queue, now = self._queue, time.monotonic()
+        if queue.ask or queue.ready or self._result.in_hand():
+            return False
+        streams = queue.running.values()
+        if not all(stream.waiting or now - stream.asked_at > HEAD_SECONDS for stream in streams):
+            return False
+        return 0 < len(streams) < len(self._lineage.active())  # last, because it visits the whole lineage
+
+    def _keep_polling(self) -> bool:
+        """Handle the case that no answer arrived in time; return True if there is still something to do."""
+        now, queue, scanning = time.monotonic(), self._queue, self._scanning
+        more = bool(queue.ready) or (not self._result.count and now < self._waiting.end)
+        over = now >= self._waiting.head_until or not queue.running
+        if over and self._head is not None:
+            self._had_turn.pop(self._head, None)
+            self._had_turn[self._head] = None
+            self._turn_is_over(self._head)
+        elif (
+            scanning is not None
+            and (over or (self._head is None and scanning.is_stuck(queue.running)))
+            and scanning.share_no_more()
+        ):
+            queue.put_ready()
+        return more
+
+    def _sleep_until_due(self) -> bool:
+        """If there is nothing else to do, sleep until the next stream is due."""
+        if self._result.in_hand() or not self._queue.later:
+            return False
+        due_at = self._queue.next_due()
+        if due_at >= (self._waiting.until if self._waiting.repeats else self._waiting.last_ask):
+            return False
+        self._context.pause(due_at - time.monotonic())
+        self._queue.put_due()
+        return True
+
+    # -- Take an answer
+
+    def _is_elsewhere(self, stream: Stream) -> bool:
+        """Drop what was fetched of a partition that a loss has moved or removed; return whether one has."""
+        entry = self._lineage.reading(stream.partition_id)
+        if entry is not None and entry.said[0] == stream.cursor:
+            return False
+        self._consumer.drop(stream)
+        self._turn_is_over(stream.partition_id)
+        return True
+
+    def _take(self, stream: Stream) -> None:
+        """Return as many records of an answer as the page has room for."""
+        name, result, batch, first = stream.partition_id, self._result, stream.batch, stream.taken
+        head, scanning, queue = self._head, self._scanning, self._queue
+        if batch is None:
+            self._failed(stream)
+            return
+        if stream.is_new:
+            result.moved = True
+            result.requests += batch.requests
+            result.retries += stream.retries
+            if batch.charge is not None:
+                result.charge = (result.charge or 0.0) + batch.charge
+            if batch.headroom is not None:
+                result.keeps(name, batch.headroom)
+            if scanning is not None:
+                scanning.landed(name, batch)
+        if result.failed:
+            result.failed.pop(name, None)
+        count, places, is_cut = len(batch.records), 0, False
+        if count:
+            # The place of the first partition on the page is kept for it.
+            places = result.limit - result.count
+            if head is not None and name != head and name not in self._first:
+                places -= 1
+            if scanning is not None:
+                places = scanning.places(name, places)
+            # The page ends before its records have more bytes than it may have, but it has at least one.
+            # While the first partition has its turn, that one is its own, and the others wait for it.
+            left, each = result.most_bytes - result.nbytes, batch.nbytes / count
+            fits = int(max(left, 0.0) // each) if each else places
+            if name == head or not (result.count or head):
+                fits = max(1, fits)
+            is_cut, places = min(places, count - first) > fits, min(places, fits)
+        is_noticed = name in result.noticed
+        if count and not places and not is_noticed:
+            queue.ready[name] = stream
+            result.ended = result.ended or (is_cut and head is None)
+            return
+        self._had_turn.pop(name, None)
+        self._had_turn[name] = None
+        if scanning is not None or (name == head and queue.ready):
+            self._turn_is_over(name)
+        elif name == head:
+            self._head = None
+        if is_noticed:  # its records come in a later call
+            return
+        stop = min(count, first + places)
+        if stop == count > 0 and stream.has_more(batch) and not self._consumer.due_at(stream):
+            queue.prefetch(stream)
+        if scanning is not None:
+            scanning.takes(name, stop - first)
+        value: T | None = None
+        while stop > first:
+            try:
+                with collector_paused():
+                    value = self._view(batch, first, stop)
+                break
+            except RecordFault as fault:  # the records before the poison record must be returned first
+                result.poison, stop = (name, fault), max(first, min(fault.index, stop - 1))
+            except Exception as error:  # noqa: BLE001 - a defect of the provider is reported like any failure
+                self._answers.blame(name, error)
+                self._consumer.drop(stream)
+                return
+        if stop > first or not count:
+            stream.cursor, stream.taken = batch.cursor_after(stop), stop
+            self._lineage.took(name, stream.cursor)
+        if stop > first:
+            if self._is_large and not result.count:
+                self._waiting.has_records()
+            result.values.append(cast(T, value))
+            result.count += stop - first
+            result.nbytes += batch.nbytes * (stop - first) / count
+        if stream.taken == count:
+            self._used_up(stream, batch)
+        else:
+            queue.ready[name] = stream  # the rest is for a later turn, or for a later page
+            result.ended = result.ended or (is_cut and self._head is None)
+
+    def _failed(self, stream: Stream) -> None:
+        """Handle a fetch that has failed."""
+        name, error = stream.partition_id, stream.error
+        assert error is not None
+        left = self._consumer.drop(stream)
+        if isinstance(error, RecordFault):
+            self._result.poison = (name, error)
+        elif (seconds := self._context.fetcher.fault(error).retry_after) is not None:
+            left.due_at, left.error = time.monotonic() + seconds, error
+        elif stream.asked_at < self._waiting.began:
+            self._queue.put([name])  # an earlier call's fetch: a new one may succeed
+            return
+        self._had_turn.pop(name, None)
+        self._had_turn[name] = None
+        self._turn_is_over(name)
+        if not isinstance(error, RecordFault):
+            self._go_on(self._answers.failed(name, error))
+
+    def _used_up(self, stream: Stream, batch: Batch) -> None:
+        """After the last record of an ended partition is returned, end the partition."""
+        name, consumer, count = stream.partition_id, self._consumer, len(batch.records)
+        fresh = stream.asked_at >= self._waiting.began
+        stream.used_up()
+        started = self._answers.finish(name, batch, stream.asked_at)
+        if started is not None:
+            self._go_on([*started, *(self._scanning.refill() if self._scanning is not None else ())])
+            consumer.forget(stream)
+            return
+        stream.due_at = stream.asked_at + batch.poll_after if batch.poll_after else 0.0
+        if consumer.open_streams > self._context.consumers.most_readers:
+            # The partitions that were read first are needed first in the next round, so their readers stay.
+            if stream.due_at:
+                consumer.drop(stream)
+            else:
+                consumer.forget(stream)
+        if batch.notices:
+            return
+        if fresh and not count and batch.caught_up is not False:
+            self._queue.quiet.add(name)
+        elif not (count and batch.caught_up):
+            self._queue.put([name])
+            if is_full_answer(count, batch.nbytes):
+                self._full.add(name)
+            else:
+                self._full.discard(name)
+            if self._scanning is not None:
+                self._scanning.asks_again(name)
+
+    # -- Leave out
+
+    def _next_due(self, quiet: set[str]) -> float:
+        """Return when the first partition is worth asking again; 0 if the feed has something to do."""
+        lineage, active = self._lineage, self._lineage.active()
+        times, now, due_at = self._consumer.resting(active, 0.0), time.monotonic(), 0.0
+        if len(times) == len(active):
+            due_at = min(times.values(), default=math.inf)
+        is_quiet = len(times) + len(quiet) >= len(active) and lineage.is_quiet(times.keys() | quiet)
+        if not is_quiet and lineage.ends():
+            due_at = 0.0
+        elif self._has_left_out and (is_quiet or not self._result.count):
+            # The page is not idle, so a loop must not spin on partitions that never rest or that wait.
+            due_at = max(due_at, now + _LEAST_REST_SECONDS)
+        if lineage.ends() or lineage.audited is not None:  # a call may have to search
+            due_at = min(due_at, now + (_LOOK_REST_SECONDS if lineage.ends() else _SEARCH_REST_SECONDS))
+        return due_at
+
+
+class Waiting:
+    """The waiting times of one call, on the monotonic clock.
+
+    Attributes:
+        began: The time at which the call began.
+        last_ask: After this time, no fetch that waits for new records may begin. A fetch that waits must end
+            before the deadline, because a read without new records is not a failure.
+        until: How long the call waits for a first record.
+        head_until: How long the call waits for the first partition in the queue.
+        end: When a call without records ends: after its wait, or at its deadline.
+        repeats: True after the first round, when all partitions are read again.
+    """
+
+    def __init__(self, deadline: Deadline, wait: float) -> None:
+        self.began = now = time.monotonic()
+        self.end = self._last = deadline.at
+        self.last_ask = deadline.at - min(_RETURN_SECONDS, (deadline.at - now) / 4)
+        self.until = min(self.last_ask, now + wait)
+        self.head_until = now + min(HEAD_SECONDS, (deadline.at - now) / 2)
+        self.repeats = False
+        self._round_began, self._pause = now, _FIRST_PAUSE_SECONDS
+        self._lingering: float | None = None
+        self._filled_by = now  # until then, a page that is larger than usual waits for more
+
+    def left(self) -> float:
+        """Return how long the call may still wait for a first record."""
+        return max(0.0, self.until - time.monotonic())
+
+    def of_fetch(self, longest: float) -> float:
+        """Return how long a read may block for new records."""
+        return min(longest, self.left())
+
+    def for_head(self) -> float:
+        """Return how long the call still waits for the first partition in the queue."""
+        return self.head_until - time.monotonic()
+
+    def for_answer(self, *, more_to_ask: bool) -> float:
+        """Return how long to wait for the next answer if there are no records to return."""
+        now = time.monotonic()
+        return min(self.end - now, HEAD_SECONDS if more_to_ask or now < self.until else math.inf)
+
+    def for_more(self, *, fills: bool) -> float:
+        """If there are records to return, return how long to wait for more answers.
+
+        This wait is short, unless the next answer probably has records for the rest of the page (`fills`): a
+        sink writes each page in one commit, so a backlog in pages of one answer each costs many times the
+        commits.
+        """
+        now = time.monotonic()
+        if self._lingering is None:
+            self._lingering = now + _LINGER_SECONDS
+        return (min(self.last_ask, self._filled_by) if fills else self._lingering) - now
+
+    def has_records(self) -> None:
+        """Record that the first records are on the page."""
+        self._filled_by = time.monotonic() + _FILL_SECONDS
+
+    def before_round(self) -> float:
+        """Return how long to pause before all partitions are read again; the pauses get longer."""
+        now = time.monotonic()
+        pause = min(self._pause - (now - self._round_began), self.until - now)
+        self._pause = max(_LEAST_PAUSE_SECONDS, min(_MOST_PAUSE_SECONDS, 1.5 * self._pause))
+        return max(0.0, pause)
+
+    def begin_round(self) -> None:
+        """Begin a round in which all partitions are read again."""
+        self.repeats, self.end = True, min(self._last, self.until + HEAD_SECONDS)
+        self._round_began = time.monotonic()
