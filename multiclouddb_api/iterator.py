@@ -16,7 +16,7 @@ from multiclouddb_api.checkpoint import Checkpointer, CheckpointStore, to_store
 from multiclouddb_api.errors import MulticloudDbError, invalid_request
 from multiclouddb_api.event import ChangeEvent
 from multiclouddb_api.observer import Observer
-from multiclouddb_api.pacing import Outage, PollSchedule, Stopped, Timer
+from multiclouddb_api.pacing import Outage, PollSchedule, Timer
 from multiclouddb_api.page import ChangeFeedPage, FeedEnded
 from multiclouddb_api.request import (
     ChangeFeedRequest,
@@ -456,12 +456,13 @@ class FeedLoop:
         wait = 0.0 if isinstance(position, Now) else settings.wait_seconds
         assert self._outage is not None
         try:
-            options = OperationOptions(settings.timeout_seconds, wait, ask_all=settings.until_idle)
-            page: ChangeFeedPage = yield Call(self._read_page, request, options)
-        except Stopped:
-            return None
+            options = OperationOptions(
+                settings.timeout_seconds, wait, ask_all=settings.until_idle, progress=self._outage
+            )
+            self._outage.begin(wait)
+            page: ChangeFeedPage = yield Call(settings.client.read_changes, request, options)
         except MulticloudDbError as error:
-            if self._step_over(position, error):
+            if self._outage.has_stopped or self._step_over(position, error):
                 return None
             if not (error.retryable and schedule.failed(error.detail.retry_after_seconds)):
                 raise
@@ -475,11 +476,6 @@ class FeedLoop:
             # delivering it fails at first.
             self._unrepeatable = page
         return page
-
-    def _read_page(self, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
-        assert self._outage is not None
-        with self._outage.watching(options.wait_seconds):
-            return self._settings.client.read_changes(request, options)
 
     def _step_over(self, position: StartPosition, error: MulticloudDbError) -> bool:
         after = error.detail.skip_token

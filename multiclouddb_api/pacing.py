@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError
@@ -49,22 +48,21 @@ _LOGGER: Final = "multiclouddb.iterator"
 _SILENCE: Final = "the service has not answered yet"
 
 
-class Stopped(BaseException):
-    """Ends a running read whose iterator was stopped. No code treats it as a failure of the read."""
-
-
 class Outage:
     """Tracks the outages of one feed; only one thread uses this object.
 
     When a whole read has failed, the failure is reported at once. While a read is running, the engine reports
-    that it is still waiting (`still_waiting`). During a read, a failed attempt is reported after half a
-    second, and a missing answer after 1.6 seconds.
+    that it is still waiting: this is the `Progress` of the read. During a read, a failed attempt is reported
+    after half a second, and a missing answer after 1.6 seconds.
 
     Args:
         address: The collection that is read.
         observer: The observer of the application, or None.
         now: A function that returns the time, in seconds, of a clock that never goes back.
         stopped: A function that returns True if the running read must end, because its page is not wanted.
+
+    Attributes:
+        has_stopped: True if the last read was told to end.
     """
 
     def __init__(
@@ -75,27 +73,21 @@ class Outage:
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._address, self._observer, self._now, self._stopped = address, observer, now, stopped
-        self._wait = 0.0
+        self._wait, self.has_stopped = 0.0, False
         self._asked_at = self._silent_from = now()
         self._began: float | None = None
         self._reported: float | None = None
         self._reason: str | None = None
 
-    @contextmanager
-    def watching(self, wait_seconds: float) -> Iterator[None]:
-        """Return a context manager for one read, which may wait `wait_seconds` for new records."""
-        self._wait = wait_seconds
+    def begin(self, wait_seconds: float) -> None:
+        """Record that a read begins, which may wait `wait_seconds` for new records."""
+        self._wait, self.has_stopped = wait_seconds, False
         self._asked_at = self._silent_from = self._now()
-        token = _current.set(self)
-        try:
-            yield
-        finally:
-            _current.reset(token)
 
-    def check_stopped(self) -> None:
-        """Raise `Stopped` if the running read must end."""
-        if self._stopped():
-            raise Stopped
+    def must_stop(self) -> bool:
+        """Return whether the running read must end."""
+        self.has_stopped = self._stopped()
+        return self.has_stopped
 
     def answered(self) -> None:
         """Record that the service has answered; after this, the read may be waiting for new records."""
@@ -104,7 +96,6 @@ class Outage:
 
     def waits(self, reason: Callable[[], str | None]) -> None:
         """Record that the read has not received an answer yet."""
-        self.check_stopped()
         now = self._now()
         if now - self._asked_at < _FAILING_SECONDS:
             return
@@ -165,30 +156,6 @@ def _log() -> Logger:
     import logging
 
     return logging.getLogger(_LOGGER)
-
-
-_current: ContextVar[Outage | None] = ContextVar("multiclouddb_outage", default=None)
-
-
-def still_waiting(reason: Callable[[], str | None]) -> None:
-    """Record that the service has not answered yet; the engine calls this in the thread of a read."""
-    outage = _current.get()
-    if outage is not None:
-        outage.waits(reason)
-
-
-def check_stopped() -> None:
-    """The engine calls this function while a read pauses."""
-    outage = _current.get()
-    if outage is not None:
-        outage.check_stopped()
-
-
-def answered() -> None:
-    """Record that the service has answered. The engine calls this function in the thread of the read."""
-    outage = _current.get()
-    if outage is not None:
-        outage.answered()
 
 
 _RETRY_SECONDS: Final = 0.5

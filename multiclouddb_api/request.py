@@ -15,9 +15,10 @@ from multiclouddb_api.capability import Capability, CapabilitySet
 from multiclouddb_api.codec import encode_json
 from multiclouddb_api.errors import invalid_request, type_name
 from multiclouddb_api.key import MulticloudDbKey
+from multiclouddb_api.progress import Progress
 from multiclouddb_api.redaction import shorten
 from multiclouddb_api.snapshot import Resnapshot, Snapshot
-from multiclouddb_api.validators import at_least, check_type, is_a, not_blank, to_utc, utf8
+from multiclouddb_api.validators import at_least, check_type, has_methods, is_a, not_blank, to_utc, utf8
 
 
 def _is_utf8(instance: object, attribute: attrs.Attribute[Any], value: str | None) -> None:
@@ -296,6 +297,16 @@ class OperationOptions:
     Portability:
         On Cosmos DB, DynamoDB and Spanner, an idle partition is worth asking again after about a second, or
         later if the client reads hundreds of partitions. The embedded store and MongoDB always ask all.
+    """
+    progress: Progress | None = attrs.field(
+        default=None, kw_only=True, eq=False, repr=False,
+        validator=has_methods(
+            "answered", "waits", "must_stop", advice="pass an object with the methods of Progress, or None"
+        ),
+    )  # fmt: skip
+    """What the call reports to while it waits, and what can end it: see `multiclouddb_api.progress.Progress`.
+    None by default; a `ChangeFeedIterator` passes its own. A call that is ended raises `TRANSIENT_FAILURE`,
+    and nothing is lost.
     """
 
 

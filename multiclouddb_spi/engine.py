@@ -149,7 +149,7 @@ class Engine:
             MulticloudDbError: As `MulticloudDbClient.read_changes` does.
         """
         began, call = time.monotonic(), object()
-        deadline = Deadline(began + options.timeout_seconds)
+        deadline = Deadline(began + options.timeout_seconds, options.progress)
         consumer: Consumer | None = None
         try:
             spec = spec_of(self._provider, request, "read_changes")

@@ -12,7 +12,10 @@ import threading
 import time
 from typing import Final
 
+import attrs
 from attrs import frozen
+
+from multiclouddb_api.progress import Progress
 
 
 @frozen
@@ -21,9 +24,11 @@ class Deadline:
 
     Attributes:
         at: The value of `time.monotonic()` by which the call must end.
+        progress: What can end the call before, and what its waits are reported to, if anything.
     """
 
     at: float
+    progress: Progress | None = attrs.field(default=None, eq=False, repr=False)
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:
@@ -48,7 +53,7 @@ class Deadline:
         Args:
             seconds: The number of seconds from now.
         """
-        return Deadline(min(self.at, time.monotonic() + seconds))
+        return Deadline(min(self.at, time.monotonic() + seconds), self.progress)
 
 
 ANSWER_SECONDS: Final = 60.0

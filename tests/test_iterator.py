@@ -108,6 +108,7 @@ class Service:
             self.timer.time += self.seconds
         fault = self.faults.pop(0) if self.faults else None
         if callable(fault):
+            self.timer.progress = options.progress
             fault = fault(self.timer)
         if fault is not None:
             raise fault

@@ -47,7 +47,10 @@ def test_a_value_is_pickled_by_one_process_and_read_by_another_that_imported_not
 def test_help_of_a_class_shows_its_signature_before_it_was_used():
     program = "import pydoc, multiclouddb; print(pydoc.plaintext.document(multiclouddb.OperationOptions))"
     shown = " ".join(in_a_new_process(program))
-    arguments = "timeout_seconds: 'float' = 30.0, wait_seconds: 'float' = 0.0, ask_all: 'bool' = True"
+    arguments = (
+        "timeout_seconds: 'float' = 30.0, wait_seconds: 'float' = 0.0, ask_all: 'bool' = True, *, "
+        "progress: 'Progress | None' = None"
+    )
     assert f"OperationOptions({arguments})" in shown
     assert f"__init__(self, {arguments}) -> None" in shown
 

@@ -8,14 +8,14 @@ from contextlib import closing, suppress
 import pytest
 
 import multiclouddb_api as api
-from multiclouddb_api.pacing import Outage, Stopped, answered, still_waiting
+from multiclouddb_api.pacing import Outage
 from multiclouddb_conformance.simulation import ServerError, Simulation, SimulationProvider
 from multiclouddb_conformance.waiting import SOON, wait_until
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_spi import Engine, InlineExecutor
 from multiclouddb_spi.contract import Provider
 
-from .test_iterator import ADDRESS, FakeTimer, Service, iterator
+from .test_iterator import Service, iterator
 
 
 def failure(text="refused", *, retryable=True):
@@ -49,7 +49,7 @@ def waits(seconds, reason=None, then=None):
         until = clock.time + seconds
         while clock.time < until:
             clock.time += 0.2
-            still_waiting(lambda: reason)
+            clock.progress.waits(lambda: reason)
         return then
 
     return read
@@ -57,7 +57,7 @@ def waits(seconds, reason=None, then=None):
 
 def slow(clock):
     """Answer a read at once, and then wait for news."""
-    answered()
+    clock.progress.answered()
     return waits(4)(clock)
 
 
@@ -65,8 +65,8 @@ def answers(clock):
     """Answer often, as a read does that asks many partitions."""
     for _ in range(20):
         clock.time += 0.4
-        still_waiting(lambda: None)
-        answered()
+        clock.progress.waits(lambda: None)
+        clock.progress.answered()
 
 
 class TestFailedReads:
@@ -140,15 +140,6 @@ class TestARunningRead:
         told = run(*faults, **settings)
         assert (len(told.outages), len(told.ends)) == (reports, reports)
 
-    def test_outside_of_an_iterator_nobody_is_told(self):
-        outage = Outage(ADDRESS, told := Told(), (timer := FakeTimer()).now)
-        with outage.watching(0.0):
-            pass
-        timer.time += 60
-        still_waiting(lambda: "no host")
-        answered()
-        assert told.outages == []
-
 
 class TestEngine:
     """Tests that the report comes while the first read is still being retried."""
@@ -200,8 +191,8 @@ class TestEngine:
 
         def read():
             request = api.ChangeFeedRequest(sim.address, api.Beginning())
-            with Outage(sim.address, told, time.monotonic).watching(0.0):
-                pages.append(engine.read_changes(request, api.OperationOptions(SOON)))
+            outage = Outage(sim.address, told, time.monotonic)
+            pages.append(engine.read_changes(request, api.OperationOptions(SOON, progress=outage)))
 
         reading = threading.Thread(target=read)
         reading.start()
@@ -220,5 +211,7 @@ class TestEngine:
         engine = Engine(provider, api.ClientConfig("simulation"), executor=InlineExecutor())
         outage = Outage(sim.address, None, time.monotonic, lambda: bool(provider.calls.fetches))
         request = api.ChangeFeedRequest(sim.address, api.Beginning())
-        with closing(engine), outage.watching(1.0), pytest.raises(Stopped):
-            engine.read_changes(request, api.OperationOptions(wait_seconds=1.0))
+        options = api.OperationOptions(wait_seconds=1.0, progress=outage)
+        with closing(engine), pytest.raises(api.MulticloudDbError, match=r"ended by .*progress"):
+            engine.read_changes(request, options)
+        assert outage.has_stopped

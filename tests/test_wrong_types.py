@@ -52,6 +52,7 @@ class Duck:
 
     read_changes = load = save = createDataFrame = sparkSession = print  # noqa: N815 - as Spark calls it
     rows = columns = position = found = complete = fix = parts = print
+    answered = waits = must_stop = print
     name = "a table"
 
 

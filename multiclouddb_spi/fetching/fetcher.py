@@ -12,7 +12,6 @@ from typing import Final, TypeVar
 from attrs import frozen
 
 from multiclouddb_api import ClientConfig, ErrorCategory
-from multiclouddb_api.pacing import Stopped, answered, check_stopped, still_waiting
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.errors import fault_of
@@ -105,7 +104,7 @@ class Fetcher:
         future: Future[T] = self.submit(self._bounded, tries, operation, deadline)
         while not future.done():
             wait_for([future], timeout=min(_LOOK_SECONDS, max(0.001, deadline.remaining())))
-            still_waiting(lambda: self.fault(failures[-1]).message if failures else None)
+            still_waiting(deadline, lambda: self.fault(failures[-1]).message if failures else None)
             if self._closed.is_set():
                 raise closed_fault()
             if deadline.passed() and not future.done():
@@ -117,7 +116,8 @@ class Fetcher:
             if self._closed.is_set():  # this can be any error, because the vendor's client was closed
                 raise closed_fault() from error
             raise
-        answered()
+        if deadline.progress is not None:
+            deadline.progress.answered()
         return result
 
     def each(self, work: Callable[[S], T], items: Sequence[S]) -> list[T]:
@@ -141,8 +141,7 @@ class Fetcher:
     def interrupted(self, error: BaseException) -> None:
         """Use other threads from now on, because an interrupt may have left a lock of the pool held.
 
-        The old threads do what was submitted and end; one that needs the lock waits for ever. A read that the
-        iterator ends is no such case, because it ends between two steps, where no lock is held.
+        The old threads do what was submitted and end; one that needs the lock waits for ever.
 
         Args:
             error: What has ended a call. Most errors are no interrupts.
@@ -151,7 +150,7 @@ class Fetcher:
             KeyboardInterrupt: The interrupt, if the error of a lock that it left unlocked hides it.
         """
         hidden = error.__context__ if isinstance(error, RuntimeError) else None
-        if isinstance(error, Stopped) or isinstance(hidden or error, Exception):
+        if isinstance(hidden or error, Exception):
             return
         old, self._pool = self._pool, self._make_pool()
         if old is not self._pool:
@@ -284,16 +283,33 @@ class ReadContext:
         self.closed.set()
         self.consumers.close()
 
-    def pause(self, seconds: float) -> None:
-        """Wait until the time has passed."""
+    def pause(self, seconds: float, deadline: Deadline) -> None:
+        """Wait until the time has passed; `deadline` is that of the call, which may be ended before."""
         until = time.monotonic() + seconds
         while True:
-            check_stopped()
+            check_stopped(deadline)
             left = until - time.monotonic()
             if self.closed.wait(max(0.0, min(_PAUSE_SECONDS, left))):
                 raise closed_fault()
             if left <= _PAUSE_SECONDS:
                 return
+
+
+def check_stopped(deadline: Deadline) -> None:
+    """Raise an error if the call must end."""
+    if deadline.progress is not None and deadline.progress.must_stop():
+        raise ProviderFault.of(
+            ErrorCategory.TRANSIENT_FAILURE,
+            "the call was ended by its OperationOptions.progress; nothing is lost: continue from the token "
+            "of the request",
+        )
+
+
+def still_waiting(deadline: Deadline, reason: Callable[[], str | None]) -> None:
+    """Report that a call has not received an answer yet; raise an error if the call must end."""
+    check_stopped(deadline)
+    if deadline.progress is not None:
+        deadline.progress.waits(reason)
 
 
 def closed_fault() -> ProviderFault:

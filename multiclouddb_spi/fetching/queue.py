@@ -19,11 +19,11 @@ from concurrent.futures import CancelledError
 from functools import partial
 from typing import Final
 
-from multiclouddb_api.pacing import Wakeup, answered, still_waiting
+from multiclouddb_api.pacing import Wakeup
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.fetching.consumer import Consumer
-from multiclouddb_spi.fetching.fetcher import ReadContext, closed_fault
+from multiclouddb_spi.fetching.fetcher import ReadContext, closed_fault, still_waiting
 from multiclouddb_spi.fetching.stream import Stream
 from multiclouddb_spi.time_limits import Deadline
 
@@ -277,7 +277,8 @@ class Queue:
                         error = cancelled.with_traceback(None)
                     stream.future = None
                     if error is None:
-                        answered()
+                        if self._deadline.progress is not None:
+                            self._deadline.progress.answered()
                         stream.batch, stream.taken = future.result(), 0
                         stream.position = stream.batch.end
                         stream.fetches += 1
@@ -295,7 +296,7 @@ class Queue:
             if now >= until:
                 return None
             if not self._wakeup.wait(min(_LOOK_SECONDS, until - now)):
-                still_waiting(self._trouble)
+                still_waiting(self._deadline, self._trouble)
 
     def _trouble(self) -> str | None:
         """Return the reason for the last retry of a running fetch."""

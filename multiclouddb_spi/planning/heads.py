@@ -203,7 +203,7 @@ class Heads:
         if not self._queue.later:
             return False
         due_at = self._queue.next_due()
-        self._context.pause(max(0.0, min(due_at, self._deadline.at) - time.monotonic()))
+        self._context.pause(max(0.0, min(due_at, self._deadline.at) - time.monotonic()), self._deadline)
         self._queue.put_due()
         return True
 

@@ -205,7 +205,7 @@ class Filling(Generic[T]):
         if self._leaves_out:
             next_due = self._next_due(self._queue.all_quiet())
             pause = max(pause, min(next_due, waiting.until) - time.monotonic())
-        self._context.pause(pause)
+        self._context.pause(pause, self._deadline)
         waiting.begin_round()
         self._go_on(self._answers.discover())
         asked, now = self._answers.worth_asking(), time.monotonic()
@@ -319,7 +319,7 @@ class Filling(Generic[T]):
         due_at = self._queue.next_due()
         if due_at >= (self._waiting.until if self._waiting.repeats else self._waiting.last_ask):
             return False
-        self._context.pause(due_at - time.monotonic())
+        self._context.pause(due_at - time.monotonic(), self._deadline)
         self._queue.put_due()
         return True
 

@@ -53,7 +53,11 @@ def check(consumer: Consumer, options: OperationOptions, context: ReadContext, d
     waiting = Waiting(deadline, options.wait_seconds)
     if isinstance(feed, SupportsChangeMark):
         return _compared(consumer, rest, feed.change_mark, waiting, context, deadline)
-    return Check(options.wait_seconds) if options.ask_all else _when_due(consumer, rest, waiting, context)
+    return (
+        Check(options.wait_seconds)
+        if options.ask_all
+        else _when_due(consumer, rest, waiting, context, deadline)
+    )
 
 
 def _compared(
@@ -80,15 +84,17 @@ def _compared(
             return Check(left, None, mark)
         if not left:
             return Check(0.0, _again(consumer, rest, waiting, requests))
-        context.pause(waiting.before_round())
+        context.pause(waiting.before_round(), deadline)
         waiting.begin_round()
 
 
-def _when_due(consumer: Consumer, rest: Rest, waiting: Waiting, context: ReadContext) -> Check:
+def _when_due(
+    consumer: Consumer, rest: Rest, waiting: Waiting, context: ReadContext, deadline: Deadline
+) -> Check:
     """Wait until a partition is due, or the wait is over."""
     due_at = rest.due_at
     if due_at > waiting.began:
-        context.pause(max(0.0, min(due_at, waiting.until) - time.monotonic()))
+        context.pause(max(0.0, min(due_at, waiting.until) - time.monotonic()), deadline)
     if due_at > (now := time.monotonic()):
         page = _again(consumer, rest, waiting, 0, now - rest.made_at)
         return Check(0.0, attrs.evolve(page, idle=False, poll_after_seconds=due_at - now))

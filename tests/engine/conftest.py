@@ -75,10 +75,21 @@ class Bench:
         self.opened.append(self._engine)
         return self._engine
 
-    def page(self, place=BEGINNING, size=0, *, timeout=30.0, wait=0.0, ask_all=True, engine=None, **request):
+    def page(
+        self,
+        place=BEGINNING,
+        size=0,
+        *,
+        timeout=30.0,
+        wait=0.0,
+        ask_all=True,
+        progress=None,
+        engine=None,
+        **request,
+    ):
         """Read one page, from a start position or a token."""
         request = api.ChangeFeedRequest(self.sim.address, at(place), max_page_size=size, **request)
-        options = api.OperationOptions(timeout, wait, ask_all)
+        options = api.OperationOptions(timeout, wait, ask_all, progress=progress)
         return (engine or self.engine).read_changes(request, options)
 
     def walk(self, place=BEGINNING, size=0, *, most=MANY_PAGES, **settings):
@@ -161,7 +172,7 @@ class MovedClock:
         self.moved, self.pauses, monotonic = 0.0, [], time.monotonic
         self.at_pause = lambda: None
         monkeypatch.setattr(time, "monotonic", lambda: monotonic() + self.moved)
-        monkeypatch.setattr(ReadContext, "pause", lambda context, seconds: self.pause(seconds))
+        monkeypatch.setattr(ReadContext, "pause", lambda context, seconds, _: self.pause(seconds))
 
     def pause(self, seconds):
         self.pauses.append(seconds)

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now, SkipToOldest
-from multiclouddb_api.pacing import Outage, Stopped
+from multiclouddb_api.pacing import Outage
 from multiclouddb_conformance.simulation import (
     CorruptError,
     ServiceBehaviour,
@@ -519,8 +519,7 @@ class TestRounds:
     def test_an_unwanted_read_ends_in_its_pause(self, bench):
         token = bench.page(Now()).continuation_token
         outage = Outage(bench.sim.address, None, time.monotonic, stopped=lambda: True)
-        with pytest.raises(Stopped), outage.watching(2.0):
-            bench.page(token, wait=2.0)
+        bench.refused(ErrorCategory.TRANSIENT_FAILURE, token, wait=2.0, progress=outage, match="ended by")
 
     def test_a_quiet_service_that_answers_at_once_is_not_asked_without_a_pause(self, make_bench, monkeypatch):
         bench = make_bench(2)
@@ -598,7 +597,7 @@ def test_not_more_than_the_width_are_asked_at_a_time(make_bench, monkeypatch):
 
 def test_a_control_call_sleeps_while_it_waits_for_its_answer(bench, monkeypatch):
     looks = []
-    monkeypatch.setattr("multiclouddb_spi.fetching.fetcher.still_waiting", looks.append)
+    monkeypatch.setattr("multiclouddb_spi.fetching.fetcher.still_waiting", lambda *told: looks.append(told))
     with ThreadPoolExecutor(1) as threads:
         fetcher = Fetcher(SimulationProvider(bench.sim), lambda: threads, Observing(None), threading.Event())
         assert fetcher.call(lambda: threading.Event().wait(0.3), Deadline.after(60)) is False
