@@ -58,11 +58,11 @@ from multiclouddb_spi.fetching.fetcher import ReadContext, late_fault
 from multiclouddb_spi.fetching.page_content import PageContent
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.open_feed import FeedCache
-from multiclouddb_spi.reading import resting
+from multiclouddb_spi.reading import unchanged
 from multiclouddb_spi.reading.answers import Look, look_again
 from multiclouddb_spi.reading.filling import Filling
 from multiclouddb_spi.reading.page_builder import PageBuilder, Reading, finished
-from multiclouddb_spi.reading.resting import Check
+from multiclouddb_spi.reading.unchanged import Check
 from multiclouddb_spi.request_check import check_plan, check_planned, options_of, require, spec_of
 from multiclouddb_spi.retry import ATTEMPTS
 from multiclouddb_spi.time_limits import Deadline
@@ -225,10 +225,10 @@ class Engine:
         deadline: Deadline,
         began: float,
     ) -> Reading[T]:
-        check = resting.check(consumer, options, self._context, deadline)
+        check = unchanged.check(consumer, options, self._context, deadline)
         if check.page is not None:
             return Reading((), check.page)
-        consumer.rest = None
+        consumer.last_page = None
         lineage = consumer.state
         if isinstance(lineage, Retired):
             look = look_again(consumer, lineage, self._context, deadline)
@@ -269,12 +269,12 @@ class Engine:
             wait=check.wait, on_expired=request.on_expired,
             single=isinstance(scope, PhysicalPartition) and not scope.with_descendants,
             now=lambda: self._feeds.soon(consumer.feed, deadline),
-            leaves_out=not options.ask_all and resting.may_leave_out(lineage, width),
+            leaves_out=not options.ask_all and unchanged.may_leave_out(lineage, width),
         )  # fmt: skip
         result = filling.run()
         in_hand = result.count or result.notices
         if not in_hand and (lineage.ends() or lineage.waiting() or lineage.plan):
-            self._fetcher.rest()
+            self._fetcher.pause_briefly()
         start = request.start_position
         recreated: MulticloudDbError | None = None
         gone = (result.failure or result.over or result.notices) and self._pages.is_gone(result)
@@ -298,8 +298,10 @@ class Engine:
             notices = tuple(each for each in reading.page.notices if not isinstance(each, _ENDS))
             page = attrs.evolve(reading.page, continuation_token=start.token, idle=False, notices=notices)
             return Reading(reading.values, page)
-        stays = result.idle and resting.may_stay(lineage, width)
-        consumer.rest = resting.rest_after(consumer, reading.page, result.due_at, check.mark, stays=stays)
+        stays = result.idle and unchanged.may_stay(lineage, width)
+        consumer.last_page = unchanged.last_page(
+            consumer, reading.page, result.due_at, check.mark, stays=stays
+        )
         return reading
 
     def list_physical_partitions(

@@ -25,7 +25,7 @@ from multiclouddb_spi.time_limits import Deadline
 T = TypeVar("T")
 _MOST_FEEDS: Final = 16384
 _IDLE_SECONDS: Final = 600.0
-_RESTING_SECONDS: Final = 60.0
+_UNUSED_SECONDS: Final = 60.0
 _MOST_AT_ONCE: Final = 8
 _CLOCK_SECONDS: Final = 60.0
 _CLOCK_PATIENCE: Final = 1.0
@@ -187,7 +187,7 @@ class FeedCache:
         feed = open_feed()
         self.is_new = False
         with self._lock:
-            old = self._unused_since(time.monotonic() - _RESTING_SECONDS, _MOST_FEEDS - 1)
+            old = self._unused_since(time.monotonic() - _UNUSED_SECONDS, _MOST_FEEDS - 1)
             kept = self._feeds.get(spec)
             if kept is None:
                 kept = self._open[id(feed)] = _Opened(feed)

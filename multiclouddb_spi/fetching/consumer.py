@@ -32,7 +32,7 @@ from multiclouddb_spi.positions import without_hints
 
 
 @frozen(eq=False, repr=False)
-class Rest:
+class LastPage:
     """The last page of a consumer that may be returned again.
 
     Attributes:
@@ -68,7 +68,7 @@ class Consumer:
         open_streams: The number of `streams` that were asked since they were made, so that they may have a
             reader.
         scan_due_at: The monotonic time before which a scan with a rate reads nothing.
-        rest: The last page, if it may be returned again.
+        last_page: The last page, if it may be returned again.
         call: The call that uses the consumer at present.
         keys: What `Consumers` finds it by.
         used_at: The monotonic time at which the last call has ended.
@@ -87,7 +87,7 @@ class Consumer:
     streams: dict[str, Stream] = attrs.field(factory=dict)
     open_streams: int = 0
     scan_due_at: float = 0.0
-    rest: Rest | None = None
+    last_page: LastPage | None = None
     call: object = None
     keys: tuple[Hashable, ...] = ()
     used_at: float = 0.0
@@ -127,7 +127,7 @@ class Consumer:
             return stream.due_at
         return max(stream.due_at, self.scan_due_at)
 
-    def resting(self, entries: Iterable[Entry], now: float) -> dict[str, float]:
+    def not_due(self, entries: Iterable[Entry], now: float) -> dict[str, float]:
         """Return those of the partitions that are not worth asking at `now`, with the time when they are.
 
         Partitions that the service throttles are not among them: they are asked, so that each page reports

@@ -19,7 +19,7 @@ _MOST_KEYS: Final = 16384
 _MOST_PARTITIONS: Final = 100_000
 _IDLE_SECONDS: Final = 60.0
 # A consumer that reads page after page comes back within this time.
-_RESTING_SECONDS: Final = 10.0
+_UNUSED_SECONDS: Final = 10.0
 _MOST_AT_ONCE: Final = 8
 
 
@@ -115,10 +115,10 @@ class Consumers:
             consumer.discard()
 
     def make_room(self, nbytes: int) -> bool:
-        """Free fetched records until `nbytes` fit: of consumers that rest, the longest unused first."""
+        """Free fetched records until `nbytes` fit: of unused consumers, the longest unused first."""
         missing = self._budget.over(nbytes)
         with self._lock:
-            before = time.monotonic() - _RESTING_SECONDS
+            before = time.monotonic() - _UNUSED_SECONDS
             for consumer in list(self._kept.values()):
                 if missing <= 0 or consumer.used_at >= before:
                     break  # another consumer that was just used would have to fetch the records again

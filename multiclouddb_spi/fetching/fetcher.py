@@ -28,7 +28,7 @@ _LOOK_SECONDS: Final = 0.2
 # What a store in the same process reads within some milliseconds. A larger page has several such parts.
 _MOST_AT_ONCE: Final = 4096
 _BYTES_AT_ONCE: Final = 2 * 1024 * 1024
-_REST_SECONDS: Final = 0.05
+_AGAIN_SECONDS: Final = 0.05
 _PAUSE_SECONDS: Final = 0.25
 _MOST_READERS: Final = 16384
 
@@ -158,9 +158,9 @@ class Fetcher:
         if hidden is not None:
             raise hidden
 
-    def rest(self) -> None:
+    def pause_briefly(self) -> None:
         """Pause briefly before the caller repeats its request."""
-        self._pause(_REST_SECONDS)
+        self._pause(_AGAIN_SECONDS)
 
     def submit(self, operation: Callable[..., T], *args: object) -> Future[T]:
         """Run a function on the pool."""

@@ -40,11 +40,11 @@ _RETURN_SECONDS: Final = 1.0
 _FIRST_PAUSE_SECONDS: Final = 0.002
 _LEAST_PAUSE_SECONDS: Final = 0.02
 _MOST_PAUSE_SECONDS: Final = 0.5
-# How long a loop that leaves out partitions rests at least if nothing is found, and at most while the
+# How long a loop that leaves out partitions pauses at least if nothing is found, and at most while the
 # children of ended partitions are looked for, or the feed is compared with the service's listing.
-_LEAST_REST_SECONDS: Final = 0.1
-_LOOK_REST_SECONDS: Final = 1.0
-_SEARCH_REST_SECONDS: Final = 5.0
+_LEAST_LEFT_OUT_SECONDS: Final = 0.1
+_LOOK_SECONDS: Final = 1.0
+_SEARCH_SECONDS: Final = 5.0
 
 
 class Filling(Generic[T]):
@@ -74,9 +74,9 @@ class Filling(Generic[T]):
         # `leaves_out`, the call waits for them.
         self._leaves_out, self._has_left_out = leaves_out, False
         if leaves_out:
-            rests = consumer.resting(active, time.monotonic())
-            self._has_left_out = bool(rests)
-            active = [entry for entry in active if entry.partition_id not in rests]
+            not_due = consumer.not_due(active, time.monotonic())
+            self._has_left_out = bool(not_due)
+            active = [entry for entry in active if entry.partition_id not in not_due]
         self._result: PageContent[T] = PageContent(limit, most_bytes)
         self._make_answers = partial(
             Answers, context, consumer, self._result, deadline, on_expired=on_expired, single=single
@@ -126,6 +126,7 @@ class Filling(Generic[T]):
             queue.launch(self._wait_of_fetch() if may_wait else 0.0, self._most_of)
             if (queue.passed or queue.overtaken) and self._pass():
                 continue
+            # Answers are taken in the order in which they come, whoever was asked first.
             if queue.landed:
                 stream = queue.next(0.0)
                 if stream is None:
@@ -144,6 +145,7 @@ class Filling(Generic[T]):
                 and not self._begin_round()
             ):
                 break
+        # The page is idle if nothing is left to read anywhere. What still runs is left to the next call.
         quiet, late = queue.quiet, dict[str, Exception | None]()
         if queue.awaited:
             quiet = queue.all_quiet()
@@ -211,8 +213,8 @@ class Filling(Generic[T]):
         asked, now = self._answers.worth_asking(), time.monotonic()
         if not asked and self._lineage.active():
             return False
-        rests = self._consumer.resting(asked, now) if self._leaves_out else ()
-        self._queue.put(each.partition_id for each in asked if each.partition_id not in rests)
+        not_due = self._consumer.not_due(asked, now) if self._leaves_out else ()
+        self._queue.put(each.partition_id for each in asked if each.partition_id not in not_due)
         return True
 
     def _go_on(self, names: Iterable[str]) -> None:
@@ -432,12 +434,12 @@ class Filling(Generic[T]):
             self._go_on(self._answers.failed(name, error))
 
     def _used_up(self, stream: Stream, batch: Batch) -> None:
-        """After the last record of an ended partition is returned, end the partition."""
+        """After the last record of an answer, ask the partition again, or read what follows its end."""
         name, consumer, count = stream.partition_id, self._consumer, len(batch.records)
         fresh = stream.asked_at >= self._waiting.began
         stream.used_up()
         started = self._answers.finish(name, batch, stream.asked_at)
-        if started is not None:
+        if started is not None:  # it has left the lineage, and its children are read in this call
             self._go_on([*started, *(self._scanning.refill() if self._scanning is not None else ())])
             consumer.forget(stream)
             return
@@ -450,6 +452,8 @@ class Filling(Generic[T]):
                 consumer.forget(stream)
         if batch.notices:
             return
+        # It is quiet on the word of an answer that was asked for in this call. After other answers it is
+        # asked again, until it says that nothing follows.
         if fresh and not count and batch.caught_up is not False:
             self._queue.quiet.add(name)
         elif not (count and batch.caught_up):
@@ -466,17 +470,17 @@ class Filling(Generic[T]):
     def _next_due(self, quiet: set[str]) -> float:
         """Return when the first partition is worth asking again; 0 if the feed has something to do."""
         lineage, active = self._lineage, self._lineage.active()
-        times, now, due_at = self._consumer.resting(active, 0.0), time.monotonic(), 0.0
+        times, now, due_at = self._consumer.not_due(active, 0.0), time.monotonic(), 0.0
         if len(times) == len(active):
             due_at = min(times.values(), default=math.inf)
         is_quiet = len(times) + len(quiet) >= len(active) and lineage.is_quiet(times.keys() | quiet)
         if not is_quiet and lineage.ends():
             due_at = 0.0
         elif self._has_left_out and (is_quiet or not self._result.count):
-            # The page is not idle, so a loop must not spin on partitions that never rest or that wait.
-            due_at = max(due_at, now + _LEAST_REST_SECONDS)
+            # The page is not idle, so a loop must not spin on partitions that are always due or that wait.
+            due_at = max(due_at, now + _LEAST_LEFT_OUT_SECONDS)
         if lineage.ends() or lineage.audited is not None:  # a call may have to search
-            due_at = min(due_at, now + (_LOOK_REST_SECONDS if lineage.ends() else _SEARCH_REST_SECONDS))
+            due_at = min(due_at, now + (_LOOK_SECONDS if lineage.ends() else _SEARCH_SECONDS))
         return due_at
 
 

@@ -516,10 +516,13 @@ class TestRounds:
         assert bench.page(token, wait=40, timeout=40).idle
         assert 38 < sum(moved_clock.pauses) < 39.1
 
-    def test_an_unwanted_read_ends_in_its_pause(self, bench):
-        token = bench.page(Now()).continuation_token
+    def test_an_unwanted_read_ends_in_its_pause_and_its_readers_stay_open(self, bench, ids):
+        token, opened = bench.page(Now()).continuation_token, bench.calls.opens.copy()
         outage = Outage(bench.sim.address, None, time.monotonic, stopped=lambda: True)
         bench.refused(ErrorCategory.TRANSIENT_FAILURE, token, wait=2.0, progress=outage, match="ended by")
+        written = bench.fill_partition("p0", 1)
+        assert ids(bench.page(token)) == written
+        assert bench.calls.opens == opened
 
     def test_a_quiet_service_that_answers_at_once_is_not_asked_without_a_pause(self, make_bench, monkeypatch):
         bench = make_bench(2)

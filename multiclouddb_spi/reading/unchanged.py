@@ -22,7 +22,7 @@ from multiclouddb_api import ChangeFeedPage, OperationOptions
 from multiclouddb_spi.abilities import SupportsChangeMark
 from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.fetching.consumer import Consumer, Rest
+from multiclouddb_spi.fetching.consumer import Consumer, LastPage
 from multiclouddb_spi.fetching.fetcher import ReadContext
 from multiclouddb_spi.reading.filling import Waiting
 from multiclouddb_spi.time_limits import Deadline
@@ -47,22 +47,22 @@ class Check:
 
 def check(consumer: Consumer, options: OperationOptions, context: ReadContext, deadline: Deadline) -> Check:
     """Find out whether the last page of a consumer can be returned again."""
-    rest, feed = consumer.rest, consumer.feed
-    if rest is None:
+    last, feed = consumer.last_page, consumer.feed
+    if last is None:
         return Check(options.wait_seconds)
     waiting = Waiting(deadline, options.wait_seconds)
     if isinstance(feed, SupportsChangeMark):
-        return _compared(consumer, rest, feed.change_mark, waiting, context, deadline)
+        return _compared(consumer, last, feed.change_mark, waiting, context, deadline)
     return (
         Check(options.wait_seconds)
         if options.ask_all
-        else _when_due(consumer, rest, waiting, context, deadline)
+        else _when_due(consumer, last, waiting, context, deadline)
     )
 
 
 def _compared(
     consumer: Consumer,
-    rest: Rest,
+    last: LastPage,
     ask: Callable[[Deadline], Hashable],
     waiting: Waiting,
     context: ReadContext,
@@ -76,42 +76,42 @@ def _compared(
         try:
             mark = context.fetcher.call(partial(ask, soon), soon)
         except Exception:  # noqa: BLE001 - the reading reports why the service does not answer
-            consumer.rest = None
+            consumer.last_page = None
             return Check(waiting.left())
         requests += 1
         left = waiting.left()
-        if rest.mark is None or mark != rest.mark:
+        if last.mark is None or mark != last.mark:
             return Check(left, None, mark)
         if not left:
-            return Check(0.0, _again(consumer, rest, waiting, requests))
+            return Check(0.0, _again(consumer, last, waiting, requests))
         context.pause(waiting.before_round(), deadline)
         waiting.begin_round()
 
 
 def _when_due(
-    consumer: Consumer, rest: Rest, waiting: Waiting, context: ReadContext, deadline: Deadline
+    consumer: Consumer, last: LastPage, waiting: Waiting, context: ReadContext, deadline: Deadline
 ) -> Check:
     """Wait until a partition is due, or the wait is over."""
-    due_at = rest.due_at
+    due_at = last.due_at
     if due_at > waiting.began:
         context.pause(max(0.0, min(due_at, waiting.until) - time.monotonic()), deadline)
     if due_at > (now := time.monotonic()):
-        page = _again(consumer, rest, waiting, 0, now - rest.made_at)
+        page = _again(consumer, last, waiting, 0, now - last.made_at)
         return Check(0.0, attrs.evolve(page, idle=False, poll_after_seconds=due_at - now))
     return Check(waiting.left())
 
 
 def _again(
-    consumer: Consumer, rest: Rest, waiting: Waiting, requests: int, older: float = 0.0
+    consumer: Consumer, last: LastPage, waiting: Waiting, requests: int, older: float = 0.0
 ) -> ChangeFeedPage:
     """Return the last page again, with the same token, because no position has moved."""
-    told = rest.page.diagnostics
+    told = last.page.diagnostics
     diagnostics = attrs.evolve(
         told, requests=requests, retries=0, native_charge=None, found_late=0,
         lag_seconds=None if told.lag_seconds is None else told.lag_seconds + older,
         elapsed_seconds=time.monotonic() - waiting.began,
     )  # fmt: skip
-    return attrs.evolve(rest.page, diagnostics=diagnostics, resumed_from=consumer.resumed_from)
+    return attrs.evolve(last.page, diagnostics=diagnostics, resumed_from=consumer.resumed_from)
 
 
 def may_stay(lineage: Lineage, width: int) -> bool:
@@ -131,9 +131,9 @@ def may_leave_out(lineage: Lineage, width: int) -> bool:
     return len(lineage) > width and lineage.plan is None
 
 
-def rest_after(
+def last_page(
     consumer: Consumer, page: ChangeFeedPage, due_at: float | None, mark: Hashable, *, stays: bool
-) -> Rest | None:
+) -> LastPage | None:
     """Return what the next call may return again; None if it has to read.
 
     Args:
@@ -146,7 +146,7 @@ def rest_after(
     if page.notices or not (stays or due_at is not None):
         return None
     if isinstance(consumer.feed, SupportsChangeMark):
-        return Rest(page, time.monotonic(), mark) if stays else None
+        return LastPage(page, time.monotonic(), mark) if stays else None
     if due_at is None or not any(stream.due_at for stream in consumer.streams.values()):
         return None
-    return Rest(page, time.monotonic(), None, due_at)
+    return LastPage(page, time.monotonic(), None, due_at)

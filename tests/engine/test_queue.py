@@ -1,0 +1,96 @@
+"""Tests the places of a stream in one call: to be asked, being read, with an answer in hand, or done."""
+
+import pytest
+
+from multiclouddb_conformance.simulation import SimulationProvider
+from multiclouddb_spi import Deadline, FeedSpec
+from multiclouddb_spi.continuation.entry import Entry
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.fetching.consumer import Consumer
+from multiclouddb_spi.fetching.queue import Queue
+
+NEVER = float("inf")
+
+
+@pytest.fixture
+def made(make_bench):
+    """Return a queue over three partitions with two records each; its fetches are answered at once."""
+    bench = make_bench(3)
+    for name in ("p0", "p1", "p2"):
+        bench.fill_partition(name, 2)
+    feed = SimulationProvider(bench.sim).open_feed(FeedSpec(bench.sim.address), Deadline.after(60))
+    lineage = Lineage([Entry.read(name, 0) for name in bench.sim.partitions], feed)
+    consumer = Consumer(feed, lineage, "", "")
+    queue = Queue(bench.engine._context, consumer, lineage, 3, 100, 1 << 20, Deadline.after(60))
+    yield queue, consumer
+    consumer.discard()
+
+
+def test_a_partition_keeps_its_place_and_is_not_asked_twice(made):
+    queue, _ = made
+    queue.put(["p0", "p1"])
+    queue.put(["p2", "p1", "p0"])
+    assert list(queue.ask) == ["p0", "p1", "p2"]
+    queue.launch()
+    queue.put(["p0"])
+    assert (list(queue.ask), list(queue.running)) == ([], ["p0", "p1", "p2"])
+
+
+def test_an_answer_is_new_once(made):
+    queue, _ = made
+    queue.put(["p0"])
+    queue.launch()
+    stream = queue.next(0.0)
+    assert (stream.partition_id, stream.is_new, len(stream.batch)) == ("p0", True, 2)
+    queue.ready["p0"] = stream
+    queue.put_ready()
+    assert not queue.ready
+    queue.launch()
+    assert (queue.next(0.0), stream.is_new) == (stream, False)
+    assert queue.next(0.0) is None
+
+
+def test_one_that_is_not_due_waits_for_its_time(made):
+    queue, consumer = made
+    queue.put(["p0"])
+    queue.launch()
+    stream = queue.next(0.0)
+    stream.used_up()
+    stream.due_at = NEVER
+    queue._lineage.took("p0", stream.position)
+    stream.cursor = stream.position
+    queue.put(["p0"])
+    queue.launch()
+    assert (list(queue.later), queue.passed, queue.next_due()) == (["p0"], [stream], NEVER)
+    queue.put_due()
+    assert not queue.ask
+    stream.due_at = 0.0
+    queue.put_due()
+    assert (list(queue.ask), queue.later) == (["p0"], {})
+    assert consumer.open_streams == 1
+
+
+def test_an_answer_that_was_left_is_not_returned(made):
+    """A stream that was slow is left, and its answer belongs to the round that asks it again."""
+    queue, _ = made
+    queue.put(["p0", "p1"])
+    queue.launch()
+    assert queue.leave() == []
+    assert queue.next(0.0) is None
+    queue.put(["p1"])
+    queue.launch()
+    assert queue.next(0.0).partition_id == "p1"
+
+
+def test_a_stream_at_another_position_is_replaced(made):
+    queue, consumer = made
+    queue.put(["p0"])
+    queue.launch()
+    before = queue.next(0.0)
+    queue._lineage.took("p0", before.position)
+    queue.put(["p0"])
+    queue.launch()
+    after = queue.next(0.0)
+    assert after is not before
+    assert (before.cancelled, after.cursor) == (True, before.position)
+    assert consumer.open_streams == 1
