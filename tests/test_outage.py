@@ -181,6 +181,26 @@ class TestEngine:
         assert 0 < seconds < 2
         assert "not answered" in reason
 
+    def test_a_stop_during_a_read_ends_the_loop_without_an_error(self, tmp_path, monkeypatch):
+        asked, found, must_stop = threading.Event(), [], Outage.must_stop
+
+        def noted(outage):
+            asked.set()  # the read is waiting
+            return must_stop(outage)
+
+        monkeypatch.setattr(Outage, "must_stop", noted)
+        with EmbeddedStore(tmp_path / "s.db", durable=False) as store:
+            address = store.create_collection("orders")
+            with api.connect(f"embedded://{tmp_path}/s.db") as client:
+                request = api.ChangeFeedRequest(address, api.Now())
+                changes = client.iterate_changes(request, wait_seconds=20)
+                reading = threading.Thread(target=lambda: found.append(list(changes)))
+                reading.start()
+                assert asked.wait(SOON)
+                changes.stop()
+                reading.join(SOON)
+        assert found == [[]]
+
     def test_reason_of_a_fetch_that_is_tried_again_is_reported(self):
         sim, told, released, pages = Simulation(), Told(), threading.Event(), []
         sim.write("a", {})

@@ -264,12 +264,12 @@ class Queue:
             if landed:
                 stream = self.landed.popleft()
                 name, future = stream.partition_id, stream.future
-                if self.running.get(name) is not stream:
+                if name not in self.running:
                     continue  # it was left because it was slow
                 stream.is_new = stream.batch is None
                 if stream.is_new:
                     if future is None or not future.done():
-                        continue  # it was left, and is read again
+                        continue  # it was left, and is read again; or another one has taken its place
                     try:
                         # Not raised: its traceback would refer to this stream, which refers to it.
                         error = future.exception()

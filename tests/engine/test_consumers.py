@@ -281,6 +281,15 @@ class TestKept:
         assert again is not stream
         assert (again.size.of(1000), asked) == (asked, 250)
 
+    def test_it_is_known_when_a_partition_is_due_after_its_reader_was_closed(self, make):
+        kept, consumer, throttled = Consumers(self.budget, 0), make(partitions=2), ValueError("slow")
+        due, other = consumer.streams.values()
+        due.due_at, due.error, other.error = 5.0, throttled, throttled
+        kept.put(consumer, "a")
+        assert consumer.open_streams == 0
+        left = [(each.due_at, each.error) for each in consumer.streams.values()]
+        assert left == [(5.0, throttled), (0.0, None)]
+
     def test_readers_that_were_closed_do_not_count(self, make):
         kept = Consumers(self.budget, 10)
         kept.put(make(partitions=20), "a")

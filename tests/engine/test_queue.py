@@ -1,5 +1,7 @@
 """Tests the places of a stream in one call: to be asked, being read, with an answer in hand, or done."""
 
+from concurrent.futures import Future
+
 import pytest
 
 from multiclouddb_conformance.simulation import SimulationProvider
@@ -21,7 +23,7 @@ def made(make_bench):
     feed = SimulationProvider(bench.sim).open_feed(FeedSpec(bench.sim.address), Deadline.after(60))
     lineage = Lineage([Entry.read(name, 0) for name in bench.sim.partitions], feed)
     consumer = Consumer(feed, lineage, "", "")
-    queue = Queue(bench.engine._context, consumer, lineage, 3, 100, 1 << 20, Deadline.after(60))
+    queue = Queue(bench.engine._context, consumer, lineage.reading, 3, 100, 1 << 20, Deadline.after(60))
     yield queue, consumer
     consumer.discard()
 
@@ -57,7 +59,7 @@ def test_one_that_is_not_due_waits_for_its_time(made):
     stream = queue.next(0.0)
     stream.used_up()
     stream.due_at = NEVER
-    queue._lineage.took("p0", stream.position)
+    consumer.state.took("p0", stream.position)
     stream.cursor = stream.position
     queue.put(["p0"])
     queue.launch()
@@ -87,10 +89,37 @@ def test_a_stream_at_another_position_is_replaced(made):
     queue.put(["p0"])
     queue.launch()
     before = queue.next(0.0)
-    queue._lineage.took("p0", before.position)
+    consumer.state.took("p0", before.position)
     queue.put(["p0"])
     queue.launch()
     after = queue.next(0.0)
     assert after is not before
     assert (before.cancelled, after.cursor) == (True, before.position)
     assert consumer.open_streams == 1
+
+
+def test_an_answer_of_a_stream_that_was_replaced_is_not_returned(made):
+    queue, consumer = made
+    queue.put(["p0"])
+    queue.launch()
+    (before,) = queue.running.values()
+    queue.leave()
+    consumer.state.took("p0", before.future.result().end)
+    queue.put(["p0"])
+    queue.launch()
+    assert next(iter(queue.landed)) is before
+    assert queue.next(0.0) is consumer.streams["p0"] is not before
+
+
+def test_a_stream_that_landed_twice_is_returned_when_its_next_fetch_has_ended(made):
+    """After a stream was left and asked again, both have asked to be told of the end of the same fetch."""
+    queue, _ = made
+    queue.put(["p0"])
+    queue.launch()
+    stream = queue.next(0.0)
+    stream.used_up()
+    stream.future = Future()
+    queue.running["p0"] = stream
+    queue.landed.append(stream)
+    assert queue.next(0.0) is None
+    assert queue.running == {"p0": stream}

@@ -611,3 +611,8 @@ def test_a_control_call_sleeps_while_it_waits_for_its_answer(bench, monkeypatch)
 def test_the_first_partition_has_at_most_half_of_the_time(timeout, seconds):
     waiting = Waiting(Deadline.after(timeout), 0)
     assert waiting.head_until - waiting.began == pytest.approx(seconds, abs=0.1)
+
+
+def test_a_part_of_a_call_can_be_ended_like_the_call():
+    outage = Outage("orders", None, time.monotonic)
+    assert Deadline(5.0, outage).sooner(1.0).progress is outage
