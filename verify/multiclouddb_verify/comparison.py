@@ -32,6 +32,7 @@ __all__ = [
     "Verdict",
     "document_digests",
     "first_difference",
+    "is_certain",
     "join",
     "judge",
     "judge_foreign",
@@ -152,6 +153,23 @@ def judge(
     if found != GONE:
         return DifferenceKind.STALE
     return DifferenceKind.MISSING if row is None else DifferenceKind.TOMBSTONE
+
+
+def is_certain(kind: DifferenceKind, rows: Sequence[Seen], ceiling: str) -> bool:
+    """Return whether a row of the table is wrong whatever the source has.
+
+    Args:
+        kind: The difference that was judged.
+        rows: As in `judge`.
+        ceiling: As in `judge`.
+    """
+    match kind:
+        case DifferenceKind.UNREADABLE | DifferenceKind.DUPLICATE | DifferenceKind.FOREIGN:
+            return True
+        case DifferenceKind.BLOCKED:
+            return rows[0].order_key > ceiling
+        case _:
+            return False
 
 
 def judge_foreign(rows: Sequence[Seen]) -> Verdict | DifferenceKind:

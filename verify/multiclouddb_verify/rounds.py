@@ -18,6 +18,7 @@ from multiclouddb_verify.comparison import (
     Join,
     Seen,
     Verdict,
+    is_certain,
     join,
     judge,
     judge_foreign,
@@ -36,6 +37,7 @@ _MOST: Final = 4_000_000
 _FIRST: Final = 10_000
 _AGAIN: Final = -1.0
 """Marks a key that was suspected, and has changed since."""
+_NOT_READ: Final = "it differs, but may be the key of a change that cannot be decoded"
 _NOT_SCANNED: Final = "the source has it, and its scan had records that cannot be decoded"
 
 
@@ -199,13 +201,15 @@ class Rounds:
             # A look-up below adds no change: a repair compares with the last one that the stream has shown.
             changed = [max(each, default="") for each in versions]
             unknown = self._complete(chunk, versions, found, moved, follower)
-            unknown |= self._not_scanned(chunk, versions, found)
+            spellings = state.spellings(chunk[0][0], chunk[-1][0])
+            unknown |= self._not_scanned(chunk, versions, found, spellings)
             own, unread = self._own_orders(chunk, found)
             unknown |= unread
+            # Any key may be that of a change that cannot be decoded, so its last version is not known.
+            is_complete = state.fact("unread_changes") is None
             now = self._sides.clock()
             settled, suspected = list[str](), list[tuple[str | None, float, str]]()
-            confirmed, spellings = list[Confirmed](), state.spellings(chunk[0][0], chunk[-1][0])
-            equal = 0
+            confirmed, equal = list[Confirmed](), 0
             for at, (key, scanned, kind, since) in enumerate(chunk):
                 if key in unknown:
                     continue
@@ -228,14 +232,16 @@ class Rounds:
                     is_new = is_new or since != _AGAIN
                     suspected.append((verdict.value, now, key))
                     confirms.append(now + settle)
-                elif now - since >= settle:
+                elif now - since < settle:
+                    confirms.append(since + settle)
+                elif not (is_complete or is_certain(verdict, rows, ceiling)):
+                    unknown[key] = _NOT_READ
+                else:
                     expected = versions[at][max(versions[at])] if versions[at] else scanned
                     orders = tuple(row.order_key for row in rows)
                     confirmed.append(
                         Confirmed(key, DifferenceKind(verdict.value), orders, scanned, expected, changed[at])
                     )
-                else:
-                    confirms.append(since + settle)
             is_new = is_new or bool(settled or confirmed or unknown)
             with state.transaction():
                 state.give_up(unknown.items())
@@ -309,7 +315,11 @@ class Rounds:
         return unknown
 
     def _not_scanned(
-        self, chunk: Sequence[Pending], versions: Sequence[dict[str, int]], rows: Mapping[str, list[Seen]]
+        self,
+        chunk: Sequence[Pending],
+        versions: Sequence[dict[str, int]],
+        rows: Mapping[str, list[Seen]],
+        spellings: Mapping[str, str | None],
     ) -> dict[str, str]:
         """Return keys of the table alone that the source may have in a record that cannot be decoded."""
         if not self._sides.state.unreadable():
@@ -317,7 +327,10 @@ class Rounds:
         asked = [
             key
             for (key, scanned, *_), found in zip(chunk, versions, strict=True)
-            if scanned == GONE and not found and any(row.digest != GONE for row in rows.get(key, []))
+            if scanned == GONE
+            and not found
+            and key not in spellings
+            and any(row.digest != GONE for row in rows.get(key, []))
         ]
         unknown = dict[str, str]()
         for events, unread in self._sides.events(asked):

@@ -186,7 +186,7 @@ class Sides:
             with self.state.transaction():
                 self._keep_parts([event.key for event in page.events[:1]])
                 self.state.add_changes(kept, self.clock())
-                self.state.leave_out(skipped_on(page))
+                self.state.leave_out(skipped_on(page), are_changes=True)
                 # A later comparison goes on where all changes were kept, not only those of some keys.
                 self.state.put("follow" if wanted is None else "judged", page.continuation_token)
                 self.state.add("changes", len(changes))

@@ -68,7 +68,7 @@ class Confirmed:
 
 SUSPECTED: Final = "suspected"
 """The kind of a difference that only the digests have shown."""
-FORMAT: Final = 3
+FORMAT: Final = 4
 """The format of the folder. Raise the number when the meaning of the files changes, even if the schema
 stays."""
 RESUME: Final = "pass resume=True (--resume) to take up its reading of the source instead"
@@ -102,6 +102,7 @@ _OF_THE_SOURCE: Final = (
     "charge",
     "changes",
     "unreadable",
+    "unread_changes",
 )
 """The facts that a later comparison may take up. All others say something about the table as it was."""
 _MOST_UNREADABLE: Final = 10_000
@@ -586,13 +587,19 @@ class State:
         self._sql_many("DELETE FROM pending WHERE key = ?", keys)
         self._sql_many("DELETE FROM difference WHERE key = ? AND repaired = 0", keys)
 
-    def leave_out(self, found: Iterable[tuple[str, str]]) -> None:
-        """Store records that cannot be decoded, whose keys are not known: the partition, and the position.
+    def leave_out(self, found: Iterable[tuple[str, str]], *, are_changes: bool = False) -> None:
+        """Store records that cannot be decoded, whose keys are not known.
 
         They belong to what was read of the source, so a later comparison that takes it up takes up these too.
+
+        Args:
+            found: The partition and the position of each record.
+            are_changes: Whether they are changes, and not rows of a scan.
         """
         there = self.unreadable()
         new = {f"{where} at {position}": _NO_RECORD.format(where, position) for where, position in found}
+        if new and are_changes:
+            self.put("unread_changes", 1)
         if not new.keys() <= there.keys() and len(there) < _MOST_UNREADABLE:
             self.put("unreadable", json.dumps(there | new))
 

@@ -226,6 +226,14 @@ def test_a_change_that_cannot_be_decoded(shop):
     assert any("cannot be decoded" in reason for reason in report.reasons.values())
 
 
+def test_a_key_whose_last_change_cannot_be_decoded_is_not_known(shop):
+    shop.store.put("orders", shop.names[5], {"n": "after"})
+    shop.damage("log", shop.names[5])
+    report = shop.verify_with_spark()
+    assert (report.differences, report.exit_code) == ((), 12)
+    assert "may be the key of a change" in report.reasons[key_of(shop.names[5])]
+
+
 def test_a_platform_that_refuses_persist_is_named(shop, monkeypatch):
     def persist(*_):
         raise AnalysisException("[NOT_SUPPORTED_WITH_SERVERLESS] PERSIST TABLE is not supported")

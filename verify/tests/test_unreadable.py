@@ -3,9 +3,10 @@
 import pytest
 from deltalake import DeltaTable
 
+from multiclouddb_api import MulticloudDbError
 from multiclouddb_verify import DifferenceKind, Outcome
 
-from .tables import VALUES, Shop, key_of
+from .tables import NAME, VALUES, Shop, key_of
 
 DAMAGED = "o-000005"
 
@@ -63,8 +64,46 @@ def test_a_change_that_the_feed_cannot_decode(shop):
     assert any("cannot be decoded" in reason for reason in report.reasons.values())
 
 
-def test_a_resumed_run_knows_of_it_too(shop):
-    shop.damage("documents", DAMAGED)
+@pytest.mark.parametrize("name", [DAMAGED, "o-new"])
+def test_a_key_whose_last_change_cannot_be_decoded_is_not_known_until_the_sink_has_passed_it(shop, name):
+    """The sink stands before the change; after it, the table lacks what the source has."""
+    shop.store.put("orders", name, {"n": "after"})
+    shop.damage("log", name)
+    before = shop.documents()
+    for repair in (False, True):
+        report = shop.verify(repair=repair)
+        assert (report.differences, report.exit_code) == ((), 12)
+        assert "may be the key of a change" in report.reasons[key_of(name)]
+    assert shop.documents() == before
+    with pytest.raises(MulticloudDbError) as caught:
+        shop.step()
+    saved = shop.checkpoints.load(NAME)
+    shop.checkpoints.save(NAME, caught.value.detail.skip_token, saved.version)
+    shop.follow()
+    assert shop.verify().exit_code == 11
+    assert shop.verify(repair=True).exit_code == 0
+    shop.check_equal()
+
+
+def test_beside_such_a_change_only_what_no_change_explains_is_a_difference(shop):
+    faults = shop.plant(*shop.names[10:])
+    shop.store.put("orders", DAMAGED, {"n": "after"})
+    shop.damage("log", DAMAGED)
+    report = shop.verify()
+    certain = {"unreadable", "duplicate", "blocked", "foreign"}
+    assert {each.key: each.kind for each in report.differences} == {
+        key: kind for key, kind in faults.items() if kind in certain
+    }
+    others = {key for key, kind in faults.items() if kind not in certain}
+    assert report.reasons.keys() >= others | {key_of(DAMAGED)}
+
+
+@pytest.mark.parametrize("table", ["documents", "log"])
+def test_a_resumed_run_knows_of_it_too(shop, table):
+    shop.store.put("orders", DAMAGED, {"n": "after"})
+    if table == "documents":
+        shop.follow()
+    shop.damage(table, DAMAGED)
 
     def die(progress):
         if progress.phase == "table":
