@@ -78,7 +78,12 @@ OPTIONS: Final = (
     Option("provider", "the provider id; the provider's settings are options `connection.*`", "from `url`"),
     Option("database", "the name of the database", "the provider's"),
     Option("collection", "the name of the collection, table or container", "required"),
-    Option("startingPosition", "`beginning`, `now`, `snapshot`, or an ISO time with a zone", "`beginning`"),
+    Option(
+        "startingPosition",
+        "`beginning`, `now` (when the first micro-batch is planned, so later than `start()`), `snapshot`, or "
+        "an ISO time with a zone",
+        "`beginning`",
+    ),
     Option(
         "snapshotOrder",
         "`ordered`: all rows before the first change; `interleaved`: both together; `auto`: at first "

@@ -27,7 +27,7 @@ import attrs
 import pyarrow as pa
 from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
-from pyspark.sql.types import ArrayType, MapType, StringType, StructType, TimestampType
+from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType, TimestampType
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.validators import check_type
@@ -57,6 +57,7 @@ from multiclouddb_tables.rules import (
     check_cases,
     check_new_columns,
     emptied,
+    empty_partition,
     lacking_columns,
 )
 from multiclouddb_tables.sql import in_backticks, quoted
@@ -64,7 +65,7 @@ from pyspark_multiclouddb.columns import arrow_type, type_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
-    from pyspark.sql.types import DataType
+    from pyspark.sql.types import DataType, StructField
 
     from multiclouddb_tables.contract import Fix
 
@@ -98,6 +99,9 @@ _HIDDEN: Final = "(redacted)"
 """What Spark shows in place of a value that it hides ends with this."""
 _CUTS: Final = "__CHAR_VARCHAR_TYPE_STRING"
 """What Spark says about a column of type `CHAR` or `VARCHAR`, whose type it calls `STRING`."""
+_KEEPS_EMPTY: Final = ("iceberg",)
+"""The formats in which a text may be empty also where the table is partitioned by it. In Delta, Hudi, Paimon
+and the files of Hive it becomes null."""
 _POLICY: Final = "spark.sql.storeAssignmentPolicy"
 _LEGACY: Final = "LEGACY store assignment policy"
 """How Spark names the policy when it refuses a statement."""
@@ -164,6 +168,7 @@ class TableTarget(Table):
         self._seen: FoundTable | None = None
         self._schema: StructType | None = None
         self._stored: dict[str, str] | None = None
+        self._partitions: frozenset[str] | None = None
         self._is_looked_at = False
 
     @property
@@ -268,6 +273,11 @@ class TableTarget(Table):
         if not fixes:
             return 0
         given = {name for fix in fixes for name in fix.columns or ()}
+        for name in now._not_empty(each for each in schema if each.name in given):
+            for fix in fixes:
+                value = (fix.columns or {}).get(name)
+                if isinstance(value, str | bytes) and not value:
+                    raise empty_partition(self._table, name, fix.key)
         schema = type(schema)([each for each in schema if each.name in SINKS or each.name in given])
         there = self._orders([fix.key for fix in fixes if len(fix.seen) > 1 or fix.removes])
         rows = []
@@ -582,6 +592,17 @@ class TableTarget(Table):
         names = map(in_backticks, self._emptied(written))
         return [f"t.{name} = CASE WHEN s.{DELETED_AT} IS NULL THEN t.{name} END" for name in names]
 
+    def _not_empty(self, fields: Iterable[StructField]) -> list[str]:
+        """Return which of some columns may have no empty text, because it would become null in silence."""
+        names = [field.name for field in fields if isinstance(field.dataType, StringType | BinaryType)]
+        names = [name for name in names if name not in SINKS]
+        if names and self._partitions is None:
+            self._partitions = _partitions(
+                self._spark.sql(f"DESCRIBE TABLE EXTENDED {self._table}").collect()
+            )
+        found = self._partitions or ()
+        return [name for name in names if name in found or in_backticks(name) in found]
+
     def _check_still(self, source: FeedSource | None = None) -> None:
         """Refuse another table than the one that was looked at, as near to the statement as possible."""
         if self._seen is not None:
@@ -596,6 +617,10 @@ class TableTarget(Table):
             is_last: See `Table.merge`.
         """
         del notes, is_last
+        for name in self._not_empty(field for field in rows.schema if field.name != "type"):
+            is_empty = F.length(in_backticks(name)) == 0
+            if found := rows.where(is_empty).select("key").head(1):
+                raise empty_partition(self._table, name, found[0][0])
         known = self._known().names
         deleted = F.expr("CASE WHEN type = 'DELETE' THEN now() END")
         source = rows.withColumn(DELETED_AT, deleted)
@@ -641,6 +666,26 @@ def _refused_row(table: str, code: str, error: Exception) -> MulticloudDbError:
             native_text=said[:1000],
         ),
     )
+
+
+def _partitions(described: Sequence[Row]) -> frozenset[str]:
+    """Return the columns by which a table is partitioned, if its format stores null for an empty text.
+
+    Args:
+        described: What `DESCRIBE TABLE EXTENDED` says: in parts, each after a row with its title. Spark has
+            another part for a table that is also partitioned by something else than columns.
+    """
+    found, part = set[str](), ""
+    for name, kind, *_ in described:
+        if name.startswith("# "):
+            part = part if name == "# col_name" else name
+        elif part == "# Partition Information":
+            found.add(name)
+        elif part == "# Partitioning":
+            found.add(kind)
+        elif name == "Provider" and part and kind.lower() in _KEEPS_EMPTY:
+            return frozenset()
+    return frozenset(found)
 
 
 def _in_utc(value: Any, kind: DataType) -> Any:

@@ -8,13 +8,15 @@
 import random
 import sys
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from multiclouddb_api import Beginning, ChangeFeedRequest, ResourceAddress, connect
+from multiclouddb_api import Beginning, ChangeFeedRequest, ErrorCategory, ResourceAddress, connect
+from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.sink_harness import applied, drawn, rows
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
@@ -57,6 +59,21 @@ def check_source(spark):
     assert len(events) == 50
 
 
+def check_empty_partition(spark):
+    """Delta stores null for an empty text by which a table is partitioned, so it is refused."""
+    columns = "key STRING, order_key STRING, timestamp TIMESTAMP, new_item_state STRING, "
+    columns += "_deleted_at TIMESTAMP, country STRING"
+    place = f"LOCATION 'file://{FOLDER / 'parts'}'"
+    spark.sql(f"CREATE TABLE parts ({columns}) USING {KIND} PARTITIONED BY (country) {place}")
+    batch = rows(("a", 1, {}), ("b", 1, {})).select(COLUMNS).append_column("country", pa.array(["DE", ""]))
+    merge = partial(merge_into_table, spark.createDataFrame(batch), 0, "parts")
+    if KIND == "delta":
+        refusal(ErrorCategory.INVALID_REQUEST, merge, "column country: has an empty text")
+    else:
+        assert merge()
+        assert {row[0] for row in spark.sql("SELECT country FROM parts").collect()} == {"DE", ""}
+
+
 def state(table):
     """Return what a table contains, but for the times of deletes."""
     return {
@@ -95,6 +112,7 @@ def main():
     assert drop_tombstones("orders", timedelta(0), spark=spark) == len([row for row in ours if row[3]])
     assert state(theirs()) == {row for row in ours if not row[3]}
     check_source(spark)
+    check_empty_partition(spark)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from multiclouddb_conformance.sink_harness import (
 )
 from multiclouddb_conformance.targets import *  # noqa: F403
 from multiclouddb_spi.continuation.token import decode_token
+from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables import layout
 from multiclouddb_tables.batch import concerns, other_rows
 from multiclouddb_tables.changes import table_of
@@ -52,6 +53,7 @@ from pyspark_multiclouddb import (
     merge_into_delta,
     merge_into_table,
 )
+from pyspark_multiclouddb.table_target import _partitions
 
 from .micro_batches import make_checkpoint, read_counted, write_offset
 from .scala_catalog import table_in
@@ -398,6 +400,49 @@ def test_properties_are_read_at_the_first_look_and_before_a_row_is_written(sink,
     sink.merge(rows(("a", 2, {"n": 2})))
     looks = ["SHOW TBLPROPERTIES", "REFRESH TABLE", "SHOW TBLPROPERTIES", "SELECT 1 FROM"]
     assert said == [*looks, "SHOW TBLPROPERTIES", "MERGE INTO"]
+
+
+TEXTS = "key STRING, order_key STRING, timestamp TIMESTAMP, new_item_state STRING, _deleted_at TIMESTAMP"
+
+
+def test_an_empty_text_by_which_a_table_is_partitioned_is_refused_with_its_key(sink, spark):
+    """Delta, Hudi and Paimon store null for it, as the catalog of this test does."""
+    name = "the `country`"
+    column = "`the ``country```"
+    columns = f"{TEXTS}, {column} STRING, note STRING, raw BINARY"
+    spark.sql(f"CREATE TABLE {sink.table} ({columns}) USING test PARTITIONED BY ({column}, raw)")
+
+    def batch(countries, raw=b"x"):
+        made = rows(("a", 1, {}), ("b", 1, {})).append_column(name, pa.array(countries))
+        made = made.append_column("raw", pa.array([raw, None], pa.binary()))
+        return made.append_column("note", pa.array(["", ""]))
+
+    refused = partial(refusal, ErrorCategory.INVALID_REQUEST)
+    refused(
+        lambda: sink.merge(batch(["DE", ""])), f"column {name}: has an empty text", key_digest(key_of("b"))
+    )
+    refused(lambda: sink.merge(batch(["DE", "FR"], b"")), "column raw: has an empty text")
+    sink.merge(batch(["DE", None]))
+    fix = Fix(key_of("b"), ("000001",), "000002", "{}", {name: "", "note": ""}, datetime.now(UTC))
+    refused(lambda: sink.target.fix([fix], expected(sink)), f"column {name}: has", key_digest(key_of("b")))
+    found = spark.sql(f"SELECT {column}, note FROM {sink.table} ORDER BY key").collect()
+    assert [tuple(row) for row in found] == [("DE", ""), (None, "")]
+
+
+@pytest.mark.parametrize(
+    ("described", "columns"),
+    [
+        ([("# Partition Information", ""), ("# col_name", "data_type"), ("a", "string"), ("", "")], {"a"}),
+        ([("# Partitioning", ""), ("Part 0", "a"), ("Part 1", "bucket(4, b)")], {"a"}),
+        ([("# Partition Information", ""), ("a", "string"), ("# Detailed", ""), ("Provider", "iceberg")], ()),
+    ],
+)
+def test_what_spark_says_of_partitions(described, columns):
+    """Iceberg keeps an empty text; only such a table can be partitioned by more than columns."""
+    found = _partitions(
+        [("a", "string", None), ("Provider", "string", None), *((*row, None) for row in described)]
+    )
+    assert {name for name in found if name in ("a", "b", "Provider")} == {*columns}
 
 
 class TestRefusedByThePlatform:

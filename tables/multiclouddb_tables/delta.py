@@ -19,7 +19,6 @@ from pyarrow.parquet import ParquetFile
 from multiclouddb_api import invalid_request
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_api.validators import check_type, local_path
-from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables.batch import Numbered
 from multiclouddb_tables.changes import lacks_state
 from multiclouddb_tables.column_values import SINKS
@@ -64,6 +63,7 @@ from multiclouddb_tables.rules import (
     check_new_columns,
     check_stored,
     emptied,
+    empty_partition,
     lacking_columns,
 )
 from multiclouddb_tables.sql import in_backticks, quoted
@@ -518,19 +518,26 @@ class DeltaTarget(Table):
             self._known().alter.add_columns(fields, commit_properties=said({}))
 
     def _check_partitions(self, table: DeltaTable, rows: pa.Table) -> None:
-        """Refuse an empty text by which the table is partitioned: for Delta, that is null."""
+        """Refuse what Delta does not keep of a column by which the table is partitioned.
+
+        An empty text becomes null, and of other bytes only escapes are left.
+        """
         for name in {*table.metadata().partition_columns} & {*rows.column_names}:
             column = rows[name]
-            if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-                is_empty = pc.equal(column, pa.scalar("", column.type))
+            kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+            if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+                is_empty = pc.equal(column, pa.scalar("", kind))
                 if pc.any(is_empty).as_py():
                     key = rows["key"][pc.index(is_empty, True).as_py()].as_py()
-                    raise invalid_request(
-                        f"column {name}",
-                        f"has an empty text in the row of the key {key_digest(key)}, but {self._where} is "
-                        "partitioned by it, and Delta would store null",
-                        "write another value, or partition the table by another column",
-                    )
+                    raise empty_partition(self._where, name, key)
+            is_binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+            if is_binary and column.null_count < len(column):
+                raise invalid_request(
+                    f"column {name}",
+                    f"is {kind}, and {self._where} is partitioned by it, so other bytes would be read than "
+                    "were written",
+                    "partition the table by another column",
+                )
 
     def _emptied(self, written: Sequence[str] = ()) -> list[str]:
         return _emptied(self._known(), None if self._seen is None else self._seen.mark, written)

@@ -18,6 +18,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.arrow import EVENT_SCHEMA
 from multiclouddb_api.validators import type_name
+from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables.mark import TableMark
 
 DELETED_AT: Final = "_deleted_at"
@@ -121,6 +122,22 @@ def lacking_columns(
         problem = f"has columns that {where} does not have: {refused}"
         raise invalid_request("batch", problem, "leave them out, or set new_columns='add'")
     return new
+
+
+def empty_partition(where: str, name: str, key: str) -> MulticloudDbError:
+    """Make the error for an empty text by which a table is partitioned, where its format stores null for it.
+
+    Args:
+        where: The table.
+        name: The column.
+        key: The key of the row.
+    """
+    return invalid_request(
+        f"column {name}",
+        f"has an empty text in the row of the key {key_digest(key)}, but {where} is partitioned by it, and "
+        "its format would store null",
+        "write another value, or partition the table by another column",
+    )
 
 
 def emptied(mark: TableMark | None, names: Iterable[str], written: Iterable[str] = ()) -> list[str]:

@@ -1,6 +1,7 @@
 """Tests what two sinks do to one Delta table at the same time."""
 
 import json
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -64,6 +65,27 @@ def test_an_empty_text_by_which_a_table_is_partitioned_is_refused_with_its_key(t
     refusal(ErrorCategory.INVALID_REQUEST, lambda: DeltaTarget(path).fix([fix], found), "column country")
     stored = DeltaTable(path).to_pyarrow_dataset().scanner(use_threads=False).to_table().sort_by("key")
     assert stored["country"].to_pylist() == ["DE", None]
+
+
+def test_what_delta_does_not_keep_of_a_partition_is_refused_in_each_form(tmp_path):
+    deleted = ("_deleted_at", pa.timestamp("us", "UTC"))
+    for kind, values, problem in (
+        (pa.string(), pa.array(["", None]).dictionary_encode(), "has an empty text"),
+        (pa.binary(), pa.array([b"x", None], pa.binary()), "is binary, and"),
+        (pa.binary(), pa.array([None, None], pa.binary()), None),
+    ):
+        path = tmp_path / f"{kind} {problem}"
+        batch = rows(("a", 1, {}), ("b", 1, {})).select(NAMES)
+        fields = [*batch.drop_columns("type").schema, ("part", kind), deleted]
+        DeltaTable.create(path, pa.schema(fields), partition_by="part")
+        target = DeltaTarget(path)
+        target.set_feed_mark(TableMark(SOURCE, (*NAMES, "part")))
+        merge = partial(target.merge, batch.append_column("part", values), {}, is_last=True)
+        if problem is None:
+            merge()
+            assert DeltaTable(path).count() == 2
+        else:
+            refusal(ErrorCategory.INVALID_REQUEST, merge, f"column part: {problem}")
 
 
 @given(keys=st.lists(OF_ANY_FORM, min_size=1))

@@ -1,7 +1,8 @@
 // A catalog whose tables run MERGE INTO, UPDATE and DELETE by copy-on-write, with files on disk.
 //
 // A table is a folder. `N.version` holds its schema, properties and files after the N-th commit; a commit creates the
-// next one, and fails if another has created it first. A file of rows is a number of columns, then rows of Spark.
+// next one, and fails if another has created it first. A file of rows is a number of columns, then rows of Spark. As in
+// Delta, an empty text in a column by which the table is partitioned becomes null.
 package multiclouddb.test
 
 import java.io._
@@ -14,16 +15,17 @@ import scala.jdk.CollectionConverters._
 
 import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.analysis.{NoSuchTableException, TableAlreadyExistsException}
-import org.apache.spark.sql.catalyst.expressions.{BoundReference, GenericInternalRow, UnsafeProjection, UnsafeRow}
+import org.apache.spark.sql.catalyst.expressions._
 import org.apache.spark.sql.connector.catalog._
-import org.apache.spark.sql.connector.expressions.Transform
+import org.apache.spark.sql.connector.expressions.{Expressions, Transform}
 import org.apache.spark.sql.connector.read._
 import org.apache.spark.sql.connector.write._
 import org.apache.spark.sql.types.{DataType, StructField, StructType}
 import org.apache.spark.sql.util.CaseInsensitiveStringMap
 
 case class Version(
-    number: Int, schema: String, properties: Map[String, String], files: Vector[String]) {
+    number: Int, schema: String, properties: Map[String, String], files: Vector[String],
+    partitions: Vector[String]) {
   def columns: StructType = DataType.fromJson(schema).asInstanceOf[StructType]
 }
 
@@ -38,7 +40,8 @@ object Version {
         val properties = in.readObject().asInstanceOf[util.HashMap[String, String]].asScala.toMap
         val schema = in.readObject().asInstanceOf[String]
         val files = in.readObject().asInstanceOf[Array[String]].toVector
-        Some(Version(numbers.max, schema, properties, files))
+        val partitions = in.readObject().asInstanceOf[Array[String]].toVector
+        Some(Version(numbers.max, schema, properties, files, partitions))
       } finally in.close()
     }
   }
@@ -51,6 +54,7 @@ object Version {
       out.writeObject(new util.HashMap[String, String](version.properties.asJava))
       out.writeObject(version.schema)
       out.writeObject(version.files.toArray)
+      out.writeObject(version.partitions.toArray)
     } finally out.close()
     try Files.createLink(folder.resolve(s"${version.number}.version"), draft)
     catch {
@@ -89,7 +93,8 @@ class Catalog extends TableCatalog {
       properties: util.Map[String, String]): Table = {
     if (Version.latest(folder(ident)).isDefined) throw new TableAlreadyExistsException(ident)
     val schema = StructType(columns.map(each => StructField(each.name(), each.dataType(), each.nullable()))).json
-    Version.commit(folder(ident), Version(0, schema, properties.asScala.toMap, Vector.empty))
+    val names = partitions.map(_.references()(0).fieldNames()(0)).toVector
+    Version.commit(folder(ident), Version(0, schema, properties.asScala.toMap, Vector.empty, names))
     loadTable(ident)
   }
 
@@ -115,6 +120,8 @@ class FileTable(label: String, folder: Path, version: Version)
     extends Table with SupportsRead with SupportsWrite with SupportsRowLevelOperations {
   override def name(): String = label
   override def schema(): StructType = version.columns
+  override def partitioning(): Array[Transform] =
+    version.partitions.map(name => Expressions.identity(s"`${name.replace("`", "``")}`"): Transform).toArray
   override def properties(): util.Map[String, String] = version.properties.asJava
   override def capabilities(): util.Set[TableCapability] =
     util.EnumSet.of(TableCapability.BATCH_READ, TableCapability.BATCH_WRITE)
@@ -181,7 +188,7 @@ class FileWrite(folder: String, version: Version, schema: StructType, replaces: 
   override def build(): Write = this
   override def toBatch: BatchWrite = this
   override def createBatchWriterFactory(info: PhysicalWriteInfo): DataWriterFactory =
-    FileWriterFactory(folder, schema.json)
+    FileWriterFactory(folder, schema.json, version.partitions)
 
   override def commit(messages: Array[WriterCommitMessage]): Unit = {
     val written = messages.collect { case Written(name, rows) if rows > 0 => name }.toVector
@@ -194,12 +201,14 @@ class FileWrite(folder: String, version: Version, schema: StructType, replaces: 
 
 case class Written(name: String, rows: Long) extends WriterCommitMessage
 
-case class FileWriterFactory(folder: String, schema: String) extends DataWriterFactory {
+case class FileWriterFactory(folder: String, schema: String, partitions: Vector[String])
+    extends DataWriterFactory {
   override def createWriter(partitionId: Int, taskId: Long): DataWriter[InternalRow] =
-    new FileWriter(folder, DataType.fromJson(schema).asInstanceOf[StructType])
+    new FileWriter(folder, DataType.fromJson(schema).asInstanceOf[StructType], partitions)
 }
 
-class FileWriter(folder: String, schema: StructType) extends DataWriter[InternalRow] {
+class FileWriter(folder: String, schema: StructType, partitions: Vector[String])
+    extends DataWriter[InternalRow] {
   private val name = UUID.randomUUID().toString + ".rows"
   private val out = new DataOutputStream(new BufferedOutputStream(new FileOutputStream(s"$folder/$name")))
   // Spark 4.0 leaves the number of the operation before the columns of a row that it replaces.
@@ -210,13 +219,18 @@ class FileWriter(folder: String, schema: StructType) extends DataWriter[Internal
   override def write(row: InternalRow): Unit = {
     val before = row.numFields - schema.length
     val project = projections.getOrElseUpdate(before, UnsafeProjection.create(schema.zipWithIndex.map {
-      case (field, at) => BoundReference(before + at, field.dataType, field.nullable)
+      case (field, at) =>
+        val value = BoundReference(before + at, field.dataType, field.nullable)
+        if (partitions.contains(field.name)) nullIfEmpty(value) else value
     }))
     val bytes = project(row).getBytes
     out.writeInt(bytes.length)
     out.write(bytes)
     rows += 1
   }
+
+  private def nullIfEmpty(value: BoundReference): Expression =
+    If(EqualTo(value, Literal.default(value.dataType)), Literal.create(null, value.dataType), value)
 
   override def commit(): WriterCommitMessage = {
     out.writeInt(-1)
