@@ -280,7 +280,7 @@ class Queue:
                         if self._deadline.progress is not None:
                             self._deadline.progress.answered()
                         stream.batch, stream.taken = future.result(), 0
-                        stream.position = stream.batch.end
+                        stream.position, stream.has_failed = stream.batch.end, False
                         stream.fetches += 1
                         # What was reserved for the fetch is by now what its answer holds.
                         stream.held_ask, stream.held_batch = 0, stream.held_ask

@@ -214,6 +214,31 @@ class TestPartialTrouble:
         error = stopped(bench, pages=20, restart=restart)
         assert "broken" in error.message
 
+    @pytest.mark.parametrize("kind", [CorruptError, ServerError], ids=["lasting", "retryable"])
+    def test_failure_that_takes_longer_than_a_page_is_told_though_others_are_busy(
+        self, threaded, eventually, kind
+    ):
+        bench = threaded(2)
+        bench.connect(threads=True, attempts=1)
+        bench.fill_partition("p0", 20)
+        bench.sim.fail_next("p1", kind("broken"), times=FOREVER)
+        bench.sim.hold("p1")
+        place = BEGINNING
+        for _ in range(2):
+            page = bench.page(place, size=1, timeout=0.5)
+            assert (len(page.events), page.diagnostics.partition_errors) == (1, {})
+            place = page.continuation_token
+            assert bench.sim.wait_until_held("p1")
+            bench.sim.release("p1")
+            eventually(lambda: bench.calls.open_readers == 1)
+            bench.sim.hold("p1")
+        try:
+            told = list(bench.page(place, size=1, timeout=0.5).diagnostics.partition_errors.values())
+        except api.MulticloudDbError as error:
+            told = [error.message]
+        assert len(told) == 1
+        assert "broken" in told[0]
+
     def test_notices_are_handed_out_before_what_stops_the_feed(self, make_bench):
         bench = make_bench(partitions=2)
         bench.sim.announce("p0", api.Renamed("a", "b"))
