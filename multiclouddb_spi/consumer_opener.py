@@ -101,6 +101,7 @@ class ConsumerOpener:
                     if kept.feed is not consumer.feed:
                         kept.discard()
                     self._consumers.replace(kept, consumer)
+                consumer.call = call
                 is_used = True
                 yield consumer
         except Exception:

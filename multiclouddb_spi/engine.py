@@ -164,10 +164,7 @@ class Engine:
         except BaseException as error:
             # An interrupt may have come at any point, so nothing that the call has used is trusted.
             self._fetcher.interrupted(error)
-            self._consumers.discard_of(call)
-            if consumer is not None:
-                self._consumers.remove(consumer)
-                consumer.discard()
+            self._consumers.discard_of(call, consumer)
             raise
 
     def _used(

@@ -63,8 +63,7 @@ class Consumers:
                 return None
             if self.checks:
                 _check(found)
-            self._count(found, -1)
-            found.call = call
+            self._count(found, -1, call)
             for each in found.keys:
                 self._kept.move_to_end(each)
         return found
@@ -76,12 +75,12 @@ class Consumers:
             self.make_room(0)
         with self._lock:
             self._forget_keys(consumer)
+            consumer.keys = keys  # first, so that `remove` finds them after an interrupt
             for key in keys:
                 if (other := self._kept.get(key)) is not None and other.call is None:
                     self._remove(other)
                 self._kept[key] = consumer
                 self._kept.move_to_end(key)
-            consumer.keys, consumer.call = keys, None
             self._count(consumer, 1)
             if self._closed:
                 self._remove(consumer)
@@ -92,7 +91,6 @@ class Consumers:
     def release(self, consumer: Consumer) -> None:
         """Give a consumer back that the call has not changed."""
         with self._lock:
-            consumer.call = None
             self._count(consumer, 1)
 
     def replace(self, consumer: Consumer, other: Consumer) -> None:
@@ -108,11 +106,22 @@ class Consumers:
         with self._lock:
             self._forget_keys(consumer)
 
-    def discard_of(self, call: object) -> None:
-        """Discard what a call uses, after it was interrupted at any point."""
-        for consumer in [each for each in list(self._kept.values()) if each.call is call]:
-            self.remove(consumer)
-            consumer.discard()
+    def discard_of(self, call: object, consumer: Consumer | None) -> None:
+        """Discard what a call uses, after it was interrupted at any point.
+
+        What the call has given back stays, because another call may use it already.
+
+        Args:
+            call: The call.
+            consumer: The consumer that it was given, if it was given one.
+        """
+        with self._lock:
+            used = [each for each in self._kept.values() if each.call is call]
+        if consumer is not None and consumer.call is call:
+            used.append(consumer)
+        for each in used:
+            self.remove(each)
+            each.discard()
 
     def make_room(self, nbytes: int) -> bool:
         """Free fetched records until `nbytes` fit: of unused consumers, the longest unused first."""
@@ -157,10 +166,12 @@ class Consumers:
 
     # -- The caller of these methods holds the lock
 
-    def _count(self, consumer: Consumer, sign: int) -> None:
+    def _count(self, consumer: Consumer, sign: int, call: object = None) -> None:
+        """Count a consumer that no call uses any more, or leave out one that a call begins to use."""
         size = len(consumer.state) if isinstance(consumer.state, Lineage) else 1
-        self._partitions += sign * size
-        self._open += sign * consumer.open_streams
+        partitions, streams = self._partitions + sign * size, self._open + sign * consumer.open_streams
+        # In one statement, because Python delivers no interrupt within these assignments.
+        consumer.call, self._partitions, self._open = call, partitions, streams
 
     def _forget_keys(self, consumer: Consumer) -> None:
         for key in consumer.keys:

@@ -8,7 +8,7 @@ from multiclouddb_spi.fetching.consumers import Consumers
 def kept_after_an_interrupt(monkeypatch):
     """The consumer of an interrupted call is put back as if nothing had happened."""
 
-    def spared(self, call):
+    def spared(self, call, _):
         for each in {id(each): each for each in self._kept.values() if each.call is call}.values():
             self.release(each)
 

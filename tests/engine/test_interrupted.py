@@ -43,8 +43,13 @@ def test_at_any_line_of_a_call_it_leaks_no_reader_and_no_byte(make_bench, ids, f
             break_off(bench, place)
         if not interrupted_at(line, lambda place=place: bench.page(place, 3)):
             break
-        again = ids(bench.page(place, 3))
         first = bench.engine
+        counts = first._consumers._open, first._consumers._partitions
+        kept = {id(each): each for each in first._consumers._kept.values()}.values()
+        assert counts == (sum(each.open_streams for each in kept), sum(len(each.state) for each in kept)), (
+            line
+        )
+        again = ids(bench.page(place, 3))
         assert again == ids(bench.page(place, 3, engine=bench.connect(page_records=5))), f"after line {line}"
         for each in (first, bench.engine):
             each.close()
