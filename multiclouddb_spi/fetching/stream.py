@@ -69,7 +69,7 @@ class Stream:
     # When the last fetch started, or 0: the answer does not show what happened after that.
     asked_at: float = 0.0
     retries: int = 0  # of the last fetch
-    # The last fetch has failed, so another failure is reported even if it is an earlier call's.
+    # The last fetch has failed after a long time, so the next failure is reported whichever call has asked.
     has_failed: bool = False
     waiting: bool = False  # the running fetch waits for new records, because there were none
     arrival: Arrival | None = None  # the limits on the answer of the running fetch, once it has begun

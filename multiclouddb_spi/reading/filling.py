@@ -420,14 +420,15 @@ class Filling(Generic[T]):
         name, error = stream.partition_id, stream.error
         assert error is not None
         left = self._consumer.drop(stream)
-        left.has_failed = True
+        turn = self._waiting.head_until - self._waiting.began
+        left.has_failed = time.monotonic() - stream.asked_at > turn
         if isinstance(error, RecordFault):
             self._result.poison = (name, error)
         elif (seconds := self._context.fetcher.fault(error).retry_after) is not None:
             left.due_at, left.error = time.monotonic() + seconds, error
         elif stream.asked_at < self._waiting.began and not stream.has_failed:
-            # An earlier call's fetch: a new one may succeed. If that fails too, it is reported, or a failure
-            # that takes longer than a page would never be.
+            # An earlier call's fetch: a new one may succeed. But a failure that takes longer than the turn of
+            # the first partition would never come in time, so the second one is reported.
             self._queue.put([name])
             return
         self._had_turn.pop(name, None)
