@@ -10,9 +10,8 @@ BUILDER := build/wheels
 RELEASE := build/release
 OLDEST := build/oldest
 
-DISTRIBUTIONS := . ./providers/embedded ./providers/cosmos ./providers/dynamo ./providers/mongo ./providers/spanner \
-	./conformance ./tools/emulators/cosmos ./tools/emulators/dynamo ./tools/emulators/spanner ./tables ./verify ./checkpoints ./spark \
-	./postgres ./cli ./certify
+DISTRIBUTIONS := . ./providers/cosmos ./providers/dynamo ./providers/mongo ./providers/spanner ./tables ./spark \
+	./conformance ./tools/emulators
 # They are installed here, and never published.
 TOOLS := ./tools
 PROJECTS := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS) $(TOOLS))
@@ -29,8 +28,8 @@ CHECKED := tests cli tables/tests conformance/tests/test_faults.py conformance/t
 # checkpoint stores, the commands and the tables of pages.
 VENDORS := $(wildcard $(foreach name,us8 us8_three us8_scripted errors mapping stream transport guards listing slow_link, \
 	providers/*/tests/test_$(name).py)) \
-	checkpoints/tests postgres/tests/test_sink.py postgres/tests/test_targets.py postgres/tests/test_verify.py \
-	verify/tests/test_delta.py verify/tests/test_spark.py spark/tests/test_sinks.py spark/tests/test_targets.py \
+	checkpoints/tests $(foreach name,sink targets verify,tables/postgres/tests/test_$(name).py) \
+	tables/verify/tests/test_delta.py tables/verify/tests/test_spark.py spark/tests/test_sinks.py spark/tests/test_targets.py \
 	cli/tests/test_commands.py tests/test_dependencies.py tests/test_face.py tests/test_private_names.py
 
 # Where it is set, each of the many processes of the tests would compile the same modules again.
@@ -113,7 +112,7 @@ release-check: wheels ## dry run of a release: wheels, twine, a new environment 
 	$(RELEASE)/tools/bin/python -m pip --disable-pip-version-check install -q --no-compile -c $(RELEASE)/pins.txt twine cyclonedx-bom
 	$(RELEASE)/tools/bin/python -m twine check --strict dist/*.whl
 	$(RELEASE)/tools/bin/python -m pip --disable-pip-version-check --python $(RELEASE)/installed install -q --no-compile -c $(RELEASE)/pins.txt \
-		--find-links dist $$(cd dist && ls *.whl | sed -E 's/-.*//') 'multiclouddb-postgres[binary]'
+		--find-links dist $$(cd dist && ls *.whl | sed -E 's/-.*//') 'multiclouddb[certify,cli,postgres]'
 	$(RELEASE)/tools/bin/python -m pip --disable-pip-version-check --python $(RELEASE)/installed check
 	$(RELEASE)/installed/bin/python -I tools/smoke.py
 	$(RELEASE)/tools/bin/cyclonedx-py environment --output-reproducible -o $(RELEASE)/multiclouddb.cdx.json \

@@ -20,7 +20,7 @@ from testing.command_process import CommandProcess
 
 _HEAD: Final = """# The command line at work
 
-`pip install "multiclouddb[embedded,cli]"` installs the command, with the extra of your database in place of
+`pip install "multiclouddb[cli]"` installs the command, with the extra of your database in place of
 `embedded`. `URL` is a URL that `connect` accepts, or the path of a [TOML file](../configuration.md#connect).
 If there is a password, use a file that reads it from the environment, because other users of the machine can
 see a command's arguments. [All options](#all-options) and exit codes are at the end.

@@ -63,7 +63,7 @@ class Checkpoint:
 class CheckpointStore(Protocol):
     """Keeps one checkpoint per name; several threads and processes may call it.
 
-    `FileCheckpointStore` keeps files on one machine; `multiclouddb-checkpoints` has stores that several
+    `FileCheckpointStore` keeps files on one machine; `multiclouddb_checkpoints` has stores that several
     machines share. To write one, implement these two methods.
     """
 

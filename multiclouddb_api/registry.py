@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 GROUP: Final = "multiclouddb.providers"
 CAPABILITIES: Final = "multiclouddb.capabilities"
-_OURS: Final = frozenset({"embedded", "dynamo", "spanner", "mongo", "cosmos"})
+_EXTRAS: Final = ("dynamo", "spanner", "mongo", "cosmos")
+_OURS: Final = {
+    "embedded": "multiclouddb",
+    **{provider_id: f'"multiclouddb[{provider_id}]"' for provider_id in _EXTRAS},
+}
+"""What pip installs for each provider of this project."""
 
 
 def installed_providers() -> tuple[str, ...]:
@@ -80,7 +85,7 @@ def load_plugin(provider_id: str) -> Plugin:
 def _missing(provider_id: str) -> MulticloudDbError:
     if provider_id in _OURS:
         return MulticloudDbError(
-            f'provider: {provider_id!r} is not installed; run: pip install "multiclouddb[{provider_id}]"',
+            f"provider: {provider_id!r} is not installed; run: pip install {_OURS[provider_id]}",
             ErrorDetail(ErrorCategory.INVALID_REQUEST, provider=provider_id),
         )
     return invalid_request(

@@ -33,7 +33,7 @@ SHARED = {
     "opentelemetry.metrics": "opentelemetry-api",
 }
 # What is imported and not required: a platform has a Spark of its own, which pip would replace.
-BROUGHT = {("multiclouddb-spark", "pyspark"), ("multiclouddb-postgres", "pyspark")}
+BROUGHT = {("multiclouddb-spark", "pyspark"), ("multiclouddb-tables", "pyspark")}
 
 
 def pins(name):
@@ -86,7 +86,7 @@ def test_the_table_of_versions_is_what_the_distributions_require():
     stated = {name: (Version(low), Version(high) if high else None) for name, low, high in rows}
     wanted = {Requirement(each).name: bound(each) for found in REQUIREMENTS.values() for each in found}
     assert stated == {name: wanted.get(name) for name in stated}
-    direct = {Requirement(each).name for each in REQUIREMENTS["multiclouddb"]}
+    direct = {Requirement(each).name for each in PROJECTS["multiclouddb"]["project"]["dependencies"]}
     assert direct | {"azure-cosmos", "boto3", "google-cloud-spanner", "pymongo", "psycopg"} <= stated.keys()
 
 

@@ -49,7 +49,7 @@ def test_every_extra_that_is_named_exists():
     assert [each for each in fixed if each[2] not in EXTRAS.get(each[1], ())] == []
 
 
-@pytest.mark.parametrize("provider", ["cosmos", "dynamo", "embedded", "mongo", "spanner"])
+@pytest.mark.parametrize("provider", ["cosmos", "dynamo", "mongo", "spanner"])
 def test_a_provider_that_messages_name_is_an_extra_and_can_be_found(provider):
     (requirement,) = MAIN[provider]
     points = PROJECTS[re.match(r"[\w-]+", requirement)[0]]["entry-points"]["multiclouddb.providers"]

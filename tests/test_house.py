@@ -17,7 +17,7 @@ from multiclouddb_conformance import us8
 from .test_loading import in_a_new_process
 
 ROOT = Path(__file__).parents[1]
-EMULATORS = sorted(ROOT.glob("tools/emulators/*/pyproject.toml"))
+EMULATORS = sorted(path.parent.name for path in ROOT.glob("tools/emulators/*/README.md"))
 SDKS = {
     "azure", "boto3", "botocore", "deltalake", "google", "grpc", "numpy", "pandas", "py4j", "pyarrow",
     "pymongo", "pyspark", "pytest",
@@ -26,16 +26,21 @@ SDKS = {
 WIRE = {"spanner": {"google", "grpc"}}
 
 
-@pytest.mark.parametrize("file", EMULATORS, ids=lambda file: file.parent.name)
-def test_an_emulator_needs_nothing_of_the_kit_and_no_sdk(file):
+@pytest.mark.parametrize("service", EMULATORS)
+def test_an_emulator_needs_nothing_of_the_kit_and_no_sdk(service):
     """Otherwise, both could contain the same mistake."""
-    package = f"multiclouddb_{file.parent.name}_emulator"
+    package = f"multiclouddb_{service}_emulator"
     program = f"import {package}, sys; print(*sys.modules)"
     loaded = {name.partition(".")[0] for name in in_a_new_process(program)}
     assert {name for name in loaded if "multiclouddb" in name} == {package}
-    assert SDKS & loaded == WIRE.get(file.parent.name, set())
-    project = tomllib.loads(file.read_text())["project"]
-    assert [name for name in project["dependencies"] if "multiclouddb" in name] == []
+    assert SDKS & loaded == WIRE.get(service, set())
+
+
+def test_the_emulators_require_no_other_distribution():
+    project = tomllib.loads((ROOT / "tools/emulators/pyproject.toml").read_text())["project"]
+    assert sorted(project["optional-dependencies"]) == EMULATORS
+    wanted = [project["dependencies"], *project["optional-dependencies"].values()]
+    assert [name for names in wanted for name in names if "multiclouddb" in name] == []
 
 
 def test_no_test_is_left_out():

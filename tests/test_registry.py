@@ -63,7 +63,7 @@ def test_an_unknown_provider_is_met_with_a_suggestion(offer, installed, asked, m
     assert message in refused(asked).message
 
 
-@pytest.mark.parametrize("provider_id", ["embedded", "dynamo", "spanner", "mongo", "cosmos"])
+@pytest.mark.parametrize("provider_id", ["dynamo", "spanner", "mongo", "cosmos"])
 def test_a_missing_extra_is_met_with_the_command_that_installs_it(offer, provider_id):
     offer()
     error = refused(provider_id)
@@ -72,10 +72,15 @@ def test_a_missing_extra_is_met_with_the_command_that_installs_it(offer, provide
     assert error.detail.provider == provider_id
 
 
+def test_the_provider_that_is_always_there_can_be_missing_too(offer):
+    offer()
+    assert refused("embedded").message.endswith("'embedded' is not installed; run: pip install multiclouddb")
+
+
 def test_a_provider_offered_twice_names_both_owners(offer):
-    offer(point("embedded", "sys:path", "multiclouddb-embedded"), point("embedded", "os:path", "imitation"))
+    offer(point("embedded", "sys:path", "multiclouddb"), point("embedded", "os:path", "imitation"))
     message = refused("embedded").message
-    assert "is offered by imitation, multiclouddb-embedded" in message
+    assert "is offered by imitation, multiclouddb" in message
     assert "uninstall all but one" in message
 
 
@@ -170,7 +175,7 @@ class TestTheFilesOfTheDistributions:
 
     def test_of_two_distributions_with_one_provider_are_refused_with_both_names(self, path):
         install(path, "imitation", text="[multiclouddb.providers]\nembedded = os:path\n")
-        assert "'embedded' is offered by imitation, multiclouddb-embedded;" in refused("embedded").message
+        assert "'embedded' is offered by imitation, multiclouddb;" in refused("embedded").message
 
     def test_installed_later_are_found(self, path):
         path.mkdir()

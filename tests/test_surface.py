@@ -35,7 +35,8 @@ PACKAGES = (
     "pyspark_multiclouddb",
 )
 PLACES = [ROOT, *(ROOT / "providers" / name for name in ("dynamo", "embedded", "mongo"))]
-PLACES += [ROOT / name for name in ("spark", "tables", "verify", "checkpoints", "postgres", "certify")]
+PLACES += [ROOT / name for name in ("spark", "tables", "tables/verify", "tables/postgres", "checkpoints")]
+PLACES += [ROOT / "conformance/certify"]
 
 
 class Shown:

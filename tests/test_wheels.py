@@ -9,13 +9,14 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from packaging.requirements import Requirement
 
 pytestmark = pytest.mark.xdist_group("jvm apart")
 
 ROOT = Path(__file__).parents[1]
 PROJECTS = sorted(
     path.parent
-    for pattern in ("", "*/", "tools/emulators/*/", "providers/*/")
+    for pattern in ("", "*/", "tools/emulators/", "providers/*/")
     for path in ROOT.glob(f"{pattern}pyproject.toml")
     if path.parent != ROOT / "tools"  # it is never published
 )
@@ -45,16 +46,21 @@ def test_wheel_holds_its_packages_and_nothing_else(wheels):
         stem = settings["project"]["name"].replace("-", "_")
         (wheel,) = wheels.glob(f"{stem}-{settings['project']['version']}-*.whl")
         files = ZipFile(wheel).namelist()
-        packages = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+        stated = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+        packages = [Path(each).name for each in stated]
         assert {name.split("/")[0] for name in files if ".dist-info/" not in name} == set(packages)
         assert {f"{package}/py.typed" for package in packages} <= set(files)
 
 
-def test_distributions_share_one_version():
-    versions = {
-        tomllib.loads((project / "pyproject.toml").read_text())["project"]["version"] for project in PROJECTS
-    }
-    assert len(versions) == 1
+def test_distributions_share_one_version_and_require_no_other():
+    """They use modules of each other that are in no public API, so a mixture of versions may not work."""
+    projects = [tomllib.loads((project / "pyproject.toml").read_text())["project"] for project in PROJECTS]
+    (version,) = {project["version"] for project in projects}
+    stated = [each.get("optional-dependencies", {}) | {"": each.get("dependencies", ())} for each in projects]
+    wanted = [Requirement(text) for each in stated for texts in each.values() for text in texts]
+    ours = [each for each in wanted if each.name.startswith("multiclouddb")]
+    assert len(ours) > 10
+    assert {str(each.specifier) for each in ours} == {f"=={version}"}
 
 
 def test_pip_installs_the_wheels_and_no_more(wheels, tmp_path):
@@ -62,13 +68,17 @@ def test_pip_installs_the_wheels_and_no_more(wheels, tmp_path):
     venv.create(tmp_path / "env", with_pip=False)
     python = tmp_path / "env" / "bin" / "python"
     pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
-    run(*pip, "install", "-q", "--no-compile", "--find-links", wheels, "multiclouddb[embedded]")
+    run(*pip, "install", "-q", "--no-compile", "--find-links", wheels, "multiclouddb")
     run(*pip, "check")
 
     names, providers = json.loads(run(python, "-I", "-c", LIST_CLEAN_ENVIRONMENT))
-    assert {name for name in names if name.startswith("multiclouddb")} == {
-        "multiclouddb",
-        "multiclouddb-embedded",
-    }
-    assert not {"pyspark", "pyarrow", "pytest"} & set(names)
+    assert [name for name in names if name.startswith("multiclouddb")] == ["multiclouddb"]
+    assert not {"pyspark", "pyarrow", "pytest", "typer"} & set(names)
     assert providers == ["embedded"]
+
+    # The script is there without the packages of the extra `cli`: it answers in one line.
+    script = tmp_path / "env" / "bin" / "multiclouddb"
+    assert run(script, "--version").startswith("multiclouddb 0.")
+    ran = subprocess.run([str(script), "providers"], capture_output=True, text=True, check=False)
+    told = 'multiclouddb: the command needs typer; run: pip install "multiclouddb[cli]"\n'
+    assert (ran.returncode, ran.stdout, ran.stderr) == (1, "", told)

@@ -48,11 +48,9 @@ def providers(*, check: bool, as_json: bool) -> None:
     shown = attrs.filters.exclude(*(() if check else ("problem",)))
     if as_json:
         typer.echo(safe_json(orjson.dumps([attrs.asdict(item, filter=shown) for item in found])))
-    elif found:
+    else:
         rows = [_row(item, check=check) for item in found]
         print_table(["provider", "distribution", "version", "imports" if check else "state"], rows)
-    else:
-        typer.echo(_NO_PROVIDER)
 
 
 def _problem(name: str) -> str | None:
@@ -73,7 +71,6 @@ def _row(item: Installed, *, check: bool) -> list[Cell]:
 
 
 _STYLES: Final = {Support.NATIVE: "green", Support.EMULATED: "yellow", Support.UNSUPPORTED: "red"}
-_NO_PROVIDER: Final = 'no provider is installed; run: pip install "multiclouddb[embedded]"'
 _NEEDS_URL: Final = "needs a URL: run multiclouddb capabilities URL"
 
 
@@ -91,10 +88,8 @@ def capabilities(config: ClientConfig | None, *, as_json: bool) -> None:
     columns = [_connected(config)] if config else [_installed(name) for name in installed_providers()]
     if as_json:
         typer.echo(safe_json(orjson.dumps({column.provider: _facts(column) for column in columns})))
-    elif columns:
-        _print(columns)
     else:
-        typer.echo(_NO_PROVIDER)
+        _print(columns)
 
 
 def _connected(config: ClientConfig) -> Column:

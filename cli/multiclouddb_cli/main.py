@@ -124,7 +124,7 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        typer.echo(f"{_NAME} {version('multiclouddb-cli')}")
+        typer.echo(f"{_NAME} {version('multiclouddb')}")
         raise typer.Exit
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import sys
+from typing import Final
+
+_EXTRA: Final = frozenset({"click", "rich", "typer"})
+"""What the extra `cli` installs; `multiclouddb` alone has the script and none of them."""
 
 
 def run() -> None:
@@ -11,10 +15,14 @@ def run() -> None:
         from importlib.metadata import version
 
         try:
-            print(f"multiclouddb {version('multiclouddb-cli')}", flush=True)  # noqa: T201 - the answer
+            print(f"multiclouddb {version('multiclouddb')}", flush=True)  # noqa: T201 - the answer
             return
         except OSError:  # nobody reads it: the command line knows what to do
             pass
-    from multiclouddb_cli.main import run as run_command
-
+    try:
+        from multiclouddb_cli.main import run as run_command
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRA:
+            raise
+        sys.exit(f'multiclouddb: the command needs {error.name}; run: pip install "multiclouddb[cli]"')
     run_command()

@@ -114,7 +114,7 @@ class TestCapabilities:
 class TestProviders:
     def test_are_listed_with_what_is_wrong_with_them(self, run, fake):
         rows = {line.split()[0]: line for line in run("providers", "--check").stdout.splitlines()}
-        assert re.fullmatch(r"embedded +multiclouddb-embedded +\S+ +yes", rows["embedded"])
+        assert re.fullmatch(r"embedded +multiclouddb +\S+ +yes", rows["embedded"])
         assert rows["fake"].split() == ["fake", "multiclouddb-fake", "9.8", "yes"]
         assert 'pip install "multiclouddb[broken]"' in rows["broken"]
 
@@ -390,11 +390,11 @@ def loaded_by(*words):
 @pytest.mark.slow
 class TestProgram:
     def test_tells_its_version(self, run):
-        assert run("--version").stdout == f"multiclouddb {version('multiclouddb-cli')}\n"
+        assert run("--version").stdout == f"multiclouddb {version('multiclouddb')}\n"
 
     def test_tells_its_version_before_it_imports_the_command_line(self):
         shown = loaded_by("--version")
-        assert shown[0] == f"multiclouddb {version('multiclouddb-cli')}"
+        assert shown[0] == f"multiclouddb {version('multiclouddb')}"
         assert "typer" not in shown[-1].split()
 
     @pytest.mark.parametrize("command", ["providers", "capabilities"])

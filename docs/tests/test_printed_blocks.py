@@ -28,7 +28,7 @@ pytestmark = pytest.mark.xdist_group("jvm apart")
 
 PAGES = ["README.md", "docs/index.md"]
 FENCE = re.compile(r"^( *)```(\w*)[^\n`]*\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
-INSTALL = re.compile(r'pip install "(multiclouddb\[[a-z,]+\])"')
+INSTALL = re.compile(r'pip install "?(multiclouddb(?:\[[a-z,]+\])?)\b')
 # The machine's Java prints this line whenever Spark starts.
 BY_JAVA = "WARNING: Using incubator modules: jdk.incubator.vector\n"
 SYSTEM = "/usr/local/bin:/usr/bin:/bin"
@@ -208,8 +208,8 @@ def test_a_page_has_a_program_for_every_database(page):
 
 def test_an_environment_has_the_wheels_and_not_the_clone(machine, tmp_path):
     program = "import multiclouddb_api, os; print(multiclouddb_api.__file__, os.environ['HOME'], sep='\\n')"
-    module, home = machine.run(Block("python", program, "multiclouddb[embedded]", None)).splitlines()
+    module, home = machine.run(Block("python", program, "multiclouddb", None)).splitlines()
     assert Path(module).is_relative_to(tmp_path / "environments")
     assert Path(home).is_relative_to(tmp_path)
-    with pytest.raises(AssertionError, match="No module named 'multiclouddb_cli'"):
-        machine.run(Block("python", "import multiclouddb_cli", "multiclouddb[embedded]", None))
+    with pytest.raises(AssertionError, match="No module named 'multiclouddb_tables'"):
+        machine.run(Block("python", "import multiclouddb_tables", "multiclouddb", None))

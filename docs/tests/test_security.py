@@ -30,12 +30,12 @@ DATA = (
     "providers/cosmos/tests/test_config.py::test_the_password_of_a_proxy_is_shown_nowhere",
     "providers/dynamo/tests/test_provider.py::test_the_password_of_a_proxy_is_shown_nowhere",
     "providers/spanner/tests/test_config.py::test_the_password_of_a_proxy_is_shown_nowhere",
-    "postgres/tests/test_sink.py::test_what_a_trigger_says_of_a_row_is_in_no_error",
+    "tables/postgres/tests/test_sink.py::test_what_a_trigger_says_of_a_row_is_in_no_error",
 )
 PASSWORDS = (
-    "postgres/tests/test_secrets.py::test_every_character_of_a_password",
-    "postgres/tests/test_secrets.py::test_the_errors_of_a_server_that_refuses",
-    "postgres/tests/test_secrets.py::test_verify_and_the_command_line",
+    "tables/postgres/tests/test_secrets.py::test_every_character_of_a_password",
+    "tables/postgres/tests/test_secrets.py::test_the_errors_of_a_server_that_refuses",
+    "tables/postgres/tests/test_secrets.py::test_verify_and_the_command_line",
     "tests/test_secrets.py::test_no_character_of_a_password_makes_it_another_part_of_the_url",
     "providers/mongo/tests/test_config.py::test_no_message_cause_or_context_quotes_one",
     "providers/mongo/tests/test_specifications.py::test_a_password_in_a_command_is_in_no_error_and_no_log",
@@ -44,7 +44,9 @@ CONFIG = (
     "tests/test_config.py::test_shows_no_secret",
     "tests/test_config.py::test_no_text_of_the_connection_is_shown_where_a_reporter_shows_variables",
 )
-PRIVATE = ("certify/tests/test_secrets.py::test_a_run_takes_what_connect_takes_and_leaves_private_files",)
+PRIVATE = (
+    "conformance/certify/tests/test_secrets.py::test_a_run_takes_what_connect_takes_and_leaves_private_files",
+)
 SPARK = ("spark/tests/test_versions.py::test_no_secret_of_a_database_is_shown_or_written",)
 BOUNDS = (
     "providers/cosmos/tests/test_transport.py::test_an_answer_is_bounded_while_it_is_decompressed",
@@ -96,12 +98,12 @@ ROWS = {
         "tests/engine/test_trouble.py::test_only_pages_tell_it_keys_and_documents",
     ),
     "`verify`'s state folder": (
-        "postgres/tests/test_verify.py::test_the_state_folder_holds_keys_and_digests_and_nothing_else",
+        "tables/postgres/tests/test_verify.py::test_the_state_folder_holds_keys_and_digests_and_nothing_else",
     ),
     "`verify`'s report": (
         "cli/tests/test_verify.py::test_difference_ends_with_11_and_names_key_path_and_types_but_no_value",
-        "postgres/tests/test_secrets.py::test_verify_and_the_command_line",
-        "postgres/tests/test_verify.py::test_command_line_never_shows_the_password",
+        "tables/postgres/tests/test_secrets.py::test_verify_and_the_command_line",
+        "tables/postgres/tests/test_verify.py::test_command_line_never_shows_the_password",
     ),
     "Spark's checkpoint folder": (
         *SPARK,
@@ -115,11 +117,11 @@ ROWS = {
     "tasks that Spark's driver": WARNING,
     "report of `certify`": (
         *PRIVATE,
-        "certify/tests/test_dynamo.py::test_it_passes_removes_everything_counts_and_reports_nothing_private",
+        "conformance/certify/tests/test_dynamo.py::test_it_passes_removes_everything_counts_and_reports_nothing_private",
     ),
     "drill folder": (
-        "certify/tests/test_secrets.py::test_its_folder_holds_the_name_of_the_secret_alone",
-        "certify/tests/test_secrets.py::test_a_url_that_may_contain_a_secret_is_not_stored",
+        "conformance/certify/tests/test_secrets.py::test_its_folder_holds_the_name_of_the_secret_alone",
+        "conformance/certify/tests/test_secrets.py::test_a_url_that_may_contain_a_secret_is_not_stored",
     ),
 }
 
@@ -177,7 +179,7 @@ SENTENCES = {
         "checkpoints/tests/test_dynamo.py::test_a_small_item_that_becomes_a_large_content_is_refused",
         "conformance/multiclouddb_conformance/checkpoint_stores.py::"
         "test_a_token_that_no_store_reads_is_not_saved",
-        "postgres/tests/test_checkpoints.py::test_checkpoint_beyond_the_bound_is_refused_and_not_read",
+        "tables/postgres/tests/test_checkpoints.py::test_checkpoint_beyond_the_bound_is_refused_and_not_read",
         "providers/embedded/tests/test_checkpoints.py::"
         "test_a_checkpoint_beyond_the_bound_is_refused_and_not_read",
     ),
@@ -187,7 +189,7 @@ SENTENCES = {
     ),
     "A pickled `ClientConfig`": (
         "tests/test_config.py::test_the_connection_is_a_copy_and_pickles",
-        "postgres/tests/test_secrets.py::test_a_pickle_has_the_password_and_what_is_made_of_it_shows_none",
+        "tables/postgres/tests/test_secrets.py::test_a_pickle_has_the_password_and_what_is_made_of_it_shows_none",
     ),
     "Spark also pickles": WARNING,
     "A client cannot be pickled.": (
@@ -230,7 +232,7 @@ SENTENCES = {
     "The text of the vendor's exception": DATA,
     "- The command line shows URLs": (
         "cli/tests/test_errors.py::test_wherever_a_url_stands_are_not_shown",
-        "postgres/tests/test_secrets.py::test_verify_and_the_command_line",
+        "tables/postgres/tests/test_secrets.py::test_verify_and_the_command_line",
         "cli/tests/test_tail.py::test_the_error_of_a_partition_shows_no_secret",
     ),
     "If its output is a terminal": (

@@ -49,7 +49,7 @@ REFERENCE = {
 }
 PROJECTS = [
     path
-    for pattern in ("", "*/", "tools/emulators/*/", "providers/*/")
+    for pattern in ("", "*/", "tools/emulators/", "providers/*/")
     for path in ROOT.glob(f"{pattern}pyproject.toml")
     if path.parent != ROOT / "tools"  # it is never published
 ]

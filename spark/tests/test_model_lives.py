@@ -19,7 +19,7 @@ LIVES = [
     pytest.param(0, 1, id="short"),
     *(pytest.param(seed, 9, marks=pytest.mark.soak, id=str(seed)) for seed in range(200)),
 ]
-SOURCE = runpy.run_path(str(Path(__file__).parents[2] / "verify" / "tests" / "embedded_model.py"))
+SOURCE = runpy.run_path(str(Path(__file__).parents[2] / "tables" / "verify" / "tests" / "embedded_model.py"))
 VALUES = (1, 1.5, None, "é", [{"a": 1}], True)
 COLUMNS = {"text": "new_item_state", "deleted": "_deleted_at"}
 

@@ -198,7 +198,7 @@ class SqliteCheckpointStore:
             raise self._unusable("is empty" if empty else "is a SQLite database but contains no checkpoints")
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version > _VERSION:
-            raise newer(self._path, version, _VERSION, "multiclouddb-embedded")
+            raise newer(self._path, version, _VERSION, "multiclouddb")
 
     def _find(self, connection: sqlite3.Connection, name: str) -> Checkpoint | None:
         # The caller holds a transaction, so that no other process changes the file.

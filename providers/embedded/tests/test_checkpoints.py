@@ -174,4 +174,4 @@ class TestDamage:
 
     def test_a_newer_format_names_the_way_out(self, store, whole):
         sql(store, "PRAGMA user_version = 2")
-        refused(store, "version 2, newer than 1", "the multiclouddb-embedded version that wrote it")
+        refused(store, "version 2, newer than 1", "the multiclouddb version that wrote it")

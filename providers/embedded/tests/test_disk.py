@@ -159,7 +159,7 @@ class TestNoStore:
     def test_a_newer_schema_says_to_upgrade(self, path):
         with closing(sqlite3.connect(path)) as connection, connection:
             connection.execute("UPDATE store SET version = 9")
-        upgrade = "pip install --upgrade multiclouddb-embedded"
+        upgrade = "pip install --upgrade multiclouddb"
         both_told(path, INVALID, path, "schema version 9", upgrade)
 
     def test_an_empty_file_is_no_store_for_a_reader_and_becomes_one_for_a_writer(self, folder):

@@ -410,8 +410,8 @@ def check_store(connection: sqlite3.Connection, path: str) -> None:
     if version > SCHEMA_VERSION:
         raise ProviderFault.of(
             ErrorCategory.INVALID_REQUEST,
-            f"the store {path} has schema version {version}, but this multiclouddb-embedded supports "
-            f"{SCHEMA_VERSION}; run: pip install --upgrade multiclouddb-embedded",
+            f"the store {path} has schema version {version}, but this multiclouddb supports "
+            f"{SCHEMA_VERSION}; run: pip install --upgrade multiclouddb",
         )
 
 

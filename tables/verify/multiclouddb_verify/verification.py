@@ -306,7 +306,7 @@ class Verification:
         feed, config = decode_token(page.continuation_token), self._sides.source.client.config
         identity = {
             "format": str(FORMAT),
-            "verify": version("multiclouddb-verify"),
+            "verify": version("multiclouddb-tables"),
             "provider": _version_of(config.provider),
             "database": repr(config),
             "collection": str(feed.address),
