@@ -112,7 +112,7 @@ release-check: wheels ## dry run of a release: wheels, twine, a new environment 
 	$(RELEASE)/tools/bin/python -m pip --disable-pip-version-check install -q --no-compile -c $(RELEASE)/pins.txt twine cyclonedx-bom
 	$(RELEASE)/tools/bin/python -m twine check --strict dist/*.whl
 	$(RELEASE)/tools/bin/python -m pip --disable-pip-version-check --python $(RELEASE)/installed install -q --no-compile -c $(RELEASE)/pins.txt \
-		--find-links dist $$(cd dist && ls *.whl | sed -E 's/-.*//') 'multiclouddb[certify,cli,postgres]'
+		--find-links dist $$(cd dist && ls *.whl | sed -E 's/-.*//') 'multiclouddb[certify,cli,postgres]' 'multiclouddb-emulators[cosmos,spanner]'
 	$(RELEASE)/tools/bin/python -m pip --disable-pip-version-check --python $(RELEASE)/installed check
 	$(RELEASE)/installed/bin/python -I tools/smoke.py
 	$(RELEASE)/tools/bin/cyclonedx-py environment --output-reproducible -o $(RELEASE)/multiclouddb.cdx.json \
