@@ -8,6 +8,7 @@ ask here what is true.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +16,18 @@ from typing import Final
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
-__all__ = ["MachineRole", "aws_fails", "google_fails"]
+__all__ = ["NO_GOOGLE_TOKENS", "MachineRole", "aws_fails", "google_fails"]
+
+NO_GOOGLE_TOKENS: Final = re.compile(
+    r"Metadata server unavailable|Max retries exceeded|Connection aborted|timed out"
+    r"|internal_failure|server_error|temporarily_unavailable|\"(?:code|status)\": ?5\d\d\b",
+    re.IGNORECASE,
+)
+"""What google-auth says if the service that gives tokens cannot be reached or fails.
+
+That is the machine's metadata server, or Google's. If a machine has no account, its metadata server answers,
+and this is not said.
+"""
 
 _ADDRESS: Final = "169.254.169.254"
 _TOKEN: Final = "latest/api/token"

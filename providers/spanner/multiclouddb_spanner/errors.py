@@ -17,7 +17,7 @@ from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi import Fault
 from multiclouddb_spi.faults import REPORT, START_AGAIN, UNAVAILABLE, FaultRule, one_line, row_of_connection
-from multiclouddb_spi.machine_role import MachineRole, google_fails
+from multiclouddb_spi.machine_role import NO_GOOGLE_TOKENS, MachineRole, google_fails
 
 PROVIDER_ID: Final = "spanner"
 
@@ -42,9 +42,10 @@ _ACCOUNT_LATE: Final = FaultRule(
     f"{_AUTHENTICATION.way_out}",
 )
 _ACCOUNT: Final = MachineRole(google_fails)
+# These statuses stand for many mistakes, and only the service's text says which.
 _BAD_REQUEST: Final = FaultRule(
     ErrorCategory.INVALID_REQUEST,
-    "pass a token or partition id unchanged, and use only names that Spanner allows",
+    "correct what the service's message names; pass tokens and partition ids as they were returned",
 )
 _EXPIRED: Final = FaultRule(
     ErrorCategory.CHECKPOINT_EXPIRED,
@@ -56,6 +57,11 @@ _NO_STREAM: Final = FaultRule(
     "the change stream was dropped; create it again (CREATE CHANGE STREAM … FOR …) and start again",
 )
 _UNKNOWN: Final = FaultRule(ErrorCategory.PERMANENT_FAILURE, REPORT)
+# gRPC gives an answer of HTTP without a status one: PERMISSION_DENIED for 403, UNIMPLEMENTED for 404.
+_NO_GRPC: Final = FaultRule(
+    ErrorCategory.PERMANENT_FAILURE,
+    "something else than Spanner has answered, for example a proxy; check the endpoint and the proxy",
+)
 _TOO_LARGE: Final = FaultRule(
     ErrorCategory.PROVIDER_ERROR,
     "Spanner sends no message of 64 MiB, so something else answers; check the endpoint and the proxy",
@@ -67,28 +73,31 @@ STATUSES: Final[Mapping[grpc.StatusCode, FaultRule]] = {
     _Code.INVALID_ARGUMENT: _BAD_REQUEST,
     _Code.DEADLINE_EXCEEDED: _OUT_OF_TIME,
     _Code.NOT_FOUND: FaultRule(
-        ErrorCategory.NOT_FOUND, "check the project, the instance and the database of the address"
+        ErrorCategory.NOT_FOUND,
+        "check what the service's message names; the project, the instance and the database are in the "
+        "connection and in the address",
     ),
     _Code.ALREADY_EXISTS: FaultRule(ErrorCategory.CONFLICT, REPORT),
     _Code.PERMISSION_DENIED: FaultRule(
         ErrorCategory.AUTHORIZATION_FAILED,
-        f"grant the roles in {_PAGE} to the identity that Google's credential chain found",
+        f"do what the service's message says; if it names a permission, grant the roles in {_PAGE} to the "
+        "identity that Google's credential chain found",
     ),
     _Code.UNAUTHENTICATED: _AUTHENTICATION,
     _Code.RESOURCE_EXHAUSTED: FaultRule(
-        ErrorCategory.THROTTLED, "read with fewer processes, or give the instance more nodes"
+        ErrorCategory.THROTTLED,
+        "read with fewer processes, or give the instance more nodes, unless the service's message names "
+        "another limit",
     ),
     _Code.FAILED_PRECONDITION: FaultRule(
         ErrorCategory.INVALID_REQUEST, "correct what the service's message names, and try again"
     ),
     _Code.ABORTED: _INTERRUPTED,
-    _Code.OUT_OF_RANGE: FaultRule(
-        ErrorCategory.INVALID_REQUEST,
-        "pass a token or partition id as it was returned, and a time that the change stream holds",
-    ),
+    _Code.OUT_OF_RANGE: _BAD_REQUEST,
     _Code.UNIMPLEMENTED: FaultRule(
         ErrorCategory.UNSUPPORTED_CAPABILITY,
-        "this server does not support the request; use Cloud Spanner or its emulator",
+        "the server does not support what its message names; if it is another server, use Cloud Spanner or "
+        "its emulator",
     ),
     _Code.INTERNAL: _UNKNOWN,
     _Code.UNAVAILABLE: UNAVAILABLE,
@@ -96,11 +105,15 @@ STATUSES: Final[Mapping[grpc.StatusCode, FaultRule]] = {
 }
 """Every status with which a call can end, except OK."""
 
+# What the service says of a partition that has ended, and whose last change is older than the retention.
+_STALE: Final = "have expired and have been deleted"
+# In PostgreSQL, a query of a stream that does not exist names a function that does not exist.
+_NO_FUNCTION: Final = re.compile(r"function spanner\.\"?read_json_.* does not exist", re.DOTALL)
+_NO_STATUS: Final = "Received http2 header with status: "
 # Maps a status and words in the error's text to their meaning.
 _TEXTS: Final[tuple[tuple[grpc.StatusCode, str, FaultRule], ...]] = (
     (_Code.INVALID_ARGUMENT, "Table-valued function not found", _NO_STREAM),
-    (_Code.INVALID_ARGUMENT, "read_json_", _NO_STREAM),
-    (_Code.OUT_OF_RANGE, "too far in the past", _EXPIRED),
+    *((_Code.OUT_OF_RANGE, words, _EXPIRED) for words in ("too far in the past", _STALE)),
     (_Code.NOT_FOUND, "Session not found", _INTERRUPTED),
     (_Code.NOT_FOUND, "Session was concurrently deleted", _INTERRUPTED),
     (_Code.UNAVAILABLE, "Getting metadata from plugin failed", _AUTHENTICATION),
@@ -113,11 +126,6 @@ _BROKEN: Final = re.compile(
     r"|Stream removed|Stream closed|Socket closed|Channel closed|Transport closed|GOAWAY"
     r"|Authentication backend internal server error|retriable error could not be retried",
     re.IGNORECASE,
-)
-# What google-auth says if the service that gives tokens cannot be reached or fails: the machine's metadata
-# server, or Google's. If the machine has no account, the metadata server answers, and this is not said.
-_NO_TOKENS: Final = re.compile(
-    r"Metadata server unavailable|Max retries exceeded|Connection aborted|timed out", re.IGNORECASE
 )
 _EARLIEST: Final = re.compile(r"earliest read timestamp: ([0-9T:.+Z-]+?)\.?(?:\s|$)")
 _INTERVAL: Final = re.compile(r"start_timestamp within ([0-9T:.+Z-]+) and ([0-9T:.+Z-]+?)\.?(?:\s|$)")
@@ -144,14 +152,19 @@ def _says(code: grpc.StatusCode, words: str, error: BaseException) -> bool:
     return status_of(error) is code and words in text_of(error)
 
 
-# A query started before the oldest change that the stream keeps.
-is_past: Final = partial(_says, _Code.OUT_OF_RANGE, "too far in the past")
+# All changes of a partition are older than the retention.
+is_stale: Final = partial(_says, _Code.OUT_OF_RANGE, _STALE)
 # A query started before its partition started, or after it ended.
 is_outside_partition: Final = partial(_says, _Code.OUT_OF_RANGE, "invalid for the partition")
 # A partition token does not belong to this change stream.
-is_foreign_partition: Final = partial(_says, _Code.INVALID_ARGUMENT, "partition_token")
+is_foreign_partition: Final = partial(_says, _Code.INVALID_ARGUMENT, "partition_token is invalid")
 # The database no longer keeps the data of the time that a read requests.
 is_lost_version: Final = partial(_says, _Code.FAILED_PRECONDITION, "timestamp staleness")
+
+
+def is_past(error: BaseException) -> bool:
+    """Return True if a query started before the oldest change that the stream keeps."""
+    return _row(status_of(error), text_of(error)) is _EXPIRED
 
 
 def is_lost_session(error: BaseException) -> bool:
@@ -197,7 +210,9 @@ def classify(error: Exception) -> Fault:
         case DefaultCredentialsError() if _ACCOUNT.is_down():
             row = _ACCOUNT_LATE
         case GoogleAuthError():
-            passes = isinstance(error, RefreshError) and (error.retryable or _NO_TOKENS.search(str(error)))
+            passes = isinstance(error, RefreshError) and (
+                error.retryable or NO_GOOGLE_TOKENS.search(str(error))
+            )
             row = UNAVAILABLE if passes else _AUTHENTICATION
         case ValueError() if "closed channel" in str(error):
             row = _INTERRUPTED
@@ -205,8 +220,12 @@ def classify(error: Exception) -> Fault:
 
 
 def _row(status: grpc.StatusCode | None, text: str) -> FaultRule:
-    if status is _Code.UNAVAILABLE and _NO_TOKENS.search(text):
+    if status is _Code.UNAVAILABLE and NO_GOOGLE_TOKENS.search(text):
         return UNAVAILABLE
+    if status is _Code.NOT_FOUND and _NO_FUNCTION.search(text):
+        return _NO_STREAM
+    if status is not _Code.UNAVAILABLE and _NO_STATUS in text:
+        return _NO_GRPC
     for code, words, row in _TEXTS:
         if code is status and words in text:
             return row

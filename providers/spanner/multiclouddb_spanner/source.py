@@ -29,6 +29,7 @@ from multiclouddb_spanner.errors import (
     is_foreign_partition,
     is_outside_partition,
     is_past,
+    is_stale,
     is_without_stream,
 )
 from multiclouddb_spanner.forks import again
@@ -420,7 +421,8 @@ class ReaderContext:
         retention = self.info.retention
         if retention is None:
             retention = self._measured = self._kept_since(earliest, scope)
-        if resumes and (retention is None or earliest > now - retention * _SECOND + _SLACK):
+        is_younger = retention is None or earliest > now - retention * _SECOND + _SLACK
+        if resumes and is_younger and not is_stale(error):  # a stale partition is one of this stream
             return ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
                 f"change stream {name!r} was created at {text_at(earliest)}, and this position is at "

@@ -46,6 +46,21 @@ OUTSIDE = (
 )
 MISSING = "Table-valued function not found: READ_nope [at 1:26]\nSELECT ChangeRecord FROM READ_nope(…)"
 FOREIGN = "Specified partition_token is invalid, as it does not belong to the Change Stream of the TVF."
+# The texts of cloud-spanner-emulator's common/errors.cc.
+STALE = (
+    "This partition is no longer valid. All Change Stream records associated with this partition have "
+    "expired and have been deleted, as specified by the Change Stream retention period."
+)
+NO_FUNCTION = (
+    'function spanner."read_json_items_stream"(timestamp with time zone, timestamp with time zone, text, '
+    "bigint, unknown) does not exist"
+)
+ARGUMENT = (
+    "Invalid argument of change stream TVF read_json_items_stream. Argument 3 is not a literal or parameter. "
+    "Implicit type conversions are not supported."
+)
+NOT_TEXT = "Argument partition_token of READ_items_stream must be STRING"
+HTTP = "Received http2 header with status: "
 
 
 DOWN = (
@@ -78,6 +93,9 @@ CATEGORIES = {
         "CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "UNAVAILABLE",
         ("UNAVAILABLE", f"{PLUGIN}{DOWN}"),
         ("UNAVAILABLE", f"{PLUGIN}HTTPSConnectionPool(host='oauth2.googleapis.com'): Max retries exceeded"),
+        ("UNAVAILABLE", f"{PLUGIN}('internal_failure: Try again', {{'error': 'internal_failure'}})"),
+        ("UNAVAILABLE", f"{PLUGIN}Unable to acquire impersonated credentials {{\"error\": {{\"code\": 503}}}}"),
+        ("UNAVAILABLE", f"{HTTP}503"),
         ("NOT_FOUND", "Session not found: projects/…"),
         ("NOT_FOUND", "Session was concurrently deleted: projects/…"),  # google-cloud-go 12821
         ("INTERNAL", "Received RST_STREAM with error code 2"), ("INTERNAL", "Rst Stream"),
@@ -91,12 +109,15 @@ CATEGORIES = {
     ],
     ErrorCategory.PERMANENT_FAILURE: [
         "UNKNOWN", "INTERNAL", "DATA_LOSS", ("DATA_LOSS", "Connection closed with unknown cause"),
+        ("UNAUTHENTICATED", f"{HTTP}401"), ("PERMISSION_DENIED", f"{HTTP}403"),
+        ("UNIMPLEMENTED", f"{HTTP}404"),
     ],
     ErrorCategory.INVALID_REQUEST: [
         "INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE", ("OUT_OF_RANGE", OUTSIDE),
-        ("INVALID_ARGUMENT", FOREIGN),
+        ("INVALID_ARGUMENT", FOREIGN), ("INVALID_ARGUMENT", ARGUMENT), ("INVALID_ARGUMENT", NOT_TEXT),
+        ("OUT_OF_RANGE", "Specified start_timestamp is too far in the future."),
     ],
-    ErrorCategory.NOT_FOUND: ["NOT_FOUND", ("INVALID_ARGUMENT", MISSING)],
+    ErrorCategory.NOT_FOUND: ["NOT_FOUND", ("INVALID_ARGUMENT", MISSING), ("NOT_FOUND", NO_FUNCTION)],
     ErrorCategory.CONFLICT: ["ALREADY_EXISTS"],
     ErrorCategory.AUTHORIZATION_FAILED: ["PERMISSION_DENIED"],
     ErrorCategory.AUTHENTICATION_FAILED: [
@@ -105,7 +126,7 @@ CATEGORIES = {
     ],
     ErrorCategory.THROTTLED: ["RESOURCE_EXHAUSTED"],
     ErrorCategory.UNSUPPORTED_CAPABILITY: ["UNIMPLEMENTED"],
-    ErrorCategory.CHECKPOINT_EXPIRED: [("OUT_OF_RANGE", PAST)],
+    ErrorCategory.CHECKPOINT_EXPIRED: [("OUT_OF_RANGE", PAST), ("OUT_OF_RANGE", STALE)],
 }  # fmt: skip
 CASES = [
     (category, *((case, "some text") if isinstance(case, str) else case))
@@ -172,6 +193,34 @@ class TestTexts:
         tests = [is_past, is_outside_partition, is_foreign_partition, is_without_stream, is_lost_session]
         for number, test in enumerate(tests):
             assert [test(error) for error in errors] == [number == other for other in range(5)]
+
+    def test_more_forms_of_one_meaning(self):
+        assert is_past(Failed(CODE.OUT_OF_RANGE, STALE))
+        assert is_without_stream(Failed(CODE.NOT_FOUND, NO_FUNCTION))
+        for text in (ARGUMENT, NOT_TEXT):
+            error = Failed(CODE.INVALID_ARGUMENT, text)
+            assert not is_without_stream(error)
+            assert not is_foreign_partition(error)
+
+    @pytest.mark.parametrize(
+        ("status", "text"),
+        [
+            (
+                CODE.PERMISSION_DENIED,
+                "Cloud Spanner API has not been used in project p before or it is disabled.",
+            ),
+            (CODE.PERMISSION_DENIED, "Request is prohibited by organization's policy."),
+            (CODE.PERMISSION_DENIED, "This API method requires billing to be enabled."),
+            (CODE.NOT_FOUND, "Table not found: items"),
+            (CODE.NOT_FOUND, "Database role not found: reader"),
+            (CODE.OUT_OF_RANGE, "division by zero: 1 / 0"),
+            (CODE.INVALID_ARGUMENT, "API key not valid."),
+        ],
+    )
+    def test_a_status_with_many_meanings_leaves_the_word_to_the_service(self, status, text):
+        message = classify(Failed(status, text)).message
+        assert text in message
+        assert "service's message" in message.partition("; ")[2]
 
     def test_moments_are_found_in_them(self):
         assert earliest_of(Failed(CODE.OUT_OF_RANGE, PAST)) == "2026-11-21T09:45:22.184457664+00:00"

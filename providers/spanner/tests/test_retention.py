@@ -230,6 +230,22 @@ class TestPositions:
             assert any(isinstance(notice, Gap) for notice in notices)
             assert sorted(numbers(events)) == [5, 6, 7]
 
+    def test_a_partition_whose_changes_have_all_expired_is_no_bad_token(self):
+        """The service has words of its own for it, with the status of a token that was altered."""
+        with feed(initial_partitions=1) as items:
+            token = items.token()
+            items.restart()
+            items.server.troubles.fail(
+                READ,
+                "OUT_OF_RANGE",
+                None,
+                message="This partition is no longer valid. All Change Stream records associated with this "
+                "partition have expired and have been deleted, as specified by the Change Stream retention "
+                "period.",
+                token=items.open_partitions()[0],
+            )
+            items.refused(EXPIRED, token)
+
     def test_a_stream_recreated_is_not_skipped_into(self):
         with feed() as items:
             token = items.token()
