@@ -28,7 +28,7 @@ from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi import Fault, faults
 from multiclouddb_spi.faults import REPORT as DEFECT
-from multiclouddb_spi.faults import START_AGAIN, one_line, row_of_connection, unexpected
+from multiclouddb_spi.faults import START_AGAIN, START_ANEW, one_line, row_of_connection, unexpected
 
 _INVALID, _TRANSIENT = ErrorCategory.INVALID_REQUEST, ErrorCategory.TRANSIENT_FAILURE
 _PERMANENT, _UNSUPPORTED = ErrorCategory.PERMANENT_FAILURE, ErrorCategory.UNSUPPORTED_CAPABILITY
@@ -114,8 +114,10 @@ BAD_COMMAND: Final = MongoRule(
 )
 _BAD_NAMESPACE: Final = MongoRule(
     _INVALID,
-    "the server has no change stream for this namespace; name an ordinary collection, not a view, a time "
-    "series, a system collection or a collection in admin, local or config",
+    "the server does not offer this for this namespace; change what its message names; a change stream needs "
+    "an ordinary collection, not a view, a time series, a system collection or a collection in admin, local "
+    "or config",
+    quoted=True,
 )
 _MISSING: Final = MongoRule(
     ErrorCategory.NOT_FOUND, "there is no such database or collection; check both names of the address"
@@ -136,9 +138,10 @@ CODES: Final[Mapping[int, MongoRule]] = {
     ),
     TOKEN_NOT_FOUND: MongoRule(
         _INVALID,
-        "the server cannot resume from this token: the pipeline leaves out the event that it names, or the "
-        "token is of another collection or database; resume with the pipeline and the address that the token "
-        "came from",
+        "the server cannot resume from this token, and its log has the reason; if it does not find the event "
+        "that the token names, the pipeline leaves it out, the token is of another collection, database or "
+        "server, or the event was undone (a rollback, a restored backup): resume with the pipeline and the "
+        f"address that the token came from, or {START_ANEW}",
         confidential=True,
     ),
     INVALIDATED_TOKEN: MongoRule(
@@ -154,8 +157,8 @@ CODES: Final[Mapping[int, MongoRule]] = {
     ),
     EVENT_TOO_LARGE: MongoRule(
         ErrorCategory.PROVIDER_ERROR,
-        "an event is larger than 16 MB, the limit of a document; read without item states (OMIT), or use "
-        "MongoDB 7.0, which splits large events",
+        "a document or an event is larger than 16 MB, the limit of a document; read a change stream without "
+        "item states (OMIT), or use MongoDB 7.0, which splits large events",
         confidential=True,
     ),
     40573: MongoRule(
@@ -166,12 +169,10 @@ CODES: Final[Mapping[int, MongoRule]] = {
     26: _MISSING,  # NamespaceNotFound
     73: _BAD_NAMESPACE,  # InvalidNamespace
     166: _BAD_NAMESPACE,  # CommandNotSupportedOnView
-    11: AUTHENTICATION,  # UserNotFound
     18: AUTHENTICATION,  # AuthenticationFailed
     334: AUTHENTICATION,  # MechanismUnavailable
     391: AUTHENTICATION,  # ReauthenticationRequired
     NOT_AUTHORIZED: _AUTHORIZATION,
-    31: _AUTHORIZATION,  # RoleNotFound
     462: THROTTLED,  # IngressRequestRateLimitExceeded
     16500: THROTTLED,  # services that use MongoDB's protocol send this code for an exhausted quota
     43: _CURSOR,  # CursorNotFound
@@ -216,7 +217,10 @@ PROVIDER_ID: Final = "mongo"
 
 _UNKNOWN_ERROR: Final = 8
 _ATLAS: Final = 8000
-# The server reports a damaged token with many codes. Some of these codes also have other meanings.
+_USER_NOT_FOUND: Final = 11
+# The server reports a damaged token with many codes, which also have other meanings. The words too: a damaged
+# index has KeyStrings.
+_TOKEN_CODES: Final = (9, 15)  # FailedToParse, Overflow
 _TOKEN_WORDS: Final = ("resume token string", "KeyString", "past end of buffer", "Resume Token")
 _OVERLOADED: Final = "SystemOverloadedError"
 _RESUMABLE: Final = "ResumableChangeStreamError"
@@ -224,6 +228,16 @@ _RESUMABLE: Final = "ResumableChangeStreamError"
 _DENIED: Final = re.compile(r"not authorized on (\S+) to execute command \{ (\w+):")
 # The server uses these words if a document has caused a failure. The error message may quote the document.
 _AT_WORK: Final = re.compile(r"executor error", re.IGNORECASE)
+
+_DAMAGED: Final = MongoRule(
+    ErrorCategory.PROVIDER_ERROR,
+    "the server has met a document that is damaged, because its size cannot be true; look into the server's "
+    "log, and run validate on the collection",
+    confidential=True,
+)
+# The text of code 10334, which also stands for damage. The server itself makes no object of more than 64 MB.
+_SIZE: Final = re.compile(r"BSONObj size: (-?\d+)")
+_MOST_OBJECT: Final = 1 << 26
 
 # The messages of these exceptions quote the value.
 _NO_BSON: Final = Fault(
@@ -239,6 +253,18 @@ def code_of(error: BaseException) -> int | None:
         return error.code
     code = _details(error).get("code")
     return code if isinstance(code, int) else None
+
+
+def lacks_image(error: BaseException) -> bool:
+    """Return True if a stream has met a change whose required image is missing."""
+    # The code alone says that some document was not found.
+    return code_of(error) == IMAGE_MISSING and "configured to require" in _text(error)
+
+
+def is_too_large(error: BaseException) -> bool:
+    """Return True if a stream has met an event that is too large for an answer."""
+    found = _SIZE.search(_text(error))
+    return code_of(error) == EVENT_TOO_LARGE and (found is None or 0 < int(found[1]) <= _MOST_OBJECT)
 
 
 def is_logged_out(error: BaseException) -> bool:
@@ -346,14 +372,25 @@ def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> M
         # The answer of Amazon DocumentDB, whose change streams are off at first.
         way_out = f"change streams are not enabled on this server, which is no MongoDB; see {_PAGE}"
         return attrs.evolve(BAD_COMMAND, category=_UNSUPPORTED, way_out=way_out)
-    if code == _ATLAS and "auth" in text.lower():
+    # Atlas' one code for all that it refuses itself: logins, actions, and what a tier does not allow.
+    if code == _ATLAS and "bad auth" in text:
         return AUTHENTICATION
+    if code == _ATLAS and ("not allowed to do action" in text or "not authorized" in text):
+        return _AUTHORIZATION
+    if code == _USER_NOT_FOUND and "$external" in text:
+        # The login with a certificate. A command about users has the same code.
+        return AUTHENTICATION
+    if code == IMAGE_MISSING and not lacks_image(error):
+        row = UNKNOWN
+    if code == EVENT_TOO_LARGE and not is_too_large(error):
+        return _DAMAGED
     if code == TOKEN_NOT_FOUND and "_id field" in text:
         return NO_TOKEN
     if code == _UNKNOWN_ERROR and "document_value" in text:
         # The error message of MongoDB 6.0 if a stream is resumed with a pipeline that removes `_id`.
         return NO_TOKEN
-    if any(words in text for words in _TOKEN_WORDS):
+    may_be_token = code is not None and (code in _TOKEN_CODES or code >= FIRST_LOCATION)
+    if may_be_token and any(words in text for words in _TOKEN_WORDS):
         return BAD_TOKEN
     if row is None and isinstance(error, ExecutionTimeout):
         row = OUT_OF_TIME

@@ -13,7 +13,14 @@ from typing import Final, NoReturn
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 
 from multiclouddb_api import ErrorCategory, Invalidated
-from multiclouddb_mongo.errors import EVENT_TOO_LARGE, IMAGE_MISSING, OVERTAKEN, code_of
+from multiclouddb_mongo.errors import (
+    EVENT_TOO_LARGE,
+    IMAGE_MISSING,
+    OVERTAKEN,
+    code_of,
+    is_too_large,
+    lacks_image,
+)
 from multiclouddb_mongo.mapping import MongoMapper, MongoView
 from multiclouddb_mongo.members import AHEAD_SECONDS
 from multiclouddb_mongo.position import (
@@ -272,7 +279,7 @@ class MongoReader(Reader):
                 if error.code == OVERTAKEN and not self._overtaken:
                     self._overtaken = True  # opening the stream again shows the reason: error 286 or no error
                     return None
-                if error.code not in (EVENT_TOO_LARGE, IMAGE_MISSING):
+                if error.code != EVENT_TOO_LARGE and not lacks_image(error):
                     raise
             else:
                 # The server also closes the connection if its answer would be larger than 16 MB.
@@ -296,7 +303,7 @@ class MongoReader(Reader):
             with closing(self._source.open(taken.place, 1, _SHORT_AWAIT_MS)) as stream:
                 self._one_by_one(stream, taken, max_records)
         except (OperationFailure, AutoReconnect) as found:
-            if code_of(found) not in (EVENT_TOO_LARGE, IMAGE_MISSING, None):
+            if code_of(found) not in (EVENT_TOO_LARGE, None) and not lacks_image(found):
                 raise
             if not taken.changes:
                 self._refuse(taken.place, found)
@@ -334,7 +341,7 @@ class MongoReader(Reader):
 
     def _refuse(self, place: Place, error: PyMongoError) -> NoReturn:
         """Raise the error for the change after `place`; the server cannot send that change."""
-        if code_of(error) == IMAGE_MISSING:
+        if lacks_image(error):
             raise ProviderFault.of(
                 ErrorCategory.UNSUPPORTED_CAPABILITY,
                 f"{describe(place).text}: the required image of the next change is missing: it has expired, "
@@ -343,11 +350,16 @@ class MongoReader(Reader):
                 code=str(IMAGE_MISSING),
             ) from None
         where, after = self._unsent(place, error)
+        reason = (
+            "with its images, or because of its key, the change is larger than the 16 MB that the server can "
+            "send; read it with old_item_state_mode=OMIT, or with new_item_state_mode=OMIT"
+        )
+        if code_of(error) == EVENT_TOO_LARGE and not is_too_large(error):
+            reason = "the server finds its entry in the oplog, or its document, damaged"
         raise RecordFault(
             0,
             where,
-            "with its images, or because of its key, the change is larger than the 16 MB that the server can "
-            "send; read it with old_item_state_mode=OMIT, or with new_item_state_mode=OMIT",
+            reason,
             cursor_of(after, self._view.start),
             str(EVENT_TOO_LARGE),
         ) from None  # the server's message quotes the change's key

@@ -62,20 +62,39 @@ CODES = [
     (50810, "KeyString format error: Expected type Decimal.", INVALID, False, "unchanged"),
     (40573, "The $changeStream stage is only supported on replica sets", UNSUPPORTED, False, "replica set"),
     (47, f"{AT_WORK}Change stream was configured to require", UNSUPPORTED, False, "INCLUDE_IF_AVAILABLE"),
+    (47, "No document found for the shard", PERMANENT, False, "list of error codes"),
+    (280, f"{AT_WORK}cannot resume a split event {TOKEN}", INVALID, False, "its log has the reason"),
+    # Sizes that reports about damaged files quote.
+    *(
+        (10334, f"{AT_WORK}BSONObj size: {size} is invalid", ErrorCategory.PROVIDER_ERROR, False, "damaged")
+        for size in (0, -1342177280, 779314537)
+    ),
     (10334, f"{AT_WORK}BSONObj size: 18000383 {TOKEN}", ErrorCategory.PROVIDER_ERROR, False, "16 MB"),
     (26, "ns does not exist", ErrorCategory.NOT_FOUND, False, "names of the address"),
     (73, "$changeStream may not be opened on the internal admin", INVALID, False, "ordinary collection"),
+    (73, "Invalid namespace specified 'shop.'", INVALID, False, "'shop.'"),
+    (366, "Erroneous index key found with KeyString", PERMANENT, False, "list of error codes"),
     (166, "Namespace shop.v is a view, not a collection", INVALID, False, "ordinary collection"),
     (18, "Authentication failed.", AUTHENTICATION, False, "authSource"),
-    (11, "Could not find user", AUTHENTICATION, False, "authSource"),
+    (11, 'Could not find user "CN=reader" for db "$external"', AUTHENTICATION, False, "authSource"),
+    (11, "User 'bob@shop' not found", PERMANENT, False, "'bob@shop'"),  # of dropUser
     (334, "Unable to use SCRAM", AUTHENTICATION, False, "authMechanism"),
     (391, "Reauthentication required", AUTHENTICATION, False, "authMechanism"),
     (8000, "bad auth : Authentication failed.", AUTHENTICATION, False, "the password"),
     (8000, "you are over your space quota", PERMANENT, False, "list of error codes"),
+    (
+        8000,
+        "user is not allowed to do action [find] on [shop.c]",
+        AUTHORIZATION,
+        False,
+        "/databases/mongodb/",
+    ),
+    (8000, "not authorized on admin to execute command", AUTHORIZATION, False, "/databases/mongodb/"),
+    (8000, "the $out stage is not authored here", PERMANENT, False, "$out stage"),
     (13, "Command aggregate requires authentication", AUTHENTICATION, False, "put a user"),
     (13, f"{DENIED} {{ {TOKEN} }}", AUTHORIZATION, False, "/databases/mongodb/"),
     (13, f'{DENIED} {{ find: "{TOKEN}" }}', AUTHORIZATION, False, "find on database 'shop': "),
-    (31, "Could not find role", AUTHORIZATION, False, "/databases/mongodb/"),
+    (31, "Could not find role: reader@shop", PERMANENT, False, "reader@shop"),  # of grantRolesToUser
     (462, "rate limit", THROTTLED, True, "fewer processes"),
     (16500, "TooManyRequests", THROTTLED, True, "fewer processes"),
     (43, "cursor id 12345 not found", TRANSIENT, True, "same token"),

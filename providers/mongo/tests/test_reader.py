@@ -35,6 +35,7 @@ SECONDS = 1_763_634_171
 ADDRESS = ResourceAddress("shop", "orders")
 ITEMS = ("insert", "update", "replace", "delete")
 OVERTAKEN, TOO_LARGE, NO_IMAGE, EXPIRED, BUSY = 136, 10334, 47, 286, 262
+TEXTS = {NO_IMAGE: "Change stream was configured to require a post-image for all update events"}
 INVALIDATED_TOKEN = 260
 
 
@@ -66,6 +67,7 @@ class Entry:
     change: dict | None
     refused: int | None = None
     closes: bool = False
+    said: str = ""
 
     def is_whole(self):
         """Return True if a reader may resume after this operation, and False in the middle of a change."""
@@ -80,7 +82,7 @@ class Log:
         self.entries = []
         self.numbers = itertools.count(1)
 
-    def add(self, operation="insert", *, shown=True, parts=1, refused=None, closes=False, **more):
+    def add(self, operation="insert", *, shown=True, parts=1, refused=None, said="", closes=False, **more):
         """Add one operation in the given number of parts, and return its number."""
         number = next(self.numbers)
         whole = facts(operation, number)
@@ -94,7 +96,8 @@ class Log:
             if parts > 1:
                 change["splitEvent"] = {"fragment": part + 1, "of": parts}
             ends = closes and part == parts - 1
-            self.entries.append(Entry(change_text(number, part), change if shown else None, refused, ends))
+            shown_change = change if shown else None
+            self.entries.append(Entry(change_text(number, part), shown_change, refused, ends, said))
         return number
 
     def fill(self, count):
@@ -167,7 +170,9 @@ class Stream:
             entry = log.entries[self.at]
             if entry.refused is not None and not server.slim:
                 self.closed = True
-                raise OperationFailure("as the script says", entry.refused)
+                raise OperationFailure(
+                    entry.said or TEXTS.get(entry.refused, "as the script says"), entry.refused
+                )
             self.at += 1
             shown = entry.change is not None and not (server.hides and server.hides(entry.change))
             if shown:
@@ -687,6 +692,16 @@ class TestRefused:
         assert place_of(caught.value.skip_cursor) == place_after(large)
         reader.close()
         assert not server.living()
+        assert drained(reader_of(Server(log), place_of(caught.value.skip_cursor))) == [behind_it]
+
+    def test_a_change_that_is_damaged_is_not_called_too_large(self, log):
+        damaged = log.fill(1).add(refused=TOO_LARGE, said="BSONObj size: 0 (0x0) is invalid")
+        behind_it = log.add()
+        reader = reader_of(Server(log))
+        assert keys_of(fetch(reader)) == [1]
+        with pytest.raises(RecordFault, match="damaged") as caught:
+            fetch(reader)
+        assert place_of(caught.value.skip_cursor) == place_after(damaged)
         assert drained(reader_of(Server(log), place_of(caught.value.skip_cursor))) == [behind_it]
 
     @pytest.mark.parametrize("eager", [False, True])

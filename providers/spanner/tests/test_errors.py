@@ -94,7 +94,7 @@ CATEGORIES = {
         ("UNAVAILABLE", f"{PLUGIN}{DOWN}"),
         ("UNAVAILABLE", f"{PLUGIN}HTTPSConnectionPool(host='oauth2.googleapis.com'): Max retries exceeded"),
         ("UNAVAILABLE", f"{PLUGIN}('internal_failure: Try again', {{'error': 'internal_failure'}})"),
-        ("UNAVAILABLE", f"{PLUGIN}Unable to acquire impersonated credentials {{\"error\": {{\"code\": 503}}}}"),
+        ("UNAVAILABLE", f"{PLUGIN}Unable to acquire credentials {{\"error\": {{\"code\": 503}}}}"),
         ("UNAVAILABLE", f"{HTTP}503"),
         ("NOT_FOUND", "Session not found: projects/…"),
         ("NOT_FOUND", "Session was concurrently deleted: projects/…"),  # google-cloud-go 12821
