@@ -17,7 +17,7 @@ from multiclouddb_checkpoints.store import (
     SharedCheckpointStore,
 )
 from multiclouddb_spi.connection import Location
-from multiclouddb_spi.faults import FaultRule, clock_row, row_of_clock, row_of_connection
+from multiclouddb_spi.faults import UNAVAILABLE, FaultRule, clock_row, row_of_clock, row_of_connection
 from multiclouddb_spi.machine_role import MachineRole, aws_fails
 
 WHO: Final = (
@@ -85,9 +85,12 @@ CODES: Final = {
             "SlowDown",
             "Throttling",
             "ThrottlingException",
+            "TooManyRequestsException",
         ),
         _THROTTLED,
     ),
+    # STS could not reach the provider of an identity.
+    "IDPCommunicationError": UNAVAILABLE,
 }
 
 

@@ -18,7 +18,7 @@ from multiclouddb_checkpoints.store import (
     SharedCheckpointStore,
 )
 from multiclouddb_spi.connection import Location
-from multiclouddb_spi.faults import FaultRule, row_of_connection
+from multiclouddb_spi.faults import UNAVAILABLE, FaultRule, row_of_connection, row_of_status
 
 _KEY: Final = "AZURE_STORAGE_KEY"
 _WHO: Final = f"check {_KEY}, or what azure-identity finds (az login, managed identity)"
@@ -59,6 +59,7 @@ class AzureBlobCheckpointStore(SharedCheckpointStore):
             _LEASED,
         ),
         "ServerBusy": FaultRule(ErrorCategory.THROTTLED, "save less often, or use more names"),
+        **dict.fromkeys(("AccountBeingCreated", "ContainerBeingDeleted", "OperationTimedOut"), UNAVAILABLE),
     }
 
     def _check(self, location: Location) -> None:
@@ -145,10 +146,12 @@ class AzureBlobCheckpointStore(SharedCheckpointStore):
         )
 
         match error:
+            case ClientAuthenticationError() if (
+                not _code(error) and row_of_status(error.status_code or 0) is None
+            ):
+                return _NOT_ACCEPTED  # of Entra ID, which refuses an identity with 400 and 401
             case HttpResponseError() if error.status_code:
                 return Refusal(error.status_code, _code(error) or str(error.status_code), error.reason or "")
-            case ClientAuthenticationError():
-                return _NOT_ACCEPTED
             case ServiceRequestError() | ServiceResponseError():
                 return row_of_connection(error) or NO_ANSWER
             case AzureError():

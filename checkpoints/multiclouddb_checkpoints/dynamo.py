@@ -10,12 +10,13 @@ from typing import Any, ClassVar, Final
 from multiclouddb_api import ErrorCategory, invalid_request
 from multiclouddb_api.checkpoint import MOST_BYTES
 from multiclouddb_checkpoints.aws import CODES, WHO, AwsCheckpointStore, code_of
-from multiclouddb_checkpoints.store import Advice, RefusedError
+from multiclouddb_checkpoints.store import MET, Advice, RefusedError
 from multiclouddb_spi.connection import Location
 from multiclouddb_spi.faults import FaultRule
 
 _MOST_BYTES: Final = 390_000  # of an item's 400 KB
 _TABLE: Final = "check the table's name, its region, and that its only key is `name` (String)"
+_UNTIL_ACTIVE: Final = "if it was just created, wait until it is ACTIVE"
 
 
 class DynamoCheckpointStore(AwsCheckpointStore):
@@ -37,9 +38,13 @@ class DynamoCheckpointStore(AwsCheckpointStore):
     advice = Advice(WHO, "grant dynamodb:GetItem and dynamodb:PutItem on the table", _TABLE)
     meanings: ClassVar = {
         **CODES,
-        "AccessDeniedException": FaultRule(ErrorCategory.AUTHORIZATION_FAILED, advice.grant, renewable=True),
-        "ResourceNotFoundException": FaultRule(ErrorCategory.NOT_FOUND, _TABLE),
-        "ValidationException": FaultRule(ErrorCategory.INVALID_REQUEST, _TABLE),
+        "AccessDeniedException": advice.rows()[403],
+        "ResourceNotFoundException": FaultRule(ErrorCategory.NOT_FOUND, f"{_TABLE}; {_UNTIL_ACTIVE}"),
+        "ValidationException": FaultRule(
+            ErrorCategory.INVALID_REQUEST,
+            f"correct what the service's message names; if it is a key, {_TABLE}",
+        ),
+        **dict.fromkeys(("TransactionConflictException", "ReplicatedWriteConflictException"), MET),
     }
 
     def _connect(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 from multiclouddb_api import ErrorCategory
@@ -16,11 +17,12 @@ from multiclouddb_checkpoints.store import (
     SharedCheckpointStore,
 )
 from multiclouddb_spi.faults import FaultRule, row_of_connection
-from multiclouddb_spi.machine_role import MachineRole, google_fails
+from multiclouddb_spi.machine_role import NO_GOOGLE_TOKENS, MachineRole, google_fails
 
+# A policy of the organization that forbids a write has the status of a condition that does not hold.
+_POLICY: Final = "constraint"
 _TIMES: Final = (CONNECT_SECONDS, READ_SECONDS)
 _RETRY_SECONDS: Final = 20.0
-_NO_TOKENS: Final = "Metadata server unavailable"  # google-auth says so about the machine's own service
 _WHO: Final = "check what google-auth finds (gcloud auth application-default login, or a service account)"
 _LATE: Final = f"the machine's metadata server fails; try again; if that does not help, {_WHO}"
 _ACCOUNT: Final = MachineRole(google_fails)
@@ -72,7 +74,7 @@ class GcsCheckpointStore(SharedCheckpointStore):
         except RequestRangeNotSatisfiable:
             body = b""  # what the service says about an empty object
         except NotFound as error:
-            if "bucket does not exist" in str(error):
+            if not _is_without_object(error):
                 raise
             return None
         return body, str(blob.generation)
@@ -88,6 +90,8 @@ class GcsCheckpointStore(SharedCheckpointStore):
                 body, "application/json", if_generation_match=int(tag or 0), **self._times()
             )
         except PreconditionFailed as error:
+            if _POLICY in _said(error):
+                raise
             raise RefusedError from error
         return str(blob.generation)
 
@@ -97,7 +101,7 @@ class GcsCheckpointStore(SharedCheckpointStore):
         try:
             self._blob(key).delete(**self._times())
         except NotFound as error:
-            if "bucket does not exist" in str(error):
+            if not _is_without_object(error):
                 raise
 
     def _answer(self, error: Exception) -> Refusal | FaultRule | None:
@@ -115,10 +119,10 @@ class GcsCheckpointStore(SharedCheckpointStore):
                 return self._answer(error.cause)
             case GoogleAPICallError():
                 status = int(error.code or 0)
-                return Refusal(status, str(status), "")
+                return Refusal(status, str(status), _said(error))
             case TransportError() | RequestException():
                 return row_of_connection(error) or NO_ANSWER
-            case RefreshError() if error.retryable or _NO_TOKENS in str(error):
+            case RefreshError() if error.retryable or NO_GOOGLE_TOKENS.search(str(error)):
                 return NO_ANSWER
             case DefaultCredentialsError() if _ACCOUNT.is_down():
                 return FaultRule(ErrorCategory.TRANSIENT_FAILURE, _LATE)
@@ -128,3 +132,21 @@ class GcsCheckpointStore(SharedCheckpointStore):
                 # What a retry had last; the versions of the library name this class differently.
                 last: int | None = getattr(getattr(error, "response", None), "status_code", None)
                 return None if last is None else Refusal(last, str(last), "")
+
+
+def _said(error: Any) -> str:
+    """Return the service's own text, without the library's words around it."""
+    try:
+        text = str(error.response.text)
+        return str(json.loads(text)["error"]["message"])
+    except (AttributeError, TypeError, KeyError):
+        return ""
+    except ValueError:
+        return text  # the answer to a download is no JSON
+
+
+def _is_without_object(error: Any) -> bool:
+    """Return True if a 404 says that there is no such object, and is not of the bucket or of a proxy."""
+    said = _said(error).strip()
+    # fake-gcs-server says no more than the second.
+    return said.startswith("No such object: ") or said == "Not Found"

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.checkpoint import MOST_BYTES
 from multiclouddb_checkpoints.aws import CODES, WHO, AwsCheckpointStore, code_of
-from multiclouddb_checkpoints.store import Advice, RefusedError
+from multiclouddb_checkpoints.store import MET, Advice, RefusedError
 from multiclouddb_spi.faults import FaultRule
 
 # 304 is what MinIO answered to a condition that does not hold until 2024 (minio/minio#19442); OVH says
@@ -47,7 +47,7 @@ class S3CheckpointStore(AwsCheckpointStore):
         "object does not exist",
         "check the name of the bucket, and its region",
     )
-    meanings: ClassVar = {**CODES, "XAmzContentSHA256Mismatch": _CHECKSUM}
+    meanings: ClassVar = {**CODES, "XAmzContentSHA256Mismatch": _CHECKSUM, "OperationAborted": MET}
 
     def _connect(self) -> Any:
         # From 1.36 on, boto3 sends a checksum as a trailer over TLS, which many servers with the API of S3

@@ -47,7 +47,8 @@ _REFUSES: Final = FaultRule(
     ErrorCategory.INVALID_REQUEST,
     "the service does not take such a request; look its code up in the service's documentation",
 )
-_MET: Final = FaultRule(ErrorCategory.TRANSIENT_FAILURE, "others write at the same time; try again")
+MET: Final = FaultRule(ErrorCategory.TRANSIENT_FAILURE, "others write at the same time; try again")
+"""The row for a write that met another one."""
 _NOT_OFFERED: Final = FaultRule(
     ErrorCategory.UNSUPPORTED_CAPABILITY,
     "the service does not offer this call, which a checkpoint needs (conditional writes among others); use "
@@ -61,7 +62,7 @@ UNCONDITIONAL: Final = FaultRule(
 
 
 class RefusedError(Exception):
-    """Raised by a write whose condition did not hold, or that met another write."""
+    """Raised from the service's error by a write whose condition did not hold, or that met another write."""
 
 
 @attrs.frozen
@@ -94,14 +95,19 @@ class Advice:
     missing: str
 
     def rows(self) -> dict[int, FaultRule]:
-        """Return the meaning of each HTTP status."""
+        """Return the meaning of each HTTP status; for those with many, the service's text has the word."""
         return {
             # The messages of a 401 may quote the signed request.
             401: FaultRule(ErrorCategory.AUTHENTICATION_FAILED, self.who, confidential=True, renewable=True),
-            403: FaultRule(ErrorCategory.AUTHORIZATION_FAILED, self.grant, renewable=True),
-            404: FaultRule(ErrorCategory.NOT_FOUND, self.missing),
+            403: FaultRule(
+                ErrorCategory.AUTHORIZATION_FAILED,
+                f"if the service names no other reason, {self.grant}",
+                renewable=True,
+            ),
+            404: FaultRule(
+                ErrorCategory.NOT_FOUND, f"if the service names nothing else that is missing, {self.missing}"
+            ),
             408: _NETWORK,
-            409: _MET,
             429: _OVERLOADED,
             501: _NOT_OFFERED,
         }
@@ -218,6 +224,7 @@ class SharedCheckpointStore(ABC):
         check_name(name)
         check_type("expected", expected, str, type(None))
         before, _, tag = (expected or "0").partition("@")
+        said = ""
         draft = Checkpoint(token, next_version(Checkpoint("-", before)))
         body = encode_checkpoint(name, draft)
         # In each process, because another one may reach the name through another service or proxy.
@@ -231,7 +238,8 @@ class SharedCheckpointStore(ABC):
                 condition = None if expected is None else tag
                 written = self._called(name, partial(self._write, self._key(name), body, condition))
                 return _tagged(draft, written)
-            except RefusedError:
+            except RefusedError as refused:
+                said = one_line(str(refused.__cause__ or ""))
                 found = self.load(name)
                 # The write had succeeded, but its answer was lost, and the vendor's client repeated it.
                 if found is not None and found.version.startswith(f"{draft.version}@"):
@@ -240,8 +248,9 @@ class SharedCheckpointStore(ABC):
                     raise conflict(self._named(name), name, expected, found) from None
                 # Two writes met, and the service took neither.
         raise MulticloudDbError(
-            f"checkpoint {self._named(name)}: the service took no write, because others write at the "
-            "same time; try again: the previous position stays valid",
+            f"checkpoint {self._named(name)}: the service took no write, although the checkpoint has the "
+            f"expected version ({said}); try again, because others may write at the same time: the previous "
+            "position stays valid",
             ErrorDetail(ErrorCategory.TRANSIENT_FAILURE, self.scheme, "checkpoint", retryable=True),
         )
 
@@ -348,6 +357,8 @@ class SharedCheckpointStore(ABC):
         if isinstance(answer, Refusal):
             statuses = self.advice.rows()
             row = self.meanings.get(answer.code) or statuses.get(answer.status)
+            # Two writes meet, or the service has named another reason, such as a policy that allows no write.
+            row = MET if row is None and answer.code == "409" else row
             row = row or (UNAVAILABLE if answer.status >= 500 else _REFUSES)
             said = f"{answer.status} {answer.code}"
             text = "" if row.confidential else one_line(answer.text)

@@ -99,6 +99,18 @@ def test_an_answer_to_a_question_for_credentials_is_no_answer_of_the_store(store
     assert "credential chain" in found.message
 
 
+@pytest.mark.parametrize(
+    ("code", "category"),
+    [
+        ("IDPCommunicationError", ErrorCategory.TRANSIENT_FAILURE),
+        ("TooManyRequestsException", ErrorCategory.THROTTLED),
+    ],
+)
+def test_a_service_of_credentials_that_is_busy_is_no_wrong_identity(store, code, category):
+    found = store._fault(answered(code, "try later", "AssumeRoleWithWebIdentity"))
+    assert (found.category, found.retryable) == (category, True)
+
+
 def test_the_client_of_a_resource_is_refused():
     """It converts each value of an item, so the store would ask for a map."""
     resource = boto3.resource("dynamodb", region_name="eu-west-1")

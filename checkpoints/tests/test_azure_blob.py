@@ -4,11 +4,13 @@ import gzip
 import io
 import time
 import tracemalloc
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
 import requests
 from azure.core.credentials import AccessToken
+from azure.core.exceptions import ClientAuthenticationError
 from azure.storage.blob import ContentSettings
 from urllib3 import HTTPResponse
 
@@ -54,6 +56,30 @@ def test_a_content_is_read_as_it_is_stored_and_up_to_the_bound(served, monkeypat
             assert store._read(store._key("orders"))[0] == content[: (1 << 16) + 1]
         assert peak.nbytes < 32 << 20
         assert refusal(store.load, "orders").category == ErrorCategory.INVALID_REQUEST
+
+
+@pytest.mark.parametrize(
+    ("status", "category"),
+    [
+        (None, ErrorCategory.AUTHENTICATION_FAILED),
+        (400, ErrorCategory.AUTHENTICATION_FAILED),
+        (401, ErrorCategory.AUTHENTICATION_FAILED),
+        (429, ErrorCategory.THROTTLED),
+        (503, ErrorCategory.TRANSIENT_FAILURE),
+    ],
+)
+def test_an_answer_of_the_identity_s_service_is_none_of_the_store(monkeypatch, status, category):
+    """Entra ID answers 400 to a secret that is wrong or has expired, and azure-identity passes this on."""
+    answer = (
+        None if status is None else SimpleNamespace(status_code=status, reason="AADSTS7000222", headers={})
+    )
+
+    def refuse(self, key):
+        raise ClientAuthenticationError("AADSTS7000222: the client secret has expired", response=answer)
+
+    monkeypatch.setattr(module.AzureBlobCheckpointStore, "_read", refuse)
+    store = open_checkpoint_store("azblob://account/container/x")
+    assert refusal(store.load, "orders").category == category
 
 
 class Peak:

@@ -82,6 +82,39 @@ ANSWERS = {
         "INVALID_REQUEST": dynamo(400, "ValidationException"),
     },
 }
+# Answers whose status has another meaning as well, or a text that says more than the status does.
+OTHER_REASONS = {
+    "s3": [
+        (xml(403, "InvalidObjectState"), "AUTHORIZATION_FAILED", "403 InvalidObjectState"),
+        (xml(403, "AllAccessDisabled"), "AUTHORIZATION_FAILED", "403 AllAccessDisabled"),
+        (xml(409, "InvalidBucketState"), "INVALID_REQUEST", "409 InvalidBucketState"),
+    ],
+    "gs": [
+        (
+            google(403, "subject to the retention policy of the bucket"),
+            "AUTHORIZATION_FAILED",
+            "retention policy",
+        ),
+        (google(412, "Request violates constraint 'c'"), "INVALID_REQUEST", "violates constraint"),
+        (google(404, "The requested URL was not found"), "NOT_FOUND", "requested URL"),
+        ((404, {"Content-Type": "text/html"}, "<html>404 of a proxy</html>"), "NOT_FOUND", "404 of a proxy"),
+    ],
+    "azblob": [
+        (xml(403, "AccountIsDisabled"), "AUTHORIZATION_FAILED", "403 AccountIsDisabled"),
+        (xml(409, "BlobImmutableDueToPolicy"), "INVALID_REQUEST", "409 BlobImmutableDueToPolicy"),
+        (xml(409, "ContainerBeingDeleted"), "TRANSIENT_FAILURE", "409 ContainerBeingDeleted"),
+    ],
+    "dynamodb": [
+        (dynamo(400, "TransactionConflictException"), "TRANSIENT_FAILURE", "TransactionConflictException"),
+        (dynamo(400, "ReplicatedWriteConflictException"), "TRANSIENT_FAILURE", "ReplicatedWriteConflict"),
+        (dynamo(400, "ValidationException"), "INVALID_REQUEST", "correct what the service's message names"),
+        (
+            dynamo(400, "AccessDeniedException"),
+            "AUTHORIZATION_FAILED",
+            "if the service names no other reason",
+        ),
+    ],
+}
 OF_THE_LIBRARY = re.compile(r"/b/[^/?]+\?")
 """The path of a request about the bucket, which Google's library makes for its traces."""
 RETRYABLE = ("THROTTLED", "TRANSIENT_FAILURE")
@@ -293,6 +326,24 @@ class TestTrouble(Troubled):
             assert str(status) in error.message
             assert "defect" not in error.message
         between.answer = None
+        assert store.load("orders") == first
+
+    def test_a_status_with_many_meanings_leaves_the_word_to_the_service(self, served, store, between):
+        first = store.save("orders", "1", None)
+        for answer, category, words in OTHER_REASONS[served.scheme]:
+            between.answer = answer
+            for call in (
+                lambda: store.load("orders"),
+                lambda: store.save("orders", "2", first.version),
+                lambda: store.delete("orders"),
+            ):
+                error = refusal(call)
+                self.check(error, category)
+                assert words in error.message
+                assert "others write" not in error.message or category == "TRANSIENT_FAILURE"
+                if category in ("AUTHORIZATION_FAILED", "NOT_FOUND"):
+                    assert "if the service names no" in error.message
+            between.answer = None
         assert store.load("orders") == first
 
     def test_delete_of_what_is_gone_is_done(self, store):
