@@ -338,7 +338,11 @@ def broken(
     path: Path, verb: str, error: Exception, text: str, code: str | None, *, busy: bool = False
 ) -> MulticloudDbError:
     """Make the error for a file that cannot be read or written."""
-    advice = "try again" if busy else "fix the disk or the permissions and continue"
+    advice = (
+        "try again"
+        if busy
+        else "correct what the system says (the disk, the permissions, a limit) and continue"
+    )
     return MulticloudDbError(
         f"checkpoint file {path}: cannot be {verb} ({text}); {advice}: the previous position stays valid",
         ErrorDetail(

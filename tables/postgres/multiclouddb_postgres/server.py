@@ -79,11 +79,15 @@ _KINDS: Final[Mapping[str, _Row]] = {
         False,
         "the user needs TEMPORARY on the database, SELECT, INSERT and UPDATE on the table, "
         "multiclouddb_marks and multiclouddb_checkpoints, and CREATE on the schema if one of them does not "
-        "exist; new columns need the owner",
+        "exist; new columns need the owner; a policy of row-level security has to let it write all rows",
     ),
     "42703": (ErrorCategory.CONFLICT, True, "the table was changed during the merge; try again"),
     "42P01": (ErrorCategory.CONFLICT, True, "the table was dropped during the merge; try again"),
-    "28": (ErrorCategory.AUTHENTICATION_FAILED, False, "correct the user or the password"),
+    "28": (
+        ErrorCategory.AUTHENTICATION_FAILED,
+        False,
+        "correct the user or the password, or let the server's pg_hba.conf admit this user from this host",
+    ),
     "3D000": (ErrorCategory.NOT_FOUND, False, "correct the name of the database"),
     "3F000": (ErrorCategory.NOT_FOUND, False, "create the schema, or correct its name"),
     "53100": (ErrorCategory.PERMANENT_FAILURE, False, "make room on the server's disk, and merge again"),
@@ -98,6 +102,18 @@ _KINDS: Final[Mapping[str, _Row]] = {
     ),
     "08": (ErrorCategory.TRANSIENT_FAILURE, True, "the connection was lost; try again"),
 }
+# pgbouncer has one code for all that it refuses: a wait that was too long, a server that does not answer.
+_POOLER: Final[_Row] = (
+    ErrorCategory.TRANSIENT_FAILURE,
+    True,
+    "the server, or a pooler before it, ends the connection for this reason; try again",
+)
+_OF_USER: Final[_Row] = (
+    ErrorCategory.INVALID_REQUEST,
+    False,
+    "a function, probably of a trigger on the table, names what does not exist; correct it, or drop the "
+    "trigger",
+)
 _LOST: Final[_Row] = (ErrorCategory.TRANSIENT_FAILURE, True, "the server cannot be reached; try again")
 _OTHER: Final[_Row] = (ErrorCategory.PERMANENT_FAILURE, False, "look into the server's log")
 _OPTION: Final[_Row] = (
@@ -341,6 +357,10 @@ def _told(place: str, error: psycopg.Error) -> MulticloudDbError:
         row = _LOST if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) else _OTHER
     else:
         row = next((_KINDS[code[:n]] for n in (5, 3, 2) if code[:n] in _KINDS), _OTHER)
+    if code == "08P01" and not _REFUSED["08P01"].search(str(error)):
+        row = _POOLER
+    if code in ("42703", "42P01") and "function" in (error.diag.context or ""):
+        row = _OF_USER
     category, retryable, way_out = row
     # A hint has only what the server knows about its own statement; one of a trigger may say anything.
     if error.diag.message_hint and not _quotes(error):

@@ -13,6 +13,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import attrs
 import numpy as np
@@ -37,6 +38,7 @@ from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_postgres import PostgresCheckpointStore, PostgresTarget, merge_into_postgres
 from multiclouddb_postgres.frames import FrameTable
+from multiclouddb_postgres.server import errors as server_errors
 from multiclouddb_postgres.server import repeated
 from multiclouddb_postgres.table import PostgresTable
 from multiclouddb_postgres.values import copied
@@ -470,6 +472,34 @@ class TestRefused:
             lambda: merge_into_postgres(batch, None, dsn, "t", None), ErrorCategory.PERMANENT_FAILURE
         )
         assert "set REPLICA IDENTITY" in error.message
+
+    @pytest.mark.parametrize("body", ["PERFORM 1 FROM nowhere", "NEW.nothing := 1", "PERFORM nothing FROM t"])
+    def test_a_trigger_that_names_what_does_not_exist_is_no_table_that_was_changed(self, dsn, body):
+        merge_into_postgres(rows(("a", 1, {})), None, dsn, "t", None)
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            add_trigger(connection, "t", "fails", "INSERT OR UPDATE", f"{body}; RETURN NEW")
+        error = refused(lambda: merge_into_postgres(rows(("b", 2, {})), None, dsn, "t", None))
+        assert "drop the trigger" in error.message
+        assert not error.retryable
+
+    @pytest.mark.parametrize(
+        ("text", "category"),
+        [
+            ("query_wait_timeout", ErrorCategory.TRANSIENT_FAILURE),
+            ("server login has been failing, try again later", ErrorCategory.TRANSIENT_FAILURE),
+            ("unsupported startup parameter: options", ErrorCategory.INVALID_REQUEST),
+        ],
+    )
+    def test_a_pooler_has_one_code_for_all_that_it_refuses(self, text, category):
+        class Refusal(psycopg.errors.ProtocolViolation):
+            diag = SimpleNamespace(
+                message_primary=text, message_hint=None, source_function=None, context=None
+            )
+
+        with pytest.raises(MulticloudDbError, match=text) as caught, server_errors("t"):
+            raise Refusal(text)
+        assert caught.value.category == category
+        assert ("pass it on" in caught.value.message) is (category == ErrorCategory.INVALID_REQUEST)
 
     def test_the_hint_of_a_trigger_is_not_told(self, dsn):
         merge_into_postgres(rows(("a", 1, {})), None, dsn, "t", None)
