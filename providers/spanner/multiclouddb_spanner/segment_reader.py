@@ -12,7 +12,7 @@ import attrs
 from attrs import frozen
 from google.cloud.spanner_v1 import PartialResultSet, TypeCode
 
-from multiclouddb_api import ChangeEvent, LookupAnswer, MulticloudDbKey
+from multiclouddb_api import ChangeEvent, LookupAnswer, MulticloudDbKey, encode_json
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_spanner.client import CancelScope, QueryResult
 from multiclouddb_spanner.errors import is_broken, is_lost_version
@@ -23,6 +23,7 @@ from multiclouddb_spanner.records import Shape, plain_value, shape_of, values_of
 from multiclouddb_spanner.snapshots import Scans, check_keys, key_text, keys_read, range_read
 from multiclouddb_spanner.values import integers, key_part, key_value, normal
 from multiclouddb_spi import (
+    DAMAGED,
     AnsweredRows,
     Batch,
     Continue,
@@ -30,6 +31,7 @@ from multiclouddb_spi import (
     Deadline,
     Outcome,
     Reader,
+    RecordFault,
     RowMapper,
     Rows,
     Scanned,
@@ -39,6 +41,7 @@ from multiclouddb_spi import (
     look_up,
     looked_up,
 )
+from multiclouddb_spi.faults import key_digest
 from multiclouddb_spi.time_limits import answer_deadline
 
 Row: TypeAlias = Sequence[Any]
@@ -150,8 +153,42 @@ class _Mapper(RowMapper):
             natives = [dict(zip(shape.names, row, strict=True)) for row in plain]
         return Rows(trusted_keys(found), documents, canonical_texts(view.key_names, keys), natives=natives)
 
+    def readable(self, records: _Rows) -> tuple[list[ChangeEvent], list[MulticloudDbKey | None]]:
+        """Return the events of the rows that can be read, and the keys of the others."""
+        try:
+            return self.events(records, 0, len(records)), []
+        except RecordFault:
+            pass
+        events, unread = list[ChangeEvent](), list[MulticloudDbKey | None]()
+        for index in range(len(records)):
+            try:
+                events += self.events(records, index, index + 1)
+            except RecordFault:
+                unread.append(self._key_of(records, index))
+        return events, unread
+
     def place_after(self, records: _Rows, count: int) -> str:
         return records.part(count - 1, count).last_key(self.view)
+
+    def name_of(self, records: _Rows, index: int) -> str:
+        key = self._key_of(records, index)
+        if key is None:
+            return super().name_of(records, index)
+        return f"the row with the key {key_digest(encode_json(key.components).decode())}"
+
+    def _key_of(self, records: _Rows, index: int) -> MulticloudDbKey | None:
+        """Return the key of a row that cannot be read, if its key columns can."""
+        width, forms = len(self.view.key_names), self.fields.shape.keys
+        try:
+            values = self.fields.values(_Rows(list(records.row(index)[:width]), width))
+            return MulticloudDbKey(
+                {
+                    name: normal(value, forms.get(name))
+                    for name, (value,) in zip(self.view.key_names, values, strict=True)
+                }
+            )
+        except DAMAGED:
+            return None
 
     def why(self, error: Exception | None) -> str:
         return self.fields.shape.problem or super().why(error)
@@ -333,9 +370,9 @@ def look_up_rows(
         whole = shown.whole and (view.with_new or view.native)
         names, segment = scans.columns(at, whole=whole, scope=scope), looked_up(moment_of(at))
 
-        def read() -> list[ChangeEvent]:
+        def read() -> AnsweredRows:
             answer = client.read(keys_read(info.table, names, wanted, at), scope)
-            fields, events = list[_Fields](), list[ChangeEvent]()
+            fields, events, unread = list[_Fields](), list[ChangeEvent](), list[MulticloudDbKey | None]()
 
             def messages() -> Iterator[PartialResultSet]:
                 for message in answer:
@@ -345,12 +382,13 @@ def look_up_rows(
 
             try:
                 for values in values_of(messages(), len(names)):
-                    rows = _Rows(values, len(names))
-                    events += _Mapper(shown, segment, fields[0]).events(rows, 0, len(rows))
+                    rows, others = _Mapper(shown, segment, fields[0]).readable(_Rows(values, len(names)))
+                    events += rows
+                    unread += others
             finally:
                 answer.cancel()
-            return events
+            return AnsweredRows(events, unread=unread)
 
-        return AnsweredRows(again(read))
+        return again(read)
 
     return look_up(keys, _MOST_KEYS, normal_key, ask)

@@ -9,9 +9,23 @@ import json
 
 import pytest
 
-from multiclouddb_api import AtTime, Beginning, ErrorCategory, MulticloudDbError, NewItemStateMode
+from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    ChangeEvent,
+    ErrorCategory,
+    MulticloudDbError,
+    MulticloudDbKey,
+    NewItemStateMode,
+    NotKnown,
+    Snapshot,
+    encode_json,
+)
+from multiclouddb_spanner_emulator import Write, record, rows
+from multiclouddb_spanner_emulator.errors import ServiceError
 from multiclouddb_spanner_emulator.record import DataChange
 from multiclouddb_spi import RecordFault
+from multiclouddb_spi.faults import key_digest
 
 from .feeds import Opened, feed, numbers
 
@@ -162,6 +176,80 @@ def test_in_the_commit_timestamp_of_other_changes(damage, size):
         found, skipped = read_past(items, token, size)
         assert list(dict.fromkeys(found)) == list(range(8))
         assert 1 <= len(skipped) <= 3
+
+
+HALF = r"\ud83d"
+JSON = {
+    False: (
+        "CREATE TABLE items (id STRING(MAX) NOT NULL, n INT64, j JSON) PRIMARY KEY (id)",
+        "CREATE CHANGE STREAM items_stream FOR items OPTIONS (value_capture_type = 'NEW_ROW')",
+    ),
+    True: (
+        "CREATE TABLE items (id varchar NOT NULL, n bigint, j jsonb, PRIMARY KEY (id))",
+        "CREATE CHANGE STREAM items_stream FOR items WITH (value_capture_type = 'NEW_ROW')",
+    ),
+}
+
+
+# The service refuses half of a surrogate pair in JSON. What another server, or a later version, sends
+# must still not stop a reader.
+@pytest.mark.parametrize("postgres", [False, True], ids=["GoogleSQL", "PostgreSQL"])
+class TestJson:
+    """A text that cannot be decoded, in a column of JSON or in a key."""
+
+    @pytest.fixture
+    def items(self, monkeypatch, postgres):
+        plain, text = record.to_value, DataChange.text
+
+        def to_value(value):
+            return plain(value.replace("CUT", HALF) if isinstance(value, str) else value)
+
+        monkeypatch.setattr(record, "to_value", to_value)
+        monkeypatch.setattr(rows, "to_value", to_value)
+        monkeypatch.setattr(DataChange, "text", lambda each: text(each).replace("CUT", HALF))
+        with feed(*JSON[postgres], postgres=postgres, initial_partitions=1) as made:
+            yield made
+
+    def fill(self, items, where):
+        items.put(("a", 0, '{"x": 1}'), names=("id", "n", "j"))
+        key, value = {"value": ("b", '{"x": "CUT"}'), "name": ("b", '{"CUT": 1}'), "key": ("bCUT", "{}")}[
+            where
+        ]
+        items.put((key, 1, value), names=("id", "n", "j"))
+        items.put(("c", 2, '{"x": 2}'), names=("id", "n", "j"))
+
+    @pytest.mark.parametrize("where", ["value", "name", "key"])
+    @pytest.mark.parametrize("size", [0, 1])
+    def test_a_change_is_passed_alone(self, items, where, size):
+        token = items.token()
+        self.fill(items, where)
+        assert read_past(items, token, size) == ([0, 2], [1])
+
+    @pytest.mark.parametrize("where", ["value", "name"])
+    @pytest.mark.parametrize("size", [0, 1])
+    def test_a_row_is_passed_alone_and_named(self, items, where, size):
+        self.fill(items, where)
+        assert read_past(items, Snapshot(), size) == ([0, 2], [1])
+        with pytest.raises(MulticloudDbError, match=key_digest(encode_json({"id": "b"}).decode())):
+            items.drain(Snapshot())
+
+    @pytest.mark.parametrize("where", ["value", "name"])
+    def test_a_look_up_says_that_it_does_not_know(self, items, where):
+        self.fill(items, where)
+        keys = [MulticloudDbKey({"id": each}) for each in "abcd"]
+        found = items.client.lookup(items.address, keys)
+        assert [type(found[key]) for key in keys] == [ChangeEvent, NotKnown, ChangeEvent, type(None)]
+
+
+@pytest.mark.parametrize("postgres", [False, True], ids=["GoogleSQL", "PostgreSQL"])
+def test_the_service_stores_no_half_of_a_surrogate_pair(postgres):
+    with (
+        feed(*JSON[postgres], postgres=postgres) as items,
+        pytest.raises(ServiceError, match="Could not parse"),
+    ):
+        items.scripted.server.commit(
+            items.scripted.database, Write("insert", "items", ("id", "j"), [["a", r'{"x": "\ud83d"}']])
+        )
 
 
 def test_a_split_after_it_is_followed(damage):

@@ -119,6 +119,9 @@ def _scalar(value: Json, of: ColumnType) -> Json:
             return base64.b64encode(base64.b64decode(value, validate=True)).decode()
         case "TIMESTAMP", str():
             return to_text(from_text(value))
+        case "JSON", str() if _has_half_a_pair(value):
+            # GoogleSQL's parser and PostgreSQL's jsonb refuse half of a surrogate pair.
+            raise ValueError(value)
         case "JSON", str():
             # JSONB stores a number as it is written, and GoogleSQL's JSON rounds it to 64 bits.
             if of.annotation:
@@ -130,6 +133,14 @@ def _scalar(value: Json, of: ColumnType) -> Json:
             return value
         case _:
             raise ValueError(value)
+
+
+def _has_half_a_pair(text: str) -> bool:
+    try:
+        json.dumps(json.loads(text), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _rounded(text: str) -> int | float:
