@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar
 import attrs
 from attrs import frozen
 
-from multiclouddb_api import ChangeEvent, MulticloudDbError, ResourceAddress
+from multiclouddb_api import ChangeEvent, MulticloudDbError, MulticloudDbKey, ResourceAddress, encode_json
 from multiclouddb_api.event import trusted_events
 from multiclouddb_spi.batch import Mapper
-from multiclouddb_spi.faults import RecordFault
+from multiclouddb_spi.faults import RecordFault, key_digest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -139,6 +139,18 @@ class ColumnMapper(Mapper):
             error: The exception that the record raises alone. None if each record alone can be mapped, but
                 not all together.
         """
+
+    def named(self, position: str, key: Callable[[], MulticloudDbKey]) -> str:
+        """Return the position of a record that cannot be decoded, with the name of its key if that can be.
+
+        Args:
+            position: The position, as readable text.
+            key: Returns the key, or raises one of `damaged`.
+        """
+        try:
+            return f"{position}, key {key_digest(encode_json(key().components).decode())}"
+        except self.damaged:
+            return position
 
     def events(self, records: Any, start: int, stop: int) -> list[ChangeEvent]:
         """Map the `records` from `start` to `stop` (exclusive) to events; see `Mapper.events`."""

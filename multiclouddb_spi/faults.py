@@ -458,3 +458,12 @@ def key_digest(key: str) -> str:
     """
     # A text with half of a surrogate pair has no UTF-8, and must not hide what the message is about.
     return f"sha256:{hashlib.sha256(key.encode(errors='surrogatepass')).hexdigest()[:16]}"
+
+
+_DIGEST: Final = re.compile(r"\bsha256:[0-9a-f]{16}\b")
+
+
+def digest_in(position: str) -> str | None:
+    """Return the `key_digest` in the position of a record, or None if the record's key is not known."""
+    found = _DIGEST.search(position)
+    return None if found is None else found[0]

@@ -17,8 +17,10 @@ from multiclouddb_api import (
     SkipToOldest,
     StartPosition,
     Support,
+    encode_json,
 )
 from multiclouddb_conformance.collection import Collection, ids
+from multiclouddb_spi.faults import digest_in, key_digest
 
 __all__ = ["TestExpiry", "TestPoison"]
 
@@ -171,6 +173,9 @@ class TestPoison:
         skipped = [notice for page in pages for notice in page.notices if isinstance(notice, RecordSkipped)]
         assert len(skipped) == 1
         assert len(seen) == sum(len(page.events) for page in pages) == 1
+        (event,) = (event for page in pages for event in page.events)
+        name = key_digest(encode_json(event.key.components).decode())
+        assert digest_in(skipped[0].position) in (None, name), "the key that the record is not of"
 
     def test_without_the_skip_token_it_is_reported_again(self, collection: Collection) -> None:
         collection.harness.poison(collection.address, "a")

@@ -12,7 +12,7 @@ import orjson
 from attrs import frozen
 
 from multiclouddb_api import ChangeType, encode_json
-from multiclouddb_api.key import trusted_keys
+from multiclouddb_api.key import MulticloudDbKey, trusted_keys
 from multiclouddb_cosmos.position import cursor_of
 from multiclouddb_cosmos.records import (
     KINDS,
@@ -244,7 +244,8 @@ class CosmosMapper(ColumnMapper):
                 f"the property {path} of the item {_named(item, view)} is {_JSON_NAMES.get(kind, kind)}, and "
                 "not true or false; write the item with true or false, or without the property"
             )
-        return RecordFault(index, f"LSN {records.lsns[index]}", text, self.cursor_after(records, index + 1))
+        where = self.named(f"LSN {records.lsns[index]}", lambda: MulticloudDbKey(key_of(item, view)))
+        return RecordFault(index, where, text, self.cursor_after(records, index + 1))
 
 
 def _named(item: Item, view: CosmosView) -> str:

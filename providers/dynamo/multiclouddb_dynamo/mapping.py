@@ -12,7 +12,7 @@ import orjson
 from attrs import frozen
 
 from multiclouddb_api import ChangeType
-from multiclouddb_api.key import trusted_keys
+from multiclouddb_api.key import MulticloudDbKey, trusted_keys
 from multiclouddb_dynamo.position import MOST_SECONDS, After, Place, cursor_of, is_seq, known_at
 from multiclouddb_dynamo.values import decode_map, json_key, json_map, key_value
 from multiclouddb_spi import ColumnMapper, Columns, Cursor, RecordFault, reason_of
@@ -209,4 +209,9 @@ class DynamoMapper(ColumnMapper):
     def fault(self, records: Sequence[Record], index: int, error: Exception | None) -> RecordFault:
         place = place_after(records, index + 1, self.begin)
         why = f"it cannot be decoded as a stream record ({reason_of(error)})"
-        return RecordFault(index, f"sequence {place.seq}", why, cursor_of(place))
+        where = self.named(f"sequence {place.seq}", lambda: self._key(records[index]))
+        return RecordFault(index, where, why, cursor_of(place))
+
+    def _key(self, record: Record) -> MulticloudDbKey:
+        (components,) = _keys([record["dynamodb"]], self.view.key_names)
+        return MulticloudDbKey(components)

@@ -260,7 +260,7 @@ def test_the_first_damaged_record_is_named_without_its_content(way, part, value,
     with pytest.raises(RecordFault) as caught:
         mapping(page, start, 5)
     fault = caught.value
-    assert (fault.index, fault.position) == (index, f"sequence {100 + index:021}")
+    assert (fault.index, fault.position.partition(",")[0]) == (index, f"sequence {100 + index:021}")
     assert place_of(fault.skip_cursor).seq == f"{100 + index:021}"
     assert len(mapping(page, start, index)) == index - start
     assert "4111" not in str(fault)

@@ -12,7 +12,7 @@ import orjson
 from attrs import frozen
 
 from multiclouddb_api import ChangeType, MulticloudDbError, decode_json
-from multiclouddb_api.key import trusted_keys
+from multiclouddb_api.key import MulticloudDbKey, trusted_keys
 from multiclouddb_spi import ColumnMapper, Columns, Cursor, InvalidCursor, Position, RecordFault, reason_of
 from multiclouddb_spi import View as CommonView
 from multiclouddb_spi.computed_once import computed_once
@@ -296,7 +296,12 @@ class EmbeddedMapper(ColumnMapper):
     def fault(self, records: Records, index: int, error: Exception | None) -> RecordFault:
         seq, ts = records.seqs[index], records.times[index]
         reason = _flaw(records, index) or f"it cannot be decoded ({reason_of(error)})"
-        return RecordFault(index, f"sequence {seq}", reason, cursor_of(seq, min(max(ts, 0), _MAX_MICROS)))
+        where = self.named(f"sequence {seq}", lambda: self._key(records, index))
+        return RecordFault(index, where, reason, cursor_of(seq, min(max(ts, 0), _MAX_MICROS)))
+
+    def _key(self, records: Records, index: int) -> MulticloudDbKey:
+        (components,) = _values(records, "keys", index, index + 1)
+        return MulticloudDbKey(components, self.view.partition_components)
 
 
 def _text_columns(records: Records) -> Columns:

@@ -579,7 +579,7 @@ class TestPoison:
             if "char(30)" in damage:
                 assert caught.value.index == 0  # the rows can no longer be distinguished
                 continue
-            assert (caught.value.index, caught.value.position) == (3, "sequence 4"), damage
+            assert (caught.value.index, caught.value.position.partition(",")[0]) == (3, "sequence 4"), damage
             assert "void" not in str(caught.value)
             assert (len(view(0, 3)), len(view(4, 10))) == (3, 6)
             if "ts" not in damage:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from attrs import frozen
 from bson.codec_options import CodecOptions
 from bson.errors import BSONError
+from bson.raw_bson import RawBSONDocument
 
 from multiclouddb_api import ChangeType, ResourceAddress
 from multiclouddb_api.key import MulticloudDbKey, trusted_keys
@@ -18,6 +19,7 @@ from multiclouddb_mongo.position import After, change_text, cursor_of, seconds_a
 from multiclouddb_mongo.raw_change import Raw, place_of_change, with_decimals
 from multiclouddb_mongo.values import (
     CODEC,
+    LENIENT_RAW,
     NORMAL_AS_DECODED,
     TEXT_CODEC,
     IndistinctKeyError,
@@ -110,6 +112,12 @@ def _keys(keys: Sequence[dict[str, Any]]) -> list[MulticloudDbKey]:
     return [trusted_keys([key], max(1, len(key) - 1))[0] for key in keys]
 
 
+def _key(change: Raw) -> MulticloudDbKey:
+    """Return the key of a change of which nothing else may be decoded."""
+    key = RawBSONDocument(change, LENIENT_RAW)["documentKey"]
+    return _keys(_components([{"documentKey": _decoded([key.raw])[0]}], [change]))[0]
+
+
 def _times(changes: Sequence[Change]) -> list[datetime]:
     # Changes of the same millisecond share one `datetime`, because making a `datetime` takes as long as
     # making the rest of an event.
@@ -200,7 +208,8 @@ class MongoMapper(ColumnMapper):
 
     def fault(self, records: Sequence[Raw], index: int, error: Exception | None) -> RecordFault:
         place = place_of_change(records[index])
-        return RecordFault(index, time_text(place), why(error), cursor_of(place, self.view.start))
+        where = self.named(time_text(place), lambda: _key(records[index]))
+        return RecordFault(index, where, why(error), cursor_of(place, self.view.start))
 
     def _values(self, changes: Sequence[Change], raws: Sequence[Raw]) -> Columns:
         view, ids = self.view, _ids(changes)

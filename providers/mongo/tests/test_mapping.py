@@ -221,7 +221,7 @@ class TestPoison:
         assert fault.index == index
         place = After("e", token(index)["_data"])
         assert place_of(fault.skip_cursor) == place
-        assert fault.position == time_text(place)
+        assert fault.position.startswith(time_text(place))
 
     @pytest.mark.parametrize("index", [0, 3])
     def test_text_that_is_no_utf_8(self, mapping, index):

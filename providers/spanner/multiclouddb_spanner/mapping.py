@@ -13,7 +13,7 @@ import attrs
 import orjson
 from attrs import define, frozen
 
-from multiclouddb_api import ChangeType
+from multiclouddb_api import ChangeType, MulticloudDbKey
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_spanner.position import Place, cursor_of, fixed_text, moment_of, ordered
 from multiclouddb_spanner.records import DataRecord, Mod, Shape
@@ -220,6 +220,15 @@ class SpannerMapper(ColumnMapper):
     def fault(self, records: RowChanges, index: int, error: Exception | None) -> RecordFault:
         record = records.items[index].record
         problem = record.shape.problem or f"it cannot be decoded as a change of a row ({reason_of(error)})"
-        where = f"{record.commit}, transaction {record.transaction}, record {record.sequence}"
+        where = self.named(
+            f"{record.commit}, transaction {record.transaction}, record {record.sequence}",
+            lambda: self._key(records.items[index]),
+        )
         after = place_after(records.begin, records.items, index + 1)
         return RecordFault(index, where, problem, cursor_of(after))
+
+    def _key(self, change: RowChange) -> MulticloudDbKey:
+        record, nth = change
+        found = _converted(_loaded(record.mods[nth].keys), record.shape.python)
+        forms = record.shape.keys
+        return MulticloudDbKey({name: normal(found[name], forms.get(name)) for name in self.view.key_names})

@@ -11,6 +11,7 @@ import pyarrow as pa
 from multiclouddb_api import (
     ScanFloor,
 )
+from multiclouddb_spi.faults import key_digest
 from multiclouddb_verify.comparison import (
     GONE,
     UNKNOWN,
@@ -205,8 +206,8 @@ class Rounds:
             unknown |= self._not_scanned(chunk, versions, found, spellings)
             own, unread = self._own_orders(chunk, found)
             unknown |= unread
-            # Any key may be that of a change that cannot be decoded, so its last version is not known.
-            is_complete = state.fact("unread_changes") is None
+            # The last version of a key is not known if a change that cannot be decoded is, or may be, of it.
+            is_any, unread_keys = state.fact("unread_changes") is not None, set(state.unread_keys())
             now = self._sides.clock()
             settled, suspected = list[str](), list[tuple[str | None, float, str]]()
             confirmed, equal = list[Confirmed](), 0
@@ -234,7 +235,7 @@ class Rounds:
                     confirms.append(now + settle)
                 elif now - since < settle:
                     confirms.append(since + settle)
-                elif not (is_complete or is_certain(verdict, rows, ceiling)):
+                elif (is_any or key_digest(key) in unread_keys) and not is_certain(verdict, rows, ceiling):
                     unknown[key] = _NOT_READ
                 else:
                     expected = versions[at][max(versions[at])] if versions[at] else scanned

@@ -28,6 +28,7 @@ import attrs
 import numpy as np
 import pyarrow as pa
 
+from multiclouddb_spi.faults import digest_in
 from multiclouddb_verify.comparison import DifferenceKind
 from multiclouddb_verify.database import Cursor, Transaction
 from multiclouddb_verify.runs import BOUNDS, RANGES, ROW, HashRange, Rows
@@ -103,6 +104,7 @@ _OF_THE_SOURCE: Final = (
     "changes",
     "unreadable",
     "unread_changes",
+    "unread_keys",
 )
 """The facts that a later comparison may take up. All others say something about the table as it was."""
 _MOST_UNREADABLE: Final = 10_000
@@ -596,12 +598,21 @@ class State:
             found: The partition and the position of each record.
             are_changes: Whether they are changes, and not rows of a scan.
         """
-        there = self.unreadable()
+        there, found = self.unreadable(), list(found)
         new = {f"{where} at {position}": _NO_RECORD.format(where, position) for where, position in found}
-        if new and are_changes:
-            self.put("unread_changes", 1)
+        if are_changes:
+            digests = {digest_in(position) for _, position in found}
+            if None in digests:
+                self.put("unread_changes", 1)
+            if known := digests - {None}:
+                self.put("unread_keys", json.dumps(sorted({*self.unread_keys(), *known})))
         if not new.keys() <= there.keys() and len(there) < _MOST_UNREADABLE:
             self.put("unreadable", json.dumps(there | new))
+
+    def unread_keys(self) -> list[str]:
+        """Return the `key_digest` of each key that has a change that cannot be decoded, where it is known."""
+        found: list[str] = json.loads(self.fact("unread_keys") or "[]")
+        return found
 
     def unreadable(self) -> dict[str, str]:
         """Return the places of the records that cannot be decoded, and what is said of each."""

@@ -129,15 +129,16 @@ class Shop:
             faults[key] = kind
         return faults
 
-    def damage(self, table, name):
+    def damage(self, table, name, column="doc"):
         """Cut the texts of a document off, in the store itself.
 
         Args:
             table: The store's own table: `documents`, or `log` for its changes.
             name: The document.
+            column: `doc`, or `key`.
         """
         with closing(sqlite3.connect(self.store.path)) as database, database:
-            update = f"UPDATE {table} SET doc = '{{\"n\":' WHERE key LIKE ?"
+            update = f"UPDATE {table} SET {column} = '{{\"n\":' WHERE key LIKE ?"
             assert database.execute(update, (f'%"{name}"%',)).rowcount
 
     def truth(self):

@@ -3,7 +3,7 @@
 import pytest
 from deltalake import DeltaTable
 
-from multiclouddb_api import MulticloudDbError
+from multiclouddb_api import MulticloudDbError, encode_json
 from multiclouddb_verify import DifferenceKind, Outcome
 
 from .tables import NAME, VALUES, Shop, key_of
@@ -64,11 +64,14 @@ def test_a_change_that_the_feed_cannot_decode(shop):
     assert any("cannot be decoded" in reason for reason in report.reasons.values())
 
 
+@pytest.mark.parametrize("column", ["doc", "key"])
 @pytest.mark.parametrize("name", [DAMAGED, "o-new"])
-def test_a_key_whose_last_change_cannot_be_decoded_is_not_known_until_the_sink_has_passed_it(shop, name):
+def test_a_key_whose_last_change_cannot_be_decoded_is_not_known_until_the_sink_has_passed_it(
+    shop, name, column
+):
     """The sink stands before the change; after it, the table lacks what the source has."""
     shop.store.put("orders", name, {"n": "after"})
-    shop.damage("log", name)
+    shop.damage("log", name, column)
     before = shop.documents()
     for repair in (False, True):
         report = shop.verify(repair=repair)
@@ -85,11 +88,26 @@ def test_a_key_whose_last_change_cannot_be_decoded_is_not_known_until_the_sink_h
     shop.check_equal()
 
 
-def test_beside_such_a_change_only_what_no_change_explains_is_a_difference(shop):
+def test_beside_a_change_of_a_known_key_all_other_differences_are_found_and_repaired(shop):
     faults = shop.plant(*shop.names[10:])
     shop.store.put("orders", DAMAGED, {"n": "after"})
     shop.damage("log", DAMAGED)
     report = shop.verify()
+    assert {each.key: each.kind for each in report.differences} == faults
+    assert report.exit_code == 11
+    assert "may be the key of a change" in report.reasons[key_of(DAMAGED)]
+    report = shop.verify(repair=True)
+    assert {each.key for each in report.repaired} == set(faults)
+    assert report.exit_code == 12
+    assert shop.documents()[DAMAGED] != encode_json({"n": "after"}).decode()
+
+
+def test_beside_a_change_of_an_unknown_key_only_what_no_change_explains_is_a_difference(shop):
+    faults = shop.plant(*shop.names[10:])
+    shop.store.put("orders", DAMAGED, {"n": "after"})
+    shop.damage("log", DAMAGED, "key")
+    report = shop.verify()
+    assert report.exit_code == 11
     certain = {"unreadable", "duplicate", "blocked", "foreign"}
     assert {each.key: each.kind for each in report.differences} == {
         key: kind for key, kind in faults.items() if kind in certain
@@ -98,12 +116,12 @@ def test_beside_such_a_change_only_what_no_change_explains_is_a_difference(shop)
     assert report.reasons.keys() >= others | {key_of(DAMAGED)}
 
 
-@pytest.mark.parametrize("table", ["documents", "log"])
-def test_a_resumed_run_knows_of_it_too(shop, table):
+@pytest.mark.parametrize(("table", "column"), [("documents", "doc"), ("log", "doc"), ("log", "key")])
+def test_a_resumed_run_knows_of_it_too(shop, table, column):
     shop.store.put("orders", DAMAGED, {"n": "after"})
     if table == "documents":
         shop.follow()
-    shop.damage(table, DAMAGED)
+    shop.damage(table, DAMAGED, column)
 
     def die(progress):
         if progress.phase == "table":
