@@ -223,4 +223,4 @@ class TestPoison:
                 assert sorted({*numbers, broken}) == [1, 2, 3, 4, 5]
                 assert len(numbers) == 4
             (message,) = letters.execute("SELECT message FROM dead_letters").fetchall()
-        assert f"sequence {broken}:" in message[0]
+        assert f"sequence {broken}," in message[0]

@@ -53,7 +53,7 @@ class TestSkip:
         assert numbers(query.read()) == LEFT
         end = query.log[-1]["poison"]
         assert end["count"] == query.report["poison"]["count"] == 3
-        places = [position for _, position in end["first"]]
+        places = [position.partition(",")[0] for _, position in end["first"]]
         assert sorted(places) == ["sequence 4", "sequence 5", "sequence 9"]
         names = {part.partition_id for part in orders.store.partitions(COLLECTION)}
         assert all(name.rpartition(":")[2] in names for name, _ in end["first"])
@@ -156,7 +156,7 @@ def test_first_commit_of_a_table_names_what_is_left_out_and_a_replay_is_the_same
     for _ in range(2):
         assert not merge(1)
         poison = json.loads(notes_of(path, "poison")[0])
-        places = {position for _, position in poison["first"]}
+        places = {position.partition(",")[0] for _, position in poison["first"]}
         assert (poison["count"], places) == (2, {"sequence 1", "sequence 2"})
     source.put("k3", {"n": 3})
     assert query.plan("all")
