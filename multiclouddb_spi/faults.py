@@ -420,8 +420,9 @@ _DATA: Final = re.compile(
     r"|(?<=dup key): |['\"]?(?:keyValue|errInfo)['\"]?: |(?<=First element): "
     rf"|{_UNREADABLE}"
 )
-# Cosmos DB: the path of an item, which urllib3 and the service quote. What follows it is the reason.
-_ITEM: Final = re.compile(r"(?<=/docs/)[^\s/,'\"]+")
+# Parts of paths: the item of Cosmos DB, which urllib3 and the service quote, and the values by which a Delta
+# table is partitioned. What follows a path is the reason.
+_IN_PATH: Final = re.compile(r"(?<=/docs/)[^\s/,'\"]+|(?<==)[^\s/]+(?=/\S*part-\d)")
 # PyMongo repeats the server's whole reply after its message.
 _REPLY: Final = re.compile(r", full error: ")
 
@@ -435,7 +436,7 @@ def without_data(text: str) -> str:
     for pattern in (_REPLY, _DATA):
         if found := pattern.search(text):
             text = text[: found.start()].rstrip()
-    return _ITEM.sub("…", text)
+    return _IN_PATH.sub("…", text)
 
 
 def holds_data(error: BaseException) -> bool:
@@ -443,7 +444,7 @@ def holds_data(error: BaseException) -> bool:
 
     Such an error must not be the cause of ours, because tracebacks print the texts of causes.
     """
-    return any(_DATA.search(text) or _ITEM.search(text) for text in _texts(error))
+    return any(_DATA.search(text) or _IN_PATH.search(text) for text in _texts(error))
 
 
 def key_digest(key: str) -> str:

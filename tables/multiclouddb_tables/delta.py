@@ -41,7 +41,7 @@ from multiclouddb_tables.delta_log import (
     writable,
     written,
 )
-from multiclouddb_tables.delta_refusals import damaged, missing, unreadable
+from multiclouddb_tables.delta_refusals import damaged, missing, too_long, unreadable
 from multiclouddb_tables.layout import (
     NO_ORDER,
     check_columns,
@@ -70,6 +70,7 @@ from multiclouddb_tables.sql import in_backticks, quoted
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, Field
+    from deltalake.table import TableMerger
     from pyarrow.dataset import FileSystemDataset
     from pyarrow.parquet import FileMetaData
 
@@ -309,7 +310,7 @@ class DeltaTarget(Table):
         self._check_partitions(table, source)
         columns = {in_backticks(name): f"s.{in_backticks(name)}" for name in names}
         gone = _gone(_emptied(table, feed_mark(table, self._where), names))
-        merged = (
+        merger = (
             table.merge(
                 source, f"s._match = t.key{_near(source['key'])}", source_alias="s", target_alias="t",
                 writer_properties=written(names), streamed_exec=True, commit_properties=said({}),
@@ -321,8 +322,8 @@ class DeltaTarget(Table):
             .when_not_matched_insert(
                 columns, f"s._seen IS NULL AND NOT s._drop AND (s.{DELETED_AT} IS NULL OR s._match IS NULL)"
             )
-            .execute()
         )  # fmt: skip
+        merged = _executed(merger, table, source)
         removed = sum(fix.removes for fix in fixes)
         return removed + int(merged["num_target_rows_updated"]) + int(merged["num_target_rows_inserted"])
 
@@ -584,9 +585,18 @@ class DeltaTarget(Table):
             )
             if may_be_stale:
                 merger = merger.when_matched_update(moved, f"{is_newer} AND NOT {has_state}")
-            merger.when_not_matched_insert(columns).execute()
+            _executed(merger.when_not_matched_insert(columns), table, source)
 
         self._commit(commit)
+
+
+def _executed(merger: TableMerger, table: DeltaTable, rows: pa.Table) -> dict[str, Any]:
+    try:
+        return merger.execute()
+    except Exception as error:
+        if (refused := too_long(table, rows, error)) is not None:
+            raise refused from None  # the path has the value
+        raise
 
 
 def _emptied(table: DeltaTable, mark: TableMark | None, written: Sequence[str] = ()) -> list[str]:

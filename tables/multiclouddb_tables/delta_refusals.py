@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Set
+from decimal import Decimal
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
-from multiclouddb_spi.faults import holds_data, one_line, without_data
+from multiclouddb_spi.faults import holds_data, key_digest, one_line, without_data
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from deltalake import DeltaTable
 
 __all__ = [
@@ -28,6 +31,7 @@ __all__ = [
     "missing",
     "refusal",
     "safe_cause",
+    "too_long",
     "unopened",
     "unreadable",
     "unwritable",
@@ -52,6 +56,7 @@ _OF_STORAGE: Final = (
     "Generic GCS error",
 )
 _UNSUPPORTED: Final = ("Unsupported", "catalog-managed")
+_LONG_NAME: Final = ("File name too long", "KeyTooLong", "filename, directory name, or volume label")
 _GONE: Final = re.compile(r"Object at location .* not found|No such file or directory")
 
 
@@ -160,6 +165,36 @@ def refusal(table: DeltaTable, error: BaseException) -> MulticloudDbError | None
         "fit, and merge the batch again",
         _detail(ErrorCategory.PERMANENT_FAILURE, error),
     )
+
+
+def too_long(table: DeltaTable, rows: pa.Table, error: BaseException) -> MulticloudDbError | None:
+    """Translate the refusal of a storage to make a folder, whose name has the value of a partition.
+
+    Args:
+        table: The table.
+        rows: The rows of the commit, with their keys.
+        error: An error of deltalake.
+    """
+    if not any(words in str(error) for words in _LONG_NAME):
+        return None
+    found = [
+        (len(_name_of(value)), name, key)
+        for name in {*table.metadata().partition_columns} & {*rows.column_names}
+        for key, value in zip(rows["key"].to_pylist(), rows[name].to_pylist(), strict=True)
+        if value is not None
+    ]
+    _, name, key = max(found, default=(0, "", ""))
+    return invalid_request(
+        f"column {name}",
+        f"has a value in the row of the key {key_digest(key)} that is too long for the name of a folder, and "
+        f"{table.table_uri} is partitioned by it",
+        "write a shorter value, or partition the table by another column",
+    )
+
+
+def _name_of(value: object) -> str:
+    """Return about what Delta makes of a value in the name of a folder."""
+    return quote(format(value, "f") if isinstance(value, float | Decimal) else str(value))
 
 
 def _constraints(table: DeltaTable) -> str:

@@ -1,6 +1,8 @@
 """Tests what two sinks do to one Delta table at the same time."""
 
 import json
+import traceback
+from decimal import Decimal
 from functools import partial
 
 import pyarrow as pa
@@ -86,6 +88,58 @@ def test_what_delta_does_not_keep_of_a_partition_is_refused_in_each_form(tmp_pat
             assert DeltaTable(path).count() == 2
         else:
             refusal(ErrorCategory.INVALID_REQUEST, merge, f"column part: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fits", "long"),
+    [
+        (pa.string(), "short", "secret" * 50),
+        (pa.string(), "ü" * 30, "ü" * 100),
+        (pa.float64(), 1.5, 1e300),
+        (pa.decimal128(38, 18), Decimal("1.50"), None),
+    ],
+    ids=["text", "letters", "double", "decimal"],
+)
+def test_a_value_too_long_for_the_name_of_a_folder_is_refused_with_its_key(tmp_path, kind, fits, long):
+    path, deleted = tmp_path / "table", pa.field("_deleted_at", pa.timestamp("us", "UTC"))
+    batch = rows(("a", 1, {}), ("b", 1, {})).select(NAMES)
+    fields = [*batch.drop_columns("type").schema, pa.field("part", kind), deleted]
+    DeltaTable.create(path, pa.schema(fields), partition_by="part")
+    target = DeltaTarget(path)
+    target.set_feed_mark(TableMark(SOURCE, (*NAMES, "part")))
+    target.merge(batch.append_column("part", pa.array([fits, None], kind)), {}, is_last=True)
+    assert DeltaTable(path).to_pyarrow_dataset().to_table()["part"].to_pylist().count(fits) == 1
+    if long is None:
+        return
+    fix = Fix(key_of("b"), ("000001",), "000002", "{}", {"part": long}, NOW)
+    found = Expected(SOURCE, DeltaTarget(path).found())
+    later = rows(("a", 2, {}), ("b", 2, {})).select(NAMES).append_column("part", pa.array([fits, long], kind))
+    for write in (
+        lambda: target.merge(later, {}, is_last=True),
+        lambda: DeltaTarget(path).fix([fix], found),
+    ):
+        error = refusal(
+            ErrorCategory.INVALID_REQUEST, write, "column part: has a value", key_digest(key_of("b"))
+        )
+        shown = "".join(traceback.format_exception(error)) + repr(error.detail)
+        assert not any(text in shown for text in ("secretsecret", "%C3%BC%C3%BC", "100000000000"))
+
+
+def test_no_error_of_deltalake_shows_the_value_of_a_partition(tmp_path, monkeypatch):
+    path, deleted = tmp_path / "table", pa.field("_deleted_at", pa.timestamp("us", "UTC"))
+    batch = rows(("a", 1, {})).select(NAMES).append_column("part", pa.array(["secret"]))
+    DeltaTable.create(path, pa.schema([*batch.drop_columns("type").schema, deleted]), partition_by="part")
+    target = DeltaTarget(path)
+    target.set_feed_mark(TableMark(SOURCE, (*NAMES, "part")))
+
+    def fail(merger):
+        raise OSError(28, f"Unable to write {path}/part=secret/part-00000-x.parquet: No space left on device")
+
+    monkeypatch.setattr("deltalake.table.TableMerger.execute", fail)
+    error = refusal(
+        ErrorCategory.PERMANENT_FAILURE, lambda: target.merge(batch, {}, is_last=True), "No space left"
+    )
+    assert "secret" not in "".join(traceback.format_exception(error)) + repr(error.detail)
 
 
 @given(keys=st.lists(OF_ANY_FORM, min_size=1))
