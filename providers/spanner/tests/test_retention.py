@@ -14,10 +14,13 @@ from multiclouddb_api import (
     Now,
     PhysicalPartition,
     SkipToOldest,
+    Snapshot,
 )
 from multiclouddb_spanner_emulator.partition import HASHES, place_of
 from multiclouddb_spi import Planner, ProviderFault, read_range
 from multiclouddb_spi.continuation.watermark import Standings
+from multiclouddb_verify import DeltaTarget, DifferenceKind, verify
+from pyspark_multiclouddb import merge_into_delta
 
 from .feeds import DAY, MINUTE, STREAM, TABLE, Opened, feed, numbers, once
 from .scripted import READ
@@ -275,6 +278,39 @@ def away_and_back(items):
 
 class TestOtherColumns:
     """Tests statements that rewrite stored rows, for which the service sends no change records."""
+
+    @pytest.mark.parametrize(
+        ("statement", "path"),
+        [
+            ("ALTER TABLE items ADD COLUMN more STRING(MAX) DEFAULT ('x')", "$.more"),
+            ("ALTER TABLE items ADD COLUMN more STRING(MAX)", "$.more"),
+            ("ALTER TABLE items DROP COLUMN text", "$.text"),
+        ],
+    )
+    def test_a_comparison_names_the_column_and_repairs_the_rows(self, monkeypatch, tmp_path, statement, path):
+        monkeypatch.setattr("multiclouddb_verify.source._CLOCK_ERROR", 0.01)
+
+        def compared(**settings):
+            target = DeltaTarget(tmp_path / "table")
+            return verify(
+                items.client, items.address, target, position=token, state=tmp_path / "state", **settings
+            )
+
+        def merged(start):
+            for page in items.pages(start):
+                merge_into_delta(page, None, tmp_path / "table", None)
+            return page.continuation_token
+
+        with feed(initial_partitions=1) as items:
+            items.fill(3)
+            token = merged(Snapshot())
+            items.run(statement)
+            items.put(("later", 9))
+            token = merged(token)
+            report = compared()
+            assert {(each.kind, each.path) for each in report.differences} == {(DifferenceKind.STALE, path)}
+            assert report.counts.differences == {DifferenceKind.STALE: 3}
+            assert compared(repair=True).exit_code == 0
 
     def test_a_running_reader_warns_once_for_each(self, monkeypatch, caplog):
         monkeypatch.setattr("multiclouddb_spanner.source._CHECK_SECONDS", 0.0)
