@@ -119,6 +119,10 @@ class CapabilitySet:
     """Maps each capability to its note; one that is missing is `UNSUPPORTED`."""
     scan: ScanFacts | None = attrs.field(default=None, validator=is_a(ScanFacts, type(None)))
     """What a scan promises and costs; None if the database cannot scan."""
+    updates_may_lack_state: bool = attrs.field(default=False, validator=is_a(bool))
+    """True if an update can come without its document although the collection is set up as documented: the
+    document is read when the change is, and may have been deleted by then. A table that follows keeps the
+    row as it was until the delete, which comes later (`missing_state="keep"`)."""
 
     def __getitem__(self, capability: Capability) -> CapabilityNote:
         check_type("capability", capability, Capability)

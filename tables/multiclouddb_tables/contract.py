@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import attrs
 import pyarrow as pa
 
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_tables.batch import Numbered
 from multiclouddb_tables.column_values import ColumnType
 from multiclouddb_tables.mark import Expected, FoundTable, TableMark
@@ -24,6 +25,7 @@ __all__ = [
     "SupportsHeld",
     "SupportsLeftOut",
     "SupportsParts",
+    "SupportsPosition",
     "SupportsRecord",
     "Table",
     "Target",
@@ -299,6 +301,47 @@ class Table(Target, Protocol):
     def position(self) -> str | None:
         """Return the stored position; None by default, for a table that stores none."""
         return None
+
+
+@runtime_checkable
+class SupportsPosition(Protocol):
+    """A table that stores the position of its feed with the rows, so that both go back together."""
+
+    def position(self) -> str | None:
+        """Return the token of the last page whose changes are in the table, or None if none is stored."""
+        ...
+
+    def store_position(self, token: str, before: str | None) -> None:
+        """Store the position after a page was merged.
+
+        Args:
+            token: The token of the page.
+            before: The position that was stored before; None if there was none.
+
+        Raises:
+            MulticloudDbError: `CONFLICT` if another one is stored by now, because a second process writes the
+                table.
+        """
+        ...
+
+
+def check_position(stored: object, before: str | None, where: str) -> None:
+    """Refuse to replace a position that another process has stored.
+
+    Args:
+        stored: The position that is stored now.
+        before: The one that is expected.
+        where: The name of the table, for the message.
+
+    Raises:
+        MulticloudDbError: `CONFLICT` if it is another one.
+    """
+    if stored != before:
+        raise MulticloudDbError(
+            f"table: another process has stored a position in {where} meanwhile; let one process write the "
+            "table, and start this one again when the other has ended",
+            ErrorDetail(ErrorCategory.CONFLICT),
+        )
 
 
 class Part(Protocol):

@@ -22,10 +22,11 @@ from multiclouddb_api.validators import check_type, local_path
 from multiclouddb_tables.batch import Numbered
 from multiclouddb_tables.changes import lacks_state
 from multiclouddb_tables.column_values import SINKS
-from multiclouddb_tables.contract import Fix, Own, Part, Table
+from multiclouddb_tables.contract import Fix, Own, Part, Table, check_position
 from multiclouddb_tables.delta_log import (
     MARK,
     PLACE,
+    POSITION,
     committed,
     created,
     dataset_of,
@@ -452,12 +453,11 @@ class DeltaTarget(Table):
         earlier version, and the table of another feed are refused.
         """
         table = self._known()
+        committed(table, commit, check=lambda: self._check_seen(table, source))
 
-        def check() -> None:
-            if self._seen is not None:
-                found_in(table, self._where, self._seen).check_still(self._seen, self._where, source)
-
-        committed(table, commit, check=check)
+    def _check_seen(self, table: DeltaTable, source: FeedSource | None) -> None:
+        if self._seen is not None:
+            found_in(table, self._where, self._seen).check_still(self._seen, self._where, source)
 
     def _set(
         self, properties: dict[str, str], notes: Mapping[str, str], source: FeedSource | None = None
@@ -475,6 +475,29 @@ class DeltaTarget(Table):
         """
         text = self._known().metadata().configuration.get(name)
         return None if text is None else int(text)
+
+    def position(self) -> str | None:
+        """Return the position among the properties of the table; None if there is no table, or none in it.
+
+        RESTORE brings back the position of its version together with the rows.
+        """
+        table = opened(self._where)
+        return None if table is None else table.metadata().configuration.get(POSITION)
+
+    def store_position(self, token: str, before: str | None) -> None:
+        """Set the property, in a commit of its own; see `SupportsPosition.store_position`.
+
+        Args:
+            token: The token of the page.
+            before: The position that was stored before.
+        """
+        table, told = self._known(), self._properties({})
+
+        def check() -> None:
+            self._check_seen(table, None)
+            check_position(table.metadata().configuration.get(POSITION), before, self._where)
+
+        committed(table, lambda: _set_properties(table, {POSITION: token}, told), check=check)
 
     def gone_back(self, query: str | None, done: Numbered | None) -> bool:
         """Return True if RESTORE may have taken back changes; see `has_gone_back`.

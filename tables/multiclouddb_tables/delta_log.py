@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MARK",
     "PLACE",
+    "POSITION",
     "committed",
     "created",
     "dataset_of",
@@ -61,6 +62,8 @@ __all__ = [
 
 MARK: Final = "multiclouddb.mark"
 """The table property with the feed whose changes the table contains."""
+POSITION: Final = "multiclouddb.position"
+"""The table property with the token of the last page whose changes the table contains."""
 PLACE: Final = "multiclouddb.batch"
 """The name under which each commit of a sink has its query and batch."""
 _T = TypeVar("_T")

@@ -26,7 +26,7 @@ from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables import layout, rules
 from multiclouddb_tables.batch import Create, MissingState
 from multiclouddb_tables.column_values import ColumnType
-from multiclouddb_tables.contract import Fix, Own, Table
+from multiclouddb_tables.contract import Fix, Own, Table, check_position
 from multiclouddb_tables.mark import Expected, FoundTable, TableMark
 from multiclouddb_tables.merging import merge_changes
 from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE
@@ -39,6 +39,7 @@ __all__ = ["SqliteTable", "merge_into_sqlite"]
 
 _FEED: Final = "feed"
 _VERSION: Final = "version"
+_POSITION: Final = "position"
 _NUMBER: Final = "number:"
 _NOTE: Final = "note:"
 _NO_VALUE: Final = (ValueError, OverflowError, ArithmeticError)
@@ -335,6 +336,26 @@ class SqliteTable(Table):
             mark = expected.completed(step.found.mark)
             if mark is not None:
                 step.put({_FEED: mark.to_json()})
+
+    def position(self) -> str | None:
+        """Return the position that is stored with the table; None if there is no table, or none with it."""
+        if not self._file.exists:
+            return None
+        with self._file.reading() as database:
+            shape = self._find(database)
+            value = None if shape is None else shape.stored(database, _POSITION)
+        return value if isinstance(value, str) else None
+
+    def store_position(self, token: str, before: str | None) -> None:
+        """Store the position; see `SupportsPosition.store_position`.
+
+        Args:
+            token: The token of the page.
+            before: The position that was stored before.
+        """
+        with self._step() as step:
+            check_position(step.shape.stored(step.database, _POSITION), before, self.name)
+            step.put({_POSITION: token})
 
     # Rows
 

@@ -51,5 +51,6 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.RUN_COMMAND: CapabilityNote(_NATIVE, "commands are sent unmodified and never retried"),
     },
     ScanFacts(ScanFloor.HIGH, 0.0, "a scan has no price of its own; it reads each document once, by _id"),
+    updates_may_lack_state=True,
 )
 """The capabilities of a replica set."""

@@ -1,0 +1,235 @@
+"""The tables that a mirror writes, by the text that names them on a command line."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Final
+
+from multiclouddb_api import (
+    ChangeFeedPage,
+    Checkpoint,
+    CheckpointStore,
+    ErrorCategory,
+    ErrorDetail,
+    MulticloudDbError,
+    SnapshotStarted,
+    invalid_request,
+    open_checkpoint_store,
+)
+from multiclouddb_tables.batch import MissingState
+from multiclouddb_tables.contract import SupportsPosition, Target, check_position
+from multiclouddb_tables.delta import DeltaTarget
+from multiclouddb_tables.merging import merge_changes
+
+__all__ = ["Destination", "destination_of"]
+
+_SINK: Final = "mirror"
+_NO_NAME: Final = re.compile(r"[^A-Za-z0-9._-]|^[^A-Za-z0-9]")
+_DELTA_SECONDS: Final = 5.0
+"""How long a position may wait for its commit, because each one makes the log of a Delta table longer. A
+mirror that is killed before merges the pages since then again, which changes nothing."""
+
+
+class Destination(ABC):
+    """A table, and the position that is stored with it.
+
+    Args:
+        target: The table, as `verify` reads it.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        """The table, as `verify` reads it."""
+
+    @property
+    def name(self) -> str:
+        """The name of the table, without secrets."""
+        return self.target.name
+
+    @abstractmethod
+    def load(self) -> str | None:
+        """Return the stored position, and go on from it: the next one replaces no other."""
+
+    @abstractmethod
+    def merge(self, page: ChangeFeedPage, missing_state: MissingState) -> None:
+        """Merge a page.
+
+        Args:
+            page: The page.
+            missing_state: As in `merge_into_delta`.
+        """
+
+    @abstractmethod
+    def save(self, token: str, *, now: bool) -> None:
+        """Store the position after a page.
+
+        Args:
+            token: The token of the page.
+            now: False if it may wait, because another page follows.
+        """
+
+
+class _Kept(Destination):
+    """A table whose position is stored with it after each merge."""
+
+    def __init__(
+        self, target: Target, made: Callable[[ChangeFeedPage | None], Any], pause_seconds: float
+    ) -> None:
+        super().__init__(target)
+        self._made, self._pause = made, pause_seconds
+        self._stored: str | None = None
+        self._saved_at = -pause_seconds
+
+    def load(self) -> str | None:
+        found: SupportsPosition = self._made(None)
+        self._stored = found.position()
+        return self._stored
+
+    def merge(self, page: ChangeFeedPage, missing_state: MissingState) -> None:
+        merge_changes(self._made(page), _SINK, page, missing_state=missing_state)
+
+    def save(self, token: str, *, now: bool) -> None:
+        at = time.monotonic()
+        if token == self._stored or (not now and at - self._saved_at < self._pause):
+            return
+        table = self._made(None)
+        if table.exists:  # an empty collection has made no table yet, so nothing is there to go on from
+            table.store_position(token, self._stored)
+            self._stored, self._saved_at = token, at
+
+
+class _Stored(Destination):
+    """A table whose position is in a checkpoint store."""
+
+    def __init__(self, inner: Destination, store: CheckpointStore, name: str) -> None:
+        super().__init__(inner.target)
+        self._inner, self._store, self._name = inner, store, name
+        self._saved: Checkpoint | None = None
+
+    def load(self) -> str | None:
+        self._saved = self._store.load(self._name)
+        return None if self._saved is None else self._saved.token
+
+    def merge(self, page: ChangeFeedPage, missing_state: MissingState) -> None:
+        self._inner.merge(page, missing_state)
+
+    def save(self, token: str, *, now: bool) -> None:
+        del now
+        before = self._saved
+        if before is None or before.token != token:
+            version = None if before is None else before.version
+            self._saved = self._store.save(self._name, token, version)
+
+
+class _Postgres(Destination):
+    """A table of PostgreSQL, which gets rows and position in one transaction."""
+
+    def __init__(self, dsn: str, table: str, patience_seconds: float, *, keeps: bool) -> None:
+        from multiclouddb_postgres import PostgresTarget
+        from multiclouddb_postgres.checkpoints import PostgresCheckpointStore
+
+        name = _checkpoint_name(table)
+        super().__init__(
+            PostgresTarget(
+                dsn, table, checkpoint_name=name if keeps else None, patience_seconds=patience_seconds
+            )
+        )
+        self._dsn, self._table, self._name, self._keeps = dsn, table, name, keeps
+        self._store = PostgresCheckpointStore(dsn)
+        self._saved: Checkpoint | None = None
+
+    def load(self) -> str | None:
+        self._saved = self._store.load(self._name)
+        return None if self._saved is None else self._saved.token
+
+    def merge(self, page: ChangeFeedPage, missing_state: MissingState) -> None:
+        from multiclouddb_postgres import merge_into_postgres
+
+        merge_into_postgres(
+            page, None, self._dsn, self._table, None, missing_state=missing_state,
+            checkpoint=self._saved if self._keeps else None,
+            checkpoint_name=self._name if self._keeps else None,
+        )  # fmt: skip
+        if self._keeps:
+            saved = self._store.load(self._name)
+            check_position(None if saved is None else saved.token, page.continuation_token, self.name)
+            self._saved = saved
+
+    def save(self, token: str, *, now: bool) -> None:
+        del now
+        before = self._saved
+        if before is None or before.token != token:
+            self._saved = self._store.save(self._name, token, None if before is None else before.version)
+
+
+def destination_of(text: str, position: str | None = None, patience_seconds: float = 600.0) -> Destination:
+    """Return the table that a text names.
+
+    Args:
+        text: `delta:PATH`, `postgres:DSN#TABLE` or `sqlite:PATH#TABLE`.
+        position: The URL of a checkpoint whose last part is its name, such as
+            `s3://bucket/positions/orders`; None, the default, to store the position with the table.
+        patience_seconds: How long `verify` waits for rows that the sink has locked; 600 by default.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` if the text names no table, or a package is missing.
+    """
+    kind, _, rest = text.partition(":")
+    place, _, name = rest.rpartition("#")
+    found: Destination
+    match kind:
+        case "delta" if rest:
+            found = _delta(rest, patience_seconds)
+        case "postgres" if place and name:
+            try:
+                found = _Postgres(place, name, patience_seconds, keeps=position is None)
+            except ImportError as error:
+                raise MulticloudDbError(
+                    f'--target: cannot import {error.name}; run: pip install "multiclouddb[postgres]"',
+                    ErrorDetail(ErrorCategory.INVALID_REQUEST),
+                ) from error
+        case "sqlite" if place and name:
+            from multiclouddb_tables.sqlite import SqliteTable
+
+            found = _Kept(
+                SqliteTable(place, name, patience_seconds=patience_seconds),
+                lambda page: SqliteTable(place, name),
+                0.0,
+            )
+        case _:
+            # The text may contain a password, so no message shows it.
+            raise invalid_request(
+                "target", "names no table", "write delta:PATH, postgres:DSN#TABLE or sqlite:PATH#TABLE"
+            )
+    if position is None:
+        return found
+    store, _, checkpoint = position.rpartition("/")
+    if "://" not in store:
+        raise invalid_request(
+            "position",
+            "is no URL of a checkpoint",
+            "write the store and a name, such as file:///data/positions/orders",
+        )
+    return _Stored(found, open_checkpoint_store(store), checkpoint)
+
+
+def _checkpoint_name(table: str) -> str:
+    """Return the name of the checkpoint of a table, which has fewer characters to choose from."""
+    name = _NO_NAME.sub("_", table)[:100]
+    if name == table:
+        return name
+    return f"t{name}-{hashlib.sha256(table.encode()).hexdigest()[:16]}"
+
+
+def _delta(path: str, patience_seconds: float) -> Destination:
+    def made(page: ChangeFeedPage | None) -> DeltaTarget:
+        notices = () if page is None else page.notices
+        # Each commit says where it comes from, so that a table that was restored is recognized.
+        anew = {"anew": True} if any(isinstance(n, SnapshotStarted) and n.whole for n in notices) else {}
+        return DeltaTarget(path, place={"query": None, **anew})
+
+    return _Kept(DeltaTarget(path, patience_seconds=patience_seconds), made, _DELTA_SECONDS)

@@ -1,0 +1,331 @@
+"""Runs the job: read the changes after the position, merge them, store the position, and go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from datetime import datetime
+from threading import Event
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack
+
+import attrs
+
+from multiclouddb_api import (
+    ChangeFeedIterator,
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    ChangeType,
+    ErrorCategory,
+    Fail,
+    FromContinuationToken,
+    MulticloudDbClient,
+    MulticloudDbError,
+    ProviderOptions,
+    Resnapshot,
+    ResourceAddress,
+    Snapshot,
+    SnapshotProgress,
+    StartPosition,
+    invalid_request,
+)
+from multiclouddb_api.validators import check_type, unknown_name
+from multiclouddb_mirror.destinations import Destination, destination_of
+from multiclouddb_tables.batch import MissingState, other_rows
+
+if TYPE_CHECKING:
+    from multiclouddb_verify import Progress, Report
+
+__all__ = ["Mirror", "MirrorProgress", "MirrorReport", "MirrorSettings", "mirror"]
+
+_PAGE_EVENTS: Final = 50_000
+"""The most events of a page: each page is one commit, and a page's bytes are bounded besides."""
+_WAIT_SECONDS: Final = 2.0
+_IDLE_SECONDS: Final = 30.0
+"""How often the position of a page without changes is stored, while the mirror follows."""
+
+
+class MirrorSettings(TypedDict, total=False):
+    """The settings of `mirror`."""
+
+    follow: bool
+    """True to go on until `Mirror.stop` is called; False, the default, to end when every change was read."""
+    position: str | None
+    """The URL of a checkpoint, such as `s3://bucket/positions/orders`, that keeps the position; None, the
+    default, to store it with the table, so that a backup of the table has the position that fits its rows."""
+    start: StartPosition | None
+    """Where to begin if no position is stored; None, the default, means `Snapshot()`, which copies every row
+    first. Give a token if something else has filled the table."""
+    on_expired: Literal["resnapshot", "fail"]
+    """What to do when the service no longer keeps the changes after the position: read every row again, the
+    default, or raise `CHECKPOINT_EXPIRED`."""
+    resync: bool
+    """True to begin with a snapshot although a position is stored, which repairs the table; False by
+    default."""
+    adopt: bool
+    """True to write into a table with rows that no sink of this library has marked; False by default. The
+    snapshot then buries every row that is not in the collection."""
+    prove: bool
+    """True to compare the table with the collection when every change was read; False by default."""
+    max_scan_rate: float | None
+    """As in `Snapshot.max_scan_rate`, for the first copy and the proof; None by default."""
+    timeout_seconds: float
+    """The time limit of one read; 30 by default."""
+    provider_options: ProviderOptions | None
+    """The options of the provider."""
+    on_progress: Callable[[MirrorProgress], None] | None
+    """Called after each page."""
+    on_proof_progress: Callable[[Progress], None] | None
+    """Called from time to time during the proof, as `verify` does."""
+
+
+@attrs.frozen
+class MirrorProgress:
+    """How far a mirror is."""
+
+    events: int
+    """The number of rows and changes that were merged."""
+    deletes: int
+    """How many of them were deletes."""
+    snapshot: SnapshotProgress | None
+    """How far the copy of all rows is; None if none is under way."""
+    lag_seconds: float | None
+    """How far the table is behind; None if that is not known."""
+
+
+@attrs.frozen
+class MirrorReport:
+    """What a mirror has done."""
+
+    address: ResourceAddress
+    """The collection."""
+    table: str
+    """The name of the table, without secrets."""
+    began: Literal["snapshot", "position", "start"]
+    """Whether it began with a copy of all rows, at the stored position, or at the setting `start`."""
+    events: int
+    """The number of rows and changes that were merged; a page that was interrupted counts again."""
+    deletes: int
+    """How many of them were deletes."""
+    pages: int
+    """The number of pages with changes; each is one merge."""
+    seconds: float
+    """How long it took, without the proof."""
+    caught_up: bool
+    """True if every change was read; False if it was stopped before."""
+    watermark: datetime | None
+    """The time up to which every change is in the table; None if that is not known."""
+    lag_seconds: float | None
+    """How far the table was behind at the last page; None if that is not known."""
+    proof: Report | None = None
+    """What the comparison has found; None without `prove`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report for JSON."""
+        found = attrs.asdict(self, recurse=False, filter=attrs.filters.exclude("proof"))
+        found["address"] = str(self.address)
+        found["watermark"] = None if self.watermark is None else self.watermark.isoformat()
+        found["proof"] = None if self.proof is None else self.proof.to_dict()
+        return found
+
+
+def mirror(
+    client: MulticloudDbClient,
+    address: ResourceAddress | str,
+    target: Destination | str,
+    **settings: Unpack[MirrorSettings],
+) -> MirrorReport:
+    """Bring a table up to date with a collection: copy every row once, then merge what has changed since.
+
+    The first run copies the collection (`Snapshot()`), and each later one goes on where the last one ended.
+    The position is stored after the changes before it, with PostgreSQL in the same transaction, so a process
+    that is killed at any moment merges at most some pages again, which changes nothing. Without `follow` the
+    function returns when every change was read that was there when it asked.
+
+    Args:
+        client: The client of the source.
+        address: The collection, or its text.
+        target: The table: `delta:PATH`, `postgres:DSN#TABLE` or `sqlite:PATH#TABLE`. It is created if it does
+            not exist, with the columns of `merge_into_delta`.
+        **settings: See `MirrorSettings`.
+
+    Returns:
+        The report.
+
+    Raises:
+        MulticloudDbError: `CONFLICT` if another process writes the same table: it has stored another
+            position. `INVALID_REQUEST` if the table has rows that no sink has marked (`adopt`), or if the
+            collection was dropped or renamed (`resync`). `CHECKPOINT_EXPIRED` with `on_expired="fail"`. And
+            the errors of `ChangeFeedIterator`, of `merge_into_delta` and of `verify`.
+
+    Examples:
+        >>> report = mirror(client, "shop/orders", "delta:/data/orders")
+        >>> print(report.events, "changes,", report.deletes, "deletes")
+    """
+    return Mirror(client, address, target, **settings).run()
+
+
+class Mirror:
+    """One run of `mirror`, which another thread or a signal handler can stop.
+
+    Args:
+        client: See `mirror`.
+        address: See `mirror`.
+        target: See `mirror`.
+        **settings: See `mirror`.
+    """
+
+    def __init__(
+        self,
+        client: MulticloudDbClient,
+        address: ResourceAddress | str,
+        target: Destination | str,
+        **settings: Unpack[MirrorSettings],
+    ) -> None:
+        for name in settings:
+            if name not in MirrorSettings.__annotations__:
+                raise unknown_name("mirror", name, MirrorSettings.__annotations__)
+        check_type("target", target, str, Destination)
+        position = settings.get("position")
+        if isinstance(target, Destination) and position is not None:
+            raise invalid_request("position", "is given for a table that has one", "pass the table's text")
+        self._client, self._settings = client, settings
+        self._to = destination_of(target, position) if isinstance(target, str) else target
+        self._on_expired = settings.get("on_expired", "resnapshot")
+        if self._on_expired not in ("resnapshot", "fail"):
+            raise invalid_request("on_expired", f"is {self._on_expired!r}", 'pass "resnapshot" or "fail"')
+        self._address = ResourceAddress.parse(address) if isinstance(address, str) else address
+        self._changes: ChangeFeedIterator | None = None
+        self._stopped = Event()
+
+    def stop(self) -> None:
+        """End the run after the page that is being merged; any thread or signal handler may call this."""
+        self._stopped.set()
+        if self._changes is not None:
+            self._changes.stop()
+
+    def run(self) -> MirrorReport:
+        """Run the mirror; see `mirror`."""
+        settings = self._settings
+        may_lack = self._client.capabilities(settings.get("provider_options")).updates_may_lack_state
+        missing_state: MissingState = "keep" if may_lack else "refuse"
+        stored = self._to.load()
+        begins, start = self._start(stored)
+        self._check_adopted(stored)
+        request = ChangeFeedRequest(
+            self._address,
+            start,
+            on_expired=Resnapshot() if self._on_expired == "resnapshot" else Fail(),
+            max_page_size=_PAGE_EVENTS,
+            provider_options=settings.get("provider_options"),
+        )
+        follows = settings.get("follow", False)
+        changes = self._changes = self._client.iterate_changes(
+            request,
+            until_idle=not follows,
+            wait_seconds=_WAIT_SECONDS if follows else 0.0,
+            timeout_seconds=settings.get("timeout_seconds", 30.0),
+        )
+        began, report = (
+            time.monotonic(),
+            MirrorReport(self._address, self._to.name, begins, 0, 0, 0, 0.0, False, None, None),
+        )
+        if self._stopped.is_set():  # before there was anything to stop
+            return report
+        on_progress = settings.get("on_progress")
+        page: ChangeFeedPage | None = None
+        saved_at = began
+        with changes:
+            for page in changes.pages():
+                matters = bool(page.events or page.notices)
+                if matters:
+                    self._check_notices(page)
+                    self._to.merge(page, missing_state)
+                report = _after(report, page)
+                # An idle page moves the position too, so that the service keeps what follows it.
+                at = time.monotonic()
+                if matters or at - saved_at >= _IDLE_SECONDS:
+                    self._to.save(page.continuation_token, now=False)
+                    saved_at = at
+                if on_progress is not None:
+                    on_progress(
+                        MirrorProgress(
+                            report.events, report.deletes, page.diagnostics.snapshot, report.lag_seconds
+                        )
+                    )
+                if self._stopped.is_set():
+                    break
+        if page is not None:
+            self._to.save(page.continuation_token, now=True)
+        caught_up = not follows and page is not None and not self._stopped.is_set()
+        report = attrs.evolve(report, seconds=time.monotonic() - began, caught_up=caught_up)
+        if settings.get("prove") and caught_up:
+            report = attrs.evolve(report, proof=self._proof())
+        return report
+
+    def _start(self, stored: str | None) -> tuple[Literal["snapshot", "position", "start"], StartPosition]:
+        given = self._settings.get("start")
+        if stored is not None and not self._settings.get("resync"):
+            return "position", FromContinuationToken(stored)
+        if given is not None and not self._settings.get("resync"):
+            return ("snapshot" if isinstance(given, Snapshot) else "start"), given
+        return "snapshot", Snapshot(max_scan_rate=self._settings.get("max_scan_rate"))
+
+    def _check_adopted(self, stored: str | None) -> None:
+        """Refuse a table that somebody else has filled: a snapshot would bury rows that are not in it."""
+        if stored is not None or self._settings.get("adopt"):
+            return
+        target = self._to.target
+        try:
+            mark = target.found().mark
+        except MulticloudDbError as error:
+            if error.category is ErrorCategory.NOT_FOUND:
+                return
+            raise
+        if mark is not None:
+            return
+        with closing(target.rows()) as rows:  # type: ignore[type-var]
+            has_rows = any(batch.num_rows for batch in rows)
+        if has_rows:
+            raise invalid_request(
+                "target",
+                f"{self._to.name} has rows, and no mark of a mirror: something else has filled it",
+                "name a new table; or pass adopt=True (--adopt) to make it the mirror, after which rows that "
+                "are not in the collection count as deleted",
+            )
+
+    def _check_notices(self, page: ChangeFeedPage) -> None:
+        """End with the reason if the rows of the table are those of a collection that is gone."""
+        for notice in page.notices:
+            if (what := other_rows(notice)) is not None:
+                raise invalid_request(
+                    "collection",
+                    f"{what}, and {self._to.name} still has its rows; nothing of this page was merged",
+                    f"if {self._address} exists again, run once with resync=True (--resync), which copies it "
+                    "and buries the old rows; else drop the table, or stop running this mirror",
+                )
+
+    def _proof(self) -> Report:
+        from multiclouddb_verify import verify
+
+        return verify(
+            self._client,
+            self._address,
+            self._to.target,
+            position=self._to.load,
+            max_scan_rate=self._settings.get("max_scan_rate"),
+            provider_options=self._settings.get("provider_options"),
+            on_progress=self._settings.get("on_proof_progress"),
+        )
+
+
+def _after(report: MirrorReport, page: ChangeFeedPage) -> MirrorReport:
+    diagnostics = page.diagnostics
+    return attrs.evolve(
+        report,
+        events=report.events + len(page.events),
+        deletes=report.deletes + sum(event.type is ChangeType.DELETE for event in page.events),
+        pages=report.pages + bool(page.events),
+        watermark=diagnostics.watermark,
+        lag_seconds=diagnostics.lag_seconds,
+    )
