@@ -200,12 +200,14 @@ def to_checkpoint(where: str | None) -> str | None:
 def to_token(text: str, option: str = "TOKEN") -> str:
     """Read a token: the token itself, `-` for stdin, or what names a checkpoint.
 
-    That is `@FILE` with a token or a checkpoint, the URL of a checkpoint in a store, or `spark:FOLDER` for
-    the `checkpointLocation` of a Spark query.
+    That is `@FILE` with a token or a checkpoint, the URL of a checkpoint in a store, `spark:FOLDER` for the
+    `checkpointLocation` of a Spark query, or `table:TARGET` for a table with which a mirror has stored it.
     """
     path, where = None, ""
     if text.startswith("spark:"):
         return _spark_token(text.removeprefix("spark:"))
+    if text.startswith("table:"):
+        return _table_token(text.removeprefix("table:"), option)
     if "://" in text and not text.startswith("@"):
         bookmark = Bookmark(text)
         if (stored := bookmark.load()) is None:
@@ -234,6 +236,21 @@ def to_token(text: str, option: str = "TOKEN") -> str:
     checkpoint = Bookmark(str(path)).load()
     assert checkpoint is not None
     return checkpoint.token
+
+
+def _table_token(target: str, option: str) -> str:
+    try:
+        from multiclouddb_mirror import destination_of
+    except ImportError as error:
+        raise MulticloudDbError(
+            f'table:: cannot import {error.name}; run: pip install "multiclouddb[verify]"',
+            ErrorDetail(ErrorCategory.INVALID_REQUEST),
+        ) from error
+    destination = destination_of(target)
+    token = destination.load()
+    if token is None:
+        raise _wrong(option, f"there is no position with {destination.name} yet")
+    return token
 
 
 def _spark_token(folder: str) -> str:

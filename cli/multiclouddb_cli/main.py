@@ -191,6 +191,42 @@ def tail(
     command.tail(to_config(url), wish)
 
 
+@app.command(short_help="Keep a table equal to a collection.")
+def mirror(
+    url: cli.Url,
+    collection: cli.Collection,
+    target: cli.TargetTable,
+    follow: cli.Follow = False,
+    prove: cli.Prove = False,
+    start: cli.MirrorFrom = None,
+    on_expired: cli.MirrorExpired = "resnapshot",
+    resync: cli.Resync = False,
+    adopt: cli.AdoptTable = False,
+    position: cli.MirrorPosition = None,
+    max_scan_rate: cli.MaxScanRate = None,
+    timeout: cli.Timeout = 30.0,
+    options: cli.ProviderOption = None,
+    as_json: cli.Json = False,
+) -> None:
+    """Bring a table up to date with a collection, and end; or follow it, with --follow.
+
+    The first run copies every row, and each later one merges what has changed since. Killed at any moment, it
+    goes on where it was. With --prove the exit code is that of verify: 11 if rows differ.
+    """
+    from multiclouddb_cli import mirroring as command
+    from multiclouddb_cli.arguments import to_address, to_config, to_options, to_start
+
+    if follow and prove:
+        raise typer.BadParameter("needs a run that ends: leave out --follow", param_hint="--prove")
+    config = to_config(url)
+    command.mirror(
+        config, to_address(collection), target, as_json=as_json, follow=follow, position=position,
+        start=None if start is None else to_start(start, max_scan_rate=max_scan_rate),
+        on_expired=on_expired, resync=resync, adopt=adopt, prove=prove, max_scan_rate=max_scan_rate,
+        timeout_seconds=timeout, provider_options=to_options(config, options or ()),
+    )  # fmt: skip
+
+
 @app.command(short_help="Prove that a table equals its collection, and repair it.")
 def verify(
     url: cli.Url,

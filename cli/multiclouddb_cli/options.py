@@ -248,6 +248,46 @@ Position: TypeAlias = Annotated[
         "checkpoint, or a token.",
     ),
 ]
+MirrorPosition: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--position",
+        metavar="URL",
+        help="A checkpoint's URL that keeps the position, for example s3://bucket/positions/orders; without "
+        "it, the position is stored with the table.",
+    ),
+]
+MirrorFrom: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="START",
+        help="Where to begin if there is no position: snapshot, the default, or what tail --from accepts.",
+        autocompletion=lambda: [*_SNAPSHOTS, *_STARTS],
+    ),
+]
+MirrorExpired: TypeAlias = Annotated[
+    Literal["resnapshot", "fail"],
+    typer.Option(
+        "--on-expired",
+        metavar="HOW",
+        case_sensitive=False,
+        help="What to do if changes are no longer kept: copy every row again (resnapshot), or fail.",
+    ),
+]
+Follow: TypeAlias = Annotated[
+    bool, typer.Option("--follow", help="Go on until SIGTERM or ctrl-C; without it, end when all is read.")
+]
+Resync: TypeAlias = Annotated[
+    bool, typer.Option("--resync", help="Copy every row again, which repairs the table.")
+]
+AdoptTable: TypeAlias = Annotated[
+    bool,
+    typer.Option("--adopt", help="Write into a table with rows that something else has written."),
+]
+Prove: TypeAlias = Annotated[
+    bool, typer.Option("--prove", help="Then compare every row with the collection, as verify does.")
+]
 Repair: TypeAlias = Annotated[bool, typer.Option("--repair", help="Make each difference equal.")]
 MaxRepairs: TypeAlias = Annotated[
     int | None,

@@ -19,6 +19,7 @@ from multiclouddb_api import SnapshotProgress
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from multiclouddb_mirror import MirrorProgress
     from multiclouddb_verify import Progress
 
 Cell: TypeAlias = str | tuple[str, str]
@@ -196,7 +197,7 @@ CLEAR: Final = "\r\x1b[2K"
 """Removes the line of a terminal."""
 
 
-P = TypeVar("P", bound="SnapshotProgress | Progress")
+P = TypeVar("P", bound="SnapshotProgress | Progress | MirrorProgress")
 
 
 def scan_line(progress: SnapshotProgress | Progress, rows_a_second: float | None) -> str:

@@ -41,7 +41,6 @@ from multiclouddb_cli.session import until_signal
 from multiclouddb_spi.faults import key_digest
 
 if TYPE_CHECKING:
-    from multiclouddb_tables import Target
     from multiclouddb_verify import (
         Difference,
         Estimate,
@@ -84,12 +83,14 @@ def verify(
     """Run the command with the texts of `--target` and `--position`, and the other settings of `verify`."""
     try:
         import multiclouddb_verify
+        from multiclouddb_mirror import destination_of
     except ImportError as error:
         raise MulticloudDbError(
             f'verify: cannot import {error.name}; run: pip install "multiclouddb[verify]"',
             ErrorDetail(ErrorCategory.INVALID_REQUEST),
         ) from error
-    target, options = _target(table, settings["patience_seconds"]), settings["provider_options"]
+    target = destination_of(table, patience_seconds=settings["patience_seconds"]).target
+    options = settings["provider_options"]
     with until_signal() as interrupt, connect(config) as client:
         if estimate or every is not None:
             with interrupt.reading():
@@ -99,7 +100,7 @@ def verify(
             _print_estimate(found, every, as_json=as_json)
         if estimate:
             return
-        line = ProgressLine(_progress_line)
+        line = ProgressLine(verify_line)
         try:
             with interrupt.reading(), _warnings(line):
                 settings["position"] = _position(client, address, stored, options)
@@ -117,7 +118,7 @@ def verify(
     if as_json:
         typer.echo(json.dumps(report.to_dict()))
     else:
-        _print(report, show_values=settings["show_values"])
+        print_report(report, show_values=settings["show_values"])
     raise typer.Exit(report.exit_code)
 
 
@@ -138,34 +139,6 @@ def _warnings(line: ProgressLine[Progress]) -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def _target(table: str, patience: float) -> Target:
-    """Return the table that `--target` names; its text may contain a password, so no message shows it."""
-    from multiclouddb_verify import DeltaTarget
-
-    kind, _, rest = table.partition(":")
-    dsn, _, name = rest.rpartition("#")
-    match kind:
-        case "delta" if rest:
-            return DeltaTarget(rest, patience_seconds=patience)
-        case "postgres" if dsn and name:
-            try:
-                from multiclouddb_postgres import PostgresTarget
-            except ImportError as error:
-                raise MulticloudDbError(
-                    f'--target: cannot import {error.name}; run: pip install "multiclouddb[postgres]"',
-                    ErrorDetail(ErrorCategory.INVALID_REQUEST),
-                ) from error
-            return PostgresTarget(dsn, name)
-        case "sqlite" if dsn and name:
-            from multiclouddb_tables.sqlite import SqliteTable
-
-            return SqliteTable(dsn, name, patience_seconds=patience)
-        case _:
-            raise typer.BadParameter(
-                "is neither delta:PATH nor postgres:DSN#TABLE nor sqlite:PATH#TABLE", param_hint="--target"
-            )
-
-
 def _position(
     client: MulticloudDbClient, address: ResourceAddress, text: str | None, options: ProviderOptions | None
 ) -> Position | None:
@@ -181,7 +154,8 @@ def _position(
     return to_token(text, "--position")
 
 
-def _print(report: Report, *, show_values: bool) -> None:
+def print_report(report: Report, *, show_values: bool) -> None:
+    """Print what a comparison has found."""
     counts, cost = report.counts, report.cost
     kinds = ", ".join(f"{count:,} {kind.value}" for kind, count in counts.differences.items())
     read = f"{cost.rows:,} rows of the source, {cost.looked_up:,} again by key, {cost.changes:,} changes, "
@@ -282,7 +256,7 @@ def _print_standing(standing: Standing, *, as_json: bool, show_values: bool) -> 
     ]
     if report is not None:
         if not report.equal or report.counts.repaired:
-            _print(report, show_values=show_values)
+            print_report(report, show_values=show_values)
         if skipped := report.counts.unsettled + report.counts.behind:
             words.append(f"{counted(skipped, 'key')} not compared")
     typer.echo(f"{moment(datetime.now(UTC))}  {', '.join(words)}; next pass at {moment(standing.next_at)}")
@@ -311,7 +285,8 @@ def _write_metrics(path: Path, address: ResourceAddress, table: str, standing: S
         ) from error
 
 
-def _progress_line(progress: Progress, rows_a_second: float | None) -> str:
+def verify_line(progress: Progress, rows_a_second: float | None) -> str:
+    """Return one line about a comparison that runs."""
     if progress.phase == "scan":
         return scan_line(progress, rows_a_second)
     if progress.phase == "table":

@@ -203,7 +203,9 @@ def destination_of(text: str, position: str | None = None, patience_seconds: flo
         case _:
             # The text may contain a password, so no message shows it.
             raise invalid_request(
-                "target", "names no table", "write delta:PATH, postgres:DSN#TABLE or sqlite:PATH#TABLE"
+                "target",
+                "is neither delta:PATH nor postgres:DSN#TABLE nor sqlite:PATH#TABLE",
+                "name the table in one of these forms",
             )
     if position is None:
         return found

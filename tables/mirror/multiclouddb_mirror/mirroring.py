@@ -92,6 +92,11 @@ class MirrorProgress:
     lag_seconds: float | None
     """How far the table is behind; None if that is not known."""
 
+    @property
+    def rows(self) -> int:
+        """What a rate is computed of: the same as `events`."""
+        return self.events
+
 
 @attrs.frozen
 class MirrorReport:
