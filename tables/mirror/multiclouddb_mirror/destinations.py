@@ -55,6 +55,10 @@ class Destination(ABC):
         """Return the stored position, and go on from it: the next one replaces no other."""
 
     @abstractmethod
+    def stored(self) -> str | None:
+        """Return the position that is stored now; any thread may ask."""
+
+    @abstractmethod
     def merge(self, page: ChangeFeedPage, missing_state: MissingState) -> None:
         """Merge a page.
 
@@ -85,9 +89,18 @@ class _Kept(Destination):
         self._saved_at = -pause_seconds
 
     def load(self) -> str | None:
+        table = self._made(None)
+        stored: str | None = table.position()
+        if stored is not None and table.gone_back(None, None):
+            # RESTORE has taken the position back together with the rows, so nothing is missing: this commit
+            # says so to the rules of a merge, which refuse a table that has lost what was merged.
+            table.store_position(stored, stored)
+        self._stored = stored
+        return stored
+
+    def stored(self) -> str | None:
         found: SupportsPosition = self._made(None)
-        self._stored = found.position()
-        return self._stored
+        return found.position()
 
     def merge(self, page: ChangeFeedPage, missing_state: MissingState) -> None:
         merge_changes(self._made(page), _SINK, page, missing_state=missing_state)
@@ -113,6 +126,10 @@ class _Stored(Destination):
     def load(self) -> str | None:
         self._saved = self._store.load(self._name)
         return None if self._saved is None else self._saved.token
+
+    def stored(self) -> str | None:
+        found = self._store.load(self._name)
+        return None if found is None else found.token
 
     def merge(self, page: ChangeFeedPage, missing_state: MissingState) -> None:
         self._inner.merge(page, missing_state)
@@ -145,6 +162,10 @@ class _Postgres(Destination):
     def load(self) -> str | None:
         self._saved = self._store.load(self._name)
         return None if self._saved is None else self._saved.token
+
+    def stored(self) -> str | None:
+        found = self._store.load(self._name)
+        return None if found is None else found.token
 
     def merge(self, page: ChangeFeedPage, missing_state: MissingState) -> None:
         from multiclouddb_postgres import merge_into_postgres

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from datetime import datetime
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack
@@ -240,7 +241,7 @@ class Mirror:
         on_progress = settings.get("on_progress")
         page: ChangeFeedPage | None = None
         saved_at = began
-        with changes:
+        with changes, self._told_of_a_drop(begins):
             for page in changes.pages():
                 matters = bool(page.events or page.notices)
                 if matters:
@@ -265,8 +266,18 @@ class Mirror:
         caught_up = not follows and page is not None and not self._stopped.is_set()
         report = attrs.evolve(report, seconds=time.monotonic() - began, caught_up=caught_up)
         if settings.get("prove") and caught_up:
-            report = attrs.evolve(report, proof=self._proof())
+            report = self._proved(report)
         return report
+
+    @contextmanager
+    def _told_of_a_drop(self, begins: str) -> Iterator[None]:
+        """Say what to do if the collection of the stored position is gone."""
+        try:
+            yield
+        except MulticloudDbError as error:
+            if error.category is not ErrorCategory.NOT_FOUND or begins != "position":
+                raise
+            raise MulticloudDbError(f"{error.message}; {self._again()}", error.detail) from error
 
     def _start(self, stored: str | None) -> tuple[Literal["snapshot", "position", "start"], StartPosition]:
         given = self._settings.get("start")
@@ -299,6 +310,12 @@ class Mirror:
                 "are not in the collection count as deleted",
             )
 
+    def _again(self) -> str:
+        return (
+            f"if {self._address} exists again, run once with resync=True (--resync), which copies it and "
+            "buries the old rows; else drop the table, or stop running this mirror"
+        )
+
     def _check_notices(self, page: ChangeFeedPage) -> None:
         """End with the reason if the rows of the table are those of a collection that is gone."""
         for notice in page.notices:
@@ -306,22 +323,58 @@ class Mirror:
                 raise invalid_request(
                     "collection",
                     f"{what}, and {self._to.name} still has its rows; nothing of this page was merged",
-                    f"if {self._address} exists again, run once with resync=True (--resync), which copies it "
-                    "and buries the old rows; else drop the table, or stop running this mirror",
+                    self._again(),
                 )
 
-    def _proof(self) -> Report:
+    def _proved(self, report: MirrorReport) -> MirrorReport:
+        """Compare the table with the collection, and go on merging what changes meanwhile.
+
+        A row that has changed since the stored position can only be judged when the change is merged.
+        """
         from multiclouddb_verify import verify
 
-        return verify(
-            self._client,
-            self._address,
-            self._to.target,
-            position=self._to.load,
-            max_scan_rate=self._settings.get("max_scan_rate"),
-            provider_options=self._settings.get("provider_options"),
-            on_progress=self._settings.get("on_proof_progress"),
+        on_progress = self._settings.get("on_proof_progress")
+
+        def progress(told: Progress) -> None:
+            if self._stopped.is_set() or (following.done() and following.exception() is not None):
+                raise _Stopped
+            if on_progress is not None:
+                on_progress(told)
+
+        settings = self._settings.copy()
+        settings.update({"follow": True, "prove": False, "resync": False, "position": None})
+        settings.pop("on_progress", None)
+        follower = Mirror(self._client, self._address, self._to, **settings)
+        with ThreadPoolExecutor(1, "multiclouddb-mirror") as aside:
+            following = aside.submit(follower.run)
+            proof: Report | None = None
+            try:
+                proof = verify(
+                    self._client,
+                    self._address,
+                    self._to.target,
+                    position=self._to.stored,
+                    max_scan_rate=self._settings.get("max_scan_rate"),
+                    provider_options=self._settings.get("provider_options"),
+                    on_progress=progress,
+                )
+            except _Stopped:
+                pass  # by its user, or because merging has failed
+            finally:
+                follower.stop()
+            later = following.result()
+        return attrs.evolve(
+            report,
+            events=report.events + later.events,
+            deletes=report.deletes + later.deletes,
+            pages=report.pages + later.pages,
+            caught_up=proof is not None,
+            proof=proof,
         )
+
+
+class _Stopped(Exception):  # noqa: N818 - nothing is wrong
+    """Ends a comparison."""
 
 
 def _after(report: MirrorReport, page: ChangeFeedPage) -> MirrorReport:

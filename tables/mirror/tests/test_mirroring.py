@@ -1,0 +1,397 @@
+"""Tests a mirror on the embedded store, with each kind of table, and kills it before and after every step."""
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+
+import psycopg
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+import multiclouddb_postgres.checkpoints
+import multiclouddb_postgres.sink
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ErrorCategory,
+    FileCheckpointStore,
+    FromContinuationToken,
+    MulticloudDbError,
+    Now,
+    connect,
+)
+from multiclouddb_embedded import EmbeddedStore
+from multiclouddb_mirror import Mirror, destination_of, mirror, mirroring
+from multiclouddb_tables.delta import DeltaTarget
+from multiclouddb_tables.sqlite import SqliteTable
+from multiclouddb_verify import verify
+from testing.postgres_server import PostgresServer
+
+KINDS = ("delta", "sqlite", "postgres")
+STEPS = ("prepare", "set_feed_mark", "store", "outdate", "bury", "merge", "store_position")
+"""The methods of a table that write, each in one commit or transaction."""
+
+
+class Death(BaseException):
+    """The process is killed."""
+
+
+@pytest.fixture(scope="module")
+def server():
+    with PostgresServer() as made:
+        yield made
+
+
+class World:
+    """A collection, a table of one kind, and a mirror that is killed at a chosen moment."""
+
+    def __init__(self, folder, kind, server, monkeypatch):
+        self.folder, self.kind, self.server = folder, kind, server
+        self.steps, self.dies_at, self.is_made = 0, None, False
+        self.store = EmbeddedStore(folder / "shop.db")
+        self.client = connect(f"embedded://{folder}/shop.db")
+        # So that a run has several pages.
+        monkeypatch.setattr(mirroring, "_PAGE_EVENTS", 3)
+        for table in (DeltaTarget, SqliteTable):
+            for name in STEPS:
+                monkeypatch.setattr(table, name, self._mortal(getattr(table, name)))
+        for module in (multiclouddb_postgres.sink, multiclouddb_postgres.checkpoints):
+            monkeypatch.setattr(module, "repeated", self._mortal(module.repeated))
+
+    def _mortal(self, step):
+        def run(*arguments, **named):
+            self._step()
+            found = step(*arguments, **named)
+            self._step()
+            return found
+
+        return run
+
+    def _step(self):
+        self.steps += 1
+        if self.steps - 1 == self.dies_at:
+            raise Death
+
+    def begin(self):
+        """Make the collection and forget the table."""
+        if self.is_made:
+            self.store.drop_collection("orders")
+        self.is_made = True
+        self.store.create_collection("orders", partitions=2)
+        for number in range(7):
+            self.put(f"o-{number}", number)
+        if self.kind == "delta":
+            shutil.rmtree(self.folder / "table", ignore_errors=True)
+        elif self.kind == "sqlite":
+            (self.folder / "table.db").unlink(missing_ok=True)
+        else:
+            with psycopg.connect(self.server.dsn) as database:
+                database.execute("DROP SCHEMA public CASCADE")
+                database.execute("CREATE SCHEMA public")
+
+    @property
+    def target(self):
+        if self.kind == "delta":
+            return f"delta:{self.folder}/table"
+        return (
+            f"sqlite:{self.folder}/table.db#orders"
+            if self.kind == "sqlite"
+            else f"postgres:{self.server.dsn}#orders"
+        )
+
+    def put(self, key, total):
+        self.store.put("orders", key, {"total": total})
+
+    def change(self):
+        self.put("o-0", 100)
+        self.put("o-7", 7)
+        self.put("o-1", 101)
+        self.store.delete("orders", "o-2")
+        self.put("o-8", 8)
+
+    def run(self, dies_at=None, **settings):
+        self.steps, self.dies_at = 0, dies_at
+        try:
+            return mirror(self.client, "main/orders", self.target, **settings)
+        finally:
+            self.dies_at = None
+
+    def rows(self):
+        """Return the documents of the live rows by key, read without this library."""
+        query = "SELECT key, new_item_state FROM orders WHERE _deleted_at IS NULL"
+        if self.kind == "delta":
+            found = DeltaTable(self.folder / "table").to_pyarrow_table().to_pylist()
+            rows = [(row["key"], row["new_item_state"]) for row in found if row["_deleted_at"] is None]
+        elif self.kind == "sqlite":
+            with closing(sqlite3.connect(self.folder / "table.db")) as database:
+                rows = database.execute(query).fetchall()
+        else:
+            with psycopg.connect(self.server.dsn) as database:
+                rows = database.execute(query.replace("new_item_state", "new_item_state::text")).fetchall()
+        return {json.loads(key)["id"]: json.loads(text)["total"] for key, text in rows}
+
+
+FIRST = {f"o-{number}": number for number in range(7)}
+CHANGED = {**{k: v for k, v in FIRST.items() if k != "o-2"}, "o-0": 100, "o-1": 101, "o-7": 7, "o-8": 8}
+
+
+@pytest.fixture(params=KINDS)
+def world(request, tmp_path, monkeypatch):
+    server = request.getfixturevalue("server") if request.param == "postgres" else None
+    made = World(tmp_path, request.param, server, monkeypatch)
+    made.begin()
+    yield made
+    made.client.close()
+    made.store.close()
+
+
+def test_the_first_run_copies_every_row_and_the_next_goes_on(world):
+    report = world.run()
+    assert (report.began, report.events, report.deletes, report.caught_up) == ("snapshot", 7, 0, True)
+    assert world.rows() == FIRST
+    world.change()
+    report = world.run(prove=True)
+    assert (report.began, report.events, report.deletes) == ("position", 5, 1)
+    assert report.proof.equal
+    assert world.rows() == CHANGED
+    report = world.run()
+    assert (report.began, report.events, report.pages) == ("position", 0, 0)
+    assert json.loads(json.dumps(report.to_dict()))["address"] == "main/orders"
+
+
+def test_killed_before_and_after_each_step_it_goes_on(world):
+    world.run()
+    first = world.steps
+    world.change()
+    world.run()
+    later = world.steps
+    assert min(first, later) > 4
+    for moment in range(first):
+        world.begin()
+        with pytest.raises(Death):
+            world.run(dies_at=moment)
+        world.change()
+        world.run()
+        assert world.rows() == CHANGED, moment
+    for moment in range(later):
+        world.begin()
+        world.run()
+        world.change()
+        with pytest.raises(Death):
+            world.run(dies_at=moment)
+        report = world.run()
+        assert world.rows() == CHANGED, moment
+        assert report.began == "position"  # nothing is copied twice
+    assert verify(world.client, "main/orders", destination_of(world.target).target).equal
+
+
+def test_a_snapshot_goes_on_where_it_was_killed(world, monkeypatch):
+    """A position in the middle of the copy is stored too, so a copy of days is not begun again."""
+    monkeypatch.setattr("multiclouddb_mirror.destinations._DELTA_SECONDS", 0.0)
+    world.run()
+    whole = world.steps
+    with_position = 0
+    for moment in range(whole):
+        world.begin()
+        with pytest.raises(Death):
+            world.run(dies_at=moment)
+        stored = destination_of(world.target).load()
+        report = world.run()
+        assert world.rows() == FIRST
+        assert report.began == ("snapshot" if stored is None else "position")
+        with_position += stored is not None
+        if stored is not None and moment > whole // 2:
+            assert report.events < 7
+    assert with_position > 4
+
+
+def test_of_two_processes_the_second_stops_at_its_first_position(world):
+    world.run()
+    destination = destination_of(world.target)
+    destination.load()
+    world.change()
+    world.run()
+    with pytest.raises(MulticloudDbError) as caught:
+        mirror_after(world, destination)
+    assert caught.value.category is ErrorCategory.CONFLICT
+    assert world.rows()["o-0"] == 100
+
+
+def mirror_after(world, destination):
+    """Merge a page as a second process does that has read the position before the first one moved it."""
+    token = world.client.read_changes(ChangeFeedRequest("main/orders", Now())).continuation_token
+    world.put("o-9", 9)
+    page = world.client.read_changes(ChangeFeedRequest("main/orders", FromContinuationToken(token)))
+    assert page.events
+    destination.merge(page, "refuse")
+    destination.save(page.continuation_token, now=True)
+
+
+def test_it_stops_after_the_page_and_keeps_its_position(world):
+    job = Mirror(
+        world.client, "main/orders", world.target, follow=True, on_progress=lambda progress: job.stop()
+    )
+    report = job.run()
+    assert not report.caught_up
+    assert destination_of(world.target).load() is not None
+    assert world.run().began == "position"
+    assert world.rows() == FIRST
+
+
+def test_following_it_merges_what_is_written_meanwhile(world):
+    seen = []
+
+    def progress(told):
+        seen.append(told.events)
+        if told.events == 7:
+            world.change()
+        if told.events >= 12:
+            job.stop()
+
+    job = Mirror(world.client, "main/orders", world.target, follow=True, on_progress=progress)
+    assert job.run().events == 12
+    assert world.rows() == CHANGED
+    assert seen == sorted(seen)
+
+
+def test_a_position_in_a_store_of_its_own(world):
+    store = FileCheckpointStore(world.folder / "positions")
+    position = f"file://{world.folder}/positions/orders"
+    world.run(position=position)
+    assert destination_of(world.target).load() is None
+    assert destination_of(world.target, position).load() == store.load("orders").token
+    world.change()
+    assert world.run(position=position, prove=True).proof.equal
+    assert world.rows() == CHANGED
+
+
+def test_a_damaged_table_is_repaired_by_another_copy(world):
+    world.run()
+    world.change()
+    if world.kind == "delta":
+        DeltaTable(world.folder / "table").delete('key = \'{"id":"o-3"}\'')
+    else:
+        opened = (
+            sqlite3.connect(world.folder / "table.db")
+            if world.kind == "sqlite"
+            else psycopg.connect(world.server.dsn)
+        )
+        with closing(opened) as database:
+            database.execute('DELETE FROM orders WHERE key = \'{"id":"o-3"}\'')
+            database.commit()
+    assert "o-3" not in world.rows()
+    report = world.run(resync=True, prove=True)
+    assert report.began == "snapshot"
+    assert report.proof.equal
+    assert world.rows() == CHANGED
+
+
+def test_a_collection_that_is_made_again_is_refused_until_it_is_copied_again(world):
+    world.run()
+    world.store.drop_collection("orders")
+    with pytest.raises(MulticloudDbError, match=r"--resync") as caught:
+        world.run()
+    assert caught.value.category is ErrorCategory.NOT_FOUND
+    assert world.rows() == FIRST
+    world.store.create_collection("orders")
+    world.put("o-3", 3)
+    with pytest.raises(MulticloudDbError, match=r"--resync"):
+        world.run()
+    assert world.run(resync=True, prove=True).proof.equal
+    assert world.rows() == {"o-3": 3}
+
+
+def test_a_table_that_something_else_has_filled_is_not_taken(world):
+    world.run()
+    forget_marks(world)
+    before = world.rows()
+    world.store.delete("orders", "o-6")
+    with pytest.raises(MulticloudDbError, match="--adopt") as caught:
+        world.run()
+    assert caught.value.category is ErrorCategory.INVALID_REQUEST
+    assert world.rows() == before
+    assert world.run(adopt=True, prove=True).proof.equal
+    assert "o-6" not in world.rows()
+
+
+def forget_marks(world):
+    """Make the table one that something else has filled."""
+    if world.kind == "delta":
+        rows = DeltaTable(world.folder / "table").to_pyarrow_table()
+        shutil.rmtree(world.folder / "table")
+        write_deltalake(world.folder / "table", rows)
+    elif world.kind == "sqlite":
+        with closing(sqlite3.connect(world.folder / "table.db")) as database:
+            database.execute("DELETE FROM multiclouddb_marks")
+            database.commit()
+    else:
+        with psycopg.connect(world.server.dsn) as database:
+            database.execute("DELETE FROM multiclouddb_marks")
+            database.execute("DELETE FROM multiclouddb_checkpoints")
+
+
+def test_it_begins_where_it_is_told_to(world):
+    report = world.run(start=Beginning())
+    assert report.began == "start"
+    assert world.rows() == FIRST
+
+
+class TestDelta:
+    @pytest.fixture
+    def world(self, tmp_path, monkeypatch):
+        made = World(tmp_path, "delta", None, monkeypatch)
+        made.begin()
+        yield made
+        made.client.close()
+        made.store.close()
+
+    def test_restore_takes_the_position_back_with_the_rows(self, world):
+        world.run()
+        version = DeltaTable(world.folder / "table").version()
+        world.change()
+        world.run()
+        DeltaTable(world.folder / "table").restore(version)
+        assert world.rows() == FIRST
+        report = world.run(prove=True)
+        assert (report.began, report.events) == ("position", 5)
+        assert report.proof.equal
+        assert world.rows() == CHANGED
+
+    def test_a_dropped_table_is_copied_again(self, world):
+        world.run()
+        shutil.rmtree(world.folder / "table")
+        assert world.run().began == "snapshot"
+        assert world.rows() == FIRST
+
+
+class TestRefused:
+    @pytest.fixture
+    def client(self, tmp_path):
+        with EmbeddedStore(tmp_path / "shop.db") as store:
+            store.create_collection("orders")
+        with connect(f"embedded://{tmp_path}/shop.db") as made:
+            yield made
+
+    @pytest.mark.parametrize(
+        ("target", "settings", "field"),
+        [
+            ("orders", {}, "target"),
+            ("delta:", {}, "target"),
+            ("postgres:host", {}, "target"),
+            ("sqlite:shop.db", {}, "target"),
+            ("delta:table", {"position": "orders"}, "position"),
+            ("delta:table", {"position": "nowhere://a/orders"}, "checkpoint_store"),
+            ("delta:table", {"on_expired": "skip"}, "on_expired"),
+            ("delta:table", {"resnc": True}, "resync"),
+        ],
+    )
+    def test_a_wrong_argument_is_named(self, client, target, settings, field):
+        with pytest.raises(MulticloudDbError, match=field) as caught:
+            mirror(client, "main/orders", target, **settings)
+        assert caught.value.category is ErrorCategory.INVALID_REQUEST
+
+    def test_no_message_has_the_password_of_a_target(self, client):
+        with pytest.raises(MulticloudDbError) as caught:
+            mirror(client, "main/orders", "postgre:postgresql://u:geheim@host/shop#orders")
+        assert "geheim" not in str(caught.value)
