@@ -58,6 +58,7 @@ _STEPS: Final = (
      f"multiclouddb tail {_URL} main/orders --checkpoint orders.pos --until-idle"),
     ("## All options", "multiclouddb --help"),
     ("### Options of tail", "multiclouddb tail --help"),
+    ("### Options of mirror", "multiclouddb mirror --help"),
     ("### Options of verify", "multiclouddb verify --help"),
     ("### Options of token check", "multiclouddb token check --help"),
 )  # fmt: skip

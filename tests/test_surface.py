@@ -27,6 +27,7 @@ PACKAGES = (
     "multiclouddb_checkpoints",
     "multiclouddb_dynamo",
     "multiclouddb_embedded",
+    "multiclouddb_mirror",
     "multiclouddb_mongo",
     "multiclouddb_postgres",
     "multiclouddb_tables",
@@ -35,7 +36,7 @@ PACKAGES = (
     "pyspark_multiclouddb",
 )
 PLACES = [ROOT, *(ROOT / "providers" / name for name in ("dynamo", "embedded", "mongo"))]
-PLACES += [ROOT / name for name in ("spark", "tables", "tables/verify", "tables/postgres", "checkpoints")]
+PLACES += [ROOT / name for name in ("spark", "tables", "tables/verify", "tables/postgres", "tables/mirror", "checkpoints")]
 PLACES += [ROOT / "conformance/certify"]
 
 

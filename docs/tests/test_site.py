@@ -20,6 +20,7 @@ import multiclouddb_checkpoints
 import multiclouddb_cosmos
 import multiclouddb_dynamo
 import multiclouddb_embedded
+import multiclouddb_mirror
 import multiclouddb_mongo
 import multiclouddb_postgres
 import multiclouddb_spi
@@ -38,6 +39,7 @@ REFERENCE = {
     "cosmos": multiclouddb_cosmos,
     "dynamo": multiclouddb_dynamo,
     "embedded": multiclouddb_embedded,
+    "mirror": multiclouddb_mirror,
     "mongo": multiclouddb_mongo,
     "postgres": multiclouddb_postgres,
     "spark": pyspark_multiclouddb,

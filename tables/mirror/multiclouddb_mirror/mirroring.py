@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import datetime
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack
@@ -241,8 +241,8 @@ class Mirror:
         on_progress = settings.get("on_progress")
         page: ChangeFeedPage | None = None
         saved_at = began
-        with changes, self._told_of_a_drop(begins):
-            for page in changes.pages():
+        with changes:
+            for page in self._pages(changes, begins):
                 matters = bool(page.events or page.notices)
                 if matters:
                     self._check_notices(page)
@@ -269,13 +269,13 @@ class Mirror:
             report = self._proved(report)
         return report
 
-    @contextmanager
-    def _told_of_a_drop(self, begins: str) -> Iterator[None]:
-        """Say what to do if the collection of the stored position is gone."""
+    def _pages(self, changes: ChangeFeedIterator, begins: str) -> Iterator[ChangeFeedPage]:
+        """Yield the pages; if the collection of the stored position is gone, say what to do."""
         try:
-            yield
+            yield from changes.pages()
         except MulticloudDbError as error:
-            if error.category is not ErrorCategory.NOT_FOUND or begins != "position":
+            gone = error.category in (ErrorCategory.NOT_FOUND, ErrorCategory.INVALID_REQUEST)
+            if not gone or begins != "position":
                 raise
             raise MulticloudDbError(f"{error.message}; {self._again()}", error.detail) from error
 
@@ -312,7 +312,7 @@ class Mirror:
 
     def _again(self) -> str:
         return (
-            f"if {self._address} exists again, run once with resync=True (--resync), which copies it and "
+            f"if {self._address} was made again, run once with resync=True (--resync), which copies it and "
             "buries the old rows; else drop the table, or stop running this mirror"
         )
 

@@ -1,0 +1,102 @@
+"""Tests `multiclouddb mirror`."""
+
+import json
+import signal
+
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from multiclouddb_cli import exits
+from multiclouddb_embedded.feed import EmbeddedFeed
+from multiclouddb_mirror import Mirror
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(EmbeddedFeed, "visible_after", lambda feed: 0.02)
+    monkeypatch.setattr("multiclouddb_verify.source._CLOCK_ERROR", 0.0)
+
+
+@pytest.fixture
+def target(tmp_path):
+    return f"delta:{tmp_path}/table"
+
+
+@pytest.fixture
+def mirror(run, url, store, target):
+    def invoke(*words):
+        return run("mirror", url, "main/orders", "--target", target, *words)
+
+    return invoke
+
+
+def test_each_run_says_what_it_has_done(mirror, store):
+    ran = mirror("--prove")
+    assert ran.exit_code == 0, ran.output
+    lines = dict(line.split("  ", 1) for line in ran.stdout.splitlines() if "  " in line)
+    assert lines["merged"].strip() == "10 rows and changes, of them 0 deletes"
+    assert lines["began"].strip() == "with a copy of every row"
+    assert "EQUAL" in ran.stdout
+    store.delete("orders", "o-3")
+    told = json.loads(mirror("--json").stdout)
+    assert (told["began"], told["events"], told["deletes"], told["caught_up"]) == ("position", 1, 1, True)
+    assert told["proof"] is None
+
+
+def test_rows_that_differ_end_with_11(mirror, tmp_path):
+    assert mirror().exit_code == 0
+    DeltaTable(tmp_path / "table").update(
+        updates={"new_item_state": """'{"total":"3"}'"""}, predicate="""key = '{"id":"o-3"}'"""
+    )
+    ran = mirror("--prove")
+    assert ran.exit_code == exits.DIFFERENT, ran.output
+    assert "DIFFERENT" in ran.stdout
+    assert json.loads(mirror("--prove", "--json").stdout)["proof"]["counts"]["differences"]
+
+
+def test_other_commands_find_the_position_with_the_table(mirror, run, url, target):
+    ran = run("token", "check", url, f"table:{target}")
+    assert ran.exit_code == exits.USAGE
+    assert "there is no position with" in ran.stderr
+    assert mirror().exit_code == 0
+    assert run("token", "check", url, f"table:{target}", "--max-lag", "1h").exit_code == 0
+    ran = run("verify", url, "main/orders", "--target", target)
+    assert ran.exit_code == 0, ran.output
+
+
+def test_following_it_ends_with_0_when_it_is_told_to(mirror, monkeypatch):
+    run = Mirror.run
+
+    def stopped(self):
+        self._settings["on_progress"] = lambda progress: signal.raise_signal(signal.SIGTERM)
+        return run(self)
+
+    monkeypatch.setattr(Mirror, "run", stopped)
+    ran = mirror("--follow")
+    assert ran.exit_code == 0, ran.output
+    assert "stopped" in ran.stdout
+    assert mirror().exit_code == 128 + signal.SIGTERM  # a run that would have ended is cut short
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["--follow", "--prove"], exits.USAGE, "leave out --follow"),
+        (["--position", "orders"], 3, "is no URL of a checkpoint"),
+        (["--from", "@nowhere"], exits.USAGE, "cannot be read"),
+        (["--on-expired", "skip"], exits.USAGE, "resnapshot"),
+    ],
+)
+def test_a_wrong_argument_is_named(mirror, words, code, told):
+    ran = mirror(*words)
+    assert ran.exit_code == code, ran.output
+    assert told in ran.stderr
+
+
+def test_a_table_of_something_else_names_the_way_out(mirror, tmp_path):
+    assert mirror().exit_code == 0
+    rows = DeltaTable(tmp_path / "table").to_pyarrow_table()
+    write_deltalake(tmp_path / "other", rows)
+    ran = mirror("--target", f"delta:{tmp_path}/other")
+    assert ran.exit_code == 3
+    assert "--adopt" in ran.stderr
