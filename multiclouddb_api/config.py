@@ -238,10 +238,19 @@ def _web_advice(url: str) -> str:
 
 
 def _from_toml(cls: type[ClientConfig], place: Path) -> ClientConfig:
+    return _of_table(cls, toml_of(place), place.name)
+
+
+def toml_of(place: Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST`, with its name, if it cannot be read.
+    """
     import tomllib  # needed only for a configuration in a file
 
     try:
-        table = tomllib.loads(place.read_text(encoding="utf-8"))
+        return tomllib.loads(place.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         # An error about the encoding contains the whole file.
@@ -249,31 +258,45 @@ def _from_toml(cls: type[ClientConfig], place: Path) -> ClientConfig:
         raise invalid_request(
             f"file {place.name}", f"cannot be read as TOML ({reason})", "check the path and its syntax"
         ) from cause
+
+
+def config_of(table: dict[str, Any], file: str) -> ClientConfig:
+    """Return the configuration in what was read of a file; see `ClientConfig.from_toml`.
+
+    Args:
+        table: The content of the file, without what is not about the connection.
+        file: The name of the file, for messages.
+    """
+    return settled(_of_table, ClientConfig, table, file)
+
+
+def _of_table(cls: type[ClientConfig], table: dict[str, Any], file: str) -> ClientConfig:
     known = [field.name for field in attrs.fields(cls)]
     for name in table:
         if name not in known:
-            raise unknown_name(f"file {place.name}", name, known)
+            raise unknown_name(f"file {file}", name, known)
     if "provider" not in table:
-        raise invalid_request(f"file {place.name}", "has no provider", 'add the line provider = "embedded"')
+        raise invalid_request(f"file {file}", "has no provider", 'add the line provider = "embedded"')
     connection = table.pop("connection", {})
     if not isinstance(connection, dict):
         raise invalid_request(
-            f"file {place.name}",
+            f"file {file}",
             "has a connection that is not a TOML table",
             "begin it with the line [connection]",
         )
-    return cls(
-        **table,
-        connection={name: _from_environment(place.name, name, value) for name, value in connection.items()},
-    )
+    settings = {
+        name: from_environment(file, f"connection.{name}", value) for name, value in connection.items()
+    }
+    return cls(**table, connection=settings)
 
 
-def _from_environment(file: str, name: str, value: Any) -> Any:
+def from_environment(file: str, name: str, value: Any) -> Any:
+    """Return a value of a file, or the variable that `{ env = "NAME" }` names in its place."""
     if not (isinstance(value, dict) and value.keys() == {"env"}):
         return value
     variable = str(value["env"])
     if variable not in os.environ:
         raise invalid_request(
-            f"file {file}, connection.{name}", f"needs the environment variable {variable}", f"set {variable}"
+            f"file {file}, {name}", f"needs the environment variable {variable}", f"set {variable}"
         )
     return os.environ[variable]

@@ -36,7 +36,10 @@ PACKAGES = (
     "pyspark_multiclouddb",
 )
 PLACES = [ROOT, *(ROOT / "providers" / name for name in ("dynamo", "embedded", "mongo"))]
-PLACES += [ROOT / name for name in ("spark", "tables", "tables/verify", "tables/postgres", "tables/mirror", "checkpoints")]
+PLACES += [
+    ROOT / name
+    for name in ("spark", "tables", "tables/verify", "tables/postgres", "tables/mirror", "checkpoints")
+]
 PLACES += [ROOT / "conformance/certify"]
 
 

@@ -194,8 +194,8 @@ def tail(
 @app.command(short_help="Keep a table equal to a collection.")
 def mirror(
     url: cli.Url,
-    collection: cli.Collection,
-    target: cli.TargetTable,
+    collection: cli.MirrorCollection = None,
+    target: cli.MirrorTarget = None,
     follow: cli.Follow = False,
     prove: cli.Prove = False,
     start: cli.MirrorFrom = None,
@@ -212,12 +212,26 @@ def mirror(
 
     The first run copies every row, and each later one merges what has changed since. Killed at any moment, it
     goes on where it was. With --prove the exit code is that of verify: 11 if rows differ.
+
+    Without COLLECTION, URL is a TOML file that has a [[table]] for each collection and its table; one that
+    fails does not stop the others, and the exit code is the highest.
     """
     from multiclouddb_cli import mirroring as command
     from multiclouddb_cli.arguments import to_address, to_config, to_options, to_start
 
     if follow and prove:
         raise typer.BadParameter("needs a run that ends: leave out --follow", param_hint="--prove")
+    if (collection is None) != (target is None) or (collection is None and position is not None):
+        raise typer.BadParameter(
+            "give both; or neither, with a TOML file that has [[table]]", param_hint="COLLECTION and --target"
+        )
+    if collection is None or target is None:
+        command.mirror_file(
+            url, as_json=as_json, follow=follow, start=None if start is None else to_start(start),
+            on_expired=on_expired, resync=resync, adopt=adopt, prove=prove, max_scan_rate=max_scan_rate,
+            timeout_seconds=timeout,
+        )  # fmt: skip
+        return
     config = to_config(url)
     command.mirror(
         config, to_address(collection), target, as_json=as_json, follow=follow, position=position,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Unpack
 
 import typer
@@ -16,13 +18,15 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
+from multiclouddb_cli.failure import report as report_error
+from multiclouddb_cli.failure import scrub
 from multiclouddb_cli.screen import ProgressLine, duration, moment, print_fields, snapshot_line
 from multiclouddb_cli.session import until_signal
 from multiclouddb_cli.tail import OutageReport, StatusLine
 from multiclouddb_cli.verifying import print_report, verify_line
 
 if TYPE_CHECKING:
-    from multiclouddb_mirror import MirrorProgress, MirrorReport, MirrorSettings
+    from multiclouddb_mirror import MirrorJob, MirrorProgress, MirrorReport, MirrorSettings, Outcome
 
 
 def mirror(
@@ -37,33 +41,83 @@ def mirror(
     try:
         from multiclouddb_mirror import Mirror
     except ImportError as error:
-        raise MulticloudDbError(
-            f'mirror: cannot import {error.name}; run: pip install "multiclouddb[verify]"',
-            ErrorDetail(ErrorCategory.INVALID_REQUEST),
-        ) from error
+        raise _missing(error) from error
     line, proof = ProgressLine(_line), ProgressLine(verify_line)
-    outages = OutageReport(StatusLine())
-    report: MirrorReport | None = None
-    follows = settings.get("follow", False)
+    settings.update({"on_progress": line.show, "on_proof_progress": proof.show})
+    outages, code = OutageReport(StatusLine()), 0
+    with (
+        _ends_well(follows=settings.get("follow", False)),
+        until_signal() as interrupt,
+        connect(config, observer=outages) as client,
+    ):
+        job = Mirror(client, address, target, **settings)
+        interrupt.stop = job.stop
+        try:
+            report = job.run()
+        finally:
+            line.clear()
+            proof.clear()
+        _print(report, as_json=as_json)
+        if report.proof is not None:
+            code = report.proof.exit_code
+    if code:
+        raise typer.Exit(code)
+
+
+def mirror_file(path: str, *, as_json: bool, **settings: Unpack[MirrorSettings]) -> None:
+    """Run the mirrors of a file."""
     try:
-        with until_signal() as interrupt, connect(config, observer=outages) as client:
-            job = Mirror(
-                client, address, target,
-                **{**settings, "on_progress": line.show, "on_proof_progress": proof.show},
-            )  # fmt: skip
-            interrupt.stop = job.stop
-            try:
-                report = job.run()
-            finally:
-                line.clear()
-                proof.clear()
-            _print(report, as_json=as_json)
+        from multiclouddb_mirror import MirrorFile, Mirrors
+    except ImportError as error:
+        raise _missing(error) from error
+    file, codes = MirrorFile.read(path), list[int]()
+
+    def told(job: MirrorJob, outcome: Outcome) -> None:
+        if isinstance(outcome, MulticloudDbError):
+            typer.echo(f"{job.address}:", err=True)
+            codes.append(report_error(outcome, debug=False))
+            if as_json:
+                failure = {"category": str(outcome.category), "message": scrub(outcome.message)}
+                typer.echo(json.dumps({"address": str(job.address), "error": failure}))
+            return
+        codes.append(0 if outcome.proof is None else int(outcome.proof.exit_code))
+        if as_json:
+            typer.echo(json.dumps(outcome.to_dict()))
+            return
+        state = "every change is read" if outcome.caught_up else "stopped"
+        proof = "" if outcome.proof is None else "  EQUAL" if outcome.proof.equal else "  NOT EQUAL"
+        typer.echo(f"{outcome.address}  {outcome.table}  {outcome.events:,} merged  {state}{proof}")
+
+    outages = OutageReport(StatusLine())
+    with (
+        _ends_well(follows=settings.get("follow", False)),
+        until_signal() as interrupt,
+        connect(file.config, observer=outages) as client,
+    ):
+        with interrupt.reading():
+            jobs = file.jobs(client)
+        mirrors = Mirrors(client, jobs, told, **settings)
+        interrupt.stop = mirrors.stop
+        mirrors.run()
+    if max(codes, default=0):
+        raise typer.Exit(max(codes))
+
+
+@contextmanager
+def _ends_well(*, follows: bool) -> Iterator[None]:
+    """Take SIGTERM for the usual end of what follows until it is stopped; an error is one all the same."""
+    try:
+        yield
     except typer.Exit as end:
-        # What follows until it is stopped has done its work when it is.
-        if not (follows and report is not None and end.exit_code == 128 + signal.SIGTERM):
+        if not follows or end.exit_code != 128 + signal.SIGTERM:
             raise
-    if report is not None and report.proof is not None:
-        raise typer.Exit(report.proof.exit_code)
+
+
+def _missing(error: ImportError) -> MulticloudDbError:
+    return MulticloudDbError(
+        f'mirror: cannot import {error.name}; run: pip install "multiclouddb[verify]"',
+        ErrorDetail(ErrorCategory.INVALID_REQUEST),
+    )
 
 
 def _line(progress: MirrorProgress, a_second: float | None) -> str:

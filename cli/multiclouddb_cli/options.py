@@ -248,6 +248,23 @@ Position: TypeAlias = Annotated[
         "checkpoint, or a token.",
     ),
 ]
+MirrorCollection: TypeAlias = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[COLLECTION]",
+        help="DATABASE/COLLECTION, or only the collection.",
+        autocompletion=_complete_collection,
+    ),
+]
+MirrorTarget: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="TARGET",
+        help="The table: delta:PATH, sqlite:PATH#TABLE, or postgres:DSN#TABLE, for example "
+        "postgres:postgresql://host/shop#orders.",
+    ),
+]
 MirrorPosition: TypeAlias = Annotated[
     str | None,
     typer.Option(

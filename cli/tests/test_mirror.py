@@ -100,3 +100,20 @@ def test_a_table_of_something_else_names_the_way_out(mirror, tmp_path):
     ran = mirror("--target", f"delta:{tmp_path}/other")
     assert ran.exit_code == 3
     assert "--adopt" in ran.stderr
+
+
+def test_the_tables_of_a_file_end_with_the_highest_code(run, tmp_path, path, store):
+    file = tmp_path / "mirror.toml"
+    entry = '[[table]]\ncollection = "main/{0}"\ntarget = "sqlite:{1}/copy.db#{0}"\n'
+    head = f'provider = "embedded"\n[connection]\npath = "{path}"\n'
+    file.write_text(head + entry.format("orders", tmp_path))
+    ran = run("mirror", file)
+    assert ran.exit_code == 0, ran.output
+    assert ran.stdout.endswith("10 merged  every change is read\n")
+    file.write_text(head + entry.format("gone", tmp_path) + entry.format("orders", tmp_path))
+    ran = run("mirror", file, "--json", "--prove")
+    assert ran.exit_code == 4, ran.output
+    failed, equal = map(json.loads, ran.stdout.splitlines())
+    assert failed["error"]["category"] == "NOT_FOUND"
+    assert equal["proof"]["equal"]
+    assert run("mirror", file, "--target", "delta:x").exit_code == exits.USAGE

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from multiclouddb_mirror.destinations import Destination, destination_of
 from multiclouddb_mirror.mirroring import Mirror, MirrorProgress, MirrorReport, MirrorSettings, mirror
+from multiclouddb_mirror.several import MirrorFile, MirrorJob, Mirrors, Outcome
 
 __all__ = [
     "Destination",
     "Mirror",
+    "MirrorFile",
+    "MirrorJob",
     "MirrorProgress",
     "MirrorReport",
     "MirrorSettings",
+    "Mirrors",
+    "Outcome",
     "destination_of",
     "mirror",
 ]

@@ -22,6 +22,7 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_embedded import EmbeddedStore
+from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_mirror import Mirror, destination_of, mirror, mirroring
 from multiclouddb_tables.delta import DeltaTarget
 from multiclouddb_tables.sqlite import SqliteTable
@@ -35,6 +36,12 @@ STEPS = ("prepare", "set_feed_mark", "store", "outdate", "bury", "merge", "store
 
 class Death(BaseException):
     """The process is killed."""
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(EmbeddedFeed, "visible_after", lambda feed: 0.02)
+    monkeypatch.setattr("multiclouddb_verify.source._CLOCK_ERROR", 0.0)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,192 @@
+"""Runs the mirrors of one file: a connection, and the tables that follow its collections."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Lock
+from typing import Any, Final, TypeAlias, Unpack
+
+import attrs
+
+from multiclouddb_api import (
+    ClientConfig,
+    MulticloudDbClient,
+    MulticloudDbError,
+    ResourceAddress,
+    invalid_request,
+)
+from multiclouddb_api.config import config_of, from_environment, toml_of
+from multiclouddb_api.validators import path_here, unknown_name
+from multiclouddb_mirror.destinations import destination_of
+from multiclouddb_mirror.mirroring import Mirror, MirrorReport, MirrorSettings
+
+__all__ = ["MirrorFile", "MirrorJob", "Mirrors", "Outcome"]
+
+_KEYS: Final = ("collection", "target", "position")
+_ALL: Final = "*"
+
+
+@attrs.frozen
+class MirrorJob:
+    """One collection, and the table that follows it."""
+
+    address: ResourceAddress
+    """The collection."""
+    target: str = attrs.field(repr=False)  # it may contain a password
+    """The table, as in `mirror`."""
+    position: str | None = None
+    """As in `mirror`."""
+
+
+@attrs.frozen
+class MirrorFile:
+    """A TOML file with a connection, as `ClientConfig.from_toml` reads it, and an entry for each table.
+
+    Each `[[table]]` has `collection`, `target` and, if the position is not stored with the table, `position`.
+    `collection = "shop/*"` names every collection of a database, and `"*"` every one of the service; then
+    `{database}` and `{collection}` in `target` and `position` stand for the names. `{ env = "NAME" }` in
+    place of a text is replaced by the environment variable.
+    """
+
+    config: ClientConfig
+    """The connection."""
+    entries: Sequence[Mapping[str, str]] = attrs.field(repr=False)
+    """The entries as they stand in the file."""
+    name: str
+    """The name of the file, for messages."""
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> MirrorFile:
+        """Read a file.
+
+        Args:
+            path: The file.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST`, with the file and the key, as `ClientConfig.from_toml`, and
+                if it has no table, or an entry that is not complete.
+        """
+        place = path_here("path", path)
+        read = toml_of(place)
+        tables, file = read.pop("table", None), f"file {place.name}"
+        if not isinstance(tables, list) or not tables:
+            way_out = 'add [[table]] with the lines collection = "…" and target = "…"'
+            raise invalid_request(file, "has no table to mirror", way_out)
+        return cls(config_of(read, place.name), [_entry(place.name, each) for each in tables], place.name)
+
+    def jobs(self, client: MulticloudDbClient) -> list[MirrorJob]:
+        """Return what is to be done now; the collections of `*` are listed at each call.
+
+        Args:
+            client: The client of the connection.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if two collections would have the same table.
+        """
+        found = list[MirrorJob]()
+        for entry in self.entries:
+            target, position = entry["target"], entry.get("position")
+            database, _, collection = entry["collection"].rpartition("/")
+            if collection != _ALL:
+                found.append(MirrorJob(ResourceAddress.parse(entry["collection"]), target, position))
+                continue
+            for address in client.collections(database or None):
+                names = {"{database}": address.database or "", "{collection}": address.collection or ""}
+                found.append(
+                    MirrorJob(address, _filled(target, names), position and _filled(position, names))
+                )
+        targets = list[str]()
+        for job in found:
+            if job.target in targets:
+                raise invalid_request(
+                    f"file {self.name}",
+                    f"gives {job.address} the table of another collection",
+                    "write {collection}, and if need be {database}, in its target",
+                )
+            targets.append(job.target)
+        return found
+
+
+Outcome: TypeAlias = MirrorReport | MulticloudDbError
+"""What became of one mirror: its report, or the error with which it ended."""
+
+
+class Mirrors:
+    """The mirrors of a file, of which one that fails does not stop the others.
+
+    Args:
+        client: The client, which all of them use.
+        jobs: The collections and their tables.
+        on_end: Called in the order in which they end.
+        **settings: The settings of `mirror` for each; without `follow` they run one after the other, and with
+            it all at the same time.
+    """
+
+    def __init__(
+        self,
+        client: MulticloudDbClient,
+        jobs: Sequence[MirrorJob],
+        on_end: Callable[[MirrorJob, Outcome], None],
+        **settings: Unpack[MirrorSettings],
+    ) -> None:
+        self._client, self._jobs, self._on_end, self._settings = client, jobs, on_end, settings
+        self._stopped, self._lock, self._running = Event(), Lock(), set[Mirror]()
+
+    def stop(self) -> None:
+        """End each run after its page, and begin no other; any thread or signal handler may call this."""
+        self._stopped.set()
+        for each in tuple(self._running):
+            each.stop()
+
+    def run(self) -> list[Outcome]:
+        """Run the mirrors, and return what became of each that has begun."""
+        workers = len(self._jobs) if self._settings.get("follow") else 1
+        with ThreadPoolExecutor(max(1, workers), "multiclouddb-mirror") as pool:
+            running = [pool.submit(self._run, job) for job in self._jobs]
+            return [outcome for each in running if (outcome := each.result()) is not None]
+
+    def _run(self, job: MirrorJob) -> Outcome | None:
+        outcome: Outcome
+        if self._stopped.is_set():
+            return None
+        try:
+            one = Mirror(
+                self._client, job.address, destination_of(job.target, job.position), **self._settings
+            )
+            self._running.add(one)
+            if self._stopped.is_set():  # meanwhile
+                one.stop()
+            try:
+                outcome = one.run()
+            finally:
+                self._running.discard(one)
+        except MulticloudDbError as error:
+            outcome = error
+        with self._lock:
+            self._on_end(job, outcome)
+        return outcome
+
+
+def _entry(file: str, table: Any) -> dict[str, str]:
+    where = f"file {file}, table"
+    if not isinstance(table, dict):
+        raise invalid_request(where, "is not a TOML table", "begin it with the line [[table]]")
+    for name in table:
+        if name not in _KEYS:
+            raise unknown_name(where, name, _KEYS)
+    entry = {name: from_environment(file, f"table.{name}", value) for name, value in table.items()}
+    for name in ("collection", "target"):
+        if name not in entry:
+            raise invalid_request(where, f"has no {name}", f'add the line {name} = "…"')
+    for name, value in entry.items():
+        if not isinstance(value, str):
+            raise invalid_request(where, f"has a {name} that is no text", "put it in quotes")
+    return entry
+
+
+def _filled(text: str, names: Mapping[str, str]) -> str:
+    for name, value in names.items():
+        text = text.replace(name, value)
+    return text

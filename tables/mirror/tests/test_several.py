@@ -1,0 +1,138 @@
+"""Tests the mirrors of one file."""
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from multiclouddb_api import ErrorCategory, MulticloudDbError, connect
+from multiclouddb_embedded import EmbeddedStore
+from multiclouddb_embedded.feed import EmbeddedFeed
+from multiclouddb_mirror import MirrorFile, MirrorReport, Mirrors
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(EmbeddedFeed, "visible_after", lambda feed: 0.02)
+    monkeypatch.setattr("multiclouddb_verify.source._CLOCK_ERROR", 0.0)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with EmbeddedStore(tmp_path / "shop.db") as made:
+        for name in ("orders", "customers", "bills"):
+            made.create_collection(name)
+            for number in range(3):
+                made.put(name, f"{name}-{number}", {"total": number})
+        yield made
+
+
+@pytest.fixture
+def written(tmp_path, store, monkeypatch):
+    """Return a function that writes a file with some entries, and reads it."""
+    monkeypatch.setenv("SHOP", str(tmp_path / "shop.db"))
+
+    def write(*entries):
+        head = 'provider = "embedded"\n[connection]\npath = { env = "SHOP" }\n'
+        (tmp_path / "mirror.toml").write_text(head + "".join(f"[[table]]\n{each}\n" for each in entries))
+        return MirrorFile.read(tmp_path / "mirror.toml")
+
+    return write
+
+
+def run(file, **settings):
+    """Run the mirrors of a file; return the addresses and outcomes in the order in which they ended."""
+    ended = []
+    with connect(file.config) as client:
+        Mirrors(
+            client,
+            file.jobs(client),
+            lambda job, outcome: ended.append((str(job.address), outcome)),
+            **settings,
+        ).run()
+    return ended
+
+
+def tables(path):
+    with closing(sqlite3.connect(path)) as database:
+        names = database.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
+        return {
+            name: database.execute(f"SELECT count(*) FROM {name}").fetchone()[0]
+            for (name,) in names
+            if not name.startswith("multiclouddb")
+        }
+
+
+def test_every_collection_has_its_table(tmp_path, store, written):
+    file = written(f'collection = "main/*"\ntarget = "sqlite:{tmp_path}/copy.db#{{collection}}"')
+    assert [address for address, _ in run(file)] == ["main/bills", "main/customers", "main/orders"]
+    assert tables(tmp_path / "copy.db") == {"bills": 3, "customers": 3, "orders": 3}
+    store.create_collection("later")
+    store.put("later", "l-1", {})
+    assert all(outcome.caught_up for _, outcome in run(file, prove=True))
+    assert tables(tmp_path / "copy.db")["later"] == 1
+
+
+def test_one_that_fails_stops_no_other_and_is_told(tmp_path, written):
+    file = written(
+        f'collection = "main/orders"\ntarget = "sqlite:{tmp_path}/copy.db#orders"',
+        f'collection = "main/gone"\ntarget = "sqlite:{tmp_path}/copy.db#gone"',
+        f'collection = "main/bills"\ntarget = "sqlite:{tmp_path}/copy.db#bills"\n'
+        f'position = "file://{tmp_path}/positions/bills"',
+    )
+    ended = dict(run(file))
+    assert isinstance(ended["main/orders"], MirrorReport)
+    assert isinstance(ended["main/bills"], MirrorReport)
+    assert ended["main/gone"].category is ErrorCategory.NOT_FOUND
+    assert tables(tmp_path / "copy.db") == {"orders": 3, "bills": 3}
+    assert (tmp_path / "positions").is_dir()
+
+
+def test_following_they_run_at_the_same_time_until_they_are_stopped(tmp_path, store, written):
+    file = written(f'collection = "*"\ntarget = "sqlite:{tmp_path}/{{collection}}.db#rows"')
+    ended, late = [], set()
+
+    with connect(file.config) as client:
+        jobs = file.jobs(client)
+
+        def progress(told):
+            if told.events == 3:
+                late.add(len(late))
+                if len(late) == len(jobs):
+                    for each in jobs:
+                        store.put(each.address.collection, "late", {})
+            if told.events == 4:
+                late.add(-len(late))
+                if sum(number < 0 for number in late) >= 1 and len(late) >= 2 * len(jobs) - 1:
+                    mirrors.stop()
+
+        mirrors = Mirrors(
+            client, jobs, lambda job, outcome: ended.append(outcome), follow=True, on_progress=progress
+        )
+        mirrors.run()
+    assert len(ended) == 3
+    assert not any(outcome.caught_up for outcome in ended)
+
+
+@pytest.mark.parametrize(
+    ("entries", "told"),
+    [
+        ([], "has no table to mirror"),
+        (['collection = "orders"'], "has no target"),
+        (['target = "delta:x"'], "has no collection"),
+        (['collection = "orders"\ntarget = "delta:x"\ncolumn = 1'], "column"),
+        (['collection = "orders"\ntarget = 1'], "target that is no text"),
+        (['collection = "orders"\ntarget = { env = "NOT_SET" }'], "NOT_SET"),
+    ],
+)
+def test_a_wrong_file_is_told_with_its_entry(written, entries, told):
+    with pytest.raises(MulticloudDbError, match=told) as caught:
+        written(*entries)
+    assert caught.value.category is ErrorCategory.INVALID_REQUEST
+    assert "mirror.toml" in str(caught.value)
+
+
+def test_two_collections_never_share_a_table(tmp_path, written):
+    file = written(f'collection = "*"\ntarget = "sqlite:{tmp_path}/copy.db#rows"')
+    with connect(file.config) as client, pytest.raises(MulticloudDbError, match=r"\{collection\}"):
+        file.jobs(client)
