@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
 import attrs
+from attrs import frozen
 from pyspark.sql.datasource import InputPartition
 
 from multiclouddb_api import (
@@ -56,6 +56,41 @@ _PLACES: Final = 3
 _STILL_SECONDS: Final = 60.0
 
 
+@frozen(eq=False, repr=False)
+class Known:
+    """What is known of the offset that was last returned or asked about; it only saves requests.
+
+    It is replaced as a whole, so nothing that holds for one offset is used with another.
+
+    Attributes:
+        value: The offset as Spark has it; None before the first call.
+        offset: The same, parsed; None if nobody has needed it yet.
+        before: The offset at which the step to this one starts, as Spark has it and parsed.
+        lineage: Where the next step begins: after what has been found to be empty, or None.
+        empty_at: The monotonic time at which nothing was found after this offset.
+        mark: The change mark of the database when nothing was found, or None.
+        marked_at: The monotonic time at which the mark was asked.
+        watch: Tells that the database may have changed.
+        is_misled: The watch has told of a change, and none was found.
+        is_unread: Nothing was found, but it is not known of every partition that nothing follows.
+        is_searched: With `onPoison=skip`: the changes before it that cannot be decoded are known.
+        read: What planning has read of the micro-batch that ends here.
+    """
+
+    value: dict[str, Any] | None = None
+    offset: Offset | None = None
+    before: tuple[dict[str, Any], Offset] | None = None
+    lineage: Lineage | None = None
+    empty_at: float = -math.inf
+    mark: Hashable = None
+    marked_at: float = -math.inf
+    watch: Watch | None = None
+    is_misled: bool = False
+    is_unread: bool = False
+    is_searched: bool = False
+    read: Payloads = attrs.Factory(Payloads)
+
+
 class MicroBatches:
     """Plans the micro-batches of one query, in one long-lived process; the constructor does no I/O."""
 
@@ -69,25 +104,13 @@ class MicroBatches:
         # A summary for the query's progress, which is not an offset.
         self.report: dict[str, Any] | None = None
         self._target: Target | None = None
-        self._idle: tuple[dict[str, Any], float] | None = None
-        self._saved = -math.inf
-        self._ahead: tuple[dict[str, Any], Lineage] | None = None
+        self._known = Known()
+        self._saved = self._planned = -math.inf
         self._reports = Reports()
-        self._still: tuple[dict[str, Any], Hashable, float] | None = None
-        self._watch: tuple[dict[str, Any], Watch] | None = None
-        self._misled = False
-        self._planned = -math.inf
-        # With onPoison=skip: the changes that the next offset names, and the last offset that was searched.
+        # With onPoison=skip: the changes that the next offset names.
         self._poison: list[tuple[str, str]] = []
-        self._searched: dict[str, Any] | None = None
         self._warning: str | None = None
-        # What the last plan has read of the micro-batch that ends at this offset.
-        self._read: tuple[dict[str, Any] | None, Payloads] = None, Payloads()
-        # True if the last step found nothing, but it is not known of every partition that nothing follows.
-        self._is_unread = False
         self._lost = 0
-        # Spark passes the same offset as the end of a step, as the start of the next one and to `tasks`.
-        self._parsed: deque[tuple[dict[str, Any], Offset]] = deque(maxlen=2)
         self._rules: Rules = INSPECTED
 
     def initial(self) -> dict[str, Any]:
@@ -127,7 +150,7 @@ class MicroBatches:
                 )
             self._saved = time.monotonic()
             end = self._named(offset)
-            self._read = end, read
+            self._know(Known(end, is_searched=True, read=read))
             return end
 
     def after(
@@ -140,36 +163,36 @@ class MicroBatches:
         # interval, not fifty. Positions that have moved without a record are an end too, at the first call
         # and then once in `idleCheckpointInterval`, because a position that stays in the checkpoint would
         # expire.
-        asked, when = self._idle or (None, 0.0)
-        is_known = asked == start and time.monotonic() - when < self.settings.poll_seconds
-        is_hinted = is_known and not self.ends_by_itself and self._wait_for_hint(start)
+        known = self._known_of(start)
+        is_known = time.monotonic() - known.empty_at < self.settings.poll_seconds
+        is_hinted = is_known and not self.ends_by_itself and self._wait_for_hint()
         if is_known and not self.ends_by_itself and not is_hinted:
             return start
         with source_errors():
-            if self._stands_still(start):
-                self._idle, self._misled = (start, time.monotonic()), False
+            if self._stands_still():
+                self._know(attrs.evolve(known, empty_at=time.monotonic(), is_misled=False))
                 return start
-            self._still = None
             # Returning `start` means that nothing is left to read, so it needs the service's answer.
-            while (end := self._plan(start, max_records, tell_more)) is start and self._is_unread:
+            while (known := self._plan(start, max_records, tell_more)).value is start and known.is_unread:
                 time.sleep(_NAP_SECONDS)
-        if end is not start:
-            self.close()
+        end = known.value
+        assert end is not None
         # After a position that moved without a record, there is nothing to read either.
-        nothing = (end is start or "empty" in end) and not self._is_unread
-        self._idle, self._misled = (end, time.monotonic()) if nothing else None, is_hinted and nothing
+        if (end is start or "empty" in end) and not known.is_unread:
+            self._know(attrs.evolve(known, empty_at=time.monotonic(), is_misled=is_hinted))
         return end
 
     def close(self) -> None:
         """Stop waiting for changes; may be called more than once."""
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch[1].close()
+        self._know(attrs.evolve(self._known, watch=None))
 
     def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the work of a micro-batch; the same offsets always give the same work."""
         with source_errors():
-            before, after = self._offset(start), self._offset(end)
+            before = self._offset(start)
+            if self._known.value != end:  # another process has planned the batch
+                self._know(Known(end, before=(start, before)))
+            after = self._offset(end)
             ranges = ranges_of(before, after, self._rules)
             if not ranges:
                 return []
@@ -180,29 +203,46 @@ class MicroBatches:
                 connection = connection_for(self.settings)
                 after.check_incarnation(connection.opened)
                 self._check_kept(connection, before, surely=True)
-            if self.settings.skip_poison and after.poison is None and end != self._searched:
-                self._searched = end
+            if self.settings.skip_poison and after.poison is None and not self._known.is_searched:
+                self._know(attrs.evolve(self._known, is_searched=True))
                 connection = connection_for(self.settings)
                 after.check_incarnation(connection.opened)
                 self._leave_out(find_poison(connection, ranges))
             skip = self.settings.skip_poison or after.poison is not None
-            is_told, (known, payloads) = bool(after.gone), self._read
             return work_of(
-                self.settings, after.incarnation, ranges, skip_poison=skip, is_told=is_told,
-                payloads=payloads if known == end else None,
+                self.settings, after.incarnation, ranges, skip_poison=skip, is_told=bool(after.gone),
+                payloads=self._known.read,
             )  # fmt: skip
 
-    def _offset(self, value: dict[str, Any]) -> Offset:
-        for known, offset in self._parsed:
-            if known == value:
-                return offset
-        offset = offset_from_json(self.settings, value)
-        self._parsed.append((value, offset))
-        return offset
+    def _know(self, known: Known) -> None:
+        """Replace what is known."""
+        earlier, self._known = self._known, known
+        if earlier.watch is not None and earlier.watch is not known.watch:
+            earlier.watch.close()
 
-    def _plan(self, start: dict[str, Any], max_records: int | None, tell_more: bool) -> dict[str, Any]:
-        """Return the end of the next step as an offset, or `start` if the step needs no new offset."""
-        offset = self._offset(start)
+    def _known_of(self, value: dict[str, Any]) -> Known:
+        """Return what is known of an offset."""
+        if self._known.value != value:
+            self._know(Known(value))
+        return self._known
+
+    def _offset(self, value: dict[str, Any]) -> Offset:
+        # Spark passes the same offset as the end of a step, as the start of the next one and to `tasks`.
+        known = self._known
+        if known.value == value:
+            if known.offset is None:
+                self._know(attrs.evolve(known, offset=offset_from_json(self.settings, value)))
+            assert self._known.offset is not None
+            return self._known.offset
+        if known.before is not None and known.before[0] == value:
+            return known.before[1]
+        return offset_from_json(self.settings, value)
+
+    def _plan(self, start: dict[str, Any], max_records: int | None, tell_more: bool) -> Known:
+        """Plan the next step, and return what is then known: of `start` if the step needs no new offset."""
+        # The database may have changed even if this plan fails, so an earlier mark proves nothing.
+        self._know(attrs.evolve(self._known, mark=None))
+        known, offset = self._known, self._offset(start)
         connection = connection_for(self.settings)
         if isinstance(offset, Symbolic):
             lineage = self._started(connection, offset.position)
@@ -214,7 +254,7 @@ class MicroBatches:
                 connection.incarnation, lineage.to_json(), snapshot=state, warning=said,
                 feed=_feed(connection), fresh=True,
             )  # fmt: skip
-            return offset_to_json(self.settings, pinned)
+            return self._reached(offset_to_json(self.settings, pinned), start)
         offset.check_incarnation(connection.opened)
         self._rules = connection.feed
         before = offset.lineage(self._rules)
@@ -231,24 +271,23 @@ class MicroBatches:
         try:
             self._check_kept(connection, offset)
             # The step begins after what an earlier call has found to be empty.
-            known, ahead = self._ahead or (None, before)
-            step = self._step(connection, ahead if known == start else before, max_records)
+            step = self._step(connection, known.lineage or before, max_records)
             read = Payloads(step, self.settings.max_payload)
             self._search(connection, step, read)
         except MulticloudDbError as error:
             again = self.settings.on_loss
             if not isinstance(again, Resnapshot) or error.category != ErrorCategory.CHECKPOINT_EXPIRED:
                 raise
-            return self._begun_again(connection, offset, again.snapshot, error)
+            return self._reached(self._begun_again(connection, offset, again.snapshot, error), start)
         nothing = step.empty or not step.moved
         self.caught_up |= step.is_end
-        self._is_unread = nothing and bool(step.left)
+        is_unread = nothing and bool(step.left)
         state = snapshot_state(offset.snapshot, before, step.after)
         self.report = self._reports.report(
             connection, step.after, step, idle=nothing and step.is_end, snapshot=state
         )
         due = time.monotonic() - self._saved >= self.settings.idle_checkpoint_seconds or bool(step.skipped)
-        due = due or self._is_unread
+        due = due or is_unread
         if step.skipped:
             self._lose(", ".join(step.skipped[:_PLACES]), offset)
         warning = self._warning or (offset.warning if offset.lost else None)
@@ -256,16 +295,17 @@ class MicroBatches:
         is_said = lost == offset.lost
         if nothing and is_said and not self._poison and not _is_worth_saving(before, step.after, due):
             # The next call begins here, so that the same records are not scanned again.
-            self._ahead = start, step.after
+            known = attrs.evolve(
+                self._known, value=start, lineage=step.after, empty_at=-math.inf, is_unread=is_unread
+            )
             if mark is not None and not (step.after.ends() or step.left):
-                self._still = start, mark, time.monotonic()
-            asked, watch = self._watch or (None, None)
-            is_waiting = asked == start and isinstance(watch, ReadWatch) and not watch.wait(0)
+                known = attrs.evolve(known, mark=mark, marked_at=time.monotonic())
+            is_waiting = isinstance(known.watch, ReadWatch) and not known.watch.wait(0)
             if not (is_waiting or self.ends_by_itself):
-                self.close()
-                watch = watch_after(connection.feed, step.after, mark)
-                self._watch = None if watch is None else (start, watch)
-            return start
+                self.close()  # first, because the next watch may need what it holds
+                known = attrs.evolve(known, watch=watch_after(connection.feed, step.after, mark))
+            self._know(known)
+            return known
         stands = step.after if nothing or due else _without_idle_moves(before, step)
         more = tell_more and not (nothing or step.is_end)
         pinned = Pinned(
@@ -273,11 +313,17 @@ class MicroBatches:
             warning=warning, lost=lost, feed=_feed(connection),
             fresh=offset.fresh and nothing, gone=_gone(step),
         )  # fmt: skip
-        end = self._named(pinned)
-        self._ahead, self._read = (end, step.after), (end, read)
+        known = self._reached(
+            self._named(pinned), start, lineage=step.after, read=read, is_unread=is_unread, is_searched=True
+        )
         if stands is step.after:
             self._saved = time.monotonic()
-        return end
+        return known
+
+    def _reached(self, end: dict[str, Any], start: dict[str, Any], **known: Any) -> Known:
+        """Replace what is known by what is known of the end of a step."""
+        self._know(Known(end, before=(start, self._offset(start)), **known))
+        return self._known
 
     def _search(self, connection: Connection, step: Step, read: Payloads) -> None:
         """With `onPoison=skip`, find the changes of a step that cannot be decoded."""
@@ -299,8 +345,8 @@ class MicroBatches:
     def _named(self, offset: Pinned) -> dict[str, Any]:
         """Return an offset as JSON; it names the changes that its step leaves out."""
         named = attrs.evolve(offset, poison=poison_state(self._poison))
-        self._poison, self._searched = [], offset_to_json(self.settings, named)
-        return self._searched
+        self._poison = []
+        return offset_to_json(self.settings, named)
 
     def _check_kept(self, connection: Connection, offset: Pinned, *, surely: bool = False) -> None:
         """Find expired positions before ranges are planned or read, because tasks cannot report them."""
@@ -334,28 +380,26 @@ class MicroBatches:
         state = snapshot_state(None, lineage, lineage, whole=True)
         self.report = self._reports.report(connection, lineage, None, idle=False, snapshot=state)
         self._saved, self.caught_up = time.monotonic(), False
-        self._ahead = self._still = self._target = None
+        self._target = None
         pinned = Pinned(
             offset.incarnation, lineage.to_json(), empty=True, snapshot=state, feed=_feed(connection),
             fresh=offset.fresh,
         )  # fmt: skip
         return offset_to_json(self.settings, pinned)
 
-    def _wait_for_hint(self, start: dict[str, Any]) -> bool:
+    def _wait_for_hint(self) -> bool:
         """Wait for at most a tenth of a second; return True as soon as the database may have changed."""
-        seconds = min(_NAP_SECONDS, self.settings.poll_seconds)
-        asked, watch = self._watch or (None, None)
-        if watch is not None and asked == start and not self._misled:
-            return watch.wait(seconds)
+        seconds, known = min(_NAP_SECONDS, self.settings.poll_seconds), self._known
+        if known.watch is not None and not known.is_misled:
+            return known.watch.wait(seconds)
         time.sleep(seconds)
         return False
 
-    def _stands_still(self, start: dict[str, Any]) -> bool:
+    def _stands_still(self) -> bool:
         """Return True if an earlier call with this start found no change, and the database is unchanged."""
-        if self._still is None:
-            return False
-        asked, mark, when = self._still
-        return asked == start and time.monotonic() - when < _STILL_SECONDS and self._mark() == mark
+        known = self._known
+        is_fresh = known.mark is not None and time.monotonic() - known.marked_at < _STILL_SECONDS
+        return is_fresh and self._mark() == known.mark
 
     def _mark(self) -> Hashable:
         """Return the change mark of the feed, or None if the database does not provide a mark."""
