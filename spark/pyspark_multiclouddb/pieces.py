@@ -24,7 +24,7 @@ from pyspark.storagelevel import StorageLevel
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_spi.scan.contract import LATEST_MARK
 from multiclouddb_tables.batch import MissingState, Piece
-from multiclouddb_tables.changes import LACKS_STATE, incomplete_rows, missing_state_error, source_of
+from multiclouddb_tables.changes import LACKING, LACKS_STATE, incomplete_rows, missing_state_error, source_of
 from multiclouddb_tables.mark import FeedSource
 from multiclouddb_tables.rules import CHANGE_TYPES, DOCUMENT, PLACES, check_cases, check_needed
 from multiclouddb_tables.sql import in_backticks
@@ -115,12 +115,17 @@ def kept_rows(
         if total.is_latest:
             total.plan = None
         total.columns, total.source = columns, _source(total.first, total.last)
-        yield kept, total
+        yield _judged(kept) if total.lacking else kept, total
     finally:
         if once:
             _free(kept)
         elif is_kept:
             kept.unpersist()
+
+
+def _judged(kept: DataFrame) -> DataFrame:
+    """Return the last changes with the type `LACKING` for those without their documents."""
+    return kept.withColumn("type", F.when(F.expr(LACKS_STATE), LACKING).otherwise(F.col("type")))
 
 
 def _first_line(error: Exception) -> str:

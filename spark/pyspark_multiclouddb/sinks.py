@@ -20,8 +20,10 @@ import pyarrow.compute as pc
 
 from multiclouddb_api import ChangeFeedPage, invalid_request
 from multiclouddb_api.validators import check_type, local_path
-from multiclouddb_tables.batch import Create, MissingState, Piece, batch_of, check_options, place_of
+from multiclouddb_tables.batch import Create, Cut, MissingState, Piece, batch_of, check_options, place_of
 from multiclouddb_tables.changes import last_changes, piece_of, stored_schema, table_of, usual_types
+from multiclouddb_tables.columns import Columns
+from multiclouddb_tables.conversion import cutter
 from multiclouddb_tables.delta import DeltaTarget
 from multiclouddb_tables.delta_log import committed, dataset_of, opened, writable
 from multiclouddb_tables.delta_refusals import damaged, missing, unreadable
@@ -69,6 +71,8 @@ def merge_into_delta(
     missing_state: MissingState = "refuse",
     max_bytes: int = 64 << 20,
     source: str | None = None,
+    columns: Columns | None = None,
+    refill: bool = False,
 ) -> bool:
     """Merge changes into a Delta table: one row per document, and a tombstone for a deleted one.
 
@@ -134,6 +138,11 @@ def merge_into_delta(
             Pieces are smaller if `spark.driver.maxResultSize` requires it, but a row is never split.
         source: The feed of the rows, as `provider:database/collection`. Needed only if the batch lacks the
             columns `partition_id`, `database` and `collection`, which show it.
+        columns: The declaration of the table's columns, whose values the sink makes of the documents; the
+            batch then has the columns of a change only. None, the default, for a table without declared
+            columns. A table keeps its declaration, and refuses another one.
+        refill: True to let the table take another declaration: its columns are emptied, and the snapshot of
+            the whole collection that has to begin on this batch fills them. False by default.
 
     Returns:
         True if the batch was merged; False if it was empty.
@@ -153,14 +162,15 @@ def merge_into_delta(
     check_type("max_bytes", max_bytes, int)
     check_options(
         batch_id=batch_id, app_id=app_id, create=create, new_columns=new_columns,
-        missing_state=missing_state, source=source,
+        missing_state=missing_state, source=source, columns=columns, refill=refill,
     )  # fmt: skip
     if max_bytes < 1:
         raise invalid_request("max_bytes", "is less than 1", "give the maximum number of bytes of a piece")
     work = batch_of(
         batch, batch_id, app_id, told(batch, batch_id, app_id, checkpoint),
-        pieces=lambda: _pieces(batch, max_bytes, missing_state), empty_schema=lambda: _stored_schema(batch),
-        is_told=checkpoint is not None, create=create, source=source,
+        pieces=lambda: _pieces(batch, max_bytes, missing_state, cutter(columns, DeltaTarget.unheld)),
+        empty_schema=lambda: _stored_schema(batch),
+        is_told=checkpoint is not None, create=create, source=source, columns=columns, refill=refill,
     )  # fmt: skip
     table = DeltaTarget(os.fspath(table_path), new_columns=new_columns, place=place_of(work))
     if not table.exists and create == "never":
@@ -325,16 +335,17 @@ def _check_rows(name: str, value: object, *, or_page: bool = False) -> None:
 
 
 def _pieces(
-    batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int, missing_state: MissingState
+    batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int, missing_state: MissingState, cut: Cut | None
 ) -> Generator[Piece, None, None]:
     if isinstance(batch, pa.Table | ChangeFeedPage):
-        yield from piece_of(table_of(batch), missing_state)
+        yield from piece_of(table_of(batch), missing_state, cut)
         return
     from pyspark_multiclouddb.pieces import collected_in_pieces, needed
 
     with closing(collected_in_pieces(needed(batch), max_bytes, missing_state)) as pieces:
         for piece in pieces:
-            yield attrs.evolve(piece, rows=usual_types(piece.rows))
+            rows = usual_types(piece.rows)
+            yield attrs.evolve(piece, rows=rows if cut is None else cut(rows))
 
 
 def _stored_schema(batch: DataFrame | pa.Table | ChangeFeedPage) -> pa.Schema:

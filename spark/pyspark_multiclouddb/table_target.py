@@ -32,6 +32,7 @@ from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, Struct
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.validators import check_type
 from multiclouddb_spi.faults import one_line, without_data
+from multiclouddb_tables.changes import LACKING
 from multiclouddb_tables.column_values import SINKS
 from multiclouddb_tables.contract import Own, Table
 from multiclouddb_tables.delta_log import MARK
@@ -48,7 +49,7 @@ from multiclouddb_tables.layout import (
     state_of,
 )
 from multiclouddb_tables.layout import check_table as check_table_columns
-from multiclouddb_tables.mark import Expected, FeedSource, FoundTable, TableMark
+from multiclouddb_tables.mark import Expected, FeedSource, FoundTable, TableMark, emptied
 from multiclouddb_tables.merging import FILLED
 from multiclouddb_tables.rules import (
     DELETED_AT,
@@ -56,7 +57,6 @@ from multiclouddb_tables.rules import (
     STALE_SINCE,
     check_cases,
     check_new_columns,
-    emptied,
     empty_partition,
     lacking_columns,
 )
@@ -268,8 +268,8 @@ class TableTarget(Table):
                 table has columns of its own and no `transform` was given, or if it is not the expected one.
         """
         now = self._now(own=any(fix.columns is not None for fix in fixes))
-        schema, _ = now._known(), now.feed_mark()
-        check_fixes(self._table, schema.names, fixes)
+        schema, mark = now._known(), now.feed_mark()
+        check_fixes(self._table, schema.names, fixes, mark)
         if not fixes:
             return 0
         given = {name for fix in fixes for name in fix.columns or ()}
@@ -587,8 +587,17 @@ class TableTarget(Table):
         names = [field.name for field in self._known() if field.nullable]
         return emptied(None if self._seen is None else self._seen.mark, names, written)
 
+    def _lacked(self, written: Iterable[str]) -> list[str]:
+        """Return what a merge writes into the sink's columns that the batch lacks: null."""
+        if self._seen is None or self._seen.mark is None:
+            return self._gone(written)
+        return [
+            f"t.{in_backticks(name)} = CASE WHEN false THEN t.{in_backticks(name)} END"
+            for name in self._emptied(written)
+        ]
+
     def _gone(self, written: Iterable[str]) -> list[str]:
-        """Return what a merge writes into columns that it lacks: nothing, but null in a tombstone."""
+        """Return what a repair writes into columns that it lacks: nothing, but null in a tombstone."""
         names = map(in_backticks, self._emptied(written))
         return [f"t.{name} = CASE WHEN s.{DELETED_AT} IS NULL THEN t.{name} END" for name in names]
 
@@ -625,14 +634,10 @@ class TableTarget(Table):
         deleted = F.expr("CASE WHEN type = 'DELETE' THEN now() END")
         source = rows.withColumn(DELETED_AT, deleted)
         if may_be_stale := STALE_SINCE in known:
-            lacks = f"CASE WHEN type <> 'DELETE' AND {DOCUMENT} IS NULL THEN now() END"
-            has_document = DOCUMENT in rows.columns
-            source = source.withColumn(
-                STALE_SINCE, F.expr(lacks if has_document else "CAST(NULL AS TIMESTAMP_LTZ)")
-            )
+            source = source.withColumn(STALE_SINCE, F.expr(f"CASE WHEN type = '{LACKING}' THEN now() END"))
         source = source.drop("type")
         names = [in_backticks(name) for name in source.columns]
-        sets = ", ".join([*(f"t.{name} = s.{name}" for name in names), *self._gone(source.columns)])
+        sets = ", ".join([*(f"t.{name} = s.{name}" for name in names), *self._lacked(source.columns)])
         newer = "s.order_key > t.order_key"
         when = f"WHEN MATCHED AND {newer} THEN UPDATE SET {sets}"
         if may_be_stale:

@@ -26,11 +26,16 @@ from multiclouddb_api import (
 from multiclouddb_api.validators import check_type, type_name
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE
 from multiclouddb_spi.segment import plan_id_of
+from multiclouddb_tables.columns import Columns
 from multiclouddb_tables.mark import FeedSource
 from multiclouddb_tables.rules import check_new_columns, unknown_option
 
 MissingState: TypeAlias = Literal["refuse", "keep"]
 """What a sink does with a change that has no document: refuse the batch, or keep the document of the row."""
+
+
+Cut: TypeAlias = Callable[[pa.Table], pa.Table]
+"""Makes the declared columns of the last changes of some keys."""
 
 
 Create: TypeAlias = Literal["first", "always", "never"]
@@ -142,6 +147,8 @@ class MergeBatch:
     is_first: bool | None = None  # its query has delivered no row before; None if it is not known
     create: Create | None = "first"  # None if the function of the sink has no such argument
     notices: Sequence[Notice] = ()
+    columns: Columns | None = None  # the declaration of the table's columns
+    refill: bool = False  # True if the user has agreed to fill columns of another declaration
 
     @property
     def query(self) -> str | None:
@@ -188,6 +195,8 @@ def batch_of(
     is_told: bool = False,
     create: Create | None = "first",
     source: str | None = None,
+    columns: Columns | None = None,
+    refill: bool = False,
 ) -> MergeBatch:
     """Return what is known about a batch, from the batch itself, its query, its checkpoint and the options.
 
@@ -201,6 +210,8 @@ def batch_of(
         is_told: True if the checkpoint was given.
         create: The argument of the sink; None if it has no such argument.
         source: The argument of the sink.
+        columns: The argument of the sink.
+        refill: The argument of the sink.
     """
     is_page = isinstance(batch, ChangeFeedPage)
     done = None
@@ -218,6 +229,8 @@ def batch_of(
         is_first=is_first(batch, batch_id, told.is_first),
         create=create,
         notices=batch.notices if isinstance(batch, ChangeFeedPage) else (),
+        columns=columns,
+        refill=refill,
     )  # fmt: skip
 
 
@@ -312,6 +325,8 @@ def check_options(
     new_columns: object,
     missing_state: object,
     source: str | None,
+    columns: object = None,
+    refill: object = False,
 ) -> None:
     """Refuse options of a sink that are of the wrong type or do not fit together."""
     check_type("batch_id", batch_id, int, type(None))
@@ -324,8 +339,21 @@ def check_options(
         raise unknown_option("missing_state", missing_state, "keep")
     if source is not None:
         FeedSource.of_text(source)
+    check_type("columns", columns, Columns, type(None))
+    check_type("refill", refill, bool)
+    if refill and columns is None:
+        raise invalid_request("refill", "is True without columns=", "pass the declaration too")
+    check_beside(columns, new_columns)
     if (batch_id is None) != (app_id is None):
         raise invalid_request("batch_id", "must be given together with app_id", "give both, or None for both")
+
+
+def check_beside(columns: object, new_columns: object) -> None:
+    """Refuse `new_columns="add"` beside a declaration, which says which columns the table has."""
+    if columns is not None and new_columns == "add":
+        raise invalid_request(
+            "new_columns", 'is "add" beside columns=, which says which columns the table has', "leave it out"
+        )
 
 
 def feed_of(batch: object, source: str | None, told: FeedSource | None) -> FeedSource | None:

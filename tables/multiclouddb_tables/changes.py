@@ -34,7 +34,7 @@ from multiclouddb_api.arrow import events_to_arrow
 from multiclouddb_spi.faults import key_digest
 from multiclouddb_spi.scan.contract import LATEST_MARK
 from multiclouddb_spi.segment import plan_id_of
-from multiclouddb_tables.batch import MissingState, Piece
+from multiclouddb_tables.batch import Cut, MissingState, Piece
 from multiclouddb_tables.mark import FeedSource
 from multiclouddb_tables.rules import (
     CHANGE_TYPES,
@@ -49,6 +49,9 @@ from multiclouddb_tables.rules import (
 
 LACKS_STATE: Final = f"type <> 'DELETE' AND {DOCUMENT} IS NULL"
 """The rule as a condition in SQL."""
+LACKING: Final = "LACKING"
+"""The `type` that a table gets of a change without its document. It is judged before columns are cut, because
+a table may have no column with the document."""
 
 
 def lacks_state(rows: pa.Table) -> pa.ChunkedArray:
@@ -110,8 +113,16 @@ def _no_json(number: int, event: ChangeEvent, error: MulticloudDbError) -> Multi
     )
 
 
-def piece_of(batch: pa.Table, missing_state: MissingState) -> Generator[Piece, None, None]:
-    """Return the last change of each key in a table, as one piece; none if the table is empty."""
+def piece_of(
+    batch: pa.Table, missing_state: MissingState, cut: Cut | None = None
+) -> Generator[Piece, None, None]:
+    """Return the last change of each key in a table, as one piece; none if the table is empty.
+
+    Args:
+        batch: The changes.
+        missing_state: What to do with a change without its document.
+        cut: Makes the declared columns of the last changes; None without a declaration.
+    """
     batch = usual_types(batch)
     names = batch.column_names
     kept = check_needed(names)
@@ -124,10 +135,26 @@ def piece_of(batch: pa.Table, missing_state: MissingState) -> Generator[Piece, N
     lacking = rows.filter(lacks_state(rows))
     if lacking.num_rows and missing_state == "refuse":
         raise missing_state_error(pc.min(lacking["key"]).as_py(), lacking.num_rows)
+    rows = judged(rows)
+    if cut is not None:
+        rows = cut(rows)
     where = pc.index(batch["backfilled"], True).as_py()
     plan = None if where < 0 else plan_id_of(batch["event_id"][where].as_py() or "") or None
     is_latest = bool(pc.any(pc.starts_with(batch["event_id"].cast(pa.string()), LATEST_MARK)).as_py())
     yield Piece(rows, True, plan, bool(lacking.num_rows), is_latest, source_in(batch))
+
+
+def judged(rows: pa.Table) -> pa.Table:
+    """Return the last changes with the type `LACKING` for those without their documents.
+
+    Args:
+        rows: The last changes of some keys.
+    """
+    lacking = lacks_state(rows)
+    if not pc.any(lacking).as_py():
+        return rows
+    kinds = pc.if_else(lacking, LACKING, rows["type"].cast(pa.string()))
+    return rows.set_column(rows.column_names.index("type"), "type", kinds)
 
 
 def stored_schema(batch: pa.Table | ChangeFeedPage) -> pa.Schema:

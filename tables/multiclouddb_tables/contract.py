@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 import pyarrow as pa
@@ -16,6 +16,7 @@ import pyarrow as pa
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_tables.batch import Numbered
 from multiclouddb_tables.column_values import ColumnType
+from multiclouddb_tables.conversion import Unheld
 from multiclouddb_tables.mark import Expected, FoundTable, TableMark
 
 __all__ = [
@@ -138,7 +139,7 @@ class Target(Protocol):
         """Write rows in one commit, each only if its key still has exactly the rows that were seen.
 
         So the sink always wins: a row that it has changed meanwhile stays as it is. `layout.fixed_row`
-        returns the values to write, by column, from what `rules.emptied` returns for the table. The table may
+        returns the values to write, by column, from what `mark.emptied` returns for the table. The table may
         lack some of these columns; all its other columns stay as they are. A value may be one that its column
         cannot hold, such as a text for a column of numbers or an integer of 70 bits: refuse it before the
         database converts it.
@@ -201,6 +202,33 @@ class Table(Target, Protocol):
         """
         ...
 
+    def redeclare(self, schema: pa.Schema, names: Sequence[str], mark: TableMark) -> None:
+        """Give columns the types of another declaration, with null in each row.
+
+        A column that the table lacks is added; one of another type is made anew; one of the same type, and
+        one that the schema does not have, is emptied. No value is ever converted. The rows keep everything
+        else, their `order_key` too.
+
+        Args:
+            schema: The columns of the declaration, and those of a change.
+            names: The columns. One that neither the schema nor the table has is left out.
+            mark: The mark that the table has. Raise a retryable `CONFLICT` if it has another one now, because
+                another sink has begun to fill the columns.
+
+        Raises:
+            MulticloudDbError: `UNSUPPORTED_CAPABILITY`, the default, for a kind of table that cannot.
+        """
+        del schema, mark
+        raise MulticloudDbError(
+            f"columns: the columns {', '.join(names)} of {self.where} cannot be filled again in this kind of "
+            "table; fill a new table with the new declaration, from Snapshot(), and then drop this one",
+            ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY),
+        )
+
+    def count(self) -> int:
+        """Return the number of rows, with tombstones."""
+        return sum(batch.num_rows for batch in self.rows(own=True))
+
     def number(self, name: str) -> int | None:
         """Return a number that was stored with the table, or None.
 
@@ -238,9 +266,9 @@ class Table(Target, Protocol):
 
         One of the `rows` replaces the table's row of its key only if its `order_key` is higher, compared as
         text by code points. `_deleted_at` becomes the current time if `type` is DELETE, and otherwise null.
-        In a table with `_stale_since`, a change that is no DELETE and has no document changes only
-        `order_key`, and `_stale_since` becomes the current time unless it is set already; with every other
-        change, `_stale_since` becomes null. Columns that the `rows` lack keep their values.
+        A change of the type LACKING has no document: it changes only `order_key`, and `_stale_since` becomes
+        the current time unless it is set already; with every other change, `_stale_since` becomes null. The
+        columns that the `rows` lack become null if `mark.lacked` returns them, and otherwise stay.
 
         Args:
             rows: The columns of `prepare` and `type`, with one row for each key.
@@ -261,8 +289,8 @@ class Table(Target, Protocol):
     def bury(self, floor: str, numbers: Mapping[str, int]) -> None:
         """Make tombstones of all rows below the floor, because a snapshot has ended that did not have them.
 
-        Their `order_key` becomes the floor, `_deleted_at` the current time unless it is set already, and
-        every other column null.
+        Their `order_key` becomes the floor, `_deleted_at` the current time unless it is set already, and the
+        columns that `mark.emptied` returns null.
 
         Args:
             floor: See `outdate`.
@@ -271,6 +299,9 @@ class Table(Target, Protocol):
         ...
 
     # Methods that not every kind of table needs.
+
+    unheld: ClassVar[Collection[Unheld]] = ()
+    """Values of declared columns that this kind of table does not have; each of them is a misfit."""
 
     @property
     def where(self) -> str:

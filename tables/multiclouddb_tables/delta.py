@@ -20,7 +20,7 @@ from multiclouddb_api import invalid_request
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_api.validators import check_type, local_path
 from multiclouddb_tables.batch import Numbered
-from multiclouddb_tables.changes import lacks_state
+from multiclouddb_tables.changes import LACKING
 from multiclouddb_tables.column_values import SINKS
 from multiclouddb_tables.contract import Fix, Own, Part, Table, check_position
 from multiclouddb_tables.delta_log import (
@@ -54,7 +54,14 @@ from multiclouddb_tables.layout import (
     rows_at_once,
     state_of,
 )
-from multiclouddb_tables.mark import Expected, FeedSource, FoundTable, TableMark
+from multiclouddb_tables.mark import (
+    Expected,
+    FeedSource,
+    FoundTable,
+    TableMark,
+    emptied,
+    refilled,
+)
 from multiclouddb_tables.rules import (
     DELETED_AT,
     DOCUMENT,
@@ -63,7 +70,6 @@ from multiclouddb_tables.rules import (
     check_cases,
     check_new_columns,
     check_stored,
-    emptied,
     empty_partition,
     lacking_columns,
 )
@@ -256,7 +262,7 @@ class DeltaTarget(Table):
         own = any(fix.columns is not None for fix in fixes)
         table = self._open(own=own, writes=True)
         names = _names(table)
-        check_fixes(self._where, names, fixes, argument="table_path")
+        check_fixes(self._where, names, fixes, feed_mark(table, self._where), argument="table_path")
         # A key with several rows gets one of them back in the same commit. Which rows there are is read from
         # the version on which the commit is based: if another commit comes first, this one is refused.
         several = [fix.key for fix in fixes if len(fix.seen) > 1 or fix.removes]
@@ -378,6 +384,72 @@ class DeltaTarget(Table):
             self._seen = found_in(self._table, self._where)
         if self._lacking(wanted):
             self._commit(lambda: self._add(wanted))
+
+    def redeclare(self, schema: pa.Schema, names: Sequence[str], mark: TableMark) -> None:
+        """Give columns the types of another declaration, in one commit, which writes the table anew.
+
+        Args:
+            schema: See `Table.redeclare`.
+            names: See `Table.redeclare`.
+            mark: See `Table.redeclare`.
+        """
+        table = self._known()
+        wanted = stored_fields(pa.schema([field for field in schema if field.name in names]))
+        by_name = {field.name: field for field in schema}
+
+        def commit() -> None:
+            if feed_mark(table, self._where) != mark:
+                raise refilled(self.name)
+            known = schema_of(table)
+            check_cases(wanted, known.names)
+            there = [name for name in names if name in known.names]
+            if not there:
+                if wanted:
+                    table.alter.add_columns([*wanted.values()], commit_properties=said({}))
+                return
+            if parted := [name for name in there if name in table.metadata().partition_columns]:
+                raise invalid_request(
+                    f"column {parted[0]}",
+                    f"is one by which {self._where} is partitioned, so it cannot be filled again",
+                    "fill a new table with the new declaration, from Snapshot(), and then drop this one",
+                )
+            fields = [by_name.get(each.name, each) if each.name in there else each for each in known]
+            fields += [by_name[name] for name in wanted if name not in known.names]
+            self._rewrite(table, pa.schema(fields), there)
+
+        self._commit(commit)
+        table.update_incremental()
+
+    def _rewrite(self, table: DeltaTable, schema: pa.Schema, emptied: Sequence[str]) -> None:
+        """Write all rows anew, with other columns, and with null in some of them."""
+        from deltalake import write_deltalake
+
+        dataset = dataset_of(table, self._where)
+        kept = [name for name in dataset.schema.names if name not in emptied]
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for batch in _batches(dataset, kept, None, is_plain=False):
+                columns = [
+                    batch[field.name].cast(field.type)
+                    if field.name in kept
+                    else pa.nulls(batch.num_rows, field.type)
+                    for field in schema
+                ]
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+        write_deltalake(
+            table,
+            pa.RecordBatchReader.from_batches(schema, batches()),
+            mode="overwrite",
+            schema_mode="overwrite",
+            partition_by=table.metadata().partition_columns or None,
+            writer_properties=written(schema.names),
+            commit_properties=self._properties({}),
+        )
+
+    def count(self) -> int:
+        """Return the number of rows, from the footers of the files."""
+        return int(dataset_of(self._known(), self._where).count_rows())
 
     def outdate(self, floor: str, numbers: Mapping[str, int]) -> None:
         """Set the `order_key` of rows from the floor on to `""`; the numbers follow in a commit of their own.
@@ -577,7 +649,7 @@ class DeltaTarget(Table):
             notes: See `Table.merge`.
             is_last: See `Table.merge`.
         """
-        table, lacking = self._known(), lacks_state(rows)
+        table, lacking = self._known(), pc.equal(rows["type"].cast(pa.string()), LACKING)
         now, none = pa.scalar(datetime.now(UTC), TIME), pa.scalar(None, TIME)
         deleted = pc.if_else(pc.equal(rows["type"], "DELETE"), now, none)
         source = rows.drop_columns("type").append_column(pa.field(DELETED_AT, TIME), deleted)
@@ -586,7 +658,10 @@ class DeltaTarget(Table):
         self._check_partitions(table, source)
         columns = {name: f"s.{name}" for name in map(in_backticks, source.column_names)}
         is_newer, has_state = "s.order_key > t.order_key", f"s.{STALE_SINCE} IS NULL"
-        columns_and_gone = columns | _gone(self._emptied(source.column_names))
+        gone = _gone(self._emptied(source.column_names))
+        if self._seen is not None and self._seen.mark is not None:
+            gone = dict.fromkeys(gone, "NULL")  # the sink's own columns, which the batch lacks
+        columns_and_gone = columns | gone
         moved = {name: f"s.{name}" for name in ("order_key", DELETED_AT)}
         moved[STALE_SINCE] = f"coalesce(t.{STALE_SINCE}, s.{STALE_SINCE})"
         properties = self._properties(notes, done=True) if is_last else self._properties(notes)

@@ -25,6 +25,7 @@ from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE
 
 if TYPE_CHECKING:
     from multiclouddb_tables.contract import Fix
+    from multiclouddb_tables.mark import TableMark
 
 __all__ = [
     "GROUP_BYTES", "HIDDEN", "NO_ORDER", "check_columns", "check_fixes", "check_table", "fixed_row",
@@ -71,9 +72,18 @@ def check_columns(
             )
 
 
-def check_fixes(where: str, names: Sequence[str], fixes: Sequence[Fix], *, argument: str = "table") -> None:
-    """Refuse repairs that would leave columns of the table's own as they are; see `check_table`."""
-    extra = [name for name in own_names(names) if name != DOCUMENT]
+def check_fixes(
+    where: str,
+    names: Sequence[str],
+    fixes: Sequence[Fix],
+    mark: TableMark | None,
+    *,
+    argument: str = "table",
+) -> None:
+    """Refuse repairs that would leave columns of the sink as they are; see `check_table`."""
+    ours = [*names] if mark is None else mark.columns
+    declared = () if mark is None or mark.declared is None else mark.declared.names
+    extra = [name for name in own_names(names) if name in ours and name not in declared]
     if extra and all(fix.columns is None for fix in fixes):
         raise invalid_request(
             argument,
@@ -93,14 +103,19 @@ def missing(
 
 
 def own_names(names: Sequence[str]) -> list[str]:
-    """Return the columns into which a document was parsed, and that of the document itself."""
-    return [name for name in names if name not in HIDDEN]
+    """Return the columns that the sink does not write itself."""
+    return [name for name in names if name not in HIDDEN and name != DOCUMENT]
 
 
 def state_of(values: Mapping[str, Any], types: Mapping[str, ColumnType]) -> str:
     """Return the values of a table's own columns as the text of one object, as `Target.rows` promises."""
-    found = {name: as_compared(value, types.get(name)) for name, value in values.items()}
-    return encode_json(own_state(found)).decode()
+    found = {name: as_compared(value, types.get(name)) for name, value in values.items() if name != DOCUMENT}
+    text = encode_json(own_state(found)).decode()
+    if DOCUMENT not in values:
+        return text
+    # The document stays the text that is stored. One that cannot be decoded makes the whole row unreadable.
+    document = values[DOCUMENT]
+    return f'{{"columns":{text},"document":{"null" if document is None else document}}}'
 
 
 def read_rows(keys: Any, orders: Any, states: Any, deleted: Any) -> pa.RecordBatch:
@@ -164,15 +179,15 @@ def fixed_row(fix: Fix, emptied: Iterable[str]) -> dict[str, Any]:
 
     Args:
         fix: The repair.
-        emptied: The columns that a tombstone leaves empty, as `rules.emptied` returns them for the table.
+        emptied: The columns that a tombstone leaves empty, as `mark.emptied` returns them for the table.
     """
     return {
         **(dict.fromkeys(emptied) if fix.text is None else {}),
+        DOCUMENT: fix.text,
         **(fix.columns or {}),
         "key": fix.key,
         "order_key": fix.order_key,
         "timestamp": fix.timestamp,
-        DOCUMENT: fix.text,
         DELETED_AT: fix.timestamp if fix.text is None else None,
         STALE_SINCE: None,
     }

@@ -6,6 +6,10 @@ against another collection is ever written into the table:
     {"v": 1, "provider": "mongo", "address": ["shop", "orders"], "incarnation": "77e01d5c",
      "columns": ["key", …], "incomplete_since": null}
 
+With a declaration of columns, it has the form 2, and also `"declared"`, the declaration, `"unfilled"`, the
+columns that a refill has not filled yet, `"changing"`, those that are to be added, emptied or made anew
+before rows are merged, and `"refills"`, the number of refills so far.
+
 Each kind of table stores it so that it goes with the table:
 
 - Delta: the table property `multiclouddb.mark`. It is in every checkpoint of the log, so it outlives the
@@ -27,6 +31,7 @@ feeds apart.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, Final
 
 import attrs
@@ -42,8 +47,11 @@ from multiclouddb_api import (
 from multiclouddb_api.validators import check_type
 from multiclouddb_spi.continuation.token import Envelope, decode_token
 from multiclouddb_spi.partition import address_digest, incarnation_digest
+from multiclouddb_tables.columns import LONG_KEY, Columns
+from multiclouddb_tables.rules import DELETED_AT, STALE_SINCE
 
-_VERSION: Final = 1
+_VERSION: Final = 2
+"""The latest form. A mark without a declaration of columns has the first one, which earlier versions read."""
 _NO_INCARNATION: Final = incarnation_digest(None)
 
 
@@ -172,6 +180,14 @@ class TableMark:
     """The time, as RFC 3339, of the last gap whose lost changes the user has chosen to skip; None if no such
     gap is known. It is removed only by a whole snapshot that began later, or by a proof that the table equals
     the collection."""
+    declared: Columns | None = None
+    """The declaration of the table's columns; None if the sink was called without one."""
+    unfilled: tuple[str, ...] = ()
+    """The columns that a refill has to fill or to empty, and has not yet; empty without a refill."""
+    changing: tuple[str, ...] = ()
+    """The columns that are added, emptied or made anew before the next rows are merged."""
+    refills: int = 0
+    """The number of refills that have begun in the table."""
 
     def learned(self, source: FeedSource) -> TableMark:
         """Return the mark with the incarnation of its feed, if it did not have it before.
@@ -208,8 +224,8 @@ class TableMark:
 
     def to_json(self) -> str:
         """Return the mark as a table stores it."""
-        value = {
-            "v": _VERSION,
+        value: dict[str, Any] = {
+            "v": 1,
             "provider": self.provider,
             "address": [self.address.database, self.address.collection],
             "incarnation": self.incarnation,
@@ -218,6 +234,14 @@ class TableMark:
         }
         if (one := self.source.collection) is not None:
             value["collection"] = [one.database, one.collection]
+        if self.declared is not None:
+            value |= {
+                "v": 2,
+                "declared": self.declared.to_dict(),
+                "unfilled": self.unfilled,
+                "changing": self.changing,
+                "refills": self.refills,
+            }
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
@@ -243,7 +267,7 @@ class TableMark:
                     "update multiclouddb",
                 )
             case {
-                "v": 1,
+                "v": 1 | 2 as version,
                 "provider": str(provider),
                 "address": [str() | None as database, str() | None as collection],
                 "incarnation": str() | None as incarnation,
@@ -257,13 +281,87 @@ class TableMark:
                     case _:
                         pass  # the mark of an earlier version, or of a feed of one collection
                 source = FeedSource(provider, ResourceAddress(database, collection), incarnation, one)
-                return cls(source, tuple(columns), since)
+                mark = cls(source, tuple(columns), since)
+                return mark if version == 1 else _declared(mark, value, where)
             case _:
-                raise invalid_request(
-                    "table",
-                    f"{where} has a damaged mark, so nobody knows which feed fills it",
-                    "fill a new table with a query that begins with a snapshot",
-                )
+                raise _damaged(where)
+
+
+def _declared(mark: TableMark, value: dict[str, Any], where: str) -> TableMark:
+    """Return a mark with the declaration that its second form has."""
+    match value:
+        case {
+            "declared": dict(declared),
+            "unfilled": [*unfilled],
+            "changing": [*changing],
+            "refills": int(refills),
+        }:
+            try:
+                columns = Columns.from_dict(declared)
+            except MulticloudDbError as error:
+                raise _damaged(where) from error
+            return attrs.evolve(
+                mark,
+                declared=columns,
+                unfilled=tuple(map(str, unfilled)),
+                changing=tuple(map(str, changing)),
+                refills=refills,
+            )
+        case _:
+            raise _damaged(where)
+
+
+def _damaged(where: str) -> MulticloudDbError:
+    return invalid_request(
+        "table",
+        f"{where} has a damaged mark, so nobody knows which feed fills it",
+        "fill a new table with a query that begins with a snapshot",
+    )
+
+
+def emptied(mark: TableMark | None, names: Iterable[str], written: Iterable[str] = ()) -> list[str]:
+    """Return the columns of a table that a tombstone leaves empty, beside those that are written anyway.
+
+    These are the columns that the sink has written, as the mark of the table lists them, without those of the
+    key. What others write is not the sink's to remove. Without a mark it is not known which columns these
+    are, so all count as its own.
+
+    Args:
+        mark: The mark of the table.
+        names: The columns of the table.
+        written: The columns of the batch, in each spelling.
+    """
+    of_the_key = () if mark is None or mark.declared is None else mark.declared.key_names
+    needed = ("key", "order_key", DELETED_AT, STALE_SINCE, LONG_KEY)
+    kept = {name.lower() for name in (*needed, *of_the_key, *written)}
+    ours = None if mark is None else {name.lower() for name in mark.columns}
+    return [name for name in names if name.lower() not in kept and (ours is None or name.lower() in ours)]
+
+
+def lacked(mark: TableMark | None, names: Iterable[str], written: Iterable[str]) -> list[str]:
+    """Return the columns that are null after each change of a batch, because the batch lacks them.
+
+    They are those of `emptied`. Without a mark nobody knows which columns are the sink's, so a change empties
+    none; only a tombstone does.
+
+    Args:
+        mark: The mark of the table.
+        names: The columns of the table.
+        written: The columns of the batch, in each spelling.
+    """
+    return [] if mark is None else emptied(mark, names, written)
+
+
+def refilled(where: str) -> MulticloudDbError:
+    """Make the error for a table whose columns another sink has begun to fill.
+
+    Args:
+        where: The name of the table.
+    """
+    return MulticloudDbError(
+        f"columns: another sink has declared or begun to fill the columns of {where} meanwhile; try again",
+        ErrorDetail(ErrorCategory.CONFLICT, retryable=True),
+    )
 
 
 @attrs.frozen

@@ -35,8 +35,10 @@ from multiclouddb_tables.batch import (
     rows_stay,
 )
 from multiclouddb_tables.changes import nameless, piece_of, stored_schema, table_of
+from multiclouddb_tables.columns import RESCUED, Columns
 from multiclouddb_tables.contract import Table
-from multiclouddb_tables.layout import missing
+from multiclouddb_tables.conversion import cutter
+from multiclouddb_tables.layout import missing, own_names
 from multiclouddb_tables.mark import FeedSource, TableMark
 from multiclouddb_tables.rules import DELETED_AT, PAGE_SCHEMA, STALE_SINCE
 
@@ -52,6 +54,8 @@ FILLED: Final = "multiclouddb-filled"
 since."""
 _LACKING: Final = "multiclouddb-lacking"
 """The name of the number that records which gap a snapshot repairs; the snapshot's id follows."""
+_REFILL: Final = "multiclouddb-refill"
+"""The name of the number that records which refill of columns a snapshot completes; its id follows."""
 _BEGUN: Final = 0
 _ENDED: Final = 1
 _SAID: Final = set[tuple[str, str]]()
@@ -85,6 +89,7 @@ class MergeRules:
         wanted = self._marked(stored, batch, source, schema.names)
         stale = (STALE_SINCE,) if may_be_stale else ()
         wanted = None if wanted is None else wanted.with_columns(stale)
+        stored, wanted = self._redeclared(stored, wanted)
         self._table.prepare(schema, wanted, may_be_stale=may_be_stale)
         found = self._table.feed_mark()
         if found not in (stored, wanted):
@@ -97,10 +102,11 @@ class MergeRules:
     def claim_empty(self, batch: MergeBatch) -> None:
         """Make the table for a batch without rows, or check the mark of the table that there is."""
         if not self._table.exists:
-            self.claim(batch, None, PAGE_SCHEMA if batch.is_page else batch.empty_schema())
+            schema = PAGE_SCHEMA if batch.is_page else batch.empty_schema()
+            self.claim(batch, None, schema if batch.columns is None else batch.columns.schema(schema))
             return
         stored = self._table.feed_mark()
-        wanted = self._marked(stored, batch, None, ())
+        stored, wanted = self._redeclared(stored, self._marked(stored, batch, None, ()))
         if wanted is not None and wanted != stored:
             self._table.set_feed_mark(wanted)
 
@@ -131,7 +137,10 @@ class MergeRules:
                 "fill a new table for each collection, from a snapshot of it; then drop this one",
             )
         if stored is None or (batch.begins_anew and stored.source != source):
-            return _since(TableMark(source, columns), batch)
+            anew = TableMark(source, columns)
+            if stored is not None and stored.declared is not None:
+                anew = attrs.evolve(stored.with_columns(columns), source=source, incomplete_since=None)
+            return _since(self._declared(anew, stored, batch), batch)
         if not stored.source.may_be(source):
             same = stored.source.collection == source.collection
             if same and (stored.provider, stored.address) == (source.provider, source.address):
@@ -146,7 +155,93 @@ class MergeRules:
                 problem = f"comes from {source}, but {where} is filled from {stored.source}"
                 way_out = "use a table of its own for each collection"
             raise invalid_request("batch", problem, way_out)
-        return _since(stored.learned(source).with_columns(columns), batch)
+        return _since(self._declared(stored.learned(source).with_columns(columns), stored, batch), batch)
+
+    def check_columns(self, batch: MergeBatch) -> None:
+        """Refuse a batch with another declaration than the table has, unless its columns are filled again."""
+        if self._table.exists and (stored := self._table.feed_mark()) is not None:
+            self._declared(stored, stored, batch)
+
+    def _declared(self, mark: TableMark, stored: TableMark | None, batch: MergeBatch) -> TableMark:
+        """Return a mark with the declaration of a batch, and with the columns that have to be filled for it.
+
+        Args:
+            mark: The mark.
+            stored: The mark that the table has.
+            batch: The batch.
+        """
+        wanted, found = batch.columns, None if stored is None else stored.declared
+        if wanted is None:
+            if found is not None:
+                raise invalid_request(
+                    "columns",
+                    f"is not given, but {self._table.where} has declared columns: {', '.join(found.names)}",
+                    "pass the same declaration, such as columns=Columns.from_toml(…); with Columns({}) and "
+                    "refill=True, the table gets none",
+                )
+            return mark
+        if wanted == found:
+            return mark
+        mark = attrs.evolve(mark, declared=wanted).with_columns(wanted.names)
+        if not self._table.exists:
+            return mark
+        # What an earlier sink has made of documents without a declaration is emptied too.
+        known = () if stored is None else own_names(stored.columns)
+        gone = [name for name in known if name not in wanted.compared]
+        to_fill = _once(*wanted.to_fill(found), *gone)
+        mark = attrs.evolve(mark, columns=tuple(name for name in mark.columns if name not in gone))
+        if self._table.is_empty():
+            return attrs.evolve(mark, unfilled=(), changing=_once(*wanted.names, *to_fill))
+        added = (RESCUED,) if wanted.misfits == "rescue" else ()
+        if not to_fill:
+            return attrs.evolve(mark, changing=_once(*mark.changing, *added))
+        self._check_refill(wanted, to_fill, stored, batch)
+        names = _once(*to_fill, *mark.unfilled)
+        return attrs.evolve(mark, unfilled=names, changing=_once(*names, *added), refills=mark.refills + 1)
+
+    def _check_refill(
+        self, wanted: Columns, names: Sequence[str], stored: TableMark | None, batch: MergeBatch
+    ) -> None:
+        """Refuse to fill columns of a table with rows, unless the user has agreed and a snapshot begins."""
+        where = self._table.where
+        before = None if stored is None else stored.declared
+        told = ", ".join(f"{name} ({wanted.told(name, before)})" for name in names)
+        cost = (
+            f"the whole collection is read again for that; the table has {self._table.count():,} rows, and "
+            "multiclouddb verify … --estimate prints the time and the units of a scan"
+        )
+        begin = "read it from Snapshot() under a new checkpoint, and pass every page"
+        if not batch.refill:
+            raise invalid_request(
+                "columns",
+                f"has another declaration than {where}, in which these columns have to be filled: {told}; "
+                f"{cost}; nothing was merged",
+                f"{begin}, with refill=True; or pass the declaration that the table has",
+            )
+        if not batch.begins_anew:
+            raise invalid_request(
+                "refill",
+                f"needs a snapshot of the whole collection to fill {told} in {where}, and none begins on "
+                "this batch; nothing was merged",
+                begin,
+            )
+
+    def _redeclared(
+        self, stored: TableMark | None, wanted: TableMark | None
+    ) -> tuple[TableMark | None, TableMark | None]:
+        """Add, empty and change the columns of another declaration; return the mark before and after it.
+
+        The mark says first which columns these are. So if the process is killed, the next one does the same
+        again; and it is over before the first row of the snapshot is merged.
+        """
+        if wanted is None or wanted.declared is None or not wanted.changing or not self._table.exists:
+            return stored, wanted
+        if wanted != stored:
+            self._table.set_feed_mark(wanted)
+        self._table.redeclare(wanted.declared.schema(PAGE_SCHEMA), wanted.changing, wanted)
+        done = attrs.evolve(wanted, changing=())
+        self._table.set_feed_mark(done)
+        return done, done
 
     def check_notices(self, batch: MergeBatch) -> None:
         """Refuse a batch if other rows exist after it, because the table's collection was dropped or renamed.
@@ -247,7 +342,9 @@ class MergeRules:
             return
         if scan.is_first and scan.whole:
             # The collection may be empty now, and then the table stays so if somebody has emptied it.
-            numbers = {**_staged(scan.plan, _BEGUN), **self._lacking(scan.plan), FILLED: 0}
+            mark = self._table.feed_mark() if self._table.exists else None
+            refill = {f"{_REFILL}:{scan.plan}": mark.refills} if mark is not None and mark.unfilled else {}
+            numbers = {**_staged(scan.plan, _BEGUN), **self._lacking(scan.plan), **refill, FILLED: 0}
             self._table.outdate(scan.floor, numbers)
             if self._stage(scan.plan) is None:
                 self._table.store(numbers, {})
@@ -259,14 +356,20 @@ class MergeRules:
 
     def end(self, scan: MergedSnapshot) -> None:
         """Turn documents that a snapshot did not contain into tombstones, after its last rows were merged."""
-        if self._stage(scan.plan) == _ENDED:
-            return
-        self._table.bury(scan.floor, _staged(scan.plan, _ENDED))
+        if self._stage(scan.plan) != _ENDED:
+            self._table.bury(scan.floor, _staged(scan.plan, _ENDED))
         # A whole snapshot has brought what was lost before it began. What is lost during its scan may be a
         # change of a row that it had read already.
         mark, lacking = self._table.feed_mark(), self._lacking(scan.plan)
-        if mark is not None and any(self._table.number(name) == each for name, each in lacking.items()):
-            self._table.set_feed_mark(attrs.evolve(mark, incomplete_since=None))
+        after = mark
+        if after is not None and any(self._table.number(name) == each for name, each in lacking.items()):
+            after = attrs.evolve(after, incomplete_since=None)
+        if after is not None and after.unfilled:
+            # A snapshot that began before the refill has merged rows without the new columns.
+            is_refill = self._table.number(f"{_REFILL}:{scan.plan}") == after.refills
+            after = attrs.evolve(after, unfilled=()) if is_refill else after
+        if after is not None and after != mark:
+            self._table.set_feed_mark(after)
         self._ensure(scan.plan, _ENDED)
 
     def _lacking(self, plan: str) -> Mapping[str, int]:
@@ -358,6 +461,8 @@ def merge_changes(
     create: Create = "first",
     missing_state: MissingState = "refuse",
     source: str | None = None,
+    columns: Columns | None = None,
+    refill: bool = False,
 ) -> bool:
     """Merge a page, or an Arrow table of changes, into a table: the body of a sink without Spark.
 
@@ -370,6 +475,8 @@ def merge_changes(
         create: As in `merge_into_delta`.
         missing_state: As in `merge_into_delta`.
         source: As in `merge_into_delta`.
+        columns: As in `merge_into_delta`.
+        refill: As in `merge_into_delta`.
 
     Returns:
         True if rows were merged.
@@ -380,15 +487,16 @@ def merge_changes(
     check_type("batch", batch, pa.Table, ChangeFeedPage)
     check_options(
         batch_id=batch_id, app_id=app_id, create=create, new_columns="refuse", missing_state=missing_state,
-        source=source,
+        source=source, columns=columns, refill=refill,
     )  # fmt: skip
     if create == "never" and not table.exists:
         raise missing(table.where)
     changes = table_of(batch)
     work = batch_of(
         batch, batch_id, app_id, Told(),
-        pieces=lambda: piece_of(changes, missing_state), empty_schema=lambda: stored_schema(batch),
-        create=create, source=source,
+        pieces=lambda: piece_of(changes, missing_state, cutter(columns, table.unheld)),
+        empty_schema=lambda: stored_schema(batch), create=create, source=source, columns=columns,
+        refill=refill,
     )  # fmt: skip
     return merge_batch(table, sink, work)
 
@@ -407,6 +515,7 @@ def merge_batch(table: Table, sink: str, batch: MergeBatch) -> bool:
     rules, merged = MergeRules(table, sink), False
     rules.check_notices(batch)
     rules.check_place(batch)
+    rules.check_columns(batch)
     for each in batch.begun if batch.is_page else ():
         rules.claim_empty(batch)
         rules.begin(each)
@@ -446,6 +555,10 @@ def merge_batch(table: Table, sink: str, batch: MergeBatch) -> bool:
         if scan.is_over:
             rules.end(scan)
     return merged
+
+
+def _once(*names: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
 
 
 def _since(mark: TableMark, batch: MergeBatch) -> TableMark:

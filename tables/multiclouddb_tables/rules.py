@@ -19,7 +19,6 @@ from multiclouddb_api import (
 from multiclouddb_api.arrow import EVENT_SCHEMA
 from multiclouddb_api.validators import type_name
 from multiclouddb_spi.faults import key_digest
-from multiclouddb_tables.mark import TableMark
 
 DELETED_AT: Final = "_deleted_at"
 """The column that contains the time at which the sink merged a delete; null in the row of a document."""
@@ -138,19 +137,3 @@ def empty_partition(where: str, name: str, key: str) -> MulticloudDbError:
         "its format would store null",
         "write another value, or partition the table by another column",
     )
-
-
-def emptied(mark: TableMark | None, names: Iterable[str], written: Iterable[str] = ()) -> list[str]:
-    """Return the columns of a table that a tombstone leaves empty, beside those that are written anyway.
-
-    These are the columns that the sink has written, as the mark of the table lists them. What others write is
-    not the sink's to remove. Without a mark it is not known which columns these are, so all count as its own.
-
-    Args:
-        mark: The mark of the table.
-        names: The columns of the table.
-        written: The columns of the batch, in each spelling.
-    """
-    kept = {name.lower() for name in ("key", "order_key", DELETED_AT, STALE_SINCE, *written)}
-    ours = None if mark is None else {name.lower() for name in mark.columns}
-    return [name for name in names if name.lower() not in kept and (ours is None or name.lower() in ours)]

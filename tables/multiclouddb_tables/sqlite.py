@@ -24,10 +24,12 @@ import pyarrow as pa
 from multiclouddb_api import ChangeFeedPage, ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables import layout, rules
-from multiclouddb_tables.batch import Create, MissingState
+from multiclouddb_tables.batch import Create, MissingState, check_beside
+from multiclouddb_tables.changes import LACKING
 from multiclouddb_tables.column_values import ColumnType
+from multiclouddb_tables.columns import Columns
 from multiclouddb_tables.contract import Fix, Own, Table, check_position
-from multiclouddb_tables.mark import Expected, FoundTable, TableMark
+from multiclouddb_tables.mark import Expected, FoundTable, TableMark, emptied, lacked, refilled
 from multiclouddb_tables.merging import merge_changes
 from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE
 from multiclouddb_tables.sql import in_backticks
@@ -59,6 +61,8 @@ def merge_into_sqlite(
     new_columns: Literal["add", "refuse"] = "refuse",
     missing_state: MissingState = "refuse",
     source: str | None = None,
+    columns: Columns | None = None,
+    refill: bool = False,
 ) -> bool:
     """Merge a page, or an Arrow table of changes, into a table of SQLite, with one row for each document.
 
@@ -75,6 +79,8 @@ def merge_into_sqlite(
         new_columns: As in `merge_into_delta`.
         missing_state: As in `merge_into_delta`.
         source: As in `merge_into_delta`.
+        columns: As in `merge_into_delta`.
+        refill: As in `merge_into_delta`.
 
     Returns:
         True if rows were merged.
@@ -86,9 +92,10 @@ def merge_into_sqlite(
             table meanwhile.
     """
     rules.check_new_columns(new_columns)
+    check_beside(columns, new_columns)
     return merge_changes(
         SqliteTable(path, table, new_columns=new_columns), "merge_into_sqlite", batch, batch_id, app_id,
-        create=create, missing_state=missing_state, source=source,
+        create=create, missing_state=missing_state, source=source, columns=columns, refill=refill,
     )  # fmt: skip
 
 
@@ -134,6 +141,8 @@ class SqliteTable(Table):
             Python's SQLite is older than 3.37.
     """
 
+    unheld = ("NaN",)
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -178,7 +187,7 @@ class SqliteTable(Table):
         """Return the types of the columns of the user, without generated ones."""
         with self._file.reading() as database:
             kinds = self._look(database).kinds
-        return {name: column_type(kinds[name]) for name in layout.own_names([*kinds]) if name != DOCUMENT}
+        return {name: column_type(kinds[name]) for name in layout.own_names([*kinds])}
 
     def found(self, since: FoundTable | None = None) -> FoundTable:
         """Return the mark of the table, its id with the number of the file, and how often it was written.
@@ -264,6 +273,36 @@ class SqliteTable(Table):
             for name in self._lacking(step.shape, wanted):
                 kind = wanted[name]
                 step.database.execute(f"ALTER TABLE {step.shape.sql} ADD COLUMN {in_backticks(name)} {kind}")
+
+    def redeclare(self, schema: pa.Schema, names: Sequence[str], mark: TableMark) -> None:
+        """Give columns the types of another declaration, in one transaction.
+
+        Args:
+            schema: See `Table.redeclare`.
+            names: See `Table.redeclare`.
+            mark: See `Table.redeclare`.
+        """
+        wanted = {field.name: type_for(field) for field in schema}
+        with self._step() as step:
+            found, shape = step.found.mark, step.shape
+            if found != mark:
+                raise refilled(self.name)
+            rules.check_cases(wanted, shape.kinds)
+            for name in names:
+                column, there = in_backticks(name), shape.kinds.get(name)
+                if name in wanted and there not in (None, wanted[name]):
+                    step.database.execute(f"ALTER TABLE {shape.sql} DROP COLUMN {column}")
+                    there = None
+                if there is not None:
+                    step.database.execute(f"UPDATE {shape.sql} SET {column} = NULL")
+                elif name in wanted:
+                    step.database.execute(f"ALTER TABLE {shape.sql} ADD COLUMN {column} {wanted[name]}")
+
+    def count(self) -> int:
+        """Return the number of rows."""
+        with self._file.reading() as database:
+            [count] = database.execute(f"SELECT count(*) FROM {self._look(database).sql}").fetchone()
+        return int(count)
 
     def _lacking(self, shape: Shape, wanted: Mapping[str, str]) -> list[str]:
         layout.check_table(self.name, [*shape.kinds], own=True)
@@ -371,7 +410,8 @@ class SqliteTable(Table):
         wanted = {field.name: type_for(field) for field in rows.schema if field.name != "type"}
         keys = rows["key"].to_pylist()
         values = {name: _values(name, kind, rows[name], keys) for name, kind in wanted.items()}
-        deletes = [each == "DELETE" for each in rows["type"].to_pylist()]
+        kinds = rows["type"].to_pylist()
+        deletes, lacking = ([each == name for each in kinds] for name in ("DELETE", LACKING))
         now = time_text(datetime.now(UTC))
         with self._step() as step:
             shape = step.shape
@@ -382,7 +422,8 @@ class SqliteTable(Table):
                 )
             there = _orders(step.database, shape, values["key"])
             may_be_stale = STALE_SINCE in shape.kinds
-            gone = rules.emptied(step.found.mark, shape.kinds, wanted)
+            gone = emptied(step.found.mark, shape.kinds, wanted)
+            absent = lacked(step.found.mark, shape.kinds, wanted)
             inserted, replaced, outdated = list[list[Any]](), list[list[Any]](), list[list[Any]]()
             buried = list[list[Any]]()
             for at, (key, order_key) in enumerate(zip(values["key"], values["order_key"], strict=True)):
@@ -391,7 +432,7 @@ class SqliteTable(Table):
                     continue
                 row = {name: column[at] for name, column in values.items()}
                 row[DELETED_AT] = now if deletes[at] else None
-                lacks = may_be_stale and not deletes[at] and row.get(DOCUMENT, "") is None
+                lacks = may_be_stale and lacking[at]
                 if may_be_stale:
                     row[STALE_SINCE] = now if lacks else None
                 if before is None:
@@ -404,8 +445,9 @@ class SqliteTable(Table):
             step.write(shape.insert(), inserted)
             names = [*wanted, DELETED_AT, *([STALE_SINCE] if may_be_stale else [])]
             sets = [f"{in_backticks(name)} = ?" for name in names]
-            step.write(shape.update(sets), replaced)
-            step.write(shape.update([*sets, *(f"{in_backticks(name)} = NULL" for name in gone)]), buried)
+            for others, written in ((absent, replaced), (gone, buried)):
+                nulls = (f"{in_backticks(name)} = NULL" for name in others)
+                step.write(shape.update([*sets, *nulls]), written)
             stale = (f"{DELETED_AT} = NULL", f"{STALE_SINCE} = coalesce({STALE_SINCE}, ?)")
             step.write(shape.update(("order_key = ?", *stale)), outdated)
             step.put(_named({}, notes))
@@ -430,9 +472,7 @@ class SqliteTable(Table):
             numbers: See `Table.bury`.
         """
         with self._step() as step:
-            others = (
-                f"{in_backticks(name)} = NULL" for name in rules.emptied(step.found.mark, step.shape.kinds)
-            )
+            others = (f"{in_backticks(name)} = NULL" for name in emptied(step.found.mark, step.shape.kinds))
             settings = ["order_key = ?", f"{DELETED_AT} = coalesce({DELETED_AT}, ?)", *others]
             if STALE_SINCE in step.shape.kinds:
                 settings.append(f"{STALE_SINCE} = NULL")
@@ -490,7 +530,7 @@ class SqliteTable(Table):
         """
         with self._step(expected) as step:
             database, shape = step.database, step.shape
-            layout.check_fixes(self.name, [*shape.kinds], fixes)
+            layout.check_fixes(self.name, [*shape.kinds], fixes, step.found.mark)
 
             def orders(key: str) -> list[str]:
                 found = database.execute(
@@ -517,7 +557,7 @@ class SqliteTable(Table):
             return
         values = {
             name: as_written(name, shape.kinds[name], value, fix.key)
-            for name, value in layout.fixed_row(fix, rules.emptied(step.found.mark, shape.kinds)).items()
+            for name, value in layout.fixed_row(fix, emptied(step.found.mark, shape.kinds)).items()
             if name in shape.kinds
         }
         if len(fix.seen) == 1:

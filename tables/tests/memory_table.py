@@ -10,6 +10,7 @@ import attrs
 import pyarrow as pa
 
 from multiclouddb_tables import (
+    Columns,
     ColumnType,
     Create,
     Expected,
@@ -23,6 +24,9 @@ from multiclouddb_tables import (
     merge_changes,
     rules,
 )
+from multiclouddb_tables.batch import check_beside
+from multiclouddb_tables.changes import LACKING
+from multiclouddb_tables.mark import emptied, lacked, refilled
 
 
 @attrs.define
@@ -53,13 +57,15 @@ class Database:
 def merge_into_memory(
     batch: Any, batch_id: int | None, database: Database, name: str, app_id: str | None, *,
     create: Create = "first", new_columns: Literal["add", "refuse"] = "refuse",
-    missing_state: MissingState = "refuse", source: str | None = None,
+    missing_state: MissingState = "refuse", source: str | None = None, columns: Columns | None = None,
+    refill: bool = False,
 ) -> bool:  # fmt: skip
     """Merge a page, or an Arrow table of changes."""
+    check_beside(columns, new_columns)
     table = MemoryTable(database, name, new_columns=new_columns)
     return merge_changes(
         table, "merge_into_memory", batch, batch_id, app_id, create=create, missing_state=missing_state,
-        source=source,
+        source=source, columns=columns, refill=refill,
     )  # fmt: skip
 
 
@@ -93,7 +99,7 @@ class MemoryTable(Table):
 
     def columns(self) -> Mapping[str, ColumnType]:
         kinds = self._now().columns
-        return {name: kinds[name] for name in layout.own_names([*kinds]) if name != rules.DOCUMENT}
+        return {name: kinds[name] for name in layout.own_names([*kinds])}
 
     def found(self, since: FoundTable | None = None) -> FoundTable:
         del since
@@ -135,6 +141,16 @@ class MemoryTable(Table):
                 changed.columns |= {name: wanted.get(name, rules.TIME) for name in new}
                 changed.rows = [dict.fromkeys(changed.columns) | row for row in changed.rows]
 
+    def redeclare(self, schema: pa.Schema, names: Sequence[str], mark: TableMark) -> None:
+        wanted = {field.name: field.type for field in schema}
+        rules.check_cases(wanted, self._now().columns)
+        with self._commit() as changed:
+            if changed.mark != mark:
+                raise refilled(self.name)
+            changed.columns |= {name: wanted[name] for name in names if name in wanted}
+            gone = dict.fromkeys(name for name in names if name in changed.columns)
+            changed.rows = [row | gone for row in changed.rows]
+
     def number(self, name: str) -> int | None:
         return self._now().numbers.get(name)
 
@@ -172,7 +188,7 @@ class MemoryTable(Table):
                 if there is not None and row["order_key"] <= there["order_key"]:
                     continue
                 row[rules.DELETED_AT] = now if kind == "DELETE" else None
-                lacks = kind != "DELETE" and row.get(rules.DOCUMENT, "") is None
+                lacks = kind == LACKING
                 if may_be_stale:
                     row[rules.STALE_SINCE] = now if lacks else None
                 if there is None:
@@ -181,9 +197,9 @@ class MemoryTable(Table):
                     there |= {name: row[name] for name in ("order_key", rules.DELETED_AT)}
                     there[rules.STALE_SINCE] = there[rules.STALE_SINCE] or now
                 elif kind == "DELETE":
-                    there |= dict.fromkeys(rules.emptied(changed.mark, changed.columns)) | row
+                    there |= dict.fromkeys(emptied(changed.mark, changed.columns)) | row
                 else:
-                    there |= row
+                    there |= dict.fromkeys(lacked(changed.mark, changed.columns, row)) | row
             changed.notes |= notes
 
     def outdate(self, floor: str, numbers: Mapping[str, int]) -> None:
@@ -198,7 +214,7 @@ class MemoryTable(Table):
         with self._commit() as changed:
             for row in changed.rows:
                 if row["order_key"] < floor:
-                    gone = dict.fromkeys(rules.emptied(changed.mark, changed.columns))
+                    gone = dict.fromkeys(emptied(changed.mark, changed.columns))
                     row |= gone | {"order_key": floor, rules.DELETED_AT: row[rules.DELETED_AT] or now}
                     if rules.STALE_SINCE in row:
                         row[rules.STALE_SINCE] = None
@@ -225,7 +241,7 @@ class MemoryTable(Table):
             )
 
     def fix(self, fixes: Sequence[Fix], expected: Expected) -> int:
-        layout.check_fixes(self.name, [*self._now().columns], fixes)
+        layout.check_fixes(self.name, [*self._now().columns], fixes, self._now().mark)
         written = 0
         with self._commit(expected) as changed:
 
@@ -248,7 +264,7 @@ class MemoryTable(Table):
                         others = row
                 changed.rows = [row for row in changed.rows if row["key"] != fix.key]
                 if not fix.removes:
-                    values = layout.fixed_row(fix, rules.emptied(changed.mark, changed.columns)).items()
+                    values = layout.fixed_row(fix, emptied(changed.mark, changed.columns)).items()
                     changed.rows.append(
                         others | {name: value for name, value in values if name in changed.columns}
                     )

@@ -10,6 +10,7 @@ To test a kind of table, import these tests and define the fixture `sink`, a `Si
         return MySink(tmp_path)
 """
 
+from multiclouddb_conformance.targets.declared import TestDeclared, TestDeclaredAgain
 from multiclouddb_conformance.targets.feeds import TestEmptied, TestMarked, TestReplaced
 from multiclouddb_conformance.targets.lives import TestLives
 from multiclouddb_conformance.targets.merges import TestMerged, TestRepeated
@@ -23,6 +24,8 @@ from multiclouddb_conformance.targets.snapshots import (
 from multiclouddb_conformance.targets.verified import TestFixed, TestJudged, TestRead
 
 __all__ = [
+    "TestDeclared",
+    "TestDeclaredAgain",
     "TestEmptied",
     "TestFixed",
     "TestJudged",

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 import psycopg
 import pyarrow as pa
 
-from multiclouddb_api import ChangeFeedPage, Checkpoint, invalid_request
+from multiclouddb_api import (
+    ChangeFeedPage,
+    Checkpoint,
+    ErrorCategory,
+    ErrorDetail,
+    MulticloudDbError,
+    invalid_request,
+)
 from multiclouddb_api.checkpoint import check_name
 from multiclouddb_api.validators import check_type, local_path, type_name
 from multiclouddb_postgres.checkpoints import CHECKPOINTS, saved
@@ -19,6 +26,8 @@ from multiclouddb_postgres.table import POSITION, PostgresTable, identifier
 from multiclouddb_postgres.values import Documents, naming
 from multiclouddb_tables.batch import Create, MissingState, Told, batch_of, check_options
 from multiclouddb_tables.changes import piece_of, table_of, usual_types
+from multiclouddb_tables.columns import Columns
+from multiclouddb_tables.conversion import cutter
 from multiclouddb_tables.merging import merge_batch
 from multiclouddb_tables.rules import check_needed
 
@@ -44,6 +53,8 @@ def merge_into_postgres(
     long_keys: LongKeys = "refuse",
     connections: int = 4,
     source: str | None = None,
+    columns: Columns | None = None,
+    refill: bool = False,
 ) -> bool:
     """Merge changes into a table of PostgreSQL: one row per document, and a tombstone for a deleted one.
 
@@ -91,6 +102,8 @@ def merge_into_postgres(
             hashes.
         connections: The number of connections over which a batch of Spark is written; 4 by default.
         source: The feed of the rows, as in `merge_into_delta`.
+        columns: The declaration of the table's columns, as in `merge_into_delta`.
+        refill: As in `merge_into_delta`.
 
     Returns:
         True if the batch was merged; False if it was empty.
@@ -114,7 +127,7 @@ def merge_into_postgres(
     identifier(table)
     check_options(
         batch_id=batch_id, app_id=app_id, create=create, new_columns=new_columns,
-        missing_state=missing_state, source=source,
+        missing_state=missing_state, source=source, columns=columns, refill=refill,
     )  # fmt: skip
     if documents not in ("json", "jsonb"):
         kind = type_name(documents)
@@ -137,6 +150,12 @@ def merge_into_postgres(
         raise invalid_request(
             "dsn", "is a connection, but executors of Spark cannot share it", "pass a connection string"
         )
+    if is_frame and columns is not None:
+        raise MulticloudDbError(
+            "columns: a DataFrame is written by executors, which do not make declared columns yet; merge the "
+            "pages of a client instead, or use merge_into_delta",
+            ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY),
+        )
     place = where(dsn, table)
     location = checkpoint if isinstance(checkpoint, str | os.PathLike) else None
     said = Told()
@@ -146,7 +165,7 @@ def merge_into_postgres(
         said = told(batch, batch_id, app_id, location)
     made = partial(
         batch_of, batch, batch_id, app_id, said,
-        is_told=location is not None, create=create, source=source,
+        is_told=location is not None, create=create, source=source, columns=columns, refill=refill,
     )  # fmt: skip
     if is_frame:
         assert isinstance(dsn, str)
@@ -162,7 +181,7 @@ def merge_into_postgres(
         )  # fmt: skip
     changes = table_of(cast("pa.Table | ChangeFeedPage", batch))
     work = made(
-        pieces=lambda: piece_of(changes, missing_state),
+        pieces=lambda: piece_of(changes, missing_state, cutter(columns, PostgresTable.unheld)),
         empty_schema=lambda: usual_types(changes.select(check_needed(changes.column_names)[:-1])).schema,
     )
 

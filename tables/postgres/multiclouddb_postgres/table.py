@@ -43,6 +43,7 @@ from multiclouddb_postgres.values import (
     declared,
     type_of,
 )
+from multiclouddb_tables.changes import LACKING
 from multiclouddb_tables.contract import Table
 from multiclouddb_tables.layout import (
     NO_ORDER,
@@ -56,8 +57,8 @@ from multiclouddb_tables.layout import (
     size_of,
     state_of,
 )
-from multiclouddb_tables.mark import Expected, FoundTable, TableMark
-from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE, check_cases, check_stored, emptied
+from multiclouddb_tables.mark import Expected, FoundTable, TableMark, emptied, refilled
+from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE, check_cases, check_stored
 
 if TYPE_CHECKING:
     from multiclouddb_tables.column_values import ColumnType
@@ -83,6 +84,8 @@ class PostgresTable(Table):
     With `holds`, nobody can alter, rename or drop the table between its check and the end of the caller's
     transaction, or give it a trigger or a rule.
     """
+
+    unheld = ("NUL",)
 
     def __init__(
         self,
@@ -194,6 +197,42 @@ class PostgresTable(Table):
                     self._where, f"{lacking:,}",
                 )  # fmt: skip
                 self.store({SKIPPED: 0}, {})
+
+    def redeclare(self, schema: pa.Schema, names: Sequence[str], mark: TableMark) -> None:
+        """Give columns the types of another declaration, in one transaction."""
+        wanted = self._types(schema)
+        with self.connection.transaction():
+            self._lock()
+            if self._read_mark() != mark:
+                raise refilled(self._where)
+            known = self.known().columns
+            check_cases(wanted, known)
+            for name in names:
+                column, there = sql.Identifier(name), known.get(name)
+                if there is None and name in wanted:
+                    statement = sql.SQL("ALTER TABLE {} ADD COLUMN {}").format(
+                        self._table, declared(name, wanted[name])
+                    )
+                elif there is None or there.is_generated:
+                    continue
+                elif name in wanted and not there.fits(wanted[name]):
+                    # The server would convert the values, so they are removed first.
+                    statement = sql.SQL("ALTER TABLE {} ALTER COLUMN {} TYPE {} USING NULL").format(
+                        self._table, column, sql.SQL(wanted[name])
+                    )
+                else:
+                    statement = sql.SQL("UPDATE {0} SET {1} = NULL WHERE {1} IS NOT NULL").format(
+                        self._table, column
+                    )
+                self.connection.execute(statement)
+            self._found = self._look()
+
+    def count(self) -> int:
+        """Return the number of rows."""
+        [(count,)] = self.connection.execute(
+            sql.SQL("SELECT count(*) FROM {}").format(self._table)
+        ).fetchall()
+        return int(count)
 
     def _types(self, schema: pa.Schema) -> dict[str, str]:
         """Return the type that each column of a batch needs in the table."""
@@ -482,8 +521,8 @@ class PostgresTable(Table):
             if name not in TEXT
         ]
         kept = sql.SQL("FALSE")
-        if STALE_SINCE in known and DOCUMENT in names:
-            kept = sql.SQL("s.type <> 'DELETE' AND s.new_item_state IS NULL")
+        if STALE_SINCE in known:
+            kept = sql.SQL("s.type = {}").format(LACKING)
         query = sql.SQL(
             "SELECT s.key FROM {} AS w JOIN {} AS s ON s.key = w.key LEFT JOIN {} AS t ON t.key = w.key "
             "WHERE t.key IS NULL OR t.order_key > s.order_key OR (t.order_key = s.order_key AND NOT ("
@@ -518,10 +557,7 @@ class PostgresTable(Table):
             name: sql.SQL("excluded.{}").format(sql.Identifier(name)) for name in (*names, DELETED_AT)
         }
         if STALE_SINCE in known:
-            lacks = sql.SQL("NULL::timestamptz")
-            if DOCUMENT in names:
-                lacks = sql.SQL("CASE WHEN s.type <> 'DELETE' AND s.new_item_state IS NULL THEN now() END")
-            values[STALE_SINCE] = lacks
+            values[STALE_SINCE] = sql.SQL("CASE WHEN s.type = {} THEN now() END").format(LACKING)
             for name in set(names) - set(TEXT):
                 kept = "CASE WHEN excluded._stale_since IS NULL THEN excluded.{0} ELSE t.{0} END"
                 sets[name] = sql.SQL(kept).format(sql.Identifier(name))
@@ -529,8 +565,13 @@ class PostgresTable(Table):
                 "CASE WHEN excluded._stale_since IS NOT NULL "
                 "THEN coalesce(t._stale_since, excluded._stale_since) END"
             )
+        # Without a mark, nobody knows whether a column that the batch lacks is one of the sink's.
+        kept = "CASE WHEN excluded._deleted_at IS NULL THEN t.{0} END"
+        if self._read_mark() is not None:
+            kept = "NULL"
+            if STALE_SINCE in known:
+                kept = "CASE WHEN excluded._stale_since IS NOT NULL THEN t.{0} END"
         for name in self._emptied(names):
-            kept = "CASE WHEN excluded._deleted_at IS NULL THEN t.{0} END"
             sets[name] = sql.SQL(kept).format(sql.Identifier(name))
         del sets["key"]
         same: sql.Composable = sql.SQL("")
@@ -605,14 +646,14 @@ class PostgresTable(Table):
                 yield read_rows(keys_of, orders, states, deleted)
 
     def _own_names(self) -> list[str]:
-        """Return the columns that a document was parsed into, and that of the document."""
+        """Return the columns that the sink does not write itself."""
         names = [each.name for each in self.known().columns.values() if not each.is_generated]
         return [name for name in own_names(names) if name != LONG_KEY]
 
     def columns(self) -> Mapping[str, ColumnType]:
         """Return the columns that a document may be parsed into; see `Target.columns`."""
         known = self.known().columns
-        return {name: column_type(known[name].held) for name in self._own_names() if name != DOCUMENT}
+        return {name: column_type(known[name].held) for name in self._own_names()}
 
     def position(self) -> str | None:
         """Return the token that the sink stores with the rows under one name, or None."""
@@ -636,7 +677,7 @@ class PostgresTable(Table):
         expected.check(self.found(), self._where)
         known = self.known().columns
         check_table(self._where, [*known], own=any(fix.columns is not None for fix in fixes))
-        check_fixes(self._where, self._own_names(), fixes)
+        check_fixes(self._where, self._own_names(), fixes, self._read_mark())
         hashes, gone = self.hashes, self._emptied()
         written, removals = 0, [fix for fix in fixes if fix.removes]
         beside = {each.beside[0]: each.beside[1] for each in removals if each.beside is not None}

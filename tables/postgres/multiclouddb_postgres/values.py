@@ -16,6 +16,7 @@ from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, inva
 from multiclouddb_postgres.catalog import INSTANT, TEXT, Column
 from multiclouddb_postgres.long_keys import digest_of
 from multiclouddb_postgres.server import DATA, Connection, repeated, said_by
+from multiclouddb_tables.columns import JSON
 from multiclouddb_tables.rules import DOCUMENT, TIME
 
 Documents: TypeAlias = Literal["json", "jsonb"]
@@ -24,6 +25,7 @@ Documents: TypeAlias = Literal["json", "jsonb"]
 MOST_NAME_BYTES: Final = 63
 """The longest name that the server keeps whole."""
 _CHUNK: Final = 8_192
+[_JSON_NAME] = JSON
 # A temporary table has no statistics, and this one needs none: it is read once, in full.
 BATCH: Final = "multiclouddb_batch"
 """The temporary table into which the rows of a batch are copied."""
@@ -69,6 +71,8 @@ def type_of(field: pa.Field, documents: Documents) -> str:
     if field.name == DOCUMENT and (pa.types.is_string(field.type) or pa.types.is_large_string(field.type)):
         return documents
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    if field.metadata is not None and field.metadata.get(_JSON_NAME) == JSON[_JSON_NAME]:
+        return "json"
     for is_kind, name in _TYPES:
         if is_kind(kind):
             return name

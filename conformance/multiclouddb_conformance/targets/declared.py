@@ -1,0 +1,363 @@
+"""Tests declared columns: types and values at their edges, misfits, nulls, and changes of the declaration."""
+# ruff: noqa: D102 - a test's name says what it tests
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any, Final
+from uuid import UUID
+
+import pytest
+
+from multiclouddb_api import BackfillDone, ChangeEvent, SnapshotStarted, decode_json, encode_json
+from multiclouddb_api.codec import canonical_json
+from multiclouddb_conformance.sink_harness import (
+    PLAN,
+    Death,
+    SinkHarness,
+    Turn,
+    bare,
+    documents,
+    events,
+    expected,
+    key_of,
+    page,
+    refused,
+    rows,
+)
+from multiclouddb_spi.faults import key_digest
+from multiclouddb_tables import Columns, Fix, conversion
+from multiclouddb_tables.column_values import as_stored, own_state
+from multiclouddb_tables.columns import RESCUED
+
+__all__ = ["FITS", "MISFITS", "TestDeclared", "TestDeclaredAgain"]
+
+_AT: Final = datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=UTC)
+_LARGE: Final = Decimal("12345678901234567890123456789012345678")
+
+FITS: Final[Sequence[tuple[str, Any, Any]]] = [
+    ("boolean", True, True),
+    ("boolean", False, False),
+    ("int8", -128, -128),
+    ("int8", 127.0, 127),
+    ("int16", 32767, 32767),
+    ("int32", Decimal("-2147483648"), -(2**31)),
+    ("int64", 2**63 - 1, 2**63 - 1),
+    ("int64", -(2**63), -(2**63)),
+    ("int64", Decimal("1E+3"), 1000),
+    ("float", 0.1, 0.10000000149011612),
+    ("float", 16777217, 16777216.0),
+    ("double", 0.1, 0.1),
+    ("double", 2**53 + 1, float(2**53)),
+    ("double", Decimal("0.1000000000000000000000001"), 0.1),
+    ("double", float("inf"), float("inf")),
+    ("double", -5e-324, -5e-324),
+    ("decimal(12,2)", Decimal("-1.5"), Decimal("-1.50")),
+    ("decimal(12,2)", 0.1, Decimal("0.10")),
+    ("decimal(12,2)", 9999999999, Decimal("9999999999.00")),
+    ("decimal(38,0)", _LARGE, _LARGE),
+    ("decimal(38,0)", 10**37, Decimal(10**37)),
+    ("decimal(38,38)", Decimal("1E-38"), Decimal("1E-38")),
+    ("decimal(1,0)", Decimal("-0"), Decimal("0")),
+    ("string", "", ""),
+    ("string", "Grüße, 世界 🌍\n\\N\"'\u2028", "Grüße, 世界 🌍\n\\N\"'\u2028"),
+    ("string", "x" * 70_000, "x" * 70_000),
+    ("string", 7, "7"),
+    ("string", True, "true"),
+    ("string", Decimal("1.50"), "1.50"),
+    ("string", UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+    ("string", {"b": 1, "a": [Decimal("2.0")]}, '{"a":[{"$decimal":"2.0"}],"b":1}'),
+    ("binary", b"", b""),
+    ("binary", b"\x00\xff raw", b"\x00\xff raw"),
+    ("date", "0001-01-01", date(1, 1, 1)),
+    ("date", "9999-12-31", date(9999, 12, 31)),
+    ("date", datetime(2026, 1, 31, tzinfo=UTC), date(2026, 1, 31)),
+    ("timestamp", _AT, _AT),
+    ("timestamp", "2026-01-31T14:00:00.123456000+02:00", _AT),
+    ("timestamp", "9999-12-31T23:59:59.999999Z", datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)),
+    ("timestamp", "0001-01-01T00:00:00Z", datetime(1, 1, 1, tzinfo=UTC)),
+    ("timestamp_ntz", "2026-03-29T02:30:00", datetime(2026, 3, 29, 2, 30)),  # noqa: DTZ001 - what is tested
+    ("json", {"b": 1, "a": {"c": [True, 1.0, "x"]}}, '{"a":{"c":[true,1.0,"x"]},"b":1}'),
+    ("json", "text", '"text"'),
+    ("json", Decimal("1.50"), '{"$decimal":"1.50"}'),
+]
+"""A type, a value of a document, and what the column holds of it."""
+
+MISFITS: Final[Sequence[tuple[str, Any]]] = [
+    ("boolean", 1),
+    ("boolean", "true"),
+    ("int8", 128),
+    ("int16", -32769),
+    ("int32", 2**31),
+    ("int64", 2**63),
+    ("int64", 1.5),
+    ("int64", "1"),
+    ("int64", True),
+    ("int64", Decimal("1E+999999999")),
+    ("float", 1e39),
+    ("double", "1.5"),
+    ("double", Decimal("1E+400")),
+    ("double", [1.5]),
+    ("decimal(12,2)", Decimal("1.005")),
+    ("decimal(12,2)", 10**10),
+    ("decimal(12,2)", float("nan")),
+    ("decimal(12,2)", "1.50"),
+    ("decimal(38,0)", 10**38),
+    ("binary", "not base64!"),
+    ("date", "2026-02-29"),
+    ("date", "10000-01-01"),
+    ("date", "20260131"),
+    ("date", _AT),
+    ("date", 20260131),
+    ("timestamp", "2026-01-31T12:00:00.123456789Z"),
+    ("timestamp", "2026-01-31T12:00:00"),
+    ("timestamp", "2026-01-31"),
+    ("timestamp", "0001-01-01T00:00:00+01:00"),
+    ("timestamp", 1769860800),
+    ("timestamp_ntz", "2026-01-31T12:00:00Z"),
+    ("timestamp_ntz", "2026-01-31T12:00:00.1234567"),
+]
+"""A type, and a value of a document that it cannot hold."""
+
+_LOW: Final = "000100~"
+
+
+def _scanned(*keys: tuple[str, Any]) -> list[ChangeEvent]:
+    changes = [(key, 0, document) for key, document in keys]
+    return events(*changes, mark="snapshot:s:", backfilled=True, floor=_LOW)
+
+
+def _stored(sink: SinkHarness, names: Sequence[str], *, deleted: bool = False) -> dict[str, Any]:
+    """Return the columns of the documents, or of the tombstones, by the names of their keys."""
+    found = [row for each in sink.target.rows(own=tuple(names)) for row in each.to_pylist()]
+    return {
+        json.loads(row["key"])["id"]: decode_json(row["state"]) for row in found if row["deleted"] is deleted
+    }
+
+
+class TestDeclared:
+    """Tests what declared columns hold."""
+
+    def test_every_type_holds_its_values_at_their_edges(self, sink: SinkHarness) -> None:
+        columns = Columns(
+            {f"c{at}": {"path": ["v", f"f.{at}"], "type": kind} for at, (kind, _, _) in enumerate(FITS)}
+        )
+        document = {"v": {f"f.{at}": value for at, (_, value, _) in enumerate(FITS)}}
+        sink.merge(
+            page(events(("a", 1, document), ("b", 1, {}), ("c", 1, {"v": "no object"}))), columns=columns
+        )
+        found, kinds = _stored(sink, columns.names), sink.target.columns()
+        for at, (kind, value, held) in enumerate(FITS):
+            wanted = own_state({"v": as_stored(held, kinds[f"c{at}"])})["v"]
+            assert encode_json([found["a"][f"c{at}"]]) == encode_json([wanted]), (kind, value)
+        assert (found["b"], found["c"]) == ({}, {})
+        assert documents(sink)["a"] == document
+
+    @pytest.mark.parametrize("number", range(len(MISFITS)))
+    def test_a_misfit_is_refused_or_rescued(self, sink: SinkHarness, number: int) -> None:
+        kind, value = MISFITS[number]
+        columns = Columns({"c": {"path": ["a.b", "v"], "type": kind}, "n": "int64"})
+        changes = events(("good", 1, {"n": 1}), ("bad", 1, {"a.b": {"v": value}, "n": 2}))
+        message = refused(sink.merge, page(changes), columns=columns).message
+        assert "column c" in message
+        assert kind in message
+        assert "1 of the documents" in message
+        assert key_digest(key_of("bad")) in message
+        rescued = Columns(columns.columns, misfits="rescue")
+        sink.merge(page(changes), columns=rescued)
+        found = _stored(sink, rescued.names)
+        assert found["good"] == {"n": 1}
+        told = found["bad"].pop(RESCUED)
+        assert found["bad"] == {"n": 2}
+        assert canonical_json(decode_json(told)) == canonical_json(
+            {"c": {"path": ["a.b", "v"], "value": value}}
+        )
+        sink.merge(page(events(("bad", 2, {"n": 3}))), columns=rescued)
+        assert _stored(sink, rescued.names)["bad"] == {"n": 3}
+
+    def test_what_a_kind_of_table_does_not_have_is_a_misfit_and_nothing_else(self, sink: SinkHarness) -> None:
+        columns = Columns({"number": "double", "text": "string"}, misfits="rescue")
+        sink.merge(page(events(("a", 1, {"number": float("nan"), "text": "a\0b"}))), columns=columns)
+        found = _stored(sink, columns.names)["a"]
+        told = decode_json(found.get(RESCUED, "{}"))
+        for name, value in (("number", float("nan")), ("text", "a\0b")):
+            held = told[name]["value"] if name in told else found[name]
+            assert encode_json([held]) == encode_json([value])
+            assert (name in told) is not (name in found)
+
+    def test_a_tombstone_keeps_its_key_and_nothing_else(self, sink: SinkHarness) -> None:
+        columns = Columns(
+            {"name": {"key": "id", "type": "string"}, "n": "int8", "tags": "json"}, misfits="rescue"
+        )
+        batch = events(*((key, 1, {"n": 1 if key == "a" else 1000, "tags": [1]}) for key in "abcd"))
+        sink.merge(page(batch), columns=columns)
+        assert _stored(sink, columns.names)["a"] == {"name": "a", "n": 1, "tags": "[1]"}
+        sink.merge(page(events(("a", 2, None))), columns=columns)
+        values = {**conversion.values(None, key_of("b"), columns), "new_item_state": None}
+        assert values[RESCUED] is None
+        fix = Fix(key_of("b"), ("000001",), "000002", None, values, datetime(2026, 1, 2, tzinfo=UTC))
+        assert sink.target.fix([fix], expected(sink)) == 1
+        sink.merge(page([], SnapshotStarted(_LOW, PLAN)), columns=columns)
+        sink.merge(page(_scanned(("d", {})), BackfillDone(PLAN, _LOW)), columns=columns)
+        assert _stored(sink, columns.names) == {"d": {"name": "d"}}
+        assert _stored(sink, columns.names, deleted=True) == {key: {"name": key} for key in "abc"}
+        gone = [decode_json(row["state"]) for row in _all(sink) if row["deleted"]]
+        assert all(each["document"] is None for each in gone)
+
+    def test_the_document_is_judged_before_it_is_left_out(self, sink: SinkHarness) -> None:
+        columns = Columns({"n": "int64"}, document=False)
+        sink.merge(page(events(("a", 1, {"n": 1}), ("b", 1, {"n": 1}))), columns=columns)
+        lost = bare(("a", 2, {}))
+        assert "missing_state" in refused(sink.merge, lost, columns=columns).message
+        sink.merge(lost, columns=columns, missing_state="keep")
+        assert _stored(sink, ["n"]) == {"a": {"n": 1}, "b": {"n": 1}}
+        sink.merge(page(events(("a", 3, {"n": 3}), ("b", 2, None))), columns=columns)
+        assert (_stored(sink, ["n"]), _stored(sink, ["n"], deleted=True)) == ({"a": {"n": 3}}, {"b": {}})
+        assert "new_item_state" not in expected(sink).found.mark.columns  # type: ignore[union-attr]
+
+    def test_a_batch_of_declared_columns_has_none_of_its_own(self, sink: SinkHarness) -> None:
+        batch = rows(("a", 1, {"n": 1}))
+        wider = batch.append_column("note", batch["key"])
+        assert "note" in refused(sink.merge, wider, columns=Columns({"n": "int64"})).message
+        missing = Columns({"n": {"key": "tenant", "type": "string"}})
+        assert "tenant" in refused(sink.merge, batch, columns=missing).message
+        message = refused(sink.merge, batch, columns=Columns({"n": "int64"}), new_columns="add").message
+        assert "new_columns" in message
+
+
+_BEFORE: Final = {"n": "int64", "city": {"path": ["a", "city"], "type": "string"}, "tags": "json"}
+_CHANGES: Final[Mapping[str, tuple[Columns | None, Columns]]] = {
+    "the first declaration": (None, Columns(_BEFORE)),
+    "a column more": (Columns(_BEFORE), Columns({**_BEFORE, "more": "double"})),
+    "a column less": (Columns(_BEFORE), Columns({"n": "int64", "tags": "json"})),
+    "another type": (Columns(_BEFORE), Columns({**_BEFORE, "n": "decimal(30,3)", "tags": "string"})),
+    "a text for a number": (Columns({**_BEFORE, "n": "double"}), Columns({**_BEFORE, "n": "string"})),
+    "another place": (
+        Columns(_BEFORE), Columns({**_BEFORE, "city": {"path": ["b", "city"], "type": "string"}}),
+    ),
+    "no document": (Columns(_BEFORE), Columns(_BEFORE, document=False)),
+    "the document again": (Columns(_BEFORE, document=False), Columns(_BEFORE)),
+    "misfits are rescued, and a column more": (
+        Columns(_BEFORE), Columns({**_BEFORE, "more": "double"}, misfits="rescue"),
+    ),
+    "misfits are refused": (Columns(_BEFORE, misfits="rescue"), Columns(_BEFORE)),
+    "no columns": (Columns(_BEFORE), Columns({})),
+}  # fmt: skip
+_DOCUMENTS: Final = {
+    "a": {"n": 10**16, "a": {"city": "A"}, "b": {"city": "B"}, "tags": [1], "more": 1.5},
+    "b": {"n": 2, "a": {"city": "C"}, "tags": {"t": 1}},
+    "c": {"n": 3},
+}
+
+
+def _all(sink: SinkHarness) -> list[dict[str, Any]]:
+    return [row for each in sink.target.rows(own=("new_item_state",)) for row in each.to_pylist()]
+
+
+class TestDeclaredAgain:
+    """Tests that a table takes another declaration only as a whole, and only if its user agrees."""
+
+    def _fill(self, sink: SinkHarness, columns: Columns | None) -> None:
+        changes = [(key, 1, document) for key, document in _DOCUMENTS.items()]
+        sink.merge(page(events(*changes, ("gone", 1, {"n": 1, "tags": ["x"]}))), columns=columns)
+
+    def _refill(self, sink: SinkHarness, columns: Columns, **options: Any) -> None:
+        for each in (
+            page([], SnapshotStarted(_LOW, PLAN)),
+            page(_scanned(*_DOCUMENTS.items())),
+            page([], BackfillDone(PLAN, _LOW)),
+        ):
+            sink.merge(each, columns=columns, **options)
+
+    def _check(self, sink: SinkHarness, columns: Columns) -> None:
+        found, kinds = _stored(sink, columns.names), sink.target.columns()
+        for key, document in _DOCUMENTS.items() if columns.names else ():
+            values = conversion.values(document, key_of(key), columns)
+            held = {name: as_stored(value, kinds[name]) for name, value in values.items()}
+            assert canonical_json(found[key]) == canonical_json(own_state(held))
+        mark = expected(sink).found.mark
+        assert mark is not None
+        assert (mark.declared, mark.unfilled, mark.changing) == (columns, (), ())
+        others = [name for name in kinds if name not in columns.names and kinds[name] is not None]
+        for deleted in (False, True) if others else ():
+            rows_of = _stored(sink, others, deleted=deleted)
+            assert not any(rows_of.values()), "a column that is not declared any more has values"
+        if columns.document:
+            assert documents(sink) == _DOCUMENTS
+        elif "new_item_state" in mark.columns:
+            assert all(
+                decode_json(row["state"])["document"] is None for row in _all(sink) if not row["deleted"]
+            )
+
+    @pytest.mark.parametrize("change", _CHANGES)
+    def test_another_declaration_fills_the_columns(self, sink: SinkHarness, change: str) -> None:
+        before, after = _CHANGES[change]
+        self._fill(sink, before)
+        update = page(events(("a", 2, _DOCUMENTS["a"])))
+        seen = expected(sink).found.mark
+        message = refused(sink.merge, update, columns=after).message
+        assert "4 rows" in message
+        assert "refill=True" in message
+        assert "Snapshot()" in refused(sink.merge, update, columns=after, refill=True).message
+        assert expected(sink).found.mark == seen
+        self._refill(sink, after, refill=True)
+        self._check(sink, after)
+        sink.merge(update, columns=after)
+        self._check(sink, after)
+        if before is not None and before.to_fill(after):
+            assert "refill=True" in refused(sink.merge, update, columns=before).message
+
+    @pytest.mark.parametrize("passed", range(24))
+    def test_killed_at_each_step_of_a_refill(self, sink: SinkHarness, passed: int) -> None:
+        before = Columns(_BEFORE, misfits="rescue")
+        after = Columns({"n": "string", "city": _BEFORE["city"], "more": "double"}, document=False)
+        self._fill(sink, before)
+        sink.dies(Turn(passed), 0.5)
+        try:
+            self._refill(sink, after, refill=True)
+        except Death:
+            mark = expected(sink).found.mark
+            assert mark is not None
+            is_old = mark.declared == before
+            assert is_old or mark.unfilled or mark.declared == after
+            sink.dies(None)
+            self._refill(sink, after, refill=True)
+        sink.dies(None)
+        self._check(sink, after)
+
+    def test_a_snapshot_that_began_before_a_refill_does_not_end_it(self, sink: SinkHarness) -> None:
+        """Its rows were merged with the old columns, or nobody knows with which."""
+        before, after = Columns({"n": "int64"}), Columns({"n": "string"})
+        self._fill(sink, before)
+        sink.merge(page([], SnapshotStarted("000050~", PLAN.replace(":s", ":old"))), columns=before)
+        sink.merge(page([], SnapshotStarted(_LOW, PLAN)), columns=after, refill=True)
+        sink.merge(page([], BackfillDone(PLAN.replace(":s", ":old"), "000050~")), columns=after)
+        mark = expected(sink).found.mark
+        assert mark is not None
+        assert mark.unfilled == ("n",)
+
+    def test_values_are_rescued_from_now_on_without_a_refill(self, sink: SinkHarness) -> None:
+        """No row has a value that did not fit, so none has to be read again."""
+        before = Columns({"n": "int8"})
+        sink.merge(page(events(("a", 1, {"n": 1}))), columns=before)
+        after = Columns({"n": "int8"}, misfits="rescue")
+        sink.merge(page(events(("b", 1, {"n": 1000}))), columns=after)
+        found = _stored(sink, after.names)
+        assert found["a"] == {"n": 1}
+        assert decode_json(found["b"][RESCUED]) == {"n": {"path": ["n"], "value": 1000}}
+
+    def test_a_table_with_declared_columns_takes_no_batch_without(self, sink: SinkHarness) -> None:
+        sink.merge(page(events(("a", 1, {"n": 1}))), columns=Columns({"n": "int64"}))
+        for batch in (page(events(("a", 2, {"n": 2}))), rows(("a", 2, {"n": 2}))):
+            message = refused(sink.merge, batch).message
+            assert "has declared columns: n" in message
+        assert _stored(sink, ["n"]) == {"a": {"n": 1}}
+
+    def test_an_empty_table_takes_each_declaration(self, sink: SinkHarness) -> None:
+        first, second = Columns({"n": "int64", "old": "date"}), Columns({"n": "string", "new": "double"})
+        sink.merge(page([], SnapshotStarted("000000~", PLAN.replace(":s", ":old"))), columns=first)
+        sink.merge(page(events(("a", 1, {"n": 1, "new": 2.5}))), columns=second)
+        assert _stored(sink, second.names) == {"a": {"n": "1", "new": 2.5}}

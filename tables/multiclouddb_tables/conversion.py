@@ -1,0 +1,411 @@
+"""Makes the values of declared columns from documents, for every sink and for `verify`.
+
+A document is read as the JSON that `multiclouddb_api.codec` writes, in which each value has its exact type.
+A value that its column cannot hold exactly is a *misfit*; only `float` and `double` take the nearest number.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+import struct
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, date, datetime
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from functools import partial
+from typing import Any, Final, Literal, TypeAlias
+
+import attrs
+import orjson
+import pyarrow as pa
+
+from multiclouddb_api import MulticloudDbError, decode_json, encode_json, invalid_request
+from multiclouddb_api.codec import deep_json
+from multiclouddb_spi.faults import key_digest
+from multiclouddb_tables.batch import Cut
+from multiclouddb_tables.columns import RESCUED, Column, Columns, check_batch
+from multiclouddb_tables.rules import DOCUMENT
+
+__all__ = [
+    "MisfitError",
+    "Unheld",
+    "convert",
+    "cut",
+    "cutter",
+    "exact_converter",
+    "kind_of_json",
+    "members",
+    "values",
+]
+
+Unheld: TypeAlias = Literal["NaN", "NUL"]
+"""A value that some kind of table does not have: the float NaN, or a text with the character NUL."""
+Converter: TypeAlias = Callable[[Any], Any]
+_DAY: Final = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+_MOMENT: Final = re.compile(
+    r"(\d{4}-\d\d-\d\d)[T ]((?:[01]\d|2[0-3]):\d\d(?::\d\d)?)(?:\.(\d+))?(Z|[+-]\d\d:?\d\d)?", re.ASCII
+)
+_MICROS: Final = 6
+
+
+class MisfitError(Exception):
+    """A value does not fit the type of its column."""
+
+
+_NO_FIT: Final = (MisfitError, ValueError, TypeError, ArithmeticError)
+
+
+def tagged(value: object) -> tuple[str, Any] | None:
+    """Return the name and the content of a value without a JSON type.
+
+    Args:
+        value: A value of a parsed document.
+    """
+    if type(value) is dict and len(value) == 1:
+        ((name, inner),) = value.items()
+        if name.startswith("$") and name != "$map":
+            return name[1:], inner
+    return None
+
+
+def _plain(value: object, *tags: str) -> Any:
+    """Return the content of a value with one of these tags; other values as they are."""
+    found = tagged(value)
+    return found[1] if found is not None and found[0] in tags else value
+
+
+def members(value: object) -> Mapping[str, Any] | None:
+    """Return the fields of an object whose keys mean themselves; None for any other value.
+
+    Args:
+        value: A value of a parsed document.
+    """
+    if type(value) is not dict or tagged(value) is not None:
+        return None
+    found: Mapping[str, Any] = value.get("$map", value) if len(value) == 1 else value
+    return found
+
+
+def kind_of_json(value: object) -> str:
+    """Return what a value is in JSON, but not the value, which may be secret.
+
+    Args:
+        value: A value of a parsed document.
+    """
+    found = tagged(value)
+    if found is not None:
+        return f'an object {{"${found[0]}": …}}'
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "an array"}
+    return names.get(type(value), "an object")
+
+
+def _json(value: Any) -> str:
+    # One text for equal values, whatever order a service gives the names in.
+    return deep_json(value, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def _text(value: Any) -> str:
+    if type(value) is str:
+        return value
+    found = tagged(value)
+    return found[1] if found is not None and type(found[1]) is str else _json(value)
+
+
+def _boolean(value: Any) -> bool:
+    if type(value) is not bool:
+        raise MisfitError
+    return value
+
+
+def _number(value: Any) -> Decimal | int | float:
+    if type(value) is int or type(value) is float:
+        return value
+    text = _plain(value, "decimal", "int")
+    if type(text) is not str or text is value:
+        raise MisfitError
+    return Decimal(text)
+
+
+def _whole(bits: int) -> Converter:
+    most = 1 << (bits - 1)
+
+    def converted(value: Any) -> int:
+        number = _number(value)
+        # The range comes first: the integer of 1E+999999999 has a billion digits.
+        if not -most <= number < most or (whole := int(number)) != number:
+            raise MisfitError
+        return whole
+
+    return converted
+
+
+def _double(value: Any) -> float:
+    special = _plain(value, "float")
+    if special is not value:
+        return float(special)
+    number = float(_number(value))
+    if not math.isfinite(number):
+        raise MisfitError
+    return number
+
+
+def _float(value: Any) -> float:
+    # A number that is too large for four bytes is an OverflowError, an ArithmeticError.
+    return float(struct.unpack("<f", struct.pack("<f", _double(value)))[0])
+
+
+def _decimal(precision: int, scale: int) -> Converter:
+    exact = Context(prec=precision, traps=[Inexact, InvalidOperation])
+    unit = Decimal(1).scaleb(-scale)
+
+    def converted(value: Any) -> Decimal:
+        number = _number(value)
+        number = Decimal(repr(number)) if type(number) is float else Decimal(number)
+        if not number.is_finite():
+            raise MisfitError
+        found = number.quantize(unit, context=exact)
+        return found.copy_abs() if found.is_zero() else found  # a decimal has no negative zero
+
+    return converted
+
+
+def _moment(value: Any, *, zoned: bool) -> datetime:
+    found = _MOMENT.fullmatch(value) if type(value) is str else None
+    if found is None or (found[4] is not None) is not zoned:
+        raise MisfitError
+    fraction = found[3] or ""
+    if fraction[_MICROS:].strip("0"):
+        raise MisfitError  # datetime would cut the digits off
+    return datetime.fromisoformat(
+        f"{found[1]}T{found[2]}" + (f".{fraction[:_MICROS]:0<6}" if fraction else "") + (found[4] or "")
+    )
+
+
+def _timestamp(value: Any) -> datetime:
+    return _moment(_plain(value, "date"), zoned=True).astimezone(UTC)
+
+
+def _local(value: Any) -> datetime:
+    return _moment(value, zoned=False)
+
+
+def _date(value: Any) -> date:
+    if type(value) is str:
+        if _DAY.fullmatch(value) is None:
+            raise MisfitError
+        return date.fromisoformat(value)
+    moment = _timestamp(value)
+    if moment.time() != datetime.min.time():
+        raise MisfitError
+    return moment.date()
+
+
+def _binary(value: Any) -> bytes:
+    text = _plain(value, "bytes")
+    if type(text) is not str:
+        raise MisfitError
+    return base64.b64decode(text, validate=True)
+
+
+def exact_converter(kind: pa.DataType) -> Converter:
+    """Return the function from a value of a parsed document to that of a column, except for JSON.
+
+    It raises `MisfitError`, `ValueError`, `TypeError` or `ArithmeticError` for a misfit.
+
+    Args:
+        kind: The type of the column.
+    """
+    if pa.types.is_decimal(kind):
+        return _decimal(kind.precision, kind.scale)
+    if pa.types.is_integer(kind):
+        return _whole(kind.bit_width)
+    if pa.types.is_timestamp(kind):
+        return _local if kind.tz is None else _timestamp
+    return _OTHERS[kind]
+
+
+_OTHERS: Final[Mapping[pa.DataType, Converter]] = {
+    pa.bool_(): _boolean,
+    pa.float32(): _float,
+    pa.float64(): _double,
+    pa.string(): _text,
+    pa.binary(): _binary,
+    pa.date32(): _date,
+}
+_AS_IT_IS: Final[Mapping[pa.DataType, frozenset[type]]] = {
+    pa.bool_(): frozenset((bool, type(None))),
+    pa.float64(): frozenset((float, type(None))),
+    pa.int64(): frozenset((int, type(None))),
+    pa.string(): frozenset((str, type(None))),
+}
+"""The types of values that a column takes as they are, which costs a tenth of asking each of them."""
+
+
+@attrs.frozen
+class _Misfit:
+    row: int
+    column: Column
+    value: Any
+
+
+def convert(value: Any, column: Column, unheld: Collection[Unheld] = ()) -> Any:
+    """Return what a column holds of a value that is not null.
+
+    Args:
+        value: The value of a parsed document.
+        column: The column.
+        unheld: What the table does not have.
+
+    Raises:
+        MisfitError: The value does not fit.
+    """
+    try:
+        found = _json(value) if column.type == "json" else exact_converter(column.field.type)(value)
+    except _NO_FIT as error:
+        raise MisfitError from error
+    if "NUL" in unheld and isinstance(found, str) and "\0" in found:
+        raise MisfitError
+    if "NaN" in unheld and isinstance(found, float) and math.isnan(found):
+        raise MisfitError
+    return found
+
+
+def _found(column: Column, documents: Sequence[Any], keys: Sequence[Any]) -> list[Any]:
+    """Return the value at the place of a column in each document, or in each key."""
+    if column.key is not None:
+        name = column.key
+        for key in keys:
+            if key is not None and name not in key:
+                raise invalid_request(
+                    f"column {column.name}",
+                    f"is the component {name} of the key, which has {', '.join(key)}",
+                    "correct the name",
+                )
+        return [None if key is None else key[name] for key in keys]
+    first, *rest = column.path
+    values = [None if document is None else document.get(first) for document in documents]
+    for name in rest:
+        parts = map(members, values)
+        values = [None if part is None else part.get(name) for part in parts]
+    return values
+
+
+def _converted(
+    column: Column, found: list[Any], unheld: Collection[Unheld]
+) -> tuple[list[Any], list[_Misfit]]:
+    usual = None if column.type == "json" else _AS_IT_IS.get(column.field.type)
+    if usual is not None and usual.issuperset(map(type, found)):
+        if column.type == "int64":
+            if all(each is None or -(2**63) <= each < 2**63 for each in found):
+                return found, []
+        elif column.type != "string" or "NUL" not in unheld:
+            return found, []
+    misfits = list[_Misfit]()
+    for row, value in enumerate(found):
+        if value is not None:
+            try:
+                found[row] = convert(value, column, unheld)
+            except MisfitError:
+                misfits.append(_Misfit(row, column, value))
+                found[row] = None
+    return found, misfits
+
+
+def _rescued(misfits: Sequence[_Misfit]) -> str | None:
+    if not misfits:
+        return None
+    told = {
+        each.column.name: {"path": [*each.column.path] or [each.column.key], "value": each.value}
+        for each in misfits
+    }
+    return _json(told)
+
+
+def cutter(columns: Columns | None, unheld: Collection[Unheld]) -> Cut | None:
+    """Return the function that makes the declared columns; None without a declaration.
+
+    Args:
+        columns: The declaration.
+        unheld: What the table does not have.
+    """
+    return None if columns is None else partial(cut, columns=columns, unheld=unheld)
+
+
+def cut(rows: pa.Table, columns: Columns, unheld: Collection[Unheld] = ()) -> pa.Table:
+    """Make the declared columns of the last changes of some keys.
+
+    Args:
+        rows: The changes, with the columns of the event that a table stores, and `type`.
+        columns: The declaration.
+        unheld: What the table does not have.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` if a value does not fit, and misfits are refused.
+    """
+    check_batch(rows.column_names)
+    texts = rows[DOCUMENT].to_pylist() if DOCUMENT in rows.column_names else [None] * rows.num_rows
+    deleted = [each == "DELETE" for each in rows["type"].to_pylist()]
+    documents = [
+        None if text is None or gone else members(orjson.loads(text))
+        for text, gone in zip(texts, deleted, strict=True)
+    ]
+    key_texts = rows["key"].to_pylist()
+    keys = [members(orjson.loads(text)) for text in key_texts] if columns.key_names else []
+    by_row = dict[int, list[_Misfit]]()
+    made = list[tuple[pa.Field, pa.Array]]()
+    for column in columns.columns:
+        values, misfits = _converted(column, _found(column, documents, keys), unheld)
+        if misfits and columns.misfits == "refuse":
+            raise _refused(column, misfits, key_texts[misfits[0].row])
+        for each in misfits:
+            if not deleted[each.row]:
+                by_row.setdefault(each.row, []).append(each)
+        made.append((column.field, pa.array(values, column.field.type)))
+    if columns.misfits == "rescue":
+        rescued = [_rescued(by_row.get(row, ())) for row in range(rows.num_rows)]
+        made.append((columns.fields()[-1], pa.array(rescued, pa.string())))
+    if not columns.document and DOCUMENT in rows.column_names:
+        rows = rows.drop_columns(DOCUMENT)
+    for field, array in made:
+        rows = rows.append_column(field, array)
+    return rows
+
+
+def _refused(column: Column, misfits: Sequence[_Misfit], key: str) -> MulticloudDbError:
+    place = f"of the key {key_digest(key)}"
+    return invalid_request(
+        f"column {column.name}",
+        f"is {column.type}, but {len(misfits):,} of the documents have a value at {column.place} that does "
+        f"not fit, for example {kind_of_json(misfits[0].value)} in that {place}; nothing was merged",
+        "give the column another type, such as string or json, which fit all values; or set "
+        'misfits = "rescue", so that the column is null, and _rescued has the value',
+    )
+
+
+def values(
+    document: Mapping[str, Any] | None, key: str, columns: Columns, unheld: Collection[Unheld] = ()
+) -> dict[str, Any]:
+    """Return what the declared columns have of one document, for `verify` and its repairs.
+
+    Args:
+        document: The document; None for a tombstone.
+        key: The key, as JSON text.
+        columns: The declaration.
+        unheld: What the table does not have.
+
+    Returns:
+        A value for each declared column and for `_rescued`. With `misfits="refuse"`, a value that does not
+        fit is returned as it is: no column can have it, so neither null nor a rounded value is taken for it.
+    """
+    parsed = None if document is None else members(orjson.loads(encode_json(document)))
+    keys = [members(orjson.loads(key))] if columns.key_names else []
+    found, misfits = dict[str, Any](), list[_Misfit]()
+    for column in columns.columns:
+        [value], wrong = _converted(column, _found(column, [parsed], keys), unheld)
+        refused = wrong[0].value if wrong and columns.misfits == "refuse" else None
+        found[column.name] = value if refused is None else decode_json(deep_json(refused))
+        misfits += wrong
+    if columns.misfits == "rescue":
+        found[RESCUED] = None if document is None else _rescued(misfits)
+    return found
