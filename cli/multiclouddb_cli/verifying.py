@@ -206,11 +206,17 @@ def print_report(report: Report, *, show_values: bool) -> None:
             f"the table is marked as incomplete since {report.incomplete_since}; an equal run with --record "
             "or --repair removes that"
         )
+    if report.unfilled:
+        print_text(
+            f"a refill has not filled {', '.join(report.unfilled)} yet: merge its snapshot to the end, with "
+            "the declaration of the table"
+        )
+    left_out = f"; not compared: {', '.join(report.not_compared)}" if report.not_compared else ""
     if report.equal and report.sample:
-        print_text("EQUAL: the table contains the source's state of every key that was compared")
+        print_text(f"EQUAL: the table contains the source's state of every key that was compared{left_out}")
     elif report.equal:
         through = "" if report.verified_at is None else f", at least up to {moment(report.verified_at)}"
-        print_text(f"EQUAL: the table contains the source's state of every key{through}")
+        print_text(f"EQUAL: the table contains the source's state of every key{through}{left_out}")
     elif counts.differences:
         print_text("DIFFERENT")
     elif counts.unsettled:

@@ -49,8 +49,9 @@ from multiclouddb_api import (
 from multiclouddb_api.validators import check_type
 from multiclouddb_tables.contract import Fix, Own, Part, SupportsParts, SupportsRecord
 from multiclouddb_tables.mark import Expected, FoundTable
-from multiclouddb_verify import Report, Transform
+from multiclouddb_verify import Report
 from multiclouddb_verify.comparison import GONE
+from multiclouddb_verify.own_columns import DeclaredColumns, OwnColumns
 from multiclouddb_verify.runs import Rows, rows_of
 from multiclouddb_verify.sides import (
     ORDER_MASK,
@@ -207,12 +208,10 @@ class _OnExecutors(Verification):
         start = Snapshot(segments=self._segments, max_scan_rate=source.max_scan_rate, changes=False)
         request = ChangeFeedRequest(source.address, start, provider_options=source.provider_options)
         planned = [(each[0], each[1]) for each in source.client.plan_partitions(request).segments]
-        sample, transform = self._sides.sample or 1, self._sides.transform
+        sample, columns = self._sides.sample or 1, self._sides.columns
         has_own = self._sides.facts.floor == ScanFloor.ROW
-        scan = _Scan(
-            source.client.config, source.address, source.provider_options, transform, sample, has_own
-        )
-        files = _Files(self._sides.first_ceiling(), sample)
+        scan = _Scan(source.client.config, source.address, source.provider_options, columns, sample, has_own)
+        files = _Files(self._sides.first_ceiling(), sample, columns)
         ours = _tasks(self._spark, planned, scan, _DIGESTS)
         theirs = _tasks(self._spark, self._parts(own=self._sides.own), files, _DIGESTS)
 
@@ -373,7 +372,7 @@ class _Scan:
     config: ClientConfig
     address: ResourceAddress
     options: ProviderOptions | None
-    transform: Transform | None
+    columns: OwnColumns | DeclaredColumns | None
     sample: int
     has_own: bool
 
@@ -394,7 +393,7 @@ class _Scan:
 
     def _digested(self, page: ChangeFeedPage) -> pa.RecordBatch:
         texts = key_texts(page.events)
-        digests = source_digests([event.new_item_state for event in page.events], self.transform)
+        digests = source_digests(page.events, self.columns)
         orders = order_digests([event.order_key for event in page.events]) if self.has_own else 0
         parts = page.events[0].key.partition_components if page.events else None
         charge = page.diagnostics.native_charge
@@ -410,11 +409,12 @@ class _Files:
 
     ceiling: str
     sample: int
+    columns: OwnColumns | DeclaredColumns | None
 
     def __call__(self, part: Part) -> Iterator[pa.RecordBatch]:
         for batch in part.rows():
             hashes = column_digests(batch.column("key"))
-            rows = target_rows(batch, hashes, row_digests(batch), self.ceiling)
+            rows = target_rows(batch, hashes, row_digests(batch, self.columns), self.ceiling)
             yield _batch(batch.column("key"), rows, self.sample, is_ours=False)
 
 

@@ -13,6 +13,7 @@ from multiclouddb_tables.contract import (
     SupportsLeftOut,
     SupportsParts,
     SupportsRecord,
+    SupportsUnheld,
     Table,
     Target,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "SupportsLeftOut",
     "SupportsParts",
     "SupportsRecord",
+    "SupportsUnheld",
     "Table",
     "TableMark",
     "Target",

@@ -28,6 +28,7 @@ __all__ = [
     "SupportsParts",
     "SupportsPosition",
     "SupportsRecord",
+    "SupportsUnheld",
     "Table",
     "Target",
 ]
@@ -300,7 +301,7 @@ class Table(Target, Protocol):
 
     # Methods that not every kind of table needs.
 
-    unheld: ClassVar[Collection[Unheld]] = ()
+    unheld: ClassVar[tuple[Unheld, ...]] = ()
     """Values of declared columns that this kind of table does not have; each of them is a misfit."""
 
     @property
@@ -420,6 +421,16 @@ class SupportsHeld(Protocol):
 
     def held(self) -> Callable[[Any], Any] | None:
         """Return a function from a document to what the table gives back of it; None if that is the same."""
+        ...
+
+
+@runtime_checkable
+class SupportsUnheld(Protocol):
+    """A target that says which values its columns do not have; one without this has all."""
+
+    @property
+    def unheld(self) -> tuple[Unheld, ...]:
+        """What is a misfit in each declared column."""
         ...
 
 

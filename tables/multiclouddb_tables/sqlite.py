@@ -16,7 +16,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import attrs
 import pyarrow as pa
@@ -29,6 +29,7 @@ from multiclouddb_tables.changes import LACKING
 from multiclouddb_tables.column_values import ColumnType
 from multiclouddb_tables.columns import Columns
 from multiclouddb_tables.contract import Fix, Own, Table, check_position
+from multiclouddb_tables.conversion import Unheld
 from multiclouddb_tables.mark import Expected, FoundTable, TableMark, emptied, lacked, refilled
 from multiclouddb_tables.merging import merge_changes
 from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE
@@ -141,7 +142,7 @@ class SqliteTable(Table):
             Python's SQLite is older than 3.37.
     """
 
-    unheld = ("NaN",)
+    unheld: ClassVar[tuple[Unheld, ...]] = ("NaN",)
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ To test a kind of table, import these tests and define the fixture `sink`, a `Si
         return MySink(tmp_path)
 """
 
-from multiclouddb_conformance.targets.declared import TestDeclared, TestDeclaredAgain
+from multiclouddb_conformance.targets.declared import TestDeclared, TestDeclaredAgain, TestDeclaredVerified
 from multiclouddb_conformance.targets.feeds import TestEmptied, TestMarked, TestReplaced
 from multiclouddb_conformance.targets.lives import TestLives
 from multiclouddb_conformance.targets.merges import TestMerged, TestRepeated
@@ -26,6 +26,7 @@ from multiclouddb_conformance.targets.verified import TestFixed, TestJudged, Tes
 __all__ = [
     "TestDeclared",
     "TestDeclaredAgain",
+    "TestDeclaredVerified",
     "TestEmptied",
     "TestFixed",
     "TestJudged",

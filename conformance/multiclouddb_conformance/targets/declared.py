@@ -7,14 +7,32 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
+import attrs
+import pyarrow as pa
 import pytest
 
-from multiclouddb_api import BackfillDone, ChangeEvent, SnapshotStarted, decode_json, encode_json
+from multiclouddb_api import (
+    BackfillDone,
+    Beginning,
+    ChangeEvent,
+    ChangeFeedRequest,
+    ChangeType,
+    MulticloudDbClient,
+    MulticloudDbKey,
+    Snapshot,
+    SnapshotStarted,
+    decode_json,
+    encode_json,
+)
+from multiclouddb_api.arrow import events_to_arrow
 from multiclouddb_api.codec import canonical_json
+from multiclouddb_conformance.simulated import collection_of
 from multiclouddb_conformance.sink_harness import (
+    ADDRESS,
     PLAN,
     Death,
     SinkHarness,
@@ -25,15 +43,17 @@ from multiclouddb_conformance.sink_harness import (
     expected,
     key_of,
     page,
+    read,
     refused,
     rows,
 )
 from multiclouddb_spi.faults import key_digest
-from multiclouddb_tables import Columns, Fix, conversion
+from multiclouddb_tables import Columns, Expected, Fix, conversion
 from multiclouddb_tables.column_values import as_stored, own_state
 from multiclouddb_tables.columns import RESCUED
+from multiclouddb_verify import DifferenceKind, Report, verify
 
-__all__ = ["FITS", "MISFITS", "TestDeclared", "TestDeclaredAgain"]
+__all__ = ["FITS", "MISFITS", "TestDeclared", "TestDeclaredAgain", "TestDeclaredVerified"]
 
 _AT: Final = datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=UTC)
 _LARGE: Final = Decimal("12345678901234567890123456789012345678")
@@ -246,7 +266,7 @@ _CHANGES: Final[Mapping[str, tuple[Columns | None, Columns]]] = {
     "misfits are refused": (Columns(_BEFORE, misfits="rescue"), Columns(_BEFORE)),
     "no columns": (Columns(_BEFORE), Columns({})),
 }  # fmt: skip
-_DOCUMENTS: Final = {
+_DOCUMENTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "a": {"n": 10**16, "a": {"city": "A"}, "b": {"city": "B"}, "tags": [1], "more": 1.5},
     "b": {"n": 2, "a": {"city": "C"}, "tags": {"t": 1}},
     "c": {"n": 3},
@@ -361,3 +381,118 @@ class TestDeclaredAgain:
         sink.merge(page([], SnapshotStarted("000000~", PLAN.replace(":s", ":old"))), columns=first)
         sink.merge(page(events(("a", 1, {"n": 1, "new": 2.5}))), columns=second)
         assert _stored(sink, second.names) == {"a": {"n": "1", "new": 2.5}}
+
+
+_VERIFIED: Final = Columns(
+    {
+        "name": {"key": "id", "type": "string"},
+        "total": "decimal(12,2)",
+        "n": "int64",
+        "number": "double",
+        "city": {"path": ["a", "city"], "type": "string"},
+        "at": "timestamp",
+        "tags": "json",
+    },
+    misfits="rescue",
+)
+_ROW: Final[Mapping[str, Any]] = {
+    "total": Decimal("1.25"), "n": 2**53 + 1, "number": 0.1 + 0.2, "a": {"city": "Köln"}, "at": _AT,
+    "tags": {"b": [Decimal("1.5")], "a": None},
+}  # fmt: skip
+_MISFIT: Final[Mapping[str, Any]] = {**_ROW, "n": "a text"}
+_DAMAGES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "another component of the key": {"name": "other"},
+    "rounds a decimal": {"total": Decimal("1.30")},
+    "rounds an integer as a float does": {"n": 2**53},
+    "rounds a float": {"number": 0.3},
+    "cuts a text": {"city": "Köl"},
+    "writes null": {"city": None},
+    "cuts a time": {"at": _AT.replace(microsecond=0)},
+    "drops a part of JSON": {"tags": '{"b":[{"$decimal":"1.5"}]}'},
+    "rounds a decimal in JSON": {"tags": '{"a":null,"b":[1.5]}'},
+    "rescues what fits": {"_rescued": '{"n":{"path":["n"],"value":1}}'},
+    "the document of another": {"new_item_state": "{}"},
+}
+"""What a wrong sink may have written into a row."""
+
+
+class TestDeclaredVerified:
+    """Tests that `verify` compares every declared column, names the others, and repairs all of them."""
+
+    @pytest.fixture(autouse=True)
+    def _exact_clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("multiclouddb_verify.source._CLOCK_ERROR", 0.0)
+
+    def _verify(self, sink: SinkHarness, client: MulticloudDbClient, token: str, **settings: Any) -> Report:
+        return verify(client, ADDRESS, sink.target, position=token, patience_seconds=30.0, **settings)
+
+    def test_each_damage_is_found_and_repaired(self, sink: SinkHarness, tmp_path: Path) -> None:
+        names = [*_DAMAGES, "right", "null in place of a misfit", "right misfit"]
+        source = {name: _MISFIT if "misfit" in name else _ROW for name in names}
+        with collection_of(ADDRESS, source) as client:
+            found = client.read_changes(ChangeFeedRequest(ADDRESS, Beginning()))
+            sink.merge(found, columns=_VERIFIED)
+            gone = key_of("gone")
+            left = attrs.evolve(found.events[0], key=MulticloudDbKey({"id": "left"}), event_id="left")
+            dead = attrs.evolve(
+                left, key=MulticloudDbKey({"id": "gone"}), event_id="gone",
+                type=ChangeType.DELETE, new_item_state=None,
+            )  # fmt: skip
+            sink.merge(attrs.evolve(found, events=(dead, left)), columns=_VERIFIED)
+            fixes = []
+            orders = {key: row["order_key"] for key, row in read(sink).items()}
+            for name, damage in {**_DAMAGES, "null in place of a misfit": {RESCUED: None}}.items():
+                key, document = key_of(name), source[name]
+                values = {**conversion.values(document, key, _VERIFIED), **damage}
+                text = encode_json(document).decode()
+                fixes.append(Fix(key, (orders[key],), orders[key], text, values, _AT))
+            kept = conversion.values(None, gone, _VERIFIED) | {"city": "kept"}
+            fixes.append(Fix(gone, (orders[gone],), orders[gone], None, kept, _AT))
+            there = sink.target.found()
+            assert there.mark is not None
+            assert sink.target.fix(fixes, Expected(there.mark.source, there)) == len(fixes)
+            wrong = {*map(key_of, _DAMAGES), key_of("null in place of a misfit"), gone, key_of("left")}
+            report = self._verify(sink, client, found.continuation_token, state=tmp_path / "1")
+            kinds = {each.key: each.kind for each in report.differences}
+            assert kinds.keys() == wrong
+            ghosts = {gone, key_of("left")}
+            assert {key for key, kind in kinds.items() if kind is DifferenceKind.GHOST} == ghosts
+            assert {kind for key, kind in kinds.items() if key not in ghosts} == {DifferenceKind.STALE}
+            assert (report.counts.equal, report.not_compared) == (2, ())
+            token = found.continuation_token
+            repaired = self._verify(sink, client, token, state=tmp_path / "2", repair=True)
+            assert (repaired.equal, repaired.counts.repaired) == (True, len(wrong))
+        stored = _stored(sink, _VERIFIED.names)
+        assert stored["right"] == stored["cuts a text"] | {"name": "right"}
+        tombs = _stored(sink, _VERIFIED.names, deleted=True)
+        assert tombs == {key: {"name": key} for key in ("gone", "left")}
+
+    def test_columns_in_no_declaration_are_named(self, sink: SinkHarness, tmp_path: Path) -> None:
+        with collection_of(ADDRESS, {"a": _ROW}) as client:
+            found = client.read_changes(ChangeFeedRequest(ADDRESS, Beginning()))
+            batch = pa.Table.from_batches([events_to_arrow(found.events)])
+            sink.merge(batch.append_column("note", pa.array(["one"])))
+            report = self._verify(sink, client, found.continuation_token, state=tmp_path / "1")
+            assert (report.equal, report.not_compared) == (True, ("note",))
+            assert report.to_dict()["not_compared"] == ["note"]
+            transform = {"transform": lambda _: {"note": "one"}, "state": tmp_path / "2"}
+            report = self._verify(sink, client, found.continuation_token, **transform)
+            assert (report.equal, report.not_compared) == (True, ("new_item_state",))
+
+    def test_transform_is_refused_beside_a_declaration_and_a_refill_is_told(
+        self, sink: SinkHarness, tmp_path: Path
+    ) -> None:
+        with collection_of(ADDRESS, {"a": _ROW}) as client:
+            found = client.read_changes(ChangeFeedRequest(ADDRESS, Beginning()))
+            sink.merge(found, columns=_VERIFIED)
+            message = refused(
+                self._verify, sink, client, found.continuation_token,
+                transform=lambda _: {"n": 1}, state=tmp_path / "1",
+            ).message  # fmt: skip
+            assert "transform" in message
+            again = Columns({"n": "string"})
+            begun = client.read_changes(ChangeFeedRequest(ADDRESS, Snapshot()))
+            sink.merge(attrs.evolve(begun, events=()), columns=again, refill=True)
+            report = self._verify(sink, client, found.continuation_token, state=tmp_path / "2")
+            assert not report.equal
+            assert "n" in report.unfilled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import psycopg
 import pyarrow as pa
@@ -63,6 +63,7 @@ from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE, check_c
 if TYPE_CHECKING:
     from multiclouddb_tables.column_values import ColumnType
     from multiclouddb_tables.contract import Fix, Own
+    from multiclouddb_tables.conversion import Unheld
 
 MARKS: Final = "multiclouddb_marks"
 """The table with the batch numbers and the stages of snapshots, in the schema of the sink's table."""
@@ -85,7 +86,7 @@ class PostgresTable(Table):
     transaction, or give it a trigger or a rule.
     """
 
-    unheld = ("NUL",)
+    unheld: ClassVar[tuple[Unheld, ...]] = ("NUL",)
 
     def __init__(
         self,
@@ -520,7 +521,7 @@ class PostgresTable(Table):
             for name in names
             if name not in TEXT
         ]
-        kept = sql.SQL("FALSE")
+        kept: sql.Composable = sql.SQL("FALSE")
         if STALE_SINCE in known:
             kept = sql.SQL("s.type = {}").format(LACKING)
         query = sql.SQL(
@@ -566,13 +567,13 @@ class PostgresTable(Table):
                 "THEN coalesce(t._stale_since, excluded._stale_since) END"
             )
         # Without a mark, nobody knows whether a column that the batch lacks is one of the sink's.
-        kept = "CASE WHEN excluded._deleted_at IS NULL THEN t.{0} END"
+        gone = "CASE WHEN excluded._deleted_at IS NULL THEN t.{0} END"
         if self._read_mark() is not None:
-            kept = "NULL"
+            gone = "NULL"
             if STALE_SINCE in known:
-                kept = "CASE WHEN excluded._stale_since IS NOT NULL THEN t.{0} END"
+                gone = "CASE WHEN excluded._stale_since IS NOT NULL THEN t.{0} END"
         for name in self._emptied(names):
-            sets[name] = sql.SQL(kept).format(sql.Identifier(name))
+            sets[name] = sql.SQL(gone).format(sql.Identifier(name))
         del sets["key"]
         same: sql.Composable = sql.SQL("")
         if LONG_KEY in names:

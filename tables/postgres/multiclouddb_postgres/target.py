@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pyarrow as pa
 from psycopg import sql
@@ -22,6 +22,7 @@ from multiclouddb_tables.rules import DOCUMENT
 if TYPE_CHECKING:
     from multiclouddb_tables.column_values import ColumnType
     from multiclouddb_tables.contract import Fix, Own
+    from multiclouddb_tables.conversion import Unheld
 
 _T = TypeVar("_T")
 
@@ -41,6 +42,9 @@ class PostgresTarget:
         MulticloudDbError: `INVALID_REQUEST` if `dsn` is no connection string. At the first read, `NOT_FOUND`
             if there is no table, and `INVALID_REQUEST` if it does not have the columns of the sink.
     """
+
+    unheld: ClassVar[tuple[Unheld, ...]] = PostgresTable.unheld
+    """See `Table`."""
 
     def __init__(
         self,

@@ -7,11 +7,98 @@ from typing import Any
 
 import attrs
 
-from multiclouddb_api import invalid_request
+from multiclouddb_api import decode_json, invalid_request
 from multiclouddb_api.validators import suggestion, type_name
-from multiclouddb_tables.column_values import SINKS, ColumnType, as_stored
+from multiclouddb_tables import Columns, conversion
+from multiclouddb_tables.column_values import SINKS, ColumnType, as_stored, own_state
+from multiclouddb_tables.contract import SupportsHeld, SupportsUnheld
+from multiclouddb_tables.conversion import Unheld
+from multiclouddb_tables.rules import DOCUMENT
 
-__all__ = ["OwnColumns"]
+__all__ = ["DeclaredColumns", "OwnColumns"]
+
+
+@attrs.frozen
+class DeclaredColumns:
+    """The columns that the mark of the table declares; every one of them is compared, and the document."""
+
+    columns: Columns
+    types: Mapping[str, ColumnType]
+    """The type of each column in the table."""
+    unheld: tuple[Unheld, ...] = ()
+    """What the table does not have."""
+    held: Callable[[Any], Any] | None = None
+    """A function from a document to what the table gives back of it; None if that is the same."""
+
+    @classmethod
+    def of(
+        cls, columns: Columns, table: str, known: Mapping[str, ColumnType], target: object
+    ) -> DeclaredColumns:
+        """Return the columns of a declaration.
+
+        Args:
+            columns: The declaration in the mark of the table.
+            table: The name of the table, for messages.
+            known: The types of the table's columns, without those that the sink writes itself.
+            target: The table.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if the table has lost one of them.
+        """
+        for name in columns.names:
+            if name not in known:
+                raise invalid_request(
+                    "target",
+                    f"{table} has no column {name}, which its mark declares: somebody has dropped it",
+                    "fill a new table, from a snapshot; then drop this one",
+                )
+        held = target.held() if isinstance(target, SupportsHeld) else None
+        unheld = target.unheld if isinstance(target, SupportsUnheld) else ()
+        return cls(columns, {name: known[name] for name in columns.names}, unheld, held)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns to read; never none, because that would mean the document."""
+        return self.columns.compared or ("key",)
+
+    def values(self, key: str, document: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the value of each column, as the table holds it, and what a repair writes for the document.
+
+        Args:
+            key: The key, as JSON text.
+            document: The document; None for a tombstone.
+        """
+        found = conversion.values(document, key, self.columns, self.unheld)
+        values = {name: as_stored(value, self.types[name]) for name, value in found.items()}
+        return values if self.columns.document else {**values, DOCUMENT: None}
+
+    def state(self, key: str, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is compared of a document: its columns, and the document itself.
+
+        Args:
+            key: The key, as JSON text.
+            document: The document.
+        """
+        if not self.columns.compared:
+            return own_state({"key": key})
+        values = self.values(key, document)
+        columns = own_state({name: values[name] for name in self.types})
+        if not self.columns.document:
+            return columns
+        return {"columns": columns, "document": document if self.held is None else self.held(document)}
+
+    def is_empty(self, text: str) -> bool:
+        """Return whether a tombstone has nothing of the document but its key.
+
+        Args:
+            text: What the table has, as `Target.rows` returns it.
+        """
+        found = decode_json(text)
+        if self.columns.document:
+            if found["document"] is not None:
+                return False
+            found = found["columns"]
+        return not found.keys() - {*self.columns.key_names, "key"}
 
 
 @attrs.frozen
@@ -70,6 +157,30 @@ class OwnColumns:
                 "transform", "returns no columns", f"return values of {table}: {', '.join(known)}"
             )
         return cls(transform, {name: known[name] for name in names or known if known[name] is not None})
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns to read."""
+        return (*self.types,)
+
+    def values(self, key: str, document: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the value of each column, as a call does.
+
+        Args:
+            key: The key, which `transform` does not get.
+            document: The document; None for a tombstone.
+        """
+        del key
+        return self(document)
+
+    def state(self, key: str, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is compared of a document.
+
+        Args:
+            key: The key.
+            document: The document.
+        """
+        return own_state(self.values(key, document))
 
     def __call__(self, document: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the value of each column, as the table holds it; null for no document, or no value."""

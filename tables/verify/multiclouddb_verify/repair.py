@@ -218,7 +218,7 @@ class _Plan:
                 own if each.kind is DifferenceKind.BLOCKED else max(own, *each.orders) if each.orders else own
             )
             document = None if event is None else event.new_item_state
-            columns = self._sides.columns_of(document)
+            columns = self._sides.columns_of(each.key, document)
             text = None if document is None else encode_json(document).decode()
             fix = Fix(each.key, each.orders, order, text, columns, self._now)
             said = "no item" if event is None else "this document"
@@ -241,7 +241,7 @@ class _Plan:
             return
         place = None if event is None else (text, beside[0].order_key)
         said = "no item" if event is None else "the document that the row with the sink's own key has"
-        gone = sides.columns_of(None)
+        gone = sides.columns_of(each.key, None)
         fix = Fix(each.key, each.orders, "", None, gone, self._now, removes=True, beside=place)
         note = f"the look-up and the {'changes' if versions else 'scan'} say: {said}"
         self.agreed.append(_Agreed(each, fix, GONE, note))
@@ -250,8 +250,7 @@ class _Plan:
         return self._sides.state.versions(_hash(key), key)
 
     def _digest(self, event: ChangeEvent | None) -> int:
-        document = None if event is None else event.new_item_state
-        return int(self._sides.document_digests([document])[0])
+        return int(self._sides.digests([event])[0])
 
 
 def _hash(key: str) -> int:

@@ -161,6 +161,11 @@ class Report:
     incomplete_since: str | None = None
     """Since when the table is marked as incomplete, because its sink has skipped a gap; None if it is not. An
     equal comparison of all keys with `repair` or `record` removes the mark."""
+    not_compared: tuple[str, ...] = ()
+    """The columns of the table that were not compared, because they are neither declared nor made by
+    `transform`: nobody knows what they have to contain."""
+    unfilled: tuple[str, ...] = ()
+    """The declared columns that a refill has not filled yet."""
     left_over: str | None = None
     """What became of an earlier comparison that was interrupted, or None if there was none."""
 
@@ -191,6 +196,6 @@ class Report:
         for name in ("differences", "repaired"):
             told[name] = [plain_value(attrs.asdict(each)) for each in told[name]]
         told["reasons"] = dict(self.reasons)
-        for name in ("unsettled", "behind"):
+        for name in ("unsettled", "behind", "not_compared", "unfilled"):
             told[name] = list(told[name])
         return told | {"outcome": self.outcome.value, "exit_code": self.exit_code}

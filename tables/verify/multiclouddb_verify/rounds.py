@@ -307,8 +307,7 @@ class Rounds:
             return {}
         unknown = dict[str, str]()
         for events, unread in self._sides.events(list(lacking)):
-            documents = [None if event is None else event.new_item_state for event in events.values()]
-            for key, value in zip(events, self._sides.document_digests(documents).tolist(), strict=True):
+            for key, value in zip(events, self._sides.digests([*events.values()]).tolist(), strict=True):
                 lacking[key][max(lacking[key])] = value
             unknown |= unread
         # What was looked up may be newer than the change: then the key has moved.

@@ -18,13 +18,15 @@ from multiclouddb_api import (
     NotKnown,
     ScanFacts,
     ScanFloor,
+    encode_json,
     invalid_request,
 )
 from multiclouddb_spi.batch import collector_paused
-from multiclouddb_tables.column_values import own_state
+from multiclouddb_tables.column_values import ColumnType
 from multiclouddb_tables.contract import Own, SupportsHeld, SupportsLeftOut, Target
 from multiclouddb_tables.layout import GROUP_BYTES
 from multiclouddb_tables.mark import Expected, FeedSource, TableMark
+from multiclouddb_tables.rules import DOCUMENT
 from multiclouddb_verify.comparison import (
     GONE,
     DifferenceKind,
@@ -33,7 +35,7 @@ from multiclouddb_verify.comparison import (
     places_in,
     text_digests,
 )
-from multiclouddb_verify.own_columns import OwnColumns
+from multiclouddb_verify.own_columns import DeclaredColumns, OwnColumns
 from multiclouddb_verify.report import Progress
 from multiclouddb_verify.runs import ORDER_BITS, Rows, rows_of
 from multiclouddb_verify.source import Answer, Change, Follower, Respelt, Source, key_texts, skipped_on
@@ -122,6 +124,8 @@ class Sides:
         self._adopts: bool = settings.get("adopt", False)
         self.is_adopted = False
         self.transform: Transform | None = settings.get("transform")
+        self.columns: OwnColumns | DeclaredColumns | None = None
+        self.not_compared: tuple[str, ...] = ()
         self.held: Callable[[Any], Any] | None = None
         self._on_progress: Callable[[Progress], None] | None = settings.get("on_progress")
         self.facts: ScanFacts = source.facts
@@ -192,7 +196,7 @@ class Sides:
                 self.state.add("changes", len(changes))
                 self._charge(page.diagnostics.native_charge)
 
-        return Follower(self.source, token, keep, self.pause, self.patience, self.document_digests)
+        return Follower(self.source, token, keep, self.pause, self.patience, self.digests)
 
     def _charge(self, *charges: float | None) -> None:
         if known := [each for each in charges if each is not None]:
@@ -244,7 +248,7 @@ class Sides:
                         hashes[chosen],
                         texts.take(chosen),
                     )
-                values = self.document_digests([event.new_item_state for event in events])
+                values = self.digests(events)
                 orders = order_digests([event.order_key for event in events]) if has_own else 0
                 rows = rows_of(hashes, values, orders)
                 if len(texts):
@@ -340,22 +344,42 @@ class Sides:
     @property
     def own(self) -> Own:
         """The columns of the table that are compared; False for the document."""
-        return (*self.transform.types,) if isinstance(self.transform, OwnColumns) else False
+        return False if self.columns is None else self.columns.names
 
-    def columns_of(self, document: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """Return the values of the table's own columns for a document; None without `transform`."""
-        return self.transform(document) if isinstance(self.transform, OwnColumns) else None
+    def columns_of(self, key: str, document: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """Return the values of the table's own columns for a document; None if none of them is compared."""
+        return None if self.columns is None else self.columns.values(key, document)
 
     def look_at_columns(self) -> None:
-        """Find out which columns `transform` fills; without it, what the column of documents can hold."""
-        if self.transform is None and isinstance(self.target, SupportsHeld):
+        """Find out which columns are compared: those of the mark, those of `transform`, or the document."""
+        mark = self.expected.found.mark
+        declared = None if mark is None else mark.declared
+        known = self.target.columns()
+        if declared is not None:
+            if self.transform is not None:
+                raise invalid_request(
+                    "transform",
+                    f"is given, but {self.target.name} has declared columns, which are compared without it",
+                    "leave transform out",
+                )
+            self.columns = DeclaredColumns.of(declared, self.target.name, known, self.target)
+        elif self.transform is not None:
+            self.columns = self._transformed(self.transform, known)
+        elif isinstance(self.target, SupportsHeld):
             self.held = self.target.held()
-        if self.transform is not None and not isinstance(self.transform, OwnColumns):
+        compared = () if self.columns is None else self.columns.names
+        others = [name for name in known if name not in compared]
+        is_beside = isinstance(self.columns, OwnColumns) and mark is not None and DOCUMENT in mark.columns
+        self.not_compared = (*others, *([DOCUMENT] if is_beside else []))
+
+    def _transformed(self, transform: Transform, known: Mapping[str, ColumnType]) -> OwnColumns:
+        """Return the columns that a function fills."""
+        if not isinstance(transform, OwnColumns):
             documents = self.source.first_documents()
-            known = self.target.columns()
             if not documents:
                 known = {name: kind for name, kind in known.items() if name in self._sinks_own_columns()}
-            self.transform = OwnColumns.of(self.transform, self.target.name, known, documents)
+            return OwnColumns.of(transform, self.target.name, known, documents)
+        return transform
 
     def _sinks_own_columns(self) -> Sequence[str]:
         """Return the columns of the sink: an empty collection does not say which ones `transform` fills."""
@@ -377,11 +401,9 @@ class Sides:
             self.target.left_out([each.key for each in chunk if each.kind is DifferenceKind.MISSING])
         )
 
-    def document_digests(self, documents: Sequence[Mapping[str, Any] | None]) -> Integers:
-        """Return the digests of documents of the source, in the form in which the table has them."""
-        if self.held is not None:
-            documents = [None if each is None else self.held(each) for each in documents]
-        return source_digests(documents, self.transform)
+    def digests(self, events: Sequence[ChangeEvent | None]) -> Integers:
+        """Return the digests of rows of the source, in the form in which the table has them."""
+        return source_digests(events, self.columns, self.held)
 
     def batches(
         self, keys: Sequence[str] | None = None
@@ -392,7 +414,7 @@ class Sides:
             if self.sample is not None:
                 chosen = hashes % self.sample == 0
                 batch, hashes = batch.filter(pa.array(chosen)), hashes[chosen]
-            yield batch, hashes, row_digests(batch)
+            yield batch, hashes, row_digests(batch, self.columns)
 
     def retried(self, read: Callable[[], None]) -> None:
         """Read the table, and again if its version was removed meanwhile."""
@@ -507,25 +529,35 @@ def _larger(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.concat_batches(waiting)
 
 
-def own_values(document: Mapping[str, Any] | None, transform: Transform | None) -> Mapping[str, Any] | None:
-    """Return what is compared of a document: with `transform`, its values that are not null."""
-    if document is None or transform is None:
-        return document
-    return own_state(transform(document))
+def own_values(
+    event: ChangeEvent | None,
+    columns: OwnColumns | DeclaredColumns | None,
+    held: Callable[[Any], Any] | None = None,
+) -> Mapping[str, Any] | None:
+    """Return what is compared of a row of the source; None if it has no document."""
+    if event is None or (document := event.new_item_state) is None:
+        return None
+    if columns is not None:
+        return columns.state(encode_json(event.key.components).decode(), document)
+    return document if held is None else held(document)
 
 
 def source_digests(
-    documents: Sequence[Mapping[str, Any] | None], transform: Transform | None = None
+    events: Sequence[ChangeEvent | None],
+    columns: OwnColumns | DeclaredColumns | None = None,
+    held: Callable[[Any], Any] | None = None,
 ) -> Integers:
-    """Return the digests of documents of the source."""
-    if transform is not None:
-        documents = [own_values(each, transform) for each in documents]
-    return document_digests(documents)
+    """Return the digests of rows of the source."""
+    return document_digests([own_values(event, columns, held) for event in events])
 
 
-def row_digests(batch: pa.RecordBatch) -> Integers:
-    """Return the digests of rows of the table."""
+def row_digests(batch: pa.RecordBatch, columns: OwnColumns | DeclaredColumns | None = None) -> Integers:
+    """Return the digests of rows of the table; a tombstone with a value of its document is no tombstone."""
     gone = batch.column("deleted").to_numpy(zero_copy_only=False).astype(bool)
+    if isinstance(columns, DeclaredColumns) and gone.any():
+        texts = batch.column("state")
+        for at in np.flatnonzero(gone).tolist():
+            gone[at] = columns.is_empty(texts[at].as_py())
     digests = np.full(batch.num_rows, GONE, dtype=np.int64)
     if not gone.all():
         with collector_paused():

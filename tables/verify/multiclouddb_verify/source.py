@@ -44,7 +44,7 @@ from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.segment import plan_id_of
 from multiclouddb_spi.token_report import read_standings
 from multiclouddb_tables.layout import next_count
-from multiclouddb_verify.comparison import UNKNOWN, document_digests
+from multiclouddb_verify.comparison import UNKNOWN
 from multiclouddb_verify.texts import Integers, Lines, written
 
 __all__ = [
@@ -323,20 +323,19 @@ def skipped_on(page: ChangeFeedPage) -> list[tuple[str, str]]:
 
 
 def changes_of(
-    events: Sequence[ChangeEvent], digests_of: Callable[[Sequence[Mapping[str, Any] | None]], Integers]
+    events: Sequence[ChangeEvent], digests_of: Callable[[Sequence[ChangeEvent]], Integers]
 ) -> list[Change]:
     """Return what is stored of changes."""
-    texts, documents = key_texts(events), [event.new_item_state for event in events]
-    digests = digests_of(documents).tolist()
+    texts, digests = key_texts(events), digests_of(events).tolist()
     return [
         (
             hashed,
             text.decode(),
             event.order_key,
-            UNKNOWN if document is None and event.type is not ChangeType.DELETE else value,
+            UNKNOWN if event.new_item_state is None and event.type is not ChangeType.DELETE else value,
         )
-        for hashed, text, event, document, value in zip(
-            texts.digests().tolist(), texts.texts(), events, documents, digests, strict=True
+        for hashed, text, event, value in zip(
+            texts.digests().tolist(), texts.texts(), events, digests, strict=True
         )
     ]
 
@@ -350,7 +349,7 @@ class Follower:
         keep: Called with the changes of each page and the token after it.
         pause: Called with the seconds to wait.
         patience: How long the stream may take to deliver what has been committed.
-        digests_of: Returns the digests of documents.
+        digests_of: Returns the digests of the documents of changes.
     """
 
     def __init__(
@@ -360,7 +359,7 @@ class Follower:
         keep: Callable[[list[Change], ChangeFeedPage], None],
         pause: Callable[[float], None],
         patience: float,
-        digests_of: Callable[[Sequence[Mapping[str, Any] | None]], Integers] = document_digests,
+        digests_of: Callable[[Sequence[ChangeEvent]], Integers],
     ) -> None:
         self._source, self._token, self._keep, self._digests_of = source, token, keep, digests_of
         self._pause, self._patience = pause, patience

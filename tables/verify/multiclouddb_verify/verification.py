@@ -47,6 +47,7 @@ from multiclouddb_verify.comparison import (
     DifferenceKind,
     first_difference,
 )
+from multiclouddb_verify.own_columns import DeclaredColumns
 from multiclouddb_verify.repair import Repair
 from multiclouddb_verify.report import Cost, Counts, Difference, Progress, Report
 from multiclouddb_verify.rounds import Rounds
@@ -111,8 +112,9 @@ class ComparisonSettings(TypedDict, total=False):
     """True to compare a table without the mark that a sink leaves, so that only you know which collection it
     copies; False by default. It is refused if more than half of its keys differ (from 20 keys on)."""
     transform: Transform | None
-    """For a table with columns of its own: a function from a document to the values of these columns, which
-    are then compared instead of `new_item_state`."""
+    """For a table whose columns other code than the sink has made of the documents: a function from a
+    document to the values of these columns, which are then compared instead of `new_item_state`. Columns that
+    the table's mark declares are compared without it."""
     show_values: bool
     """True to put the values that differ into the report; by default it has only their types."""
     record: bool
@@ -266,6 +268,7 @@ class Verification:
         self._record: bool = settings.get("record", False)
         self._refused: str | None = None
         self._incomplete_since: str | None = None
+        self._unfilled: tuple[str, ...] = ()
 
     def run(self) -> Report:
         """Compare, and repair if wanted."""
@@ -319,6 +322,9 @@ class Verification:
             if setting.verdict and name != "transform":
                 identity[name] = repr(value)
         identity["transform"] = str(self._sides.transform is not None)
+        columns = self._sides.columns
+        if isinstance(columns, DeclaredColumns):
+            identity["columns"] = repr((columns.columns, sorted(map(str, columns.types.items()))))
         return identity
 
     def _not_resumable(self, first: str) -> str | None:
@@ -395,12 +401,15 @@ class Verification:
                 "wait until the sink has passed BackfillDone",
             )
         # The table is looked at before the source is read, because it may be none.
-        for _ in self._sides.target.rows([], own=self._sides.transform is not None):
+        found = self._sides.target.found().mark
+        is_declared = found is not None and found.declared is not None
+        for _ in self._sides.target.rows([], own=is_declared or self._sides.transform is not None):
             break
         mark = self._sides.expect(FeedSource.of_token(page.continuation_token))
         self._incomplete_since = None if mark is None else mark.incomplete_since
+        self._unfilled = () if mark is None else mark.unfilled
         self._sides.look_at_columns()
-        if self._repair and self._sides.transform is None:
+        if self._repair and self._sides.columns is None:
             self._sides.target.fix((), self._sides.expected)
         return page
 
@@ -522,6 +531,8 @@ class Verification:
             sample=sample,
             left_over=state.left_over,
             incomplete_since=self._incomplete_since,
+            not_compared=self._sides.not_compared,
+            unfilled=self._unfilled,
         )
 
     def _described(self) -> tuple[Difference, ...]:
@@ -536,7 +547,7 @@ class Verification:
                 if event is None or text is None:
                     continue
                 with suppress(MulticloudDbError):
-                    ours: Any = own_values(event.new_item_state, self._sides.transform)
+                    ours: Any = own_values(event, self._sides.columns)
                     if where := first_difference(ours, _decoded(text)):
                         compared[key] = where
         return tuple(self._difference(*each, compared.get(each[0])) for each in found)
