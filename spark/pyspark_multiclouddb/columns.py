@@ -1,17 +1,12 @@
 """Makes the columns that `.schema(…)` asks for, from the columns of the events and from documents.
 
-A document is parsed once. Each column converts one value of the parsed JSON, in the form of
-`multiclouddb_api.codec`, and raises `_MisfitError` if the value does not fit its type.
+A document is parsed once. Each column converts one value of the parsed JSON, by the rules of
+`multiclouddb_tables.conversion`; only arrays, maps and structures are Spark's own.
 """
 
 from __future__ import annotations
 
-import base64
-import math
-import struct
-from collections.abc import Callable
-from datetime import UTC, date, datetime
-from decimal import Context, Decimal, Inexact, InvalidOperation
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
 import attrs
@@ -41,6 +36,7 @@ from pyspark.sql.types import (
 from multiclouddb_api import MulticloudDbError, NewItemStateMode, invalid_request
 from multiclouddb_api.arrow import EVENT_SCHEMA
 from multiclouddb_spi.faults import key_digest
+from multiclouddb_tables.conversion import MisfitError, exact_converter, kind_of_json, members, tagged
 from multiclouddb_tables.rules import DOCUMENT, check_cases
 from multiclouddb_tables.sql import in_backticks
 
@@ -98,10 +94,6 @@ _SCALARS: Final[dict[type[DataType], pa.DataType]] = {
 _Converter: TypeAlias = Callable[[Any, "_Parser"], Any]
 
 
-class _MisfitError(Exception):
-    """A value does not fit the type of its column."""
-
-
 @attrs.frozen
 class Columns:
     """The columns of the rows, if they are not those of the events."""
@@ -122,9 +114,7 @@ class Columns:
         if typed:
             texts, keys = events[DOCUMENT].to_pylist(), events["key"]
             for number, text in enumerate(texts):
-                document: Any = None if text is None else orjson.loads(text)
-                if document is not None and len(document) == 1:
-                    document = document.get("$map", document)
+                document = None if text is None else members(orjson.loads(text))
                 parser = _Parser()
                 for name, append, convert in wanted:
                     value = None if document is None else document.get(name)
@@ -153,7 +143,7 @@ class _Parser:
         self.path.append(name)
         try:
             return convert(value, self)
-        except (_MisfitError, ValueError, TypeError, ArithmeticError):
+        except (MisfitError, ValueError, TypeError, ArithmeticError):
             if self.misfit is None:
                 self.misfit = [*self.path], value
             return None
@@ -289,20 +279,11 @@ def _unfit(key: str, path: list[str], value: object, schema: StructType) -> Mult
         kind += f", and {''.join(path)}"
     return invalid_request(
         f"column {column.name}",
-        f"is {kind}, but the document of the key {key_digest(key)} has {_kind(value)} there, which "
+        f"is {kind}, but the document of the key {key_digest(key)} has {kind_of_json(value)} there, which "
         "does not fit",
         "give the column another type, such as STRING; or set mode=PERMISSIVE, so that the value is null; "
         f"then a column {_CORRUPT} STRING contains the document",
     )
-
-
-def _kind(value: object) -> str:
-    """Return what a value is in JSON, but not the value, which may be secret."""
-    tagged = _tagged(value)
-    if tagged is not None:
-        return f'an object {{"${tagged[0]}": …}}'
-    names = {bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "an array"}
-    return names.get(type(value), "an object")
 
 
 def arrow_type(kind: DataType) -> pa.DataType:
@@ -328,137 +309,21 @@ def _converter(kind: DataType) -> _Converter:
             return _map(_converter(kind.valueType))
         case StructType():
             return _struct([(field.name, _converter(field.dataType)) for field in kind])
-        case DecimalType():
-            return _decimal(kind.precision, kind.scale)
-        case ByteType() | ShortType() | IntegerType() | LongType():
-            return _whole(_SCALARS[type(kind)].bit_width)
         case _:
-            return _SIMPLE[type(kind)]
+            return _leaf(arrow_type(kind))
 
 
-def _tagged(value: object) -> tuple[str, Any] | None:
-    """Return the name and the content of a value without a JSON type."""
-    if type(value) is dict and len(value) == 1:
-        ((name, inner),) = value.items()
-        if name.startswith("$") and name != "$map":
-            return name[1:], inner
-    return None
-
-
-def _plain(value: object, *tags: str) -> Any:
-    """Return the text of a value with one of these tags; other values as they are."""
-    tagged = _tagged(value)
-    return tagged[1] if tagged is not None and tagged[0] in tags else value
-
-
-def _text(value: Any, _: _Parser) -> str:
-    if type(value) is str:
-        return value
-    tagged = _tagged(value)
-    if tagged is not None and type(tagged[1]) is str:
-        return str(tagged[1])
-    return orjson.dumps(value).decode()
-
-
-def _boolean(value: Any, _: _Parser) -> bool:
-    if type(value) is not bool:
-        raise _MisfitError
-    return value
-
-
-def _number(value: Any) -> Decimal | int | float:
-    if type(value) is int or type(value) is float:
-        return value
-    text = _plain(value, "decimal", "int")
-    if type(text) is not str or text is value:
-        raise _MisfitError
-    return Decimal(text)
-
-
-def _whole(bits: int) -> _Converter:
-    most = 1 << (bits - 1)
-
-    def convert(value: Any, _: _Parser) -> int:
-        number = _number(value)
-        # The range comes first: the integer of 1E+999999999 has a billion digits.
-        if not -most <= number < most or (whole := int(number)) != number:
-            raise _MisfitError
-        return whole
-
-    return convert
-
-
-def _double(value: Any, _: _Parser) -> float:
-    special = _plain(value, "float")
-    if special is not value:
-        return float(special)
-    number = float(_number(value))
-    if not math.isfinite(number):
-        raise _MisfitError
-    return number
-
-
-def _float(value: Any, parser: _Parser) -> float:
-    number = _double(value, parser)
-    # A number that is too large for four bytes is an OverflowError, an ArithmeticError.
-    return float(struct.unpack("<f", struct.pack("<f", number))[0])
-
-
-def _decimal(precision: int, scale: int) -> _Converter:
-    exact = Context(prec=precision, traps=[Inexact, InvalidOperation])
-    unit = Decimal(1).scaleb(-scale)
-
-    def convert(value: Any, _: _Parser) -> Decimal:
-        number = _number(value)
-        number = Decimal(repr(number)) if type(number) is float else Decimal(number)
-        if not number.is_finite():
-            raise _MisfitError
-        return number.quantize(unit, context=exact)
-
-    return convert
-
-
-def _moment(value: Any) -> datetime:
-    if type(value) is not str:
-        raise _MisfitError
-    return datetime.fromisoformat(value)
-
-
-def _timestamp(value: Any, _: _Parser) -> datetime:
-    moment = _moment(_plain(value, "date"))
-    if moment.utcoffset() is None:
-        raise _MisfitError
-    return moment.astimezone(UTC)
-
-
-def _timestamp_without_zone(value: Any, _: _Parser) -> datetime:
-    moment = _moment(value)
-    if moment.utcoffset() is not None:
-        raise _MisfitError
-    return moment
-
-
-def _date(value: Any, parser: _Parser) -> date:
-    if type(value) is str:
-        return date.fromisoformat(value)
-    moment = _timestamp(value, parser)
-    if moment.time() != datetime.min.time():
-        raise _MisfitError
-    return moment.date()
-
-
-def _binary(value: Any, _: _Parser) -> bytes:
-    text = _plain(value, "bytes")
-    if type(text) is not str:
-        raise _MisfitError
-    return base64.b64decode(text, validate=True)
+def _leaf(kind: pa.DataType) -> _Converter:
+    convert = exact_converter(kind)
+    return lambda value, _: convert(value)
 
 
 def _array(convert: _Converter) -> _Converter:
     def made(value: Any, parser: _Parser) -> list[Any]:
-        items = _plain(value, "set")
+        found = tagged(value)
+        items = found[1] if found is not None and found[0] == "set" else value
         if type(items) is not list:
-            raise _MisfitError
+            raise MisfitError
         return [
             None if item is None else parser.field(f"[{number}]", item, convert)
             for number, item in enumerate(items)
@@ -467,11 +332,11 @@ def _array(convert: _Converter) -> _Converter:
     return made
 
 
-def _members(value: Any) -> dict[str, Any]:
+def _members(value: Any) -> Mapping[str, Any]:
     """Return the fields of an object whose keys mean themselves."""
-    if type(value) is not dict or _tagged(value) is not None:
-        raise _MisfitError
-    found: dict[str, Any] = value.get("$map", value) if len(value) == 1 else value
+    found = members(value)
+    if found is None:
+        raise MisfitError
     return found
 
 
@@ -494,15 +359,3 @@ def _struct(fields: list[tuple[str, _Converter]]) -> _Converter:
         }
 
     return made
-
-
-_SIMPLE: Final[dict[type[DataType], _Converter]] = {
-    StringType: _text,
-    BooleanType: _boolean,
-    FloatType: _float,
-    DoubleType: _double,
-    DateType: _date,
-    TimestampType: _timestamp,
-    TimestampNTZType: _timestamp_without_zone,
-    BinaryType: _binary,
-}
