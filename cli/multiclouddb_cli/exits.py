@@ -15,6 +15,7 @@ BEHIND: Final = 13
 BUSY: Final = 14
 LATE: Final = 15
 NOT_KNOWN: Final = 16
+UNFIT: Final = 17
 INTERRUPTED: Final = 130
 
 _CODES: Final = {
@@ -47,6 +48,7 @@ TABLE: Final = {
     BUSY: "CONFLICT: another process uses the state folder, the table or the checkpoint: try again later",
     LATE: "token check --max-lag: a change that is older than AGE has not been read",
     NOT_KNOWN: "token check --max-lag: nobody knows whether a change that is older than AGE was left unread",
+    UNFIT: "columns --check: some values do not fit into the declared columns",
     INTERRUPTED: "interrupted by ctrl-C (143: by SIGTERM)",
 }
 """Maps each exit code to its meaning; the help shows this table."""

@@ -287,6 +287,35 @@ def verify(
     )  # fmt: skip
 
 
+@app.command(short_help="Propose columns with types for a table, or test a declaration of them.")
+def columns(
+    url: cli.Url,
+    collection: cli.Collection,
+    check: cli.Check = None,
+    documents: cli.Documents = None,
+    max_scan_rate: cli.MaxScanRate = None,
+    show_values: cli.ShowValues = False,
+    as_json: cli.Json = False,
+    options: cli.ProviderOption = None,
+) -> None:
+    """Propose a columns.toml from the documents of a collection, with what was seen at each path.
+
+    Each type holds all values that were seen. Numbers of several kinds become a decimal, or a double if it
+    has each of them exactly, else a string; nothing is proposed for a path that fewer than 20 documents have.
+
+    With --check, print what does not fit into a declaration, with three keys for each column; the exit code
+    is 17 if there is anything.
+    """
+    from multiclouddb_cli import proposing as command
+    from multiclouddb_cli.arguments import to_address, to_config, to_options
+
+    config = to_config(url)
+    command.propose(
+        config, to_address(collection), to_options(config, options or ()), check=check, most=documents,
+        max_scan_rate=max_scan_rate, as_json=as_json, show_values=show_values,
+    )  # fmt: skip
+
+
 @app.command(short_help="List the collections of a database.")
 def collections(url: cli.Url, database: cli.Database = None, as_json: cli.Json = False) -> None:
     """List the collections of a database, one per line, in the form that the other commands accept."""

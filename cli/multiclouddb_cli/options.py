@@ -354,6 +354,18 @@ Record: TypeAlias = Annotated[
 Patience: TypeAlias = Annotated[
     float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for a sink that does not move.")
 ]
+Check: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--check", metavar="FILE", help="Test the declaration in this file, such as columns.toml."),
+]
+Documents: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Read at most so many documents; 10,000 by default, and with --check all.",
+    ),
+]
 ShowValues: TypeAlias = Annotated[
     bool, typer.Option("--show-values", help="Print the keys and values that differ.")
 ]

@@ -33,7 +33,8 @@ LONG_KEY: Final = "_long_key"
 JSON: Final[Mapping[bytes, bytes]] = {b"multiclouddb": b"json"}
 """The metadata of an Arrow field whose texts are JSON, so that a table may give it a type of its own."""
 
-_TAKEN: Final = frozenset((*EVENT_SCHEMA.names, *OF_THE_EVENT, DELETED_AT, STALE_SINCE, RESCUED, LONG_KEY))
+TAKEN: Final = frozenset((*EVENT_SCHEMA.names, *OF_THE_EVENT, DELETED_AT, STALE_SINCE, RESCUED, LONG_KEY))
+"""The names that no declared column may have, in any spelling."""
 _TYPES: Final[Mapping[str, pa.DataType]] = {
     "boolean": pa.bool_(),
     "int8": pa.int8(),
@@ -102,7 +103,7 @@ def _column(name: object, value: object) -> Column:
     if not isinstance(name, str) or not name or "\0" in name:
         raise invalid_request("columns", f"has the name {name!r}", "give a text without NUL")
     where = f"column {name}"
-    if name.lower() in _TAKEN:
+    if name.lower() in TAKEN:
         raise invalid_request(
             where,
             "has the name of a column that the sink or the event has",

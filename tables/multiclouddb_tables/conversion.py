@@ -36,6 +36,8 @@ __all__ = [
     "exact_converter",
     "kind_of_json",
     "members",
+    "tagged",
+    "value_at",
     "values",
 ]
 
@@ -289,6 +291,18 @@ def _found(column: Column, documents: Sequence[Any], keys: Sequence[Any]) -> lis
         parts = map(members, values)
         values = [None if part is None else part.get(name) for part in parts]
     return values
+
+
+def value_at(column: Column, document: Mapping[str, Any] | None, key: Mapping[str, Any] | None) -> Any:
+    """Return the value at the place of a column in one parsed document, or in its key; None if there is none.
+
+    Args:
+        column: The column.
+        document: The document.
+        key: The key.
+    """
+    [found] = _found(column, [document], [key])
+    return found
 
 
 def _converted(

@@ -400,12 +400,11 @@ class Verification:
                 "is inside the sink's own snapshot, so nobody knows what the table has to contain",
                 "wait until the sink has passed BackfillDone",
             )
+        mark = self._sides.expect(FeedSource.of_token(page.continuation_token))
         # The table is looked at before the source is read, because it may be none.
-        found = self._sides.target.found().mark
-        is_declared = found is not None and found.declared is not None
+        is_declared = mark is not None and mark.declared is not None
         for _ in self._sides.target.rows([], own=is_declared or self._sides.transform is not None):
             break
-        mark = self._sides.expect(FeedSource.of_token(page.continuation_token))
         self._incomplete_since = None if mark is None else mark.incomplete_since
         self._unfilled = () if mark is None else mark.unfilled
         self._sides.look_at_columns()

@@ -132,6 +132,9 @@ def many(folder, count, damage="0"):
         def position(self):
             return None
 
+        def columns(self):
+            return {}
+
         def found(self, since=None):
             return FoundTable(None)
 

@@ -71,11 +71,15 @@ class TestFound:
         assert kinds(shop.verify().differences) == {key_of("ghost"): DifferenceKind.GHOST}
         assert shop.verify(repair=True).equal
 
-    def test_own_columns_need_transform_which_is_said_before_anything_is_read(self, shop):
+    def test_a_column_of_others_is_left_alone_and_named(self, shop):
         table = DeltaTable(shop.table)
-        table.alter.add_columns([table.schema().fields[0].__class__("total", "long")])
-        with pytest.raises(MulticloudDbError, match=r"total.*transform="):
-            shop.verify(repair=True)
+        table.alter.add_columns([table.schema().fields[0].__class__("note", "string")])
+        table.update(updates={"note": "'theirs'"})
+        name = key_of(shop.names[3])
+        table.update(updates={"new_item_state": "'{}'"}, predicate=f"key = '{name}'")
+        report = shop.verify(repair=True)
+        assert (report.equal, report.counts.repaired, report.not_compared) == (True, 1, ("note",))
+        assert {*DeltaTable(shop.table).to_pyarrow_table(columns=["note"])["note"].to_pylist()} == {"theirs"}
 
     def test_own_columns_are_compared_and_repaired_with_transform(self, tmp_path):
         def columns(document):
