@@ -201,6 +201,8 @@ def mirror(
     start: cli.MirrorFrom = None,
     on_expired: cli.MirrorExpired = "resnapshot",
     resync: cli.Resync = False,
+    columns: cli.ColumnsFile = None,
+    refill: cli.Refill = False,
     adopt: cli.AdoptTable = False,
     position: cli.MirrorPosition = None,
     max_scan_rate: cli.MaxScanRate = None,
@@ -228,16 +230,17 @@ def mirror(
     if collection is None or target is None:
         command.mirror_file(
             url, as_json=as_json, follow=follow, start=None if start is None else to_start(start),
-            on_expired=on_expired, resync=resync, adopt=adopt, prove=prove, max_scan_rate=max_scan_rate,
-            timeout_seconds=timeout,
+            on_expired=on_expired, resync=resync, columns=columns, refill=refill, adopt=adopt, prove=prove,
+            max_scan_rate=max_scan_rate, timeout_seconds=timeout,
         )  # fmt: skip
         return
     config = to_config(url)
     command.mirror(
         config, to_address(collection), target, as_json=as_json, follow=follow, position=position,
         start=None if start is None else to_start(start, max_scan_rate=max_scan_rate),
-        on_expired=on_expired, resync=resync, adopt=adopt, prove=prove, max_scan_rate=max_scan_rate,
-        timeout_seconds=timeout, provider_options=to_options(config, options or ()),
+        on_expired=on_expired, resync=resync, columns=columns, refill=refill, adopt=adopt, prove=prove,
+        max_scan_rate=max_scan_rate, timeout_seconds=timeout,
+        provider_options=to_options(config, options or ()),
     )  # fmt: skip
 
 

@@ -298,6 +298,14 @@ Follow: TypeAlias = Annotated[
 Resync: TypeAlias = Annotated[
     bool, typer.Option("--resync", help="Copy every row again, which repairs the table.")
 ]
+ColumnsFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--columns", metavar="FILE", help="columns.toml with the columns of the table."),
+]
+Refill: TypeAlias = Annotated[
+    bool,
+    typer.Option("--refill", help="Fill the columns of another declaration, by a copy of every row."),
+]
 AdoptTable: TypeAlias = Annotated[
     bool,
     typer.Option("--adopt", help="Write into a table with rows that something else has written."),

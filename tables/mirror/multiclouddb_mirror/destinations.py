@@ -7,7 +7,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 from multiclouddb_api import (
     ChangeFeedPage,
@@ -21,17 +21,29 @@ from multiclouddb_api import (
     open_checkpoint_store,
 )
 from multiclouddb_tables.batch import MissingState
+from multiclouddb_tables.columns import Columns
 from multiclouddb_tables.contract import SupportsPosition, Target, check_position
 from multiclouddb_tables.delta import DeltaTarget
 from multiclouddb_tables.merging import merge_changes
 
-__all__ = ["Destination", "destination_of"]
+__all__ = ["Destination", "How", "destination_of"]
 
 _SINK: Final = "mirror"
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9._-]|^[^A-Za-z0-9]")
 _DELTA_SECONDS: Final = 5.0
 """How long a position may wait for its commit, because each one makes the log of a Delta table longer. A
 mirror that is killed before merges the pages since then again, which changes nothing."""
+
+
+class How(TypedDict, total=False):
+    """How a page is merged; each is as in `merge_into_delta`."""
+
+    missing_state: MissingState
+    """What to do with a change that has no document."""
+    columns: Columns | None
+    """The declared columns."""
+    refill: bool
+    """True to fill columns of another declaration."""
 
 
 class Destination(ABC):
@@ -59,12 +71,12 @@ class Destination(ABC):
         """Return the position that is stored now; any thread may ask."""
 
     @abstractmethod
-    def merge(self, page: ChangeFeedPage, missing_state: MissingState) -> None:
+    def merge(self, page: ChangeFeedPage, **how: Unpack[How]) -> None:
         """Merge a page.
 
         Args:
             page: The page.
-            missing_state: As in `merge_into_delta`.
+            **how: See `How`.
         """
 
     @abstractmethod
@@ -102,8 +114,8 @@ class _Kept(Destination):
         found: SupportsPosition = self._made(None)
         return found.position()
 
-    def merge(self, page: ChangeFeedPage, missing_state: MissingState) -> None:
-        merge_changes(self._made(page), _SINK, page, missing_state=missing_state)
+    def merge(self, page: ChangeFeedPage, **how: Unpack[How]) -> None:
+        merge_changes(self._made(page), _SINK, page, **how)
 
     def save(self, token: str, *, now: bool) -> None:
         at = time.monotonic()
@@ -131,8 +143,8 @@ class _Stored(Destination):
         found = self._store.load(self._name)
         return None if found is None else found.token
 
-    def merge(self, page: ChangeFeedPage, missing_state: MissingState) -> None:
-        self._inner.merge(page, missing_state)
+    def merge(self, page: ChangeFeedPage, **how: Unpack[How]) -> None:
+        self._inner.merge(page, **how)
 
     def save(self, token: str, *, now: bool) -> None:
         del now
@@ -167,14 +179,13 @@ class _Postgres(Destination):
         found = self._store.load(self._name)
         return None if found is None else found.token
 
-    def merge(self, page: ChangeFeedPage, missing_state: MissingState) -> None:
+    def merge(self, page: ChangeFeedPage, **how: Unpack[How]) -> None:
         from multiclouddb_postgres import merge_into_postgres
 
+        kept = (self._name, self._saved) if self._keeps else (None, None)
         merge_into_postgres(
-            page, None, self._dsn, self._table, None, missing_state=missing_state,
-            checkpoint=self._saved if self._keeps else None,
-            checkpoint_name=self._name if self._keeps else None,
-        )  # fmt: skip
+            page, None, self._dsn, self._table, None, checkpoint_name=kept[0], checkpoint=kept[1], **how
+        )
         if self._keeps:
             saved = self._store.load(self._name)
             check_position(None if saved is None else saved.token, page.continuation_token, self.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,8 +32,10 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_api.validators import check_type, unknown_name
-from multiclouddb_mirror.destinations import Destination, destination_of
-from multiclouddb_tables.batch import MissingState, other_rows
+from multiclouddb_mirror.destinations import Destination, How, destination_of
+from multiclouddb_tables.batch import other_rows
+from multiclouddb_tables.columns import Columns
+from multiclouddb_tables.mark import TableMark
 
 if TYPE_CHECKING:
     from multiclouddb_verify import Progress, Report
@@ -63,6 +66,12 @@ class MirrorSettings(TypedDict, total=False):
     resync: bool
     """True to begin with a snapshot although a position is stored, which repairs the table; False by
     default."""
+    columns: Columns | str | os.PathLike[str] | None
+    """The columns of the documents, or the file `columns.toml` with them; None, the default, for those that
+    the table has, so for a new table none but the document as JSON text."""
+    refill: bool
+    """True to fill the columns of another declaration than the table has, by a copy of every row; False by
+    default, which refuses it."""
     adopt: bool
     """True to write into a table with rows that no sink of this library has marked; False by default. The
     snapshot then buries every row that is not in the collection."""
@@ -214,7 +223,11 @@ class Mirror:
         """Run the mirror; see `mirror`."""
         settings = self._settings
         may_lack = self._client.capabilities(settings.get("provider_options")).updates_may_lack_state
-        missing_state: MissingState = "keep" if may_lack else "refuse"
+        how: How = {
+            "missing_state": "keep" if may_lack else "refuse",
+            "columns": self._columns(),
+            "refill": settings.get("refill", False),
+        }
         stored = self._to.load()
         begins, start = self._start(stored)
         self._check_adopted(stored)
@@ -246,7 +259,7 @@ class Mirror:
                 matters = bool(page.events or page.notices)
                 if matters:
                     self._check_notices(page)
-                    self._to.merge(page, missing_state)
+                    self._to.merge(page, **how)
                 report = _after(report, page)
                 # An idle page moves the position too, so that the service keeps what follows it.
                 at = time.monotonic()
@@ -281,27 +294,43 @@ class Mirror:
 
     def _start(self, stored: str | None) -> tuple[Literal["snapshot", "position", "start"], StartPosition]:
         given = self._settings.get("start")
-        if stored is not None and not self._settings.get("resync"):
+        anew = self._settings.get("resync") or self._settings.get("refill")
+        if stored is not None and not anew:
             return "position", FromContinuationToken(stored)
-        if given is not None and not self._settings.get("resync"):
+        if given is not None and not anew:
             return ("snapshot" if isinstance(given, Snapshot) else "start"), given
         return "snapshot", Snapshot(max_scan_rate=self._settings.get("max_scan_rate"))
+
+    def _columns(self) -> Columns | None:
+        given = self._settings.get("columns")
+        if isinstance(given, str | os.PathLike):
+            return Columns.from_toml(given)
+        check_type("columns", given, Columns, type(None))
+        mark = self._mark() if given is None else None
+        return given if mark is None else mark.declared
+
+    def _mark(self) -> TableMark | None:
+        """Return the mark of the table; None if there is no table, or none on it."""
+        try:
+            return self._to.target.found().mark
+        except MulticloudDbError as error:
+            if error.category is ErrorCategory.NOT_FOUND:
+                return None
+            raise
 
     def _check_adopted(self, stored: str | None) -> None:
         """Refuse a table that somebody else has filled: a snapshot would bury rows that are not in it."""
         if stored is not None or self._settings.get("adopt"):
             return
-        target = self._to.target
+        if self._mark() is not None:
+            return
         try:
-            mark = target.found().mark
+            with closing(self._to.target.rows()) as rows:  # type: ignore[type-var]
+                has_rows = any(batch.num_rows for batch in rows)
         except MulticloudDbError as error:
             if error.category is ErrorCategory.NOT_FOUND:
                 return
             raise
-        if mark is not None:
-            return
-        with closing(target.rows()) as rows:  # type: ignore[type-var]
-            has_rows = any(batch.num_rows for batch in rows)
         if has_rows:
             raise invalid_request(
                 "target",
@@ -342,7 +371,7 @@ class Mirror:
                 on_progress(told)
 
         settings = self._settings.copy()
-        settings.update({"follow": True, "prove": False, "resync": False, "position": None})
+        settings.update({"follow": True, "prove": False, "resync": False, "refill": False, "position": None})
         settings.pop("on_progress", None)
         follower = Mirror(self._client, self._address, self._to, **settings)
         with ThreadPoolExecutor(1, "multiclouddb-mirror") as aside:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Event, Lock
 from typing import Any, Final, TypeAlias, Unpack
 
@@ -24,7 +25,7 @@ from multiclouddb_mirror.mirroring import Mirror, MirrorReport, MirrorSettings
 
 __all__ = ["MirrorFile", "MirrorJob", "Mirrors", "Outcome"]
 
-_KEYS: Final = ("collection", "target", "position")
+_KEYS: Final = ("collection", "target", "position", "columns")
 _ALL: Final = "*"
 
 
@@ -38,13 +39,16 @@ class MirrorJob:
     """The table, as in `mirror`."""
     position: str | None = None
     """As in `mirror`."""
+    columns: Path | None = None
+    """The file with the declaration of its columns; None if there is none."""
 
 
 @attrs.frozen
 class MirrorFile:
     """A TOML file with a connection, as `ClientConfig.from_toml` reads it, and an entry for each table.
 
-    Each `[[table]]` has `collection`, `target` and, if the position is not stored with the table, `position`.
+    Each `[[table]]` has `collection`, `target` and, if the position is not stored with the table, `position`;
+    `columns` is the file with its columns, from the folder of this one.
     `collection = "shop/*"` names every collection of a database, and `"*"` every one of the service; then
     `{database}` and `{collection}` in `target` and `position` stand for the names. `{ env = "NAME" }` in
     place of a text is replaced by the environment variable.
@@ -54,8 +58,8 @@ class MirrorFile:
     """The connection."""
     entries: Sequence[Mapping[str, str]] = attrs.field(repr=False)
     """The entries as they stand in the file."""
-    name: str
-    """The name of the file, for messages."""
+    path: Path
+    """The file."""
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> MirrorFile:
@@ -74,7 +78,7 @@ class MirrorFile:
         if not isinstance(tables, list) or not tables:
             way_out = 'add [[table]] with the lines collection = "…" and target = "…"'
             raise invalid_request(file, "has no table to mirror", way_out)
-        return cls(config_of(read, place.name), [_entry(place.name, each) for each in tables], place.name)
+        return cls(config_of(read, place.name), [_entry(place.name, each) for each in tables], place)
 
     def jobs(self, client: MulticloudDbClient) -> list[MirrorJob]:
         """Return what is to be done now; the collections of `*` are listed at each call.
@@ -88,20 +92,21 @@ class MirrorFile:
         found = list[MirrorJob]()
         for entry in self.entries:
             target, position = entry["target"], entry.get("position")
+            columns = self.path.parent / entry["columns"] if "columns" in entry else None
             database, _, collection = entry["collection"].rpartition("/")
             if collection != _ALL:
-                found.append(MirrorJob(ResourceAddress.parse(entry["collection"]), target, position))
+                found.append(MirrorJob(ResourceAddress.parse(entry["collection"]), target, position, columns))
                 continue
             for address in client.collections(database or None):
                 names = {"{database}": address.database or "", "{collection}": address.collection or ""}
                 found.append(
-                    MirrorJob(address, _filled(target, names), position and _filled(position, names))
+                    MirrorJob(address, _filled(target, names), position and _filled(position, names), columns)
                 )
         targets = list[str]()
         for job in found:
             if job.target in targets:
                 raise invalid_request(
-                    f"file {self.name}",
+                    f"file {self.path.name}",
                     f"gives {job.address} the table of another collection",
                     "write {collection}, and if need be {database}, in its target",
                 )
@@ -152,9 +157,10 @@ class Mirrors:
         if self._stopped.is_set():
             return None
         try:
-            one = Mirror(
-                self._client, job.address, destination_of(job.target, job.position), **self._settings
-            )
+            settings = self._settings.copy()
+            if job.columns is not None:
+                settings["columns"] = job.columns
+            one = Mirror(self._client, job.address, destination_of(job.target, job.position), **settings)
             self._running.add(one)
             if self._stopped.is_set():  # meanwhile
                 one.stop()

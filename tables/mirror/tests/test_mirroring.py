@@ -126,17 +126,21 @@ class World:
 
     def rows(self):
         """Return the documents of the live rows by key, read without this library."""
-        query = "SELECT key, new_item_state FROM orders WHERE _deleted_at IS NULL"
+        return {key: json.loads(text)["total"] for key, text in self.values("new_item_state").items()}
+
+    def values(self, column):
+        """Return a column of the live rows by key, read without this library."""
+        query = f"SELECT key, {column} FROM orders WHERE _deleted_at IS NULL"
         if self.kind == "delta":
             found = DeltaTable(self.folder / "table").to_pyarrow_table().to_pylist()
-            rows = [(row["key"], row["new_item_state"]) for row in found if row["_deleted_at"] is None]
+            rows = [(row["key"], row[column]) for row in found if row["_deleted_at"] is None]
         elif self.kind == "sqlite":
             with closing(sqlite3.connect(self.folder / "table.db")) as database:
                 rows = database.execute(query).fetchall()
         else:
             with psycopg.connect(self.server.dsn) as database:
                 rows = database.execute(query.replace("new_item_state", "new_item_state::text")).fetchall()
-        return {json.loads(key)["id"]: json.loads(text)["total"] for key, text in rows}
+        return {json.loads(key)["id"]: value for key, value in rows}
 
 
 FIRST = {f"o-{number}": number for number in range(7)}
@@ -231,7 +235,7 @@ def mirror_after(world, destination):
     world.put("o-9", 9)
     page = world.client.read_changes(ChangeFeedRequest("main/orders", FromContinuationToken(token)))
     assert page.events
-    destination.merge(page, "refuse")
+    destination.merge(page)
     destination.save(page.continuation_token, now=True)
 
 
@@ -342,6 +346,25 @@ def test_it_begins_where_it_is_told_to(world):
     report = world.run(start=Beginning())
     assert report.began == "start"
     assert world.rows() == FIRST
+
+
+def test_declared_columns_are_filled_proved_and_changed(world, tmp_path):
+    (tmp_path / "columns.toml").write_text('[columns]\ntotal = "int64"\n')
+    world.run(columns=tmp_path / "columns.toml", prove=True)
+    assert world.values("total") == FIRST
+    world.change()
+    report = world.run(prove=True)  # the table has its declaration
+    assert report.proof.equal
+    assert world.values("total") == CHANGED
+    (tmp_path / "columns.toml").write_text('[columns]\ntotal = "string"\n')
+    world.put("o-9", 9)
+    with pytest.raises(MulticloudDbError, match="refill"):
+        world.run(columns=tmp_path / "columns.toml")
+    assert world.values("total") == CHANGED
+    report = world.run(columns=tmp_path / "columns.toml", refill=True, prove=True)
+    assert report.began == "snapshot"
+    assert report.proof.equal
+    assert world.values("total") == {key: str(value) for key, value in {**CHANGED, "o-9": 9}.items()}
 
 
 class TestDelta:
