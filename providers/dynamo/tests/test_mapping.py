@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbKey, ResourceAddress
+from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbKey, ResourceAddress, encode_json
 from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_dynamo.mapping import DynamoMapper, DynamoView, order_key, seconds_of, seq_of
 from multiclouddb_dynamo.position import After, place_of
 from multiclouddb_spi import RecordFault
+from multiclouddb_spi.faults import digest_in, key_digest
 
 from .test_values import mapped, nested, tagged
 from .world import patiently
@@ -265,3 +266,13 @@ def test_the_first_damaged_record_is_named_without_its_content(way, part, value,
     assert len(mapping(page, start, index)) == index - start
     assert "4111" not in str(fault)
     assert (fault.__cause__, fault.__suppress_context__) == (None, True)
+
+
+@pytest.mark.parametrize("value", [{"S": "a"}, {"N": "1.50"}, {"N": "1e3"}, {"B": b"xx"}], ids=str)
+def test_the_position_of_a_record_names_the_key_that_its_event_has(value):
+    record = copy.deepcopy(one("REMOVE"))
+    record["dynamodb"] |= {"Keys": {"pk": value}, "SequenceNumber": "100000000000000000001"}
+    mapper = DynamoMapper(DynamoView(ADDRESS, "p", SHARD, ("pk",)))
+    (event,) = mapper.events([record], 0, 1)
+    position = mapper.fault([record], 0, None).position
+    assert digest_in(position) == key_digest(encode_json(event.key.components).decode())

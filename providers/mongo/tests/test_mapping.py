@@ -10,17 +10,18 @@ from uuid import UUID
 
 import bson
 import pytest
-from bson import DatetimeMS, DBRef, Decimal128
+from bson import DatetimeMS, DBRef, Decimal128, ObjectId
 from bson.timestamp import Timestamp
 from hypothesis import strategies as st
 
-from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbKey, ResourceAddress
+from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbKey, ResourceAddress, encode_json
 from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_mongo.mapping import MongoMapper, MongoView, time_of
 from multiclouddb_mongo.position import After, cursor_of, place_of, start_of, time_text
 from multiclouddb_mongo.raw_change import place_of_change, untouched_changes
 from multiclouddb_mongo.values import CODEC, decode, normal_key, portable
 from multiclouddb_spi import RecordFault
+from multiclouddb_spi.faults import digest_in, key_digest
 
 from .fuzz import fuzzed
 from .test_values import _documents as documents
@@ -291,3 +292,22 @@ def test_a_large_change_is_mapped_without_a_copy_of_its_bytes(text):
         tracemalloc.stop()
     assert event.new_item_state == {"_id": 1, "text": text}
     assert peak < 1.5 * len(text)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        {"_id": ObjectId("6b0ab06b73134ff611626a39")},
+        {"_id": Decimal128("1.50")},
+        {"_id": {"b": 1, "a": b"x"}},
+        {"region": "eu", "_id": 2.0},
+    ],
+    ids=str,
+)
+def test_the_position_of_a_change_names_the_key_that_its_event_has(key):
+    mapper = MongoMapper(MongoView(ResourceAddress("shop", "orders"), "p"))
+    change = raw(one(0) | {"documentKey": key})
+    (event,) = mapper.events([change], 0, 1)
+    damaged = raw(one(0) | {"documentKey": key, "fullDocument": {"text": "damaged"}})
+    position = mapper.fault([damaged.replace(b"damaged", b"damage\xff")], 0, None).position
+    assert digest_in(position) == key_digest(encode_json(event.key.components).decode())
