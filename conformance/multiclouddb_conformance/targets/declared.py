@@ -48,6 +48,7 @@ from multiclouddb_conformance.sink_harness import (
     refused,
     rows,
 )
+from multiclouddb_spi import encode_partition_id
 from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables import Columns, Expected, Fix, conversion
 from multiclouddb_tables.column_values import as_stored, own_state
@@ -144,6 +145,10 @@ MISFITS: Final[Sequence[tuple[str, Any]]] = [
 """A type, and a value of a document that it cannot hold."""
 
 _LOW: Final = "000100~"
+
+
+def _plan(name: str) -> str:
+    return encode_partition_id("provider", ADDRESS, "first", f"snapshot:{name}")
 
 
 def _scanned(*keys: tuple[str, Any]) -> list[ChangeEvent]:
@@ -354,12 +359,40 @@ class TestDeclaredAgain:
         """Its rows were merged with the old columns, or nobody knows with which."""
         before, after = Columns({"n": "int64"}), Columns({"n": "string"})
         self._fill(sink, before)
-        sink.merge(page([], SnapshotStarted("000050~", PLAN.replace(":s", ":old"))), columns=before)
+        sink.merge(page([], SnapshotStarted("000050~", _plan("old"))), columns=before)
         sink.merge(page([], SnapshotStarted(_LOW, PLAN)), columns=after, refill=True)
-        sink.merge(page([], BackfillDone(PLAN.replace(":s", ":old"), "000050~")), columns=after)
+        sink.merge(page([], BackfillDone(_plan("old"), "000050~")), columns=after)
         mark = expected(sink).found.mark
         assert mark is not None
         assert mark.unfilled == ("n",)
+
+    def test_columns_of_others_are_left_alone(self, sink: SinkHarness) -> None:
+        """A column that is no longer declared is nobody's; what others write into it then stays."""
+        before, after = Columns(_BEFORE), Columns({"n": "int64", "tags": "json"})
+        self._fill(sink, before)
+        self._refill(sink, after, refill=True)
+        orders = {key: row["order_key"] for key, row in read(sink).items()}
+        fixes = [
+            Fix(
+                key_of(key), (orders[key_of(key)],), orders[key_of(key)], encode_json(document).decode(),
+                {**conversion.values(document, key_of(key), after), "city": "theirs"}, _AT,
+            )
+            for key, document in _DOCUMENTS.items()
+        ]  # fmt: skip
+        assert sink.target.fix(fixes, expected(sink)) == 3
+        sink.merge(page(events(("a", 200, {"n": 5}), ("b", 201, None))), columns=after)
+        second = _plan("t")
+        sink.merge(page([], SnapshotStarted("000300~", second)), columns=after)
+        scanned = events(("a", 0, {"n": 6}), mark="snapshot:t:", backfilled=True, floor="000300~")
+        sink.merge(page(scanned, BackfillDone(second, "000300~")), columns=after)
+        assert _stored(sink, ["n", "city"]) == {"a": {"n": 6, "city": "theirs"}}
+        gone = _stored(sink, ["n", "tags", "city"], deleted=True)
+        assert gone == {"b": {"city": "theirs"}, "c": {"city": "theirs"}, "gone": {}}
+        row = read(sink)[key_of("c")]
+        values = conversion.values(None, key_of("c"), after)
+        fix = Fix(key_of("c"), (row["order_key"],), row["order_key"], None, values, _AT)
+        assert sink.target.fix([fix], expected(sink)) == 1
+        assert _stored(sink, ["city"], deleted=True)["c"] == {"city": "theirs"}
 
     def test_values_are_rescued_from_now_on_without_a_refill(self, sink: SinkHarness) -> None:
         """No row has a value that did not fit, so none has to be read again."""
@@ -380,7 +413,7 @@ class TestDeclaredAgain:
 
     def test_an_empty_table_takes_each_declaration(self, sink: SinkHarness) -> None:
         first, second = Columns({"n": "int64", "old": "date"}), Columns({"n": "string", "new": "double"})
-        sink.merge(page([], SnapshotStarted("000000~", PLAN.replace(":s", ":old"))), columns=first)
+        sink.merge(page([], SnapshotStarted("000000~", _plan("old"))), columns=first)
         sink.merge(page(events(("a", 1, {"n": 1, "new": 2.5}))), columns=second)
         assert _stored(sink, second.names) == {"a": {"n": "1", "new": 2.5}}
 
