@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from multiclouddb_conformance.targets import *  # noqa: F403
+from multiclouddb_conformance.targets.declared import *  # noqa: F403
 from multiclouddb_verify import DeltaTarget
 from pyspark_multiclouddb import merge_into_delta
 

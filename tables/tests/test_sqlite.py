@@ -24,6 +24,7 @@ from multiclouddb_conformance.sink_harness import (
     tombstones,
 )
 from multiclouddb_conformance.targets import *  # noqa: F403
+from multiclouddb_conformance.targets.declared import *  # noqa: F403
 from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables import Fix, layout
 from multiclouddb_tables.layout import NO_ORDER

@@ -4,6 +4,7 @@ import pytest
 
 from multiclouddb_conformance.sink_harness import Death
 from multiclouddb_conformance.targets import *  # noqa: F403
+from multiclouddb_conformance.targets.declared import *  # noqa: F403
 
 from .memory_table import Database, MemoryTable, merge_into_memory
 

@@ -8,9 +8,10 @@ To test a kind of table, import these tests and define the fixture `sink`, a `Si
     @pytest.fixture
     def sink(tmp_path):
         return MySink(tmp_path)
+
+For a sink with `columns=`, import those of `multiclouddb_conformance.targets.declared` too.
 """
 
-from multiclouddb_conformance.targets.declared import TestDeclared, TestDeclaredAgain, TestDeclaredVerified
 from multiclouddb_conformance.targets.feeds import TestEmptied, TestMarked, TestReplaced
 from multiclouddb_conformance.targets.lives import TestLives
 from multiclouddb_conformance.targets.merges import TestMerged, TestRepeated
@@ -24,9 +25,6 @@ from multiclouddb_conformance.targets.snapshots import (
 from multiclouddb_conformance.targets.verified import TestFixed, TestJudged, TestRead
 
 __all__ = [
-    "TestDeclared",
-    "TestDeclaredAgain",
-    "TestDeclaredVerified",
     "TestEmptied",
     "TestFixed",
     "TestJudged",

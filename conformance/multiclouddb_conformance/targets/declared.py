@@ -1,4 +1,7 @@
-"""Tests declared columns: types and values at their edges, misfits, nulls, and changes of the declaration."""
+"""Tests declared columns: types and values at their edges, misfits, nulls, and changes of the declaration.
+
+A sink that takes `columns=` imports these tests beside those of the package.
+"""
 # ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ from multiclouddb_tables.column_values import as_stored, own_state
 from multiclouddb_tables.columns import RESCUED
 from multiclouddb_verify import DifferenceKind, Report, verify
 
-__all__ = ["FITS", "MISFITS", "TestDeclared", "TestDeclaredAgain", "TestDeclaredVerified"]
+__all__ = ["TestDeclared", "TestDeclaredAgain", "TestDeclaredVerified"]
 
 _AT: Final = datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=UTC)
 _LARGE: Final = Decimal("12345678901234567890123456789012345678")

@@ -4,6 +4,7 @@ import psycopg
 import pytest
 
 from multiclouddb_conformance.targets import *  # noqa: F403
+from multiclouddb_conformance.targets.declared import *  # noqa: F403
 from multiclouddb_postgres import PostgresTarget, merge_into_postgres
 
 
