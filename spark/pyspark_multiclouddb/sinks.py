@@ -81,10 +81,10 @@ def merge_into_delta(
     delete was merged; this column is null in all other rows (see `live_rows` and `drop_tombstones`).
 
     The first merge creates the table, with the columns `key`, `order_key`, `timestamp`, `new_item_state` and
-    `_deleted_at`, and with additional columns of the batch, so you can parse documents first:
-    `frame.withColumn("total", get_json_object("new_item_state", "$.total"))`. A column of the table that is
-    missing from the batch keeps its values. Leave `new_item_state` in the batch, because it shows a change
-    whose document is missing (`missing_state`).
+    `_deleted_at`, and with those of the declaration (`columns`). Without one, additional columns of the batch
+    are stored, which you have made of the documents. A column of the sink that is missing from the batch
+    becomes null with each change. Leave `new_item_state` in the batch, because it shows a change whose
+    document is missing (`missing_state`).
 
     Spark finds the last change of each key, and sends only these changes, with only the columns of the table,
     to the driver. They come in pieces of at most `max_bytes`, each of which is a commit; until all pieces are

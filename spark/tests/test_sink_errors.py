@@ -139,10 +139,10 @@ class TestNewColumns:
         for number in (1, 2):
             changes = batch(number, ("a", number + 1, {}), ("c", number, {}))
             assert merge_into_delta(changes, number, path, "app", new_columns="add")
-        # A column that a batch does not have keeps its values.
+        # A column that a batch does not have is null after its changes, and keeps its values in other rows.
         merge_into_delta(rows(("c", 9, {})), 3, path, "app")
         found = {key: {row[name] for name in names} for key, row in table_of(path).items()}
-        assert found == {"a": {2}, "b": {None}, "c": {-2}}
+        assert found == {"a": {2}, "b": {None}, "c": {None}}
 
     def test_time_of_another_time_zone_is_stored_in_utc(self, path):
         moment = datetime(2026, 1, 2, 3, tzinfo=UTC)

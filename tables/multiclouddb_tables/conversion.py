@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal, Inexact, InvalidOperation
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, Literal, TypeAlias
 
 import attrs
@@ -24,7 +24,7 @@ from multiclouddb_api import MulticloudDbError, decode_json, encode_json, invali
 from multiclouddb_api.codec import deep_json
 from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables.batch import Cut
-from multiclouddb_tables.columns import RESCUED, Column, Columns, check_batch
+from multiclouddb_tables.columns import RESCUED, Column, Columns, arrow_type, check_batch
 from multiclouddb_tables.rules import DOCUMENT
 
 __all__ = [
@@ -235,11 +235,11 @@ _OTHERS: Final[Mapping[pa.DataType, Converter]] = {
     pa.binary(): _binary,
     pa.date32(): _date,
 }
-_AS_IT_IS: Final[Mapping[pa.DataType, frozenset[type]]] = {
-    pa.bool_(): frozenset((bool, type(None))),
-    pa.float64(): frozenset((float, type(None))),
-    pa.int64(): frozenset((int, type(None))),
-    pa.string(): frozenset((str, type(None))),
+_AS_IT_IS: Final[Mapping[str, frozenset[type]]] = {
+    "boolean": frozenset((bool, type(None))),
+    "double": frozenset((float, type(None))),
+    "int64": frozenset((int, type(None))),
+    "string": frozenset((str, type(None))),
 }
 """The types of values that a column takes as they are, which costs a tenth of asking each of them."""
 
@@ -262,10 +262,24 @@ def convert(value: Any, column: Column, unheld: Collection[Unheld] = ()) -> Any:
     Raises:
         MisfitError: The value does not fit.
     """
+    return _held(value, _converter_of(column.type), unheld)
+
+
+@lru_cache(256)
+def _converter_of(kind: str) -> Converter:
+    """Return the function for a type of a declaration; a column asks for it once, and not for each value."""
+    found = arrow_type(kind)
+    assert found is not None
+    return _json if kind == "json" else exact_converter(found)
+
+
+def _held(value: Any, converter: Converter, unheld: Collection[Unheld]) -> Any:
     try:
-        found = _json(value) if column.type == "json" else exact_converter(column.field.type)(value)
+        found = converter(value)
     except _NO_FIT as error:
         raise MisfitError from error
+    if not unheld:
+        return found
     if "NUL" in unheld and isinstance(found, str) and "\0" in found:
         raise MisfitError
     if "NaN" in unheld and isinstance(found, float) and math.isnan(found):
@@ -308,18 +322,18 @@ def value_at(column: Column, document: Mapping[str, Any] | None, key: Mapping[st
 def _converted(
     column: Column, found: list[Any], unheld: Collection[Unheld]
 ) -> tuple[list[Any], list[_Misfit]]:
-    usual = None if column.type == "json" else _AS_IT_IS.get(column.field.type)
+    usual = _AS_IT_IS.get(column.type)
     if usual is not None and usual.issuperset(map(type, found)):
         if column.type == "int64":
             if all(each is None or -(2**63) <= each < 2**63 for each in found):
                 return found, []
         elif column.type != "string" or "NUL" not in unheld:
             return found, []
-    misfits = list[_Misfit]()
+    misfits, converter = list[_Misfit](), _converter_of(column.type)
     for row, value in enumerate(found):
         if value is not None:
             try:
-                found[row] = convert(value, column, unheld)
+                found[row] = _held(value, converter, unheld)
             except MisfitError:
                 misfits.append(_Misfit(row, column, value))
                 found[row] = None

@@ -172,7 +172,8 @@ class MergeRules:
         """
         wanted, found = batch.columns, None if stored is None else stored.declared
         if wanted is None:
-            if found is not None:
+            if found not in (None, Columns({})):
+                assert found is not None
                 raise invalid_request(
                     "columns",
                     f"is not given, but {self._table.where} has declared columns: {', '.join(found.names)}",

@@ -336,6 +336,9 @@ class TestDeclaredAgain:
         self._check(sink, after)
         sink.merge(update, columns=after)
         self._check(sink, after)
+        if change == "no columns":
+            sink.merge(page(events(("b", 400, {"n": 7}))))  # as if there had never been a declaration
+            assert documents(sink)["b"] == {"n": 7}
         if before is not None and before.to_fill(after):
             assert "refill=True" in refused(sink.merge, update, columns=before).message
 

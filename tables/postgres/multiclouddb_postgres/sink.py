@@ -72,9 +72,10 @@ def merge_into_postgres(
     this.
 
     The first merge creates the table, with the columns `key` (the primary key), `order_key`, `timestamp`,
-    `new_item_state` and `_deleted_at`, and additional columns of the batch. A column of the table that is
-    missing from the batch keeps its values. In the same schema, the table `multiclouddb_marks` stores which
-    feed fills the table, and which queries and snapshots have begun in it.
+    `new_item_state` and `_deleted_at`, and those of the declaration (`columns`) or, without one, additional
+    columns of the batch. A column of the sink that is missing from the batch becomes null with each change.
+    In the same schema, the table `multiclouddb_marks` stores which feed fills the table, and which queries
+    and snapshots have begun in it.
 
     Args:
         batch: The DataFrame that `foreachBatch` passes, a pyarrow table with its columns, or a page.
