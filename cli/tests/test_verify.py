@@ -67,6 +67,16 @@ def test_equal_table_ends_with_0(verify):
     assert "EQUAL" in ran.stdout
 
 
+def test_equal_says_in_the_same_line_which_columns_were_not_compared(verify, table):
+    found = DeltaTable(table)
+    found.alter.add_columns([found.schema().fields[0].__class__(name, "string") for name in ("note", "mood")])
+    ran = verify()
+    assert ran.exit_code == 0, ran.output
+    [line] = [each for each in ran.stdout.splitlines() if each.startswith("EQUAL")]
+    assert line.endswith("; not compared: note, mood")
+    assert json.loads(verify("--json").stdout)["not_compared"] == ["note", "mood"]
+
+
 def test_difference_ends_with_11_and_names_key_path_and_types_but_no_value(verify, table):
     damage(table)
     ran = verify()

@@ -49,10 +49,13 @@ class Shop:
     Args:
         folder: An empty folder.
         count: The number of documents.
+        transform: Makes the columns of a table without documents.
+        columns: The declaration of the table's columns.
     """
 
-    def __init__(self, folder, count=60, transform=None):
+    def __init__(self, folder, count=60, transform=None, columns=None):
         self.folder, self.table, self.transform = folder, folder / "table", transform
+        self.columns = columns
         self.store = EmbeddedStore(folder / "shop.db", durable=False)
         self.address = self.store.create_collection("orders", partitions=2)
         self.names = [f"o-{number:06d}" for number in range(count)]
@@ -101,7 +104,7 @@ class Shop:
             batch = rows.select(names)
             for name, kind in (("n", pa.int64()), ("kind", pa.string())):
                 batch = batch.append_column(name, pa.array([each.get(name) for each in made], kind))
-        merge_into_delta(batch, None, self.table, None)
+        merge_into_delta(batch, None, self.table, None, columns=self.columns)
         self.checkpoints.save(NAME, page.continuation_token, None if saved is None else saved.version)
         return page
 

@@ -15,6 +15,7 @@ from pyspark.sql.classic.dataframe import DataFrame
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
 from multiclouddb_conformance.refusals import refusal
+from multiclouddb_tables import Columns
 from multiclouddb_tables.delta_log import MARK
 from multiclouddb_verify import DeltaTarget, DifferenceKind, Outcome, stored_position
 from pyspark_multiclouddb import verify_with_spark
@@ -86,6 +87,26 @@ def test_report_is_that_of_verify_for_each_kind_and_a_table_that_is_equal(shop):
     assert kinds(report.differences) == faults
     # The ghost and the row with a foreign key are rows of no document.
     assert report.counts.equal == 59 - len(faults) + 2
+
+
+def test_declared_columns_and_tombstones_are_compared_and_repaired(make):
+    columns = Columns({"n": "int64", "v": "json", "name": {"key": "id", "type": "string"}}, misfits="rescue")
+    shop = make(60, None, columns)
+    shop.store.put("orders", shop.names[0], {"n": "a text"})
+    shop.store.delete("orders", shop.names[1])
+    shop.follow()
+    assert shop.check_same().equal
+    faults = {
+        0: {"_rescued": "NULL"}, 1: {"n": "1"}, 2: {"n": "-1"}, 3: {"v": "'null'"}, 4: {"name": "NULL"},
+        5: {"new_item_state": "'{}'"},
+    }  # fmt: skip
+    for at, updates in faults.items():
+        DeltaTable(shop.table).update(updates=updates, predicate=f"key = '{key_of(shop.names[at])}'")
+    found = kinds(shop.check_same().differences)
+    assert found == {key_of(shop.names[at]): GHOST if at == 1 else STALE for at in faults}
+    repaired = shop.verify_with_spark(repair=True)
+    assert (repaired.equal, repaired.counts.repaired) == (True, len(faults))
+    assert shop.check_same().equal
 
 
 def test_finds_and_repairs_exactly_what_was_planted_beside_a_writer_and_the_sink(shop):
