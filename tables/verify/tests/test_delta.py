@@ -257,7 +257,7 @@ class TestTable:
         with pytest.raises(MulticloudDbError, match=text) as caught:
             verify(
                 shop.client, shop.address, DeltaTarget(path), position=shop.checkpoints.load(NAME).token,
-                state=shop.folder / "state",
+                state=shop.folder / "state", adopt=True,
             )  # fmt: skip
         assert caught.value.category == category
 
