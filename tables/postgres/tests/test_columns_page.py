@@ -12,7 +12,7 @@ from multiclouddb_conformance.sink_harness import events, page
 from multiclouddb_postgres import merge_into_postgres
 from multiclouddb_tables.sqlite import merge_into_sqlite
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/reference/columns.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs/reference/columns.md"
 TOTALS = {"a": 30, "b": Decimal("1.5"), "c": Decimal("100")}
 
 
