@@ -78,7 +78,7 @@ ROWS = {
         "conformance/multiclouddb_conformance/checkpoint_stores.py::test_files_are_for_their_owner",
         "conformance/multiclouddb_conformance/checkpoint_stores.py::test_no_repr_has_a_token",
     ),
-    "mark of a table": ("docs/tests/test_security.py::test_a_mark_holds_no_key_and_no_field",),
+    "mark of a table": ("docs/tests/test_security.py::test_a_mark_holds_no_key_and_no_value",),
     "partition id": TOKENS,
     "event, page": SECRETS,
     "`event.native`": ("tests/test_values.py::test_is_frozen_comparable_and_picklable_and_shows_no_secret",),
@@ -289,11 +289,13 @@ def test_what_is_promised_has_a_test():
     assert all(len(row) == 4 for row in rows())
 
 
-def test_a_mark_holds_no_key_and_no_field():
-    """Its fields are facts about the feed and the names of columns; only texts of the sink are in it."""
+def test_a_mark_holds_no_key_and_no_value():
+    """Its fields are facts about the feed, and names of columns and fields; all texts are the sink's."""
     from multiclouddb_tables.mark import TableMark
 
-    assert [field.name for field in TableMark.__attrs_attrs__] == ["source", "columns", "incomplete_since"]
+    assert [field.name for field in TableMark.__attrs_attrs__] == [
+        "source", "columns", "incomplete_since", "declared", "unfilled", "changing", "refills",
+    ]  # fmt: skip
 
 
 def test_no_logger_of_a_vendor_is_changed(tmp_path):

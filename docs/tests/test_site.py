@@ -36,6 +36,7 @@ API = ("api", "api-requests", "api-pages", "api-workers", "api-errors", "api-jso
 REFERENCE = {
     **dict.fromkeys(API, multiclouddb_api),
     "checkpoints": multiclouddb_checkpoints,
+    "columns": multiclouddb_tables,
     "cosmos": multiclouddb_cosmos,
     "dynamo": multiclouddb_dynamo,
     "embedded": multiclouddb_embedded,
