@@ -57,6 +57,7 @@ class Driver(Query):
                 continue
             rows = ids(row for task in tasks for batch in self.reader.read(task) for row in batch.to_pylist())
             assert self.sink.setdefault(self.done, rows) == rows
+            assert len(rows) <= (self.settings.max_records or len(rows))
             if "delivered" in dies:
                 dies.remove("delivered")
                 self.die()
