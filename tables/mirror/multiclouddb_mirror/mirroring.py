@@ -45,8 +45,9 @@ __all__ = ["Mirror", "MirrorProgress", "MirrorReport", "MirrorSettings", "mirror
 _PAGE_EVENTS: Final = 50_000
 """The most events of a page: each page is one commit, and a page's bytes are bounded besides."""
 _WAIT_SECONDS: Final = 2.0
-_IDLE_SECONDS: Final = 30.0
-"""How often the position of a page without changes is stored, while the mirror follows."""
+_IDLE_SECONDS: Final = 600.0
+"""How often the position of a page without changes is stored, while the mirror follows: for a Delta table
+each one is a commit, and services keep changes for hours."""
 
 
 class MirrorSettings(TypedDict, total=False):
