@@ -279,8 +279,9 @@ MirrorFrom: TypeAlias = Annotated[
     typer.Option(
         "--from",
         metavar="START",
-        help="Where to begin if there is no position: snapshot, the default, or what tail --from accepts.",
-        autocompletion=lambda: [*_SNAPSHOTS, *_STARTS],
+        help="Where to begin if there is no position: snapshot, the default, beginning, or @FILE with a "
+        "token up to which something else has filled the table.",
+        autocompletion=lambda: [*_SNAPSHOTS, "beginning", "@"],
     ),
 ]
 MirrorExpired: TypeAlias = Annotated[

@@ -20,7 +20,7 @@ from multiclouddb_api import (
     invalid_request,
     open_checkpoint_store,
 )
-from multiclouddb_tables.batch import MissingState
+from multiclouddb_tables.batch import Create, MissingState
 from multiclouddb_tables.columns import Columns
 from multiclouddb_tables.contract import SupportsPosition, Target, check_position
 from multiclouddb_tables.delta import DeltaTarget
@@ -44,6 +44,8 @@ class How(TypedDict, total=False):
     """The declared columns."""
     refill: bool
     """True to fill columns of another declaration."""
+    create: Create
+    """When the table is made, or one without a mark is taken over."""
 
 
 class Destination(ABC):
@@ -61,6 +63,20 @@ class Destination(ABC):
     def name(self) -> str:
         """The name of the table, without secrets."""
         return self.target.name
+
+    @property
+    def exists(self) -> bool:
+        """True if there is a table."""
+        try:
+            self.target.found()
+        except MulticloudDbError as error:
+            if error.category is ErrorCategory.NOT_FOUND:
+                return False
+            raise
+        return True
+
+    is_kept: bool = False
+    """True if the position is part of the table, so that one without the other cannot be."""
 
     @abstractmethod
     def load(self) -> str | None:
@@ -92,12 +108,15 @@ class Destination(ABC):
 class _Kept(Destination):
     """A table whose position is stored with it after each merge."""
 
+    is_kept = True
+
     def __init__(
         self, target: Target, made: Callable[[ChangeFeedPage | None], Any], pause_seconds: float
     ) -> None:
         super().__init__(target)
         self._made, self._pause = made, pause_seconds
         self._stored: str | None = None
+        self._has_merged = False
         self._saved_at = -pause_seconds
 
     def load(self) -> str | None:
@@ -116,15 +135,27 @@ class _Kept(Destination):
 
     def merge(self, page: ChangeFeedPage, **how: Unpack[How]) -> None:
         merge_changes(self._made(page), _SINK, page, **how)
+        self._has_merged = True
 
     def save(self, token: str, *, now: bool) -> None:
         at = time.monotonic()
         if token == self._stored or (not now and at - self._saved_at < self._pause):
             return
         table = self._made(None)
-        if table.exists:  # an empty collection has made no table yet, so nothing is there to go on from
+        if table.exists:
+            if table.gone_back(None, None):
+                # What was merged since the stored position may be gone with the rows.
+                raise MulticloudDbError(
+                    f"table: {self.name} was restored to an earlier version during the run; start it again",
+                    ErrorDetail(ErrorCategory.CONFLICT),
+                )
             table.store_position(token, self._stored)
             self._stored, self._saved_at = token, at
+        elif self._stored is not None or self._has_merged:
+            raise MulticloudDbError(
+                f"table: {self.name} was dropped during the run; start it again, which copies every row",
+                ErrorDetail(ErrorCategory.NOT_FOUND),
+            )
 
 
 class _Stored(Destination):

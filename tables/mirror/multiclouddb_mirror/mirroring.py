@@ -14,15 +14,18 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack
 import attrs
 
 from multiclouddb_api import (
+    AtTime,
     ChangeFeedIterator,
     ChangeFeedPage,
     ChangeFeedRequest,
     ChangeType,
     ErrorCategory,
+    ErrorDetail,
     Fail,
     FromContinuationToken,
     MulticloudDbClient,
     MulticloudDbError,
+    Now,
     ProviderOptions,
     Resnapshot,
     ResourceAddress,
@@ -33,9 +36,10 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.validators import check_type, unknown_name
 from multiclouddb_mirror.destinations import Destination, How, destination_of
+from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_tables.batch import other_rows
 from multiclouddb_tables.columns import Columns
-from multiclouddb_tables.mark import TableMark
+from multiclouddb_tables.mark import FeedSource, TableMark
 
 if TYPE_CHECKING:
     from multiclouddb_verify import Progress, Report
@@ -60,7 +64,8 @@ class MirrorSettings(TypedDict, total=False):
     default, to store it with the table, so that a backup of the table has the position that fits its rows."""
     start: StartPosition | None
     """Where to begin if no position is stored; None, the default, means `Snapshot()`, which copies every row
-    first. Give a token if something else has filled the table."""
+    first. `Beginning()` needs a service that keeps every change. Give a token, and `adopt=True`, if something
+    else has filled the table up to there. `Now()` and a time are refused, because rows would be missing."""
     on_expired: Literal["resnapshot", "fail"]
     """What to do when the service no longer keeps the changes after the position: read every row again, the
     default, or raise `CHECKPOINT_EXPIRED`."""
@@ -212,13 +217,15 @@ class Mirror:
             raise invalid_request("on_expired", f"is {self._on_expired!r}", 'pass "resnapshot" or "fail"')
         self._address = ResourceAddress.parse(address) if isinstance(address, str) else address
         self._changes: ChangeFeedIterator | None = None
+        self._follower: Mirror | None = None
         self._stopped = Event()
 
     def stop(self) -> None:
         """End the run after the page that is being merged; any thread or signal handler may call this."""
         self._stopped.set()
-        if self._changes is not None:
-            self._changes.stop()
+        for each in (self._changes, self._follower):
+            if each is not None:
+                each.stop()
 
     def run(self) -> MirrorReport:
         """Run the mirror; see `mirror`."""
@@ -228,10 +235,22 @@ class Mirror:
             "missing_state": "keep" if may_lack else "refuse",
             "columns": self._columns(),
             "refill": settings.get("refill", False),
+            "create": "first",
         }
         stored = self._to.load()
         begins, start = self._start(stored)
         self._check_adopted(stored)
+        if begins != "snapshot" and self._mark() is None and self._to.exists:
+            # The first merge takes over a table without a mark if its user says so, or has said so in an
+            # earlier run that has merged nothing: then the position is with the table.
+            takes_over = bool(settings.get("adopt")) or (stored is not None and self._to.is_kept)
+            how["create"] = "always" if takes_over else "first"
+        if begins == "position" and self._mark() is None and how["create"] != "always":
+            raise MulticloudDbError(
+                f"target: a position is stored for {self._to.name}, but there is no such table, or one that "
+                "was made again; run once with resync=True (--resync), which copies the collection again",
+                ErrorDetail(ErrorCategory.NOT_FOUND),
+            )
         request = ChangeFeedRequest(
             self._address,
             start,
@@ -259,8 +278,11 @@ class Mirror:
             for page in self._pages(changes, begins):
                 matters = bool(page.events or page.notices)
                 if matters:
+                    if begins == "snapshot" and page.resumed_from is None:
+                        self._check_same_feed(page)
                     self._check_notices(page)
                     self._to.merge(page, **how)
+                    how["create"] = "first"
                 report = _after(report, page)
                 # An idle page moves the position too, so that the service keeps what follows it.
                 at = time.monotonic()
@@ -297,10 +319,35 @@ class Mirror:
         given = self._settings.get("start")
         anew = self._settings.get("resync") or self._settings.get("refill")
         if stored is not None and not anew:
+            self._check_own(stored)
             return "position", FromContinuationToken(stored)
         if given is not None and not anew:
+            self._check_start(given)
             return ("snapshot" if isinstance(given, Snapshot) else "start"), given
         return "snapshot", Snapshot(max_scan_rate=self._settings.get("max_scan_rate"))
+
+    def _check_own(self, stored: str) -> None:
+        """Refuse the position of another collection."""
+        found, ours = decode_token(stored).address, self._address
+        if found.collection != ours.collection or ours.database not in (None, found.database):
+            raise invalid_request(
+                "target", f"{self._to.name} follows {found}, and not {ours}", "name another table"
+            )
+
+    def _check_start(self, start: StartPosition) -> None:
+        """Refuse a start after which the table would lack rows that no change brings."""
+        if isinstance(start, Now | AtTime):
+            raise invalid_request(
+                "start",
+                f"is {type(start).__name__}, and rows that have not changed since then would never come",
+                "leave it out, which copies every row first",
+            )
+        if isinstance(start, FromContinuationToken) and not self._to.exists:
+            raise invalid_request(
+                "start",
+                f"is a token, but there is no {self._to.name} with the rows from before it",
+                "leave it out, which copies every row first; or name the table that was filled up to it",
+            )
 
     def _columns(self) -> Columns | None:
         given = self._settings.get("columns")
@@ -340,6 +387,18 @@ class Mirror:
                 "are not in the collection count as deleted",
             )
 
+    def _check_same_feed(self, page: ChangeFeedPage) -> None:
+        """Refuse the table of another collection: a snapshot would bury all of its rows."""
+        mark, source = self._mark(), FeedSource.of_page(page)
+        if mark is None or source is None or self._settings.get("adopt"):
+            return
+        if (mark.provider, mark.address) != (source.provider, source.address):
+            raise invalid_request(
+                "target",
+                f"{self._to.name} is the table of {mark.source}, and not of {source}",
+                "name another table; or pass adopt=True (--adopt), which buries the rows that it has",
+            )
+
     def _again(self) -> str:
         return (
             f"if {self._address} was made again, run once with resync=True (--resync), which copies it and "
@@ -374,7 +433,7 @@ class Mirror:
         settings = self._settings.copy()
         settings.update({"follow": True, "prove": False, "resync": False, "refill": False, "position": None})
         settings.pop("on_progress", None)
-        follower = Mirror(self._client, self._address, self._to, **settings)
+        follower = self._follower = Mirror(self._client, self._address, self._to, **settings)
         with ThreadPoolExecutor(1, "multiclouddb-mirror") as aside:
             following = aside.submit(follower.run)
             proof: Report | None = None
