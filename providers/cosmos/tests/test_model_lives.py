@@ -14,7 +14,7 @@ from .world import ADDRESS, DATABASE, NAME
 
 pytestmark = pytest.mark.usefixtures("hasty")
 
-TABLE = runpy.run_path(str(Path(__file__).parents[3] / "verify" / "tests" / "delta_model.py"))
+TABLE = runpy.run_path(str(Path(__file__).parents[3] / "tables" / "verify" / "tests" / "delta_model.py"))
 SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 1)) for seed in range(200)]
 ODD = ("", "/a b", "#1", "%20x", " end ")
 """Ends of ids that the service accepts, and that a gateway cannot be asked for."""

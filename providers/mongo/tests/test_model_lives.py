@@ -12,7 +12,7 @@ from multiclouddb_mongo.feed import MongoFeed
 from multiclouddb_spi import open_feed
 from testing.model_lives import Life
 
-TABLE = runpy.run_path(str(Path(__file__).parents[3] / "verify" / "tests" / "delta_model.py"))
+TABLE = runpy.run_path(str(Path(__file__).parents[3] / "tables" / "verify" / "tests" / "delta_model.py"))
 SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 1)) for seed in range(200)]
 SPELLINGS = (int, float, Int64, lambda number: Decimal128(f"{number}.0"))
 """Numbers that the server takes for one `_id`."""

@@ -193,11 +193,8 @@ class _Postgres(Destination):
         from multiclouddb_postgres.checkpoints import PostgresCheckpointStore
 
         name = _checkpoint_name(table)
-        super().__init__(
-            PostgresTarget(
-                dsn, table, checkpoint_name=name if keeps else None, patience_seconds=patience_seconds
-            )
-        )
+        # `PostgresTarget` finds the position itself, also one that another program has stored with the table.
+        super().__init__(PostgresTarget(dsn, table, patience_seconds=patience_seconds))
         self._dsn, self._table, self._name, self._keeps = dsn, table, name, keeps
         self._store = PostgresCheckpointStore(dsn)
         self._saved: Checkpoint | None = None
