@@ -28,7 +28,7 @@ pytestmark = pytest.mark.xdist_group("jvm apart")
 
 PAGES = ["README.md", "docs/index.md"]
 FENCE = re.compile(r"^( *)```(\w*)[^\n`]*\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
-INSTALL = re.compile(r'pip install "?(multiclouddb(?:\[[a-z,]+\])?)\b')
+INSTALL = re.compile(r'pip install "?(multiclouddb(?:\[[a-z,]+\])?)(?![\w\[-])')
 # The machine's Java prints this line whenever Spark starts.
 BY_JAVA = "WARNING: Using incubator modules: jdk.incubator.vector\n"
 SYSTEM = "/usr/local/bin:/usr/bin:/bin"
