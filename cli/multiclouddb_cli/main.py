@@ -229,7 +229,8 @@ def mirror(
         )
     if collection is None or target is None:
         command.mirror_file(
-            url, as_json=as_json, follow=follow, start=None if start is None else to_start(start),
+            url, options or (), as_json=as_json, follow=follow,
+            start=None if start is None else to_start(start, max_scan_rate=max_scan_rate),
             on_expired=on_expired, resync=resync, columns=columns, refill=refill, adopt=adopt, prove=prove,
             max_scan_rate=max_scan_rate, timeout_seconds=timeout,
         )  # fmt: skip

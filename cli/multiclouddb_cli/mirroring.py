@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Unpack
 
@@ -18,6 +18,7 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
+from multiclouddb_cli.arguments import to_options
 from multiclouddb_cli.failure import report as report_error
 from multiclouddb_cli.failure import scrub
 from multiclouddb_cli.screen import ProgressLine, duration, moment, print_fields, snapshot_line
@@ -64,13 +65,16 @@ def mirror(
         raise typer.Exit(code)
 
 
-def mirror_file(path: str, *, as_json: bool, **settings: Unpack[MirrorSettings]) -> None:
-    """Run the mirrors of a file."""
+def mirror_file(
+    path: str, options: Sequence[str], *, as_json: bool, **settings: Unpack[MirrorSettings]
+) -> None:
+    """Run the mirrors of a file, with the texts of `--option`."""
     try:
         from multiclouddb_mirror import MirrorFile, Mirrors
     except ImportError as error:
         raise _missing(error) from error
     file, codes = MirrorFile.read(path), list[int]()
+    settings["provider_options"] = to_options(file.config, options)
 
     def told(job: MirrorJob, outcome: Outcome) -> None:
         if isinstance(outcome, MulticloudDbError):

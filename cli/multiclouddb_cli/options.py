@@ -106,6 +106,10 @@ Scope: TypeAlias = Annotated[
         autocompletion=lambda: [*_SCOPES],
     ),
 ]
+_TABLE = (
+    "The table: delta:PATH, sqlite:PATH#TABLE, or postgres:DSN#TABLE, for example "
+    "postgres:postgresql://host/shop#orders."
+)
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 FromAny: TypeAlias = Annotated[
     str,
@@ -236,8 +240,7 @@ TargetTable: TypeAlias = Annotated[
     typer.Option(
         "--target",
         metavar="TARGET",
-        help="The table: delta:PATH, sqlite:PATH#TABLE, or postgres:DSN#TABLE, for example "
-        "postgres:postgresql://host/shop#orders.",
+        help=_TABLE,
     ),
 ]
 Position: TypeAlias = Annotated[
@@ -261,8 +264,7 @@ MirrorTarget: TypeAlias = Annotated[
     typer.Option(
         "--target",
         metavar="TARGET",
-        help="The table: delta:PATH, sqlite:PATH#TABLE, or postgres:DSN#TABLE, for example "
-        "postgres:postgresql://host/shop#orders.",
+        help=_TABLE,
     ),
 ]
 MirrorPosition: TypeAlias = Annotated[

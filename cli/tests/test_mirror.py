@@ -117,3 +117,6 @@ def test_the_tables_of_a_file_end_with_the_highest_code(run, tmp_path, path, sto
     assert failed["error"]["category"] == "NOT_FOUND"
     assert equal["proof"]["equal"]
     assert run("mirror", file, "--target", "delta:x").exit_code == exits.USAGE
+    ran = run("mirror", file, "--option", "nothing=1")
+    assert ran.exit_code == exits.USAGE, ran.output
+    assert "--option" in ran.stderr

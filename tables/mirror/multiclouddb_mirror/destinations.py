@@ -24,6 +24,7 @@ from multiclouddb_tables.batch import Create, MissingState
 from multiclouddb_tables.columns import Columns
 from multiclouddb_tables.contract import SupportsPosition, Target, check_position
 from multiclouddb_tables.delta import DeltaTarget
+from multiclouddb_tables.mark import FoundTable
 from multiclouddb_tables.merging import merge_changes
 
 __all__ = ["Destination", "How", "destination_of"]
@@ -64,16 +65,14 @@ class Destination(ABC):
         """The name of the table, without secrets."""
         return self.target.name
 
-    @property
-    def exists(self) -> bool:
-        """True if there is a table."""
+    def found(self) -> FoundTable | None:
+        """Return the table that is there now, or None if there is none."""
         try:
-            self.target.found()
+            return self.target.found()
         except MulticloudDbError as error:
             if error.category is ErrorCategory.NOT_FOUND:
-                return False
+                return None
             raise
-        return True
 
     is_kept: bool = False
     """True if the position is part of the table, so that one without the other cannot be."""
@@ -103,6 +102,15 @@ class Destination(ABC):
             token: The token of the page.
             now: False if it may wait, because another page follows.
         """
+
+    def elsewhere(self, store: CheckpointStore, name: str) -> Destination:
+        """Return the same table with its position in a checkpoint store.
+
+        Args:
+            store: The store.
+            name: The name of the checkpoint.
+        """
+        return _Stored(self.target, self.merge, store, name)
 
 
 class _Kept(Destination):
@@ -161,9 +169,11 @@ class _Kept(Destination):
 class _Stored(Destination):
     """A table whose position is in a checkpoint store."""
 
-    def __init__(self, inner: Destination, store: CheckpointStore, name: str) -> None:
-        super().__init__(inner.target)
-        self._inner, self._store, self._name = inner, store, name
+    def __init__(
+        self, target: Target, merge: Callable[..., object], store: CheckpointStore, name: str
+    ) -> None:
+        super().__init__(target)
+        self._merge, self._store, self._name = merge, store, name
         self._saved: Checkpoint | None = None
 
     def load(self) -> str | None:
@@ -175,7 +185,7 @@ class _Stored(Destination):
         return None if found is None else found.token
 
     def merge(self, page: ChangeFeedPage, **how: Unpack[How]) -> None:
-        self._inner.merge(page, **how)
+        self._merge(page, **how)
 
     def save(self, token: str, *, now: bool) -> None:
         del now
@@ -185,45 +195,17 @@ class _Stored(Destination):
             self._saved = self._store.save(self._name, token, version)
 
 
-class _Postgres(Destination):
-    """A table of PostgreSQL, which gets rows and position in one transaction."""
+class _WithRows(_Stored):
+    """A table of PostgreSQL, whose checkpoint is stored in the transaction of the rows."""
 
-    def __init__(self, dsn: str, table: str, patience_seconds: float, *, keeps: bool) -> None:
-        from multiclouddb_postgres import PostgresTarget
-        from multiclouddb_postgres.checkpoints import PostgresCheckpointStore
-
-        name = _checkpoint_name(table)
-        # `PostgresTarget` finds the position itself, also one that another program has stored with the table.
-        super().__init__(PostgresTarget(dsn, table, patience_seconds=patience_seconds))
-        self._dsn, self._table, self._name, self._keeps = dsn, table, name, keeps
-        self._store = PostgresCheckpointStore(dsn)
-        self._saved: Checkpoint | None = None
-
-    def load(self) -> str | None:
-        self._saved = self._store.load(self._name)
-        return None if self._saved is None else self._saved.token
-
-    def stored(self) -> str | None:
-        found = self._store.load(self._name)
-        return None if found is None else found.token
+    def elsewhere(self, store: CheckpointStore, name: str) -> Destination:
+        return _Stored(self.target, self._merge, store, name)
 
     def merge(self, page: ChangeFeedPage, **how: Unpack[How]) -> None:
-        from multiclouddb_postgres import merge_into_postgres
-
-        kept = (self._name, self._saved) if self._keeps else (None, None)
-        merge_into_postgres(
-            page, None, self._dsn, self._table, None, checkpoint_name=kept[0], checkpoint=kept[1], **how
-        )
-        if self._keeps:
-            saved = self._store.load(self._name)
-            check_position(None if saved is None else saved.token, page.continuation_token, self.name)
-            self._saved = saved
-
-    def save(self, token: str, *, now: bool) -> None:
-        del now
-        before = self._saved
-        if before is None or before.token != token:
-            self._saved = self._store.save(self._name, token, None if before is None else before.version)
+        self._merge(page, checkpoint_name=self._name, checkpoint=self._saved, **how)
+        saved = self._store.load(self._name)
+        check_position(None if saved is None else saved.token, page.continuation_token, self.name)
+        self._saved = saved
 
 
 def destination_of(text: str, position: str | None = None, patience_seconds: float = 600.0) -> Destination:
@@ -245,13 +227,7 @@ def destination_of(text: str, position: str | None = None, patience_seconds: flo
         case "delta" if rest:
             found = _delta(rest, patience_seconds)
         case "postgres" if place and name:
-            try:
-                found = _Postgres(place, name, patience_seconds, keeps=position is None)
-            except ImportError as error:
-                raise MulticloudDbError(
-                    f'--target: cannot import {error.name}; run: pip install "multiclouddb[postgres]"',
-                    ErrorDetail(ErrorCategory.INVALID_REQUEST),
-                ) from error
+            found = _postgres(place, name, patience_seconds)
         case "sqlite" if place and name:
             from multiclouddb_tables.sqlite import SqliteTable
 
@@ -276,7 +252,25 @@ def destination_of(text: str, position: str | None = None, patience_seconds: flo
             "is no URL of a checkpoint",
             "write the store and a name, such as file:///data/positions/orders",
         )
-    return _Stored(found, open_checkpoint_store(store), checkpoint)
+    return found.elsewhere(open_checkpoint_store(store), checkpoint)
+
+
+def _postgres(dsn: str, table: str, patience_seconds: float) -> Destination:
+    try:
+        from multiclouddb_postgres import PostgresTarget, merge_into_postgres
+        from multiclouddb_postgres.checkpoints import PostgresCheckpointStore
+    except ImportError as error:
+        raise MulticloudDbError(
+            f'target: cannot import {error.name}; run: pip install "multiclouddb[postgres]"',
+            ErrorDetail(ErrorCategory.INVALID_REQUEST),
+        ) from error
+
+    def merge(page: ChangeFeedPage, **how: Any) -> None:
+        merge_into_postgres(page, None, dsn, table, None, **how)
+
+    # `PostgresTarget` finds the position itself, also one that another program has stored with the table.
+    target = PostgresTarget(dsn, table, patience_seconds=patience_seconds)
+    return _WithRows(target, merge, PostgresCheckpointStore(dsn), _checkpoint_name(table))
 
 
 def _checkpoint_name(table: str) -> str:

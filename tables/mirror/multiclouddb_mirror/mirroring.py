@@ -39,7 +39,7 @@ from multiclouddb_mirror.destinations import Destination, How, destination_of
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_tables.batch import other_rows
 from multiclouddb_tables.columns import Columns
-from multiclouddb_tables.mark import FeedSource, TableMark
+from multiclouddb_tables.mark import FeedSource, FoundTable, TableMark
 
 if TYPE_CHECKING:
     from multiclouddb_verify import Progress, Report
@@ -218,6 +218,7 @@ class Mirror:
         self._address = ResourceAddress.parse(address) if isinstance(address, str) else address
         self._changes: ChangeFeedIterator | None = None
         self._follower: Mirror | None = None
+        self._found: FoundTable | None = None
         self._stopped = Event()
 
     def stop(self) -> None:
@@ -230,27 +231,10 @@ class Mirror:
     def run(self) -> MirrorReport:
         """Run the mirror; see `mirror`."""
         settings = self._settings
-        may_lack = self._client.capabilities(settings.get("provider_options")).updates_may_lack_state
-        how: How = {
-            "missing_state": "keep" if may_lack else "refuse",
-            "columns": self._columns(),
-            "refill": settings.get("refill", False),
-            "create": "first",
-        }
-        stored = self._to.load()
+        stored, self._found = self._to.load(), self._to.found()
         begins, start = self._start(stored)
         self._check_adopted(stored)
-        if begins != "snapshot" and self._mark() is None and self._to.exists:
-            # The first merge takes over a table without a mark if its user says so, or has said so in an
-            # earlier run that has merged nothing: then the position is with the table.
-            takes_over = bool(settings.get("adopt")) or (stored is not None and self._to.is_kept)
-            how["create"] = "always" if takes_over else "first"
-        if begins == "position" and self._mark() is None and how["create"] != "always":
-            raise MulticloudDbError(
-                f"target: a position is stored for {self._to.name}, but there is no such table, or one that "
-                "was made again; run once with resync=True (--resync), which copies the collection again",
-                ErrorDetail(ErrorCategory.NOT_FOUND),
-            )
+        how = self._how(begins, stored)
         request = ChangeFeedRequest(
             self._address,
             start,
@@ -342,7 +326,7 @@ class Mirror:
                 f"is {type(start).__name__}, and rows that have not changed since then would never come",
                 "leave it out, which copies every row first",
             )
-        if isinstance(start, FromContinuationToken) and not self._to.exists:
+        if isinstance(start, FromContinuationToken) and self._found is None:
             raise invalid_request(
                 "start",
                 f"is a token, but there is no {self._to.name} with the rows from before it",
@@ -354,31 +338,41 @@ class Mirror:
         if isinstance(given, str | os.PathLike):
             return Columns.from_toml(given)
         check_type("columns", given, Columns, type(None))
-        mark = self._mark() if given is None else None
+        mark = self._mark if given is None else None
         return given if mark is None else mark.declared
 
+    @property
     def _mark(self) -> TableMark | None:
-        """Return the mark of the table; None if there is no table, or none on it."""
-        try:
-            return self._to.target.found().mark
-        except MulticloudDbError as error:
-            if error.category is ErrorCategory.NOT_FOUND:
-                return None
-            raise
+        """The mark that the table had at the start; None if there was no table, or none on it."""
+        return None if self._found is None else self._found.mark
+
+    def _how(self, begins: str, stored: str | None) -> How:
+        may_lack = self._client.capabilities(self._settings.get("provider_options")).updates_may_lack_state
+        how: How = {
+            "missing_state": "keep" if may_lack else "refuse",
+            "columns": self._columns(),
+            "refill": self._settings.get("refill", False),
+            "create": "first",
+        }
+        if begins != "snapshot" and self._found is not None and self._mark is None:
+            # The first merge takes over a table without a mark if its user says so, or has said so in an
+            # earlier run that has merged nothing: then the position is with the table.
+            takes_over = bool(self._settings.get("adopt")) or (stored is not None and self._to.is_kept)
+            how["create"] = "always" if takes_over else "first"
+        if begins == "position" and self._mark is None and how["create"] != "always":
+            raise MulticloudDbError(
+                f"target: a position is stored for {self._to.name}, but there is no such table, or one that "
+                "was made again; run once with resync=True (--resync), which copies the collection again",
+                ErrorDetail(ErrorCategory.NOT_FOUND),
+            )
+        return how
 
     def _check_adopted(self, stored: str | None) -> None:
         """Refuse a table that somebody else has filled: a snapshot would bury rows that are not in it."""
-        if stored is not None or self._settings.get("adopt"):
+        if stored is not None or self._settings.get("adopt") or self._found is None or self._mark is not None:
             return
-        if self._mark() is not None:
-            return
-        try:
-            with closing(self._to.target.rows()) as rows:  # type: ignore[type-var]
-                has_rows = any(batch.num_rows for batch in rows)
-        except MulticloudDbError as error:
-            if error.category is ErrorCategory.NOT_FOUND:
-                return
-            raise
+        with closing(self._to.target.rows()) as rows:  # type: ignore[type-var]
+            has_rows = any(batch.num_rows for batch in rows)
         if has_rows:
             raise invalid_request(
                 "target",
@@ -389,7 +383,7 @@ class Mirror:
 
     def _check_same_feed(self, page: ChangeFeedPage) -> None:
         """Refuse the table of another collection: a snapshot would bury all of its rows."""
-        mark, source = self._mark(), FeedSource.of_page(page)
+        mark, source = self._mark, FeedSource.of_page(page)
         if mark is None or source is None or self._settings.get("adopt"):
             return
         if (mark.provider, mark.address) != (source.provider, source.address):
