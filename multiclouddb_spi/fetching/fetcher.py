@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from concurrent.futures import wait as wait_for
 from typing import Final, TypeVar
 
@@ -17,6 +17,7 @@ from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.faults import Fault, ProviderFault
 from multiclouddb_spi.fetching.consumers import Consumers
+from multiclouddb_spi.fetching.daemon_pool import DaemonPool
 from multiclouddb_spi.fetching.stream import Budget, Stream
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.retry import ATTEMPTS, Tries
@@ -268,7 +269,7 @@ class ReadContext:
         # The pool has twice the width, so that the long polls of one call do not prevent another call from
         # reading.
         def pool() -> Executor:
-            return executor or ThreadPoolExecutor(2 * config.max_concurrency, "multiclouddb")
+            return executor or DaemonPool(2 * config.max_concurrency, "multiclouddb")
 
         closed, budget = threading.Event(), Budget(config.max_buffered_bytes)
         return cls(

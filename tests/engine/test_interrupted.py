@@ -2,13 +2,13 @@
 
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory
 from multiclouddb_spi import ProviderFault
+from multiclouddb_spi.fetching.daemon_pool import DaemonPool
 from multiclouddb_spi.fetching.fetcher import Fetcher
 from tests.engine.interrupt import interrupted_at
 
@@ -117,7 +117,7 @@ def test_of_a_fetch_that_has_begun_nothing_stays(threaded):
     token = bench.page(Beginning()).continuation_token
     bench.fill(6)
     bench.sim.hold("p0")
-    submit = ThreadPoolExecutor.submit, Fetcher.submit
+    submit = DaemonPool.submit, Fetcher.submit
     pool = Struck("return", *submit, bench.sim.wait_until_held).strike(lambda: bench.page(token))
     bench.sim.release("p0")
     pool.shutdown()

@@ -15,14 +15,13 @@ from multiclouddb_api import (
     EntireCluster,
     EntireDatabase,
     ErrorCategory,
-    LogicalPartition,
     NewItemStateMode,
     OldItemStateMode,
     ResourceAddress,
     invalid_request,
 )
+from multiclouddb_mongo.driver import retried
 from multiclouddb_mongo.options import MongoOptions
-from multiclouddb_mongo.pymongo_internals import retried
 from multiclouddb_mongo.values import LENIENT_RAW
 from multiclouddb_spi import FeedSpec, ProviderFault, unsupported
 
@@ -142,12 +141,6 @@ def check_provisioned(spec: FeedSpec, address: ResourceAddress, found: FoundReso
     """Refuse a request that this collection cannot serve."""
     options = spec.options
     assert isinstance(options, MongoOptions)
-    if isinstance(spec.scope, LogicalPartition) and options.collation is not None:
-        raise invalid_request(
-            "MongoOptions.collation",
-            "is given together with LogicalPartition(), whose key would be compared with it too",
-            "leave it out, or read the whole collection and filter its events",
-        )
     if not found.there or isinstance(spec.scope, EntireDatabase | EntireCluster):
         return
     name = address.collection

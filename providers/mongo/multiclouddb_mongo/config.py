@@ -114,7 +114,7 @@ class MongoConfig:
         remote = [host for host, _ in nodes if not host.endswith(".sock") and not is_loopback(host)]
         return names if remote else None
 
-    def client(self, concurrency: int, **internals: Any) -> MongoClient[dict[str, Any]]:
+    def client(self, concurrency: int) -> MongoClient[dict[str, Any]]:
         """Make PyMongo's client. The client connects, and queries DNS, when it is first used."""
         # The options of the `url` take precedence, except for options about the decoding of values. Decoded
         # dates have a time zone, and may be outside Python's range. UUIDs are binary values of subtype 4 (see
@@ -141,7 +141,6 @@ class MongoConfig:
                 unicode_decode_error_handler="strict",
                 driver=DriverInfo("multiclouddb", version("multiclouddb-mongo")),
                 **{name: value for name, value in ours.items() if value is not None},
-                **internals,
             )
         except (PyMongoError, ValueError, TypeError, OSError) as error:
             reason = str(error)

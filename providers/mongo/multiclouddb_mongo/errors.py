@@ -267,18 +267,6 @@ def is_too_large(error: BaseException) -> bool:
     return code_of(error) == EVENT_TOO_LARGE and (found is None or 0 < int(found[1]) <= _MOST_OBJECT)
 
 
-def is_logged_out(error: BaseException) -> bool:
-    """Return True if the server knows no user of this connection."""
-    return code_of(error) == NOT_AUTHORIZED and "requires authentication" in _text(error)
-
-
-def login_lost(error: BaseException) -> Fault:
-    """Return the fault for a connection that did log in, but whose user was dropped since."""
-    # Someone may have made the user again, so the engine tries again with a new login.
-    message = "the user of this connection was dropped after its login; log in again"
-    return Fault(_TRANSIENT, message, str(code_of(error)), retryable=True)
-
-
 def classify(error: Exception) -> Fault:
     """Classify a failure. This function never raises an exception, even if the failure is unknown."""
     # `vendor_retried` is always set, because PyMongo itself retries a read once and resumes a change stream
@@ -361,10 +349,9 @@ def _of_driver(error: Exception, code: int | None) -> Fault | None:
 def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> MongoRule:
     text = _text(error)
     row = CODES.get(code) if code is not None else None
-    if is_logged_out(error):
-        return attrs.evolve(
-            AUTHENTICATION, way_out="the server requires a login; put a user into the connection"
-        )
+    if code == NOT_AUTHORIZED and "requires authentication" in text:
+        way_out = "the server knows no user of this connection; put a user into the connection, or connect "
+        return attrs.evolve(AUTHENTICATION, way_out=way_out + "again if the user was dropped after the login")
     if row is not None and code == NOT_AUTHORIZED and (denied := _DENIED.match(text)):
         database, command = denied.groups()
         return attrs.evolve(row, way_out=f"{command} on database {database!r}: {row.way_out}")

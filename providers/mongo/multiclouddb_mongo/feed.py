@@ -27,6 +27,7 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_mongo.catalog import FoundResource, find
+from multiclouddb_mongo.driver import retried
 from multiclouddb_mongo.errors import PROVIDER_ID
 from multiclouddb_mongo.mapping import MongoView
 from multiclouddb_mongo.position import (
@@ -43,7 +44,6 @@ from multiclouddb_mongo.position import (
     ticks_at,
     token_text,
 )
-from multiclouddb_mongo.pymongo_internals import retried
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.snapshots import (
     ScanSource,

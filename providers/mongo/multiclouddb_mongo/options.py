@@ -29,6 +29,15 @@ def _stages(value: object) -> Any:
     raise invalid_request("MongoOptions.pipeline", problem, 'pass [{"$match": …}]')
 
 
+def _no_collation(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value is not None:
+        raise invalid_request(
+            "MongoOptions.collation",
+            "is given, but PyMongo does not send the collation of a change stream",
+            "compare in the pipeline, for example with $toLower",
+        )
+
+
 def _exact(value: object) -> object:
     """Return a tuple to compare: unlike Python, it tells 1 from True, and sees the order of a mapping."""
     if isinstance(value, Mapping):
@@ -74,22 +83,16 @@ class MongoOptions(ProviderOptions):
     max_await_time_ms: int | None = attrs.field(default=None, validator=_POSITIVE)
     """How long the server may delay an empty answer, in milliseconds; at least 1.
 
-    With None, the library chooses: 10 if no call waits; in a long poll the rest of the wait, but at most
-    1000, or at most 500 with a client of your own. A process that shuts down may have to wait until this time
-    is over.
+    With None, the library chooses: 10 if no call waits; in a long poll the rest of the wait, but at most 500.
+    If PyMongo does not let the library change it while a stream is open, it is always 200. A process that
+    shuts down may have to wait until this time is over.
     """
     batch_size: int | None = attrs.field(default=None, validator=_POSITIVE)
     """The maximum number of changes in one answer of the server. With None, the maximum is the size of a
     page, but at least 100 and at most 500."""
-    collation: Mapping[str, Any] | None = attrs.field(
-        default=None,
-        converter=_mapping,
-        validator=is_a(dict, type(None)),
-        eq=_exact,
-        hash=False,
-        metadata={"positions": True},
-    )
-    """How a `$match` in `pipeline` compares text."""
+    collation: None = attrs.field(default=None, validator=_no_collation)
+    """Not supported: PyMongo accepts the collation of a change stream, but does not send it. Compare in
+    `pipeline`, for example with `$toLower`."""
     comment: Any = attrs.field(default=None, hash=False)
     """A text that `currentOp` and the profiler show; the default is `"multiclouddb"`."""
     show_expanded_events: bool | None = attrs.field(

@@ -16,22 +16,11 @@ from multiclouddb_mongo.capabilities import CAPABILITIES
 from multiclouddb_mongo.catalog import check_provisioned, deployment_id, find, list_collections, resolve
 from multiclouddb_mongo.commands import Commands
 from multiclouddb_mongo.config import MongoConfig
-from multiclouddb_mongo.errors import PROVIDER_ID, classify, is_logged_out, login_lost
+from multiclouddb_mongo.driver import Closer, hushed, is_told_at_once, reach, retried
+from multiclouddb_mongo.errors import PROVIDER_ID, classify
 from multiclouddb_mongo.feed import MongoFeed
 from multiclouddb_mongo.members import Majority, ServerClock
 from multiclouddb_mongo.options import MongoOptions
-from multiclouddb_mongo.pymongo_internals import (
-    Closer,
-    bounded_pool,
-    flush,
-    give_up_soon,
-    hushed,
-    interrupt,
-    is_told_at_once,
-    log_in_again,
-    reach,
-    retried,
-)
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.snapshots import SegmentReader
 from multiclouddb_mongo.source import ReaderContext, elected
@@ -42,7 +31,7 @@ _LOG: Final = logging.getLogger("multiclouddb.mongo")
 _WIRE_OF_7_0: Final = 21
 _WIRE_OF_6_0: Final = 17
 _SPLITS_SINCE: Final = (6, 0, 9)
-_CLOSE_SECONDS: Final = 0.5
+_CLOSE_SECONDS: Final = 0.4
 
 
 class MongoProvider(Provider):
@@ -71,7 +60,7 @@ class MongoProvider(Provider):
         # A missing collection is an error at the start of a feed. A feed that continues from a token still
         # reads the last changes and the drop of a missing collection from the log.
         address = resolve(spec, self._database)
-        self._reach(deadline)
+        reach(self._client, deadline, opening=True)
         found = find(self._client, spec, address)
         check_provisioned(spec, address, found)
         splits, sharded = self._server()
@@ -83,7 +72,6 @@ class MongoProvider(Provider):
             images=found.images,
             splits=splits,
             sharded=sharded,
-            bounded=self._ours,
             believed=self._believed,
             majority=self._majority,
             clock=self._clock,
@@ -93,11 +81,11 @@ class MongoProvider(Provider):
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
         """Return the collections of the given database, by default of the connection string's database."""
-        self._reach(deadline)
+        reach(self._client, deadline, opening=True)
         return list_collections(self._client, database or self._database)
 
     def classify(self, error: Exception) -> Fault:
-        return login_lost(error) if is_logged_out(error) and log_in_again(self._client) else classify(error)
+        return classify(error)
 
     def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
         return self._commands.run_command(database, command, options)
@@ -125,14 +113,7 @@ class MongoProvider(Provider):
         with pymongo.timeout(_CLOSE_SECONDS):
             self._commands.close()
             if self._ours:
-                flush(self._client)
-                interrupt(self._client)
                 self._client.close()
-
-    def _reach(self, deadline: Deadline) -> None:
-        if self._ours:
-            give_up_soon(self._client)
-        reach(self._client, deadline, opening=True)
 
     def _server(self) -> tuple[bool, bool]:
         """Return whether the server splits large events, and whether it is a `mongos`."""
@@ -180,7 +161,7 @@ class MongoPlugin(ProviderPlugin):
         if native_client is None:
             checked = MongoConfig.from_client(config)
             try:
-                client = checked.client(config.max_concurrency, _pool_class=bounded_pool())
+                client = checked.client(config.max_concurrency)
             except PyMongoError as error:
                 raise ProviderFault(classify(error)) from None
             if (hosts := checked.readable_hosts) is not None:

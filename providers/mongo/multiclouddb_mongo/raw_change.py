@@ -1,13 +1,15 @@
-"""Represents change documents as received, in bytes."""
+"""Represents change documents as received, in bytes, and the answers in which they were received."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 import bson
+from attrs import frozen
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 
@@ -34,6 +36,40 @@ _KEY: Final = b"\x03documentKey\x00"
 _DECIMAL: Final = b"\x13"  # the type of an element; a length or a number may contain this byte too
 _PIECE: Final = 1 << 18
 _LONGEST: Final = max(map(len, _ITEM_CHANGES))
+
+
+_FIRST: Final = b"\x04firstBatch\x00"
+_NEXT: Final = b"\x04nextBatch\x00"
+
+
+@frozen
+class Answer:
+    """What an answer of the server says of its changes.
+
+    Attributes:
+        count: How many changes it has.
+        opened: True if it belongs to the command that opens a stream, which PyMongo repeats to resume one.
+        over: True if the server has closed its cursor.
+    """
+
+    count: int
+    opened: bool
+    over: bool
+
+
+class _Received(threading.local):
+    answer: Answer | None = None
+
+
+_received: Final = _Received()
+
+
+def last_answer() -> Answer | None:
+    """Return what the last answer with changes said that this thread has received since the last call."""
+    # PyMongo decodes an answer in the thread that has asked for it. If it does not make the answer with the
+    # class of the documents, the result is None, and nothing is known of the answer.
+    found, _received.answer = _received.answer, None
+    return found
 
 
 class RawDocument(RawBSONDocument):
@@ -75,6 +111,9 @@ class RawChange(RawDocument):
         self._bytes = bson_bytes
         if bson_bytes[_LENGTH:_TOKEN] != _HEAD:
             super().__init__(bson_bytes, codec_options)
+            name = _batch_of(bson_bytes)
+            if name is not None:
+                _received.answer = Answer(len(self[name]), name == "firstBatch", not self["id"])
 
     def items(self) -> ItemsView[str, Any]:
         return decoded(self._bytes).items() if self._is_change() else super().items()
@@ -95,6 +134,14 @@ class RawChange(RawDocument):
 
     def _is_change(self) -> bool:
         return self._bytes[_LENGTH:_TOKEN] == _HEAD
+
+
+def _batch_of(answer: Raw) -> str | None:
+    """Return the name of the list of changes with which an answer begins."""
+    head = bytes(answer[_LENGTH : _LENGTH + len(_FIRST)])
+    if head == _FIRST:
+        return "firstBatch"
+    return "nextBatch" if head.startswith(_NEXT) else None
 
 
 RAW_CODEC: Final[CodecOptions[RawChange]] = CODEC.with_options(document_class=RawChange)

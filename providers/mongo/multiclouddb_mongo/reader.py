@@ -13,6 +13,7 @@ from typing import Final, NoReturn
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 
 from multiclouddb_api import ErrorCategory, Invalidated
+from multiclouddb_mongo.driver import FIXED_AWAIT_MS, Stream
 from multiclouddb_mongo.errors import (
     EVENT_TOO_LARGE,
     IMAGE_MISSING,
@@ -34,7 +35,6 @@ from multiclouddb_mongo.position import (
     ticks_at,
     time_text,
 )
-from multiclouddb_mongo.pymongo_internals import GivenUp, Stream, buffered, inner_cursor
 from multiclouddb_mongo.raw_change import decoded, namespace_of, place_of_change, wall_seconds
 from multiclouddb_mongo.source import CLOSED, LogEnd, ReaderContext
 from multiclouddb_mongo.taker import Taken, Taker
@@ -51,6 +51,7 @@ from multiclouddb_spi import (
     cancelled,
 )
 from multiclouddb_spi.faults import START_AGAIN
+from multiclouddb_spi.time_limits import SILENT_SECONDS
 
 # Larger answers are slower, because they are no longer in the processor's cache when they are decoded.
 _LEAST_BATCH: Final = 100
@@ -58,9 +59,8 @@ _MOST_BATCH: Final = 500
 # The engine asks for less than this after a connection has broken within an answer.
 _BRIEF_BYTES: Final = 1 << 20
 _SHORT_AWAIT_MS: Final = 10
-# A read of the application's own client can be cancelled only when the server answers.
-_LONG_AWAIT_MS: Final = 1000
-_CLIENT_AWAIT_MS: Final = 500
+# A read can be cancelled only when the server answers.
+_LONG_AWAIT_MS: Final = 500
 _CAREFUL_SECONDS: Final = 0.5
 _CAREFUL_LOOKS: Final = 20
 # Wall clocks and cluster time are not the same. On servers with synchronised clocks, they differ by less than
@@ -102,7 +102,8 @@ class MongoReader(Reader):
         self._overtaken = False
         # True unless the server's last answer came from the end of its log.
         self._searches = True
-        self._most_await_ms = _LONG_AWAIT_MS if source.bounded else _CLIENT_AWAIT_MS
+        # When the fetch began, and when it asked for its last answer.
+        self._began_at = self._asked_at = 0.0
         self._least_await_ms = _SHORT_AWAIT_MS
         self._outcome: Outcome = Continue()
         self._begin, self._end = place, LogEnd(source)
@@ -111,10 +112,11 @@ class MongoReader(Reader):
         self._cancelled = threading.Event()
 
     def longest_fetch(self) -> float:
-        """Return no limit for the library's own client, whose connections give up silent servers."""
+        """Return for how long a fetch may take; its last answer has as much time, however long it waits."""
         # A server first searches its log, which may take minutes, and sends nothing meanwhile. If it is given
         # up, the next search may take twice as long.
-        return self._source.longest_fetch()
+        silence = self._source.patience if self._searches else SILENT_SECONDS
+        return self._asked_at - self._began_at + _LONG_AWAIT_MS / 1000 + silence
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """Return the next changes: the rest of the server's last answer, or one more answer."""
@@ -123,12 +125,12 @@ class MongoReader(Reader):
         taken = Taken(self._place)
         self._stop_at_bound(taken)
         self._deadline, self._end = deadline, LogEnd(self._source)
+        self._began_at = self._asked_at = time.monotonic()
         now = self._source.clock.now()
         self._began = None if now is None else int(now)
         self._is_brief = max_bytes < _BRIEF_BYTES
         if isinstance(self._outcome, Continue):
             self._refuse_another()
-            self._source.begin(self._most_await_ms)
             self._read(taken, max_records, min(wait, max(0.0, deadline.remaining())))
             if taken.gone is not None:
                 self._over(taken, taken.gone)
@@ -137,12 +139,10 @@ class MongoReader(Reader):
 
     def cancel(self) -> None:
         """Close the stream that a running fetch is reading."""
-        # The wait for the server's answer ends within half a second. With a client of the application, this
-        # needs an answer of the server.
-        # PyMongo cannot be interrupted while it looks for a server. Such a fetch ends after
-        # `serverSelectionTimeoutMS`.
-        if not self._source.bounded:
-            self._be_patient()
+        # The running request ends only when the server answers, or when PyMongo gives it up. PyMongo cannot
+        # be interrupted while it looks for a server either; that ends after `serverSelectionTimeoutMS`.
+        if self._searches and not self._cancelled.is_set():  # the server may have been searching its log
+            self._source.be_patient()
         self.halt()
         stream = self._stream
         if stream is not None:
@@ -161,9 +161,9 @@ class MongoReader(Reader):
 
     # -- The stream
 
-    def _opened(self, taken: Taken, max_records: int, await_ms: int) -> Stream:
+    def _opened(self, taken: Taken, max_records: int) -> Stream:
         size = min(_MOST_BATCH, max(1 if self._is_brief else _LEAST_BATCH, max_records))
-        used_up = self._stream is not None and not buffered(self._stream)
+        used_up = self._stream is not None and self._taker.is_used_up
         if self._stream is not None and used_up and self._source.is_replaced(self._stream):
             # PyMongo would wait for this server, although another server may be the primary now.
             self.close()
@@ -176,11 +176,11 @@ class MongoReader(Reader):
                 self._look()
                 self._searches = True
                 self._source.reach(self._deadline)
-                self._stream = self._source.open(taken.place, self._batch_size, await_ms)
+                self._stream = self._source.open(taken.place, self._batch_size, FIXED_AWAIT_MS)
+                self._taker.begin()
                 if self._cancelled.is_set():  # a stream cannot be closed while it is being opened
                     self.close()
             self._look()
-            self._taker.begin()
         assert self._stream is not None
         return self._stream
 
@@ -222,8 +222,11 @@ class MongoReader(Reader):
                 continue
             # A stream that another thread closed also returns nothing.
             self._look()
-            if self._until is None:
-                taken.at_end = self._end.is_passed(taken.place, self._stream, self._begin)
+            is_known = self._taker.is_known
+            if self._until is None or not is_known:
+                # If PyMongo hides its answers, it may have resumed the stream without asking for changes.
+                stream = self._stream if is_known else None
+                taken.at_end = self._end.is_passed(taken.place, stream, self._begin)
             else:  # the end of a bounded read is its bound
                 taken.at_end = not self._source.sharded
             taken.caught_up = None if taken.at_end else False
@@ -235,7 +238,7 @@ class MongoReader(Reader):
                 return
             if self._end.is_late and (self._source.sharded or now - began >= _LAG_SECONDS):
                 self._leave_a_member_that_lags()
-                self._least_await_ms = self._most_await_ms
+                self._least_await_ms = _LONG_AWAIT_MS
 
     def _leave_a_member_that_lags(self) -> None:
         """Close the stream once a call, so that the driver chooses a member anew."""
@@ -245,21 +248,21 @@ class MongoReader(Reader):
             and not self._source.sharded
             and self._source.election(self._stream) is None
             and self._source.options.max_await_time_ms is None
-            and not (self._stream is not None and buffered(self._stream))
+            and self._taker.is_used_up
         ):
             self.close()
 
     def _await_ms(self, until: float) -> int:
         """Return how long the server may delay its next answer if it has no change."""
         left = math.ceil(1000 * (until - time.monotonic()))
-        return max(self._least_await_ms, min(self._most_await_ms, left))
+        return max(self._least_await_ms, min(_LONG_AWAIT_MS, left))
 
     def _answer(self, taken: Taken, max_records: int, await_ms: int) -> tuple[bool, bool] | None:
         """Read the changes of one answer, or the changes left from an earlier answer."""
         try:
-            stream = self._opened(taken, max_records, await_ms)
-            cursor = inner_cursor(stream)
+            stream = self._opened(taken, max_records)
             self._source.wait_next(stream, await_ms)
+            self._asked_at = time.monotonic()
             with self._source.at_work():
                 looked = self._taker.take(stream, taken, max_records, self._batch_size)
                 if self._cancelled.is_set():  # PyMongo may have resumed a stream that was already closed
@@ -267,10 +270,8 @@ class MongoReader(Reader):
             self._overtaken = False
             self._searches = looked
             self._source.calm()
-            return looked, inner_cursor(stream) is not cursor
-        except (PyMongoError, GivenUp) as error:
-            if isinstance(error, GivenUp):
-                self._be_patient()
+            return looked, self._taker.resumed
+        except PyMongoError as error:
             self.close()
             taken.keep_up()
             if taken.changes:
@@ -290,11 +291,6 @@ class MongoReader(Reader):
                     raise
             self._take_carefully(taken, error, max_records)
         return None
-
-    def _be_patient(self) -> None:
-        """If the server may have been searching its log, give the next search more time."""
-        if self._searches and not self._cancelled.is_set():
-            self._source.be_patient()
 
     def _take_carefully(self, taken: Taken, error: PyMongoError, max_records: int) -> None:
         """Take changes one by one, because the server cannot send an answer that contains one of them."""

@@ -30,6 +30,7 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_mongo.catalog import FoundResource, check_provisioned, find, name_of
+from multiclouddb_mongo.driver import Rows
 from multiclouddb_mongo.mapping import MongoView
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.position import (
@@ -45,7 +46,6 @@ from multiclouddb_mongo.position import (
     range_of,
     scan_at,
 )
-from multiclouddb_mongo.pymongo_internals import GivenUp, Rows, next_answer
 from multiclouddb_mongo.rows import ROW_CODEC, DocumentMapper, copied, rows_of
 from multiclouddb_mongo.source import BY_MINIMUM, REFUSALS, ReaderContext
 from multiclouddb_mongo.values import CODEC, asked_key, to_bson
@@ -96,11 +96,14 @@ class ScanSource:
     def __init__(self, source: ReaderContext) -> None:
         self.client, self._source = source.client, source
         self.at_work, self.opening = source.at_work, source.opening
-        self.begin, self.calm, self.be_patient = source.begin, source.calm, source.be_patient
-        self.bounded, self.longest_fetch = source.bounded, source.longest_fetch
+        self.calm, self.be_patient = source.calm, source.be_patient
         spec = source.spec
         self._key = spec.scope.key if isinstance(spec.scope, LogicalPartition) else None
         self._keys_only = spec.new_item_state_mode is NewItemStateMode.OMIT and not spec.include_native
+
+    def longest_answer(self) -> float:
+        """Return for how many seconds the server may not answer."""
+        return self._source.patience
 
     # -- Rows
 
@@ -125,7 +128,6 @@ class ScanSource:
         """Return the undecoded rows with these keys, in any order."""
         rows: list[bytes] = []
         for wanted in _in_commands(place, keys):
-            self.begin(0)
             with (
                 self.opening(),
                 self.session(place) as session,
@@ -279,6 +281,7 @@ def _is_end(wanted: str) -> bool:
 
 _LEAST_BATCH: Final = 100
 _MOST_BATCH: Final = 1000
+_ENOUGH_BYTES: Final = 4 << 20
 
 
 class SegmentReader(Reader):
@@ -300,7 +303,7 @@ class SegmentReader(Reader):
         self._exhausted = not start.uuid or start.begin == f"({MAX_KEY}"
         self._outcome: Outcome = Continue()
         self._cancelled = threading.Event()
-        self._requests = 0
+        self._requests = self._size = 0
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """Return the next rows: the rest of the server's last answer, or one more answer."""
@@ -310,7 +313,6 @@ class SegmentReader(Reader):
         rows: list[bytes] = []
         if isinstance(self._outcome, Continue):
             if not self._rows and not self._exhausted:
-                self._source.begin(0)
                 self._answer(max_records)
                 self._source.calm()
             rows = self._taken(max_records, max_bytes)
@@ -332,11 +334,11 @@ class SegmentReader(Reader):
 
     def longest_fetch(self) -> float:
         """See `MongoReader.longest_fetch`; the server may search for a row that fits the scope."""
-        return self._source.longest_fetch()
+        return self._source.longest_answer()
 
     def cancel(self) -> None:
         """Close the cursor that a running fetch is reading."""
-        if not self._source.bounded:
+        if not self._cancelled.is_set():
             self._source.be_patient()
         self.halt()
         self._close_cursor()
@@ -368,11 +370,6 @@ class SegmentReader(Reader):
             try:
                 self._next(max_records)
                 return
-            except GivenUp:
-                self._close_cursor()
-                if not self._cancelled.is_set():
-                    self._source.be_patient()
-                raise
             except PyMongoError:
                 self._close_cursor()
                 if not lost or self._cancelled.is_set() or not self._source.client.options.retry_reads:
@@ -387,7 +384,7 @@ class SegmentReader(Reader):
             cursor = self._cursor
             assert cursor is not None
             self._requests += 1
-            answer = next_answer(cursor)
+            rows = self._next_rows(cursor)
         if fresh:
             self._requests += 1
             notice = self._source.gone(self._place)
@@ -396,22 +393,37 @@ class SegmentReader(Reader):
                 return
         # If the cursor was closed in the meantime, it is not known whether rows are left. `cancel` may also
         # close it during the following lines, so `alive` is read first.
-        alive = cursor.alive
+        alive = self._cursor is not cursor or cursor.alive
         if self._cancelled.is_set():
             self._close_cursor()
             raise cancelled()
-        rows = copied(answer)
         mapper = self._mapper(self._place)
         self._rows = self._source.in_scope(mapper.unread(self._place, rows), mapper)
         if not alive:
             self._exhausted = True
             self._close_cursor()
 
+    def _next_rows(self, cursor: Rows) -> list[bytes]:
+        """Return about as many rows as an answer has; what is left of an answer stays in the cursor."""
+        rows: list[bytes] = []
+        nbytes = 0
+        try:
+            for row in cursor:
+                rows.append(bytes(row.raw))
+                nbytes += len(rows[-1])
+                if len(rows) >= self._size or nbytes >= _ENOUGH_BYTES:
+                    break
+        except PyMongoError:
+            if not rows:
+                raise
+            self._close_cursor()  # a new one continues after these rows
+        return rows
+
     def _open(self, max_records: int) -> None:
-        size = min(_MOST_BATCH, max(_LEAST_BATCH, max_records))
+        self._size = min(_MOST_BATCH, max(_LEAST_BATCH, max_records))
         with self._source.opening():
             self._session = self._source.session(self._place)
-            self._cursor = self._source.rows(self._place, self._session, size)
+            self._cursor = self._source.rows(self._place, self._session, self._size)
 
     def _end(self, notice: Notice) -> None:
         self._close_cursor()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
@@ -11,9 +10,6 @@ from typing import Any, Final, TypeAlias
 from attrs import frozen
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
-from pymongo.collection import Collection
-from pymongo.cursor import Cursor
-from pymongo.database import Database
 from pymongo.errors import AutoReconnect, NetworkTimeout, OperationFailure
 from pymongo.read_concern import ReadConcern
 from pymongo.read_preferences import ReadPreference
@@ -26,6 +22,17 @@ from multiclouddb_api import (
     NewItemStateMode,
     ResourceAddress,
 )
+from multiclouddb_mongo.driver import (
+    Closer,
+    Rows,
+    Stream,
+    await_next,
+    is_told_at_once,
+    reach,
+    retried,
+    server_of,
+    watch_cluster,
+)
 from multiclouddb_mongo.errors import (
     CONVERSION_FAILURE,
     EVENT_TOO_LARGE,
@@ -36,22 +43,10 @@ from multiclouddb_mongo.errors import (
 from multiclouddb_mongo.members import Majority, ServerClock, ticks_in
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.position import After, At, Place, compare, ticks_at, token_text
-from multiclouddb_mongo.pymongo_internals import (
-    Closer,
-    Rows,
-    Stream,
-    await_next,
-    check_servers,
-    inner_cursor,
-    is_told_at_once,
-    reach,
-    retried,
-    watch_otherwise,
-)
-from multiclouddb_mongo.raw_change import RAW_CODEC, RawChange
+from multiclouddb_mongo.raw_change import RAW_CODEC
 from multiclouddb_mongo.values import CODEC, LENIENT_RAW, to_bson
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, unsupported
-from multiclouddb_spi.time_limits import ANSWER_SECONDS, SILENT_SECONDS, current
+from multiclouddb_spi.time_limits import ANSWER_SECONDS
 
 Stage: TypeAlias = Mapping[str, Any]
 
@@ -93,7 +88,7 @@ class ReaderContext:
     engine itself stops waiting at its deadline.
 
     Attributes:
-        patience: For how many seconds a server may send nothing while it searches its log.
+        patience: For how many seconds a server may not answer while it searches its log.
         closed_at: The position at which the server has closed the connection instead of an answer, or None.
         believed: The election whose primary's empty answers show the end of the log, if any; see `LogEnd`.
         majority: Whether a majority has what the primary has acknowledged.
@@ -111,7 +106,6 @@ class ReaderContext:
         images: bool = False,
         splits: bool = False,
         sharded: bool = False,
-        bounded: bool = False,
         believed: set[object] | None = None,
         majority: Majority | None = None,
         clock: ServerClock | None = None,
@@ -121,9 +115,9 @@ class ReaderContext:
         self._closer = closer or Closer()
         self.at_work, self.opening = self._closer.at_work, self._closer.opening
         self.client, self.spec, self.address, self.options = client, spec, address, spec.options
-        self._splits, self.sharded, self.images, self.bounded = splits, sharded, images, bounded
+        self._splits, self.sharded, self.images = splits, sharded, images
         self.refused = set[str]() if refused is None else refused
-        self.patience = self._calm = SILENT_SECONDS if bounded else ANSWER_SECONDS
+        self.patience = ANSWER_SECONDS
         limits = (client.options.timeout, client.options.pool_options.socket_timeout)
         self.closed_at: Place | None = None
         self.believed = set() if believed is None else believed
@@ -154,25 +148,16 @@ class ReaderContext:
         """Let the server delay its next answer by `await_ms` if it has no change."""
         await_next(stream, self._awaiting(await_ms))
 
-    def begin(self, await_ms: int) -> None:
-        """Prepare the network layer for a request of this thread, whose empty answer may take `await_ms`."""
-        arrival = current()
-        if arrival is not None:
-            arrival.begin_call(self._awaiting(await_ms) / 1000, self.patience)
-
     def be_patient(self) -> None:
         """Give the server twice as much time for its next search; perhaps it was still searching."""
         self.patience = min(_MOST_PATIENCE, 2 * self.patience)
 
-    def longest_fetch(self) -> float:
-        return math.inf if self.bounded else self.patience
-
     def calm(self) -> None:
         """Record that the server has answered."""
-        self.patience = self._calm
+        self.patience = ANSWER_SECONDS
 
     def reach(self, deadline: Deadline) -> None:
-        """Wait for a server, but no longer than the call may take; see `pymongo_internals.reach`."""
+        """Wait for a server, but no longer than the call may take; see `driver.reach`."""
         reach(self.client, deadline)
 
     def close(self, stream: Stream | Rows) -> None:
@@ -181,7 +166,7 @@ class ReaderContext:
 
     def answers(self, stream: Stream | Rows) -> bool:
         """Return False if the server of a stream is known to be unreachable."""
-        return _address(stream) is None or self._server(stream) is not None
+        return server_of(stream) is None or self._server(stream) is not None
 
     def is_replaced(self, stream: Stream) -> bool:
         """Return True if another server has to be read: this one is unreachable, or no primary any more."""
@@ -327,7 +312,7 @@ class ReaderContext:
 
     def _server(self, stream: Stream | Rows) -> ServerDescription | None:
         """Return what PyMongo knows of a stream's server; None if it does not reach the server."""
-        address = _address(stream)
+        address = server_of(stream)
         servers = self.client.topology_description.server_descriptions()
         server = None if address is None else servers.get(address)
         return server if server is not None and server.is_server_type_known else None
@@ -382,24 +367,20 @@ class ReaderContext:
             "full_document_before_change": _if_there(self.full_document_before_change(), slim),
             "max_await_time_ms": await_ms,
             "batch_size": batch_size,
-            "collation": self.options.collation,
             "comment": _COMMENT if self.options.comment is None else self.options.comment,
             "show_expanded_events": None if EXPANDED in without else self.options.show_expanded_events,
             **start,
         }
-        target = self._target()
         stages = [*([] if also is None else [also]), *self.pipeline(slim=slim)]
         stages = [stage for stage in stages if without.isdisjoint(stage)]
-        if isinstance(self.spec.scope, EntireCluster) or self.options.collation is not None:
-            return watch_otherwise(target, self.spec.scope, stages, settings)
-        return target.watch(stages, **settings)
-
-    def _target(self) -> Collection[RawChange] | Database[RawChange]:
-        # `MongoClient.watch` would use the client's own codec and read concern, which may not be suitable.
+        # The client's own codec and read concern may not be suitable.
         name = "admin" if self.address.database is None else self.address.database
         database = self.client.get_database(name, codec_options=RAW_CODEC, read_concern=_MAJORITY)
+        if isinstance(self.spec.scope, EntireCluster):
+            return watch_cluster(database, stages, settings)
         collection = self.address.collection
-        return database if collection is None else database.get_collection(collection)
+        target = database if collection is None else database.get_collection(collection)
+        return target.watch(stages, **settings)
 
 
 class LogEnd:
@@ -469,9 +450,7 @@ class LogEnd:
         with source.opening():
             answer = retried(client, lambda: client.admin.command("hello", codec_options=CODEC))
         if not answer.get("isWritablePrimary", True):
-            # PyMongo does not know the primary yet, and without a failure it may not ask for a minute.
-            check_servers(client)
-            return
+            return  # PyMongo does not know the primary yet
         source.clock.told(answer)
         self._is_common = source.majority.told(answer)
         self._last = ticks_in(answer, "opTime") or 0
@@ -486,11 +465,6 @@ def elected(hello: Mapping[str, Any]) -> object:
     written = hello.get("lastWrite", {})
     knows = written.get("opTime", {}).get("t") == written.get("majorityOpTime", {}).get("t")
     return hello.get("electionId") if knows and hello.get("isWritablePrimary") else None
-
-
-def _address(stream: Stream | Rows) -> tuple[str, int | None] | None:
-    cursor = stream if isinstance(stream, Cursor) else inner_cursor(stream)
-    return getattr(cursor, "address", None)
 
 
 def _start(place: Place) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import attrs
@@ -11,14 +11,16 @@ from attrs import define
 from bson.raw_bson import RawBSONDocument
 
 from multiclouddb_api import Dropped, ErrorCategory, Notice, Renamed
+from multiclouddb_mongo.driver import Stream
 from multiclouddb_mongo.mapping import CHANGES
 from multiclouddb_mongo.position import After, Kind, Place, compare, token_text
-from multiclouddb_mongo.pymongo_internals import Stream, buffered, inner_cursor, take_buffered
 from multiclouddb_mongo.raw_change import (
+    Answer,
     Raw,
     RawChange,
     is_before,
     item_changes,
+    last_answer,
     namespace_of,
     place_of_change,
     text_before,
@@ -90,28 +92,40 @@ class Taker:
         self._source, self._until = source, until
         self._bound = None if until is None else text_before(until)
         self._parts: list[RawBSONDocument] = []
+        # How many changes the last answer had, and how many are left of it; None if PyMongo hides it.
+        self._size = 0
+        self._left: int | None = 0
+        self._ended = self.resumed = False
+        self.is_known = True
         # Most changes are taken unchanged. The server and the caller decide which changes need a closer
         # check.
         self._takes = untouched_changes if source.splits or source.options.pipeline else item_changes
 
     def begin(self) -> None:
-        """Begin a stream from which no part of a split change has been read yet."""
+        """Begin with the first answer of a stream that this thread has just opened."""
         self._parts = []
+        self._ended = self.resumed = False
+        self._told(last_answer())
+
+    @property
+    def is_used_up(self) -> bool:
+        """Return True unless changes of the last answer are left."""
+        return not self._left
 
     def take(self, stream: Stream, taken: Taken, room: int, batch_size: int) -> bool:
         """Take the remaining changes of an answer, or the next answer."""
-        fresh = not buffered(stream)
-        if fresh and not getattr(inner_cursor(stream), "alive", True):
+        fresh = not self._left
+        self.resumed = False
+        if fresh and self._ended:
             # The server's first answer has closed the stream. PyMongo would try to resume the stream, but a
             # stream cannot be resumed after an invalidate.
             self._end_with(stream, taken)
             return False
         taken.requests += fresh
-        change = stream.try_next()
+        change = self._next(stream)
         if change is None:
             self._follow(stream, taken, None)
             return False
-        left = size = buffered(stream)
         takes, bound = self._takes, self._bound
         while True:
             if takes([change.raw]) and (bound is None or is_before(change.raw, bound)):
@@ -122,32 +136,34 @@ class Taker:
                 break
             if len(taken.changes) >= room and not self._parts:
                 break
-            if left is not None:
-                if not left:
-                    if fresh and size is not None and size + 1 < batch_size:
-                        self._was_short(taken)
-                    break
-                # PyMongo hands out the last change, so that its resume token is the one of that change.
-                most = min(left, room - len(taken.changes)) - 1
-                if most > 0:
-                    plain = take_buffered(stream, most, self._count_plain)
-                    taken.changes += plain
-                    left -= len(plain)
-                left -= 1
-            following = stream.try_next()
+            if self._left == 0:
+                if fresh and self._size < batch_size:
+                    self._was_short(taken)
+                break
+            following = self._next(stream)
             if following is None:
                 break
             change = following
         self._follow(stream, taken, place_of_change(change.raw).data)
         return True
 
-    def _count_plain(self, changes: Sequence[Raw]) -> int:
-        """Return how many of the first changes are taken as they are."""
-        count = self._takes(changes)
-        # A stream has its changes in the order of their tokens.
-        if count and self._bound is not None and not is_before(changes[count - 1], self._bound):
-            return 0
-        return count
+    def _next(self, stream: Stream) -> RawChange | None:
+        """Return the next change, and notice what the server has answered."""
+        if self._left:
+            self._left -= 1
+            return stream.try_next()
+        last_answer()  # another stream of this thread may have received one
+        change = stream.try_next()
+        self._told(last_answer(), 0 if change is None else 1)
+        return change
+
+    def _told(self, answer: Answer | None, taken: int = 0) -> None:
+        self.is_known = answer is not None
+        if answer is None:
+            self._left = None
+            return
+        self._size, self._left = answer.count, answer.count - taken
+        self._ended, self.resumed = answer.over, self.resumed or answer.opened
 
     def consider(self, change: RawChange, taken: Taken) -> bool:
         """Process one change of any kind. Return False if no further change may be read."""

@@ -19,7 +19,6 @@ from pymongo.errors import DuplicateKeyError, WriteError
 
 from multiclouddb_api import (
     Beginning,
-    ErrorCategory,
     LogicalPartition,
     MulticloudDbKey,
     Now,
@@ -27,8 +26,6 @@ from multiclouddb_api import (
     Snapshot,
     encode_json,
 )
-from multiclouddb_conformance.refusals import refusal
-from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.mapping import MongoMapper, MongoView
 from multiclouddb_mongo.values import decode, normal_key, portable
 
@@ -292,10 +289,3 @@ class TestCollation:
             collection.replace_one({"_id": "alice"}, {"_id": "alice"})
         with pytest.raises(DuplicateKeyError):
             collection.insert_one({"_id": "alice"})
-
-    def test_a_pipeline_s_collation_would_compare_the_key_too(self, reader, here):
-        asked = {
-            "scope": LogicalPartition(MulticloudDbKey({"_id": "a"})),
-            "provider_options": MongoOptions(collation={"locale": "en"}),
-        }
-        refusal(ErrorCategory.INVALID_REQUEST, lambda: read(reader, here, Now(), **asked), "collation")

@@ -25,8 +25,8 @@ def proxy(one):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    for module in ("spi.time_limits", "mongo.source", "mongo.pymongo_internals"):
-        monkeypatch.setattr(f"multiclouddb_{module}.SILENT_SECONDS", SILENT)
+    monkeypatch.setattr("multiclouddb_mongo.reader.SILENT_SECONDS", SILENT)
+    monkeypatch.setattr("multiclouddb_mongo.source.ANSWER_SECONDS", 2 * SILENT)
 
 
 def url(proxy, **options):

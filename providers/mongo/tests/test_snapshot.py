@@ -38,7 +38,7 @@ from multiclouddb_mongo.provider import MongoProvider
 from multiclouddb_mongo.rows import RawRow
 from multiclouddb_mongo.snapshots import SegmentReader, _in_commands, check_snapshot, look_up_documents
 from multiclouddb_mongo.source import Log, LogBeginning
-from multiclouddb_spi import Continue, Deadline, FeedSpec, ProviderFault, Scanned
+from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Scanned
 
 from .monitor import ids, keys, read, told, walk
 
@@ -400,12 +400,17 @@ class Row(RawRow):
 
 
 class Cursor:
-    """Simulates the part of the driver's cursor that a reader uses. It returns one row in each answer."""
+    """Simulates the part of the driver's cursor that a reader uses. It has one row in each answer."""
 
     def __init__(self, answers, at_answer, at_read):
         self.alive, self._left, self._at_answer, self._at_read = True, answers, at_answer, at_read
 
+    def __iter__(self):
+        return self
+
     def __next__(self):
+        if not self._left:
+            raise StopIteration
         self._left -= 1
         self.alive = bool(self._left)
         self._at_answer()
@@ -417,8 +422,7 @@ class Cursor:
 class Source:
     """Simulates the part of a scanned collection that a reader uses."""
 
-    bounded = True
-    begin = calm = be_patient = staticmethod(lambda *_: None)
+    calm = be_patient = staticmethod(lambda *_: None)
     client = SimpleNamespace(options=SimpleNamespace(retry_reads=True))
     in_scope = staticmethod(lambda rows, _: rows)
 
@@ -464,12 +468,12 @@ class TestCancelled:
         with pytest.raises(ProviderFault, match="cancelled"):
             fetch(reader)
 
-    def test_while_the_answer_is_processed(self):
+    def test_while_the_rows_are_taken(self):
         source = Source()
         reader = reader_of(source)
         source.at_read = reader.cancel
-        batch = fetch(reader)
-        assert (len(batch), batch.outcome) == (1, Continue())
+        with pytest.raises(ProviderFault, match="cancelled"):
+            fetch(reader)
 
     def test_the_last_answer_ends_the_segment(self):
         assert isinstance(fetch(reader_of(Source(answers=1))).outcome, Scanned)

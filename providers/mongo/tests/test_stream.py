@@ -9,6 +9,7 @@ import pymongo
 import pytest
 from bson import Decimal128, Timestamp
 from pymongo import MongoClient
+from pymongo.collection import Collection
 from pymongo.errors import AutoReconnect, NetworkTimeout, OperationFailure
 
 from multiclouddb_api import (
@@ -21,9 +22,9 @@ from multiclouddb_api import (
     ResourceAddress,
 )
 from multiclouddb_mongo import MongoOptions, members
+from multiclouddb_mongo.driver import Closer, hushed
 from multiclouddb_mongo.members import Majority, ServerClock
 from multiclouddb_mongo.position import After, At, ticks_at
-from multiclouddb_mongo.pymongo_internals import Closer, hushed
 from multiclouddb_mongo.source import ENDINGS, LogEnd, ReaderContext
 from multiclouddb_spi import FeedSpec
 
@@ -52,12 +53,11 @@ def make(lonely, monkeypatch):
         source = ReaderContext(client, spec, spec.address, images=images, splits=splits)
         source.noted = []
 
-        class Target:
-            def watch(self, stages, **settings):
-                source.noted.append((stages, settings))
-                return "stream"
+        def watch(_target, stages, **settings):
+            source.noted.append((stages, settings))
+            return "stream"
 
-        monkeypatch.setattr(source, "_target", Target)
+        monkeypatch.setattr(Collection, "watch", watch)
         return source
 
     return make
@@ -160,7 +160,7 @@ def test_a_change_that_is_only_named_has_the_same_filter_and_no_document(make):
 )
 def test_a_wait_is_shorter_than_what_the_driver_waits(make, limits, asked, sent):
     with MongoClient("mongodb://127.0.0.1:1/", connect=False, **limits) as client:
-        source, cursor = make(client=client), SimpleNamespace()
+        source, cursor = make(client=client), SimpleNamespace(_max_await_time_ms=1000)
         source.open(At(1), 100, asked)
         source.wait_next(SimpleNamespace(_cursor=cursor), asked)
     assert source.noted[-1][1]["max_await_time_ms"] == cursor._max_await_time_ms == sent
@@ -205,7 +205,7 @@ class TestCloser:
 
     def test_after_a_while_it_speaks_again(self, monkeypatch):
         clock = [1000.0]
-        monkeypatch.setattr("multiclouddb_mongo.pymongo_internals.time.monotonic", lambda: clock[0])
+        monkeypatch.setattr("multiclouddb_mongo.driver.time.monotonic", lambda: clock[0])
 
         class Slow(Stubborn):
             def close(self):
@@ -265,10 +265,6 @@ class Member:
         common = {"ts": Timestamp(5, common), "t": term}
         written = {"opTime": {"ts": Timestamp(5, 2), "t": 2}, "majorityOpTime": common}
         self.hello = {"isWritablePrimary": True, "electionId": ELECTION, "lastWrite": written, **hello}
-        self.checks = []
-
-    def _get_topology(self):
-        return SimpleNamespace(request_check_all=self.checks.append)
 
     def command(self, *_, **__):
         return self.hello
@@ -303,10 +299,8 @@ CHANGE = After("e", f"82{5:08X}{2:08X}2B022C")
     ],
 )
 def test_an_empty_answer_shows_the_end_of_the_log(won, hello, begin, places, ends):
-    end = LogEnd(member := Member(won, **hello))
+    end = LogEnd(Member(won, **hello))
     assert [end.is_passed(place, "stream", begin) for place in places] == ends
-    former = not member.hello["isWritablePrimary"]
-    assert bool(member.checks) is former  # a former primary: the servers are asked who has won
 
 
 @pytest.mark.parametrize(("mode", "believed"), [("stream", True), ("poll", False)])
