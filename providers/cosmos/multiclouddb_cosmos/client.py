@@ -30,12 +30,15 @@ from multiclouddb_cosmos.records import LSN, SYSTEM, Doubled, told_apart, with_h
 from multiclouddb_cosmos.transport import (
     ALL_VERSIONS,
     LATEST,
+    NOW,
     MovedError,
     Transport,
     Watch,
+    begin_at,
     close_client,
-    continuation_of,
     end_if_throttled,
+    feed_range_of,
+    position_headers,
     ranges_in,
     unwrapped,
 )
@@ -69,7 +72,6 @@ item.
 _ESCAPED_LSN: Final = re.compile(rb"\\u00(?:5[fF]|6[cCeE]|73)").search
 """Finds a letter of `_lsn` that is written with a JSON escape."""
 _BY_ID: Final = "SELECT * FROM c WHERE c.id = @id"
-_NOW: Final[dict[str, Any]] = {"Type": "Now"}
 
 
 @frozen
@@ -319,10 +321,10 @@ class Calls:
         limit: int,
         deadline: Deadline,
         mode: str = ALL_VERSIONS,
-        start: Mapping[str, Any] = _NOW,
+        start: str = NOW,
+        since: int | None = None,
     ) -> RangePage:
         """Return one page of a range."""
-        token = continuation_of(rid, place, etag, mode, dict(start))
         seen: dict[str, Any] = {}
 
         def hook(headers: Any, body: Any) -> None:
@@ -332,7 +334,10 @@ class Calls:
         pages = (
             self.container(address)
             .query_items_change_feed(
-                continuation=token,
+                feed_range=feed_range_of(place),
+                mode=mode,
+                start_time=start,
+                raw_request_hook=begin_at(position_headers(etag, since), rid, recreated(address)),
                 max_item_count=min(limit, LARGEST_PAGE),
                 response_hook=hook,
                 **self._limits(deadline, seen),
@@ -344,11 +349,6 @@ class Calls:
         except CosmosHttpResponseError as error:
             self._hear(error.headers or {})
             if code_of(error) == (BAD_REQUEST, RECREATED):
-                raise recreated(address) from error
-            raise
-        except ValueError as error:
-            # azure-cosmos compares the resource ids itself.
-            if "collection rid" in str(error):
                 raise recreated(address) from error
             raise
         headers = seen["headers"]

@@ -7,7 +7,6 @@ import threading
 import time
 from datetime import UTC, datetime
 from itertools import product
-from typing import Any
 from weakref import WeakSet
 
 import attrs
@@ -23,7 +22,7 @@ from multiclouddb_cosmos.hashing import effective_key
 from multiclouddb_cosmos.options import CosmosOptions
 from multiclouddb_cosmos.position import LEAST, MOST, KeyRange, RangeMap
 from multiclouddb_cosmos.records import UPSERT, CosmosView, given, is_of, lsn_of, seconds_of, spellings
-from multiclouddb_cosmos.transport import ALL_VERSIONS, LATEST, start_of
+from multiclouddb_cosmos.transport import ALL_VERSIONS, BEGINNING, LATEST, NOW
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader, expired, unsupported
 
 _WHOLE = KeyRange(LEAST, MOST)
@@ -172,7 +171,7 @@ class ReaderContext:
         if self.is_latest:
             since = past if past is not None and past > 0 else None
             if etag is None:
-                return self._latest(place, etag, limit, deadline, {"Type": "Now"})
+                return self._latest(place, etag, limit, deadline, start=NOW)
             answer = self.read_latest(place, etag, limit, since, deadline)
             if since is None:
                 return answer
@@ -184,7 +183,7 @@ class ReaderContext:
             ]
             return attrs.evolve(answer, items=kept)
         try:
-            answer = self._asked(place, etag, limit, deadline, ALL_VERSIONS, {"Type": "Now"})
+            answer = self._asked(place, etag, limit, deadline)
         except CosmosHttpResponseError as error:
             if error.status_code != BAD_REQUEST or etag is None or is_disabled(error) or asks_for_less(error):
                 raise
@@ -194,9 +193,9 @@ class ReaderContext:
         if limit > 1:
             # The service refuses an expired position however little is asked for.
             with contextlib.suppress(CosmosHttpResponseError):
-                answer = self._asked(place, etag, 1, deadline, ALL_VERSIONS, {"Type": "Now"})
+                answer = self._asked(place, etag, 1, deadline)
                 return self._reached(place, etag, answer)
-        self._asked(place, None, 1, deadline, ALL_VERSIONS, {"Type": "Now"})
+        self._asked(place, None, 1, deadline)
         raise expired(
             f"LSN {etag} is older than the account's continuous backup ({classify(refusal).message})"
         ) from refusal
@@ -210,20 +209,28 @@ class ReaderContext:
         """
         if since is not None and place not in self.untimed:
             try:
-                return self._latest(place, etag, limit, deadline, start_of(since))
+                return self._latest(place, etag, limit, deadline, since=since)
             except CosmosHttpResponseError as error:
                 if error.status_code != BAD_REQUEST or asks_for_less(error):
                     raise
             # The service refuses a time for merged partitions (Azure/azure-sdk-for-java issue 48752).
-            answer = self._latest(place, etag, limit, deadline, start_of(None))
+            answer = self._latest(place, etag, limit, deadline)
             self.untimed.add(place)
             return answer
-        return self._latest(place, etag, limit, deadline, start_of(None))
+        return self._latest(place, etag, limit, deadline)
 
     def _latest(
-        self, place: KeyRange, etag: int | None, limit: int, deadline: Deadline, start: dict[str, Any]
+        self,
+        place: KeyRange,
+        etag: int | None,
+        limit: int,
+        deadline: Deadline,
+        *,
+        start: str = BEGINNING,
+        since: int | None = None,
     ) -> RangePage:
-        return self._reached(place, etag, self._asked(place, etag or None, limit, deadline, LATEST, start))
+        answer = self._asked(place, etag or None, limit, deadline, LATEST, start, since)
+        return self._reached(place, etag, answer)
 
     def _asked(
         self,
@@ -231,8 +238,9 @@ class ReaderContext:
         etag: int | None,
         limit: int,
         deadline: Deadline,
-        mode: str,
-        start: dict[str, Any],
+        mode: str = ALL_VERSIONS,
+        start: str = NOW,
+        since: int | None = None,
     ) -> RangePage:
         """Return one page, which is smaller if the service asks for less."""
         refused = 0
@@ -240,7 +248,7 @@ class ReaderContext:
             limit = min(limit, self.page)
             try:
                 answer = self.calls.read(
-                    self.spec.address, self.definition.rid, place, etag, limit, deadline, mode, start
+                    self.spec.address, self.definition.rid, place, etag, limit, deadline, mode, start, since
                 )
             except CosmosHttpResponseError as error:
                 if limit == 1 or not asks_for_less(error):

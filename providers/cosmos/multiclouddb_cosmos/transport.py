@@ -1,4 +1,4 @@
-"""Makes a client of azure-cosmos whose transport observes requests, and makes continuations of one range.
+"""Makes a client of azure-cosmos whose transport observes requests, and asks for a page of one range.
 
 azure-cosmos nests retries of a page inside other retries, and some of its retries have no limit.
 azure-cosmos cannot always resume from its own continuations, and it silently widens a range that spans
@@ -12,26 +12,24 @@ import base64
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Executor, Future
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import contextmanager, suppress
+from email.utils import formatdate
+from typing import Any, Final
 from urllib.parse import urlsplit
 
-import orjson
 import requests
 from attrs import define
 from azure.core.pipeline.transport import RequestsTransport
 from azure.cosmos import CosmosClient
-from azure.cosmos._retry_options import RetryOptions
-from azure.cosmos._routing import routing_map_provider
-from azure.cosmos.documents import ConnectionPolicy
 from azure.cosmos.exceptions import CosmosClientTimeoutError, CosmosHttpResponseError
 from requests.adapters import HTTPAdapter
 from requests.structures import CaseInsensitiveDict
 from requests.utils import default_headers, get_encoding_from_headers
 from urllib3.util.retry import Retry
 
+from multiclouddb_api import ErrorCategory
 from multiclouddb_cosmos.config import CosmosConfig
 from multiclouddb_cosmos.credentials import RenewableCredential
 from multiclouddb_cosmos.errors import BAD_REQUEST, GONE, RECREATED, TOO_MANY, retry_after
@@ -39,9 +37,9 @@ from multiclouddb_cosmos.position import KeyRange
 from multiclouddb_spi import Deadline, ProviderFault
 from multiclouddb_spi.bounded_pools import AnswerBound, bounded_pools
 
-if TYPE_CHECKING:
-    from azure.cosmos import CosmosClient
-
+_shared: Any = None
+with suppress(ImportError):
+    from azure.cosmos._routing import routing_map_provider as _shared
 
 _PLAIN: Final = frozenset(
     {"headers", "data", "files", "verify", "timeout", "cert", "allow_redirects", "proxies"}
@@ -191,24 +189,29 @@ class SameThread(Executor):
 
 
 def separate_locks(client: CosmosClient) -> None:
-    """Give a client its own locks for listings."""
+    """Give a client its own locks for listings, if azure-cosmos has them where they were seen."""
     # azure-cosmos makes the lock of a container when it needs it.
-    cache: Any = client.client_connection._routing_map_provider
-    cache._collection_locks, cache._locks_lock = {}, threading.Lock()
+    cache: Any = getattr(client.client_connection, "_routing_map_provider", None)
+    if hasattr(cache, "_collection_locks") and hasattr(cache, "_locks_lock"):
+        cache._collection_locks, cache._locks_lock = {}, threading.Lock()
 
 
 def renew_locks() -> None:
     """Replace the shared locks in a forked child, where the application's clients use these locks."""
-    shared: Any = routing_map_provider
-    shared._shared_cache_lock = threading.RLock()
-    for locks in shared._shared_collection_locks.values():
+    shared = _shared
+    if hasattr(shared, "_shared_cache_lock"):
+        shared._shared_cache_lock = threading.RLock()
+    for locks in getattr(shared, "_shared_collection_locks", {}).values():
         locks.clear()
-    for endpoint in shared._shared_locks_locks:
-        shared._shared_locks_locks[endpoint] = threading.Lock()
+    guards = getattr(shared, "_shared_locks_locks", {})
+    for endpoint in guards:
+        guards[endpoint] = threading.Lock()
 
 
 ALL_VERSIONS: Final = "AllVersionsAndDeletes"
 LATEST: Final = "LatestVersion"
+NOW: Final = "Now"
+BEGINNING: Final = "Beginning"
 _OK: Final = 200
 _NOT_MODIFIED: Final = 304
 _PAGE_PARTS: Final = 5
@@ -221,6 +224,8 @@ _LATEST_SECONDS: Final = 0.1
 _EARLY_SECONDS: Final = 10
 _NO_ITEMS: Final = b'{"Documents":[]}'
 _THREAD: Final = "cosmos-endpoint-refresh"
+_INTENDED: Final = "x-ms-cosmos-intended-collection-rid"
+_VERSION: Final = "v2"
 
 os.register_at_fork(after_in_child=renew_locks)
 
@@ -316,9 +321,10 @@ class Transport(RequestsTransport):  # type: ignore[misc]
             answer = super().send(request, **kwargs)
             if _is_foreign(answer.status_code):
                 raise _refusal(answer)
-            if answer.status_code == GONE and watch is not None:
-                # To handle the answer, azure-cosmos would list the partitions. If it lists them already, it
-                # would wait forever for a lock that the same thread holds.
+            if answer.status_code in (GONE, TOO_MANY) and watch is not None:
+                # azure-cosmos would repeat a throttled request nine times. To handle the other answer, it
+                # would list the partitions. If it lists them already, it would wait forever for a lock that
+                # the same thread holds.
                 raise _EndedError(_refusal(answer))
             return answer
         if watch.answered:
@@ -365,9 +371,6 @@ def make_client(
     """Make a client; azure-cosmos asks the service for the account's regions during this call."""
     # The client retries only in another region of the account.
     transport = Transport(concurrency + _SPARE_CONNECTIONS)
-    policy = ConnectionPolicy()
-    # No retry after a 429 answer: `retry_throttle_total=0` is taken for the default, nine retries.
-    policy.RetryOptions = RetryOptions(0)
     credential = config.find_credential()
     renewable = None if isinstance(credential, str) else RenewableCredential(credential)
     client = CosmosClient(
@@ -376,7 +379,6 @@ def make_client(
         # The client sends no session tokens. With many partitions, each request would contain many session
         # tokens.
         consistency_level="Eventual",
-        connection_policy=policy,
         transport=transport,
         retry_total=0,
         retry_read=0,
@@ -400,35 +402,47 @@ def close_client(client: CosmosClient) -> None:
     client.close()
 
 
-def continuation_of(rid: str, place: KeyRange, etag: int | None, mode: str, start: dict[str, Any]) -> str:
-    """Return the continuation for one range, in the format of azure-cosmos."""
-    span = {"min": place.low, "max": place.high, "isMinInclusive": True, "isMaxInclusive": False}
-    body = {
-        "v": "v2",
-        "containerRid": rid,
-        "mode": mode,
-        "startFrom": start,
-        "continuation": {
-            "v": "v2",
-            "rid": rid,
-            "Range": span,
-            "continuation": [{"token": "" if etag is None else f'"{etag}"', "range": span}],
-        },
-    }
-    return base64.b64encode(orjson.dumps(body)).decode("ascii")
+def feed_range_of(place: KeyRange) -> dict[str, Any]:
+    """Return a range in the form in which azure-cosmos lists the ranges of partitions."""
+    return {"Range": {"min": place.low, "max": place.high, "isMinInclusive": True, "isMaxInclusive": False}}
 
 
-def start_of(since: int | None) -> dict[str, Any]:
-    """Return the start of the feed of latest versions, in the format of azure-cosmos."""
-    # azure-cosmos reads its `PointInTimeMs` as seconds.
-    # The service's times are only precise to a few seconds, so the caller must filter out earlier items.
-    if since is None:
-        return {"Type": "Beginning"}
-    early = max(0, since - _EARLY_SECONDS)
-    return {"Type": "PointInTime", "PointInTimeMs": early}
+def position_headers(etag: int | None, since: int | None) -> dict[str, str]:
+    """Return the headers with which a page begins after an LSN, and has no items from long before a time."""
+    # https://learn.microsoft.com/rest/api/cosmos-db/list-documents names them. A continuation of azure-cosmos
+    # would say the same, but its format is private, and it would repeat the first request after a time.
+    headers = {} if etag is None else {"If-None-Match": f'"{etag}"'}
+    if since is not None:
+        # The service's times are only precise to a few seconds, so the caller must filter out earlier items.
+        headers["If-Modified-Since"] = formatdate(max(0, since - _EARLY_SECONDS), usegmt=True)
+    return headers
+
+
+def begin_at(headers: Mapping[str, str], rid: str, recreated: Exception) -> Callable[[Any], None]:
+    """Return a hook that adds headers to a request for a page of the container with a resource id."""
+    # azure-cosmos finds the container by its name. It asks again with the new resource id if it changes.
+
+    def hook(asked: Any) -> None:
+        request = asked.http_request
+        if _is_page(request):
+            if request.headers.get(_INTENDED, rid) != rid:
+                raise _EndedError(recreated)
+            request.headers.update(headers)
+
+    return hook
 
 
 def ranges_in(continuation: str) -> list[KeyRange]:
     """Return the ranges that a continuation of azure-cosmos contains."""
-    queue = json.loads(base64.b64decode(continuation))["continuation"]["continuation"]
-    return [KeyRange(each["range"]["min"], each["range"]["max"]) for each in queue]
+    version: object = None
+    with suppress(ValueError, KeyError, TypeError, AttributeError):
+        found = json.loads(base64.b64decode(continuation))
+        version = found.get("v")
+        if version == _VERSION:
+            queue = found["continuation"]["continuation"]
+            return [KeyRange(each["range"]["min"], each["range"]["max"]) for each in queue]
+    raise ProviderFault.of(
+        ErrorCategory.PROVIDER_ERROR,
+        f"this azure-cosmos writes continuations of the version {version!r}, which do not say in a known way "
+        f"which partition was read; install azure-cosmos 4.17, which writes {_VERSION!r}, and report this",
+    )
