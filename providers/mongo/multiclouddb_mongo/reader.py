@@ -246,8 +246,7 @@ class MongoReader(Reader):
         if (
             self._least_await_ms == _SHORT_AWAIT_MS
             and not self._source.sharded
-            and self._source.election(self._stream) is None
-            and self._source.options.max_await_time_ms is None
+            and (self._end.is_former or self._source.election(self._stream) is None)
             and self._taker.is_used_up
         ):
             self.close()

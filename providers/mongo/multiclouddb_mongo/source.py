@@ -398,7 +398,9 @@ class LogEnd:
     #    has to pass the end that the log had during this fetch. A `mongos` does not say what a majority of a
     #    shard has.
     #
-    # `is_late` is True if another answer may be needed, and only after some time.
+    # `is_late` is True if another answer may be needed, and only after some time. `is_former` is True if the
+    # server that PyMongo takes for the primary is none any more. PyMongo learns it from the next command that
+    # needs a primary, such as one that opens a stream; its own question may come a minute later.
 
     def __init__(self, source: ReaderContext) -> None:
         self._source = source
@@ -406,7 +408,7 @@ class LogEnd:
         self._last: int | None = None
         self._election: object = None
         self._is_common = False
-        self.is_late = False
+        self.is_late = self.is_former = False
 
     def is_passed(self, place: Place, stream: Stream | None, begin: Place) -> bool:
         """Return True if the answer after which a stream is at `place` was the end of the log.
@@ -450,7 +452,8 @@ class LogEnd:
         with source.opening():
             answer = retried(client, lambda: client.admin.command("hello", codec_options=CODEC))
         if not answer.get("isWritablePrimary", True):
-            return  # PyMongo does not know the primary yet
+            self.is_former = True
+            return
         source.clock.told(answer)
         self._is_common = source.majority.told(answer)
         self._last = ticks_in(answer, "opTime") or 0

@@ -846,7 +846,7 @@ class TestAMemberThatLags:
 
         class End:
             def __init__(self, source):
-                self.is_late = False
+                self.is_late = self.is_former = False
 
             def is_passed(self, place, stream, begin):
                 clock[0] += 0.1  # what an answer takes
