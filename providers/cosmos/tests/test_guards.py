@@ -22,6 +22,7 @@ from .world import ADDRESS, READ, seconds, soon
 
 pytestmark = pytest.mark.usefixtures("hasty")
 
+
 def moved(world):
     """Return the range of the first partition, and a position before all written changes."""
     (span, *_) = [KeyRange(each["low"], each["high"]) for each in world.partitions()]
