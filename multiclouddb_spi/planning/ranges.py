@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from contextlib import closing, suppress
-from functools import partial
 from typing import Final, assert_never
 
 from attrs import frozen
@@ -18,20 +18,24 @@ from multiclouddb_spi.contract import Feed, Provider, Reader
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.errors import cause_of, fault_of, to_error, user_errors
 from multiclouddb_spi.faults import ProviderFault, RecordFault
+from multiclouddb_spi.fetching.daemon_pool import DaemonPool
 from multiclouddb_spi.positions import compare, open_reader
 from multiclouddb_spi.retry import MOST_SKIPS, Tries
 from multiclouddb_spi.segment import Segment, plan_id_of
-from multiclouddb_spi.time_limits import AnswerSize, Deadline, current
+from multiclouddb_spi.time_limits import CALL_SILENT_SECONDS, AnswerSize, Arrival, Deadline
 
 _FETCH_SECONDS: Final = 120.0
 _STILL_SECONDS: Final = 120.0
 _PAUSE_SECONDS: Final = 0.1
 _SPARE_SECONDS: Final = 30.0
+_LOOK_SECONDS: Final = 0.2
+_CLOSE_SECONDS: Final = 1.0
 _RECORDS: Final = 10_000
 _DELIVER_FIRST: Final = (ErrorCategory.PROVIDER_ERROR, ErrorCategory.CHECKPOINT_EXPIRED)
 _BYTES: Final = 8 * 1024 * 1024
-_LONG: Final = 500  # a shorter range is not worth another thread
+_LONG: Final = 500  # a caller of a shorter range may need no more records
 _log = logging.getLogger("multiclouddb.planner")
+_SILENT: Final = "the service has not answered for {:.0f} s, so its answer is given up; try again"
 _ENDED: Final = (
     "it ended before the end of the planned range: it was dropped, renamed or recreated in the meantime; "
     "try again, and if that does not help, start a new read at an earlier time"
@@ -70,7 +74,8 @@ def read_range(
 ) -> Iterator[Batch]:
     """Read a range with retries; no batch is empty.
 
-    While the caller uses a batch of a long range, another thread reads the next batch.
+    Another thread reads, so that a service that never answers can be given up. While the caller uses a batch
+    of a long range, it reads the next one.
 
     Args:
         provider: Classifies failures.
@@ -116,8 +121,11 @@ class RangeReading:
         self._tries = Tries(provider, pause=lambda seconds: _sleep(seconds))
         self._position = part.start
         self._reader: Reader | None = None
-        self._pool: ThreadPoolExecutor | None = None
-        self._ahead: Future[Batch] | None = None
+        self._pool: DaemonPool | None = None
+        # The fetch that was begun last, unless its answer was taken. Until then, only its thread uses the
+        # reader.
+        self._future: Future[Batch] | None = None
+        self._began = 0.0
         self._size = self._sizes.get(part.partition_id) or AnswerSize()
 
     def batches(self, on_expired: OnExpired) -> Iterator[Batch]:
@@ -152,7 +160,7 @@ class RangeReading:
             if len(batch):
                 count += len(batch)
                 if count >= _LONG and isinstance(batch.outcome, Continue) and not batch.poll_after:
-                    self._read_ahead()
+                    self._begin(_RECORDS, Deadline.after(_FETCH_SECONDS))
                 yield batch
             self._tell(batch.notices)
             if isinstance(batch.outcome, Scanned):
@@ -178,44 +186,61 @@ class RangeReading:
 
     def close(self) -> None:
         """Free the reader; may be called more than once."""
+        # A reader can be closed when its fetch has ended.
         pool, self._pool = self._pool, None
+        future, self._future = self._future, None
+        reader, self._reader = self._reader, None
+        if future is not None and reader is not None and not future.done():
+            with suppress(Exception):
+                reader.cancel()
+            wait_for([future], _CLOSE_SECONDS)
+        has_ended = future is None or future.done()
         if pool is not None:
-            if self._ahead is not None and not self._ahead.done() and self._reader is not None:
-                with suppress(Exception):
-                    self._reader.cancel()
-            pool.shutdown(cancel_futures=True)  # a reader can be closed when its fetch has ended
-        self._free()
+            pool.shutdown(wait=has_ended, cancel_futures=True)
+        if reader is not None and future is not None and not has_ended:
+            future.add_done_callback(lambda _: reader.close())
+        elif reader is not None:
+            reader.close()
 
     def _tell(self, notices: Iterable[Notice]) -> None:
         if self._on_notice is not None:
             for notice in notices:
                 self._on_notice(notice)
 
-    def _free(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
-
     def _next(self) -> Batch:
-        """Return the next records, which another thread may have read already; there may be none."""
-        if self._ahead is None:
-            return self.fetch(_RECORDS, Deadline.after(_FETCH_SECONDS))
-        batch = None
-        with suppress(Exception):  # its reader is closed, and another fetch decides what to do about it
-            batch = self._ahead.result()
-        self._ahead = None
-        if batch is None:
-            return self._next()
-        self._position = batch.cursor_after(len(batch))
-        return batch
+        """Return the next records, which may have been read already; there may be none."""
+        if self._future is not None:
+            with suppress(Exception):  # its reader is closed, and another fetch decides what to do about it
+                return self._taken(self._awaited())
+        return self.fetch(_RECORDS, Deadline.after(_FETCH_SECONDS))
 
-    def _read_ahead(self) -> None:
-        """Let another thread read the next records; until `_next`, only this thread uses the reader."""
+    def _begin(self, max_records: int, deadline: Deadline) -> None:
+        """Let another thread read the next records."""
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, "multiclouddb-range")
-        deadline = Deadline.after(_FETCH_SECONDS)
-        once = partial(self._once, _RECORDS, deadline)
-        self._ahead = self._pool.submit(Tries(self._provider, attempts=1).call, once, deadline)
+            self._pool = DaemonPool(1, "multiclouddb-range")
+        if self._reader is None:
+            self._reader = open_reader(self._feed, self._part.partition_id, self._position, self._part.until)
+        self._began = time.monotonic()
+        self._future = self._pool.submit(self._once, self._reader, max_records, deadline)
+
+    def _awaited(self) -> Batch:
+        """Return the answer of the fetch that was begun last; give it up if it does not arrive."""
+        future, reader = self._future, self._reader
+        assert future is not None
+        assert reader is not None
+        while not future.done():
+            wait_for([future], _LOOK_SECONDS)
+            longest = reader.longest_fetch()
+            if not future.done() and time.monotonic() - self._began > longest:
+                self.close()
+                raise self._fault(_SILENT.format(longest))
+        self._future = None
+        try:
+            return future.result()
+        except BaseException:
+            self._reader = None
+            reader.close()
+            raise
 
     def continue_at(self, position: Cursor) -> None:
         """Continue at another position, for example after a record that cannot be fetched."""
@@ -239,24 +264,28 @@ class RangeReading:
 
     def fetch(self, max_records: int, deadline: Deadline) -> Batch:
         """Return the next records; there may be none."""
-        batch = self._tries.call(lambda: self._once(max_records, deadline), deadline)
+
+        def once() -> Batch:
+            self._begin(max_records, deadline)
+            return self._awaited()
+
+        return self._taken(self._tries.call(once, deadline))
+
+    def _taken(self, batch: Batch) -> Batch:
         self._position = batch.cursor_after(len(batch))
         return batch
 
-    def _once(self, max_records: int, deadline: Deadline) -> Batch:
+    def _once(self, reader: Reader, max_records: int, deadline: Deadline) -> Batch:
         part, size = self._part, self._size
-        try:
-            if self._reader is None:
-                self._reader = open_reader(self._feed, part.partition_id, self._position, part.until)
-            batch = self._reader.fetch(size.of(max_records), size.of(_BYTES), 0.0, deadline)
-        except BaseException as error:
-            self._free()
-            arrival = current()
-            may_pass = isinstance(error, Exception) and fault_of(self._provider, error).retryable
-            if may_pass and arrival is not None:
-                size.failed(arrival)
-                self._sizes[part.partition_id] = size
-            raise
+        with Arrival() as arrival:
+            arrival.begin_call(silence=CALL_SILENT_SECONDS)
+            try:
+                batch = reader.fetch(size.of(max_records), size.of(_BYTES), 0.0, deadline)
+            except Exception as error:
+                if fault_of(self._provider, error).retryable and reader is self._reader:
+                    size.failed(arrival)
+                    self._sizes[part.partition_id] = size
+                raise
         if len(batch):
             size.arrived()
             if size.is_full:

@@ -10,19 +10,31 @@ import atexit
 import logging
 import os
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import wait as wait_for
 from datetime import datetime
 from typing import Final, TypeVar
 
-from multiclouddb_api import AtTime, Observer, ResourceAddress, Snapshot
-from multiclouddb_spi import Deadline, Feed, FeedStart, Planner, Provider, RecordFault, Target, open_provider
+from multiclouddb_api import AtTime, ErrorCategory, Observer, ResourceAddress, Snapshot
+from multiclouddb_spi import (
+    Deadline,
+    Feed,
+    FeedStart,
+    Planner,
+    Provider,
+    ProviderFault,
+    RecordFault,
+    Target,
+    open_provider,
+)
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.errors import fault_of, user_errors
+from multiclouddb_spi.fetching.daemon_pool import DaemonPool
 from multiclouddb_spi.fetching.fetcher import ReadContext
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import Call, Tries, directly
-from multiclouddb_spi.time_limits import AnswerSize
+from multiclouddb_spi.time_limits import CALL_SILENT_SECONDS, AnswerSize
 from pyspark_multiclouddb.errors import poisoned
 from pyspark_multiclouddb.options import BATCH_PAYLOADS, Settings
 
@@ -55,7 +67,9 @@ class Connection:
         # How much to request from partitions whose connection broke, for later tasks.
         self.sizes = dict[str, AnswerSize]()
         self._tries = Tries(self.provider, _TRIES, on_retry=self._on_retry)
-        self.opened = OpenFeed(self.provider, spec, self._tries.call, CALL_SECONDS)
+        # Their own, because the planner makes calls in the threads of its context.
+        self._threads = DaemonPool(2 * settings.config.max_concurrency, "multiclouddb-call")
+        self.opened = OpenFeed(self.provider, spec, self._call, CALL_SECONDS)
 
     @property
     def feed(self) -> Feed:
@@ -81,7 +95,7 @@ class Connection:
 
     def plan(self, operation: str, ask: Callable[[Planner, Deadline], T]) -> T:
         """Call a function once with a planner for the feed; each request of the planner is retried."""
-        planner = self._planner(self._tries.call)
+        planner = self._planner(self._call)
         with user_errors(self.provider, operation):
             try:
                 return ask(planner, Deadline.after(CALL_SECONDS))
@@ -92,6 +106,18 @@ class Connection:
         """Do some work of the planner for each item, on its threads; return the results in order."""
         _ = self.feed  # it is opened here, and not in one of the threads
         return self._context.fetcher.each(work, items)
+
+    def _call(self, ask: Callable[[], T], deadline: Deadline, /) -> T:
+        """Make a call with retries; give up a service that does not answer."""
+        future = self._threads.submit(self._tries.call, ask, deadline)
+        wait_for([future], deadline.remaining() + CALL_SILENT_SECONDS)
+        if not future.done():
+            raise ProviderFault.of(
+                ErrorCategory.TRANSIENT_FAILURE,
+                "the service has not answered a call for minutes; restart the query",
+                retryable=True,
+            )
+        return future.result()
 
     def _planner(self, call: Call) -> Planner:
         return Planner(
@@ -112,6 +138,7 @@ class Connection:
         finally:
             self.provider.close()
             self._context.fetcher.shut_down()
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _on_retry(self, attempt: int, seconds: float, error: Exception) -> None:
         _warn(attempt, seconds, fault_of(self.provider, error).message)

@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
 
-from multiclouddb_api import Beginning, Capability, ErrorCategory
+from multiclouddb_api import Beginning, Capability, ErrorCategory, MulticloudDbError
 from multiclouddb_conformance.simulation import (
     ServerError,
     Simulation,
@@ -204,3 +205,14 @@ def test_a_later_task_asks_for_as_little_as_the_one_before_after_the_link_was_cu
         asked.clear()
         assert sum(rows.num_rows for task in tasks for rows in read_work(settings, task)) == 1
         assert asked[: len(first)] == first
+
+
+def test_a_call_that_never_answers_is_given_up(providers, monkeypatch):
+    monkeypatch.setattr(connection, "CALL_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "CALL_SILENT_SECONDS", 0.1)
+    answer = threading.Event()
+    monkeypatch.setattr(SimulationProvider, "open_feed", lambda *_: answer.wait(30))
+    with pytest.raises(MulticloudDbError, match="has not answered") as caught:
+        _ = opened().feed
+    answer.set()
+    assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE

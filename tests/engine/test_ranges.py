@@ -323,7 +323,7 @@ class Long:
         (self.part,) = planner.advance(start, None, soon).ranges()
         self.threads, self.begun, self.closed = [], threading.Semaphore(0), []
         self.before = lambda number: None
-        self.cancelled = threading.Event()
+        self.cancelled, self.longest = threading.Event(), 60.0
 
     def __getattr__(self, name):
         return getattr(self.feed, name)
@@ -343,6 +343,7 @@ class Long:
             close()
 
         reader.fetch, reader.cancel, reader.close = slow, self.cancelled.set, closed
+        reader.longest_fetch = lambda: self.longest
         return reader
 
     def batches(self):
@@ -365,7 +366,7 @@ class TestReadAhead:
         first = next(batches)
         assert all(long.begun.acquire(timeout=30) for _ in range(2))
         assert names_of([first, *batches]) == long.names
-        assert long.threads[0] is threading.current_thread() is not long.threads[1]
+        assert threading.current_thread() not in long.threads
 
     def test_no_more_than_one_batch_is_read_ahead(self, long):
         batches = long.batches()
@@ -385,10 +386,39 @@ class TestReadAhead:
         long.threads[1].join(30)
         assert not long.threads[1].is_alive()
 
-    def test_a_short_range_needs_no_other_thread(self):
+    def test_of_a_short_range_nothing_is_read_ahead(self):
         short = Long(400, 150)
-        assert names_of(short.batches()) == short.names
-        assert short.threads == [threading.current_thread()] * 3
+        batches = short.batches()
+        next(batches)
+        assert short.begun.acquire(timeout=30)
+        assert not short.begun.acquire(timeout=0.2)
+        assert names_of(batches) == short.names[150:]
+
+    def test_a_fetch_that_never_answers_is_given_up(self, long, monkeypatch):
+        monkeypatch.setattr(ranges, "_sleep", lambda seconds: None)
+        answer = threading.Event()
+        long.longest, long.before = 0.1, lambda number: number in (1, 3) and answer.wait(30)
+        assert names_of(long.batches()) == long.names
+        assert long.cancelled.is_set()
+        assert not answer.is_set()
+        assert len(long.closed) == 1  # the others are closed when their fetches end
+        answer.set()
+        for thread in long.threads:
+            thread.join(30)
+        assert len(long.closed) == 3
+
+    def test_a_range_whose_fetch_never_ends_is_closed_all_the_same(self, long, monkeypatch):
+        monkeypatch.setattr(ranges, "_CLOSE_SECONDS", 0.1)
+        answer = threading.Event()
+        long.before = lambda number: number == 2 and answer.wait(30)
+        batches = long.batches()
+        next(batches)
+        assert all(long.begun.acquire(timeout=30) for _ in range(2))
+        batches.close()
+        assert long.closed == []
+        answer.set()
+        long.threads[1].join(30)
+        assert long.closed == [long.threads[1]]
 
     @pytest.mark.parametrize("stop", [1, 2, None])
     def test_each_order_of_failures_and_ends(self, monkeypatch, stop):
