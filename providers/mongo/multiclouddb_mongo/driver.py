@@ -24,7 +24,7 @@ from pymongo.errors import AutoReconnect, PyMongoError, ServerSelectionTimeoutEr
 from multiclouddb_api import ErrorCategory
 from multiclouddb_mongo.errors import classify
 from multiclouddb_mongo.raw_change import RawChange
-from multiclouddb_spi import Deadline, ProviderFault
+from multiclouddb_spi import Deadline, ProviderFault, unsupported
 
 T = TypeVar("T")
 Stream: TypeAlias = ChangeStream[RawChange]
@@ -160,8 +160,16 @@ def watch_cluster(
     admin: Database[RawChange], stages: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
 ) -> Stream:
     """Open a stream of all databases, which has the codec and the read concern of the given `admin`."""
+    # `MongoClient.watch` has no argument for them, as `Database.watch` does not need one. PyMongo's classes
+    # of streams are not meant to be made by others.
     watch: Any = MongoClient.watch
-    stream: Stream = watch(_Cluster(admin), stages, **settings)
+    try:
+        stream: Stream = watch(_Cluster(admin), stages, **settings)
+    except (AttributeError, TypeError) as error:  # `watch` needs more of a client
+        raise unsupported(
+            "this version of PyMongo watches a whole cluster only with the settings of the client",
+            "read each database with EntireDatabase(), or use another version of PyMongo",
+        ) from error
     return stream
 
 

@@ -59,8 +59,8 @@ _MOST_BATCH: Final = 500
 # The engine asks for less than this after a connection has broken within an answer.
 _BRIEF_BYTES: Final = 1 << 20
 _SHORT_AWAIT_MS: Final = 10
-# A read can be cancelled only when the server answers.
-_LONG_AWAIT_MS: Final = 500
+# Closing a stream also ends the answer that its server delays.
+_LONG_AWAIT_MS: Final = 1000
 _CAREFUL_SECONDS: Final = 0.5
 _CAREFUL_LOOKS: Final = 20
 # Wall clocks and cluster time are not the same. On servers with synchronised clocks, they differ by less than

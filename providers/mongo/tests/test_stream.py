@@ -13,7 +13,9 @@ from pymongo.collection import Collection
 from pymongo.errors import AutoReconnect, NetworkTimeout, OperationFailure
 
 from multiclouddb_api import (
+    EntireCluster,
     EntireCollection,
+    ErrorCategory,
     LogicalPartition,
     MulticloudDbError,
     MulticloudDbKey,
@@ -26,7 +28,7 @@ from multiclouddb_mongo.driver import Closer, hushed
 from multiclouddb_mongo.members import Majority, ServerClock
 from multiclouddb_mongo.position import After, At, ticks_at
 from multiclouddb_mongo.source import ENDINGS, LogEnd, ReaderContext
-from multiclouddb_spi import FeedSpec
+from multiclouddb_spi import FeedSpec, ProviderFault
 
 from .monitor import Commands
 
@@ -81,6 +83,13 @@ def test_what_nobody_wants_is_not_sent(make, asked, options, left_out):
         "updateDescription",
         *left_out,
     }
+
+
+def test_a_cluster_that_pymongo_watches_in_another_way_is_refused(make, monkeypatch):
+    monkeypatch.setattr(MongoClient, "watch", lambda client, *_, **__: client.get_database("admin"))
+    with pytest.raises(ProviderFault, match=r"EntireDatabase\(\)") as refused:
+        make(EntireCluster()).open(At(1), 100, 10)
+    assert refused.value.fault.category == ErrorCategory.UNSUPPORTED_CAPABILITY
 
 
 @pytest.mark.parametrize("key", [None, {"a": 1, "b": [2]}, {"$gt": ""}], ids=repr)
