@@ -33,7 +33,7 @@ VENDORS := $(wildcard $(foreach name,us8 us8_three us8_scripted errors mapping s
 	cli/tests/test_commands.py tests/test_dependencies.py tests/test_face.py tests/test_private_names.py
 
 # What runs once more with all private names of PyMongo and azure-cosmos hidden: us8, lost events and late answers.
-WITHOUT_NAMES := $(wildcard $(foreach name,us8 us8_one us8_three loss slow_link latest, \
+WITHOUT_NAMES := $(wildcard $(foreach name,us8 us8_one us8_three us8_latest loss slow_link latest, \
 	$(foreach provider,mongo cosmos,providers/$(provider)/tests/test_$(name).py)))
 
 # Where it is set, each of the many processes of the tests would compile the same modules again.

@@ -16,8 +16,8 @@ import pytest
 
 from testing.servers import cache_folder, download, fetch_once
 
-VERSION = "4.20.0"
-DIGEST = "sha256:f773b0aec28687587cdeda490463a82debc4566a4a3620dcc8dada9d2c0a1acd"
+VERSION = "4.20.1"
+DIGEST = "sha256:1ac112b3ffa3d010cfc2fc54e3ae677a12c63d18c6115db4451df64f1a1175eb"
 UNIFIED = Path(__file__).parent / "unified"
 SECONDS = 1200
 
