@@ -10,6 +10,7 @@ import atexit
 import logging
 import os
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from datetime import datetime
 from typing import Final, TypeVar
@@ -109,7 +110,7 @@ class Connection:
 
     def _call(self, ask: Callable[[], T], deadline: Deadline, /) -> T:
         """Make a call with retries; give up a service that does not answer."""
-        future = self._threads.submit(self._tries.call, ask, deadline)
+        future: Future[T] = self._threads.submit(self._tries.call, ask, deadline)
         wait_for([future], deadline.remaining() + CALL_SILENT_SECONDS)
         if not future.done():
             raise ProviderFault.of(

@@ -272,8 +272,7 @@ _MOST_DEPTH: Final = 200
 def portable_decimal(value: Decimal128) -> Decimal | Decimal128:
     """Return the number as a `Decimal` with the same digits, sign and exponent."""
     bits = int.from_bytes(value.bid, "little")
-    combination = (bits >> 122) & 0x1F
-    if combination < 0b11000:
+    if (bits >> 122) & 0x1F < 0b11000:
         coefficient = bits & ((1 << 113) - 1)
         if coefficient > _MOST_COEFFICIENT:
             return value
@@ -354,9 +353,10 @@ def _normal_float(value: float) -> int | float:
 def _normal_decimal(value: Decimal | Decimal128) -> int | float | Decimal:
     number = portable_decimal(value) if type(value) is Decimal128 else value
     if type(number) is Decimal128:
-        number = number.to_decimal()
-        if number.is_finite():  # its significand has too many digits, and is therefore read as 0
+        # If its significand has too many digits, it is read as 0. Old versions of PyMongo refuse it.
+        if (int.from_bytes(number.bid, "little") >> 122) & 0x1F < 0b11110:
             return 0
+        number = number.to_decimal()
     assert isinstance(number, Decimal)
     if not number.is_finite():
         return float("nan") if number.is_nan() else float(number)

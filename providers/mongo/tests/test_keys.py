@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 
 import bson
+import pymongo
 import pytest
 from bson import Binary, Code, DatetimeMS, DBRef, Decimal128, Int64, ObjectId, Regex, Timestamp
 from bson.binary import UuidRepresentation
@@ -62,9 +63,11 @@ NUMBERS = [
     *map(Decimal128, TEXTS.split()),
     *PADDED,
 ]
+# PyMongo before 4.20 cannot read a UUID that has not the length of one.
+SHORT_UUIDS = [Binary(b"1", 3), Binary(b"1", 4)] if pymongo.version_tuple >= (4, 20) else []
 OTHERS = [
     *("1", "", "a", "A", "\u00e9", "e\u0301", "a\0", True, False, None, b"", b"1", Binary(b"1", 2)),
-    *(Binary(b"1", 5), Binary(b"1", 3), Binary(b"1", 4), U, Binary(U.bytes, 3), U.bytes, Binary(U.bytes, 4)),
+    *(Binary(b"1", 5), *SHORT_UUIDS, U, Binary(U.bytes, 3), U.bytes, Binary(U.bytes, 4)),
     *(datetime(1970, 1, 1, tzinfo=UTC), DatetimeMS(0), Timestamp(0, 0), DatetimeMS(2**62), Timestamp(0, 1)),
     *(ObjectId(bytes(12)), bytes(12), bson.MinKey(), bson.MaxKey(), Code("1"), Code("1", {}), "1\0"),
     *({}, {"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": None}, {"": 1}, {"a": {"a": 1}}, DBRef("c", 1)),
