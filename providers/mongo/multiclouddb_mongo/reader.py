@@ -254,7 +254,10 @@ class MongoReader(Reader):
     def _await_ms(self, until: float) -> int:
         """Return how long the server may delay its next answer if it has no change."""
         left = math.ceil(1000 * (until - time.monotonic()))
-        return max(self._least_await_ms, min(_LONG_AWAIT_MS, left))
+        wanted = max(self._least_await_ms, min(_LONG_AWAIT_MS, left))
+        # Otherwise a call with little time would end without an answer.
+        most = math.ceil(1000 * (self._deadline.remaining() - _SPARE_SECONDS))
+        return max(_SHORT_AWAIT_MS, min(wanted, most))
 
     def _answer(self, taken: Taken, max_records: int, await_ms: int) -> tuple[bool, bool] | None:
         """Read the changes of one answer, or the changes left from an earlier answer."""
