@@ -34,6 +34,9 @@ _PYMONGO_POOL: Final = 100
 # By default PyMongo waits 30 s for a server, which is the whole time limit of a call. A fail-over takes 10 to
 # 12 s.
 _SELECTION_MS: Final = 15_000
+# PyMongo does not use a server that has refused a login before the next answer about its state. By default
+# that takes 10 s, and what is seen until then would be reported as a server that cannot be reached.
+_HEARTBEAT_MS: Final = 1_000
 # Used for the hint about an unknown name. PyMongo decides which names are valid.
 _COMMON: Final = (
     *("appName", "authMechanism", "authMechanismProperties", "authSource", "compressors"),
@@ -118,17 +121,19 @@ class MongoConfig:
         """Make PyMongo's client. The client connects, and queries DNS, when it is first used."""
         # The options of the `url` take precedence, except for options about the decoding of values. Decoded
         # dates have a time zone, and may be outside Python's range. UUIDs are binary values of subtype 4 (see
-        # `values.CODEC`). Two options have other values than PyMongo's defaults, unless the `url` sets them.
+        # `values.CODEC`). Three options differ from PyMongo's defaults, unless the `url` sets them.
         # `maxPoolSize` allows a connection for every call. `serverSelectionTimeoutMS` is 15,000: a fail-over
         # takes 10 to 12 seconds, and PyMongo's default of 30 seconds is as long as a whole call.
+        # `heartbeatFrequencyMS` is 1,000, so that a refused login is told soon.
         ours: dict[str, Any] = {
             "username": self.username,
             "password": self.password,
             "appname": self.app_name,
             "maxPoolSize": max(_PYMONGO_POOL, concurrency + _SPARE_CONNECTIONS),
             "serverSelectionTimeoutMS": _SELECTION_MS,
+            "heartbeatFrequencyMS": _HEARTBEAT_MS,
         }
-        for name in ("maxPoolSize", "serverSelectionTimeoutMS"):
+        for name in ("maxPoolSize", "serverSelectionTimeoutMS", "heartbeatFrequencyMS"):
             if name.lower() in self.options:
                 del ours[name]
         try:

@@ -19,7 +19,7 @@ from pymongo import MongoClient
 from pymongo.change_stream import ChangeStream
 from pymongo.cursor import Cursor
 from pymongo.database import Database
-from pymongo.errors import AutoReconnect, PyMongoError, ServerSelectionTimeoutError
+from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError, ServerSelectionTimeoutError
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_mongo.errors import classify
@@ -125,7 +125,7 @@ def reach(client: MongoClient[Any], deadline: Deadline, *, opening: bool = False
         if errors and None not in errors.values():
             fresh = [error for error in errors.values() if error is not None and error not in before]
             if len(fresh) == len(errors) and all(_refuses(error, opening) for error in fresh):
-                raise AutoReconnect(str(fresh[0]))
+                raise _again(fresh[0])
             seconds = min(seconds, _REFUSED_SECONDS) if opening else seconds
         if time.monotonic() - began >= seconds:
             raise failure
@@ -136,6 +136,13 @@ def reach(client: MongoClient[Any], deadline: Deadline, *, opening: bool = False
             time.sleep(_LOOK_SECONDS)  # there is a primary, which may not be read
         except ServerSelectionTimeoutError as error:
             failure = error
+
+
+def _again(error: Exception) -> PyMongoError:
+    """Return an error that says what an error of PyMongo's monitor says."""
+    if isinstance(error, OperationFailure):  # its code is its meaning
+        return OperationFailure(str(error), error.code, error.details)
+    return AutoReconnect(str(error))
 
 
 def _errors(client: MongoClient[Any]) -> dict[Any, Exception | None]:

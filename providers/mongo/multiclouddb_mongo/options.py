@@ -33,7 +33,7 @@ def _no_collation(instance: object, attribute: attrs.Attribute[Any], value: obje
     if value is not None:
         raise invalid_request(
             "MongoOptions.collation",
-            "is given, but PyMongo does not send the collation of a change stream",
+            f"must be None, not {type(value).__name__}; PyMongo sends no collation of a change stream",
             "compare in the pipeline, for example with $toLower",
         )
 

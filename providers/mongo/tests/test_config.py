@@ -307,6 +307,11 @@ class TestClient:
             assert client.options.server_selection_timeout == seconds
         assert 12 < made().options.server_selection_timeout < OperationOptions().timeout_seconds
 
+    def test_a_server_that_refused_a_login_is_looked_at_again_within_a_second(self, made):
+        """`docs/tests/test_refusals.py` shows what it is for."""
+        assert made().options.heartbeat_frequency == 1
+        assert made(f"{HOST}/?heartbeatFrequencyMS=20000").options.heartbeat_frequency == 20
+
 
 FIELDS = [field.name for field in attrs.fields(MongoOptions) if field.name != "collation"]
 GOOD = {

@@ -770,7 +770,7 @@ class TestOneStream:
         assert server.waits == [10]
         server.before_answer = lambda: not log.entries and log.add()
         assert keys_of(fetch(reader, wait=5.0)) == [1]
-        assert server.waits == [10, 500]
+        assert server.waits == [10, 1000]
 
     def test_the_last_answer_of_a_wait_ends_with_it(self, log):
         """A longer one would keep a call that wants to wait for less."""
@@ -784,9 +784,9 @@ class TestOneStream:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("multiclouddb_mongo.reader.time.monotonic", lambda: clock[0])
             fetch(reader, wait=1.3)
-            assert server.waits == [500, 500, pytest.approx(300, abs=1)]
+            assert server.waits == [1000, pytest.approx(300, abs=1)]
             fetch(reader, wait=0.3)
-        assert server.waits[3:] == [pytest.approx(300, abs=1)]
+        assert server.waits[2:] == [pytest.approx(300, abs=1)]
 
     def test_the_same_stream_serves_every_wait(self, log):
         """One that is opened anew searches the log again."""
@@ -867,7 +867,7 @@ class TestAMemberThatLags:
         reader = reader_of(server)
         late[0] = 6
         assert fetch(reader).caught_up is None
-        assert server.waits == [10, 10, *[500] * 5]
+        assert server.waits == [10, 10, *[1000] * 5]
         assert len(server.opened) == 2
 
     def test_the_next_call_begins_anew(self, log, late, server):
@@ -876,13 +876,13 @@ class TestAMemberThatLags:
             late[0] = 4
             server.waits.clear()
             fetch(reader)
-            assert (server.waits[0], server.waits[-1]) == (10, 500)
+            assert (server.waits[0], server.waits[-1]) == (10, 1000)
 
     def test_a_primary_is_not_left(self, log, late, server):
         server.election = lambda stream: "an election"
         late[0] = 6
         fetch(reader_of(server))
-        assert server.waits == [10, 10, *[500] * 5]
+        assert server.waits == [10, 10, *[1000] * 5]
         assert len(server.opened) == 1
 
     def test_a_change_ends_the_wait(self, log, late, server):
