@@ -342,6 +342,22 @@ class TestKept:
         kept.put(consumer, "a")
         assert (consumer.open_streams, self.budget.used, len(kept)) == (0, 0, 0)
 
+    def test_nothing_stays_of_one_whose_place_another_has_taken(self, make):
+        """Its request would find it in use for ever."""
+        kept, first, second = Consumers(self.budget, 10), make(), make()
+        kept.put(first, "old", "older")
+        kept.replace(kept.take("old", self.feed.spec, "collection", "call"), second)
+        kept.put(second, "new")
+        assert (len(kept), self.left_in(kept, ["old", "older", "new"])) == (1, ["new"])
+
+    def test_one_that_was_replaced_while_another_took_its_key_leaves_that_one(self, make):
+        kept, first, second, third = Consumers(self.budget, 10), make(), make(), make()
+        kept.put(first, "a")
+        used = kept.take("a", self.feed.spec, "collection", "call")
+        kept.put(third, "a")
+        kept.replace(used, second)
+        assert kept.take("a", self.feed.spec, "collection", "call") is third
+
     def test_one_that_gives_its_place_to_an_equal_token_is_discarded(self, make):
         kept, first = Consumers(self.budget, 10), make(nbytes=40)
         kept.put(first, "a")

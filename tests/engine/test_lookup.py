@@ -116,6 +116,23 @@ def test_what_is_not_known_is_told_as_it_is(bench):
     assert rows[KEYS[3]] is None
 
 
+def test_a_feed_without_the_method_is_refused_by_its_name(bench):
+    """Its capabilities promise look-ups; the author of the provider has to write the method."""
+
+    class Unwritten(WrappedProvider):
+        def open_feed(self, spec, deadline):
+            feed = super().open_feed(spec, deadline)
+            del feed.lookup
+            return feed
+
+    bench.connect(provider=Unwritten(SimulationProvider(bench.sim)))
+    with pytest.raises(
+        MulticloudDbError, match=r"WrappedFeed does not say how to read single rows.*`lookup`"
+    ) as caught:
+        look_up(bench)
+    assert (caught.value.category, caught.value.retryable) == (ErrorCategory.PERMANENT_FAILURE, False)
+
+
 class TestAnswers:
     """`multiclouddb_spi.lookup.look_up` matches rows with the keys that were asked."""
 

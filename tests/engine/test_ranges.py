@@ -37,7 +37,7 @@ from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.planning import ranges
 from multiclouddb_spi.time_limits import current
 
-from .reading import Through, events_of, write
+from .reading import Asked, Through, events_of, write
 
 
 class Clock:
@@ -96,6 +96,14 @@ def clock(monkeypatch):
     monkeypatch.setattr(time_limits, "time", made)
     monkeypatch.setattr(ranges, "_sleep", made.sleep)
     return made
+
+
+def test_one_fetch_asks_for_no_more_than_eight_mebibytes(clock):
+    """A worker of Spark holds two answers at once: the one that it yields, and the next."""
+    world = World(clock)
+    asked = Asked(world.feed)
+    assert list(world.read(asked)) == world.names[:3]
+    assert {nbytes for _, nbytes, _, _ in asked.asked} == {8 * 2**20}
 
 
 @pytest.mark.parametrize("poll_after", [0.0, 0.05, 2.0])

@@ -394,7 +394,10 @@ class TestAudit:
         bench.page(token)
         assert "the audit of coverage failed (503)" in caplog.text
 
-    def test_half_the_time_is_left_for_pages(self, audited, monkeypatch):
+    @pytest.mark.parametrize(("timeout", "most"), [(8.0, 4.0), (1000.0, 10.0)])
+    def test_half_the_time_and_all_but_ten_seconds_are_left_for_pages(
+        self, audited, monkeypatch, timeout, most
+    ):
         bench, token = audited
         allowed, survey = [], SimulationFeed.survey
 
@@ -403,9 +406,9 @@ class TestAudit:
             return survey(feed, asked, deadline, **rest)
 
         monkeypatch.setattr(SimulationFeed, "survey", timed)
-        bench.page(token, timeout=8.0)
+        bench.page(token, timeout=timeout)
         assert len(allowed) == 1
-        assert allowed[0] <= 4.0
+        assert allowed[0] <= most
 
     def test_a_clock_that_was_set_back_delays_no_audit(self, make_bench, monkeypatch):
         bench = make_bench(behaviour=ServiceBehaviour(proves_children=False))

@@ -14,7 +14,13 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from multiclouddb_api import ErrorCategory, FileCheckpointStore, MulticloudDbError, encode_json
+from multiclouddb_api import (
+    ErrorCategory,
+    FileCheckpointStore,
+    MulticloudDbClient,
+    MulticloudDbError,
+    encode_json,
+)
 from multiclouddb_embedded import Delete, Put
 from multiclouddb_verify import DeltaTarget, DifferenceKind, stored_position, verify
 
@@ -41,6 +47,20 @@ class TestFound:
         assert report.equal
         assert report.verified_through == shop.checkpoints.load(NAME).token
         assert (report.counts.equal, report.cost.rows, report.cost.looked_up) == (59, 59, 0)
+
+    def test_a_scan_asks_for_pages_of_thousands_of_rows(self, shop, monkeypatch):
+        """A service's own page may have a hundred; each page costs the same work beside its rows."""
+        sizes, read = [], MulticloudDbClient.read_changes
+
+        def counted(client, request, options=None):
+            page = read(client, request, options)
+            sizes.extend([request.max_page_size] * any(event.backfilled for event in page.events))
+            return page
+
+        monkeypatch.setattr(MulticloudDbClient, "read_changes", counted)
+        assert shop.verify().equal
+        assert sizes
+        assert min(sizes) >= 1000
 
     def test_each_kind_is_found_and_repaired_beside_the_sink(self, shop):
         faults = shop.plant(*shop.names[40:])
