@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable, Field, TableFeatures
 from deltalake.schema import PrimitiveType
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError, ResourceAddress, SnapshotStarted
+from multiclouddb_api import BackfillDone, ErrorCategory, MulticloudDbError, ResourceAddress, SnapshotStarted
 from multiclouddb_conformance.sink_harness import page, rows
 from multiclouddb_tables.contract import Fix
 from multiclouddb_tables.delta_log import committed
@@ -272,6 +272,15 @@ def test_a_mark_is_stored_in_a_table_that_deltalake_cannot_read(table):
     assert DeltaTable(table).metadata().configuration["multiclouddb-snapshot:s"] == "0"
 
 
+def test_the_stages_of_a_snapshot_have_the_numbers_of_older_tables(tmp_path):
+    """Another number would be taken for a snapshot that has begun: its end would bury rows again."""
+    path, stages = str(tmp_path / "table"), []
+    for notice in (SnapshotStarted("000010~", "p:r:snapshot:s"), BackfillDone("p:r:snapshot:s", "000010~")):
+        merge_into_delta(page([], notice), None, path, None)
+        stages.append(DeltaTable(path).metadata().configuration["multiclouddb-snapshot:s"])
+    assert stages == ["0", "1"]
+
+
 def test_a_row_that_the_table_refuses_does_not_keep_the_others_from_being_repaired(tmp_path):
     with Shop(tmp_path, 20) as shop:
         table = DeltaTable(shop.table)
@@ -330,7 +339,9 @@ def test_a_log_that_deltalake_does_not_open(table, damage, category, said, call)
 def test_a_file_that_is_no_file_of_the_table(table, call):
     for each in Path(table).glob("*.parquet"):
         each.write_bytes(b"PAR1nothingPAR1")
-    assert refused(lambda: call(table)).category == ErrorCategory.PERMANENT_FAILURE
+    error = refused(lambda: call(table))
+    assert error.category == ErrorCategory.PERMANENT_FAILURE
+    assert f"a file of {table} is damaged" in error.message
 
 
 @pytest.mark.parametrize("name", ["a%20b", "shop%2Forders", "back\\slash", "a?b", "a#b"])
