@@ -23,6 +23,7 @@ from multiclouddb_api import (
     ResourceAddress,
     Snapshot,
     connect,
+    encode_json,
 )
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_cosmos import CosmosOptions
@@ -32,6 +33,7 @@ from multiclouddb_cosmos.source import ReaderContext
 from multiclouddb_cosmos_emulator import documents
 from multiclouddb_cosmos_emulator.faults import Fail
 from multiclouddb_spi import Continue, Deadline, Drained, PartitionState, ProviderFault, Reached
+from multiclouddb_spi.faults import key_digest
 
 from .world import ADDRESS, READ, seconds, soon
 
@@ -503,6 +505,9 @@ class TestTokensAndCosts:
                 consumer.read()
 
         error = refusal(ErrorCategory.PROVIDER_ERROR, drain, "surrogate")
+        # By the digest, `verify` knows which row it may not judge; a key that is damaged itself has none.
+        digest = key_digest(encode_json({"pk": "b", "id": "b"}).decode())
+        assert (digest in error.message) == (where != "key")
         consumer.start = FromContinuationToken(error.detail.skip_token)
         drain()
         assert sorted(consumer.markers) == [1, 3]

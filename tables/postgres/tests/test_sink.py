@@ -780,6 +780,7 @@ class TestRefused:
         standby = f"{dsn} options='-c default_transaction_read_only=on'"
         error = refused(lambda: merged(standby, ("b", 1, {})), ErrorCategory.PERMANENT_FAILURE)
         assert "standby" in error.message
+        assert not error.retryable
 
     def test_setting_that_a_pooler_refuses(self, monkeypatch):
         """The words are those of pgbouncer 1.18."""
