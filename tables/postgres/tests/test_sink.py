@@ -774,6 +774,7 @@ class TestRefused:
             reader = dsn.replace("user=postgres", f"user={role}")
             error = refused(lambda: merged(reader, ("b", 1, {})), ErrorCategory.AUTHORIZATION_FAILED)
             assert "TEMPORARY" in error.message
+            assert not error.retryable
         finally:
             with psycopg.connect(dsn, autocommit=True) as connection:
                 connection.execute(f"DROP ROLE {role}")
