@@ -46,7 +46,7 @@ class EmbeddedFeed(Feed):
         return not self._store.pool.is_slow
 
     def visible_after(self) -> float:
-        """Return how long a writer usually waits for another writer at most, after it has read the clock."""
+        """Return how long a transaction usually takes at most, after it has read the clock."""
         return 5.0
 
     def clock(self, deadline: Deadline) -> datetime:

@@ -246,6 +246,26 @@ class TestTime:
         store.put("items", "later", {})
         assert rows(store, "SELECT max(ts) FROM log") == [(times[0] + 1,)]
 
+    def test_who_waits_for_another_writer_gets_the_time_at_which_its_turn_comes(self, tmp_path):
+        """With an earlier one, its change would come after readers were told that they have all before it."""
+        path, alone = tmp_path / "s.db", []
+
+        def clock():
+            with closing(sqlite3.connect(path, timeout=0)) as other:
+                try:
+                    other.execute("BEGIN IMMEDIATE")
+                except sqlite3.OperationalError:
+                    alone.append(True)
+                else:
+                    alone.append(False)
+            return datetime.now(UTC)
+
+        with EmbeddedStore(path, clock=clock) as store:
+            store.create_collection("items")
+            store.put("items", "a", {})
+            store.split("items", store.partitions("items")[0].partition_id)
+        assert alone == [True] * 3
+
     def test_a_clock_without_time_zone_is_refused(self, tmp_path):
         naive = EmbeddedStore(tmp_path / "s.db", clock=lambda: datetime(2026, 1, 1))  # noqa: DTZ001
         with naive, refused(INVALID, "clock", "naive"):

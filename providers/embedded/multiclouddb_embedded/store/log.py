@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -17,7 +17,7 @@ from attrs import define, frozen
 from multiclouddb_api import ChangeType, MulticloudDbKey, encode_json, invalid_request
 from multiclouddb_api.redaction import shorten
 from multiclouddb_api.validators import is_a, type_name
-from multiclouddb_embedded.mapping import CHANGE_TYPES
+from multiclouddb_embedded.mapping import CHANGE_TYPES, to_micros
 from multiclouddb_embedded.store.collection import (
     Collection,
     PartitionRow,
@@ -136,11 +136,13 @@ class Moment:
 
 
 @contextmanager
-def write_transaction(connection: sqlite3.Connection, now: int) -> Iterator[Moment]:
+def write_transaction(connection: sqlite3.Connection, clock: Callable[[], datetime]) -> Iterator[Moment]:
     """Open a transaction: either all changes inside the block are committed, or none."""
     # Only one writer runs at a time, so the order of sequence numbers is the order of commits.
     connection.execute("BEGIN IMMEDIATE")
     try:
+        # Not before: while it waits for another writer, readers take the time for read (`visible_after`).
+        now = to_micros(clock())
         head_seq, head_ts = connection.execute("SELECT head_seq, head_ts FROM store").fetchone()
         moment = Moment(head_seq, max(now, head_ts))
         yield moment

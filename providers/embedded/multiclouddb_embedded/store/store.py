@@ -95,8 +95,7 @@ class WriteConnection(SingleConnection):
     @contextmanager
     def writing(self, operation: str) -> Iterator[tuple[sqlite3.Connection, Moment]]:
         """Provide the connection inside a write transaction, which is committed at the end of the block."""
-        now = to_micros(self.now())
-        with self.reading(operation) as connection, write_transaction(connection, now) as moment:
+        with self.reading(operation) as connection, write_transaction(connection, self.now) as moment:
             yield connection, moment
 
     def check_open(self) -> None:
