@@ -142,6 +142,19 @@ passed the moment of the read).
 
 {scans}
 
+## Pushed batches
+
+[Events of a batch](../jobs/react-to-changes.md#in-a-function-of-lambda-or-azure) that a function of AWS Lambda or
+Azure Functions gets, compared with those of a reader. MongoDB, Spanner and the embedded store have no such
+trigger here.
+
+| | DynamoDB, `events_from_lambda` | Cosmos DB, `events_from_function` |
+|---|---|---|
+| equal | `event_id`, `key`, `type`, `timestamp`, `order_key`, `address`, both states | the same as with `mode='latest'`, and `by_expiry` |
+| different | `by_expiry` is not known for a delete that names no identity; a record without a time | texts that look like times, unless host.json leaves them alone; an item's own `_lsn` is dropped |
+| `partition_id` | names the stream, and its shard only in a tumbling window | names the container |
+| not there | position, `idle`, notices, `include_native` | the same, and all versions with their deletes |
+
 ---
 
 *Made by `python docs/generate.py` from `ProviderPlugin.capabilities()` of the installed providers.*

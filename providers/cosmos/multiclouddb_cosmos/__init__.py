@@ -1,7 +1,7 @@
 """The multiclouddb provider for Azure Cosmos DB.
 
 An application needs to import this package only if it chooses options, for example a backfill, or the feed of
-latest versions:
+latest versions, or in a function of Azure Functions (`events_from_function`):
 
     from multiclouddb_cosmos import CosmosOptions
 
@@ -12,5 +12,6 @@ latest versions:
 from __future__ import annotations
 
 from multiclouddb_cosmos.options import CosmosOptions
+from multiclouddb_cosmos.pushed import events_from_function
 
-__all__ = ["CosmosOptions"]
+__all__ = ["CosmosOptions", "events_from_function"]
