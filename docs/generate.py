@@ -93,6 +93,20 @@ def _alike(known: Mapping[str, CapabilitySet], item: Capability) -> dict[tuple[s
     return found
 
 
+PUSHED: Final = """## Pushed batches
+
+[Events of a batch](../jobs/react-to-changes.md#in-a-function-of-lambda-or-azure) that a function gets, compared
+with those of a reader. For MongoDB, Spanner and the embedded store there is nothing of the kind.
+
+- **dynamo**, `events_from_lambda`: `event_id`, `key`, `type`, `timestamp`, `order_key`, `address` and both
+  states are equal. `by_expiry` is not known for a delete that names no identity, a record without a time gets
+  another one, and `partition_id` names the stream, and the shard only in a tumbling window.
+- **cosmos**, `events_from_function`: these fields and `by_expiry` are equal to those with `mode='latest'`, if
+  host.json leaves texts alone that look like times. An item's own `_lsn` is dropped, and `partition_id` names
+  the container. Batches of all versions are refused.
+- **both**: there is no position, no `idle`, no notice and no `native`."""
+
+
 def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
     """Make the page with every note of every capability; `databases_page` has the overview."""
     # A profile refuses what its service refuses; `multiclouddb capabilities` prints its own notes.
@@ -142,18 +156,7 @@ passed the moment of the read).
 
 {scans}
 
-## Pushed batches
-
-[Events of a batch](../jobs/react-to-changes.md#in-a-function-of-lambda-or-azure) that a function of AWS Lambda or
-Azure Functions gets, compared with those of a reader. MongoDB, Spanner and the embedded store have no such
-trigger here.
-
-| | DynamoDB, `events_from_lambda` | Cosmos DB, `events_from_function` |
-|---|---|---|
-| equal | `event_id`, `key`, `type`, `timestamp`, `order_key`, `address`, both states | the same as with `mode='latest'`, and `by_expiry` |
-| different | `by_expiry` is not known for a delete that names no identity; a record without a time | texts that look like times, unless host.json leaves them alone; an item's own `_lsn` is dropped |
-| `partition_id` | names the stream, and its shard only in a tumbling window | names the container |
-| not there | position, `idle`, notices, `include_native` | the same, and all versions with their deletes |
+{PUSHED}
 
 ---
 
