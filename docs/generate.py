@@ -95,8 +95,8 @@ def _alike(known: Mapping[str, CapabilitySet], item: Capability) -> dict[tuple[s
 
 PUSHED: Final = """## Pushed batches
 
-[Events of a batch](../jobs/react-to-changes.md#in-a-function-of-lambda-or-azure) that a function gets, compared
-with those of a reader. For MongoDB, Spanner and the embedded store there is nothing of the kind.
+[Events of a batch](../jobs/react-to-changes.md#in-a-function-of-lambda-or-azure) that a function gets,
+compared with those of a reader. For MongoDB, Spanner and the embedded store there is nothing of the kind.
 
 - **dynamo**, `events_from_lambda`: `event_id`, `key`, `type`, `timestamp`, `order_key`, `address` and both
   states are equal. `by_expiry` is not known for a delete that names no identity, a record without a time gets
