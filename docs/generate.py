@@ -107,6 +107,16 @@ compared with those of a reader. For MongoDB, Spanner and the embedded store the
 - **both**: there is no position, no `idle`, no notice and no `native`."""
 
 
+ONE_KEY: Final = """## One key, one partition key
+
+What [`verify` with `keys` or `partition_key`](../jobs/prove-and-repair.md#one-customers-rows) reads:
+
+- **keys**: look-ups (`LOOKUP`); on Cosmos DB, where a look-up may lack the newest writes, also a scan of
+  their partition keys.
+- **partition_key**: a scan of this partition key (`CHANGE_FEED_LOGICAL_PARTITION_SCOPE`). So it is refused on
+  DynamoDB and Spanner: name the keys there."""
+
+
 def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
     """Make the page with every note of every capability; `databases_page` has the overview."""
     # A profile refuses what its service refuses; `multiclouddb capabilities` prints its own notes.
@@ -157,6 +167,8 @@ passed the moment of the read).
 {scans}
 
 {PUSHED}
+
+{ONE_KEY}
 
 ---
 

@@ -256,6 +256,8 @@ def verify(
     force: cli.Force = False,
     adopt: cli.Adopt = False,
     sample: cli.Sample = None,
+    key: cli.ComparedKeys = None,
+    partition_key: cli.ComparedPartition = None,
     max_scan_rate: cli.MaxScanRate = None,
     state: cli.StateFolder = None,
     resume: cli.Resume = False,
@@ -277,10 +279,12 @@ def verify(
     oldest proof of a row is, and how many differences are open and healed.
     """
     from multiclouddb_cli import verifying as command
-    from multiclouddb_cli.arguments import to_address, to_age, to_config, to_options
+    from multiclouddb_cli.arguments import to_address, to_age, to_config, to_key, to_options
 
     if metrics is not None and every is None:
         raise typer.BadParameter("is for --every", param_hint="--metrics")
+    if estimate and (key or partition_key is not None):
+        raise typer.BadParameter("is for the whole table", param_hint="--estimate")
     config = to_config(url)
     command.verify(
         config, to_address(collection), target, position, as_json=as_json, estimate=estimate,
@@ -288,6 +292,8 @@ def verify(
         max_repairs=max_repairs, force=force, adopt=adopt, sample=command.to_sample(sample),
         max_scan_rate=max_scan_rate, state=state, resume=resume, patience_seconds=patience,
         show_values=show_values, record=record, provider_options=to_options(config, options or ()),
+        keys=[to_key(each, "--key") for each in key] if key else None,
+        partition_key=None if partition_key is None else to_key(partition_key, "--partition-key"),
     )  # fmt: skip
 
 

@@ -334,6 +334,22 @@ Adopt: TypeAlias = Annotated[
 Sample: TypeAlias = Annotated[
     str | None, typer.Option(metavar="1/N", help="Compare one of N keys, for example 1/64.")
 ]
+ComparedKeys: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--key",
+        metavar="JSON",
+        help='Compare only this key, such as {"id":"o-1"}, with look-ups; may be given several times.',
+    ),
+]
+ComparedPartition: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--partition-key",
+        metavar="JSON",
+        help='Compare only the rows of this partition key, such as {"customer":"c-1"}.',
+    ),
+]
 StateFolder: TypeAlias = Annotated[
     Path | None,
     typer.Option("--state", metavar="DIR", help="The folder for what is read; removed at the end."),

@@ -171,8 +171,8 @@ def print_report(report: Report, *, show_values: bool) -> None:
             ("time", duration(cost.seconds)),
         ]
     )
-    if report.sample:
-        print_text(report.sample)
+    if report.covered:
+        print_text(report.covered)
     shown = report.differences[:_SHOWN]
 
     def shown_key(key: str) -> str:
@@ -212,7 +212,7 @@ def print_report(report: Report, *, show_values: bool) -> None:
             "the declaration of the table"
         )
     left_out = f"; not compared: {', '.join(report.not_compared)}" if report.not_compared else ""
-    if report.equal and report.sample:
+    if report.equal and report.covered:
         print_text(f"EQUAL: the table contains the source's state of every key that was compared{left_out}")
     elif report.equal:
         through = "" if report.verified_at is None else f", at least up to {moment(report.verified_at)}"

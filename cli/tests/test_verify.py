@@ -312,3 +312,20 @@ class TestEvery:
     def test_a_wrong_argument_is_named(self, words, code, said, verify):
         ran = verify(*words)
         assert (ran.exit_code, said in ran.stderr) == (code, True)
+
+
+def test_single_keys_are_compared_and_repaired_and_the_verdict_says_so(verify, table):
+    damage(table)
+    damage(table, "o-4")
+    ran = verify("--key", '{"id": "o-1"}', "--key", '{"id":"o-2"}')
+    assert ran.exit_code == 0, ran.output
+    assert "2 keys were compared, and no others" in ran.stdout
+    assert "EQUAL: the table contains the source's state of every key that was compared" in ran.stdout
+    assert verify("--key", '{"id":"o-3"}').exit_code == 11
+    told = json.loads(verify("--key", '{"id":"o-3"}', "--repair", "--json").stdout)
+    assert (told["outcome"], told["counts"]["repaired"], told["verified_through"]) == ("equal", 1, None)
+    assert told["covered"] == "1 key was compared, and no others"
+    assert verify("--partition-key", '{"id":"o-3"}').exit_code == 0
+    assert verify("--partition-key", '{"id":"o-4"}').exit_code == 11
+    assert verify("--key", '{"id":"o-3"}', "--estimate").exit_code == 2
+    assert verify("--key", "o-3").exit_code == 2

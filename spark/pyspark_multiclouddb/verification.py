@@ -126,6 +126,10 @@ def verify_with_spark(
     check_type("segments", segments, int, NoneType)
     for name in VerifySettings.__annotations__.keys() - ComparisonSettings.__annotations__:
         if name in settings:
+            if name in ("keys", "partition_key"):
+                raise invalid_request(
+                    name, "is given, but verify_with_spark reads the whole table", "call verify instead"
+                )
             raise invalid_request(
                 name,
                 "is given, but verify_with_spark cannot be resumed: what the executors read is gone with "
@@ -208,7 +212,7 @@ class _OnExecutors(Verification):
         start = Snapshot(segments=self._segments, max_scan_rate=source.max_scan_rate, changes=False)
         request = ChangeFeedRequest(source.address, start, provider_options=source.provider_options)
         planned = [(each[0], each[1]) for each in source.client.plan_partitions(request).segments]
-        sample, columns = self._sides.sample or 1, self._sides.columns
+        sample, columns = self._sides.chosen.sample or 1, self._sides.columns
         has_own = self._sides.facts.floor == ScanFloor.ROW
         scan = _Scan(source.client.config, source.address, source.provider_options, columns, sample, has_own)
         files = _Files(self._sides.first_ceiling(), sample, columns)
@@ -273,7 +277,7 @@ class _OnExecutors(Verification):
             state.clear_pending()
             state.put("window", window)
             # A key that has changed is judged, also if neither side has it.
-            state.add_changed(self._sides.sample or 1)
+            state.add_changed(self._sides.chosen.sample or 1)
         rest = compared.where("moved OR NOT same").toLocalIterator()
         equal = sums.equal
         while chunk := _checked(lambda: list(islice(rest, _AT_ONCE))):

@@ -116,8 +116,8 @@ def verify_every(
         target: The table.
         every: The period.
         **settings: See `VerifySettings`. `state` is required, and the folder is kept; `position` must be a
-            function, because the sink moves, or None; `transform` needs `transform_name`; `sample` is
-            refused; `resume` is always on.
+            function, because the sink moves, or None; `transform` needs `transform_name`; `sample`,
+            `keys` and `partition_key` are refused; `resume` is always on.
 
     Returns:
         An endless iterator, which gives what is known at the beginning and after each pass.
@@ -138,8 +138,9 @@ def verify_every(
             "give a function that returns the newest one, such as stored_position(store, name), or "
             "--position @FILE or spark:CHECKPOINT",
         )
-    if settings.get("sample") is not None:
-        raise invalid_request("sample", "is given, but every row is compared", "leave it out")
+    for name in ("sample", "keys", "partition_key"):
+        if settings.get(name) is not None:
+            raise invalid_request(name, "is given, but every row is compared", "leave it out")
     if (settings.get("transform") is None) != (settings.get("transform_name") is None):
         raise invalid_request(
             "transform_name", "has to be given with transform, and only with it", "give both, or none"

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 import attrs
+import numpy as np
 
 from multiclouddb_api import (
     ChangeEvent,
@@ -231,8 +232,8 @@ class _Plan:
         If that key is judged as equal, those rows are what the scan and the changes say of the source.
         """
         sides, versions = self._sides, self._versions(text)
-        if sides.sample is not None and _hash(text) % sides.sample:
-            self.unknown[each.key] = "the sink's own text of this key is not in the sample"
+        if not sides.chosen.of([text], np.array([_hash(text)]))[0]:
+            self.unknown[each.key] = "the sink's own text of this key is not one of those that are compared"
             return
         digest, found = self._digest(event), [row.digest for row in beside]
         judged = versions[max(versions)] if versions else digest

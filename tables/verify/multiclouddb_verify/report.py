@@ -17,7 +17,7 @@ __all__ = ["Cost", "Counts", "Difference", "Outcome", "Progress", "Report"]
 
 
 class Outcome(StrEnum):
-    """The verdict on the whole table: the first of `DIFFERENT`, `UNSETTLED` and `BEHIND` that holds."""
+    """The verdict on what was compared: the first of `DIFFERENT`, `UNSETTLED` and `BEHIND` that holds."""
 
     EQUAL = "equal"
     """Every key is equal, and the table is not marked as incomplete. Exit code 0."""
@@ -156,8 +156,8 @@ class Report:
     """Why nothing was repaired although `repair` was given, or None."""
     expected: str | None = None
     """Why some of the differences that are left had to be expected, or None."""
-    sample: str | None = None
-    """With `sample`, what the result means for all rows; otherwise None."""
+    covered: str | None = None
+    """With `sample`, `keys` or `partition_key`, what was compared; None if it was the whole table."""
     incomplete_since: str | None = None
     """Since when the table is marked as incomplete, because its sink has skipped a gap; None if it is not. An
     equal comparison of all keys with `repair` or `record` removes the mark."""
@@ -171,7 +171,7 @@ class Report:
 
     @property
     def outcome(self) -> Outcome:
-        """The verdict on the whole table."""
+        """The verdict on what was compared."""
         if self.counts.differences:
             return Outcome.DIFFERENT
         if self.counts.unsettled:

@@ -70,7 +70,7 @@ class Rounds:
         for part in state.ranges():
             changes: dict[int, list[Change]] = {}
             for change in state.changes_between(part.low, part.high):
-                if self._sides.sample is None or change[0] % self._sides.sample == 0:
+                if self._sides.chosen.sample is None or change[0] % self._sides.chosen.sample == 0:
                     changes.setdefault(change[0], []).append(change)
             source, target = part.source, part.target
             suspects = target["order"] < 0
@@ -104,6 +104,7 @@ class Rounds:
         self._name(np.sort(np.concatenate([np.empty(0, dtype=np.int64), *unnamed])))
         with state.transaction():
             state.put("equal", equal)
+            state.give_up(self._sides.unread.items())
 
     def _check(self, result: Join) -> None:
         """Stop if the table is the copy of another collection, as the first keys show."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -18,6 +18,7 @@ from multiclouddb_api import (
     NotKnown,
     ScanFacts,
     ScanFloor,
+    decode_json,
     encode_json,
     invalid_request,
 )
@@ -27,6 +28,7 @@ from multiclouddb_tables.contract import Own, SupportsHeld, SupportsLeftOut, Tar
 from multiclouddb_tables.layout import GROUP_BYTES
 from multiclouddb_tables.mark import Expected, FeedSource, TableMark
 from multiclouddb_tables.rules import DOCUMENT
+from multiclouddb_verify.chosen import chosen_by
 from multiclouddb_verify.comparison import (
     GONE,
     DifferenceKind,
@@ -38,7 +40,16 @@ from multiclouddb_verify.comparison import (
 from multiclouddb_verify.own_columns import DeclaredColumns, OwnColumns
 from multiclouddb_verify.report import Progress
 from multiclouddb_verify.runs import ORDER_BITS, Rows, rows_of
-from multiclouddb_verify.source import Answer, Change, Follower, Respelt, Source, key_texts, skipped_on
+from multiclouddb_verify.source import (
+    NONE_OF_ITS_OWN,
+    Answer,
+    Change,
+    Follower,
+    Respelt,
+    Source,
+    key_texts,
+    skipped_on,
+)
 from multiclouddb_verify.state import Confirmed, State
 from multiclouddb_verify.texts import Integers, Lines, column_digests, digests_of
 
@@ -114,11 +125,11 @@ class Sides:
     ) -> None:
         self.source, self.target, self._position = source, target, position
         self.pause, self.clock = pause, clock
-        self.sample: int | None = settings.get("sample")
-        if self.sample is not None and self.sample < 2:
-            raise invalid_request(
-                "sample", f"is {self.sample}", "give a number N from 2 on, to compare one of N keys"
-            )
+        self.chosen = chosen_by(settings)
+        self.unread: Mapping[str, str] = {}
+        """The chosen keys of which the source does not say what it has, with the reasons."""
+        self.present: Set[str] = frozenset()
+        """The chosen keys that the source has, or may have."""
         self.patience: float = settings.get("patience_seconds", 600.0)
         self.force: bool = settings.get("force", False)
         self._adopts: bool = settings.get("adopt", False)
@@ -182,9 +193,12 @@ class Sides:
 
         def keep(changes: list[Change], page: ChangeFeedPage) -> None:
             kept = changes
-            if wanted is not None and changes:
+            if changes and (wanted is not None or self.chosen.is_part):
                 hashes = np.fromiter((change[0] for change in changes), np.int64, len(changes))
-                kept = [changes[at] for at in np.flatnonzero(places_in(wanted, hashes)[1])]
+                mask = self.chosen.of([change[1] for change in changes], hashes)
+                if wanted is not None:
+                    mask &= places_in(wanted, hashes)[1]
+                kept = [changes[at] for at in np.flatnonzero(mask)]
             if seen is not None:
                 seen.update(change[1] for change in kept)
             with self.state.transaction():
@@ -201,6 +215,58 @@ class Sides:
     def _charge(self, *charges: float | None) -> None:
         if known := [each for each in charges if each is not None]:
             self.state.put("charge", float(self.state.fact("charge") or 0) + sum(known))
+
+    def read_keys(self) -> None:
+        """Read the rows of the keys that the caller has named, instead of all."""
+        events, unread, texts = list[ChangeEvent](), dict[str, str](), set[str]()
+        for answers in self.look_up(sorted(self.chosen.texts)):
+            for text, answer in answers.items():
+                event = answer
+                if isinstance(answer, NotKnown):
+                    if answer.reason.startswith(NONE_OF_ITS_OWN):
+                        raise invalid_request(
+                            "keys",
+                            f"contains a key that the source cannot have ({answer.reason})",
+                            "give each key as event.key has it, with its components in the same order",
+                        )
+                    unread[text] = answer.reason
+                elif isinstance(answer, Respelt):
+                    text, event = answer.text, answer.event
+                texts.add(text)
+                if isinstance(event, ChangeEvent):
+                    events.append(event)
+        self.chosen.texts, self.unread = frozenset(texts), unread
+        if self.facts.floor is ScanFloor.ROW:
+            events = self._scanned(texts)
+        lines = key_texts(events)
+        self.present = {*unread, *(text.decode() for text in lines.texts())}
+        orders = order_digests([event.order_key for event in events])
+        with self.state.transaction():
+            if events:
+                self.state.add_run("source", rows_of(lines.digests(), self.digests(events), orders), lines)
+            self.state.put("scanned", 1)
+
+    def _scanned(self, texts: Collection[str]) -> list[ChangeEvent]:
+        """Scan the partition keys of the chosen keys, and return the rows of these keys.
+
+        Where each row has its own `order_key`, as on Cosmos DB, a look-up may lack the newest writes. The
+        difference that it then shows would not be there, and the repair, which is another look-up, could
+        replace a row with an older one.
+        """
+        parts, events = self.state.number("parts") or 1, list[ChangeEvent]()
+        keys = {text: MulticloudDbKey(decode_json(text), parts) for text in texts}
+        for name in {encode_json(key.partition_key): key.partition_key for key in keys.values()}.values():
+            source = attrs.evolve(self.source, partition_key=MulticloudDbKey(name, len(name)))
+            for page in source.scan(source.first_page().continuation_token):
+                found = key_texts(page.events).texts()
+                events += [
+                    each for each, text in zip(page.events, found, strict=True) if text.decode() in keys
+                ]
+                with self.state.transaction():
+                    self.state.leave_out(skipped_on(page))
+                    self.state.add("rows", len(page.events))
+                    self._charge(page.diagnostics.native_charge)
+        return events
 
     def scan(self) -> None:
         """Read every row once, and follow the stream meanwhile, so that its position does not expire."""
@@ -241,8 +307,8 @@ class Sides:
                 events: Sequence[ChangeEvent] = page.events
                 texts = key_texts(events)
                 hashes = texts.digests()
-                if self.sample is not None:
-                    chosen = np.flatnonzero(hashes % self.sample == 0)
+                if self.chosen.sample is not None:
+                    chosen = np.flatnonzero(hashes % self.chosen.sample == 0)
                     events, hashes, texts = (
                         [events[at] for at in chosen.tolist()],
                         hashes[chosen],
@@ -409,10 +475,13 @@ class Sides:
         self, keys: Sequence[str] | None = None
     ) -> Iterator[tuple[pa.RecordBatch, Integers, Integers]]:
         """Return batches of the table, with the digests of the keys and of the documents."""
+        if keys is None and self.chosen.keys is not None:
+            keys = sorted(self.chosen.texts)
         for batch in _larger(self.target.rows(keys, own=self.own)):
             hashes = column_digests(batch.column("key"))
-            if self.sample is not None:
-                chosen = hashes % self.sample == 0
+            if not self.chosen.is_all:
+                texts = batch.column("key").to_pylist() if self.chosen.partition_key is not None else ()
+                chosen = self.chosen.of(texts, hashes)
                 batch, hashes = batch.filter(pa.array(chosen)), hashes[chosen]
             yield batch, hashes, row_digests(batch, self.columns)
 

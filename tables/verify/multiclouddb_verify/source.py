@@ -17,11 +17,13 @@ from multiclouddb_api import (
     ChangeFeedPage,
     ChangeFeedRequest,
     ChangeType,
+    EntireCollection,
     ErrorCategory,
     ErrorDetail,
     FeedEnded,
     FromContinuationToken,
     Gap,
+    LogicalPartition,
     LookupAnswer,
     MulticloudDbClient,
     MulticloudDbError,
@@ -48,8 +50,8 @@ from multiclouddb_verify.comparison import UNKNOWN
 from multiclouddb_verify.texts import Integers, Lines, written
 
 __all__ = [
-    "Answer", "Change", "Follower", "Respelt", "Source", "changes_of", "floor_of", "key_texts", "own_text",
-    "read_past", "skipped_on",
+    "NONE_OF_ITS_OWN", "Answer", "Change", "Follower", "Respelt", "Source", "changes_of", "floor_of",
+    "key_texts", "own_text", "read_past", "skipped_on",
 ]  # fmt: skip
 
 _PAGE: Final = 10_000
@@ -60,7 +62,7 @@ _MOST_BYTES: Final = 64 << 20
 """From how many bytes on documents that were looked up are not kept for further ones."""
 _SOME: Final = 20
 _NO_KEY: Final = NotKnown("the table has a text that is no key; remove the row by hand")
-_NONE_OF_ITS_OWN: Final = "the source takes this text for no key of its own; remove the row by hand"
+NONE_OF_ITS_OWN: Final = "the source takes this text for no key of its own; remove the row by hand"
 _POLL_SECONDS: Final = 0.05
 _MOST_POLL_SECONDS: Final = 0.4
 _LEAST_PATIENCE: Final = 60.0
@@ -119,6 +121,9 @@ class Source:
         default=None, validator=is_a(ProviderOptions, NoneType)
     )
     max_scan_rate: float | None = attrs.field(default=None, validator=is_a(int, float, NoneType))
+    partition_key: MulticloudDbKey | None = None
+    """The partition key whose rows a scan reads; None for all rows. Changes are always read of all keys,
+    because the sink's position is one of the whole collection."""
 
     @property
     def facts(self) -> ScanFacts:
@@ -136,9 +141,13 @@ class Source:
         """Whether the feed contains deletes; otherwise a sink cannot remove the rows of deleted documents."""
         return self.client.capabilities(self.provider_options).is_supported(Capability.CHANGE_FEED_DELETES)
 
-    def _request(self, start: Snapshot | FromContinuationToken, size: int = _PAGE) -> ChangeFeedRequest:
+    def _request(
+        self, start: Snapshot | FromContinuationToken, size: int = _PAGE, *, scans: bool = True
+    ) -> ChangeFeedRequest:
+        is_part = scans and self.partition_key is not None
+        scope = LogicalPartition(self.partition_key) if is_part else EntireCollection()  # type: ignore[arg-type]
         return ChangeFeedRequest(
-            self.address, start, max_page_size=size, provider_options=self.provider_options
+            self.address, start, scope=scope, max_page_size=size, provider_options=self.provider_options
         )
 
     def first_page(self) -> ChangeFeedPage:
@@ -168,7 +177,7 @@ class Source:
 
     def changes(self, token: str, wait: float = 0.0) -> ChangeFeedPage:
         """Read one page of changes."""
-        request = self._request(FromContinuationToken(token), 0)
+        request = self._request(FromContinuationToken(token), 0, scans=False)
         return read_past(self.client, request, OperationOptions(wait_seconds=wait))
 
     def is_in_snapshot(self, token: str) -> bool:
@@ -244,7 +253,7 @@ class _Lookup:
             elif self._is_answered():
                 reason = error.message
                 if error.category is ErrorCategory.INVALID_REQUEST:
-                    reason = f"{_NONE_OF_ITS_OWN} ({reason})"
+                    reason = f"{NONE_OF_ITS_OWN} ({reason})"
                 self.found[texts[0]] = NotKnown(reason)
             else:
                 raise

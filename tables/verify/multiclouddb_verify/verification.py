@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -33,6 +33,7 @@ from multiclouddb_api import (
     ErrorCategory,
     MulticloudDbClient,
     MulticloudDbError,
+    MulticloudDbKey,
     ProviderOptions,
     ResourceAddress,
     invalid_request,
@@ -132,6 +133,14 @@ class VerifySettings(ComparisonSettings, total=False):
     resume: bool
     """True to go on with the source where an earlier call was interrupted, if one was; the table is always
     read again. With False, the default, what an earlier call has left in the folder is removed."""
+    keys: Sequence[MulticloudDbKey] | None
+    """The keys to compare, such as `event.key`; None, the default, for all. Their rows are looked up instead
+    of a scan, and only their rows of the table are read. `covered` in the report says so, and nothing is
+    proved of the table. Needs `Capability.LOOKUP`."""
+    partition_key: MulticloudDbKey | None
+    """The partition key, or its first components, whose rows to compare; None, the default, for all. The scan
+    reads these rows only, and of the table the rows of other keys are passed over. Needs
+    `Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE`."""
     transform_name: str | None
     """A name that you give to what `transform` does, and change with the function. Without it, a comparison
     with `transform` is never resumed, because nothing shows whether two functions do the same."""
@@ -169,6 +178,9 @@ SETTINGS: Final = {
     "provider_options": _Setting((ProviderOptions, NoneType), verdict=True),
     "on_progress": _Setting((Callable, NoneType), verdict=False),
     "resume": _Setting((bool,), verdict=False),
+    # The identity contains digests of these two instead.
+    "keys": _Setting((Sequence, NoneType), verdict=False),
+    "partition_key": _Setting((MulticloudDbKey, NoneType), verdict=False),
     "transform_name": _Setting((str, NoneType), verdict=True),
 }
 """Each setting of `VerifySettings`."""
@@ -188,7 +200,14 @@ def checked(
         if name not in SETTINGS:
             raise unknown_name("verify", name, SETTINGS)
         check_type(name, value, *SETTINGS[name].types)
-    return Source(client, address, settings.get("provider_options"), settings.get("max_scan_rate"))
+    given: Mapping[str, Any] = settings
+    return Source(
+        client,
+        address,
+        settings.get("provider_options"),
+        settings.get("max_scan_rate"),
+        given.get("partition_key"),
+    )
 
 
 def verify(
@@ -276,7 +295,13 @@ class Verification:
         first, identity = self.look()
         folder = self._settings.get("state")
         if folder is None:
-            folder = default_folder({name: identity[name] for name in ("database", "collection", "table")})
+            names = (
+                "database",
+                "collection",
+                "table",
+                "chosen",
+            )  # a whole comparison may be left over beside
+            folder = default_folder({name: identity[name] for name in names if name in identity})
         self._sides.state = state = State(
             Path(os.fspath(folder)), identity, resume=self._settings.get("resume", False), advice=self._advice
         )
@@ -321,6 +346,8 @@ class Verification:
             value = self._settings.get(name)
             if setting.verdict and name != "transform":
                 identity[name] = repr(value)
+        if (chosen := self._sides.chosen.identity) is not None:
+            identity["chosen"] = chosen
         identity["transform"] = str(self._sides.transform is not None)
         columns = self._sides.columns
         if isinstance(columns, DeclaredColumns):
@@ -355,8 +382,15 @@ class Verification:
             self._put_position(first)
 
     def _read_source(self) -> None:
-        if not self._sides.done("scanned"):
-            self._sides.scan()
+        if self._sides.done("scanned"):
+            return
+        if self._sides.chosen.keys is not None:
+            self._sides.read_keys()
+            return
+        if self._sides.chosen.partition_key is not None:
+            for key in self._sides.source.some_keys()[:1]:
+                self._sides.chosen.spell(key)
+        self._sides.scan()
 
     def _compare(self, began: float) -> Report:
         self._compare_sides()
@@ -479,18 +513,13 @@ class Verification:
         behind = dict.fromkeys(state.behind(float(state.fact("settled_at") or 0.0)))
         unsettled = state.pending_count() - len(behind) + state.unknown_count() + len(unreadable)
         equal = not left and not unsettled and not behind
-        is_proved = equal and self._sides.sample is None
+        chosen = self._sides.chosen
+        is_proved = equal and chosen.is_all
         expected_ghosts = 0 if self._sides.source.has_deletes else left.get(DifferenceKind.GHOST, 0)
         reasons = ((_EXPECTED, expected_ghosts), (_LEFT_OUT, expected_missing))
         at = state.fact("at")
         charge = state.fact("charge")
         repaired = state.kinds(repaired=True)
-        sample = None
-        if self._sides.sample is not None:
-            sample = (
-                f"1/{self._sides.sample} of the keys were compared; a difference in one key alone is found "
-                f"with a probability of 1/{self._sides.sample}"
-            )
         return Report(
             equal=equal,
             verified_through=state.fact("k") if is_proved else None,
@@ -527,12 +556,19 @@ class Verification:
             settle_seconds=self._sides.facts.settle_seconds,
             refused=self._refused,
             expected="; ".join(why for why, is_so in reasons if is_so) or None,
-            sample=sample,
+            covered=chosen.told(state.number("rows"), self._absent()),
             left_over=state.left_over,
             incomplete_since=self._incomplete_since,
             not_compared=self._sides.not_compared,
             unfilled=self._unfilled,
         )
+
+    def _absent(self) -> int:
+        """Return how many of the keys that were asked for neither side has."""
+        if self._sides.chosen.keys is None:
+            return 0
+        left = self._sides.chosen.texts - self._sides.present
+        return len(left - self._sides.rows_of(sorted(left)).seen.keys())
 
     def _described(self) -> tuple[Difference, ...]:
         """Return the differences that are left, the first ones with the path at which they differ."""
