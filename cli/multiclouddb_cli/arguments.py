@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
+import orjson
 import typer
 
 from multiclouddb_api import (
@@ -236,6 +237,46 @@ def to_token(text: str, option: str = "TOKEN") -> str:
     checkpoint = Bookmark(str(path)).load()
     assert checkpoint is not None
     return checkpoint.token
+
+
+_DONE: Final = "done"
+_FREE: Final = "free "
+
+
+def to_group(text: str, option: str = "TOKEN") -> dict[str, str] | None:
+    """Read the positions of workers that share a feed, from the URL of their plan.
+
+    The page *Spread over machines* has the form: the plan maps the name of a checkpoint, beside the plan, to
+    an object whose `start` is the token for as long as there is no such checkpoint. A checkpoint has a token,
+    after `free ` if nobody follows the partition now, or `done`.
+
+    Args:
+        text: As in `to_token`.
+        option: The option, for a message.
+
+    Returns:
+        The token of each partition that is not done, by the name of its checkpoint; None if the text names no
+        plan.
+    """
+    if "://" not in text or text.startswith("@"):
+        return None
+    bookmark = Bookmark(text)
+    stored = bookmark.load()
+    if stored is None or not stored.token.startswith("{"):
+        return None
+    found = dict[str, str]()
+    try:
+        starts = {name: each["start"] for name, each in orjson.loads(stored.token).items()}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise _wrong(option, "is neither a token nor the plan of workers") from error
+    for name, start in starts.items():
+        if not isinstance(start, str):
+            raise _wrong(option, f"the plan has no token as the start of {name}")
+        beside = bookmark.load(name)
+        token = start if beside is None else beside.token
+        if token != _DONE:
+            found[name] = token.removeprefix(_FREE)
+    return found
 
 
 def _table_token(target: str, option: str) -> str:

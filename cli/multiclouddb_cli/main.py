@@ -406,15 +406,22 @@ def check(
 
     --max-lag limits the age of a change after the token, by the service's clock, not the age of the token:
     the token of an idle feed may be old.
+
+    The URL of the plan of workers that share a feed (the page "Spread over machines") stands for all their
+    positions: the lag is that of the oldest one.
     """
     from multiclouddb_cli import tokens
-    from multiclouddb_cli.arguments import to_age, to_config, to_key, to_options, to_token
+    from multiclouddb_cli.arguments import to_age, to_config, to_group, to_key, to_options, to_token
 
     config, wanted = to_config(url), None if key is None else to_key(key, "--key")
-    tokens.check(
-        config, to_token(token), wanted, to_options(config, options or ()),
-        max_lag=None if max_lag is None else to_age(max_lag, "--max-lag"), as_json=as_json,
-    )  # fmt: skip
+    chosen, limit = (
+        to_options(config, options or ()),
+        None if max_lag is None else to_age(max_lag, "--max-lag"),
+    )
+    if (group := to_group(token)) is not None:
+        tokens.check_group(config, group, chosen, max_lag=limit, as_json=as_json)
+        return
+    tokens.check(config, to_token(token), wanted, chosen, max_lag=limit, as_json=as_json)
 
 
 def run() -> None:

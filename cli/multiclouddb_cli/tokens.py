@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -231,6 +233,35 @@ def check(
     as_json: bool,
 ) -> None:
     """Print whether the token can be resumed and, with `max_lag`, whether its reader is late."""
+    with _judged(config, token, key, options, max_lag) as (session, verdict):
+        (_print_json if as_json else _print)(session, verdict)
+    if verdict.error is not None:
+        raise verdict.error
+    if isinstance(verdict.late, Late):
+        typer.echo(f"error: [LATE] {late_text(verdict.late)}", err=True)
+        raise typer.Exit(LATE)
+    if verdict.missed:
+        typer.echo(
+            "error: [NOT_COVERED] the token does not lead to every open partition; a consumer that "
+            "continues from it starts the missing partitions after its next search, with a "
+            "PartitionFoundLate notice",
+            err=True,
+        )
+        raise typer.Exit(NOT_COVERED)
+    if isinstance(verdict.late, NotKnown):
+        typer.echo(f"error: [NOT_KNOWN] {scrub(verdict.late.reason)}", err=True)
+        raise typer.Exit(NOT_KNOWN)
+
+
+@contextmanager
+def _judged(
+    config: ClientConfig,
+    token: str,
+    key: MulticloudDbKey | None,
+    options: ProviderOptions | None,
+    max_lag: timedelta | None,
+) -> Iterator[tuple[ConnectedFeed, Verdict]]:
+    """Ask the service about a token; the feed is open inside the block."""
     envelope = decode_token(token)
     check_provider(config.provider, envelope)
     if envelope.options_digest and options is None:
@@ -255,23 +286,94 @@ def check(
             now = session.opened.call("clock", session.feed.clock)
             late = lateness(session.read, now, session.feed, request, envelope, max_lag)
             verdict = attrs.evolve(verdict, late=late)
-        (_print_json if as_json else _print)(session, verdict)
-    if verdict.error is not None:
-        raise verdict.error
-    if isinstance(verdict.late, Late):
-        typer.echo(f"error: [LATE] {late_text(verdict.late)}", err=True)
-        raise typer.Exit(LATE)
-    if verdict.missed:
-        typer.echo(
-            "error: [NOT_COVERED] the token does not lead to every open partition; a consumer that "
-            "continues from it starts the missing partitions after its next search, with a "
-            "PartitionFoundLate notice",
-            err=True,
+        yield session, verdict
+
+
+def check_group(
+    config: ClientConfig,
+    group: Mapping[str, str],
+    options: ProviderOptions | None,
+    *,
+    max_lag: timedelta | None,
+    as_json: bool,
+) -> None:
+    """Print what `check` finds for each position of workers that share a feed, and the worst of it.
+
+    Args:
+        config: The database.
+        group: The tokens by the names of their checkpoints.
+        options: The provider's options.
+        max_lag: As in `check`.
+        as_json: True to print one JSON object.
+    """
+    verdicts = dict[str, Verdict]()
+    for name, token in group.items():
+        with _judged(config, token, None, options, max_lag) as (_, verdict):
+            verdicts[name] = verdict
+    oldest, headroom = _worst_of(verdicts.values())
+    if as_json:
+        each = {name: _group_facts(verdict) for name, verdict in verdicts.items()}
+        facts = {"lag_seconds": oldest, "retention_headroom_seconds": headroom, "positions": each}
+        typer.echo(safe_json(orjson.dumps(facts)))
+    else:
+        print_fields(
+            [
+                ("positions", str(len(verdicts))),
+                ("lag", duration(oldest)),
+                ("kept for", "not known" if headroom is None else duration(headroom)),
+            ]
         )
-        raise typer.Exit(NOT_COVERED)
-    if isinstance(verdict.late, NotKnown):
-        typer.echo(f"error: [NOT_KNOWN] {scrub(verdict.late.reason)}", err=True)
-        raise typer.Exit(NOT_KNOWN)
+        if verdicts:
+            typer.echo()
+            rows = [_group_row(name, verdict) for name, verdict in verdicts.items()]
+            print_table(["position", "lag", "kept for", "late", "answer"], rows)
+    _end_group(verdicts)
+
+
+def _worst_of(verdicts: Iterable[Verdict]) -> tuple[float | None, float | None]:
+    """Return the lag and the headroom of several positions: those of the worst, None if one is not known.
+
+    Args:
+        verdicts: The verdicts.
+    """
+    lags, headrooms = [each.lag for each in verdicts], [each.headroom for each in verdicts]
+    known = [each for each in lags if each is not None]
+    return max(known) if known and len(known) == len(lags) else None, min(
+        (each for each in headrooms if each is not None), default=None
+    )
+
+
+def _end_group(verdicts: Mapping[str, Verdict]) -> None:
+    for name, verdict in verdicts.items():
+        if verdict.error is not None:
+            typer.echo(f"error: the position {scrub(name)}:", err=True)
+            raise verdict.error
+    late = {name: each.late for name, each in verdicts.items() if isinstance(each.late, Late)}
+    if late:
+        name, found = max(late.items(), key=lambda each: each[1].seconds)
+        typer.echo(f"error: [LATE] {scrub(name)}: {late_text(found)}", err=True)
+        raise typer.Exit(LATE)
+    for name, verdict in verdicts.items():
+        if isinstance(verdict.late, NotKnown):
+            typer.echo(f"error: [NOT_KNOWN] {scrub(name)}: {scrub(verdict.late.reason)}", err=True)
+            raise typer.Exit(NOT_KNOWN)
+
+
+def _group_row(name: str, verdict: Verdict) -> list[Cell]:
+    late = "-" if verdict.late is None else late_text(verdict.late)
+    headroom = "not known" if verdict.headroom is None else duration(verdict.headroom)
+    answer = verdict.changes if verdict.error is None else str(verdict.error.category)
+    return [name, duration(verdict.lag), headroom, late, (answer, "" if verdict.error is None else "red")]
+
+
+def _group_facts(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "resumes": verdict.error is None,
+        "error": None if verdict.error is None else str(verdict.error.category),
+        "lag_seconds": verdict.lag,
+        "retention_headroom_seconds": verdict.headroom,
+        "late": _late_facts(verdict.late),
+    }
 
 
 def late_text(late: Lateness) -> str:

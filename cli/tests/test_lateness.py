@@ -224,3 +224,71 @@ def test_the_age_of_a_day_is_read():
     from multiclouddb_cli.arguments import to_age
 
     assert to_age("1d12h", "--max-lag") == timedelta(hours=36)
+
+
+class TestGroup:
+    """The positions of workers that share a feed, as the page about several machines stores them."""
+
+    @pytest.fixture
+    def group(self, url, store, tmp_path):
+        """Plan the partitions; return the store, its URL, and the names of the checkpoints."""
+        with api.connect(url) as client:
+            planned = client.plan_partitions(api.ChangeFeedRequest(ORDERS, api.Beginning()))
+        names = {f"part-{number}": each for number, each in enumerate(planned)}
+        where = f"sqlite://{tmp_path}/positions.db"
+        positions = api.open_checkpoint_store(where)
+        plan = {name: {"id": each[0], "start": each[1], "parents": []} for name, each in names.items()}
+        positions.save("plan", json.dumps(plan), None)
+        return positions, f"{where}/plan", {name: each[0] for name, each in names.items()}
+
+    def drain(self, url, positions, name, partition, form="{}"):
+        with api.connect(url) as client:
+            start = api.FromContinuationToken(json.loads(positions.load("plan").token)[name]["start"])
+            for page in client.iterate_changes(
+                api.ChangeFeedRequest(ORDERS, start, api.PhysicalPartition(partition)), until_idle=True
+            ).pages():
+                token = page.continuation_token
+        positions.save(name, form.format(token), None)
+
+    def test_the_lag_is_that_of_the_oldest_partition(self, run, url, group):
+        positions, where, names = group
+        assert len(names) > 1
+        assert run("token", "check", url, where, "--max-lag", OLD).exit_code == LATE
+        assert run("token", "check", url, where, "--max-lag", YOUNG).exit_code == 0
+        *others, last = names
+        for number, name in enumerate(others):
+            self.drain(url, positions, name, names[name], "free {}" if number else "{}")
+        result = run("token", "check", url, where, "--max-lag", OLD, "--json")
+        assert result.exit_code == LATE
+        told = json.loads(result.stdout)
+        late = {name: each["late"]["is_late"] for name, each in told["positions"].items()}
+        assert late == {name: name == last for name in names}
+        assert told["lag_seconds"] == told["positions"][last]["lag_seconds"] > 1000
+        assert last in result.stderr
+        self.drain(url, positions, last, names[last])
+        result = run("token", "check", url, where, "--max-lag", OLD)
+        assert result.exit_code == 0, result.output
+        assert f"positions  {len(names)}" in result.stdout
+
+    def test_a_partition_that_is_done_is_not_asked_and_one_that_has_expired_ends_with_6(
+        self, run, url, store, group
+    ):
+        positions, where, names = group
+        first, *others = names
+        positions.save(first, "done", None)
+        told = json.loads(run("token", "check", url, where, "--json").stdout)
+        assert [*told["positions"]] == others
+        store.trim("orders", max_count=0)
+        result = run("token", "check", url, where, "--json")
+        assert result.exit_code == 6
+        assert "CHECKPOINT_EXPIRED" in {
+            each["error"] for each in json.loads(result.stdout)["positions"].values()
+        }
+
+    @pytest.mark.parametrize("text", ["{", '{"a": 1}', '{"a": {"start": 7}}'])
+    def test_what_is_no_plan_is_refused(self, run, url, store, tmp_path, text):
+        where = f"sqlite://{tmp_path}/positions.db"
+        api.open_checkpoint_store(where).save("plan", text, None)
+        result = run("token", "check", url, f"{where}/plan")
+        assert result.exit_code == 2
+        assert "plan" in result.stderr

@@ -248,3 +248,24 @@ def test_a_machine_that_was_suspended_for_long_leaves_the_partition_to_the_other
 
 def checkpoint_service(scheme):
     return servers("checkpoints")("servers").service(scheme)
+
+
+def test_a_worker_that_ends_by_sigterm_hands_its_partitions_over_at_once(store, tmp_path):
+    """Long before its checkpoints have stood still for SECONDS, and from where it stopped."""
+    store.create_collection("orders", partitions=3)
+    store.batch("orders", [Put(f"o-{number}", {"n": 0}) for number in range(30)])
+    positions = f"sqlite://{tmp_path}/positions.db"
+    words = (f"embedded://{store.path}", "main/orders", positions, tmp_path / "copy.db", "10000")
+    with machine(tmp_path / "one", *words) as one:
+        checkpoints = api.open_checkpoint_store(positions)
+        wait_until(lambda: (tmp_path / "copy.db").exists() and len(copied(tmp_path / "copy.db")) == 30, one)
+        with machine(tmp_path / "two", *words) as two:
+            names = json.loads(checkpoints.load("plan").token)
+            one.terminate()
+            assert one.wait(SECONDS) == 0
+            store.batch("orders", [Put(f"o-{number}", {"n": 1}) for number in range(30)])
+            wait_until(lambda: {each["n"] for each in copied(tmp_path / "copy.db").values()} == {1}, two)
+            two.terminate()
+            assert two.wait(SECONDS) == 0
+            left = [checkpoints.load(name).token for name in names]
+            assert [text.partition(" ")[0] for text in left] == ["free"] * 3

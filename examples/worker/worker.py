@@ -16,6 +16,7 @@ from multiclouddb import (
 )  # fmt: skip
 
 DONE = "done"
+FREE = "free "  # before the token of a partition that its worker has given back
 TABLE = "CREATE TABLE IF NOT EXISTS copy (id TEXT PRIMARY KEY, order_key TEXT, document TEXT)"
 UPSERT = """
 INSERT INTO copy VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE
@@ -80,6 +81,8 @@ class Worker:
             return self.save(name, plan[name]["start"], None) if ready else None
         if found.token == DONE:
             return None
+        if found.token.startswith(FREE):
+            return self.save(name, found.token.removeprefix(FREE), found.version)
         version, since = self.seen.get(name, (None, 0.0))
         if found.version != version:  # it moves, so somebody follows it
             self.seen[name] = found.version, time.monotonic()
@@ -87,11 +90,13 @@ class Worker:
         stands_still = time.monotonic() - since >= self.still_seconds
         return self.save(name, found.token, found.version) if stands_still else None
 
-    def follow(self, name, planned, claimed):
-        """Follow one partition to its end, or until another worker has claimed it."""
+    def changes_of(self, planned, claimed):
         start, scope = FromContinuationToken(claimed.token), PhysicalPartition(planned["id"])
         request = ChangeFeedRequest(self.address, start, scope, max_page_size=100)
-        changes = self.client.iterate_changes(request, max_idle_backoff_seconds=self.still_seconds / 8)
+        return self.client.iterate_changes(request, max_idle_backoff_seconds=self.still_seconds / 8)
+
+    def follow(self, name, changes, claimed):
+        """Follow one partition to its end, until another worker has claimed it, or until `stop`."""
         with closing(sqlite3.connect(self.target, timeout=60)) as copy, changes:
             for page in changes.pages():
                 with copy:
@@ -100,10 +105,12 @@ class Worker:
                     self.extend(page.child_partitions)
                 token = DONE if page.partition_retired else page.continuation_token
                 claimed = self.save(name, token, claimed.version)
-                if claimed is None or self.stop.is_set():
+                if claimed is None:
                     return
                 if page.partition_retired:
                     self.finished.add(name)
+        if claimed.token != DONE:  # it was stopped: another worker need not wait
+            self.save(name, FREE + claimed.token, claimed.version)
 
     def run_follower(self, *arguments):
         try:
@@ -119,14 +126,17 @@ class Worker:
             plan, _ = self.plan()
             for name in plan.keys() - self.followed.keys():
                 if (claimed := self.claim(plan, name)) is not None:
-                    arguments = name, plan[name], claimed
-                    self.followed[name] = threading.Thread(target=self.run_follower, args=arguments)
-                    self.followed[name].start()
+                    changes = self.changes_of(plan[name], claimed)
+                    thread = threading.Thread(target=self.run_follower, args=(name, changes, claimed))
+                    self.followed[name] = thread, changes
+                    thread.start()
                     break  # one at a time, so that the other workers get some too
-            self.followed = {name: each for name, each in self.followed.items() if each.is_alive()}
+            self.followed = {name: each for name, each in self.followed.items() if each[0].is_alive()}
             self.stop.wait(random.uniform(0.1, 0.2) * min(1.0, self.still_seconds))
-        for each in self.followed.values():
-            each.join()
+        for _, changes in self.followed.values():
+            changes.stop()  # ends a read that is running, after the page in hand
+        for thread, _ in self.followed.values():
+            thread.join()
         if self.failure is not None:
             raise self.failure
 
