@@ -19,7 +19,13 @@ from multiclouddb_api.checkpoint import (
 from multiclouddb_api.client import MulticloudDbClient, connect
 from multiclouddb_api.codec import Tagged, canonical_json, decode_json, encode_json
 from multiclouddb_api.config import ClientConfig
-from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api.errors import (
+    ErrorCategory,
+    ErrorDetail,
+    ErrorReason,
+    MulticloudDbError,
+    invalid_request,
+)
 from multiclouddb_api.event import ChangeEvent, ChangeType
 from multiclouddb_api.event_json import event_from_json, event_to_json, page_from_json, page_to_json
 from multiclouddb_api.iterator import ChangeFeedIterator, IteratorSettings
@@ -91,6 +97,7 @@ __all__ = [
     "EntireDatabase",
     "ErrorCategory",
     "ErrorDetail",
+    "ErrorReason",
     "Fail",
     "FeedEnded",
     "FeedScope",

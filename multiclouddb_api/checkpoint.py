@@ -18,7 +18,13 @@ import orjson
 from attrs import frozen
 
 from multiclouddb_api.config import SecretText, settled
-from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api.errors import (
+    ErrorCategory,
+    ErrorDetail,
+    ErrorReason,
+    MulticloudDbError,
+    invalid_request,
+)
 from multiclouddb_api.redaction import shorten
 from multiclouddb_api.registry import sole_offer
 from multiclouddb_api.steps import Call, Steps
@@ -372,7 +378,7 @@ def conflict(
         f"{_named(path)}: another worker has written {name!r} ({before}, {now}); use this name in "
         "one worker only, or give each worker its own name; then load it again to resume from the stored "
         "position",
-        ErrorDetail(ErrorCategory.CONFLICT, operation="checkpoint"),
+        ErrorDetail(ErrorCategory.CONFLICT, operation="checkpoint", reason=ErrorReason.OTHER_WRITER),
     )
 
 

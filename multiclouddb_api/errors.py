@@ -80,6 +80,71 @@ for _category in _KNOWN:
     setattr(ErrorCategory, _category, _category)
 
 
+class ErrorReason(str):
+    """Why a call has failed, within its category, as lower-case text.
+
+    Compare it with the constants of this class (`error.detail.reason == ErrorReason.CLOCK`). An error has no
+    reason if nothing more is known than its category says. Later versions may add reasons, and may give one
+    to an error that has none today, so treat an unknown one like None. The page *Errors* has each category's
+    reasons, and what to do.
+    """
+
+    __slots__ = ()
+
+    AGED_OUT: ClassVar[ErrorReason]
+    """The position is older than the time for which the service keeps changes."""
+    TRIMMED: ClassVar[ErrorReason]
+    """The changes were removed, by an operator or because the log was full."""
+    ROLLED_BACK: ClassVar[ErrorReason]
+    """A failover has lost changes, and gives their positions to others."""
+    REPLACED: ClassVar[ErrorReason]
+    """Another collection has taken the place of the one that was read."""
+    MALFORMED: ClassVar[ErrorReason]
+    """A token or an id is damaged, or no token or id of this library."""
+    UNKNOWN_VERSION: ClassVar[ErrorReason]
+    """A token was made by a newer version of this library."""
+    WRONG_PROVIDER: ClassVar[ErrorReason]
+    """A token or an id belongs to another database service."""
+    WRONG_RESOURCE: ClassVar[ErrorReason]
+    """A token or an id belongs to another collection."""
+    WRONG_SCOPE: ClassVar[ErrorReason]
+    """A token was made for another scope, such as another partition."""
+    WRONG_OPTIONS: ClassVar[ErrorReason]
+    """A token was made with other provider options, for example another mode."""
+    RECREATED: ClassVar[ErrorReason]
+    """The resource was deleted and created again since the token or the id was made."""
+    CLOCK: ClassVar[ErrorReason]
+    """A start time is ahead of the service's clock."""
+    NOT_PROVISIONED: ClassVar[ErrorReason]
+    """The feed, or what the request needs of it, is not switched on."""
+    NOT_OFFERED: ClassVar[ErrorReason]
+    """The database does not offer it."""
+    NEEDS_OPT_IN: ClassVar[ErrorReason]
+    """The library can emulate it, if the request opts in."""
+    NOT_INSTALLED: ClassVar[ErrorReason]
+    """A package is missing."""
+    UNKNOWN_HOST: ClassVar[ErrorReason]
+    """The host of the connection has no address."""
+    TLS: ClassVar[ErrorReason]
+    """One side refuses the other's certificate or version of TLS."""
+    OTHER_WRITER: ClassVar[ErrorReason]
+    """Another process has saved first."""
+    UNDECODABLE: ClassVar[ErrorReason]
+    """A record cannot be decoded."""
+
+    @classmethod
+    def known(cls) -> tuple[ErrorReason, ...]:
+        """Return all reasons that this version defines, in a fixed order."""
+        return _REASONS
+
+
+_REASONS: Final = tuple(
+    ErrorReason(name.lower()) for name in get_annotations(ErrorReason) if not name.startswith("_")
+)
+for _reason in _REASONS:
+    setattr(ErrorReason, _reason.upper(), _reason)
+
+
 @frozen
 class ErrorDetail:
     """The facts about a failure, which can be pickled and sent to another process."""
@@ -106,11 +171,14 @@ class ErrorDetail:
     retry_after_seconds: float | None = None
     """How many seconds the service asked to wait before the next call, or None. An iterator waits at least
     this long."""
+    reason: ErrorReason | None = None
+    """Why the call has failed, within the category; None if nothing more is known."""
 
     def __attrs_post_init__(self) -> None:
         check_type("ErrorDetail.category", self.category, ErrorCategory)
         check_type("ErrorDetail.retryable", self.retryable, bool)
         check_type("ErrorDetail.retry_after_seconds", self.retry_after_seconds, float, int, type(None))
+        check_type("ErrorDetail.reason", self.reason, ErrorReason, type(None))
         for name in _TEXTS:
             check_type(f"ErrorDetail.{name}", getattr(self, name), str, type(None))
 
@@ -118,7 +186,7 @@ class ErrorDetail:
 _TEXTS: Final = tuple(
     name
     for name in get_annotations(ErrorDetail)
-    if name not in ("category", "retryable", "retry_after_seconds")
+    if name not in ("category", "reason", "retryable", "retry_after_seconds")
 )
 
 
@@ -160,6 +228,11 @@ class MulticloudDbError(Exception):
         return self.detail.category
 
     @property
+    def reason(self) -> ErrorReason | None:
+        """Short for `detail.reason`."""
+        return self.detail.reason
+
+    @property
     def retryable(self) -> bool:
         """Short for `detail.retryable`."""
         return self.detail.retryable
@@ -173,18 +246,22 @@ class MulticloudDbError(Exception):
         return f"[{self.detail.category}] {self.message}"
 
 
-def invalid_request(field: str, problem: str, way_out: str) -> MulticloudDbError:
+def invalid_request(
+    field: str, problem: str, way_out: str, reason: ErrorReason | None = None
+) -> MulticloudDbError:
     """Make the error for a value that the caller must change.
 
     Args:
         field: The name of the argument, field or option.
         problem: The problem with the value; do not include the value itself if it may be a secret.
         way_out: What the caller can do instead.
+        reason: The reason, if it is one of `ErrorReason`.
     """
     for name, text in (("field", field), ("problem", problem), ("way_out", way_out)):
         check_type(name, text, str)
     return MulticloudDbError(
-        f"{field}: {problem}; {way_out}", ErrorDetail(category=ErrorCategory.INVALID_REQUEST)
+        f"{field}: {problem}; {way_out}",
+        ErrorDetail(category=ErrorCategory.INVALID_REQUEST, reason=reason),
     )
 
 

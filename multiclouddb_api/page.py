@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import attrs
 from attrs import frozen
 
-from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError
+from multiclouddb_api.errors import ErrorCategory, ErrorDetail, ErrorReason, MulticloudDbError
 from multiclouddb_api.event import ChangeEvent
 from multiclouddb_api.redaction import html_table, rfc3339, shorten
 from multiclouddb_api.snapshot import SnapshotProgress
@@ -334,5 +334,5 @@ class ChangeFeedPage:
 def _missing(method: str, requirement: str, error: ImportError) -> MulticloudDbError:
     return MulticloudDbError(
         f'page.{method}: cannot import {error.name or "it"}; run: pip install "{requirement}"',
-        ErrorDetail(ErrorCategory.INVALID_REQUEST),
+        ErrorDetail(ErrorCategory.INVALID_REQUEST, reason=ErrorReason.NOT_INSTALLED),
     )

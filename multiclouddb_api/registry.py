@@ -6,7 +6,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, cast
 
 from multiclouddb_api.entry_points import EntryPoint, entry_points
-from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api.errors import (
+    ErrorCategory,
+    ErrorDetail,
+    ErrorReason,
+    MulticloudDbError,
+    invalid_request,
+)
 from multiclouddb_api.validators import suggestion
 
 if TYPE_CHECKING:
@@ -78,7 +84,9 @@ def load_plugin(provider_id: str) -> Plugin:
         raise MulticloudDbError(
             f"provider: {provider_id!r} is installed but cannot be imported ({error}); "
             f'run: pip install "multiclouddb[{provider_id}]"',
-            ErrorDetail(ErrorCategory.INVALID_REQUEST, provider=provider_id),
+            ErrorDetail(
+                ErrorCategory.INVALID_REQUEST, provider=provider_id, reason=ErrorReason.NOT_INSTALLED
+            ),
         ) from error
 
 
@@ -86,7 +94,9 @@ def _missing(provider_id: str) -> MulticloudDbError:
     if provider_id in _OURS:
         return MulticloudDbError(
             f"provider: {provider_id!r} is not installed; run: pip install {_OURS[provider_id]}",
-            ErrorDetail(ErrorCategory.INVALID_REQUEST, provider=provider_id),
+            ErrorDetail(
+                ErrorCategory.INVALID_REQUEST, provider=provider_id, reason=ErrorReason.NOT_INSTALLED
+            ),
         )
     return invalid_request(
         "provider", f"{provider_id!r} is not known", suggestion(provider_id, {*_OURS, *installed_providers()})

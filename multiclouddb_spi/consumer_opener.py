@@ -9,6 +9,7 @@ from typing import Final
 
 from multiclouddb_api import (
     ChangeFeedRequest,
+    ErrorReason,
     FromContinuationToken,
     MulticloudDbError,
     Now,
@@ -210,12 +211,16 @@ def _foreign_token(
     envelope: Envelope, where: ResourceAddress, ours: str, spec: FeedSpec, scope: str
 ) -> MulticloudDbError:
     theirs, way_out = envelope.scope, "pass it to the same kind of request that it came from, or start again"
+    reason = ErrorReason.WRONG_SCOPE
     (kind, _, one), (_, _, other) = theirs.partition(":"), scope.partition(":")
     if envelope.provider_id != ours:
         problem = f"belongs to provider {envelope.provider_id!r}, not to {ours!r}"
+        reason = ErrorReason.WRONG_PROVIDER
     elif where != spec.address:
         problem = f"belongs to {envelope.address}, not to {spec.address}"
+        reason = ErrorReason.WRONG_RESOURCE
     elif theirs == scope:
+        reason = ErrorReason.WRONG_OPTIONS
         made_with = asked = "other provider options"
         if spec.options is not None:
             made_with = spec.options.describe_digest(envelope.options_digest)
@@ -229,4 +234,4 @@ def _foreign_token(
         way_out = f"pass it with PhysicalPartition(…, with_descendants={is_of_all}), or start again"
     else:
         problem = f"was made for the scope {theirs!r}, not {scope!r}"
-    return invalid_request("continuation_token", problem, way_out)
+    return invalid_request("continuation_token", problem, way_out, reason)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
+from multiclouddb_api import ErrorCategory, ErrorDetail, ErrorReason, MulticloudDbError
 from multiclouddb_spi.cursor import InvalidCursor
 from multiclouddb_spi.faults import (
     Fault,
@@ -28,7 +28,7 @@ def fault_of(provider: Provider, error: Exception) -> Fault:
     if isinstance(error, ProviderFault):
         return error.fault
     if isinstance(error, RecordFault):
-        return Fault(ErrorCategory.PROVIDER_ERROR, str(error), error.code)
+        return Fault(ErrorCategory.PROVIDER_ERROR, str(error), error.code, reason=ErrorReason.UNDECODABLE)
     if isinstance(error, MulticloudDbError):
         return Fault(
             error.category,
@@ -36,12 +36,14 @@ def fault_of(provider: Provider, error: Exception) -> Fault:
             retryable=error.retryable,
             retry_after=error.detail.retry_after_seconds,
             vendor_retried=True,
+            reason=error.reason,
         )
     if isinstance(error, InvalidCursor):
         return Fault(
             ErrorCategory.INVALID_REQUEST,
             f"continuation_token: holds a position that this provider cannot have made ({error}); "
             "pass a page's continuation_token unchanged",
+            reason=ErrorReason.MALFORMED,
         )
     try:
         return classified(provider.classify, error)
@@ -95,6 +97,7 @@ def to_error(
         native_text=None if native is None or fault.confidential else without_data(str(native)),
         oldest_position=oldest_position,
         retry_after_seconds=fault.retry_after,
+        reason=fault.reason,
     )
     return MulticloudDbError(message, detail)
 

@@ -15,7 +15,7 @@ from typing import Final
 import attrs
 from attrs import frozen
 
-from multiclouddb_api import ErrorCategory
+from multiclouddb_api import ErrorCategory, ErrorReason
 from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi.cursor import Cursor
 
@@ -54,6 +54,7 @@ class Fault:
             feed, this is treated as a mistake in the connection, and is not retried.
         renewable: True if the service refuses the credentials, but may accept newer ones of the same
             identity. If the provider can renew them (`SupportsRenewal`), the call is made once more.
+        reason: Why the call has failed, within the category; None if nothing more is known.
     """
 
     category: ErrorCategory
@@ -65,6 +66,7 @@ class Fault:
     confidential: bool = False
     unknown_host: bool = False
     renewable: bool = False
+    reason: ErrorReason | None = None
 
 
 class ProviderFault(Exception):  # noqa: N818
@@ -89,6 +91,7 @@ class ProviderFault(Exception):  # noqa: N818
         *,
         retryable: bool = False,
         vendor_retried: bool = False,
+        reason: ErrorReason | None = None,
     ) -> ProviderFault:
         """Make an exception whose fault has these fields.
 
@@ -98,8 +101,12 @@ class ProviderFault(Exception):  # noqa: N818
             code: The vendor's own error code as text, or None.
             retryable: True if the same call may succeed later without a change.
             vendor_retried: True if the engine must not retry the call.
+            reason: As in `Fault`.
         """
-        return cls(Fault(category, message, code, retryable=retryable, vendor_retried=vendor_retried))
+        fault = Fault(
+            category, message, code, retryable=retryable, vendor_retried=vendor_retried, reason=reason
+        )
+        return cls(fault)
 
     @property
     def fault(self) -> Fault:
@@ -155,13 +162,14 @@ class RecordFault(Exception):  # noqa: N818
         return f"record at {self.position}: {self.reason}"
 
 
-def expired(what: str) -> ProviderFault:
-    """Make the fault for a position that is older than the retention.
+def expired(what: str, reason: ErrorReason = ErrorReason.AGED_OUT) -> ProviderFault:
+    """Make the fault for a position whose changes the service no longer keeps.
 
     Args:
         what: What is lost and why, as a sentence.
+        reason: Why it is lost.
     """
-    return ProviderFault.of(ErrorCategory.CHECKPOINT_EXPIRED, f"{what}; {START_AGAIN}")
+    return ProviderFault.of(ErrorCategory.CHECKPOINT_EXPIRED, f"{what}; {START_AGAIN}", reason=reason)
 
 
 def undecided(public_id: str) -> ProviderFault:
@@ -190,14 +198,15 @@ def no_partition_named() -> ProviderFault:
     )
 
 
-def unsupported(what: str, way_out: str) -> ProviderFault:
+def unsupported(what: str, way_out: str, reason: ErrorReason = ErrorReason.NOT_PROVISIONED) -> ProviderFault:
     """Make the fault for a feature that this database, or this resource with its settings, does not offer.
 
     Args:
         what: A statement that the requested feature is not available.
         way_out: What the user can do instead.
+        reason: Whether the resource lacks it, or the database.
     """
-    return ProviderFault.of(ErrorCategory.UNSUPPORTED_CAPABILITY, f"{what}; {way_out}")
+    return ProviderFault.of(ErrorCategory.UNSUPPORTED_CAPABILITY, f"{what}; {way_out}", reason=reason)
 
 
 def unwritten(made: type, method: str, what: str) -> ProviderFault:
@@ -234,6 +243,7 @@ class FaultRule:
         retryable: True if the same call may succeed later; by default the category decides.
         unknown_host: True if the host of the service has no address; see `Fault`.
         renewable: True if newer credentials of the same identity may be accepted; see `Fault`.
+        reason: Why the call has failed, within the category; see `Fault`.
     """
 
     category: ErrorCategory
@@ -244,6 +254,7 @@ class FaultRule:
     )
     unknown_host: bool = attrs.field(default=False, kw_only=True)
     renewable: bool = attrs.field(default=False, kw_only=True)
+    reason: ErrorReason | None = attrs.field(default=None, kw_only=True)
 
     def fault(
         self,
@@ -271,6 +282,7 @@ class FaultRule:
             self.confidential,
             self.unknown_host,
             self.renewable,
+            self.reason,
         )
 
 
@@ -284,11 +296,13 @@ _TLS: Final = FaultRule(
     ErrorCategory.AUTHENTICATION_FAILED,
     "one side refuses the other's TLS certificate or version; check the certificates, the name of the host "
     "and the TLS options of the connection",
+    reason=ErrorReason.TLS,
 )
 _UNKNOWN_HOST: Final = FaultRule(
     ErrorCategory.TRANSIENT_FAILURE,
     "this host has no address; check its name in the connection, and DNS",
     unknown_host=True,
+    reason=ErrorReason.UNKNOWN_HOST,
 )
 _ADDRESS: Final = FaultRule(
     ErrorCategory.INVALID_REQUEST,

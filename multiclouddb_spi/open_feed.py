@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import attrs
 from attrs import define
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError, Snapshot, invalid_request
+from multiclouddb_api import ErrorCategory, ErrorReason, MulticloudDbError, Snapshot, invalid_request
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
 from multiclouddb_spi.errors import cause_of, fault_of, user_errors
 from multiclouddb_spi.faults import ProviderFault
@@ -153,7 +153,7 @@ class OpenFeed:
 def recreated(feed: Feed, field: str, way_out: str) -> MulticloudDbError:
     """Make the error for a token or an id from another incarnation of the resource."""
     problem = f"belongs to an earlier {feed.spec.address}, which was recreated under the same name"
-    return invalid_request(field, problem, way_out)
+    return invalid_request(field, problem, way_out, ErrorReason.RECREATED)
 
 
 class FeedCache:

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from attrs import frozen
 
-from multiclouddb_api import MulticloudDbError, ResourceAddress, invalid_request
+from multiclouddb_api import ErrorReason, MulticloudDbError, ResourceAddress, invalid_request
 from multiclouddb_api.codec import canonical_json
 
 _FIELD = "PhysicalPartition.partition_id"
@@ -86,7 +86,10 @@ class PartitionId:
         """
         here, unknown = incarnation_digest(incarnation), incarnation_digest(None)
         if self.incarnation_digest != here and unknown not in (self.incarnation_digest, here):
-            raise _foreign(f"belongs to an earlier {address}, which was recreated under the same name")
+            raise _foreign(
+                f"belongs to an earlier {address}, which was recreated under the same name",
+                ErrorReason.RECREATED,
+            )
 
 
 def decode_partition_id(public_id: str, provider_id: str, address: ResourceAddress) -> PartitionId:
@@ -104,13 +107,15 @@ def decode_partition_id(public_id: str, provider_id: str, address: ResourceAddre
     where, _, native = rest.partition(":")
     place, _, which = where.partition(".")
     if not (place and which and native):
-        raise invalid_request(_FIELD, f"{public_id!r} is not a partition id", _WAY_OUT)
+        raise invalid_request(_FIELD, f"{public_id!r} is not a partition id", _WAY_OUT, ErrorReason.MALFORMED)
     if provider != provider_id:
-        raise _foreign(f"belongs to provider {provider!r}, not to {provider_id!r}")
+        raise _foreign(
+            f"belongs to provider {provider!r}, not to {provider_id!r}", ErrorReason.WRONG_PROVIDER
+        )
     if place != address_digest(address):
-        raise _foreign(f"belongs to another resource, not to {address}")
+        raise _foreign(f"belongs to another resource, not to {address}", ErrorReason.WRONG_RESOURCE)
     return PartitionId(native, which)
 
 
-def _foreign(problem: str) -> MulticloudDbError:
-    return invalid_request(_FIELD, problem, _WAY_OUT)
+def _foreign(problem: str, reason: ErrorReason) -> MulticloudDbError:
+    return invalid_request(_FIELD, problem, _WAY_OUT, reason)

@@ -22,6 +22,7 @@ from multiclouddb_api import (
     EntireDatabase,
     ErrorCategory,
     ErrorDetail,
+    ErrorReason,
     LogicalPartition,
     MulticloudDbError,
     OldItemStateMode,
@@ -89,14 +90,17 @@ def require(
         if note.support is Support.EMULATED:
             if options is not None and options.opts_into(capability):
                 continue
-            problem = "is only emulated here and needs an opt-in"
+            problem, reason = "is only emulated here and needs an opt-in", ErrorReason.NEEDS_OPT_IN
         else:
-            problem = "is not supported"
+            problem, reason = "is not supported", ErrorReason.NOT_OFFERED
         raise MulticloudDbError(
             f"{_TITLES[capability]} {problem} on {provider.provider_id}; "
             f"{note.note or 'check client.capabilities().is_supported(…) before the call'}",
             ErrorDetail(
-                ErrorCategory.UNSUPPORTED_CAPABILITY, provider=provider.provider_id, operation=operation
+                ErrorCategory.UNSUPPORTED_CAPABILITY,
+                provider=provider.provider_id,
+                operation=operation,
+                reason=reason,
             ),
         )
 
@@ -151,7 +155,10 @@ def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> F
             f"{what} is not supported for {type(request.scope).__name__}; read EntireCollection(), or spread "
             "it over processes with client.plan_partitions",
             ErrorDetail(
-                ErrorCategory.UNSUPPORTED_CAPABILITY, provider=provider.provider_id, operation=operation
+                ErrorCategory.UNSUPPORTED_CAPABILITY,
+                provider=provider.provider_id,
+                operation=operation,
+                reason=ErrorReason.NOT_OFFERED,
             ),
         )
     return FeedSpec(

@@ -14,6 +14,7 @@ from multiclouddb_api import (
     EntireCluster,
     EntireCollection,
     EntireDatabase,
+    ErrorReason,
     FeedScope,
     FromContinuationToken,
     LogicalPartition,
@@ -132,7 +133,10 @@ def _standing(entry: AnyEntry) -> Standing:
 
 def _damaged(error: InvalidCursor) -> MulticloudDbError:
     return invalid_request(
-        "continuation_token", f"is damaged ({error})", "pass a page's continuation_token unchanged"
+        "continuation_token",
+        f"is damaged ({error})",
+        "pass a page's continuation_token unchanged",
+        ErrorReason.MALFORMED,
     )
 
 
@@ -156,6 +160,7 @@ def check_provider(provider_id: str, envelope: Envelope) -> None:
             "continuation_token",
             f"belongs to provider {envelope.provider_id!r}, not to {provider_id!r}",
             "give the URL of the database that it came from",
+            ErrorReason.WRONG_PROVIDER,
         )
 
 
@@ -177,7 +182,9 @@ def scope_of(envelope: Envelope, key: MulticloudDbKey | None) -> FeedScope | Non
                 return None
             scope = LogicalPartition(key)
             if scope_text(scope) != envelope.scope:
-                raise invalid_request("key", "is not the partition key of the token", "pass that key")
+                raise invalid_request(
+                    "key", "is not the partition key of the token", "pass that key", ErrorReason.WRONG_SCOPE
+                )
             return scope
         case _:
             return EntireCollection()

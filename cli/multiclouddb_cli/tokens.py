@@ -370,6 +370,7 @@ def _group_facts(verdict: Verdict) -> dict[str, Any]:
     return {
         "resumes": verdict.error is None,
         "error": None if verdict.error is None else str(verdict.error.category),
+        "reason": None if verdict.error is None else verdict.error.reason,
         "lag_seconds": verdict.lag,
         "retention_headroom_seconds": verdict.headroom,
         "late": _late_facts(verdict.late),
@@ -499,6 +500,7 @@ def _print_json(session: ConnectedFeed, verdict: Verdict) -> None:
     facts: dict[str, Any] = {
         "resumes": verdict.error is None,
         "error": None if verdict.error is None else str(verdict.error.category),
+        "reason": None if verdict.error is None else verdict.error.reason,
         "changes_waiting": page is not None and bool(page.events),
         "idle": page is not None and page.idle,
         "covers": None if verdict.missed is None else not verdict.missed,
@@ -535,4 +537,5 @@ def _answer_facts(session: ConnectedFeed, answer: PartitionCheck) -> dict[str, A
         "time": None if time is None else rfc3339(time),
         "retention_headroom_seconds": answer.headroom,
         "error": None if answer.error is None else str(answer.error.category),
+        "reason": None if answer.error is None else answer.error.reason,
     }

@@ -20,6 +20,7 @@ from multiclouddb_api import (
     EntireCollection,
     EntireDatabase,
     ErrorCategory,
+    ErrorReason,
     FromContinuationToken,
     LogicalPartition,
     MulticloudDbClient,
@@ -213,12 +214,27 @@ class Collection:
         pytest.fail(f"none of 64 keys lies in {partition_id}")
 
     def refused(
-        self, category: ErrorCategory, start: StartPosition | str, size: int = 0, **settings: Any
+        self,
+        category: ErrorCategory,
+        start: StartPosition | str,
+        size: int = 0,
+        *,
+        reasons: Sequence[ErrorReason] = (),
+        **settings: Any,
     ) -> MulticloudDbError:
-        """Return the error of a read that must be refused."""
+        """Return the error of a read that must be refused.
+
+        Args:
+            category: The category of the error.
+            start: The start of the read.
+            size: `max_page_size`.
+            reasons: The reasons that the error may have; any reason or none if it is empty.
+            settings: Other fields of the request.
+        """
         with pytest.raises(MulticloudDbError) as caught:
             self.page(start, size, **settings)
         assert caught.value.category == category, caught.value
+        assert not reasons or caught.value.reason in reasons, caught.value.detail
         return caught.value
 
     def fails(self, problem: str) -> NoReturn:

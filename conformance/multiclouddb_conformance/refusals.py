@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Iterable
+from typing import Final
 
 import pytest
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_api import ErrorCategory, ErrorReason, MulticloudDbError
 
-__all__ = ["refusal", "refused"]
+__all__ = ["LOST", "REFUSED", "refusal", "refused"]
+
+LOST: Final = (ErrorReason.AGED_OUT, ErrorReason.TRIMMED)
+"""The reasons of a position whose changes the service no longer keeps."""
+REFUSED: Final = (ErrorReason.NOT_OFFERED, ErrorReason.NEEDS_OPT_IN, ErrorReason.NOT_PROVISIONED)
+"""The reasons of a request that a database cannot serve."""
 
 
 def refused(category: ErrorCategory, *words: str) -> pytest.RaisesExc[MulticloudDbError]:

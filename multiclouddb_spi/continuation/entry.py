@@ -28,7 +28,7 @@ from typing import Any, Final, TypeAlias
 
 from attrs import frozen
 
-from multiclouddb_api import MulticloudDbError, SnapshotOrder, SnapshotProgress, invalid_request
+from multiclouddb_api import ErrorReason, MulticloudDbError, SnapshotOrder, SnapshotProgress, invalid_request
 from multiclouddb_spi.continuation.token import is_micros, to_moment
 from multiclouddb_spi.cursor import Cursor, InvalidCursor
 from multiclouddb_spi.segment import Scan, plan_id_of
@@ -184,7 +184,10 @@ def _is_count(value: Any) -> bool:
 
 def _newer(problem: str) -> MulticloudDbError:
     return invalid_request(
-        "continuation_token", f"was made by a newer version ({problem})", "upgrade multiclouddb"
+        "continuation_token",
+        f"was made by a newer version ({problem})",
+        "upgrade multiclouddb",
+        ErrorReason.UNKNOWN_VERSION,
     )
 
 

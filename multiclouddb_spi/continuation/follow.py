@@ -16,6 +16,7 @@ from attrs import frozen
 
 from multiclouddb_api import (
     ErrorCategory,
+    ErrorReason,
     Gap,
     OnExpired,
     PartitionFoundLate,
@@ -203,6 +204,7 @@ class Follow:
             f"{names} no longer exists, and the service does not tell what descends from it, so "
             "this part of the feed cannot go on, even with SkipToOldest(); plan the feed again "
             "(client.plan_partitions)",
+            reason=ErrorReason.AGED_OUT,
         )
 
     def told(self, losses: Iterable[Loss]) -> tuple[tuple[Gap, tuple[str, ...]], ...]:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias, assert_never
 
 from attrs import frozen
 
-from multiclouddb_api import AtTime, Beginning, MulticloudDbError, Now, invalid_request
+from multiclouddb_api import AtTime, Beginning, ErrorReason, MulticloudDbError, Now, invalid_request
 from multiclouddb_spi.batch import Child
 from multiclouddb_spi.continuation.entry import Audited, Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage, Rules
@@ -204,4 +204,6 @@ def check_not_ahead(
     """Refuse a start time in the future."""
     if now is not None and moment - now > _AHEAD:
         ahead = (moment - now).total_seconds()
-        raise invalid_request(field, f"is {ahead:.0f} s ahead of the service's clock", way_out)
+        raise invalid_request(
+            field, f"is {ahead:.0f} s ahead of the service's clock", way_out, ErrorReason.CLOCK
+        )

@@ -34,6 +34,7 @@ from multiclouddb_api import (
     EntireDatabase,
     ErrorCategory,
     ErrorDetail,
+    ErrorReason,
     FeedScope,
     LogicalPartition,
     MulticloudDbError,
@@ -244,7 +245,10 @@ def decode_token(token: str) -> Envelope:
     version = body.get("v")
     if isinstance(version, int) and version > VERSION:
         raise invalid_request(
-            _FIELD, f"has version {version}, this library reads up to {VERSION}", "upgrade multiclouddb"
+            _FIELD,
+            f"has version {version}, this library reads up to {VERSION}",
+            "upgrade multiclouddb",
+            ErrorReason.UNKNOWN_VERSION,
         )
     match body:
         case {
@@ -357,4 +361,5 @@ def _damaged(reason: str) -> MulticloudDbError:
         _FIELD,
         f"is not a token of this library or is damaged ({reason})",
         "pass a page's continuation_token unchanged; store it as text or blob without a length limit",
+        ErrorReason.MALFORMED,
     )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyspark_multiclouddb.cluster import merge_into_table as merge_into_table
     from pyspark_multiclouddb.columns import EVENT_COLUMNS as EVENT_COLUMNS
     from pyspark_multiclouddb.errors import error_from_query as error_from_query
+    from pyspark_multiclouddb.errors import reason_from_query as reason_from_query
     from pyspark_multiclouddb.progress import ProgressTable as ProgressTable
     from pyspark_multiclouddb.progress import caught_up as caught_up
     from pyspark_multiclouddb.rows import pages_to_dataframe as pages_to_dataframe
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "cluster": "merge_into_table",
     "columns": "EVENT_COLUMNS",
-    "errors": "error_from_query",
+    "errors": "error_from_query reason_from_query",
     "progress": "ProgressTable caught_up",
     "rows": "pages_to_dataframe",
     "session": "ensure_java local_session",

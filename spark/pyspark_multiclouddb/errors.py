@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Final
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api import ErrorCategory, ErrorDetail, ErrorReason, MulticloudDbError, invalid_request
 from multiclouddb_api.validators import check_type, type_name
 from multiclouddb_spi import ProviderFault, RecordFault
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE, START_AGAIN, holds_data
@@ -36,7 +36,7 @@ _EXPIRED: Final = (
 )
 """The advice for `CHECKPOINT_EXPIRED`."""
 
-_MARKER: Final = re.compile(r"\[MULTICLOUDDB:([A-Z_]+)\]")
+_MARKER: Final = re.compile(r"\[MULTICLOUDDB:([A-Z_]+)(?:/([a-z_]+))?\]")
 # Maps patterns for the names in the client to the names in this source.
 _IN_SPARK: Final = (
     (re.compile(re.escape(f"; {START_AGAIN}")), ""),
@@ -78,6 +78,20 @@ def error_from_query(error: BaseException | None) -> ErrorCategory | None:
     return ErrorCategory(found[1]) if found else None
 
 
+def reason_from_query(error: BaseException | None) -> ErrorReason | None:
+    """Return the reason of the error of this source that has caused an exception of Spark.
+
+    Args:
+        error: As in `error_from_query`.
+
+    Returns:
+        The reason, or None if the error has none, or if the failure came from elsewhere.
+    """
+    check_type("error", error, BaseException, type(None))
+    found = _MARKER.search(str(error)) if error is not None else None
+    return ErrorReason(found[2]) if found is not None and found[2] is not None else None
+
+
 @contextmanager
 def source_errors() -> Iterator[None]:
     """Add the marker of the category to each error that the `with` block raises."""
@@ -86,11 +100,11 @@ def source_errors() -> Iterator[None]:
     except MulticloudDbError as error:
         # Spark prints the texts of causes too.
         cause = error.__cause__
-        raise _marked(error.category, error.message) from (
+        raise _marked(error.category, error.message, error.reason) from (
             None if cause is None or holds_data(cause) else cause
         )
     except ProviderFault as error:
-        raise _marked(error.fault.category, error.fault.message) from None
+        raise _marked(error.fault.category, error.fault.message, error.fault.reason) from None
 
 
 def poisoned(where: str, fault: RecordFault, *, is_row: bool = False) -> ProviderFault:
@@ -101,7 +115,12 @@ def poisoned(where: str, fault: RecordFault, *, is_row: bool = False) -> Provide
         else "set onPoison=skip to leave this change out; then the sink keeps the document's earlier state "
         "until its next change"
     )
-    return ProviderFault.of(ErrorCategory.PROVIDER_ERROR, f"{where}: {fault}; {way_out}", fault.code)
+    return ProviderFault.of(
+        ErrorCategory.PROVIDER_ERROR,
+        f"{where}: {fault}; {way_out}",
+        fault.code,
+        reason=ErrorReason.UNDECODABLE,
+    )
 
 
 def gone(where: object, what: str) -> MulticloudDbError:
@@ -113,13 +132,14 @@ def gone(where: object, what: str) -> MulticloudDbError:
     )
 
 
-def _marked(category: ErrorCategory, message: str) -> SourceError:
+def _marked(category: ErrorCategory, message: str, reason: ErrorReason | None) -> SourceError:
     message = " ".join(message.split())
     for theirs, ours in _IN_SPARK:
         message = theirs.sub(ours, message)
     if category == ErrorCategory.CHECKPOINT_EXPIRED:
         message = f"{message}; {_EXPIRED}"
-    error = SourceError(f"[MULTICLOUDDB:{category}] {message}")
+    mark = category if reason is None else f"{category}/{reason}"
+    error = SourceError(f"[MULTICLOUDDB:{mark}] {message}")
     error.add_note(f"See {MulticloudDbError(message, ErrorDetail(category)).help_url}")
     return error
 

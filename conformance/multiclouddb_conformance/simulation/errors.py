@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from multiclouddb_api import ErrorCategory
+from multiclouddb_api import ErrorCategory, ErrorReason
 from multiclouddb_spi.faults import Fault
 
 __all__ = [
@@ -130,4 +130,5 @@ def classify(error: Exception) -> Fault:
         retryable=retryable,
         retry_after=error.retry_after,
         vendor_retried=error.vendor_retried,
+        reason=ErrorReason.TRIMMED if kind is TrimmedError else None,
     )

@@ -8,7 +8,7 @@ from typing import TypeVar, assert_never
 
 import attrs
 
-from multiclouddb_api import AtTime, Beginning, ErrorCategory, LookupAnswer, MulticloudDbKey, Now
+from multiclouddb_api import AtTime, Beginning, ErrorCategory, ErrorReason, LookupAnswer, MulticloudDbKey, Now
 from multiclouddb_conformance.simulation.calls import Calls
 from multiclouddb_conformance.simulation.errors import MissingError, TrimmedError
 from multiclouddb_conformance.simulation.listing import (
@@ -268,6 +268,7 @@ class SimulationFeed(Feed):
             raise ProviderFault.of(
                 ErrorCategory.CHECKPOINT_EXPIRED,
                 f"the start is older than what {self.sim.address} keeps; start at Beginning()",
+                reason=ErrorReason.TRIMMED,
             )
 
     def _head(self, partition_id: str, place: Place, max_records: int | None) -> Head:

@@ -19,6 +19,7 @@ from multiclouddb_api import (
     Support,
 )
 from multiclouddb_conformance.harness import Harness
+from multiclouddb_conformance.refusals import REFUSED
 
 __all__ = ["TestCapabilities", "TestNoFeed"]
 
@@ -76,6 +77,7 @@ class TestCapabilities:
             with pytest.raises(MulticloudDbError) as caught:
                 call("any", {"ping": 1})
             assert caught.value.category == ErrorCategory.UNSUPPORTED_CAPABILITY
+            assert caught.value.reason in REFUSED
             assert "; " in caught.value.message
 
     def test_a_collection_that_is_not_there_is_not_found(
@@ -106,4 +108,5 @@ class TestNoFeed:
             with pytest.raises(MulticloudDbError) as caught:
                 call()
             assert caught.value.category == ErrorCategory.UNSUPPORTED_CAPABILITY
+            assert caught.value.reason in REFUSED
             assert "; " in caught.value.message

@@ -10,6 +10,7 @@ from multiclouddb_api import (
     Beginning,
     Capability,
     ErrorCategory,
+    ErrorReason,
     Gap,
     MulticloudDbError,
     PhysicalPartition,
@@ -20,6 +21,7 @@ from multiclouddb_api import (
     encode_json,
 )
 from multiclouddb_conformance.collection import Collection, ids
+from multiclouddb_conformance.refusals import LOST
 from multiclouddb_spi.faults import digest_in, key_digest
 
 __all__ = ["TestExpiry", "TestPoison"]
@@ -47,7 +49,7 @@ class TestExpiry:
         collection.fill(10)
         collection.trim()
         for _ in range(3):
-            error = collection.refused(ErrorCategory.CHECKPOINT_EXPIRED, collection.begin)
+            error = collection.refused(ErrorCategory.CHECKPOINT_EXPIRED, collection.begin, reasons=LOST)
             assert not error.retryable
             assert error.detail.provider == collection.client.config.provider
 
@@ -56,7 +58,7 @@ class TestExpiry:
         token = collection.page(collection.begin, 3).continuation_token
         collection.trim()
         collection.restart()
-        collection.refused(ErrorCategory.CHECKPOINT_EXPIRED, token)
+        collection.refused(ErrorCategory.CHECKPOINT_EXPIRED, token, reasons=LOST)
 
     @pytest.mark.needs("alone", "still")
     def test_an_expired_partition_has_expired_alone_too(self, collection: Collection) -> None:
@@ -66,7 +68,8 @@ class TestExpiry:
         collection.trim()
         for name in partitions:
             token = plan[name]
-            collection.refused(ErrorCategory.CHECKPOINT_EXPIRED, token, scope=PhysicalPartition(name))
+            scope = PhysicalPartition(name)
+            collection.refused(ErrorCategory.CHECKPOINT_EXPIRED, token, reasons=LOST, scope=scope)
 
     @pytest.mark.needs("read_past_trim")
     def test_what_was_read_before_a_trim_is_not_missed(self, collection: Collection) -> None:
@@ -122,7 +125,7 @@ class TestExpiry:
         collection.fill(10)
         collection.split(collection.split()[0])
         collection.trim()
-        collection.refused(ErrorCategory.CHECKPOINT_EXPIRED, collection.begin)
+        collection.refused(ErrorCategory.CHECKPOINT_EXPIRED, collection.begin, reasons=LOST)
         collection.fill(10, start=10)
         events = collection.drain(collection.begin, on_expired=SkipToOldest())
         assert len(events) == len(set(ids(events))) == 10
@@ -156,7 +159,7 @@ class TestPoison:
         collection.harness.poison(collection.address, "a")
         seen, error = self._until_poison(collection, size)
         assert len(seen) == len(set(seen)) == 5
-        assert error.category == ErrorCategory.PROVIDER_ERROR
+        assert (error.category, error.reason) == (ErrorCategory.PROVIDER_ERROR, ErrorReason.UNDECODABLE)
         assert error.detail.skip_token is not None
         assert not error.retryable
 
@@ -181,7 +184,7 @@ class TestPoison:
         collection.harness.poison(collection.address, "a")
         for _ in range(3):
             _, error = self._until_poison(collection, 0)
-            assert error.category == ErrorCategory.PROVIDER_ERROR
+            assert (error.category, error.reason) == (ErrorCategory.PROVIDER_ERROR, ErrorReason.UNDECODABLE)
             collection.restart()
 
     @pytest.mark.requires(Capability.CHANGE_FEED_ALL_VERSIONS)
@@ -196,7 +199,7 @@ class TestPoison:
         if start != "now" and notes[_CAPABILITIES[start]].support is Support.NATIVE:
             place = AtTime(began) if start == "time" else Beginning()
         seen, error = self._until_poison(collection, 0, place)
-        assert error.category == ErrorCategory.PROVIDER_ERROR
+        assert (error.category, error.reason) == (ErrorCategory.PROVIDER_ERROR, ErrorReason.UNDECODABLE)
         assert error.detail.skip_token is not None
         collection.restart()
         after = collection.drain(error.detail.skip_token)

@@ -8,7 +8,7 @@ import json
 import zlib
 from collections.abc import Callable
 from datetime import UTC, timedelta
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import pytest
@@ -18,6 +18,7 @@ from multiclouddb_api import (
     ChangeEvent,
     Dropped,
     ErrorCategory,
+    ErrorReason,
     FeedEnded,
     LogicalPartition,
     MulticloudDbError,
@@ -35,6 +36,12 @@ Make = Callable[..., Collection]
 _LOGICAL = Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE
 _END_SECONDS = 30.0
 _WRONG = ErrorCategory.INVALID_REQUEST
+_MALFORMED: Final = (ErrorReason.MALFORMED,)
+_RECREATED: Final = (ErrorReason.RECREATED,)
+_WRONG_OPTIONS: Final = (ErrorReason.WRONG_OPTIONS,)
+_WRONG_PROVIDER: Final = (ErrorReason.WRONG_PROVIDER,)
+_WRONG_RESOURCE: Final = (ErrorReason.WRONG_RESOURCE,)
+_WRONG_SCOPE: Final = (ErrorReason.WRONG_SCOPE,)
 
 
 def _altered(token: str, **changes: Any) -> str:
@@ -54,29 +61,33 @@ class TestForeignTokens:
     """A token of another feed is refused, and the message says what differs."""
 
     def test_of_another_provider(self, collection: Collection) -> None:
-        error = collection.refused(_WRONG, _altered(collection.begin, provider_id="elsewhere"))
+        error = collection.refused(
+            _WRONG, _altered(collection.begin, provider_id="elsewhere"), reasons=_WRONG_PROVIDER
+        )
         assert "elsewhere" in error.message
 
     @pytest.mark.needs("alone")
     def test_of_another_collection(self, collection: Collection, make_collection: Make) -> None:
         other = make_collection("other")
-        error = collection.refused(_WRONG, other.begin)
+        error = collection.refused(_WRONG, other.begin, reasons=_WRONG_RESOURCE)
         assert "other" in error.message
 
     def test_of_another_database(self, collection: Collection) -> None:
         address = ResourceAddress("another-database", collection.address.collection)
-        error = collection.refused(_WRONG, _altered(collection.begin, address=address))
+        error = collection.refused(
+            _WRONG, _altered(collection.begin, address=address), reasons=_WRONG_RESOURCE
+        )
         assert "another-database" in error.message
 
     @pytest.mark.shows("Plan 10")
     @pytest.mark.needs("still")
     def test_of_a_partition_for_the_collection(self, collection: Collection) -> None:
         (name, *_) = collection.partitions()
-        collection.refused(_WRONG, collection.now(scope=PhysicalPartition(name)))
+        collection.refused(_WRONG, collection.now(scope=PhysicalPartition(name)), reasons=_WRONG_SCOPE)
 
     def test_of_the_collection_for_a_partition(self, collection: Collection) -> None:
         (name, *_) = collection.partitions()
-        collection.refused(_WRONG, collection.begin, scope=PhysicalPartition(name))
+        collection.refused(_WRONG, collection.begin, scope=PhysicalPartition(name), reasons=_WRONG_SCOPE)
 
     @pytest.mark.shows("Plan 10")
     @pytest.mark.needs("several", "still")
@@ -88,26 +99,27 @@ class TestForeignTokens:
     @pytest.mark.requires(_LOGICAL)
     def test_of_another_key(self, collection: Collection) -> None:
         mine, other = (LogicalPartition(collection.harness.key(name)) for name in ("mine", "other"))
-        collection.refused(_WRONG, collection.now(scope=mine), scope=other)
+        collection.refused(_WRONG, collection.now(scope=mine), scope=other, reasons=_WRONG_SCOPE)
 
     @pytest.mark.needs("other_options")
     def test_of_other_options(self, collection: Collection) -> None:
         options = collection.harness.other_options()
-        collection.refused(_WRONG, collection.begin, provider_options=options)
+        collection.refused(_WRONG, collection.begin, provider_options=options, reasons=_WRONG_OPTIONS)
         collection.refused(_WRONG, collection.now(provider_options=options))
 
     @pytest.mark.parametrize("version", [0, 99, "1", None])
     def test_of_another_version(self, collection: Collection, version: object) -> None:
-        collection.refused(_WRONG, _of_version(collection.begin, version))
+        reason = ErrorReason.UNKNOWN_VERSION if version == 99 else ErrorReason.MALFORMED
+        collection.refused(_WRONG, _of_version(collection.begin, version), reasons=[reason])
 
     @pytest.mark.parametrize("text", ["x", "AAAA", "é", pytest.param("a" * 10_000, id="long"), "=", "%00"])
     def test_that_is_none(self, collection: Collection, text: str) -> None:
-        collection.refused(_WRONG, text)
+        collection.refused(_WRONG, text, reasons=_MALFORMED)
 
     def test_that_is_cut_short(self, collection: Collection) -> None:
         token = collection.begin
         for length in range(1, len(token), max(1, len(token) // 16)):
-            collection.refused(_WRONG, token[:length])
+            collection.refused(_WRONG, token[:length], reasons=_MALFORMED)
 
     def test_that_is_damaged(self, collection: Collection) -> None:
         token = collection.begin
@@ -119,7 +131,7 @@ class TestForeignTokens:
     def test_with_a_cursor_that_nobody_made(self, collection: Collection, cursor: Any) -> None:
         state: Any = decode_token(collection.begin).state
         forged = {**state, "p": [[entry[0], cursor, *entry[2:]] for entry in state["p"]]}
-        collection.refused(_WRONG, _altered(collection.begin, state=forged))
+        collection.refused(_WRONG, _altered(collection.begin, state=forged), reasons=_MALFORMED)
 
     @pytest.mark.shows("Plan 10")
     def test_a_partition_id_of_another_collection(
@@ -127,13 +139,17 @@ class TestForeignTokens:
     ) -> None:
         other = make_collection("other")
         (name, *_) = other.partitions()
-        collection.refused(_WRONG, collection.begin, scope=PhysicalPartition(name))
+        scope, reasons = PhysicalPartition(name), [ErrorReason.WRONG_RESOURCE]
+        collection.refused(_WRONG, collection.begin, scope=scope, reasons=reasons)
 
     @pytest.mark.shows("Plan 10")
     def test_a_partition_id_of_another_provider(self, collection: Collection) -> None:
         (name, *_) = collection.partitions()
         foreign = "elsewhere:" + name.partition(":")[2]
-        error = collection.refused(_WRONG, collection.begin, scope=PhysicalPartition(foreign))
+        reasons = [ErrorReason.WRONG_PROVIDER]
+        error = collection.refused(
+            _WRONG, collection.begin, scope=PhysicalPartition(foreign), reasons=reasons
+        )
         assert "elsewhere" in error.message
 
 
@@ -148,7 +164,7 @@ class TestRecreated:
         token = collection.page(collection.begin, 2).continuation_token
         collection.harness.recreate(collection.address)
         collection.restart()
-        collection.refused(_WRONG, token)
+        collection.refused(_WRONG, token, reasons=_RECREATED)
 
     @pytest.mark.needs("alone")
     @pytest.mark.parametrize("unread", [0, 3])
@@ -188,7 +204,7 @@ class TestRecreated:
         collection.restart()
         with pytest.raises(MulticloudDbError, match="recreated") as caught:
             collection.now(scope=PhysicalPartition(name))
-        assert caught.value.category == _WRONG
+        assert (caught.value.category, caught.value.reason) == (_WRONG, ErrorReason.RECREATED)
 
     def test_the_new_one_can_be_read(self, collection: Collection) -> None:
         collection.fill(5)

@@ -8,7 +8,14 @@ from collections.abc import Sequence
 import attrs
 import pytest
 
-from multiclouddb_api import Capability, ChangeEvent, ChangeFeedPage, ErrorCategory, PhysicalPartition
+from multiclouddb_api import (
+    Capability,
+    ChangeEvent,
+    ChangeFeedPage,
+    ErrorCategory,
+    ErrorReason,
+    PhysicalPartition,
+)
 from multiclouddb_conformance.collection import Collection, ids
 from multiclouddb_conformance.faults import LateChildren
 from multiclouddb_conformance.open_client import open_client
@@ -176,7 +183,8 @@ class TestDescendants:
         name = collection.partitions()[0]
         alone, whole = (PhysicalPartition(name, with_descendants=form) for form in (False, True))
         for mine, other in ((alone, whole), (whole, alone)):
-            error = collection.refused(ErrorCategory.INVALID_REQUEST, collection.now(scope=mine), scope=other)
+            token, reasons = collection.now(scope=mine), [ErrorReason.WRONG_SCOPE]
+            error = collection.refused(ErrorCategory.INVALID_REQUEST, token, scope=other, reasons=reasons)
             form = "with" if mine is whole else "without"
             assert f"{form} its descendants" in error.message
 

@@ -32,6 +32,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.collection import Collection, ids
 from multiclouddb_conformance.harness import Write
+from multiclouddb_conformance.refusals import REFUSED
 from multiclouddb_conformance.snapshots import ScannedCollection, changes, is_done, started_of, walk
 from multiclouddb_conformance.values import KEYS, VALUES
 
@@ -153,6 +154,7 @@ class TestNoRowsAlone:
         with pytest.raises(MulticloudDbError) as caught:
             collection.client.read_changes(request)
         assert caught.value.category == ErrorCategory.UNSUPPORTED_CAPABILITY
+        assert caught.value.reason in REFUSED
         assert "; " in caught.value.message
 
 
@@ -246,6 +248,7 @@ class TestNoLookup:
         with pytest.raises(MulticloudDbError) as caught:
             _look_up(collection, collection.harness.key("k0"))
         assert caught.value.category == ErrorCategory.UNSUPPORTED_CAPABILITY
+        assert caught.value.reason in REFUSED
         assert "; " in caught.value.message
 
 

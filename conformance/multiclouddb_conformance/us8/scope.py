@@ -13,6 +13,7 @@ from multiclouddb_api import (
     EntireCluster,
     EntireDatabase,
     ErrorCategory,
+    ErrorReason,
     FeedScope,
     LogicalPartition,
     MulticloudDbError,
@@ -20,6 +21,7 @@ from multiclouddb_api import (
     ResourceAddress,
 )
 from multiclouddb_conformance.collection import Collection, ids
+from multiclouddb_conformance.refusals import REFUSED
 
 __all__ = ["TestLogicalPartition", "TestPhysicalPartition", "TestWiderScopes"]
 
@@ -91,7 +93,8 @@ class TestPhysicalPartition:
 
     @pytest.mark.parametrize("text", ["nonsense", "a:b", "a:b.c:", ":::", "é"])
     def test_what_is_no_partition_id_is_refused(self, collection: Collection, text: str) -> None:
-        collection.refused(ErrorCategory.INVALID_REQUEST, collection.begin, scope=PhysicalPartition(text))
+        scope, malformed = PhysicalPartition(text), [ErrorReason.MALFORMED]
+        collection.refused(ErrorCategory.INVALID_REQUEST, collection.begin, scope=scope, reasons=malformed)
 
     def test_an_id_with_an_unknown_partition_is_refused(self, collection: Collection) -> None:
         (name, *_) = collection.partitions()
@@ -210,4 +213,5 @@ def _refused(collection: Collection, scope: FeedScope, address: ResourceAddress)
     with pytest.raises(MulticloudDbError) as caught:
         collection.client.read_changes(attrs.evolve(request, provider_options=None))
     assert caught.value.category == ErrorCategory.UNSUPPORTED_CAPABILITY
+    assert caught.value.reason in REFUSED
     assert "; " in caught.value.message

@@ -30,6 +30,7 @@ from multiclouddb_api import (
     SnapshotStarted,
 )
 from multiclouddb_conformance.collection import Collection, ids
+from multiclouddb_conformance.refusals import REFUSED
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_conformance.snapshots import (
     INTERLEAVED,
@@ -317,6 +318,7 @@ class TestNoSnapshot:
             with pytest.raises(MulticloudDbError) as caught:
                 collection.client.read_changes(request)
             assert caught.value.category == ErrorCategory.UNSUPPORTED_CAPABILITY
+            assert caught.value.reason in REFUSED
             assert "; " in caught.value.message
 
 

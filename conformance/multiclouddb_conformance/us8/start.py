@@ -14,6 +14,7 @@ from multiclouddb_api import (
     Capability,
     EntireCollection,
     ErrorCategory,
+    ErrorReason,
     FeedScope,
     LogicalPartition,
     MulticloudDbError,
@@ -21,6 +22,7 @@ from multiclouddb_api import (
     PhysicalPartition,
 )
 from multiclouddb_conformance.collection import Collection, ids
+from multiclouddb_conformance.refusals import LOST, REFUSED
 
 __all__ = ["TestAtTime", "TestBeginning", "TestEveryStart", "TestNow"]
 
@@ -198,7 +200,7 @@ class TestAtTime:
     @pytest.mark.requires(_TIME)
     def test_a_moment_to_come_is_refused(self, collection: Collection) -> None:
         ahead = collection.harness.now() + timedelta(minutes=10)
-        collection.refused(ErrorCategory.INVALID_REQUEST, AtTime(ahead))
+        collection.refused(ErrorCategory.INVALID_REQUEST, AtTime(ahead), reasons=[ErrorReason.CLOCK])
 
     @pytest.mark.requires(_TIME)
     @pytest.mark.needs("trim")
@@ -206,7 +208,7 @@ class TestAtTime:
         collection.fill(10)
         oldest = min(event.timestamp for event in collection.drain(collection.begin))
         collection.trim()
-        collection.refused(ErrorCategory.CHECKPOINT_EXPIRED, AtTime(oldest))
+        collection.refused(ErrorCategory.CHECKPOINT_EXPIRED, AtTime(oldest), reasons=LOST)
 
     @pytest.mark.requires(_TIME)
     @pytest.mark.needs("split")
@@ -261,4 +263,5 @@ def _refused(collection: Collection, start: Beginning | AtTime) -> None:
     with pytest.raises(MulticloudDbError) as caught:
         collection.client.read_changes(attrs.evolve(request, provider_options=None))
     assert caught.value.category == ErrorCategory.UNSUPPORTED_CAPABILITY
+    assert caught.value.reason in REFUSED
     assert "; " in caught.value.message

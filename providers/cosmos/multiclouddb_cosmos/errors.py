@@ -14,7 +14,7 @@ from azure.core.exceptions import (
 )
 from azure.cosmos.exceptions import CosmosClientTimeoutError, CosmosHttpResponseError
 
-from multiclouddb_api import ErrorCategory, ResourceAddress
+from multiclouddb_api import ErrorCategory, ErrorReason, ResourceAddress
 from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi import Fault, ProviderFault
 from multiclouddb_spi.faults import (
@@ -142,6 +142,7 @@ def not_enabled() -> ProviderFault:
     return ProviderFault.of(
         ErrorCategory.INVALID_REQUEST,
         f"the account has no change feed with all versions and deletes; {_ENABLE}",
+        reason=ErrorReason.NOT_PROVISIONED,
     )
 
 
@@ -151,6 +152,7 @@ def recreated(address: ResourceAddress) -> ProviderFault:
         ErrorCategory.INVALID_REQUEST,
         f"container {address.collection!r} was deleted and recreated; {START_ANEW}",
         f"{BAD_REQUEST}/{RECREATED}",
+        reason=ErrorReason.RECREATED,
     )
 
 

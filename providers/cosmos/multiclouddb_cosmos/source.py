@@ -14,7 +14,7 @@ from attrs import define
 from azure.core.exceptions import AzureError
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
-from multiclouddb_api import ErrorCategory, LogicalPartition, MulticloudDbKey, invalid_request
+from multiclouddb_api import ErrorCategory, ErrorReason, LogicalPartition, MulticloudDbKey, invalid_request
 from multiclouddb_cosmos.client import LARGEST_PAGE, LATE_SECONDS, Calls, Definition, RangePage
 from multiclouddb_cosmos.config import names_in
 from multiclouddb_cosmos.errors import BAD_REQUEST, asks_for_less, classify, is_disabled
@@ -290,7 +290,8 @@ class ReaderContext:
             if lsn <= etag and seconds is not None and written > seconds + _SLACK_SECONDS:
                 raise expired(
                     f"after a failover, the service has given LSN {lsn} of range {span.partition_id} again, "
-                    f"so that later changes have LSNs up to the position's LSN {etag}"
+                    f"so that later changes have LSNs up to the position's LSN {etag}",
+                    ErrorReason.ROLLED_BACK,
                 )
         self.behind.pop(span, None)
 

@@ -8,6 +8,7 @@ from botocore.exceptions import ClientError
 
 from multiclouddb_api import (
     ErrorCategory,
+    ErrorReason,
     NewItemStateMode,
     OldItemStateMode,
     ResourceAddress,
@@ -46,6 +47,7 @@ def find_table(calls: Calls, address: ResourceAddress) -> tuple[Table, str]:
         raise ProviderFault.of(
             ErrorCategory.INVALID_REQUEST,
             f"table {name!r} has no stream (StreamSpecification is missing); {_ENABLE.format(table=name)}",
+            reason=ErrorReason.NOT_PROVISIONED,
         )
     return table, table.arn
 
@@ -85,5 +87,6 @@ def replaced(calls: Calls, address: ResourceAddress, arn: str) -> ProviderFault 
             ErrorCategory.INVALID_REQUEST,
             f"the stream of table {address.collection!r} was replaced: the table was recreated, or its "
             f"stream disabled and enabled again, and the old stream's changes are gone; {START_ANEW}",
+            reason=ErrorReason.RECREATED,
         )
     return None

@@ -9,7 +9,7 @@ from botocore import exceptions as boto
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 from botocore.parsers import ResponseParserError
 
-from multiclouddb_api import ErrorCategory
+from multiclouddb_api import ErrorCategory, ErrorReason
 from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi import Fault, ProviderFault, expired
 from multiclouddb_spi.faults import (
@@ -88,7 +88,9 @@ _LOOKED_UP: Final = FaultRule(
     ErrorCategory.INVALID_REQUEST, "look up keys of the table's own types, as event.key has"
 )
 
-_TRIMMED: Final = FaultRule(ErrorCategory.CHECKPOINT_EXPIRED, f"{_KEPT}; {START_AGAIN}")
+_TRIMMED: Final = FaultRule(
+    ErrorCategory.CHECKPOINT_EXPIRED, f"{_KEPT}; {START_AGAIN}", reason=ErrorReason.AGED_OUT
+)
 _MEANINGS: Final[list[tuple[FaultRule, str]]] = [
     (FaultRule(ErrorCategory.NOT_FOUND, "check the table's name, the region and the account"), MISSING),
     (_TRIMMED, TRIMMED),

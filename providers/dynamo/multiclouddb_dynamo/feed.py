@@ -10,7 +10,7 @@ from typing import Final
 import attrs
 from attrs import define
 
-from multiclouddb_api import ErrorCategory, LookupAnswer, MulticloudDbKey, Now
+from multiclouddb_api import ErrorCategory, ErrorReason, LookupAnswer, MulticloudDbKey, Now
 from multiclouddb_dynamo.catalog import find_table
 from multiclouddb_dynamo.errors import PROVIDER_ID
 from multiclouddb_dynamo.mapping import DynamoView
@@ -75,6 +75,7 @@ class DynamoFeed(Feed):
                 f"continuation_token: is of a table in {there}, and this client reads {here}: each region of "
                 "a global table, and each account, has a stream of its own, in which the position means "
                 "nothing; connect to the region that it came from, or start again here with a Snapshot()",
+                reason=ErrorReason.WRONG_RESOURCE,
             )
         return incarnation == own
 
@@ -100,6 +101,7 @@ class DynamoFeed(Feed):
                 ErrorCategory.INVALID_REQUEST,
                 f"the stream of table {self.spec.address.collection!r} is disabled "
                 "(StreamSpecification.StreamEnabled); enable it, or continue from a token to read the rest",
+                reason=ErrorReason.NOT_PROVISIONED,
             )
         learned = self._learned or _Learned(Resolution(self._source))
         seeds = learned.resolution.seeds(position, partition_id, deadline)

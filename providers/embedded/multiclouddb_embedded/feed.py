@@ -6,7 +6,15 @@ import sqlite3
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from datetime import datetime
 
-from multiclouddb_api import AtTime, Beginning, LogicalPartition, LookupAnswer, MulticloudDbKey, Now
+from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    ErrorReason,
+    LogicalPartition,
+    LookupAnswer,
+    MulticloudDbKey,
+    Now,
+)
 from multiclouddb_embedded.errors import PROVIDER_ID
 from multiclouddb_embedded.mapping import EmbeddedView, describe, from_micros, position_of, to_micros
 from multiclouddb_embedded.partitions import Family, find_head, read_family, read_head, read_shape
@@ -186,6 +194,6 @@ def _place_at(
     """Round a time down, and return the position before the first change at or after this time."""
     ts = max(0, to_micros(utc))
     if seq_before(connection, ts) < family.trimmed:
-        raise expired(f"changes since {utc.isoformat()} were trimmed")
+        raise expired(f"changes since {utc.isoformat()} were trimmed", ErrorReason.TRIMMED)
     ts -= ts % precision
     return max(seq_before(connection, ts), family.created, family.trimmed), ts

@@ -9,7 +9,7 @@ from typing import Final
 
 from attrs import frozen
 
-from multiclouddb_api import ErrorCategory, NewItemStateMode, OldItemStateMode
+from multiclouddb_api import ErrorCategory, ErrorReason, NewItemStateMode, OldItemStateMode
 from multiclouddb_embedded.mapping import cursor_of, position_of
 from multiclouddb_embedded.source import Scope
 from multiclouddb_embedded.store.collection import (
@@ -115,7 +115,7 @@ def standing(connection: sqlite3.Connection, scope: Scope, name: str, position: 
             f"sequence {seq} is ahead of the store, so the store was probably restored from an older copy"
         )
     if seq < row.trimmed:
-        raise expired(f"changes after sequence {seq} were trimmed, up to {row.trimmed}")
+        raise expired(f"changes after sequence {seq} were trimmed, up to {row.trimmed}", ErrorReason.TRIMMED)
     return Standing(head_seq, head_ts, before, row)
 
 

@@ -24,7 +24,7 @@ from pymongo.errors import (
     WaitQueueTimeoutError,
 )
 
-from multiclouddb_api import ErrorCategory
+from multiclouddb_api import ErrorCategory, ErrorReason
 from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi import Fault, faults
 from multiclouddb_spi.faults import REPORT as DEFECT
@@ -130,6 +130,7 @@ CODES: Final[Mapping[int, MongoRule]] = {
         ErrorCategory.CHECKPOINT_EXPIRED,
         f"the oplog no longer contains this position ({_PAGE} says how large the oplog has to be); "
         f"{START_AGAIN}",
+        reason=ErrorReason.TRIMMED,
     ),
     OVERTAKEN: MongoRule(
         _TRANSIENT,
@@ -165,6 +166,7 @@ CODES: Final[Mapping[int, MongoRule]] = {
         _UNSUPPORTED,
         "change streams need a replica set, but this server is a standalone server; start it with --replSet "
         f"and call replSetInitiate once, as {_PAGE} shows",
+        reason=ErrorReason.NOT_PROVISIONED,
     ),
     26: _MISSING,  # NamespaceNotFound
     73: _BAD_NAMESPACE,  # InvalidNamespace

@@ -19,6 +19,7 @@ from multiclouddb_api import (
     Beginning,
     EntireCluster,
     ErrorCategory,
+    ErrorReason,
     LookupAnswer,
     MulticloudDbKey,
     Notice,
@@ -352,6 +353,7 @@ class MongoFeed(Feed):
                     raise ProviderFault.of(
                         ErrorCategory.CHECKPOINT_EXPIRED,
                         f"AtTime({utc:%Y-%m-%dT%H:%M:%SZ}) is older than the operation log; {START_AGAIN}",
+                        reason=ErrorReason.TRIMMED,
                     )
                 return cursor_of(place, ticks_at(now))
 

@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 
-from multiclouddb_api import ErrorCategory, Invalidated
+from multiclouddb_api import ErrorCategory, ErrorReason, Invalidated
 from multiclouddb_mongo.driver import FIXED_AWAIT_MS, Stream
 from multiclouddb_mongo.errors import (
     EVENT_TOO_LARGE,
@@ -330,6 +330,7 @@ class MongoReader(Reader):
                 ErrorCategory.CHECKPOINT_EXPIRED,
                 f"{describe(place).text}, for example by $out; the documents that it already contained have "
                 f"no changes, so the feed cannot go on without them; {START_AGAIN}",
+                reason=ErrorReason.REPLACED,
             )
 
     def _is_former(self, place: Place) -> bool:

@@ -20,6 +20,7 @@ from multiclouddb_api import (
     Dropped,
     EntireCollection,
     ErrorCategory,
+    ErrorReason,
     LogicalPartition,
     LookupAnswer,
     MulticloudDbKey,
@@ -183,6 +184,7 @@ class ScanSource:
             raise ProviderFault.of(
                 ErrorCategory.CHECKPOINT_EXPIRED,
                 f"{name} was resharded or created again since the snapshot began; {START_AGAIN}",
+                reason=ErrorReason.REPLACED,
             )
         assert address.database is not None
         now = name_of(self.client, address.database, place.uuid)

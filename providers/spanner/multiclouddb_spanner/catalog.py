@@ -10,7 +10,7 @@ from typing import Any, Final
 import attrs
 from attrs import frozen
 
-from multiclouddb_api import ErrorCategory, NewItemStateMode, OldItemStateMode, ResourceAddress
+from multiclouddb_api import ErrorCategory, ErrorReason, NewItemStateMode, OldItemStateMode, ResourceAddress
 from multiclouddb_spanner.client import CancelScope, DatabaseClient
 from multiclouddb_spanner.config import STREAM_NAME
 from multiclouddb_spi import FeedSpec, ProviderFault, unsupported
@@ -349,6 +349,7 @@ def _chosen(
             ErrorCategory.NOT_FOUND,
             f"no change stream watches table {table!r}; create one: "
             f"{how_to_create(table, postgres=postgres)}",
+            reason=ErrorReason.NOT_PROVISIONED,
         )
     if len(names) > 1:
         raise ProviderFault.of(

@@ -13,7 +13,7 @@ from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, Ref
 from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import RetryInfo
 
-from multiclouddb_api import ErrorCategory
+from multiclouddb_api import ErrorCategory, ErrorReason
 from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi import Fault
 from multiclouddb_spi.faults import REPORT, START_AGAIN, UNAVAILABLE, FaultRule, one_line, row_of_connection
@@ -51,6 +51,7 @@ _EXPIRED: Final = FaultRule(
     ErrorCategory.CHECKPOINT_EXPIRED,
     "the change stream no longer keeps the changes after this position, and a longer retention_period keeps "
     f"more; {START_AGAIN}",
+    reason=ErrorReason.AGED_OUT,
 )
 _NO_STREAM: Final = FaultRule(
     ErrorCategory.NOT_FOUND,

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import attrs
 
-from multiclouddb_api import ErrorCategory
+from multiclouddb_api import ErrorCategory, ErrorReason
 from multiclouddb_spanner.catalog import (
     ChangeStreamInfo,
     check_table,
@@ -428,11 +428,13 @@ class ReaderContext:
                 f"change stream {name!r} was created at {text_at(earliest)}, and this position is at "
                 f"{text_at(at)}: the position belongs to an earlier stream that was recreated under the same "
                 f"name, and the changes of the earlier stream are gone; {START_ANEW}",
+                reason=ErrorReason.RECREATED,
             )
         return ProviderFault.of(
             ErrorCategory.CHECKPOINT_EXPIRED,
             f"change stream {name!r} keeps nothing before {text_at(earliest)}, and this position is at "
             f"{text_at(at)}; a longer retention_period keeps more; {START_AGAIN}",
+            reason=ErrorReason.AGED_OUT,
         )
 
 
