@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from multiclouddb_api import invalid_request
 from multiclouddb_api.arrow import EVENT_SCHEMA
-from multiclouddb_api.validators import check_type, suggestion, type_name
+from multiclouddb_api.validators import check_type, suggestion, type_name, utf8
 from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, OF_THE_EVENT, STALE_SINCE, TIME, check_cases
 
 __all__ = ["JSON", "RESCUED", "Column", "Columns", "Misfits"]
@@ -102,7 +102,7 @@ def arrow_type(text: str) -> pa.DataType | None:
 def _column(name: object, value: object) -> Column:
     if not isinstance(name, str) or not name or "\0" in name:
         raise invalid_request("columns", f"has the name {name!r}", "give a text without NUL")
-    where = f"column {name}"
+    where = f"column {utf8('columns', name)}"
     if name.lower() in TAKEN:
         raise invalid_request(
             where,
@@ -129,14 +129,14 @@ def _column(name: object, value: object) -> Column:
     if key is not None:
         if not isinstance(key, str):
             raise invalid_request(where, f"has the key {key!r}", "give the name of a component of the key")
-        return Column(name, kind, (), key)
+        return Column(name, kind, (), utf8(where, key))
     names: Any = [name] if path is None else path
     is_list = isinstance(names, list | tuple) and all(isinstance(each, str) for each in names)
     if not is_list or not names:
         raise invalid_request(
             where, f"has the path {path!r}", 'give a list of names, such as ["address", "city"]'
         )
-    return Column(name, kind, tuple(names))
+    return Column(name, kind, tuple(utf8(where, each) for each in names))
 
 
 def _read(given: object) -> tuple[Column, ...]:
@@ -288,10 +288,16 @@ def _facts(columns: Columns | None) -> dict[str, object]:
 
 
 def check_batch(names: Sequence[str]) -> None:
-    """Refuse columns of a batch that are neither those of a change nor declared."""
+    """Refuse a batch without documents, and columns that are neither those of a change nor declared."""
     if extra := [name for name in names if name not in (*EVENT_SCHEMA.names, *OF_THE_EVENT)]:
         raise invalid_request(
             "batch",
             f"has columns of its own beside columns=: {', '.join(extra)}",
             "declare them, or leave them out",
+        )
+    if DOCUMENT not in names:
+        raise invalid_request(
+            "batch",
+            f"has no column {DOCUMENT}, of which the declared columns are made",
+            f"leave {DOCUMENT} in the batch; with document = false, the table does not get it",
         )

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "GROUP_BYTES", "HIDDEN", "NO_ORDER", "check_columns", "check_fixes", "check_table", "fixed_row",
     "grouped", "missing", "next_count", "own_names", "read_rows", "rows_at_once", "size_of", "state_of",
+    "used",
 ]  # fmt: skip
 
 NO_ORDER: Final = "~null"
@@ -99,6 +100,22 @@ def missing(
     return MulticloudDbError(
         f"{argument}: there is no table {where}; correct the name, or {way_out}",
         ErrorDetail(category=ErrorCategory.NOT_FOUND),
+    )
+
+
+def used(where: str, name: str, problem: str) -> MulticloudDbError:
+    """Make the error for a declared column that cannot be made anew, because something depends on it.
+
+    Args:
+        where: The name of the table.
+        name: The column.
+        problem: What the database says.
+    """
+    return invalid_request(
+        f"column {name}",
+        f"cannot be made anew in {where} ({problem}); nothing was merged",
+        "drop what uses the column, such as a view, an index or a generated column, and make it again after "
+        "the refill; or pass the declaration that the table has",
     )
 
 

@@ -40,7 +40,7 @@ from multiclouddb_tables.contract import Table
 from multiclouddb_tables.conversion import cutter
 from multiclouddb_tables.layout import missing, own_names
 from multiclouddb_tables.mark import FeedSource, TableMark
-from multiclouddb_tables.rules import DELETED_AT, PAGE_SCHEMA, STALE_SINCE
+from multiclouddb_tables.rules import DELETED_AT, PAGE_SCHEMA, STALE_SINCE, check_cases
 
 _LOG: Final = logging.getLogger("multiclouddb.tables")
 _SNAPSHOT: Final = "multiclouddb-snapshot"
@@ -186,6 +186,7 @@ class MergeRules:
         mark = attrs.evolve(mark, declared=wanted).with_columns(wanted.names)
         if not self._table.exists:
             return mark
+        check_cases(wanted.names, self._table.columns())
         # What an earlier sink has made of documents without a declaration is emptied too.
         known = () if stored is None else own_names(stored.columns)
         gone = [name for name in known if name not in wanted.compared]
@@ -239,7 +240,13 @@ class MergeRules:
             return stored, wanted
         if wanted != stored:
             self._table.set_feed_mark(wanted)
-        self._table.redeclare(wanted.declared.schema(PAGE_SCHEMA), wanted.changing, wanted)
+        try:
+            self._table.redeclare(wanted.declared.schema(PAGE_SCHEMA), wanted.changing, wanted)
+        except MulticloudDbError as error:
+            if error.detail.category == ErrorCategory.INVALID_REQUEST and stored is not None:
+                # The table cannot have these columns, and has all its values: its old declaration holds.
+                self._table.set_feed_mark(stored)
+            raise
         done = attrs.evolve(wanted, changing=())
         self._table.set_feed_mark(done)
         return done, done

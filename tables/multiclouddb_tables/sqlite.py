@@ -291,13 +291,18 @@ class SqliteTable(Table):
             rules.check_cases(wanted, shape.kinds)
             for name in names:
                 column, there = in_backticks(name), shape.kinds.get(name)
-                if name in wanted and there not in (None, wanted[name]):
-                    step.database.execute(f"ALTER TABLE {shape.sql} DROP COLUMN {column}")
-                    there = None
-                if there is not None:
-                    step.database.execute(f"UPDATE {shape.sql} SET {column} = NULL")
-                elif name in wanted:
-                    step.database.execute(f"ALTER TABLE {shape.sql} ADD COLUMN {column} {wanted[name]}")
+                try:
+                    if name in wanted and there not in (None, wanted[name]):
+                        step.database.execute(f"ALTER TABLE {shape.sql} DROP COLUMN {column}")
+                        there = None
+                    if there is not None:
+                        step.database.execute(f"UPDATE {shape.sql} SET {column} = NULL")
+                    elif name in wanted:
+                        step.database.execute(f"ALTER TABLE {shape.sql} ADD COLUMN {column} {wanted[name]}")
+                except sqlite3.OperationalError as error:
+                    if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+                        raise
+                    raise layout.used(self.name, name, str(error)) from error
 
     def count(self) -> int:
         """Return the number of rows."""

@@ -11,13 +11,25 @@ from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError, encode_json
+from multiclouddb_api import ErrorCategory, MulticloudDbError, SnapshotStarted, encode_json
 from multiclouddb_conformance.refusals import refusal
-from multiclouddb_conformance.sink_harness import NOW, SOURCE, expected, key_of, rows
+from multiclouddb_conformance.sink_harness import (
+    NOW,
+    PLAN,
+    SOURCE,
+    events,
+    expected,
+    key_of,
+    page,
+    refused,
+    rows,
+)
 from multiclouddb_spi.faults import key_digest
+from multiclouddb_tables.columns import Columns
 from multiclouddb_tables.contract import Fix
 from multiclouddb_tables.delta import DeltaTarget, _near
 from multiclouddb_tables.mark import Expected, TableMark
+from multiclouddb_tables.merging import merge_changes
 
 OF_ANY_FORM = st.one_of(
     st.text(min_size=1).map(lambda text: encode_json({"id": text}).decode()),
@@ -184,3 +196,18 @@ def test_no_commit_of_a_merge_or_of_a_repair_says_a_key(tmp_path):
     said = json.dumps(DeltaTable(path).history())
     assert said.count("MERGE") == 3
     assert "forgotten" not in said
+
+
+def test_a_declared_column_that_a_constraint_uses_keeps_its_type_and_its_declaration(tmp_path):
+    path, before = tmp_path / "table", Columns({"total": "int64"})
+
+    def merge(batch, **options):
+        return merge_changes(DeltaTarget(path), "a sink", batch, **options)
+
+    merge(page(events(("a", 1, {"total": 1}))), columns=before)
+    DeltaTable(path).alter.add_constraint({"positive": "total > 0"})
+    begin = page([], SnapshotStarted("000100", PLAN))
+    assert "positive" in refused(merge, begin, columns=Columns({"total": "string"}), refill=True).message
+    merge(page(events(("a", 2, {"total": 2}))), columns=before)
+    [found] = [row for part in DeltaTarget(path).rows(own=["total"]) for row in part.to_pylist()]
+    assert found["state"] == '{"total":2}'

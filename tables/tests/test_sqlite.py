@@ -13,8 +13,10 @@ import pytest
 from multiclouddb_api import ErrorCategory, MulticloudDbError, SnapshotStarted, decode_json, encode_json
 from multiclouddb_conformance.sink_harness import (
     NOW,
+    PLAN,
     Death,
     documents,
+    events,
     expected,
     key_of,
     page,
@@ -26,7 +28,7 @@ from multiclouddb_conformance.sink_harness import (
 from multiclouddb_conformance.targets import *  # noqa: F403
 from multiclouddb_conformance.targets.declared import *  # noqa: F403
 from multiclouddb_spi.faults import key_digest
-from multiclouddb_tables import Fix, layout
+from multiclouddb_tables import Columns, Fix, layout
 from multiclouddb_tables.layout import NO_ORDER
 from multiclouddb_tables.sqlite import SqliteTable, merge_into_sqlite
 
@@ -424,3 +426,28 @@ class TestFile:
         assert "s3cret" not in refused(SqliteTable, "https://me:s3cret@host/shop", "orders").message
         for name in ("", "sqlite_a", "multiclouddb_marks", "a\0b", "\ud800", 5):
             assert "table" in refused(SqliteTable, tmp_path / "a.db", name).message
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE INDEX by_total ON orders(total)",
+        "CREATE VIEW totals AS SELECT total FROM orders",
+        "ALTER TABLE orders ADD COLUMN more GENERATED ALWAYS AS (total) VIRTUAL",
+    ],
+)
+def test_a_declared_column_that_something_uses_keeps_its_type_and_its_declaration(tmp_path, statement):
+    path, before = tmp_path / "shop.db", Columns({"total": "int64"})
+
+    def merge(batch, **options):
+        return merge_into_sqlite(batch, None, path, "orders", None, **options)
+
+    merge(page(events(("a", 1, {"total": 1}))), columns=before)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(statement)
+    begin = page([], SnapshotStarted("000100", PLAN))
+    message = refused(merge, begin, columns=Columns({"total": "string"}), refill=True).message
+    assert "drop what uses the column" in message
+    merge(page(events(("a", 2, {"total": 2}))), columns=before)
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT total FROM orders").fetchall() == [(2,)]

@@ -256,6 +256,13 @@ class TestDeclared:
         message = refused(sink.merge, batch, columns=Columns({"n": "int64"}), new_columns="add").message
         assert "new_columns" in message
 
+    def test_a_batch_without_documents_empties_no_column(self, sink: SinkHarness) -> None:
+        columns = Columns({"n": "int64"})
+        sink.merge(page(events(("a", 1, {"n": 1}))), columns=columns)
+        batch = rows(("a", 2, {"n": 2})).drop_columns(["new_item_state"])
+        assert "new_item_state" in refused(sink.merge, batch, columns=columns).message
+        assert _stored(sink, ["n"]) == {"a": {"n": 1}}
+
 
 _BEFORE: Final = {"n": "int64", "city": {"path": ["a", "city"], "type": "string"}, "tags": "json"}
 _CHANGES: Final[Mapping[str, tuple[Columns | None, Columns]]] = {
@@ -372,6 +379,17 @@ class TestDeclaredAgain:
         assert mark is not None
         assert mark.unfilled == ("n",)
 
+    def test_a_declaration_that_the_table_refuses_leaves_the_old_one(self, sink: SinkHarness) -> None:
+        before = Columns({"n": "int64"})
+        self._fill(sink, before)
+        seen = expected(sink).found.mark
+        other = Columns({"N": {"path": ["n"], "type": "int64"}})
+        begin = page([], SnapshotStarted(_LOW, PLAN))
+        assert "upper and lower case" in refused(sink.merge, begin, columns=other, refill=True).message
+        assert expected(sink).found.mark == seen
+        sink.merge(page(events(("a", 2, {"n": 7}))), columns=before)
+        assert _stored(sink, ["n"])["a"] == {"n": 7}
+
     def test_columns_of_others_are_left_alone(self, sink: SinkHarness) -> None:
         """A column that is no longer declared is nobody's; what others write into it then stays."""
         before, after = Columns(_BEFORE), Columns({"n": "int64", "tags": "json"})
@@ -479,7 +497,8 @@ class TestDeclaredVerified:
                 left, key=MulticloudDbKey({"id": "gone"}), event_id="gone",
                 type=ChangeType.DELETE, new_item_state=None,
             )  # fmt: skip
-            sink.merge(attrs.evolve(found, events=(dead, left)), columns=_VERIFIED)
+            other = attrs.evolve(dead, key=MulticloudDbKey({"id": "other"}), event_id="other")
+            sink.merge(attrs.evolve(found, events=(dead, other, left)), columns=_VERIFIED)
             fixes = []
             orders = {key: row["order_key"] for key, row in read(sink).items()}
             for name, damage in {**_DAMAGES, "null in place of a misfit": {RESCUED: None}}.items():
@@ -489,14 +508,22 @@ class TestDeclaredVerified:
                 fixes.append(Fix(key, (orders[key],), orders[key], text, values, _AT))
             kept = conversion.values(None, gone, _VERIFIED) | {"city": "kept"}
             fixes.append(Fix(gone, (orders[gone],), orders[gone], None, kept, _AT))
+            turned = key_of("other")
+            fixes.append(Fix(turned, (orders[turned],), orders[turned], None, {"name": "turned"}, _AT))
             there = sink.target.found()
             assert there.mark is not None
             assert sink.target.fix(fixes, Expected(there.mark.source, there)) == len(fixes)
-            wrong = {*map(key_of, _DAMAGES), key_of("null in place of a misfit"), gone, key_of("left")}
+            wrong = {
+                *map(key_of, _DAMAGES),
+                key_of("null in place of a misfit"),
+                gone,
+                turned,
+                key_of("left"),
+            }
             report = self._verify(sink, client, found.continuation_token, state=tmp_path / "1")
             kinds = {each.key: each.kind for each in report.differences}
             assert kinds.keys() == wrong
-            ghosts = {gone, key_of("left")}
+            ghosts = {gone, turned, key_of("left")}
             assert {key for key, kind in kinds.items() if kind is DifferenceKind.GHOST} == ghosts
             assert {kind for key, kind in kinds.items() if key not in ghosts} == {DifferenceKind.STALE}
             assert (report.counts.equal, report.not_compared) == (2, ())
@@ -506,7 +533,7 @@ class TestDeclaredVerified:
         stored = _stored(sink, _VERIFIED.names)
         assert stored["right"] == stored["cuts a text"] | {"name": "right"}
         tombs = _stored(sink, _VERIFIED.names, deleted=True)
-        assert tombs == {key: {"name": key} for key in ("gone", "left")}
+        assert tombs == {key: {"name": key} for key in ("gone", "other", "left")}
 
     def test_columns_in_no_declaration_are_named(self, sink: SinkHarness, tmp_path: Path) -> None:
         with collection_of(ADDRESS, {"a": _ROW}) as client:

@@ -56,6 +56,7 @@ from multiclouddb_tables.layout import (
     read_rows,
     size_of,
     state_of,
+    used,
 )
 from multiclouddb_tables.mark import Expected, FoundTable, TableMark, emptied, refilled
 from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE, check_cases, check_stored
@@ -72,6 +73,12 @@ _FEED: Final = "multiclouddb-feed"
 POSITION: Final = "multiclouddb-checkpoint:"
 """The beginning of the name of the mark with the checkpoint that is stored with the table's rows."""
 _WRITTEN: Final = "multiclouddb_written"
+_USED: Final = (
+    psycopg.errors.FeatureNotSupported,
+    psycopg.errors.InvalidTableDefinition,
+    psycopg.errors.UndefinedFunction,
+)
+"""What the server raises for a column that a view, a generated column, a constraint or an index uses."""
 _ROWS: Final = 8192
 _FIRST_ROWS: Final = 64
 
@@ -225,7 +232,11 @@ class PostgresTable(Table):
                     statement = sql.SQL("UPDATE {0} SET {1} = NULL WHERE {1} IS NOT NULL").format(
                         self._table, column
                     )
-                self.connection.execute(statement)
+                try:
+                    self.connection.execute(statement)
+                except _USED as error:
+                    problem = (error.diag.message_primary or type(error).__name__).rstrip(".")
+                    raise used(self._where, name, problem) from error
             self._found = self._look()
 
     def count(self) -> int:

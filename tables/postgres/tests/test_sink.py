@@ -33,7 +33,7 @@ from multiclouddb_api import (
     SnapshotStarted,
     connect,
 )
-from multiclouddb_conformance.sink_harness import SOURCE, bare, events, key_of, page, rows
+from multiclouddb_conformance.sink_harness import PLAN, SOURCE, bare, events, key_of, page, rows
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_postgres import PostgresCheckpointStore, PostgresTarget, merge_into_postgres
@@ -44,6 +44,7 @@ from multiclouddb_postgres.table import PostgresTable
 from multiclouddb_postgres.values import copied
 from multiclouddb_spi import encode_partition_id
 from multiclouddb_spi.faults import key_digest
+from multiclouddb_tables import Columns
 from testing.postgres_server import PostgresServer
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 6, UTC)
@@ -1250,3 +1251,28 @@ def test_a_value_of_a_unique_column_that_moves_to_another_row(dsn, deferrable, i
     with psycopg.connect(dsn) as connection:
         found = connection.execute("SELECT mail FROM orders ORDER BY key").fetchall()
     assert found == ([("y",), ("x",)] if is_merged else [("x",), ("y",)])
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE VIEW totals AS SELECT total FROM orders",
+        "ALTER TABLE orders ADD COLUMN more bigint GENERATED ALWAYS AS (total + 1) STORED",
+        "ALTER TABLE orders ADD CHECK (total > 0)",
+    ],
+)
+def test_a_declared_column_that_something_uses_keeps_its_type_and_its_declaration(dsn, statement):
+    before = Columns({"total": "int64"})
+
+    def merge(batch, **options):
+        return merge_into_postgres(batch, None, dsn, "orders", None, **options)
+
+    merge(page(events(("a", 1, {"total": 1}))), columns=before)
+    with psycopg.connect(dsn) as connection:
+        connection.execute(statement)
+    begin = page([], SnapshotStarted("000100", PLAN))
+    message = refused(partial(merge, begin, columns=Columns({"total": "string"}), refill=True)).message
+    assert "drop what uses the column" in message
+    merge(page(events(("a", 2, {"total": 2}))), columns=before)
+    with psycopg.connect(dsn) as connection:
+        assert connection.execute("SELECT total FROM orders").fetchall() == [(2,)]

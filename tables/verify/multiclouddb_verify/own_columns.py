@@ -87,18 +87,23 @@ class DeclaredColumns:
             return columns
         return {"columns": columns, "document": document if self.held is None else self.held(document)}
 
-    def is_empty(self, text: str) -> bool:
+    def is_empty(self, text: str, key: str) -> bool:
         """Return whether a tombstone has nothing of the document but its key.
+
+        A column that a refill has added has no value in the tombstones that were there before.
 
         Args:
             text: What the table has, as `Target.rows` returns it.
+            key: The key, as JSON text.
         """
         found = decode_json(text)
         if self.columns.document:
             if found["document"] is not None:
                 return False
             found = found["columns"]
-        return not found.keys() - {*self.columns.key_names, "key"}
+        values = self.values(key, None)
+        right = own_state({"key": key, **{name: values[name] for name in self.columns.key_names}})
+        return all(name in right and right[name] == value for name, value in found.items())
 
 
 @attrs.frozen

@@ -624,9 +624,9 @@ def row_digests(batch: pa.RecordBatch, columns: OwnColumns | DeclaredColumns | N
     """Return the digests of rows of the table; a tombstone with a value of its document is no tombstone."""
     gone = batch.column("deleted").to_numpy(zero_copy_only=False).astype(bool)
     if isinstance(columns, DeclaredColumns) and gone.any():
-        texts = batch.column("state")
+        texts, keys = batch.column("state"), batch.column("key")
         for at in np.flatnonzero(gone).tolist():
-            gone[at] = columns.is_empty(texts[at].as_py())
+            gone[at] = columns.is_empty(texts[at].as_py(), keys[at].as_py())
     digests = np.full(batch.num_rows, GONE, dtype=np.int64)
     if not gone.all():
         with collector_paused():
