@@ -12,9 +12,11 @@ import attrs
 from multiclouddb_api import invalid_request
 from multiclouddb_api.validators import check_type, local_path
 from multiclouddb_tables.batch import MissingState, Piece, batch_of, check_options
+from multiclouddb_tables.columns import Columns
 from multiclouddb_tables.layout import missing
 from multiclouddb_tables.merging import merge_batch
 from pyspark_multiclouddb.checkpoint import told
+from pyspark_multiclouddb.declared import declared_rows, empty_schema
 from pyspark_multiclouddb.errors import check_has
 from pyspark_multiclouddb.pieces import HELPERS, kept_rows, needed
 from pyspark_multiclouddb.table_target import WAY_OUT, TableTarget, check_table
@@ -33,6 +35,8 @@ def merge_into_table(
     new_columns: Literal["add", "refuse"] = "refuse",
     missing_state: MissingState = "refuse",
     source: str | None = None,
+    columns: Columns | None = None,
+    refill: bool = False,
 ) -> bool:
     """Merge a batch into a table with Spark's own `MERGE INTO`, in `foreachBatch`.
 
@@ -56,6 +60,11 @@ def merge_into_table(
             default, refuses the batch.
         missing_state: What to do if the last change of a key has no document, as in `merge_into_delta`.
         source: The feed of the rows, as in `merge_into_delta`.
+        columns: The declaration of the table's columns, as in `merge_into_delta`; the executors make the
+            values. A column that gets another type is dropped and added again, so the format has to allow
+            `ALTER TABLE … DROP COLUMN`, as Iceberg does, and Delta with the table property
+            `delta.columnMapping.mode` = `name`.
+        refill: As in `merge_into_delta`.
 
     Returns:
         True if the batch was merged; False if it was empty.
@@ -70,7 +79,7 @@ def merge_into_table(
     check_type("create_using", create_using, str, type(None))
     check_options(
         batch_id=None, app_id=None, create="first", new_columns=new_columns, missing_state=missing_state,
-        source=source,
+        source=source, columns=columns, refill=refill,
     )  # fmt: skip
     if create_using is not None and not re.fullmatch(r"[\w.]+", create_using):
         raise invalid_request("create_using", f"is {create_using!r}", "give a format, such as iceberg")
@@ -82,9 +91,11 @@ def merge_into_table(
         raise missing(table, WAY_OUT)
     work = batch_of(
         batch, batch_id, None, said,
-        pieces=lambda: _pieces(batch, missing_state),
-        empty_schema=lambda: needed(batch).drop("type", *HELPERS).schema,
-        is_told=checkpoint is not None, create=None, source=source,
+        pieces=lambda: _pieces(batch, missing_state, columns),
+        empty_schema=lambda: (
+            needed(batch).drop("type", *HELPERS).schema if columns is None else empty_schema(batch.columns)
+        ),
+        is_told=checkpoint is not None, create=None, source=source, columns=columns, refill=refill,
     )  # fmt: skip
     merged = merge_batch(target, "merge_into_table", work)
     if said.notes and target.exists:
@@ -102,8 +113,11 @@ class TablePiece(Piece):
         return self.rows.drop("type").schema
 
 
-def _pieces(batch: DataFrame, missing_state: MissingState) -> Generator[Piece, None, None]:
+def _pieces(
+    batch: DataFrame, missing_state: MissingState, columns: Columns | None
+) -> Generator[Piece, None, None]:
     with kept_rows(needed(batch), missing_state, once=True) as (kept, total):
         if total.rows:
-            rows = kept.select(*total.columns)
-            yield TablePiece(rows, True, total.plan, bool(total.lacking), total.is_latest, total.source)
+            changes = kept.select(*total.columns)
+            with declared_rows(changes, columns, TableTarget.unheld, once=True) as rows:
+                yield TablePiece(rows, True, total.plan, bool(total.lacking), total.is_latest, total.source)

@@ -301,6 +301,17 @@ def arrow_type(kind: DataType) -> pa.DataType:
             return _SCALARS.get(type(kind), pa.string())
 
 
+def spark_type(kind: pa.DataType) -> DataType:
+    """Return the type of a column of a table in Spark.
+
+    Args:
+        kind: The type of a declared column, or of a column of an event.
+    """
+    if pa.types.is_decimal(kind):
+        return DecimalType(kind.precision, kind.scale)
+    return next((made() for made, each in _SCALARS.items() if each == kind), StringType())
+
+
 def _converter(kind: DataType) -> _Converter:
     match kind:
         case ArrayType():

@@ -37,6 +37,8 @@ _EXPIRED: Final = (
 """The advice for `CHECKPOINT_EXPIRED`."""
 
 _MARKER: Final = re.compile(r"\[MULTICLOUDDB:([A-Z_]+)(?:/([a-z_]+))?\]")
+_TOLD: Final = re.compile(_MARKER.pattern + r" ([^\n]*)")
+_RETRYABLE: Final = (ErrorCategory.CONFLICT, ErrorCategory.TRANSIENT_FAILURE)
 # Maps patterns for the names in the client to the names in this source.
 _IN_SPARK: Final = (
     (re.compile(re.escape(f"; {START_AGAIN}")), ""),
@@ -90,6 +92,23 @@ def reason_from_query(error: BaseException | None) -> ErrorReason | None:
     check_type("error", error, BaseException, type(None))
     found = _MARKER.search(str(error)) if error is not None else None
     return ErrorReason(found[2]) if found is not None and found[2] is not None else None
+
+
+@contextmanager
+def told_by_executors() -> Iterator[None]:
+    """Raise the error of this source that the `with` block has got from an executor."""
+    try:
+        yield
+    except MulticloudDbError:
+        raise
+    except Exception as error:
+        found = _TOLD.search(str(error))
+        if found is None:
+            raise
+        category = ErrorCategory(found[1])
+        reason = ErrorReason(found[2]) if found[2] is not None else None
+        detail = ErrorDetail(category, reason=reason, retryable=category in _RETRYABLE)
+        raise MulticloudDbError(found[3], detail) from error
 
 
 @contextmanager

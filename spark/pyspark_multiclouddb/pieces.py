@@ -86,26 +86,8 @@ def kept_rows(
     columns = [_column(name) for name in frame.columns if name not in HELPERS]
     bucket = F.pmod(F.xxhash64("key"), F.lit(_BUCKETS)).cast("int")
     size = sum((_bytes_of(_column(field.name), field.dataType) for field in frame.schema), F.lit(0))
-    kept = latest_rows(frame).select(*columns, *HELPERS, bucket.alias(_BUCKET), size.alias(_SIZE))
-    is_kept = True
-    if once:
-        try:
-            kept = kept.localCheckpoint(eager=True)
-        except AnalysisException as error:
-            raise MulticloudDbError(
-                f"this platform refuses localCheckpoint ({_first_line(error)}), and without it the rows that "
-                "were checked may not be those that are written; run the query on compute that allows it, or "
-                "write a Delta table with merge_into_delta",
-                ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY),
-            ) from error
-    else:
-        try:
-            kept = kept.coalesce(_TASKS).persist(StorageLevel.MEMORY_AND_DISK)
-        except AnalysisException as error:  # Spark then reads the same rows again for each piece
-            is_kept = False
-            text = "this platform refuses persist, so the batch is read again for each piece: %s"
-            _LOG.warning(text, _first_line(error))
-    try:
+    found = latest_rows(frame).select(*columns, *HELPERS, bucket.alias(_BUCKET), size.alias(_SIZE))
+    with kept_frame(found, once=once) as kept:
         total = _total(kept)
         if total.incomplete:
             raise incomplete_rows()
@@ -116,6 +98,36 @@ def kept_rows(
             total.plan = None
         total.columns, total.source = columns, _source(total.first, total.last)
         yield _judged(kept) if total.lacking else kept, total
+
+
+@contextmanager
+def kept_frame(frame: DataFrame, *, once: bool) -> Iterator[DataFrame]:
+    """Keep the rows of a frame on the executors.
+
+    Args:
+        frame: The frame.
+        once: See `kept_rows`.
+    """
+    is_kept, kept = True, frame
+    if once:
+        try:
+            kept = frame.localCheckpoint(eager=True)
+        except AnalysisException as error:
+            raise MulticloudDbError(
+                f"this platform refuses localCheckpoint ({_first_line(error)}), and without it the rows that "
+                "were checked may not be those that are written; run the query on compute that allows it, or "
+                "write a Delta table with merge_into_delta",
+                ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY),
+            ) from error
+    else:
+        try:
+            kept = frame.coalesce(_TASKS).persist(StorageLevel.MEMORY_AND_DISK)
+        except AnalysisException as error:  # Spark then reads the same rows again for each piece
+            is_kept = False
+            text = "this platform refuses persist, so the batch is read again for each piece: %s"
+            _LOG.warning(text, _first_line(error))
+    try:
+        yield kept
     finally:
         if once:
             _free(kept)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 import pyarrow as pa
-from pyspark.errors import AnalysisException, IllegalArgumentException
+from pyspark.errors import AnalysisException, IllegalArgumentException, UnsupportedOperationException
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType, TimestampType
 
@@ -49,7 +49,7 @@ from multiclouddb_tables.layout import (
     state_of,
 )
 from multiclouddb_tables.layout import check_table as check_table_columns
-from multiclouddb_tables.mark import Expected, FeedSource, FoundTable, TableMark, emptied
+from multiclouddb_tables.mark import Expected, FeedSource, FoundTable, TableMark, emptied, refilled
 from multiclouddb_tables.merging import FILLED
 from multiclouddb_tables.rules import (
     DELETED_AT,
@@ -61,7 +61,7 @@ from multiclouddb_tables.rules import (
     lacking_columns,
 )
 from multiclouddb_tables.sql import in_backticks, quoted
-from pyspark_multiclouddb.columns import arrow_type, type_text
+from pyspark_multiclouddb.columns import arrow_type, spark_type, type_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -75,6 +75,7 @@ _LOG: Final = logging.getLogger("multiclouddb.spark")
 WAY_OUT: Final = "let a merge create it with create_using"
 """What to do if there is no table."""
 _ROWS: Final = 8192
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
 _TEXT: Final = ("key", "order_key")
 _IDENTITY: Final = "multiclouddb.table"
 """The table property that no other table of the name has."""
@@ -197,15 +198,25 @@ class TableTarget(Table):
             names = own_names(schema.names) if own is True else sorted(own)
         kinds = self.columns() if own else {}
 
+        # In the local zone, a time near the year 1 or 9999 may be one that Python does not have.
+        times = {name for name in names if schema[name].dataType == TimestampType()}
+
         def state(row: Row) -> str:
             values = row.asDict(recursive=True)
-            return state_of({name: _in_utc(values[name], schema[name].dataType) for name in names}, kinds)
+            held = {
+                name: _time_of(values[name])
+                if name in times
+                else _in_utc(values[name], schema[name].dataType)
+                for name in names
+            }
+            return state_of(held, kinds)
 
+        quoted_names = ((name, in_backticks(name)) for name in names)
         found = frame.selectExpr(
             "key",
             f"coalesce(order_key, '{NO_ORDER}')",
             f"{DELETED_AT} IS NOT NULL",
-            *map(in_backticks, names),
+            *(f"unix_micros({each}) AS {each}" if name in times else each for name, each in quoted_names),
         ).toLocalIterator()
         for rows in grouped(found, _ROWS):
             states = [state(row) if own else row[3] for row in rows]
@@ -418,7 +429,7 @@ class TableTarget(Table):
             if name in schema.names:
                 problem = f"has a column {name}"
                 raise invalid_request("batch", problem, "the sink writes this column; rename yours")
-        wanted = {field.name: type_text(field.dataType) for field in schema}
+        wanted = _types(schema)
         for name in _TEXT:
             if wanted[name] != "string":
                 raise invalid_request(
@@ -448,6 +459,49 @@ class TableTarget(Table):
         if new:
             self._commit(f"ALTER TABLE {self._table} ADD COLUMNS ({_declared(new)})")
             self._schema = self._look()
+
+    def redeclare(self, schema: pa.Schema, names: Sequence[str], mark: TableMark) -> None:
+        """Give columns the types of another declaration, in several commits that can be repeated.
+
+        Args:
+            schema: See `Table.redeclare`.
+            names: See `Table.redeclare`.
+            mark: See `Table.redeclare`.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if the format of the table cannot drop a column.
+        """
+        wanted, known = _types(schema), {each.name: type_text(each.dataType) for each in self._known()}
+        check_cases(wanted, known)
+        if self._found(anew=True).mark != mark and self.keeps_marks:
+            raise refilled(self._table)
+        others = [name for name in names if name in wanted and known.get(name, wanted[name]) != wanted[name]]
+        if others:
+            try:
+                dropped = ", ".join(map(in_backticks, others))
+                self._commit(f"ALTER TABLE {self._table} DROP COLUMNS ({dropped})", self._check_still)
+            except (AnalysisException, UnsupportedOperationException) as error:
+                # The first statement, so the table is as it was.
+                raise invalid_request(
+                    f"column {others[0]}",
+                    f"cannot get another type in {self._table}, whose format does not drop a column "
+                    f"({str(error).partition(chr(10))[0][:200]})",
+                    "on Delta, set the table property 'delta.columnMapping.mode' to 'name'; or fill a new "
+                    "table with the new declaration, from a snapshot",
+                ) from error
+        new = {
+            name: wanted[name] for name in names if name in wanted and (name not in known or name in others)
+        }
+        if new:
+            self._commit(f"ALTER TABLE {self._table} ADD COLUMNS ({_declared(new)})", self._check_still)
+        if there := [name for name in names if name in known and name not in others]:
+            sets = ", ".join(f"{in_backticks(name)} = {_null_of(name)}" for name in there)
+            self._commit(f"UPDATE {self._table} SET {sets}", self._check_still)
+        self._schema = self._look()
+
+    def count(self) -> int:
+        """Return the number of rows."""
+        return int(self._spark.table(self._table).count())
 
     def number(self, name: str) -> int | None:
         """Return a number from the table's properties.
@@ -693,6 +747,14 @@ def _partitions(described: Sequence[Row]) -> frozenset[str]:
     return frozenset(found)
 
 
+def _time_of(micros: int | None) -> Any:
+    """Return a time from its microseconds since 1970; the number if it is outside the years of Python."""
+    try:
+        return None if micros is None else _EPOCH + timedelta(microseconds=micros)
+    except OverflowError:
+        return micros
+
+
 def _in_utc(value: Any, kind: DataType) -> Any:
     """Return a value with the zone of each time; Spark returns times in the local zone, without saying so."""
     match kind:
@@ -713,6 +775,13 @@ def _in_utc(value: Any, kind: DataType) -> Any:
 
 def _property(name: str) -> str:
     return name if name.startswith("multiclouddb") else f"multiclouddb.{name}"
+
+
+def _types(schema: Any) -> dict[str, str]:
+    """Return the type of each column of a schema of Spark or of Arrow, as SQL."""
+    if isinstance(schema, pa.Schema):
+        return {field.name: type_text(spark_type(field.type)) for field in schema}
+    return {field.name: type_text(field.dataType) for field in schema}
 
 
 def _declared(columns: Mapping[str, str]) -> str:

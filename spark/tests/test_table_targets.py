@@ -36,6 +36,8 @@ from multiclouddb_conformance.sink_harness import (
     tombstones,
 )
 from multiclouddb_conformance.targets import *  # noqa: F403
+from multiclouddb_conformance.targets import declared
+from multiclouddb_conformance.targets.declared import *  # noqa: F403
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables import layout
@@ -70,6 +72,41 @@ class TestRepeated(targets.TestRepeated):
     @pytest.mark.parametrize("repeated", REPEATED)
     def test_each_batch_after_each_later_one(self, sink, repeated):
         super().test_each_batch_after_each_later_one(sink, repeated)
+
+
+class TestDeclared(declared.TestDeclared):
+    """As above, `make test` refuses and rescues one misfit; the others are converted by the same function."""
+
+    @pytest.mark.parametrize(
+        "number",
+        [
+            pytest.param(number, marks=[pytest.mark.soak] * bool(number))
+            for number in range(len(declared.MISFITS))
+        ],
+    )
+    def test_a_misfit_is_refused_or_rescued(self, sink, number):
+        super().test_a_misfit_is_refused_or_rescued(sink, number)
+
+
+class TestDeclaredAgain(declared.TestDeclaredAgain):
+    """As above, `make test` tries some changes, and kills the process at some steps."""
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            pytest.param(name, marks=[pytest.mark.soak] * (name not in ("another type", "no document")))
+            for name in declared.CHANGES
+        ],
+    )
+    def test_another_declaration_fills_the_columns(self, sink, change):
+        super().test_another_declaration_fills_the_columns(sink, change)
+
+    @pytest.mark.parametrize(
+        "passed",
+        [pytest.param(number, marks=[pytest.mark.soak] * (number not in (3, 9))) for number in range(24)],
+    )
+    def test_killed_at_each_step_of_a_refill(self, sink, passed):
+        super().test_killed_at_each_step_of_a_refill(sink, passed)
 
 
 class TableSink:

@@ -28,14 +28,17 @@ from multiclouddb_tables.columns import RESCUED, Column, Columns, arrow_type, ch
 from multiclouddb_tables.rules import DOCUMENT
 
 __all__ = [
+    "Misfit",
     "MisfitError",
     "Unheld",
     "convert",
     "cut",
+    "cut_with_misfits",
     "cutter",
     "exact_converter",
     "kind_of_json",
     "members",
+    "refused",
     "tagged",
     "value_at",
     "values",
@@ -245,10 +248,15 @@ _AS_IT_IS: Final[Mapping[str, frozenset[type]]] = {
 
 
 @attrs.frozen
-class _Misfit:
+class Misfit:
+    """A value that does not fit the type of its column."""
+
     row: int
+    """The number of its row."""
     column: Column
+    """The column."""
     value: Any
+    """The value, as it is in the parsed document."""
 
 
 def convert(value: Any, column: Column, unheld: Collection[Unheld] = ()) -> Any:
@@ -321,7 +329,7 @@ def value_at(column: Column, document: Mapping[str, Any] | None, key: Mapping[st
 
 def _converted(
     column: Column, found: list[Any], unheld: Collection[Unheld]
-) -> tuple[list[Any], list[_Misfit]]:
+) -> tuple[list[Any], list[Misfit]]:
     usual = _AS_IT_IS.get(column.type)
     if usual is not None and usual.issuperset(map(type, found)):
         if column.type == "int64":
@@ -329,18 +337,18 @@ def _converted(
                 return found, []
         elif column.type != "string" or "NUL" not in unheld:
             return found, []
-    misfits, converter = list[_Misfit](), _converter_of(column.type)
+    misfits, converter = list[Misfit](), _converter_of(column.type)
     for row, value in enumerate(found):
         if value is not None:
             try:
                 found[row] = _held(value, converter, unheld)
             except MisfitError:
-                misfits.append(_Misfit(row, column, value))
+                misfits.append(Misfit(row, column, value))
                 found[row] = None
     return found, misfits
 
 
-def _rescued(misfits: Sequence[_Misfit]) -> str | None:
+def _rescued(misfits: Sequence[Misfit]) -> str | None:
     if not misfits:
         return None
     told = {
@@ -371,21 +379,37 @@ def cut(rows: pa.Table, columns: Columns, unheld: Collection[Unheld] = ()) -> pa
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a value does not fit, and misfits are refused.
     """
+    made, misfits = cut_with_misfits(rows, columns, unheld)
+    if misfits and columns.misfits == "refuse":
+        first = min(misfits, key=lambda each: (columns.columns.index(each.column), each.row))
+        count = sum(each.column == first.column for each in misfits)
+        raise refused(first.column, count, kind_of_json(first.value), rows["key"][first.row].as_py())
+    return made
+
+
+def cut_with_misfits(
+    rows: pa.Table, columns: Columns, unheld: Collection[Unheld] = ()
+) -> tuple[pa.Table, Sequence[Misfit]]:
+    """Make the declared columns, with null for each value that does not fit; return these values too.
+
+    Args:
+        rows: As in `cut`.
+        columns: As in `cut`.
+        unheld: As in `cut`.
+    """
     check_batch(rows.column_names)
-    texts = rows[DOCUMENT].to_pylist() if DOCUMENT in rows.column_names else [None] * rows.num_rows
+    texts = rows[DOCUMENT].to_pylist()
     deleted = [each == "DELETE" for each in rows["type"].to_pylist()]
     documents = [
         None if text is None or gone else members(orjson.loads(text))
         for text, gone in zip(texts, deleted, strict=True)
     ]
-    key_texts = rows["key"].to_pylist()
-    keys = [members(orjson.loads(text)) for text in key_texts] if columns.key_names else []
-    by_row = dict[int, list[_Misfit]]()
+    keys = [members(orjson.loads(text)) for text in rows["key"].to_pylist()] if columns.key_names else []
+    found, by_row = list[Misfit](), dict[int, list[Misfit]]()
     made = list[tuple[pa.Field, pa.Array]]()
     for column in columns.columns:
         values, misfits = _converted(column, _found(column, documents, keys), unheld)
-        if misfits and columns.misfits == "refuse":
-            raise _refused(column, misfits, key_texts[misfits[0].row])
+        found += misfits
         for each in misfits:
             if not deleted[each.row]:
                 by_row.setdefault(each.row, []).append(each)
@@ -393,19 +417,27 @@ def cut(rows: pa.Table, columns: Columns, unheld: Collection[Unheld] = ()) -> pa
     if columns.misfits == "rescue":
         rescued = [_rescued(by_row.get(row, ())) for row in range(rows.num_rows)]
         made.append((columns.fields()[-1], pa.array(rescued, pa.string())))
-    if not columns.document and DOCUMENT in rows.column_names:
+    if not columns.document:
         rows = rows.drop_columns(DOCUMENT)
     for field, array in made:
         rows = rows.append_column(field, array)
-    return rows
+    return rows, found
 
 
-def _refused(column: Column, misfits: Sequence[_Misfit], key: str) -> MulticloudDbError:
+def refused(column: Column, count: int, kind: str, key: str) -> MulticloudDbError:
+    """Make the error for values that do not fit.
+
+    Args:
+        column: The column.
+        count: How many values do not fit into it.
+        kind: What one of them is, as `kind_of_json` returns it.
+        key: The key of this one, as JSON text.
+    """
     place = f"of the key {key_digest(key)}"
     return invalid_request(
         f"column {column.name}",
-        f"is {column.type}, but {len(misfits):,} of the documents have a value at {column.place} that does "
-        f"not fit, for example {kind_of_json(misfits[0].value)} in that {place}; nothing was merged",
+        f"is {column.type}, but {count:,} of the documents have a value at {column.place} that does "
+        f"not fit, for example {kind} in that {place}; nothing was merged",
         "give the column another type, such as string or json, which fit all values; or set "
         'misfits = "rescue", so that the column is null, and _rescued has the value',
     )
@@ -428,7 +460,7 @@ def values(
     """
     parsed = None if document is None else members(orjson.loads(encode_json(document)))
     keys = [members(orjson.loads(key))] if columns.key_names else []
-    found, misfits = dict[str, Any](), list[_Misfit]()
+    found, misfits = dict[str, Any](), list[Misfit]()
     for column in columns.columns:
         [value], wrong = _converted(column, _found(column, [parsed], keys), unheld)
         refused = wrong[0].value if wrong and columns.misfits == "refuse" else None

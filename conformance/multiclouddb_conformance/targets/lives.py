@@ -29,7 +29,7 @@ from multiclouddb_spi import encode_partition_id
 
 __all__ = ["FeedOfOnePartition", "TestLives"]
 
-_LIVES: Final = [
+LIVES: Final = [
     pytest.param(0, 3, id="short"),
     *(pytest.param(seed, 10, marks=pytest.mark.soak, id=str(seed)) for seed in range(60)),
 ]
@@ -78,7 +78,7 @@ class FeedOfOnePartition:
 class TestLives:
     """Random lives, with kills between any two steps of a commit, against an oracle."""
 
-    @pytest.mark.parametrize(("seed", "rounds"), _LIVES)
+    @pytest.mark.parametrize(("seed", "rounds"), LIVES)
     def test_life(self, sink: SinkHarness, seed: int, rounds: int) -> None:
         dice = random.Random(seed)
         source, delivered = FeedOfOnePartition(dice), list[ChangeFeedPage]()

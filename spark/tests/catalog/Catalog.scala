@@ -1,8 +1,8 @@
 // A catalog whose tables run MERGE INTO, UPDATE and DELETE by copy-on-write, with files on disk.
 //
 // A table is a folder. `N.version` holds its schema, properties and files after the N-th commit; a commit creates the
-// next one, and fails if another has created it first. A file of rows is a number of columns, then rows of Spark. As in
-// Delta, an empty text in a column by which the table is partitioned becomes null.
+// next one, and fails if another has created it first. A file of rows is a number of columns, their ids, then rows of
+// Spark. As in Delta, an empty text in a column by which the table is partitioned becomes null.
 package multiclouddb.test
 
 import java.io._
@@ -25,11 +25,19 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap
 
 case class Version(
     number: Int, schema: String, properties: Map[String, String], files: Vector[String],
-    partitions: Vector[String]) {
+    partitions: Vector[String], ids: Vector[Long]) {
   def columns: StructType = DataType.fromJson(schema).asInstanceOf[StructType]
+
+  def without(name: String): Version = {
+    val at = columns.fieldIndex(name)
+    copy(schema = StructType(columns.patch(at, Nil, 1)).json, ids = ids.patch(at, Nil, 1))
+  }
 }
 
 object Version {
+  // A column that is added again with the name of an older one is another column.
+  def newId(): Long = UUID.randomUUID().getMostSignificantBits
+
   def latest(folder: Path): Option[Version] = {
     val names = Option(folder.toFile.list()).getOrElse(Array.empty[String])
     val numbers = names.filter(_.endsWith(".version")).map(_.stripSuffix(".version").toInt)
@@ -41,7 +49,8 @@ object Version {
         val schema = in.readObject().asInstanceOf[String]
         val files = in.readObject().asInstanceOf[Array[String]].toVector
         val partitions = in.readObject().asInstanceOf[Array[String]].toVector
-        Some(Version(numbers.max, schema, properties, files, partitions))
+        val ids = in.readObject().asInstanceOf[Array[Long]].toVector
+        Some(Version(numbers.max, schema, properties, files, partitions, ids))
       } finally in.close()
     }
   }
@@ -55,6 +64,7 @@ object Version {
       out.writeObject(version.schema)
       out.writeObject(version.files.toArray)
       out.writeObject(version.partitions.toArray)
+      out.writeObject(version.ids.toArray)
     } finally out.close()
     try Files.createLink(folder.resolve(s"${version.number}.version"), draft)
     catch {
@@ -94,7 +104,8 @@ class Catalog extends TableCatalog {
     if (Version.latest(folder(ident)).isDefined) throw new TableAlreadyExistsException(ident)
     val schema = StructType(columns.map(each => StructField(each.name(), each.dataType(), each.nullable()))).json
     val names = partitions.map(_.references()(0).fieldNames()(0)).toVector
-    Version.commit(folder(ident), Version(0, schema, properties.asScala.toMap, Vector.empty, names))
+    val ids = columns.map(_ => Version.newId()).toVector
+    Version.commit(folder(ident), Version(0, schema, properties.asScala.toMap, Vector.empty, names, ids))
     loadTable(ident)
   }
 
@@ -104,7 +115,10 @@ class Catalog extends TableCatalog {
       case (version, change: TableChange.SetProperty) =>
         version.copy(properties = version.properties + (change.property -> change.value))
       case (version, change: TableChange.AddColumn) =>
-        version.copy(schema = version.columns.add(change.fieldNames()(0), change.dataType, true).json)
+        version.copy(
+          schema = version.columns.add(change.fieldNames()(0), change.dataType, true).json,
+          ids = version.ids :+ Version.newId())
+      case (version, change: TableChange.DeleteColumn) => version.without(change.fieldNames()(0))
       case (_, change) => throw new UnsupportedOperationException(change.toString)
     }
     Version.commit(folder(ident), changed.copy(number = old.number + 1))
@@ -149,19 +163,20 @@ class FileScan(folder: String, version: Version) extends Scan with Batch {
   override def toBatch: Batch = this
   override def planInputPartitions(): Array[InputPartition] =
     version.files.map(name => FilePart(s"$folder/$name"): InputPartition).toArray
-  override def createReaderFactory(): PartitionReaderFactory = FileReaderFactory(version.schema)
+  override def createReaderFactory(): PartitionReaderFactory = FileReaderFactory(version.schema, version.ids)
 }
 
 case class FilePart(path: String) extends InputPartition
 
-case class FileReaderFactory(schema: String) extends PartitionReaderFactory {
+case class FileReaderFactory(schema: String, ids: Vector[Long]) extends PartitionReaderFactory {
   override def createReader(part: InputPartition): PartitionReader[InternalRow] =
-    new FileReader(part.asInstanceOf[FilePart].path, DataType.fromJson(schema).asInstanceOf[StructType])
+    new FileReader(part.asInstanceOf[FilePart].path, DataType.fromJson(schema).asInstanceOf[StructType], ids)
 }
 
-class FileReader(path: String, schema: StructType) extends PartitionReader[InternalRow] {
+class FileReader(path: String, schema: StructType, ids: Vector[Long]) extends PartitionReader[InternalRow] {
   private val in = new DataInputStream(new BufferedInputStream(new FileInputStream(path)))
-  private val stored = in.readInt()
+  private val stored = Vector.fill(in.readInt())(in.readLong())
+  private val places = ids.map(stored.indexOf(_))
   private var row: InternalRow = _
 
   override def next(): Boolean = {
@@ -169,11 +184,12 @@ class FileReader(path: String, schema: StructType) extends PartitionReader[Inter
     if (size >= 0) {
       val bytes = new Array[Byte](size)
       in.readFully(bytes)
-      val found = new UnsafeRow(stored)
+      val found = new UnsafeRow(stored.length)
       found.pointTo(bytes, size)
       // A column that was added later is null.
       row = new GenericInternalRow(Array.tabulate[Any](schema.length) { at =>
-        if (at >= stored || found.isNullAt(at)) null else found.get(at, schema(at).dataType)
+        val place = places(at)
+        if (place < 0 || found.isNullAt(place)) null else found.get(place, schema(at).dataType)
       })
     }
     size >= 0
@@ -188,7 +204,9 @@ class FileWrite(folder: String, version: Version, schema: StructType, replaces: 
   override def build(): Write = this
   override def toBatch: BatchWrite = this
   override def createBatchWriterFactory(info: PhysicalWriteInfo): DataWriterFactory =
-    FileWriterFactory(folder, schema.json, version.partitions)
+    FileWriterFactory(
+      folder, schema.json, version.partitions,
+      schema.map(field => version.ids(version.columns.fieldIndex(field.name))).toVector)
 
   override def commit(messages: Array[WriterCommitMessage]): Unit = {
     val written = messages.collect { case Written(name, rows) if rows > 0 => name }.toVector
@@ -201,13 +219,13 @@ class FileWrite(folder: String, version: Version, schema: StructType, replaces: 
 
 case class Written(name: String, rows: Long) extends WriterCommitMessage
 
-case class FileWriterFactory(folder: String, schema: String, partitions: Vector[String])
+case class FileWriterFactory(folder: String, schema: String, partitions: Vector[String], ids: Vector[Long])
     extends DataWriterFactory {
   override def createWriter(partitionId: Int, taskId: Long): DataWriter[InternalRow] =
-    new FileWriter(folder, DataType.fromJson(schema).asInstanceOf[StructType], partitions)
+    new FileWriter(folder, DataType.fromJson(schema).asInstanceOf[StructType], partitions, ids)
 }
 
-class FileWriter(folder: String, schema: StructType, partitions: Vector[String])
+class FileWriter(folder: String, schema: StructType, partitions: Vector[String], ids: Vector[Long])
     extends DataWriter[InternalRow] {
   private val name = UUID.randomUUID().toString + ".rows"
   private val out = new DataOutputStream(new BufferedOutputStream(new FileOutputStream(s"$folder/$name")))
@@ -215,6 +233,7 @@ class FileWriter(folder: String, schema: StructType, partitions: Vector[String])
   private val projections = mutable.Map.empty[Int, UnsafeProjection]
   private var rows = 0L
   out.writeInt(schema.length)
+  ids.foreach(out.writeLong)
 
   override def write(row: InternalRow): Unit = {
     val before = row.numFields - schema.length

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import pyarrow as pa
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_postgres.long_keys import MOST_KEY_BYTES, SHOWN, key_too_long, told
 from multiclouddb_postgres.server import DURABLE, LOG, Connection, connected, errors, repeated
 from multiclouddb_postgres.table import PostgresTable
 from multiclouddb_postgres.values import LAST_YEAR, far, naming, nul
 from multiclouddb_tables.batch import MergeBatch, MissingState, Piece
+from multiclouddb_tables.columns import Columns
+from multiclouddb_tables.mark import TableMark
 from multiclouddb_tables.merging import merge_batch
 from multiclouddb_tables.rules import check_stored
 
@@ -31,26 +31,40 @@ _LIMITS: Final = {
     "timestamp_ntz": "TIMESTAMP_NTZ'{}-01-01 00:00:00'",
 }
 """The first moment of a year, as a literal of Spark, by the type of the column."""
-_MARKED: Final = re.compile(r"\[MULTICLOUDDB:([A-Z_]+)\] ([^\n]*)")
 
 
 @attrs.frozen
 class FramePiece(Piece):
     """A batch that stays on the executors."""
 
+    columns: Columns | None = None  # the declaration of the table's columns
+
     @property
     def schema(self) -> pa.Schema:
         """The columns that the table must have."""
-        schema: pa.Schema = self.rows.drop("type").limit(0).toArrow().schema
-        return schema
+        return _as_declared(self.rows.drop("type").limit(0).toArrow(), self.columns).schema
 
 
 class FrameTable(PostgresTable):
     """A table that the executors write."""
 
-    def __init__(self, connection: Connection, dsn: str, name: str, count: int, settings: Any) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        dsn: str,
+        name: str,
+        count: int,
+        settings: Any,
+        declared: Columns | None = None,
+    ) -> None:
         super().__init__(connection, name, **settings)
         self._dsn, self._table_name, self._count, self._settings = dsn, name, count, settings
+        self._declared = declared
+
+    def redeclare(self, schema: pa.Schema, names: Sequence[str], mark: TableMark) -> None:
+        """Give columns the types of another declaration, again after a deadlock."""
+        change = super().redeclare
+        repeated(self.connection, self.where, lambda _: change(schema, names, mark))
 
     def outdate(self, floor: str, numbers: Mapping[str, int]) -> None:
         """Give rows from the floor on the lowest `order_key`, again after a deadlock."""
@@ -65,25 +79,17 @@ class FrameTable(PostgresTable):
     def merge(self, rows: DataFrame, notes: Mapping[str, str], *, is_last: bool = True) -> None:
         """Let the executors merge the rows; then store the notes."""
         del is_last
-        from pyspark_multiclouddb.errors import error_from_query
+        from pyspark_multiclouddb.errors import told_by_executors
 
         skipped = 0
         if self._long_keys == "skip":
             rows, skipped = rows.where(f"NOT ({_IS_LONG})"), self._told_skipped(rows)
         place = self._dsn, self._table_name, self.where, self.known().oid
-        write = partial(_write, *place, self._settings, rows.columns)
+        write = partial(_write, *place, self._settings, rows.columns, self._declared)
         # Spark's `mapInArrow` takes a dot in a name for a field of a struct.
         plain = rows.repartition(self._count, "key").toDF(*(f"c{at}" for at in range(len(rows.columns))))
-        try:
+        with told_by_executors():
             plain.mapInArrow(write, "written long").toArrow()
-        except Exception as error:
-            category = error_from_query(error)
-            found = _MARKED.search(str(error))
-            if category is None or found is None:
-                raise
-            raise MulticloudDbError(
-                found[2], ErrorDetail(category, retryable=category in _RETRYABLE)
-            ) from error
         if skipped:
             self.count_skipped(skipped)
         self.store({}, notes)
@@ -98,9 +104,6 @@ class FrameTable(PostgresTable):
         return count
 
 
-_RETRYABLE: Final = (ErrorCategory.CONFLICT, ErrorCategory.TRANSIENT_FAILURE)
-
-
 def merge_frame(
     batch: DataFrame,
     dsn: str,
@@ -110,8 +113,10 @@ def merge_frame(
     count: int,
     settings: Mapping[str, Any],
     made: Callable[..., MergeBatch],
+    declared: Columns | None,
 ) -> bool:
     """Merge a batch of Spark; each step is a transaction of its own, in the order of `merge_batch`."""
+    from pyspark_multiclouddb.declared import declared_rows
     from pyspark_multiclouddb.pieces import kept_rows, needed
 
     def pieces() -> Generator[Piece, None, None]:
@@ -119,11 +124,18 @@ def merge_frame(
         check_stored(batch.drop("type").limit(0).toArrow().schema)
         with kept_rows(rows, missing_state) as (kept, total):
             if total.rows:
-                _check_values(kept, refuses_long=settings["long_keys"] == "refuse")
                 changes = kept.select(*total.columns)
-                yield FramePiece(
-                    changes, True, total.plan, bool(total.lacking), total.is_latest, total.source
-                )
+                with declared_rows(changes, declared, PostgresTable.unheld, once=False) as changes:
+                    _check_values(changes, refuses_long=settings["long_keys"] == "refuse")
+                    yield FramePiece(
+                        changes,
+                        True,
+                        total.plan,
+                        bool(total.lacking),
+                        total.is_latest,
+                        total.source,
+                        declared,
+                    )
 
     def schema() -> pa.Schema:
         from pyspark_multiclouddb.pieces import HELPERS
@@ -132,7 +144,7 @@ def merge_frame(
         return empty
 
     with errors(place), connected(dsn) as connection:
-        target = FrameTable(connection, dsn, name, count, settings)
+        target = FrameTable(connection, dsn, name, count, settings, declared)
         merged = merge_batch(target, "merge_into_postgres", made(pieces=pieces, empty_schema=schema))
         with connection.transaction():
             # What the driver has committed before is on the disk with this commit, which needs a number.
@@ -170,6 +182,7 @@ def _write(
     oid: int,
     settings: Mapping[str, Any],
     columns: list[str],
+    declared: Columns | None,
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """Merge the rows of a task, and return their number."""
@@ -178,6 +191,7 @@ def _write(
     written = 0
     with source_errors():
         for rows in _parts(batch.rename_columns(columns) for batch in batches):
+            rows = _as_declared(rows, declared)
             naming(dsn, place, partial(_merge, dsn, name, place, oid, settings, rows))
             written += rows.num_rows
     yield pa.RecordBatch.from_pydict({"written": [written]})
@@ -193,6 +207,12 @@ def _merge(
         return True
 
     return repeated(dsn, place, merge)
+
+
+def _as_declared(rows: pa.Table, declared: Columns | None) -> pa.Table:
+    """Return rows of Spark whose columns say which texts are JSON, which Spark has no word for."""
+    fields = {} if declared is None else {field.name: field for field in declared.fields()}
+    return rows.cast(pa.schema([fields.get(field.name, field) for field in rows.schema]))
 
 
 def _parts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:

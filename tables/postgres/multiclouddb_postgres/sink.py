@@ -12,9 +12,6 @@ import pyarrow as pa
 from multiclouddb_api import (
     ChangeFeedPage,
     Checkpoint,
-    ErrorCategory,
-    ErrorDetail,
-    MulticloudDbError,
     invalid_request,
 )
 from multiclouddb_api.checkpoint import check_name
@@ -151,12 +148,6 @@ def merge_into_postgres(
         raise invalid_request(
             "dsn", "is a connection, but executors of Spark cannot share it", "pass a connection string"
         )
-    if is_frame and columns is not None:
-        raise MulticloudDbError(
-            "columns: a DataFrame is written by executors, which do not make declared columns yet; merge the "
-            "pages of a client instead, or use merge_into_delta",
-            ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY),
-        )
     place = where(dsn, table)
     location = checkpoint if isinstance(checkpoint, str | os.PathLike) else None
     said = Told()
@@ -178,7 +169,7 @@ def merge_into_postgres(
                 "create": create != "never", "new_columns": new_columns, "documents": documents,
                 "long_keys": long_keys,
             },
-            made,
+            made, columns,
         )  # fmt: skip
     changes = table_of(cast("pa.Table | ChangeFeedPage", batch))
     work = made(

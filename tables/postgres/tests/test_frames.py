@@ -17,6 +17,7 @@ from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_postgres import merge_into_postgres
 from multiclouddb_spi.faults import key_digest
+from multiclouddb_tables import Columns
 from pyspark_multiclouddb import EVENT_COLUMNS
 from testing.postgres_server import PostgresServer
 
@@ -223,3 +224,21 @@ def test_a_time_whose_year_has_no_text_is_refused_with_its_key(spark, merge, dsn
     assert merge(frame(first, last), 0)
     years = query(dsn, 'SELECT extract(year FROM "the time")::int FROM orders ORDER BY key')
     assert years == [(1,), (32_767,)]
+
+
+def test_declared_columns(merge, dsn):
+    columns = Columns(
+        {"n": "int64", "a.b": {"path": ["a"], "type": "json"}, "id": {"key": "id", "type": "string"}}
+    )
+    assert merge(rows(("a", 1, {"n": 1, "a": [Decimal("1.50")]}), ("b", 1, {"n": 2})), 0, columns=columns)
+    found = query(dsn, 'SELECT id, n, "a.b"::text, pg_typeof("a.b")::text FROM orders ORDER BY id')
+    assert found == [("a", 1, '[{"$decimal":"1.50"}]', "json"), ("b", 2, None, "json")]
+    bad = rows(("a", 2, {"n": "x"}), ("b", 2, {"n": [1]}), ("c", 1, {"n": 3}))
+    with pytest.raises(MulticloudDbError, match="2 of the documents") as caught:
+        merge(bad, 1, columns=columns)
+    assert key_digest(key_of("a")) in caught.value.message
+    assert "a text" in caught.value.message
+    assert query(dsn, "SELECT count(*) FROM orders") == [(2,)]
+    assert merge(rows(("a", 3, None), ("b", 3, {"n": 2**40})), 1, columns=columns)
+    found = query(dsn, 'SELECT id, n, "a.b"::text, new_item_state::text FROM orders ORDER BY id')
+    assert found == [("a", None, None, None), ("b", 2**40, None, '{"n":1099511627776}')]

@@ -1,0 +1,7 @@
+"""Tests that the tables of all sinks are equal, with the values of this provider."""
+
+from testing.equal_tables import *  # noqa: F403
+
+from .harness import SharedHarness
+
+HARNESS = SharedHarness
