@@ -337,7 +337,31 @@ class Table(Target, Protocol):
 
 @runtime_checkable
 class SupportsPosition(Protocol):
-    """A table that stores the position of its feed with the rows, so that both go back together."""
+    """A table that stores the position of its feed with the rows, so that both go back together.
+
+    It also stores who writes it: a value that each job makes anew, and puts in place of the one that it has
+    found. From then on no step of another job succeeds, whether that one is alive or was killed, so nothing
+    has to expire and nobody has to remove anything.
+    """
+
+    writer: str | None
+    """The value of the job that uses this object: each step checks in its commit that the table still has
+    it, and a table that is made gets it. None, the default, to check nothing."""
+
+    def claimed(self) -> str | None:
+        """Return the value of the job that has claimed the table last; None if none has."""
+        ...
+
+    def claim(self, before: str | None) -> None:
+        """Put `writer` in place of the value of another job.
+
+        Args:
+            before: The value that was there when this job began.
+
+        Raises:
+            MulticloudDbError: `CONFLICT` if another one is there by now.
+        """
+        ...
 
     def position(self) -> str | None:
         """Return the token of the last page whose changes are in the table, or None if none is stored."""
@@ -372,6 +396,25 @@ def check_position(stored: object, before: str | None, where: str) -> None:
         raise MulticloudDbError(
             f"table: another process has stored a position in {where} meanwhile; let one process write the "
             "table, and start this one again when the other has ended",
+            ErrorDetail(ErrorCategory.CONFLICT),
+        )
+
+
+def check_writer(stored: object, writer: str | None, where: str) -> None:
+    """Refuse a step of a job if another one has claimed the table.
+
+    Args:
+        stored: The value that is stored now.
+        writer: The value that is expected.
+        where: The name of the table, for the message.
+
+    Raises:
+        MulticloudDbError: `CONFLICT` if it is another one.
+    """
+    if stored != writer:
+        raise MulticloudDbError(
+            f"table: another process has begun to write {where}, and nothing of this step was written; let "
+            "one process write the table, and start this one again when the other has ended",
             ErrorDetail(ErrorCategory.CONFLICT),
         )
 

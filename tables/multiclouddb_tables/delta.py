@@ -22,11 +22,12 @@ from multiclouddb_api.validators import check_type, local_path
 from multiclouddb_tables.batch import Numbered
 from multiclouddb_tables.changes import LACKING
 from multiclouddb_tables.column_values import SINKS
-from multiclouddb_tables.contract import Fix, Own, Part, Table, check_position
+from multiclouddb_tables.contract import Fix, Own, Part, Table, check_position, check_writer
 from multiclouddb_tables.delta_log import (
     MARK,
     PLACE,
     POSITION,
+    WRITER,
     committed,
     created,
     dataset_of,
@@ -123,6 +124,7 @@ class DeltaTarget(Table):
         self._where = local_path("path", path)
         self._patience = patience_seconds
         self._new_columns, self._place = new_columns, dict(place or {})
+        self.writer: str | None = None
         self._table: DeltaTable | None = None
         self._seen: FoundTable | None = None
         self._is_looked_at = False
@@ -380,7 +382,7 @@ class DeltaTarget(Table):
         wanted = stored_fields(stored.append(pa.field(STALE_SINCE, TIME)) if may_be_stale else stored)
         check_cases(wanted)
         if not self.exists:
-            self._table = created(self._where, schema, mark)
+            self._table = created(self._where, schema, mark, self.writer)
             self._seen = found_in(self._table, self._where)
         if self._lacking(wanted):
             self._commit(lambda: self._add(wanted))
@@ -530,6 +532,8 @@ class DeltaTarget(Table):
     def _check_seen(self, table: DeltaTable, source: FeedSource | None) -> None:
         if self._seen is not None:
             found_in(table, self._where, self._seen).check_still(self._seen, self._where, source)
+        if self.writer is not None:
+            check_writer(table.metadata().configuration.get(WRITER), self.writer, self._where)
 
     def _set(
         self, properties: dict[str, str], notes: Mapping[str, str], source: FeedSource | None = None
@@ -570,6 +574,25 @@ class DeltaTarget(Table):
             check_position(table.metadata().configuration.get(POSITION), before, self._where)
 
         committed(table, lambda: _set_properties(table, {POSITION: token}, told), check=check)
+
+    def claimed(self) -> str | None:
+        """Return the value of the job that has claimed the table; see `SupportsPosition.claimed`."""
+        table = opened(self._where)
+        return None if table is None else table.metadata().configuration.get(WRITER)
+
+    def claim(self, before: str | None) -> None:
+        """Set the property, in a commit of its own; see `SupportsPosition.claim`.
+
+        Args:
+            before: The value that was there when the job began.
+        """
+        table, told, writer = self._known(), self._properties({}), self.writer
+        assert writer is not None
+
+        def check() -> None:
+            check_writer(table.metadata().configuration.get(WRITER), before, self._where)
+
+        committed(table, lambda: _set_properties(table, {WRITER: writer}, told), check=check)
 
     def gone_back(self, query: str | None, done: Numbered | None) -> bool:
         """Return True if RESTORE may have taken back changes; see `has_gone_back`.

@@ -44,6 +44,7 @@ __all__ = [
     "MARK",
     "PLACE",
     "POSITION",
+    "WRITER",
     "committed",
     "created",
     "dataset_of",
@@ -63,6 +64,7 @@ __all__ = [
 MARK: Final = "multiclouddb.mark"
 """The table property with the feed whose changes the table contains."""
 POSITION: Final = "multiclouddb.position"
+WRITER: Final = "multiclouddb.writer"
 """The table property with the token of the last page whose changes the table contains."""
 PLACE: Final = "multiclouddb.batch"
 """The name under which each commit of a sink has its query and batch."""
@@ -265,12 +267,14 @@ def _history(table: DeltaTable) -> Iterator[Mapping[str, Any]]:
         told = len(entries)
 
 
-def created(where: str, schema: pa.Schema, mark: TableMark | None) -> DeltaTable:
+def created(where: str, schema: pa.Schema, mark: TableMark | None, writer: str | None = None) -> DeltaTable:
     """Return a new table, or the table that another thread has just created there."""
     from deltalake import DeltaTable
     from deltalake.exceptions import CommitFailedError, DeltaError
 
-    stored, properties = with_deleted_at(schema), None if mark is None else {MARK: mark.to_json()}
+    stored, properties = with_deleted_at(schema), {} if mark is None else {MARK: mark.to_json()}
+    if writer is not None:
+        properties[WRITER] = writer
     try:
         return DeltaTable.create(
             where, schema=stored, mode="ignore", configuration=properties, raise_if_key_not_exists=False

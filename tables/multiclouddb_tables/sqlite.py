@@ -28,7 +28,7 @@ from multiclouddb_tables.batch import Create, MissingState, check_beside
 from multiclouddb_tables.changes import LACKING
 from multiclouddb_tables.column_values import ColumnType
 from multiclouddb_tables.columns import Columns
-from multiclouddb_tables.contract import Fix, Own, Table, check_position
+from multiclouddb_tables.contract import Fix, Own, Table, check_position, check_writer
 from multiclouddb_tables.conversion import Unheld
 from multiclouddb_tables.mark import Expected, FoundTable, TableMark, emptied, lacked, refilled
 from multiclouddb_tables.merging import merge_changes
@@ -43,6 +43,7 @@ __all__ = ["SqliteTable", "merge_into_sqlite"]
 _FEED: Final = "feed"
 _VERSION: Final = "version"
 _POSITION: Final = "position"
+_WRITER: Final = "writer"
 _NUMBER: Final = "number:"
 _NOTE: Final = "note:"
 _NO_VALUE: Final = (ValueError, OverflowError, ArithmeticError)
@@ -156,6 +157,7 @@ class SqliteTable(Table):
         check_name(table)
         self._file = SqliteFile.of(path, table, patience_seconds)
         self._table, self._new_columns = table, new_columns
+        self.writer: str | None = None
         # Of the table that is there now it is decided that a batch may be merged.
         self._seen = self._there()
 
@@ -219,12 +221,19 @@ class SqliteTable(Table):
         return shape
 
     @contextmanager
-    def _step(self, expected: Expected | None = None, mark: TableMark | None = None) -> Iterator[_Step]:
+    def _step(
+        self,
+        expected: Expected | None = None,
+        mark: TableMark | None = None,
+        *,
+        claims_from: tuple[str | None] | None = None,
+    ) -> Iterator[_Step]:
         """Write into the table, if it is still the one that is meant.
 
         Args:
             expected: The table that `verify` has compared; None for a step of the sink.
             mark: The mark that this step stores.
+            claims_from: What the step that claims the table expects in place of `writer`.
         """
         with self._file.writing() as database:
             shape = self._look(database)
@@ -233,6 +242,9 @@ class SqliteTable(Table):
                 expected.check(found, self.name)
             elif self._seen is not None:
                 found.check_still(self._seen, self.name, None if mark is None else mark.source)
+            if expected is None and self.writer is not None:
+                [expects] = claims_from or (self.writer,)
+                check_writer(shape.stored(database, _WRITER), expects, self.name)
             if expected is None:
                 shape = shape.adopted(database)
             step = _Step(database, shape, found)
@@ -333,7 +345,8 @@ class SqliteTable(Table):
                 database.execute(f"CREATE TABLE {in_backticks(self._table)} ({', '.join(columns)})")
                 shape = self._look(database).adopted(database)
                 step = _Step(database, shape, self._found(database, shape, None))
-                step.put({_VERSION: 0} if mark is None else {_VERSION: 0, _FEED: mark.to_json()})
+                marked = {} if mark is None else {_FEED: mark.to_json()}
+                step.put({_VERSION: 0, **marked, **({} if self.writer is None else {_WRITER: self.writer})})
             seen = self._found(database, self._look(database), None)
         self._seen = seen
 
@@ -384,11 +397,14 @@ class SqliteTable(Table):
 
     def position(self) -> str | None:
         """Return the position that is stored with the table; None if there is no table, or none with it."""
+        return self._stored_text(_POSITION)
+
+    def _stored_text(self, name: str) -> str | None:
         if not self._file.exists:
             return None
         with self._file.reading() as database:
             shape = self._find(database)
-            value = None if shape is None else shape.stored(database, _POSITION)
+            value = None if shape is None else shape.stored(database, name)
         return value if isinstance(value, str) else None
 
     def store_position(self, token: str, before: str | None) -> None:
@@ -401,6 +417,19 @@ class SqliteTable(Table):
         with self._step() as step:
             check_position(step.shape.stored(step.database, _POSITION), before, self.name)
             step.put({_POSITION: token})
+
+    def claimed(self) -> str | None:
+        """Return the value of the job that has claimed the table; see `SupportsPosition.claimed`."""
+        return self._stored_text(_WRITER)
+
+    def claim(self, before: str | None) -> None:
+        """Store the value; see `SupportsPosition.claim`.
+
+        Args:
+            before: The value that was there when the job began.
+        """
+        with self._step(claims_from=(before,)) as step:
+            step.put({_WRITER: self.writer})
 
     # Rows
 

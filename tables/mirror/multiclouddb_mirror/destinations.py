@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final, TypedDict, Unpack
+from uuid import uuid4
 
 from multiclouddb_api import (
     ChangeFeedPage,
@@ -78,6 +79,18 @@ class Destination(ABC):
     """True if the position is part of the table, so that one without the other cannot be."""
 
     @abstractmethod
+    def begin(self) -> None:
+        """Begin a run, which ends with `end`; where the server can tell, refuse a second one at once.
+
+        Raises:
+            MulticloudDbError: `CONFLICT` if another process writes the table.
+        """
+
+    @abstractmethod
+    def end(self) -> None:
+        """End a run."""
+
+    @abstractmethod
     def load(self) -> str | None:
         """Return the stored position, and go on from it: the next one replaces no other."""
 
@@ -92,6 +105,10 @@ class Destination(ABC):
         Args:
             page: The page.
             **how: See `How`.
+
+        Raises:
+            MulticloudDbError: `CONFLICT` if another process has begun to write the table since `load`. Then
+                nothing was merged.
         """
 
     @abstractmethod
@@ -103,6 +120,15 @@ class Destination(ABC):
             now: False if it may wait, because another page follows.
         """
 
+    def merge_alone(self, page: ChangeFeedPage, **how: Unpack[How]) -> None:
+        """Merge a page, and leave the position as it is.
+
+        Args:
+            page: The page.
+            **how: See `How`.
+        """
+        self.merge(page, **how)
+
     def elsewhere(self, store: CheckpointStore, name: str) -> Destination:
         """Return the same table with its position in a checkpoint store.
 
@@ -110,11 +136,16 @@ class Destination(ABC):
             store: The store.
             name: The name of the checkpoint.
         """
-        return _Stored(self.target, self.merge, store, name)
+        return _Apart(self, store, name)
 
 
 class _Kept(Destination):
-    """A table whose position is stored with it after each merge."""
+    """A table whose position is stored with it after each merge.
+
+    A run claims the table before its first step. So of two that begin at the same time, one is refused
+    before it has written anything; and one that begins later, such as a copy of every row, goes on where the
+    other is, which is refused before its next step.
+    """
 
     is_kept = True
 
@@ -122,13 +153,35 @@ class _Kept(Destination):
         self, target: Target, made: Callable[[ChangeFeedPage | None], Any], pause_seconds: float
     ) -> None:
         super().__init__(target)
-        self._made, self._pause = made, pause_seconds
+        self._made_of, self._pause = made, pause_seconds
+        self._writer, self._before = uuid4().hex, None
+        self._is_claimed = False
         self._stored: str | None = None
         self._has_merged = False
         self._saved_at = -pause_seconds
 
+    def _made(self, page: ChangeFeedPage | None) -> Any:
+        table = self._made_of(page)
+        table.writer = self._writer
+        return table
+
+    def _claim(self) -> None:
+        """Claim the table, unless this run has; a table that does not exist is claimed when it is made."""
+        if not self._is_claimed:
+            table = self._made(None)
+            if table.exists:
+                table.claim(self._before)
+            self._is_claimed = True
+
+    def begin(self) -> None:
+        self._writer, self._is_claimed = uuid4().hex, False
+        self._before = self._made(None).claimed()
+
+    def end(self) -> None:
+        pass  # the next run puts its own value in place of this one's
+
     def load(self) -> str | None:
-        table = self._made(None)
+        table = self._made_of(None)
         stored: str | None = table.position()
         if stored is not None and table.gone_back(None, None):
             # RESTORE has taken the position back together with the rows, so nothing is missing: this commit
@@ -138,10 +191,11 @@ class _Kept(Destination):
         return stored
 
     def stored(self) -> str | None:
-        found: SupportsPosition = self._made(None)
+        found: SupportsPosition = self._made_of(None)
         return found.position()
 
     def merge(self, page: ChangeFeedPage, **how: Unpack[How]) -> None:
+        self._claim()
         merge_changes(self._made(page), _SINK, page, **how)
         self._has_merged = True
 
@@ -157,7 +211,8 @@ class _Kept(Destination):
                     f"table: {self.name} was restored to an earlier version during the run; start it again",
                     ErrorDetail(ErrorCategory.CONFLICT),
                 )
-            table.store_position(token, self._stored)
+            self._claim()
+            self._made(None).store_position(token, self._stored)
             self._stored, self._saved_at = token, at
         elif self._stored is not None or self._has_merged:
             raise MulticloudDbError(
@@ -169,12 +224,15 @@ class _Kept(Destination):
 class _Stored(Destination):
     """A table whose position is in a checkpoint store."""
 
-    def __init__(
-        self, target: Target, merge: Callable[..., object], store: CheckpointStore, name: str
-    ) -> None:
+    def __init__(self, target: Target, store: CheckpointStore) -> None:
         super().__init__(target)
-        self._merge, self._store, self._name = merge, store, name
+        self._store = store
         self._saved: Checkpoint | None = None
+
+    @property
+    @abstractmethod
+    def _name(self) -> str:
+        """The name of the checkpoint."""
 
     def load(self) -> str | None:
         self._saved = self._store.load(self._name)
@@ -184,9 +242,6 @@ class _Stored(Destination):
         found = self._store.load(self._name)
         return None if found is None else found.token
 
-    def merge(self, page: ChangeFeedPage, **how: Unpack[How]) -> None:
-        self._merge(page, **how)
-
     def save(self, token: str, *, now: bool) -> None:
         del now
         before = self._saved
@@ -195,14 +250,66 @@ class _Stored(Destination):
             self._saved = self._store.save(self._name, token, version)
 
 
+class _Apart(_Stored):
+    """A table whose position is in a store that its user has chosen."""
+
+    def __init__(self, table: Destination, store: CheckpointStore, name: str) -> None:
+        super().__init__(table.target, store)
+        self._table, self._checkpoint = table, name
+
+    @property
+    def _name(self) -> str:
+        return self._checkpoint
+
+    def begin(self) -> None:
+        self._table.begin()
+
+    def end(self) -> None:
+        self._table.end()
+
+    def merge(self, page: ChangeFeedPage, **how: Unpack[How]) -> None:
+        self._table.merge_alone(page, **how)
+
+
 class _WithRows(_Stored):
     """A table of PostgreSQL, whose checkpoint is stored in the transaction of the rows."""
 
-    def elsewhere(self, store: CheckpointStore, name: str) -> Destination:
-        return _Stored(self.target, self._merge, store, name)
+    def __init__(self, dsn: str, table: str, patience_seconds: float) -> None:
+        from multiclouddb_postgres import PostgresTarget, merge_into_postgres
+        from multiclouddb_postgres.checkpoints import PostgresCheckpointStore
+        from multiclouddb_postgres.lock import TableLock
+
+        # `PostgresTarget` finds the position itself, also one that another program has stored.
+        super().__init__(
+            PostgresTarget(dsn, table, patience_seconds=patience_seconds), PostgresCheckpointStore(dsn)
+        )
+        self._dsn, self._table, self._merge = dsn, table, merge_into_postgres
+        self._lock = TableLock(dsn, table)
+        self._found_name: str | None = None
+
+    @property
+    def _name(self) -> str:
+        """The name of the table with its schema, so that a table has one position, however it is named."""
+        from multiclouddb_postgres.lock import full_name
+
+        if self._found_name is None:
+            self._found_name = _checkpoint_name(full_name(self._dsn, self._table))
+        return self._found_name
+
+    def begin(self) -> None:
+        self._lock.take()
+
+    def end(self) -> None:
+        self._lock.release()
+
+    def merge_alone(self, page: ChangeFeedPage, **how: Unpack[How]) -> None:
+        self._merge(page, None, self._dsn, self._table, None, **how)
 
     def merge(self, page: ChangeFeedPage, **how: Unpack[How]) -> None:
-        self._merge(page, checkpoint_name=self._name, checkpoint=self._saved, **how)
+        self._merge(
+            page, None, self._dsn, self._table, None,
+            checkpoint_name=self._name, checkpoint=self._saved, **how,
+        )  # fmt: skip
         saved = self._store.load(self._name)
         check_position(None if saved is None else saved.token, page.continuation_token, self.name)
         self._saved = saved
@@ -257,20 +364,12 @@ def destination_of(text: str, position: str | None = None, patience_seconds: flo
 
 def _postgres(dsn: str, table: str, patience_seconds: float) -> Destination:
     try:
-        from multiclouddb_postgres import PostgresTarget, merge_into_postgres
-        from multiclouddb_postgres.checkpoints import PostgresCheckpointStore
+        return _WithRows(dsn, table, patience_seconds)
     except ImportError as error:
         raise MulticloudDbError(
             f'target: cannot import {error.name}; run: pip install "multiclouddb[postgres]"',
             ErrorDetail(ErrorCategory.INVALID_REQUEST),
         ) from error
-
-    def merge(page: ChangeFeedPage, **how: Any) -> None:
-        merge_into_postgres(page, None, dsn, table, None, **how)
-
-    # `PostgresTarget` finds the position itself, also one that another program has stored with the table.
-    target = PostgresTarget(dsn, table, patience_seconds=patience_seconds)
-    return _WithRows(target, merge, PostgresCheckpointStore(dsn), _checkpoint_name(table))
 
 
 def _checkpoint_name(table: str) -> str:

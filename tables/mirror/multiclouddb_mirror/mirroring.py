@@ -230,6 +230,13 @@ class Mirror:
 
     def run(self) -> MirrorReport:
         """Run the mirror; see `mirror`."""
+        self._to.begin()
+        try:
+            return self._run()
+        finally:
+            self._to.end()
+
+    def _run(self) -> MirrorReport:
         settings = self._settings
         stored, self._found = self._to.load(), self._to.found()
         begins, start = self._start(stored)
@@ -429,7 +436,7 @@ class Mirror:
         settings.pop("on_progress", None)
         follower = self._follower = Mirror(self._client, self._address, self._to, **settings)
         with ThreadPoolExecutor(1, "multiclouddb-mirror") as aside:
-            following = aside.submit(follower.run)
+            following = aside.submit(follower._run)
             proof: Report | None = None
             try:
                 proof = verify(

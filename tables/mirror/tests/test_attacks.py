@@ -66,6 +66,7 @@ def test_restored_before_its_position_was_stored_the_rows_come_again(client, sto
     target = f"delta:{tmp_path}/table"
     mirror(client, "main/orders", target)
     destination = destination_of(target)
+    destination.begin()
     stored = destination.load()
     version = DeltaTable(tmp_path / "table").version()
     store.put("orders", "orders-2", {"total": 2})

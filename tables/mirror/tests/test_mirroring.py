@@ -18,7 +18,6 @@ from multiclouddb_api import (
     FileCheckpointStore,
     FromContinuationToken,
     MulticloudDbError,
-    Now,
     connect,
 )
 from multiclouddb_embedded import EmbeddedStore
@@ -30,7 +29,7 @@ from multiclouddb_verify import verify
 from testing.postgres_server import PostgresServer
 
 KINDS = ("delta", "sqlite", "postgres")
-STEPS = ("prepare", "set_feed_mark", "store", "outdate", "bury", "merge", "store_position")
+STEPS = ("prepare", "set_feed_mark", "store", "outdate", "bury", "merge", "claim", "store_position")
 """The methods of a table that write, each in one commit or transaction."""
 
 
@@ -217,26 +216,65 @@ def test_a_snapshot_goes_on_where_it_was_killed(world, monkeypatch):
     assert with_position > 4
 
 
-def test_of_two_processes_the_second_stops_at_its_first_position(world):
-    world.run()
-    destination = destination_of(world.target)
-    destination.load()
-    world.change()
-    world.run()
-    with pytest.raises(MulticloudDbError) as caught:
-        mirror_after(world, destination)
-    assert caught.value.category is ErrorCategory.CONFLICT
-    assert world.rows()["o-0"] == 100
+def test_of_two_that_begin_at_the_same_time_one_writes_nothing(world):
+    """Neither a row nor a position, also if there was no table when it began."""
+    for is_first in (True, False):
+        late = destination_of(world.target)
+        if world.kind != "postgres":  # where a second one cannot begin
+            late.begin()
+        stored = late.load()
+        world.change()
+        world.run()
+        before, token = world.rows(), destination_of(world.target).stored()
+        page = page_of(world, f"late-{is_first}", stored)
+        with pytest.raises(MulticloudDbError) as caught:
+            late.merge(page)
+        assert caught.value.category is ErrorCategory.CONFLICT
+        with pytest.raises(MulticloudDbError):
+            late.save(page.continuation_token, now=True)
+        assert (world.rows(), destination_of(world.target).stored()) == (before, token)
+        world.run()
+        late.end()
 
 
-def mirror_after(world, destination):
-    """Merge a page as a second process does that has read the position before the first one moved it."""
-    token = world.client.read_changes(ChangeFeedRequest("main/orders", Now())).continuation_token
-    world.put("o-9", 9)
-    page = world.client.read_changes(ChangeFeedRequest("main/orders", FromContinuationToken(token)))
+def page_of(world, key, stored):
+    """Return a page with a new row."""
+    start = FromContinuationToken(stored) if stored else Beginning()
+    world.put(key, 9)
+    page = world.client.read_changes(ChangeFeedRequest("main/orders", start))
     assert page.events
-    destination.merge(page)
-    destination.save(page.continuation_token, now=True)
+    return page
+
+
+def test_a_copy_beside_a_running_mirror_stops_it_before_its_next_row(world):
+    """And where the server knows that one is running, the second is refused before it has read a row."""
+    world.run()
+    seen = []
+
+    def progress(told):
+        if not seen:
+            seen.append(told)
+            try:
+                seen.append(world.run(resync=True))
+            except MulticloudDbError as error:
+                seen.append(error)
+            world.put("o-10", 10)
+        elif "o-10" in world.rows():
+            job.stop()
+
+    job = Mirror(world.client, "main/orders", world.target, follow=True, on_progress=progress)
+    world.change()
+    if world.kind == "postgres":
+        job.run()
+        assert seen[1].category is ErrorCategory.CONFLICT
+        assert "process " in seen[1].message
+    else:
+        with pytest.raises(MulticloudDbError, match="another process has begun") as caught:
+            job.run()
+        assert caught.value.category is ErrorCategory.CONFLICT
+        assert seen[1].began == "snapshot"
+    assert world.run(prove=True).proof.equal
+    assert world.rows() == {**CHANGED, "o-10": 10}
 
 
 def test_it_stops_after_the_page_and_keeps_its_position(world):
@@ -425,3 +463,33 @@ class TestRefused:
         with pytest.raises(MulticloudDbError) as caught:
             mirror(client, "main/orders", "postgre:postgresql://u:geheim@host/shop#orders")
         assert "geheim" not in str(caught.value)
+
+
+class TestPostgres:
+    @pytest.fixture
+    def world(self, tmp_path, monkeypatch, server):
+        made = World(tmp_path, "postgres", server, monkeypatch)
+        made.begin()
+        yield made
+        made.client.close()
+        made.store.close()
+
+    def test_a_table_has_one_position_however_it_is_named(self, world):
+        world.run()
+        world.change()
+        target = f"postgres:{world.server.dsn}#public.orders"
+        assert destination_of(target).stored() == destination_of(world.target).stored()
+        report = mirror(world.client, "main/orders", target, prove=True)
+        assert (report.began, report.events, report.proof.equal) == ("position", 5, True)
+        with psycopg.connect(world.server.dsn) as database:
+            assert database.execute("SELECT count(*) FROM multiclouddb_checkpoints").fetchone() == (1,)
+
+    def test_the_second_is_told_who_writes(self, world):
+        writing = destination_of(world.target)
+        writing.begin()
+        with pytest.raises(MulticloudDbError, match=r"from the machine of the server, process \d+") as caught:
+            mirror(world.client, "main/orders", f"postgres:{world.server.dsn}#public.orders")
+        assert caught.value.category is ErrorCategory.CONFLICT
+        assert writing.stored() is None
+        writing.end()
+        assert world.run().events == 7
