@@ -270,11 +270,15 @@ def command_line_page(file: Path) -> None:
 def maintainers_pages() -> dict[str, str]:
     """Return the long pages for maintainers, by name; `docs/hooks.py` adds them to a build of the site."""
     # Only here, because the tests of the reference need no record.
+    import benchmarks.page
     import benchmarks.peers.page
-    from benchmarks.peers.record import Record
+    import benchmarks.peers.record
+    import benchmarks.record
 
     made = {"mutants": mutants_page(), "us8": us8_page(), "mongodb-conformance": mongodb_page()}
-    if (peers := Record.read()) is not None:
+    if (rows := benchmarks.record.Record.read()) is not None:
+        made["benchmarks"] = benchmarks.page.rows_text(rows)
+    if (peers := benchmarks.peers.record.Record.read()) is not None:
         made["peers"] = benchmarks.peers.page.page_text(peers)
     return made
 

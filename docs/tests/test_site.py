@@ -166,6 +166,17 @@ def test_the_links_of_the_description_on_pypi_lead_to_the_site(built, pages):
         assert anchor in {"", *(pages[name].ids if name in pages else ())}, link
 
 
+def test_whole_links_to_pages_of_this_site_lead_to_a_place(pages):
+    """Those to `maintainers/`, whose pages are not in the repository; mkdocs does not check them."""
+    texts = {path: path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
+    links = {(path, link) for path, text in texts.items() for link in re.findall(rf"{DOCS_URL}([^)\s]*)", text)}
+    assert len({link for _, link in links}) > 10
+    for path, link in links:
+        page, _, anchor = link.partition("#")
+        assert f"{page}index.html" in pages, path
+        assert anchor in {"", *pages[f"{page}index.html"].ids}, (path, link)
+
+
 def test_a_public_name_is_on_one_page_of_the_reference(pages):
     for name in {f"{package.__name__}.{each}" for package in REFERENCE.values() for each in package.__all__}:
         assert sum(name in pages[f"reference/{page}/index.html"].ids for page in REFERENCE) == 1, name

@@ -1,4 +1,4 @@
-"""Makes the page of the documentation from the recorded run and the rows' own descriptions."""
+"""Makes the page of the documentation, and the page of the rows, from the recorded run and their descriptions."""
 
 from __future__ import annotations
 
@@ -8,27 +8,36 @@ from typing import Final
 from benchmarks.record import ROOT, Record
 from benchmarks.result import Result, figure
 from benchmarks.row import Row, Section, load_rows
+from multiclouddb_api.errors import DOCS_URL
 
-__all__ = ["page_text", "write_docs"]
+__all__ = ["page_text", "rows_text", "write_docs"]
 
-_HEAD: Final = """# Benchmarks
+# A page for maintainers is not in the repository, so links to it are whole.
+_MAINTAINERS: Final = f"{DOCS_URL}maintainers/"
 
-Each row answers one question. *By hand* is a program without multiclouddb that does the same work on the same
-machine, in turns with ours; if this is empty, nothing comparable exists, and the goal bounds our figure. The
-*ratio* is our figure divided by the other. For changes and rows a second, a ratio above 1 means that
-multiclouddb is faster. For times, memory and requests, it means that multiclouddb takes more. Absolute
-figures are valid for one machine only, so rely on the ratios.
+_HEAD: Final = f"""# Benchmarks
+
+*By hand* is a program without multiclouddb that does the same work on the same machine; if this is empty,
+nothing comparable exists, and the goal bounds our figure. The *ratio* is our figure divided by the other: for
+changes and rows a second, above 1 means that multiclouddb is faster, and for times, memory and requests, that it
+takes more. Servers and emulators ran on the same machine, and figures are valid for this machine only, so rely on
+the ratios. Each question leads to [what was measured, and why a goal is missed]({_MAINTAINERS}benchmarks/).
 """
-_PEERS: Final = """## Compared with other readers
+_PEERS: Final = f"""## Compared with other readers
 
 Every program reads the same inserts of 325 bytes from the same server. The page [behind the
-picture](../maintainers/peers.md) has CPU, memory, versions and settings.
+picture]({_MAINTAINERS}peers/) has CPU, memory, versions and settings.
 
 <div class="picture chart" markdown>
 ![Events a second of each reader](../assets/peers-light.png#only-light)
 ![Events a second of each reader](../assets/peers-dark.png#only-dark)
 </div>
+
+---
+
+*Made by `python -m benchmarks --record`.*
 """
+_ROWS: Final = "# The rows of the benchmarks\n\n[The figures](../reference/benchmarks.md)\n"
 _HOW: Final = """## How it is measured
 
 - The two sides run alternately on the same machine, and take turns in going first. In most rows,
@@ -53,10 +62,6 @@ python -m benchmarks --record                  # write this page and its JSON
 
 The exit code is 0 if all rows ran, even with missed goals, and 1 if a row failed. `--record` with `--only`
 replaces only the given rows.
-
----
-
-*Made by `python -m benchmarks --record`.*
 """
 
 
@@ -79,8 +84,14 @@ def page_text(record: Record) -> str:
             parts += [f"## {section.value}\n", _table(some)]
     if missing := [f"`{name}`" for name in rows if name not in record.results]:
         parts.append(f"Not recorded yet: {_and(missing)}.\n")
-    parts += [_machines(shown), _PEERS, _HOW, "## The rows\n", *(_described(*pair) for pair in shown), _AGAIN]
-    return "\n".join(parts)
+    return "\n".join([*parts, _machines(shown), _PEERS])
+
+
+def rows_text(record: Record) -> str:
+    """Return the page for maintainers that describes each row."""
+    rows = load_rows()
+    described = [_described(rows[name], result) for name, result in record.results.items() if name in rows]
+    return "\n".join([_ROWS, _HOW, _AGAIN, *described])
 
 
 def _table(shown: list[tuple[Row, Result]]) -> str:
@@ -90,7 +101,7 @@ def _table(shown: list[tuple[Row, Result]]) -> str:
         ratio = "" if result.ratio is None else result.achieved_text
         verdict = "met" if result.ok else f"**{result.verdict}**"
         lines.append(
-            f"| [{row.question}](#{row.name}) | {figure(result.value, result.unit)} | {by_hand} | {ratio} "
+            f"| [{row.question}]({_MAINTAINERS}benchmarks/#{row.name}) | {figure(result.value, result.unit)} | {by_hand} | {ratio} "
             f"| {result.goal_text}: {verdict} |"
         )
     return "\n".join(lines) + "\n"
@@ -120,8 +131,8 @@ def _and(parts: list[str]) -> str:
 
 
 def _described(row: Row, result: Result) -> str:
-    # The table links to this heading, whose anchor is the name of the row.
-    parts = [f"### {row.name}\n", f"{row.title}. {row.about}\n"]
+    # The table of the figures links to this heading, whose anchor is the name of the row.
+    parts = [f"## {row.name}\n", f"{row.title}. {row.about}\n"]
     if row.against:
         parts.append(f"By hand: {row.against}\n")
     if result.notes:
