@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -26,6 +25,7 @@ from multiclouddb_api.key import MulticloudDbKey
 from multiclouddb_api.lookup import LookupAnswer
 from multiclouddb_api.observer import Observer
 from multiclouddb_api.page import ChangeFeedPage
+from multiclouddb_api.process import Home
 from multiclouddb_api.registry import load_plugin
 from multiclouddb_api.request import (
     ChangeFeedRequest,
@@ -44,19 +44,6 @@ if TYPE_CHECKING:
     from multiclouddb_api.token_report import TokenReport
 
 _DEFAULTS = OperationOptions()
-
-
-_clients: weakref.WeakSet[MulticloudDbClient] = weakref.WeakSet()
-# Backends are kept for ever, because closing or garbage-collecting one could use the parent's connections.
-_inherited: list[Backend] = []
-
-
-def _after_fork_in_child() -> None:
-    for client in list(_clients):
-        client._after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def connect(
@@ -145,10 +132,9 @@ def _check_command(database: str, command: Mapping[str, Any]) -> None:
 class MulticloudDbClient:
     """Reads the changes of one database.
 
-    Use it as a context manager; any number of threads may share it. After a fork, the child process opens
-    connections of its own, because two processes must not share one. A client that was made from a
-    `native_client` cannot do that: its calls in the child process raise `INVALID_REQUEST`. A client cannot be
-    pickled either, so send its `config` to the other process and connect there.
+    Use it as a context manager; any number of threads may share it, but no other process: after a fork, its
+    calls in the child process raise `INVALID_REQUEST`, and `close` does nothing there. It cannot be pickled
+    either. Connect in the other process, for example with the `config` of this client.
 
     Args:
         config: The provider, and how to reach the database.
@@ -162,13 +148,11 @@ class MulticloudDbClient:
         check_type("config", config, ClientConfig)
         check_type("observer", observer, Observer, NoneType)
         self._config = config
-        self._native_client = native_client
         self._observer = observer
         self._closed = False
-        self._forked = False
         self._lock = threading.Lock()
+        self._home = Home(self, "MulticloudDbClient", "call connect(client.config) in this process")
         self._backend: Backend = load_plugin(config.provider).open(config, native_client, observer)
-        _clients.add(self)
 
     @property
     def config(self) -> ClientConfig:
@@ -423,15 +407,15 @@ class MulticloudDbClient:
     def close(self) -> None:
         """Free all resources; calls that are still running end within a second.
 
-        Any thread may call this method, and more than once.
+        Any thread may call this method, and more than once. After a fork, it does nothing in the child.
         """
+        if not self._home.is_here:
+            return
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            ours = not self._forked
-        if ours:
-            self._backend.close()
+        self._backend.close()
 
     def __enter__(self) -> MulticloudDbClient:
         return self
@@ -459,29 +443,10 @@ class MulticloudDbClient:
         )
 
     def _live(self, operation: str) -> Backend:
-        if self._forked:
-            self._reopen(operation)
+        self._home.check()
         if self._closed:
             raise self._error(operation, "this client is closed; open another with connect(client.config)")
         return self._backend
-
-    def _reopen(self, operation: str) -> None:
-        if self._native_client is not None:
-            raise self._error(
-                operation,
-                "this client was made from a native_client before the fork, and two processes cannot share "
-                "it; in the child process, make a new native_client and connect again",
-            )
-        with self._lock:
-            if self._forked and not self._closed:
-                self._backend = load_plugin(self._config.provider).open(self._config, None, self._observer)
-                self._forked = False
-
-    def _after_fork(self) -> None:
-        self._lock = threading.Lock()
-        if not self._forked:
-            _inherited.append(self._backend)
-            self._forked = True
 
     def _error(self, operation: str, message: str) -> MulticloudDbError:
         return MulticloudDbError(

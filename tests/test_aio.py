@@ -321,9 +321,10 @@ class TestBadInput:
 
     async def test_a_forked_process_is_told_to_open_its_own(self, url, monkeypatch):
         async with aio.connect(url) as client:
+            process = os.getpid()
             with monkeypatch.context() as patched:
-                patched.setattr(client._open_threads, "_process", os.getpid() + 1)
-                assert "fork" in refused(lambda: client.iterate_changes(request()))
+                patched.setattr("multiclouddb_api.process.os.getpid", lambda: process + 1)
+                assert "another process" in refused(lambda: client.iterate_changes(request()))
 
 
 _SEEDS = [pytest.param(range(first, first + 50), id=str(first)) for first in range(0, 300, 50)]

@@ -22,6 +22,7 @@ from multiclouddb_api.checkpoint import (
     next_version,
 )
 from multiclouddb_api.config import SecretText, settled, without_frames
+from multiclouddb_api.process import Home
 from multiclouddb_api.validators import check_type
 from multiclouddb_spi.connection import Location, check_plaintext, parse_location
 from multiclouddb_spi.errors import cause_of, to_error
@@ -149,6 +150,7 @@ class SharedCheckpointStore(ABC):
         self._url = url = SecretText(url)
         self._location, self._path = settled(self._parsed, url)
         self._given = client
+        self._home = Home(self, "client", "give a client of this process to a store of this process")
         self._made: dict[int, Any] = {}
         self._proved_in = 0
         """The process in which the service was seen to keep conditions."""
@@ -305,6 +307,7 @@ class SharedCheckpointStore(ABC):
     def _client(self) -> Any:
         # A connection must not be shared with the child of a fork.
         if self._given is not None:
+            self._home.check()
             return self._given
         process = os.getpid()
         if process not in self._made:

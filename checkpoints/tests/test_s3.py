@@ -5,7 +5,7 @@ from uuid import uuid4
 import pytest
 from botocore.awsrequest import AWSResponse
 
-from multiclouddb_api import checkpoint, open_checkpoint_store
+from multiclouddb_api import ErrorCategory, MulticloudDbError, checkpoint, open_checkpoint_store
 from multiclouddb_checkpoints import s3
 from multiclouddb_conformance.checkpoint_stores import (  # noqa: F401
     TestCompareAndSet,
@@ -110,3 +110,11 @@ class Endless:
 
     def release_conn(self):
         """Release nothing."""
+
+
+def test_a_given_client_is_refused_in_another_process(monkeypatch):
+    store = s3.S3CheckpointStore("s3://bucket/path", client=object())
+    monkeypatch.setattr("multiclouddb_api.process.os.getpid", lambda: 0)
+    with pytest.raises(MulticloudDbError, match="made in another process") as refused:
+        store.load("orders")
+    assert refused.value.category == ErrorCategory.INVALID_REQUEST

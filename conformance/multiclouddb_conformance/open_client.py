@@ -22,19 +22,6 @@ def _offered(plugin: ProviderPlugin) -> Iterator[None]:
         yield
 
 
-class _Client(MulticloudDbClient):
-    """The real client, with a given plugin."""
-
-    def __init__(self, plugin: ProviderPlugin, config: ClientConfig, observer: Observer | None) -> None:
-        self._plugin = plugin
-        with _offered(plugin):
-            super().__init__(config, observer=observer)
-
-    def _reopen(self, operation: str) -> None:
-        with _offered(self._plugin):
-            super()._reopen(operation)
-
-
 def open_client(
     plugin: ProviderPlugin, config: ClientConfig, observer: Observer | None = None
 ) -> MulticloudDbClient:
@@ -45,4 +32,5 @@ def open_client(
         config: The configuration for the plugin.
         observer: Receives reports about internal events.
     """
-    return _Client(plugin, config, observer)
+    with _offered(plugin):
+        return MulticloudDbClient(config, observer=observer)

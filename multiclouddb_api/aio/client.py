@@ -288,10 +288,13 @@ class AsyncMulticloudDbClient:
     async def close(self) -> None:
         """Free all resources; calls that are still running end within a second.
 
-        It may be called more than once, and leaves no thread of the client.
+        It may be called more than once, and leaves no thread of the client. After a fork, it does nothing in
+        the child.
         """
         if self._closed or self._threads is None or self._blocking is None:
             self._closed = True
+            return
+        if not self._threads.is_here:
             return
         self._threads.check()
         self._closed = True

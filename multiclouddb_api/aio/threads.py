@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -12,6 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from multiclouddb_api.errors import invalid_request
+from multiclouddb_api.process import Home
 
 _Result = TypeVar("_Result")
 
@@ -37,9 +37,16 @@ class Threads:
 
     def __init__(self, most: int) -> None:
         self._loop = running_loop()
-        self._process = os.getpid()
+        self._home = Home(
+            self, "AsyncMulticloudDbClient", "async with connect(client.config) as client, in this process"
+        )
         self._pool = ThreadPoolExecutor(most, "multiclouddb-aio")
         self._is_closed = False
+
+    @property
+    def is_here(self) -> bool:
+        """True in the process of the client."""
+        return self._home.is_here
 
     def check(self) -> None:
         """Raise `INVALID_REQUEST` if the client is used in another event loop or in another process."""
@@ -49,12 +56,7 @@ class Threads:
                 "was opened in another event loop",
                 "open a client in each loop: async with connect(client.config) as client",
             )
-        if os.getpid() != self._process:
-            raise invalid_request(
-                "AsyncMulticloudDbClient",
-                "was opened before a fork",
-                "open another in the child process: async with connect(client.config) as client",
-            )
+        self._home.check()
 
     def start(
         self, function: Callable[..., _Result], *arguments: Any, **named: Any

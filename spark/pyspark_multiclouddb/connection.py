@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import Final, TypeVar
 
 from multiclouddb_api import AtTime, ErrorCategory, Observer, ResourceAddress, Snapshot
+from multiclouddb_api.process import Home
 from multiclouddb_spi import (
     Deadline,
     Feed,
@@ -48,7 +49,6 @@ _MOST_OPEN: Final = 16
 _LOG: Final = logging.getLogger("multiclouddb.spark")
 
 _open: dict[Hashable, Connection] = {}
-_pid = 0
 
 
 class Connection:
@@ -59,6 +59,7 @@ class Connection:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self._home = Home(self, "connection", "call connection_for in this process")
         self.provider: Provider = open_provider(settings.config)
         spec = spec_of(self.provider, settings.request(), "open")
         # What the planner keeps between two batches; its threads start when it first reads.
@@ -132,7 +133,9 @@ class Connection:
         )
 
     def close(self) -> None:
-        """Close the feed and the provider. Later calls do nothing."""
+        """Close the feed and the provider. Later calls do nothing, and neither does a call after a fork."""
+        if not self._home.is_here:
+            return
         self._context.stop()
         try:
             self.opened.close()
@@ -160,12 +163,7 @@ def _warn(attempt: int, seconds: float, reason: str) -> None:
 
 def connection_for(settings: Settings) -> Connection:
     """Return this process's connection for these options. The first call opens the connection."""
-    global _pid
-    if _pid != os.getpid():
-        # These connections belong to the parent process, which closes them.
-        _open.clear()
-        _pid = os.getpid()
-    key = settings.of_the_connection
+    key = os.getpid(), settings.of_the_connection
     connection = _open.pop(key, None) or Connection(settings)
     while len(_open) >= _MOST_OPEN:
         _close(_open.pop(next(iter(_open))))
@@ -177,8 +175,7 @@ def close_connections() -> None:
     """Close the connections of this process; the next call opens new ones."""
     while _open:
         _, connection = _open.popitem()
-        if _pid == os.getpid():
-            _close(connection)
+        _close(connection)
 
 
 def _close(connection: Connection) -> None:

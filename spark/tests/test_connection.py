@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from multiclouddb_api import Beginning, Capability, ErrorCategory, MulticloudDbError
+from multiclouddb_api import Beginning, Capability, ErrorCategory, MulticloudDbError, process
 from multiclouddb_conformance.simulation import (
     ServerError,
     Simulation,
@@ -103,11 +103,12 @@ def test_forked_process_uses_and_closes_its_own_connections_alone(providers, mon
     """The child has a copy of the parent's sockets. If it closed them, it would end the parent's session."""
     theirs = opened()
     with monkeypatch.context() as child:
-        child.setattr(connection, "os", CHILD)
+        child.setattr(process, "os", CHILD)
         close_connections()
         assert providers.closed() == []
     theirs = opened()
-    monkeypatch.setattr(connection, "os", CHILD)
+    for module in (connection, process):
+        monkeypatch.setattr(module, "os", CHILD)
     ours = opened()
     assert ours is not theirs
     assert opened() is ours

@@ -10,6 +10,7 @@ import attrs
 import pytest
 from pymongo import MongoClient
 
+from multiclouddb_api import process
 from multiclouddb_conformance.simulation import ServerError, Simulation, SimulationFeed, SimulationProvider
 from multiclouddb_conformance.simulation.reader import SimulationReader
 from multiclouddb_conformance.waiting import wait_until
@@ -152,7 +153,7 @@ class TestThread:
 
     def test_is_not_expected_in_a_forked_process(self, waiting, monkeypatch):
         query = idle_query(waiting, pollInterval="1 s")
-        for module in (connection, watch):
+        for module in (connection, process, watch):
             monkeypatch.setattr(module, "os", CHILD)
         assert not query.plan()
         waiting.write("a", {"n": 1})

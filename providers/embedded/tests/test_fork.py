@@ -44,7 +44,9 @@ def write(store, name, count=20):
         store.put("items", f"{name}-{n}", {"n": n})
 
 def seen(client, token=None):
-    "How many events there are from a token, and where they end."
+    "How many events there are from a token, and where they end. A child has a client of its own."
+    if os.getpid() != PARENT:
+        client = clients.get(os.getpid()) or clients.setdefault(os.getpid(), connect(URL))
     count, position = 0, Beginning() if token is None else FromContinuationToken(token)
     while True:
         page = client.read_changes(ChangeFeedRequest(ADDRESS, position))
@@ -95,6 +97,7 @@ def refusal(action, *arguments):
 
 store = EmbeddedStore(path, durable=False)
 client = connect(URL)
+PARENT, clients = os.getpid(), {}
 store.put("items", "first", {})
 assert seen(client)[0] == 1
 """
