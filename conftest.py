@@ -120,7 +120,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if config.getoption("hide_private_names"):
         driver._cursor_of = lambda stream: None
-        transport._shared, transport.separate_locks = None, lambda client: None
+        transport.separate_locks = lambda client: None
 
 
 def pytest_collection_modifyitems(config, items):

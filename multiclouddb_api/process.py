@@ -8,14 +8,14 @@ never frees what it has inherited, because that could close or even use a connec
 
 from __future__ import annotations
 
-import ctypes
 import os
 import weakref
+from datetime import datetime, tzinfo
 from typing import Any
 
 from multiclouddb_api.errors import MulticloudDbError, invalid_request
 
-__all__ = ["Home"]
+__all__ = ["Home", "Unforkable"]
 
 _owners: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -50,10 +50,46 @@ class Home:
         return invalid_request(self._name, "was made in another process: connect here", self._way_out)
 
 
+class Unforkable:
+    """A library of others that may hang in a child that was forked after its parent had used it.
+
+    Args:
+        name: What to call the library in an error.
+    """
+
+    __slots__ = ("_name", "_process")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._process: int | None = None
+
+    def used(self) -> None:
+        """Record that this process uses the library."""
+        if self._process is None:
+            self._process = os.getpid()
+
+    def check(self) -> None:
+        """Refuse to connect if an ancestor of this process had used the library before it forked."""
+        if self._process not in (None, os.getpid()):
+            raise invalid_request(
+                "process",
+                f"was forked after its parent had used {self._name}, which may hang in such a child",
+                "start it with multiprocessing's 'spawn' or 'forkserver' method, or fork it before the "
+                "parent reads",
+            )
+
+
+class _Kept(tzinfo):
+    """Keeps objects for ever, even when the interpreter ends and frees what modules refer to."""
+
+    def __init__(self, owners: list[Any]) -> None:
+        self._owners = owners
+        # Python's collector does not look into a datetime, so this cycle is never found.
+        self._cycle = datetime.min.replace(tzinfo=self)
+
+
 def _after_fork_in_child() -> None:
-    # A list would be freed when the interpreter ends.
-    for owner in list(_owners):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
+    _Kept(list(_owners))
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -54,7 +54,8 @@ def test_a_child_that_is_forked_while_a_value_is_computed_reads_on(tmp_path, mon
         if not child:
             monkeypatch.undo()
             threading.Timer(10, lambda: os._exit(2)).start()
-            os._exit(not client.read_changes(request).idle)
+            with connect(client.config) as own:
+                os._exit(not own.read_changes(request).idle)
         over.set()
         reading.join()
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -22,6 +22,7 @@ from azure.cosmos import ContainerProxy, CosmosClient
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_api import ErrorCategory, ResourceAddress
+from multiclouddb_api.process import Unforkable
 from multiclouddb_cosmos.config import names_in
 from multiclouddb_cosmos.credentials import RenewableCredential
 from multiclouddb_cosmos.errors import BAD_REQUEST, RECREATED, code_of, recreated
@@ -45,6 +46,8 @@ from multiclouddb_cosmos.transport import (
 from multiclouddb_spi import Deadline, ProviderFault, collector_paused, unsupported
 from multiclouddb_spi.time_limits import ANSWER_SECONDS
 
+SDK: Final = Unforkable("azure-cosmos")
+"""Its clients share locks, which a thread may hold that does not exist in a forked child."""
 LARGEST_PAGE: Final = 1000
 _SWELLING: Final = 5
 """The memory of a parsed item as a multiple of the size of its text."""
@@ -116,6 +119,7 @@ class Calls:
     # -- The client
 
     def _connected(self) -> CosmosClient:
+        SDK.used()
         found = self._current()
         if found is not None:
             return found

@@ -9,7 +9,7 @@ import attrs
 from azure.cosmos import CosmosClient
 
 from multiclouddb_api import CapabilitySet, ClientConfig, ProviderOptions, ResourceAddress
-from multiclouddb_cosmos.client import Calls
+from multiclouddb_cosmos.client import SDK, Calls
 from multiclouddb_cosmos.config import CosmosConfig
 from multiclouddb_cosmos.errors import PROVIDER_ID, classify
 from multiclouddb_cosmos.feed import AllVersionsFeed, CosmosFeed, LatestFeed
@@ -69,6 +69,7 @@ class CosmosPlugin(ProviderPlugin):
 
     def connect(self, config: ClientConfig, native_client: object | None) -> CosmosProvider:
         """Check the configuration. azure-cosmos first contacts the account when it is used."""
+        SDK.check()
         if native_client is not None:  # its address is not needed
             config = attrs.evolve(config, connection={"url": "cosmos://native", **config.connection})
         checked = CosmosConfig.from_client(config)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Executor, Future
@@ -36,10 +35,6 @@ from multiclouddb_cosmos.errors import BAD_REQUEST, GONE, RECREATED, TOO_MANY, r
 from multiclouddb_cosmos.position import KeyRange
 from multiclouddb_spi import Deadline, ProviderFault
 from multiclouddb_spi.bounded_pools import AnswerBound, bounded_pools
-
-_shared: Any = None
-with suppress(ImportError):
-    from azure.cosmos._routing import routing_map_provider as _shared
 
 _PLAIN: Final = frozenset(
     {"headers", "data", "files", "verify", "timeout", "cert", "allow_redirects", "proxies"}
@@ -196,18 +191,6 @@ def separate_locks(client: CosmosClient) -> None:
         cache._collection_locks, cache._locks_lock = {}, threading.Lock()
 
 
-def renew_locks() -> None:
-    """Replace the shared locks in a forked child, where the application's clients use these locks."""
-    shared = _shared
-    if hasattr(shared, "_shared_cache_lock"):
-        shared._shared_cache_lock = threading.RLock()
-    for locks in getattr(shared, "_shared_collection_locks", {}).values():
-        locks.clear()
-    guards = getattr(shared, "_shared_locks_locks", {})
-    for endpoint in guards:
-        guards[endpoint] = threading.Lock()
-
-
 ALL_VERSIONS: Final = "AllVersionsAndDeletes"
 LATEST: Final = "LatestVersion"
 NOW: Final = "Now"
@@ -226,8 +209,6 @@ _NO_ITEMS: Final = b'{"Documents":[]}'
 _THREAD: Final = "cosmos-endpoint-refresh"
 _INTENDED: Final = "x-ms-cosmos-intended-collection-rid"
 _VERSION: Final = "v2"
-
-os.register_at_fork(after_in_child=renew_locks)
 
 
 class MovedError(Exception):

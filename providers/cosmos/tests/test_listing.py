@@ -10,7 +10,7 @@ import time
 
 import pytest
 from azure.core.exceptions import AzureError
-from azure.cosmos import CosmosClient, PartitionKey
+from azure.cosmos import PartitionKey
 from azure.cosmos._routing.routing_map_provider import PartitionKeyRangeCache
 
 from multiclouddb_api import ErrorCategory, ResourceAddress
@@ -86,32 +86,14 @@ class TestAnswers:
 
 
 class TestForks:
-    """A child does not wait for a lock that no thread of the child can release."""
-
-    def test_a_child_reads_although_a_thread_of_the_parent_was_listing(self, world):
+    def test_a_child_of_a_process_that_has_read_is_told_at_once_to_start_in_another_way(self, world):
+        """A thread of the parent holds a lock that all clients share, and the child has no such thread."""
         consumer = world.consumer()
         written = world.fill(10)
         world.split("0")
-
-        def read():
-            consumer.until_idle()
-            assert sorted(consumer.markers) == written
-
-        assert self.exit_code_of_a_child(world, consumer.read, read) == 0
-
-    def test_the_application_s_clients_list_in_a_child(self, world):
-        def listed():
-            native = CosmosClient(world.server.endpoint, world.server.key, enable_endpoint_discovery=False)
-            container = native.get_database_client(DATABASE).get_container_client(world.container.id)
-            assert list(container.read_feed_ranges(force_refresh=True))
-
-        assert self.exit_code_of_a_child(world, listed, listed) == 0
-
-    def exit_code_of_a_child(self, world, in_a_thread, in_the_child):
-        """Fork while a thread waits for the answer to a listing, and return the exit code of the child."""
         listing, forked = threading.Event(), threading.Event()
         world.server.faults.add(Act(lambda: (listing.set(), forked.wait(30))), LIST)
-        thread = threading.Thread(target=in_a_thread)
+        thread = threading.Thread(target=consumer.read)
         thread.start()
         assert listing.wait(10)
         child = os.fork()
@@ -119,13 +101,18 @@ class TestForks:
             code = 1
             try:
                 signal.alarm(20)  # ends a child that waits for the lock
-                in_the_child()
+                with refused(ErrorCategory.INVALID_REQUEST, "another process: connect here"):
+                    consumer.read()
+                with refused(ErrorCategory.INVALID_REQUEST, "after its parent had used azure-cosmos"):
+                    world.client()
                 code = 0
             finally:
                 os._exit(code)
         forked.set()
         thread.join()
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        consumer.until_idle()
+        assert sorted(consumer.markers) == written
 
 
 class TestOtherClients:

@@ -1,8 +1,5 @@
 """Makes the calls to one database. Each call is one gRPC call, without the vendor's restarts and retries.
 
-A call is repeated only if a fork of the process has interrupted the call (`forks`). If a fork
-interrupts the reading of an `QueryResult`, the caller repeats the call.
-
 The vendor library's own `execute_sql` restarts a broken stream endlessly and without a pause. Therefore
 queries use the transport of the vendor's client directly, with the same channel, credentials and
 interceptors.
@@ -29,8 +26,7 @@ from google.cloud.spanner_v1 import (
 )
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_spanner import forks
-from multiclouddb_spanner.errors import is_lost_session, status_of
+from multiclouddb_spanner.errors import is_lost_session
 from multiclouddb_spanner.records import rows_of
 from multiclouddb_spi import Deadline, ProviderFault, cancelled
 
@@ -194,24 +190,15 @@ Parameter: TypeAlias = tuple[int, str | None]
 class QueryResult:
     """The answer to a query, which arrives message by message."""
 
-    def __init__(self, client: DatabaseClient, call: Any, session: str, expires: float, before: int) -> None:
+    def __init__(self, client: DatabaseClient, call: Any, session: str, expires: float) -> None:
         self._client, self._call, self._session, self.expires = client, call, session, expires
-        self._before = before
 
     def __iter__(self) -> Iterator[PartialResultSet]:
-        messages = iter(self._call)
         try:
-            while True:
-                with forks.receiving():
-                    message = next(messages, None)
-                if message is None:
-                    return
-                yield message
+            yield from self._call
         except grpc.RpcError as error:
             if is_lost_session(error):
                 self._client.forget(self._session)
-            if status_of(error) is grpc.StatusCode.CANCELLED and forks.count() != self._before:
-                raise forks.Interrupted from None
             raise
         finally:
             self._client.over(self._call)
@@ -229,7 +216,7 @@ class DatabaseClient:
         self.name, self._ours = name, ours  # the full name of the database
         self.role = role  # the database role of the sessions
         self._transport = transport
-        self._lock = threading.RLock()  # a signal handler may fork
+        self._lock = threading.Lock()
         self._session: tuple[str, bool, float] | None = None
         self._creating = threading.Lock()
         self._active: set[Any] = set()
@@ -237,7 +224,6 @@ class DatabaseClient:
         self.now, self.passed, self.ahead = self._clock.now, self._clock.passed, self._clock.ahead
         self.forget_clock = self._clock.forget
         self._closed = False
-        forks.watch(self)
 
     def query(
         self,
@@ -277,31 +263,25 @@ class DatabaseClient:
         return self._waited(self._transport.partition_read, request, metadata, scope)
 
     def _waited(self, method: Any, request: Any, metadata: list[tuple[str, str]], scope: CancelScope) -> Any:
-        def make() -> Any:
-            with forks.calling() as before:
-                call = method.future(request, timeout=scope.deadline.remaining(), metadata=metadata)
-                self._begun(call)
-            scope.take(call)
-            try:
-                with forks.receiving():
-                    return call.result()
-            except grpc.FutureCancelledError:
-                scope.check()
-                raise (late() if forks.count() == before else forks.Interrupted()) from None
-            finally:
-                self.over(call)
-
-        return forks.again(make)
+        call = method.future(request, timeout=scope.deadline.remaining(), metadata=metadata)
+        self._begun(call)
+        scope.take(call)
+        try:
+            return call.result()
+        except grpc.FutureCancelledError:
+            scope.check()
+            raise late() from None
+        finally:
+            self.over(call)
 
     def _answer(self, method: Callable[..., Any], request: Any, scope: CancelScope) -> QueryResult:
         session = request.session
         # A call is sent even if its deadline has passed, because gRPC then raises its own error.
         metadata = self._metadata("session", session)
-        with forks.calling() as before:
-            call = method(request, timeout=scope.deadline.remaining(), metadata=metadata)
-            self._begun(call)
+        call = method(request, timeout=scope.deadline.remaining(), metadata=metadata)
+        self._begun(call)
         scope.take(call)
-        return QueryResult(self, call, session, scope.deadline.at, before)
+        return QueryResult(self, call, session, scope.deadline.at)
 
     def rows(
         self,
@@ -312,22 +292,15 @@ class DatabaseClient:
         at: int | None = None,
     ) -> list[list[Any]]:
         """Return all rows of a query. A value is a text, a bool or None."""
-
-        def read() -> list[list[Any]]:
-            answer = self.query(sql, parameters or {}, scope, at=at)
-            return [[_plain(value) for value in row] for rows in rows_of(answer, columns) for row in rows]
-
-        return forks.again(read)
+        answer = self.query(sql, parameters or {}, scope, at=at)
+        return [[_plain(value) for value in row] for rows in rows_of(answer, columns) for row in rows]
 
     def _ask_time(self, scope: CancelScope) -> int:
-        def ask() -> int:
-            found = 0
-            for message in self.query("SELECT 1", {}, scope, read_timestamp=True):
-                moment = PartialResultSet.pb(message).metadata.transaction.read_timestamp
-                found = max(found, moment.seconds * 1_000_000 + moment.nanos // 1000)
-            return found
-
-        return forks.again(ask)
+        found = 0
+        for message in self.query("SELECT 1", {}, scope, read_timestamp=True):
+            moment = PartialResultSet.pb(message).metadata.transaction.read_timestamp
+            found = max(found, moment.seconds * 1_000_000 + moment.nanos // 1000)
+        return found
 
     def forget(self, session: str) -> None:
         """Forget a session that the service no longer knows."""
@@ -342,14 +315,6 @@ class DatabaseClient:
     def open_calls(self) -> int:
         with self._lock:
             return len(self._active)
-
-    def interrupt(self) -> list[Any]:
-        """Cancel all calls before a fork, and return them without waiting until they have ended."""
-        with self._lock:
-            active = list(self._active)
-        for call in active:
-            call.cancel()
-        return active
 
     def close(self) -> None:
         """Cancel all calls, delete the session, and close the channel if the library made it."""
@@ -393,13 +358,11 @@ class DatabaseClient:
         """Delete a session, which the server would otherwise keep for an hour."""
         request = DeleteSessionRequest.pb()(name=session)
         metadata = self._metadata("name", session)
-        with forks.calling():
-            call = self._transport.delete_session.future(request, timeout=_DELETE_SECONDS, metadata=metadata)
-            with self._lock:
-                self._active.add(call)
+        call = self._transport.delete_session.future(request, timeout=_DELETE_SECONDS, metadata=metadata)
+        with self._lock:
+            self._active.add(call)
         try:
-            with forks.receiving():
-                call.result(timeout=_DELETE_SECONDS)
+            call.result(timeout=_DELETE_SECONDS)
         except (grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError, ValueError):
             call.cancel()
         finally:

@@ -14,7 +14,7 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
-from multiclouddb_spanner import forks
+from multiclouddb_api.process import Unforkable
 from multiclouddb_spanner.capabilities import CAPABILITIES
 from multiclouddb_spanner.catalog import check_provisioned, find, table_names
 from multiclouddb_spanner.client import CancelScope, DatabaseClient
@@ -29,6 +29,7 @@ __all__ = ["PLUGIN", "SpannerPlugin", "SpannerProvider"]
 # The number of answers that may stay open between two reads. Running calls are not included. A connection
 # carries a hundred streams.
 _KEPT_ANSWERS: Final = 32
+_GRPC: Final = Unforkable("gRPC")
 
 
 class SpannerProvider(Provider):
@@ -84,9 +85,9 @@ class SpannerProvider(Provider):
         if database is None:
             self._admin = self._admin or self._client.database_admin_api
             parent = self._client.instance(self._config.instance).name
-            with forks.calling():
-                listed = self._admin.list_databases(parent=parent, retry=None, timeout=deadline.remaining())
-                names = [each.name.rpartition("/")[2] for each in listed]
+            _GRPC.used()
+            listed = self._admin.list_databases(parent=parent, retry=None, timeout=deadline.remaining())
+            names = [each.name.rpartition("/")[2] for each in listed]
         return [
             ResourceAddress(name, table)
             for name in names
@@ -114,6 +115,7 @@ class SpannerProvider(Provider):
         with self._lock:
             database = self._databases.get(name)
             if database is None:
+                _GRPC.used()
                 found = client.instance(self._config.instance).database(name)
                 own = self._config.transport(client) if self._ours else found.spanner_api.transport
                 database = self._databases[name] = DatabaseClient(
@@ -131,7 +133,7 @@ class SpannerPlugin(ProviderPlugin):
 
     def connect(self, config: ClientConfig, native_client: object | None) -> SpannerProvider:
         """Make the vendor's client, without calling the service."""
-        forks.check()
+        _GRPC.check()
         checked = SpannerConfig.from_client(config)
         if native_client is None:
             provider = SpannerProvider(None, checked, ours=True)

@@ -10,7 +10,6 @@ import attrs
 
 from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spanner.errors import interval_of, is_broken, is_outside_partition
-from multiclouddb_spanner.forks import Interrupted
 from multiclouddb_spanner.mapping import (
     RowChange,
     RowChanges,
@@ -190,11 +189,7 @@ class SpannerReader(Reader):
                 return nbytes, False
             if taken and (window.waits or len(taken) >= max_records or nbytes >= max_bytes):
                 return nbytes, None
-            try:
-                items = window.next()
-            except Interrupted:
-                self._end_window()
-                continue
+            items = window.next()
             if items is None:
                 return nbytes, self._finish(window, taken, begin, deadline)
             self._items.extend(items)

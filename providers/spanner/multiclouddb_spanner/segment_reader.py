@@ -16,7 +16,6 @@ from multiclouddb_api import ChangeEvent, LookupAnswer, MulticloudDbKey, encode_
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_spanner.client import CancelScope, QueryResult
 from multiclouddb_spanner.errors import is_broken, is_lost_version
-from multiclouddb_spanner.forks import Interrupted, again
 from multiclouddb_spanner.mapping import SpannerView
 from multiclouddb_spanner.position import micros, moment_of
 from multiclouddb_spanner.records import Shape, plain_value, shape_of, values_of
@@ -317,11 +316,7 @@ class SegmentReader(Reader):
                 if self._received and self._received == self._segment.last:
                     return None
                 self._begin(deadline)
-            try:
-                rows = next(self._messages, None)
-            except Interrupted:
-                self._end_answer()
-                continue
+            rows = next(self._messages, None)
             if rows is not None:
                 self._arrived += len(rows)
                 break
@@ -369,26 +364,22 @@ def look_up_rows(
         shown = attrs.evolve(view, whole=scans.check(at, scope, lately=True).whole)
         whole = shown.whole and (view.with_new or view.native)
         names, segment = scans.columns(at, whole=whole, scope=scope), looked_up(moment_of(at))
+        answer = client.read(keys_read(info.table, names, wanted, at), scope)
+        fields, events, unread = list[_Fields](), list[ChangeEvent](), list[MulticloudDbKey | None]()
 
-        def read() -> AnsweredRows:
-            answer = client.read(keys_read(info.table, names, wanted, at), scope)
-            fields, events, unread = list[_Fields](), list[ChangeEvent](), list[MulticloudDbKey | None]()
+        def messages() -> Iterator[PartialResultSet]:
+            for message in answer:
+                if not fields:
+                    fields.append(_Fields.of(PartialResultSet.pb(message).metadata.row_type.fields))
+                yield message
 
-            def messages() -> Iterator[PartialResultSet]:
-                for message in answer:
-                    if not fields:
-                        fields.append(_Fields.of(PartialResultSet.pb(message).metadata.row_type.fields))
-                    yield message
-
-            try:
-                for values in values_of(messages(), len(names)):
-                    rows, others = _Mapper(shown, segment, fields[0]).readable(_Rows(values, len(names)))
-                    events += rows
-                    unread += others
-            finally:
-                answer.cancel()
-            return AnsweredRows(events, unread=unread)
-
-        return again(read)
+        try:
+            for values in values_of(messages(), len(names)):
+                rows, others = _Mapper(shown, segment, fields[0]).readable(_Rows(values, len(names)))
+                events += rows
+                unread += others
+        finally:
+            answer.cancel()
+        return AnsweredRows(events, unread=unread)
 
     return look_up(keys, _MOST_KEYS, normal_key, ask)

@@ -31,7 +31,6 @@ from multiclouddb_api import ErrorCategory
 from multiclouddb_spanner.catalog import ChangeStreamInfo, check_provisioned, check_same_key, columns_at, find
 from multiclouddb_spanner.client import CancelScope, DatabaseClient
 from multiclouddb_spanner.errors import status_of
-from multiclouddb_spanner.forks import again
 from multiclouddb_spanner.position import moment_of, place_of, text_at
 from multiclouddb_spanner.records import plain_value, rows_of
 from multiclouddb_spanner.source import ReaderContext
@@ -212,19 +211,15 @@ def _keys(
     client: DatabaseClient, request: Any, width: int, scope: CancelScope, *, first: bool = False
 ) -> list[str]:
     """Return the keys that a read returns; if `first` is True, return only the first key."""
-
-    def read() -> list[str]:
-        answer, keys = client.read(request, scope), []
-        try:
-            for rows in rows_of(answer, width):
-                keys += [key_text(row) for row in rows]
-                if first and keys:
-                    return keys[:1]
-        finally:
-            answer.cancel()
-        return keys
-
-    return again(read)
+    answer, keys = client.read(request, scope), list[str]()
+    try:
+        for rows in rows_of(answer, width):
+            keys += [key_text(row) for row in rows]
+            if first and keys:
+                return keys[:1]
+    finally:
+        answer.cancel()
+    return keys
 
 
 def _cuts(

@@ -32,7 +32,6 @@ from multiclouddb_spanner.errors import (
     is_stale,
     is_without_stream,
 )
-from multiclouddb_spanner.forks import again
 from multiclouddb_spanner.position import micros_of, text_at
 from multiclouddb_spanner.records import Children, DataRecord, Item, Shape, Shapes, parse_rows, rows_of
 from multiclouddb_spanner.watched import WatchedColumns, WatchedTimes, first_at
@@ -159,16 +158,12 @@ class ReaderContext:
         return self.client.query(sql, dict(zip(names, values, strict=True)), scope)
 
     def partitions(self, at: int, scope: CancelScope) -> list[str]:
-
-        def ask() -> list[str]:
-            shapes, tokens = Shapes(), dict[str, None]()
-            for rows in rows_of(self._begin(None, at, None, scope)):
-                for item in parse_rows(rows, self.info.table, shapes):
-                    if isinstance(item, Children):
-                        tokens.update(dict.fromkeys(item.parents))
-            return list(tokens)
-
-        return again(ask)
+        shapes, tokens = Shapes(), dict[str, None]()
+        for rows in rows_of(self._begin(None, at, None, scope)):
+            for item in parse_rows(rows, self.info.table, shapes):
+                if isinstance(item, Children):
+                    tokens.update(dict.fromkeys(item.parents))
+        return list(tokens)
 
     def window(
         self, token: str, start: int, end: int, scope: CancelScope, *, waits: float = 0, current: bool = False
@@ -180,18 +175,14 @@ class ReaderContext:
         self, token: str, start: int, end: int, wanted: Callable[[Item], bool], scope: CancelScope
     ) -> bool:
         """Read a partition up to the first wanted item; return True if there is one."""
-
-        def read() -> bool:
-            window = self.window(token, start, end, scope)
-            try:
-                while (items := window.next()) is not None:
-                    if any(map(wanted, items)):
-                        return True
-            finally:
-                window.cancel()
-            return False
-
-        return again(read)
+        window = self.window(token, start, end, scope)
+        try:
+            while (items := window.next()) is not None:
+                if any(map(wanted, items)):
+                    return True
+        finally:
+            window.cancel()
+        return False
 
     @property
     def retention(self) -> int | None:
