@@ -89,7 +89,7 @@ class _Kept(tzinfo):
 
 
 def _after_fork_in_child() -> None:
-    _Kept(list(_owners))
+    _Kept(list(_owners))  # type: ignore[abstract]  # nobody asks it for a time
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
