@@ -118,7 +118,10 @@ def test_of_a_fetch_that_has_begun_nothing_stays(threaded):
     bench.fill(6)
     bench.sim.hold("p0")
     submit = DaemonPool.submit, Fetcher.submit
-    pool = Struck("return", *submit, bench.sim.wait_until_held).strike(lambda: bench.page(token))
+    held = []
+    strike = Struck("return", *submit, lambda: held.append(bench.sim.wait_until_held("p0")))
+    pool = strike.strike(lambda: bench.page(token))
+    assert held == [True]
     bench.sim.release("p0")
     pool.shutdown()
     assert (bench.engine.buffered_bytes, bench.calls.open_readers) == (0, 0)

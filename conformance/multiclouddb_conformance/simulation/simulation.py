@@ -157,8 +157,8 @@ class Simulation(ScannedLog):
         with self.changed:
             self._unlisted[partition_id] = looks
 
-    def wait_until_held(self, partition_id: str | None = None, timeout: float = 10.0) -> bool:
-        """Block until a fetch is held; return False if no fetch is held in time."""
+    def wait_until_held(self, partition_id: str, timeout: float = 10.0) -> bool:
+        """Block until a fetch of the partition is held; return False if none is held in time."""
         with self.changed:
             return self.changed.wait_for(lambda: self._waiting.get(partition_id, 0) > 0, timeout)
 
