@@ -6,13 +6,21 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import attrs
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, errors, invalid_request
+from multiclouddb_api import (
+    ErrorCategory,
+    ErrorDetail,
+    ErrorReason,
+    MulticloudDbError,
+    errors,
+    invalid_request,
+)
 from multiclouddb_api.redaction import redact_url, shorten
 
 DETAIL = ErrorDetail(
@@ -26,6 +34,7 @@ DETAIL = ErrorDetail(
     oldest_position="sequence 7",
     skip_token="t" * 100,
     retry_after_seconds=2.5,
+    reason=ErrorReason.UNDECODABLE,
 )
 
 SECRET = "hunter2"
@@ -46,6 +55,7 @@ class TestError:
             assert type(back) is MulticloudDbError
             assert (back.message, back.detail, back.__notes__) == (error.message, DETAIL, error.__notes__)
             assert type(back.category) is ErrorCategory
+            assert type(back.reason) is ErrorReason
 
     def test_reads_as_category_and_message_without_a_token(self):
         error = MulticloudDbError("it failed; do that", DETAIL)
@@ -243,3 +253,26 @@ class TestShown:
         assert shorten("token") == "'token'"
         assert shorten("x" * 100) == "'xxxxxxxxxxxx…' (100 characters)"
         assert len(shorten({"a": "b" * 1000})) < 60
+
+
+class TestReasons:
+    def test_are_open_to_new_values_and_each_known_one_is_a_constant(self):
+        for reason in ErrorReason.known():
+            assert getattr(ErrorReason, reason.upper()) == reason
+            assert type(reason) is ErrorReason
+        later = MulticloudDbError(
+            "it failed", ErrorDetail(ErrorCategory.CONFLICT, reason=ErrorReason("later"))
+        )
+        assert pickle.loads(pickle.dumps(later)).reason == "later"
+        assert MulticloudDbError("it failed", ErrorDetail(ErrorCategory.CONFLICT)).reason is None
+        with pytest.raises(MulticloudDbError, match="reason"):
+            ErrorDetail(ErrorCategory.CONFLICT, reason="clock")
+
+    def test_the_page_lists_each_of_them_with_what_to_do(self):
+        page = (Path(__file__).parents[1] / "docs/reference/errors.md").read_text(encoding="utf-8")
+        sections = "\n".join(page.split("\n## ")[1:])
+        assert [reason for reason in ErrorReason.known() if f"`{reason}`" not in sections] == []
+        listed = re.findall(
+            r"`([a-z_]+)`", " ".join(re.findall(r"\*\*Reasons\*\*: (.*?)\n\n", page, re.DOTALL))
+        )
+        assert {*listed} == {*ErrorReason.known()}

@@ -281,9 +281,8 @@ class TestGroup:
         store.trim("orders", max_count=0)
         result = run("token", "check", url, where, "--json")
         assert result.exit_code == 6
-        assert "CHECKPOINT_EXPIRED" in {
-            each["error"] for each in json.loads(result.stdout)["positions"].values()
-        }
+        found = json.loads(result.stdout)["positions"].values()
+        assert ("CHECKPOINT_EXPIRED", "trimmed") in {(each["error"], each["reason"]) for each in found}
 
     @pytest.mark.parametrize("text", ["{", '{"a": 1}', '{"a": {"start": 7}}'])
     def test_what_is_no_plan_is_refused(self, run, url, store, tmp_path, text):

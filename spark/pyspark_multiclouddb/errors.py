@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Final
 
+import attrs
+
 from multiclouddb_api import ErrorCategory, ErrorDetail, ErrorReason, MulticloudDbError, invalid_request
 from multiclouddb_api.validators import check_type, type_name
 from multiclouddb_spi import ProviderFault, RecordFault
@@ -36,8 +38,8 @@ _EXPIRED: Final = (
 )
 """The advice for `CHECKPOINT_EXPIRED`."""
 
-_MARKER: Final = re.compile(r"\[MULTICLOUDDB:([A-Z_]+)(?:/([a-z_]+))?\]")
-_TOLD: Final = re.compile(_MARKER.pattern + r" ([^\n]*)")
+_MARKER: Final = re.compile(r"\[MULTICLOUDDB:([A-Z_]+)\]")
+_LINE: Final = re.compile(r"\[MULTICLOUDDB:([A-Z_]+)\] ([^\n]*?)(?: \[reason: ([a-z_]+)\].*)?$", re.MULTILINE)
 _RETRYABLE: Final = (ErrorCategory.CONFLICT, ErrorCategory.TRANSIENT_FAILURE)
 # Maps patterns for the names in the client to the names in this source.
 _IN_SPARK: Final = (
@@ -90,8 +92,18 @@ def reason_from_query(error: BaseException | None) -> ErrorReason | None:
         The reason, or None if the error has none, or if the failure came from elsewhere.
     """
     check_type("error", error, BaseException, type(None))
-    found = _MARKER.search(str(error)) if error is not None else None
-    return ErrorReason(found[2]) if found is not None and found[2] is not None else None
+    found = None if error is None else detail_from_query(error)
+    return None if found is None else found[1].reason
+
+
+def detail_from_query(error: BaseException) -> tuple[str, ErrorDetail] | None:
+    """Return the message, and the category and the reason, of the error of this source in one of Spark's."""
+    found = _LINE.search(str(error))
+    if found is None:
+        return None
+    category, reason = ErrorCategory(found[1]), None if found[3] is None else ErrorReason(found[3])
+    retryable = category in (ErrorCategory.TRANSIENT_FAILURE, ErrorCategory.THROTTLED)
+    return found[2], ErrorDetail(category, retryable=retryable, reason=reason)
 
 
 @contextmanager
@@ -102,13 +114,12 @@ def told_by_executors() -> Iterator[None]:
     except MulticloudDbError:
         raise
     except Exception as error:
-        found = _TOLD.search(str(error))
-        if found is None:
+        if (found := detail_from_query(error)) is None:
             raise
-        category = ErrorCategory(found[1])
-        reason = ErrorReason(found[2]) if found[2] is not None else None
-        detail = ErrorDetail(category, reason=reason, retryable=category in _RETRYABLE)
-        raise MulticloudDbError(found[3], detail) from error
+        message, detail = found
+        # A merge that another one was in the way of succeeds when it is tried again.
+        retryable = detail.category in _RETRYABLE
+        raise MulticloudDbError(message, attrs.evolve(detail, retryable=retryable)) from error
 
 
 @contextmanager
@@ -157,8 +168,8 @@ def _marked(category: ErrorCategory, message: str, reason: ErrorReason | None) -
         message = theirs.sub(ours, message)
     if category == ErrorCategory.CHECKPOINT_EXPIRED:
         message = f"{message}; {_EXPIRED}"
-    mark = category if reason is None else f"{category}/{reason}"
-    error = SourceError(f"[MULTICLOUDDB:{mark}] {message}")
+    told = "" if reason is None else f" [reason: {reason}]"
+    error = SourceError(f"[MULTICLOUDDB:{category}] {message}{told}")
     error.add_note(f"See {MulticloudDbError(message, ErrorDetail(category)).help_url}")
     return error
 

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import json
-import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -68,7 +67,7 @@ from multiclouddb_verify.verification import (
     VerifySettings,
     checked,
 )
-from pyspark_multiclouddb.errors import check_has, error_from_query, source_errors
+from pyspark_multiclouddb.errors import check_has, detail_from_query, source_errors
 
 T = TypeVar("T")
 
@@ -82,7 +81,6 @@ _DIGESTS: Final = (
 )
 _ROWS: Final = "key string, order_key string, state string, deleted boolean"
 _CHANGES: Final = "hash bigint, digest bigint, mark int"
-_SAID: Final = re.compile(r"\[MULTICLOUDDB:[A-Z_]+\] (.*)")
 
 
 def verify_with_spark(
@@ -491,8 +489,6 @@ def _checked(action: Callable[[], T]) -> T:
     try:
         return action()
     except PySparkException as error:
-        category, said = error_from_query(error), _SAID.search(str(error))
-        if category is None or said is None:
+        if (found := detail_from_query(error)) is None:
             raise
-        again = category in (ErrorCategory.TRANSIENT_FAILURE, ErrorCategory.THROTTLED)
-        raise MulticloudDbError(said[1], ErrorDetail(category, retryable=again)) from error
+        raise MulticloudDbError(*found) from error
