@@ -11,9 +11,10 @@ from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError, SnapshotStarted, encode_json
+from multiclouddb_api import BackfillDone, ErrorCategory, MulticloudDbError, SnapshotStarted, encode_json
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.sink_harness import (
+    ADDRESS,
     NOW,
     PLAN,
     SOURCE,
@@ -24,6 +25,7 @@ from multiclouddb_conformance.sink_harness import (
     refused,
     rows,
 )
+from multiclouddb_spi import encode_partition_id
 from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables.columns import Columns
 from multiclouddb_tables.contract import Fix
@@ -211,3 +213,46 @@ def test_a_declared_column_that_a_constraint_uses_keeps_its_type_and_its_declara
     merge(page(events(("a", 2, {"total": 2}))), columns=before)
     [found] = [row for part in DeltaTarget(path).rows(own=["total"]) for row in part.to_pylist()]
     assert found["state"] == '{"total":2}'
+
+
+def test_a_restored_table_has_the_columns_and_the_declaration_of_that_version(tmp_path):
+    path = tmp_path / "table"
+    before, after = Columns({"total": "int64"}), Columns({"total": "string", "more": "json"})
+    low, document = "000100", {"total": 1, "more": [2]}
+
+    def merge(batch, **options):
+        return merge_changes(DeltaTarget(path), "a sink", batch, **options)
+
+    def refill(name, floor):
+        plan = encode_partition_id("provider", ADDRESS, "first", f"snapshot:{name}")
+        scanned = events(("a", 0, document), mark=f"snapshot:{name}:", backfilled=True, floor=floor)
+        begin = page([], SnapshotStarted(floor, plan))
+        merge(begin, columns=after, refill=True)
+        begun = DeltaTable(path).version()
+        merge(page(scanned, BackfillDone(plan, floor)), columns=after, refill=True)
+        return begun
+
+    def stored():
+        names = [*DeltaTarget(path).columns()]
+        [row] = [row for part in DeltaTarget(path).rows(own=names) for row in part.to_pylist()]
+        return row["state"]
+
+    merge(page(events(("a", 1, document))), columns=before)
+    first = DeltaTable(path).version()
+    middle = refill("one", low)
+    assert stored() == '{"more":"[2]","total":"1"}'
+    # In the middle of the refill: the mark says what is not filled, until another snapshot has ended.
+    DeltaTable(path).restore(middle)
+    mark = DeltaTarget(path).found().mark
+    assert (mark.declared, mark.unfilled) == (after, ("total", "more"))
+    assert stored() == "{}"
+    refill("two", "000200")
+    assert (stored(), DeltaTarget(path).found().mark.unfilled) == ('{"more":"[2]","total":"1"}', ())
+    # Before the refill: the old declaration holds, and the new one is another one again.
+    DeltaTable(path).restore(first)
+    assert (stored(), DeltaTarget(path).found().mark.declared) == ('{"total":1}', before)
+    later = page(events(("a", 300, document)))
+    assert "refill=True" in refused(merge, later, columns=after).message
+    merge(later, columns=before)
+    refill("three", "000400")
+    assert (stored(), DeltaTarget(path).found().mark.unfilled) == ('{"more":"[2]","total":"1"}', ())

@@ -10,7 +10,14 @@ from functools import partial
 import pyarrow as pa
 import pytest
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError, SnapshotStarted, decode_json, encode_json
+from multiclouddb_api import (
+    BackfillDone,
+    ErrorCategory,
+    MulticloudDbError,
+    SnapshotStarted,
+    decode_json,
+    encode_json,
+)
 from multiclouddb_conformance.sink_harness import (
     NOW,
     PLAN,
@@ -451,3 +458,34 @@ def test_a_declared_column_that_something_uses_keeps_its_type_and_its_declaratio
     merge(page(events(("a", 2, {"total": 2}))), columns=before)
     with closing(sqlite3.connect(path)) as database:
         assert database.execute("SELECT total FROM orders").fetchall() == [(2,)]
+
+
+def test_a_restored_file_has_the_columns_and_the_declaration_of_its_copy(tmp_path):
+    path, copy = tmp_path / "shop.db", tmp_path / "copy.db"
+    before, after = Columns({"total": "int64"}), Columns({"total": "string"})
+    begin, low = page([], SnapshotStarted("000100", PLAN)), "000100"
+    scanned = events(("a", 0, {"total": 1}), mark="snapshot:s:", backfilled=True, floor=low)
+    end = page(scanned, BackfillDone(PLAN, low))
+
+    def merge(batch, **options):
+        return merge_into_sqlite(batch, None, path, "orders", None, **options)
+
+    def kept(source, target):
+        with closing(sqlite3.connect(source)) as database, closing(sqlite3.connect(target)) as made:
+            database.backup(made)
+
+    def stored():
+        with closing(sqlite3.connect(path)) as database:
+            return database.execute("SELECT total FROM orders").fetchall()
+
+    merge(page(events(("a", 1, {"total": 1}))), columns=before)
+    kept(path, copy)
+    for each in (begin, end):
+        merge(each, columns=after, refill=True)
+    assert stored() == [("1",)]
+    kept(copy, path)
+    assert (stored(), SqliteTable(path, "orders").found().mark.declared) == ([(1,)], before)
+    assert "refill=True" in refused(merge, page(events(("a", 2, {"total": 2}))), columns=after).message
+    for each in (begin, end):
+        merge(each, columns=after, refill=True)
+    assert (stored(), SqliteTable(path, "orders").found().mark.unfilled) == ([("1",)], ())
