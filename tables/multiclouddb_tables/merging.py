@@ -159,6 +159,13 @@ class MergeRules:
 
     def check_columns(self, batch: MergeBatch) -> None:
         """Refuse a batch with another declaration than the table has, unless its columns are filled again."""
+        if batch.columns is not None and self._table.exists and not self._table.keeps_marks:
+            raise MulticloudDbError(
+                f"columns: the catalog of {self._table.where} stores no properties, so nothing would keep "
+                "the declaration; make the columns of the DataFrame with .schema(…), or use a table "
+                "of another catalog",
+                ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY),
+            )
         if self._table.exists and (stored := self._table.feed_mark()) is not None:
             self._declared(stored, stored, batch)
 

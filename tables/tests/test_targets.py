@@ -1,10 +1,15 @@
 """Runs the contract of a table on a table in memory."""
 
+from functools import partial
+
 import pytest
 
-from multiclouddb_conformance.sink_harness import Death
+from multiclouddb_api import ErrorCategory
+from multiclouddb_conformance.refusals import refusal
+from multiclouddb_conformance.sink_harness import Death, documents, rows
 from multiclouddb_conformance.targets import *  # noqa: F403
 from multiclouddb_conformance.targets.declared import *  # noqa: F403
+from multiclouddb_tables import Columns
 
 from .memory_table import Database, MemoryTable, merge_into_memory
 
@@ -36,3 +41,14 @@ class MemorySink:
 @pytest.fixture
 def sink():
     return MemorySink()
+
+
+def test_a_table_that_keeps_no_marks_takes_no_declaration(sink, monkeypatch):
+    columns = Columns({"n": "int64"})
+    monkeypatch.setattr(MemoryTable, "keeps_marks", False)
+    sink.merge(rows(("a", 1, {"n": 1})))
+    error = refusal(
+        ErrorCategory.UNSUPPORTED_CAPABILITY, partial(sink.merge, rows(("a", 2, {"n": 2})), columns=columns)
+    )
+    assert "stores no properties" in error.message
+    assert documents(sink) == {"a": {"n": 1}}
