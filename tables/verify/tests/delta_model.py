@@ -1,5 +1,6 @@
 """A Delta table that the model of `testing.model_lives` reads and damages itself."""
 
+import json
 import shutil
 
 import pyarrow as pa
@@ -11,12 +12,14 @@ from testing.model_lives import ModelRow
 
 
 class DeltaModelTable:
-    def __init__(self, path):
-        self.path = path
+    """The table; with `columns`, each row has the fields of its document in columns of these names too."""
+
+    def __init__(self, path, columns=None):
+        self.path, self.columns = path, columns
         self._read = None, []
 
     def merge(self, page):
-        merge_into_delta(page, None, self.path, None, create="always")
+        merge_into_delta(page, None, self.path, None, create="always", columns=self.columns)
 
     def target(self):
         return DeltaTarget(self.path)
@@ -31,9 +34,26 @@ class DeltaModelTable:
     def _rows(self):
         table = DeltaTable(self.path).to_pyarrow_dataset().scanner(use_threads=False).to_table()
         return [
-            ModelRow(row["key"], row["order_key"], row["new_item_state"], row["_deleted_at"] is not None)
+            ModelRow(row["key"], row["order_key"], self._text(row), row["_deleted_at"] is not None)
             for row in table.to_pylist()
         ]
+
+    def _text(self, row):
+        """Return the document; of a row whose columns are not those of it, a text that no document has."""
+        text = row["new_item_state"]
+        if self.columns is None:
+            return text
+        texts = {each.name: row[each.name] for each in self.columns.columns}
+        try:
+            document = {} if text is None else json.loads(text)
+        except ValueError:
+            return text
+        try:
+            held = {name: json.loads(value or "null") for name, value in texts.items()}
+            is_right = isinstance(document, dict) and held == {name: document.get(name) for name in held}
+        except ValueError:
+            is_right = False
+        return text if is_right else json.dumps({"document": text, "columns": texts})
 
     def update(self, key, **values):
         sql = {}
@@ -42,6 +62,9 @@ class DeltaModelTable:
             sql[column] = "NULL" if value is None else f"'{value}'"
             if name == "deleted":
                 sql[column] = "to_timestamp_micros(1)"
+        if self.columns is not None and values.get("text") is not None:
+            # Only a column is wrong: the document stays as it is.
+            sql[self.columns.names[0]] = sql.pop("new_item_state")
         DeltaTable(self.path).update(predicate=_is(key), updates=sql)
 
     def add(self, row):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from multiclouddb_tables import Columns
 from testing.model_lives import Life
 from testing.planted import PLANTED, lives_until_noticed
 
@@ -12,12 +13,17 @@ from .tables import VALUES
 SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 1)) for seed in range(600)]
 
 
-def live(seed, folder):
+DECLARED = Columns({"n": "json", "v": "json"})
+# In the life of seed 3, a column is damaged.
+DECLARED_SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed != 3)) for seed in range(200)]
+
+
+def live(seed, folder, columns=None):
     folder = folder / str(seed)
     folder.mkdir(parents=True)
     source = EmbeddedSource(folder, VALUES)
     try:
-        return Life(seed, folder, source, DeltaModelTable(folder / "table")).live()
+        return Life(seed, folder, source, DeltaModelTable(folder / "table", columns)).live()
     finally:
         source.close()
 
@@ -25,6 +31,11 @@ def live(seed, folder):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_verdict_is_todays_and_no_right_row_is_damaged(seed, tmp_path):
     live(seed, tmp_path)
+
+
+@pytest.mark.parametrize("seed", DECLARED_SEEDS)
+def test_every_verdict_is_todays_with_declared_columns(seed, tmp_path):
+    live(seed, tmp_path, DECLARED)
 
 
 def test_a_seed_repeats_its_life(tmp_path):
