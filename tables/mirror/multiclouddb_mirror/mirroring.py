@@ -35,6 +35,7 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_api.validators import check_type, unknown_name
+from multiclouddb_mirror.advice import advised
 from multiclouddb_mirror.destinations import Destination, How, destination_of
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_tables.batch import other_rows
@@ -272,7 +273,7 @@ class Mirror:
                     if begins == "snapshot" and page.resumed_from is None:
                         self._check_same_feed(page)
                     self._check_notices(page)
-                    self._to.merge(page, **how)
+                    self._merge(page, how)
                     how["create"] = "first"
                 report = _after(report, page)
                 # An idle page moves the position too, so that the service keeps what follows it.
@@ -295,6 +296,15 @@ class Mirror:
         if settings.get("prove") and caught_up:
             report = self._proved(report)
         return report
+
+    def _merge(self, page: ChangeFeedPage, how: How) -> None:
+        """Merge a page; a refusal names what a mirror can do about it."""
+        try:
+            self._to.merge(page, **how)
+        except MulticloudDbError as error:
+            if (told := advised(error)) is error:
+                raise
+            raise told from error
 
     def _pages(self, changes: ChangeFeedIterator, begins: str) -> Iterator[ChangeFeedPage]:
         """Yield the pages; if the collection of the stored position is gone, say what to do."""
