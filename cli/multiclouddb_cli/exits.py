@@ -16,6 +16,7 @@ BUSY: Final = 14
 LATE: Final = 15
 NOT_KNOWN: Final = 16
 UNFIT: Final = 17
+SET_ASIDE: Final = 18
 INTERRUPTED: Final = 130
 
 _CODES: Final = {
@@ -49,6 +50,7 @@ TABLE: Final = {
     LATE: "token check --max-lag: a change that is older than AGE has not been read",
     NOT_KNOWN: "token check --max-lag: nobody knows whether a change that is older than AGE was left unread",
     UNFIT: "columns --check: some values do not fit into the declared columns",
+    SET_ASIDE: "mirror: the table lacks what is set aside: correct the cause, and run mirror --retry",
     INTERRUPTED: "interrupted by ctrl-C (143: by SIGTERM)",
 }
 """Maps each exit code to its meaning; the help shows this table."""

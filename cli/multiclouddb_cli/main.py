@@ -205,6 +205,10 @@ def mirror(
     refill: cli.Refill = False,
     adopt: cli.AdoptTable = False,
     position: cli.MirrorPosition = None,
+    set_aside: cli.SetAside = None,
+    set_aside_documents: cli.SetAsideDocuments = False,
+    max_set_aside: cli.MaxSetAside = 100,
+    retry: cli.Retry = None,
     max_scan_rate: cli.MaxScanRate = None,
     timeout: cli.Timeout = 30.0,
     options: cli.ProviderOption = None,
@@ -227,21 +231,30 @@ def mirror(
         raise typer.BadParameter(
             "give both; or neither, with a TOML file that has [[table]]", param_hint="COLLECTION and --target"
         )
+    if retry is not None and (collection is None or target is None):
+        raise typer.BadParameter("needs COLLECTION and --target", param_hint="--retry")
     if collection is None or target is None:
         command.mirror_file(
             url, options or (), as_json=as_json, follow=follow,
             start=None if start is None else to_start(start, max_scan_rate=max_scan_rate),
             on_expired=on_expired, resync=resync, columns=columns, refill=refill, adopt=adopt, prove=prove,
-            max_scan_rate=max_scan_rate, timeout_seconds=timeout,
+            max_scan_rate=max_scan_rate, timeout_seconds=timeout, set_aside=set_aside,
+            set_aside_documents=set_aside_documents, max_set_aside=max_set_aside,
         )  # fmt: skip
         return
     config = to_config(url)
+    if retry is not None:
+        command.retry(
+            config, to_address(collection), target, retry, to_options(config, options or ()), as_json=as_json
+        )
+        return
     command.mirror(
         config, to_address(collection), target, as_json=as_json, follow=follow, position=position,
         start=None if start is None else to_start(start, max_scan_rate=max_scan_rate),
         on_expired=on_expired, resync=resync, columns=columns, refill=refill, adopt=adopt, prove=prove,
         max_scan_rate=max_scan_rate, timeout_seconds=timeout,
-        provider_options=to_options(config, options or ()),
+        provider_options=to_options(config, options or ()), set_aside=set_aside,
+        set_aside_documents=set_aside_documents, max_set_aside=max_set_aside,
     )  # fmt: skip
 
 

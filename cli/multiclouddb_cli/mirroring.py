@@ -6,8 +6,10 @@ import json
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
+import attrs
 import typer
 
 from multiclouddb_api import (
@@ -15,10 +17,12 @@ from multiclouddb_api import (
     ErrorCategory,
     ErrorDetail,
     MulticloudDbError,
+    ProviderOptions,
     ResourceAddress,
     connect,
 )
 from multiclouddb_cli.arguments import to_options
+from multiclouddb_cli.exits import SET_ASIDE
 from multiclouddb_cli.failure import report as report_error
 from multiclouddb_cli.failure import scrub
 from multiclouddb_cli.screen import ProgressLine, duration, moment, print_fields, snapshot_line
@@ -59,10 +63,49 @@ def mirror(
             line.clear()
             proof.clear()
         _print(report, as_json=as_json)
-        if report.proof is not None:
-            code = report.proof.exit_code
+        code = _code(report)
     if code:
         raise typer.Exit(code)
+
+
+def retry(
+    config: ClientConfig,
+    address: ResourceAddress,
+    target: str,
+    folder: Path,
+    options: ProviderOptions | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Run the command with the folder of `--retry`."""
+    try:
+        from multiclouddb_mirror import destination_of, retry_set_aside
+    except ImportError as error:
+        raise _missing(error) from error
+    from multiclouddb_api.set_aside import SetAsideFolder
+
+    with connect(config) as client:
+        report = retry_set_aside(client, address, destination_of(target), SetAsideFolder(folder), options)
+    if as_json:
+        typer.echo(json.dumps(attrs.asdict(report)))
+    else:
+        print_fields(
+            [
+                ("table", report.table),
+                ("written", f"{report.written:,} rows"),
+                ("newer", f"{report.newer:,} of which the table has a newer change"),
+                ("left", f"{report.left:,}"),
+                *(("because", scrub(each)) for each in report.reasons),
+            ]
+        )
+    if report.left:
+        raise typer.Exit(SET_ASIDE)
+
+
+def _code(report: MirrorReport) -> int:
+    """Return the exit code of a run; differences come before what is set aside, which may be their cause."""
+    proof = 0 if report.proof is None else int(report.proof.exit_code)
+    return proof or (SET_ASIDE if report.set_aside else 0)
 
 
 def mirror_file(
@@ -84,13 +127,14 @@ def mirror_file(
                 failure = {"category": str(outcome.category), "message": scrub(outcome.message)}
                 typer.echo(json.dumps({"address": str(job.address), "error": failure}))
             return
-        codes.append(0 if outcome.proof is None else int(outcome.proof.exit_code))
+        codes.append(_code(outcome))
         if as_json:
             typer.echo(json.dumps(outcome.to_dict()))
             return
         state = "every change is read" if outcome.caught_up else "stopped"
         proof = "" if outcome.proof is None else "  EQUAL" if outcome.proof.equal else "  NOT EQUAL"
-        typer.echo(f"{outcome.address}  {outcome.table}  {outcome.events:,} merged  {state}{proof}")
+        aside = f"  {outcome.set_aside:,} set aside" if outcome.set_aside else ""
+        typer.echo(f"{outcome.address}  {outcome.table}  {outcome.events:,} merged  {state}{proof}{aside}")
 
     outages = OutageReport(StatusLine())
     with (
@@ -153,6 +197,11 @@ def _print(report: MirrorReport, *, as_json: bool) -> None:
             ("right at", moment(report.watermark)),
             ("behind", duration(report.lag_seconds)),
             ("time", duration(report.seconds)),
+            *(
+                [("set aside", f"{report.set_aside:,} records that the table lacks")]
+                if report.set_aside
+                else []
+            ),
         ]
     )
     if report.proof is not None:

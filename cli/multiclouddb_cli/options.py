@@ -301,6 +301,26 @@ Follow: TypeAlias = Annotated[
 Resync: TypeAlias = Annotated[
     bool, typer.Option("--resync", help="Copy every row again, which repairs the table.")
 ]
+SetAside: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--set-aside",
+        metavar="FOLDER",
+        help="Put what cannot be decoded, and rows that the table refuses, into files, and go on.",
+    ),
+]
+SetAsideDocuments: TypeAlias = Annotated[
+    bool, typer.Option("--set-aside-documents", help="Put the documents into these files too.")
+]
+MaxSetAside: TypeAlias = Annotated[
+    int, typer.Option("--max-set-aside", min=1, metavar="N", help="End when more are set aside.")
+]
+Retry: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--retry", metavar="FOLDER", help="Try again what is set aside in this folder, and do nothing else."
+    ),
+]
 ColumnsFile: TypeAlias = Annotated[
     Path | None,
     typer.Option("--columns", metavar="FILE", help="columns.toml with the columns of the table."),

@@ -6,9 +6,11 @@ import signal
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from multiclouddb_api import invalid_request
 from multiclouddb_cli import exits
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_mirror import Mirror
+from multiclouddb_tables.delta import DeltaTarget
 
 
 @pytest.fixture(autouse=True)
@@ -120,3 +122,42 @@ def test_the_tables_of_a_file_end_with_the_highest_code(run, tmp_path, path, sto
     ran = run("mirror", file, "--option", "nothing=1")
     assert ran.exit_code == exits.USAGE, ran.output
     assert "--option" in ran.stderr
+
+
+def test_what_is_set_aside_ends_with_18_until_it_is_written(mirror, store, tmp_path, monkeypatch):
+    assert mirror().exit_code == 0
+    store.put("orders", "o-3", {"total": "geheim"})
+    store.put("orders", "o-4", {"total": 400})
+    folder, refused = str(tmp_path / "aside"), "geheim"
+    merge, fix = DeltaTarget.merge, DeltaTarget.fix
+
+    def check(texts):
+        if any(refused in (text or "") for text in texts):
+            raise invalid_request("column total", "has a value that does not fit", "change it")
+
+    def merging(table, rows, notes, *, is_last):
+        check(rows["new_item_state"].to_pylist())
+        return merge(table, rows, notes, is_last=is_last)
+
+    def fixing(table, fixes, expected):
+        check([each.text for each in fixes])
+        return fix(table, fixes, expected)
+
+    monkeypatch.setattr(DeltaTarget, "merge", merging)
+    monkeypatch.setattr(DeltaTarget, "fix", fixing)
+    ran = mirror("--set-aside", folder)
+    assert ran.exit_code == exits.SET_ASIDE, ran.output
+    assert "1 records, which the table lacks" in ran.stdout
+    assert json.loads(mirror("--set-aside", folder, "--json").stdout)["set_aside"] == 1
+    ran = mirror("--retry", folder)
+    assert ran.exit_code == exits.SET_ASIDE
+    assert "has a value that does not fit" in ran.stdout
+    refused = "nothing of this text"
+    assert json.loads(mirror("--retry", folder, "--json").stdout)["written"] == 1
+    assert mirror("--set-aside", folder, "--prove").exit_code == 0
+
+
+def test_a_retry_names_what_it_needs(run, tmp_path):
+    ran = run("mirror", "mirror.toml", "--retry", str(tmp_path))
+    assert ran.exit_code == exits.USAGE
+    assert "COLLECTION and --target" in ran.stderr

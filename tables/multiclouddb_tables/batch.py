@@ -312,6 +312,15 @@ def has_gap(batch: object) -> bool:
     return not begins and any(isinstance(each, Gap) for each in notices)
 
 
+def is_of_scan(notice: RecordSkipped) -> bool:
+    """Return whether a record that was skipped is a row of a snapshot.
+
+    Args:
+        notice: The notice.
+    """
+    return _plan_of(notice.partition_id) is not None
+
+
 def _plan_of(partition_id: str) -> str | None:
     """Return the id of a snapshot from a public id, in which the provider and the resource come first."""
     return plan_id_of(partition_id.split(":", 2)[-1])

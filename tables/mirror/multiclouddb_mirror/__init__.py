@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from multiclouddb_mirror.destinations import Destination, destination_of
 from multiclouddb_mirror.mirroring import Mirror, MirrorProgress, MirrorReport, MirrorSettings, mirror
+from multiclouddb_mirror.setting_aside import RetryReport, retry_set_aside
 from multiclouddb_mirror.several import MirrorFile, MirrorJob, Mirrors, Outcome
 
 __all__ = [
@@ -16,6 +17,8 @@ __all__ = [
     "MirrorSettings",
     "Mirrors",
     "Outcome",
+    "RetryReport",
     "destination_of",
     "mirror",
+    "retry_set_aside",
 ]

@@ -34,7 +34,10 @@ _WAYS: Final = (
     ("start a query", _AGAIN),
     ("startingPosition", _AGAIN),
     ("from Snapshot()", _AGAIN),
-    ("another Snapshot()", _AGAIN),
+    (
+        "another Snapshot()",
+        "change or delete the document in the database, and run once with resync=True (--resync)",
+    ),
     ('create="', _AGAIN),
     ("checkpoint", _AGAIN),
     ("app_id", _AGAIN),

@@ -34,9 +34,11 @@ from multiclouddb_api import (
     StartPosition,
     invalid_request,
 )
+from multiclouddb_api.set_aside import SetAsideFolder
 from multiclouddb_api.validators import check_type, unknown_name
 from multiclouddb_mirror.advice import advised
 from multiclouddb_mirror.destinations import Destination, How, destination_of
+from multiclouddb_mirror.setting_aside import Setter
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_tables.batch import other_rows
 from multiclouddb_tables.columns import Columns
@@ -84,6 +86,14 @@ class MirrorSettings(TypedDict, total=False):
     snapshot then buries every row that is not in the collection."""
     prove: bool
     """True to compare the table with the collection when every change was read; False by default."""
+    set_aside: str | os.PathLike[str] | None
+    """A folder for records that cannot be decoded, and for rows that the table refuses: the run goes on
+    without them, and `MirrorReport.set_aside` counts them until `retry_set_aside` has written them, or a
+    proof has found the table equal. None, the default, to end the run at the first of them."""
+    set_aside_documents: bool
+    """True to keep their documents too, which only the owner of the files may read; False by default."""
+    max_set_aside: int
+    """The most records of the table in the folder, after which the run ends; 100 by default."""
     max_scan_rate: float | None
     """As in `Snapshot.max_scan_rate`, for the first copy and the proof; None by default."""
     timeout_seconds: float
@@ -139,6 +149,8 @@ class MirrorReport:
     """The time up to which every change is in the table; None if that is not known."""
     lag_seconds: float | None
     """How far the table was behind at the last page; None if that is not known."""
+    set_aside: int = 0
+    """The number of records that are set aside, those of earlier runs too; the table lacks them."""
     proof: Report | None = None
     """What the comparison has found; None without `prove`."""
 
@@ -221,6 +233,11 @@ class Mirror:
         self._follower: Mirror | None = None
         self._found: FoundTable | None = None
         self._stopped = Event()
+        self._setter: Setter | None = None
+        if (folder := settings.get("set_aside")) is not None:
+            kept = SetAsideFolder(folder, settings.get("max_set_aside", 100))
+            documents = settings.get("set_aside_documents", False)
+            self._setter = Setter(self._to, self._address, kept, documents=documents)
 
     def stop(self) -> None:
         """End the run after the page that is being merged; any thread or signal handler may call this."""
@@ -256,6 +273,7 @@ class Mirror:
             until_idle=not follows,
             wait_seconds=_WAIT_SECONDS if follows else 0.0,
             timeout_seconds=settings.get("timeout_seconds", 30.0),
+            on_poison="raise" if self._setter is None else "skip",
         )
         began, report = (
             time.monotonic(),
@@ -293,14 +311,22 @@ class Mirror:
             self._to.save(page.continuation_token, now=True)
         caught_up = not follows and page is not None and not self._stopped.is_set()
         report = attrs.evolve(report, seconds=time.monotonic() - began, caught_up=caught_up)
+        before = [] if self._setter is None else self._setter.records()
         if settings.get("prove") and caught_up:
             report = self._proved(report)
-        return report
+        if self._setter is None:
+            return report
+        if report.proof is not None and not report.proof.exit_code:
+            self._setter.forget(before)  # nothing of these is missing
+        return attrs.evolve(report, set_aside=len(self._setter.records()))
 
     def _merge(self, page: ChangeFeedPage, how: How) -> None:
         """Merge a page; a refusal names what a mirror can do about it."""
         try:
-            self._to.merge(page, **how)
+            if self._setter is None:
+                self._to.merge(page, **how)
+            else:
+                self._setter.merge(page, how)
         except MulticloudDbError as error:
             if (told := advised(error)) is error:
                 raise
@@ -456,6 +482,7 @@ class Mirror:
                     position=self._to.stored,
                     max_scan_rate=self._settings.get("max_scan_rate"),
                     provider_options=self._settings.get("provider_options"),
+                    record=True,
                     on_progress=progress,
                 )
             except _Stopped:

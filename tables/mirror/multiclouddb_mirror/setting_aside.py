@@ -1,0 +1,271 @@
+"""Sets aside what a table refuses, and tries it again.
+
+The order makes sure that nothing is lost: the files are on the disk before the position moves past their
+changes. A process that is killed before that reads the page again, and writes the same files again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import attrs
+
+from multiclouddb_api import (
+    BackfillDone,
+    ChangeEvent,
+    ChangeFeedPage,
+    ChangeType,
+    ErrorCategory,
+    Gap,
+    MulticloudDbClient,
+    MulticloudDbError,
+    NotKnown,
+    ProviderOptions,
+    RecordSkipped,
+    ResourceAddress,
+    SnapshotStarted,
+    encode_json,
+    invalid_request,
+)
+from multiclouddb_api.set_aside import SetAside, SetAsideFolder
+from multiclouddb_mirror.advice import advised
+from multiclouddb_mirror.destinations import Destination, How
+from multiclouddb_spi.faults import without_data
+from multiclouddb_tables.batch import is_of_scan
+from multiclouddb_tables.contract import Fix
+from multiclouddb_tables.layout import NO_ORDER
+from multiclouddb_tables.mark import Expected, FeedSource
+
+__all__ = ["RetryReport", "Setter", "retry_set_aside"]
+
+_OF_A_ROW: Final = frozenset({ErrorCategory.INVALID_REQUEST, ErrorCategory.PROVIDER_ERROR})
+"""The errors that a table may have with one row and not with others."""
+
+
+class Setter:
+    """Merges pages, and sets aside what the table refuses.
+
+    Args:
+        table: The table.
+        address: The collection.
+        folder: The folder of the records.
+        documents: True to keep documents too.
+    """
+
+    def __init__(
+        self, table: Destination, address: ResourceAddress, folder: SetAsideFolder, *, documents: bool
+    ) -> None:
+        self._table, self._address, self._folder = table, address, folder
+        self._documents = documents
+
+    def records(self) -> list[SetAside]:
+        """Return what is set aside of the table."""
+        return self._folder.records(self._address, self._table.name)
+
+    def forget(self, records: Sequence[SetAside]) -> None:
+        """Remove records, because a proof has found that the table lacks nothing.
+
+        Args:
+            records: What was set aside before the proof began.
+        """
+        for each in records:
+            self._folder.remove(each)
+
+    def merge(self, page: ChangeFeedPage, how: How) -> None:
+        """Merge a page without what the table refuses.
+
+        Args:
+            page: The page.
+            how: How it is merged.
+
+        Raises:
+            MulticloudDbError: That of the table, if it is about no single row.
+        """
+        # A row of a scan that cannot be decoded has no key, so the sink refuses its page, and the job stops.
+        skipped = [
+            SetAside.of_notice(each, self._address, self._table.name)
+            for each in page.notices
+            if isinstance(each, RecordSkipped) and not is_of_scan(each)
+        ]
+        page = self._set_aside(skipped, page, how)
+        try:
+            self._table.merge(page, **how)
+            return
+        except MulticloudDbError as error:
+            if not _is_of_a_row(error) or not page.events:
+                raise
+            refusal = error
+        # The page without rows shows whether it is about the rows; the scan may end only after them.
+        begins = tuple(each for each in page.notices if not isinstance(each, BackfillDone))
+        self._table.merge_alone(attrs.evolve(page, events=(), notices=begins), **how)
+        refused = self._refused(page, page.events, how)
+        if len(refused) == len(page.events) > 1:
+            raise refusal  # it is about the table
+        for event, _ in refused:
+            if event.backfilled:
+                self._keep(page, event, how)
+        records = [
+            SetAside.of_event(
+                event, self._address, self._table.name, without_data(advised(error).message),
+                documents=self._documents,
+            )
+            for event, error in refused
+        ]  # fmt: skip
+        page = self._set_aside(records, page, how)
+        ids = {event.event_id for event, _ in refused}
+        left = tuple(event for event in page.events if event.event_id not in ids)
+        self._table.merge(attrs.evolve(page, events=left), **how)
+
+    def _refused(
+        self, page: ChangeFeedPage, events: Sequence[ChangeEvent], how: How
+    ) -> list[tuple[ChangeEvent, MulticloudDbError]]:
+        """Merge some of the events of a page, and return those that the table refuses."""
+        try:
+            self._table.merge_alone(attrs.evolve(page, events=tuple(events), notices=()), **how)
+        except MulticloudDbError as error:
+            if not _is_of_a_row(error):
+                raise
+            if len(events) == 1:
+                return [(events[0], error)]
+            middle = len(events) // 2
+            return [
+                *self._refused(page, events[:middle], how),
+                *self._refused(page, events[middle:], how),
+            ]
+        return []
+
+    def _keep(self, page: ChangeFeedPage, event: ChangeEvent, how: How) -> None:
+        """Keep the row of a document that a scan has read, or the end of the scan would bury it."""
+        [*rows] = self._table.target.rows([_text(event)])
+        if any(not deleted for batch in rows for deleted in batch.column("deleted").to_pylist()):
+            stays = attrs.evolve(event, type=ChangeType.UPDATE, new_item_state=None)
+            kept: How = {**how, "missing_state": "keep"}
+            self._table.merge_alone(attrs.evolve(page, events=(stays,), notices=()), **kept)
+
+    def _set_aside(self, records: list[SetAside], page: ChangeFeedPage, how: How) -> ChangeFeedPage:
+        """Keep records, and return the page with a gap, which marks the table as incomplete."""
+        if not records:
+            return page
+        self._folder.add(records)
+        first = records[0]
+        gap = Gap(first.partition_id, first.position, first.position)
+        if not any(isinstance(each, SnapshotStarted) for each in page.notices):
+            return attrs.evolve(page, notices=(*page.notices, gap))
+        # Of a page on which a copy begins, a sink takes the gap for what the copy repairs.
+        self._table.merge_alone(attrs.evolve(page, events=(), notices=(gap,)), **how)
+        return page
+
+
+@attrs.frozen
+class RetryReport:
+    """What became of the records that were tried again."""
+
+    table: str
+    """The name of the table, without secrets."""
+    written: int
+    """The number of rows that the table has now."""
+    newer: int
+    """The number of records that were removed, because the table has a newer change of their keys."""
+    left: int
+    """The number of records that are still set aside."""
+    reasons: tuple[str, ...]
+    """Why they are."""
+
+
+def retry_set_aside(
+    client: MulticloudDbClient,
+    address: ResourceAddress,
+    table: Destination,
+    folder: SetAsideFolder,
+    provider_options: ProviderOptions | None = None,
+    on_step: Callable[[], None] | None = None,
+) -> RetryReport:
+    """Try again to write what was set aside, in the order of the changes.
+
+    The database is asked for the document of each key as it is now, and the table gets it, provided that its
+    row is still the one that was seen; so a newer row is never replaced, while a mirror may go on.
+
+    Args:
+        client: The client of the source.
+        address: The collection.
+        table: The table.
+        folder: The folder.
+        provider_options: The options of the provider.
+        on_step: Called before a row is written and before a file is removed.
+    """
+    written, newer, reasons = 0, 0, list[str]()
+    for record in folder.records(address, table.name):
+        try:
+            found = _retried(client, address, table, record, provider_options, on_step)
+        except MulticloudDbError as error:
+            if error.retryable or error.category not in _OF_A_ROW:
+                raise
+            reasons.append(without_data(error.message))
+            continue
+        if isinstance(found, str):
+            reasons.append(found)
+            continue
+        written, newer = written + found, newer + (not found)
+        if on_step is not None:
+            on_step()
+        folder.remove(record)
+    return RetryReport(table.name, written, newer, len(reasons), tuple(dict.fromkeys(reasons)))
+
+
+def _retried(
+    client: MulticloudDbClient,
+    address: ResourceAddress,
+    table: Destination,
+    record: SetAside,
+    provider_options: ProviderOptions | None,
+    on_step: Callable[[], None] | None,
+) -> bool | str:
+    """Write the row of a record; return False if the table has a newer one, or why nothing was done."""
+    from multiclouddb_verify.own_columns import DeclaredColumns
+
+    if record.key is None or record.order_key is None:
+        return (
+            "a record that cannot be decoded has no key to look for; when it can be, or its document was "
+            "changed, run the mirror with resync=True and prove=True (--resync --prove), which removes it if "
+            "the table is equal"
+        )
+    found = table.found()
+    if found is None:
+        raise invalid_request(
+            "target", f"{table.name} does not exist", "run the mirror, which copies every row"
+        )
+    key = encode_json(dict(record.key.components)).decode()
+    # The rows are read before the document, so that one that comes later is not replaced.
+    orders = [order for batch in table.target.rows([key]) for order in batch.column("order_key").to_pylist()]
+    last = max([record.order_key, *(each for each in orders if each != NO_ORDER)])
+    if last > record.order_key:
+        return False
+    answer = client.lookup(address, [record.key], provider_options=provider_options)[record.key]
+    if isinstance(answer, NotKnown):
+        return answer.reason
+    document = None if answer is None else answer.new_item_state
+    if document is None and not orders:
+        return True
+    mark = found.mark
+    columns = None
+    if mark is not None and mark.declared is not None:
+        declared = DeclaredColumns.of(mark.declared, table.name, table.target.columns(), table.target)
+        columns = declared.values(key, document)
+    text = None if document is None else encode_json(document).decode()
+    fix = Fix(key, tuple(orders), last, text, columns, datetime.now(UTC))
+    if on_step is not None:
+        on_step()
+    source = mark.source if mark is not None else FeedSource("", address)
+    if not table.target.fix([fix], Expected(source, found)):
+        return "the row was written meanwhile; try again"
+    return True
+
+
+def _is_of_a_row(error: MulticloudDbError) -> bool:
+    return error.category in _OF_A_ROW and not error.retryable
+
+
+def _text(event: ChangeEvent) -> str:
+    return encode_json(event.key.components).decode()

@@ -1,0 +1,295 @@
+"""Tests what is set aside: no run is stuck, and nothing is lost, however often the process is killed."""
+
+import json
+import sqlite3
+import stat
+from contextlib import closing
+
+import pytest
+
+from multiclouddb_api import ErrorCategory, MulticloudDbError, ResourceAddress, connect, invalid_request
+from multiclouddb_api.set_aside import SetAsideFolder
+from multiclouddb_embedded import EmbeddedStore
+from multiclouddb_embedded.feed import EmbeddedFeed
+from multiclouddb_mirror import destination_of, mirror, mirroring, retry_set_aside
+from multiclouddb_tables.sqlite import SqliteTable
+
+STEPS = ("prepare", "set_feed_mark", "store", "outdate", "bury", "merge", "claim", "store_position", "fix")
+ORDERS = ResourceAddress("main", "orders")
+
+
+class Death(BaseException):
+    """The process is killed."""
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(EmbeddedFeed, "visible_after", lambda feed: 0.02)
+    monkeypatch.setattr("multiclouddb_verify.source._CLOCK_ERROR", 0.0)
+
+
+class World:
+    """A collection, and a table of SQLite that may refuse a batch with a row that has `"bad": true`."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder, self.steps, self.dies_at, self.number = folder, 0, None, 0
+        self.store = EmbeddedStore(folder / "shop.db")
+        self.client = connect(f"embedded://{folder}/shop.db")
+        monkeypatch.setattr(mirroring, "_PAGE_EVENTS", 3)
+        self.refuses = lambda text: False
+        merge, fix = SqliteTable.merge, SqliteTable.fix
+
+        def merging(table, rows, notes, *, is_last):
+            self.check(rows["new_item_state"].to_pylist())
+            return merge(table, rows, notes, is_last=is_last)
+
+        def fixing(table, fixes, expected):
+            self.check([each.text for each in fixes])
+            return fix(table, fixes, expected)
+
+        monkeypatch.setattr(SqliteTable, "merge", merging)
+        monkeypatch.setattr(SqliteTable, "fix", fixing)
+        for name in STEPS:
+            monkeypatch.setattr(SqliteTable, name, self._mortal(getattr(SqliteTable, name)))
+        for name in ("add", "remove", "_write"):
+            monkeypatch.setattr(SetAsideFolder, name, self._mortal(getattr(SetAsideFolder, name)))
+        self.begin()
+
+    def _mortal(self, step):
+        def run(*arguments, **named):
+            self.step()
+            found = step(*arguments, **named)
+            self.step()
+            return found
+
+        return run
+
+    def step(self):
+        self.steps += 1
+        if self.steps - 1 == self.dies_at:
+            raise Death
+
+    def begin(self):
+        self.number += 1
+        self.accept()
+        if self.number > 1:
+            self.store.drop_collection("orders")
+        self.store.create_collection("orders", partitions=2)
+        for number in range(7):
+            self.put(f"o-{number}", total=number)
+        self.aside = self.folder / f"aside-{self.number}"
+
+    @property
+    def target(self):
+        return f"sqlite:{self.folder}/table-{self.number}.db#orders"
+
+    def put(self, key, **document):
+        self.store.put("orders", key, document)
+
+    def run(self, dies_at=None, **settings):
+        self.steps, self.dies_at = 0, dies_at
+        try:
+            return mirror(self.client, ORDERS, self.target, set_aside=self.aside, **settings)
+        finally:
+            self.dies_at = None
+
+    def retry(self, dies_at=None):
+        self.steps, self.dies_at = 0, dies_at
+        try:
+            return retry_set_aside(
+                self.client,
+                ORDERS,
+                destination_of(self.target),
+                SetAsideFolder(self.aside),
+                on_step=self.step,
+            )
+        finally:
+            self.dies_at = None
+
+    def sql(self, statement):
+        with closing(sqlite3.connect(self.folder / f"table-{self.number}.db")) as database:
+            found = database.execute(statement).fetchall()
+            database.commit()
+            return found
+
+    def check(self, texts):
+        if any(text is not None and self.refuses(text) for text in texts):
+            raise invalid_request("batch", "has a row that the table refuses", "change it")
+
+    def refuse(self):
+        """Let the table refuse some rows from now on."""
+        self.refuses = lambda text: "bad" in text
+
+    def accept(self):
+        self.refuses = lambda text: False
+
+    def rows(self):
+        found = self.sql("SELECT key, new_item_state FROM orders WHERE _deleted_at IS NULL")
+        return {json.loads(key)["id"]: json.loads(text)["total"] for key, text in found}
+
+    def keys(self):
+        return (
+            {json.loads(file.read_bytes())["key"]["id"] for file in self.aside.glob("*.json")}
+            if self.aside.is_dir()
+            else set()
+        )
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    made = World(tmp_path, monkeypatch)
+    yield made
+    made.client.close()
+    made.store.close()
+
+
+def changed(world):
+    world.run()
+    world.refuse()
+    world.put("o-1", total=100, bad=True)
+    world.put("o-2", total=200)
+    world.put("o-9", total=900, bad=True)
+    world.put("o-3", total=300)
+
+
+GOOD = {"o-0": 0, "o-1": 1, "o-2": 200, "o-3": 300, "o-4": 4, "o-5": 5, "o-6": 6}
+ALL = {**GOOD, "o-1": 100, "o-9": 900}
+
+
+def test_a_refused_row_stops_no_other_and_is_told_until_it_is_written(world):
+    changed(world)
+    report = world.run()
+    assert (report.set_aside, report.caught_up) == (2, True)
+    assert world.rows() == GOOD
+    assert world.run().set_aside == 2  # those of earlier runs too
+    retried = world.retry()
+    assert (retried.written, retried.left) == (0, 2)
+    world.accept()
+    retried = world.retry()
+    assert (retried.written, retried.newer, retried.left) == (2, 0, 0)
+    assert world.rows() == ALL
+    assert world.run(prove=True).proof.equal
+    assert world.run().set_aside == 0
+
+
+def test_a_file_has_no_document_unless_it_is_asked_for(world):
+    changed(world)
+    world.put("o-1", total="geheim", bad=True)
+    world.run()
+    for file in world.aside.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert "geheim" not in file.read_text()
+        found = json.loads(file.read_bytes())
+        assert {"v", "position", "key", "reason", "order_key"} <= found.keys()
+        assert "document" not in found
+    world.put("o-1", total="geheim", bad=True)
+    world.run(set_aside_documents=True)
+    assert any("geheim" in file.read_text() for file in world.aside.iterdir())
+
+
+def test_without_a_folder_the_run_ends(world):
+    changed(world)
+    with pytest.raises(MulticloudDbError):
+        mirror(world.client, ORDERS, world.target)
+
+
+def test_a_newer_row_is_never_replaced(world):
+    changed(world)
+    world.run()
+    world.put("o-1", total=101)
+    world.run()
+    world.accept()
+    world.store.delete("orders", "o-9")
+    retried = world.retry()
+    assert (retried.newer, retried.left) == (1, 0)
+    assert world.rows() == {**GOOD, "o-1": 101}
+    assert world.run(prove=True).proof.equal
+
+
+def test_the_table_is_incomplete_until_it_is_proved(world):
+    changed(world)
+    world.run()
+    assert destination_of(world.target).found().mark.incomplete_since is not None
+    world.accept()
+    report = world.run(prove=True)
+    assert not report.proof.equal
+    assert report.set_aside == 2
+    world.retry()
+    assert world.run(prove=True).proof.equal
+    assert destination_of(world.target).found().mark.incomplete_since is None
+
+
+def test_a_proof_that_finds_the_table_equal_empties_the_folder(world):
+    changed(world)
+    world.run()
+    world.put("o-1", total=1)
+    world.store.delete("orders", "o-9")
+    report = world.run(prove=True)
+    assert report.proof.equal
+    assert report.set_aside == 0
+
+
+def test_too_many_end_the_run_before_its_position_moves(world):
+    changed(world)
+    with pytest.raises(MulticloudDbError, match="--max-set-aside") as caught:
+        world.run(max_set_aside=1)
+    assert caught.value.category is ErrorCategory.PERMANENT_FAILURE
+    world.accept()
+    assert world.run().set_aside <= 1
+    assert world.rows() == ALL
+
+
+def test_a_table_that_refuses_every_row_is_no_matter_of_rows(world):
+    world.run()
+    world.refuses = lambda text: True
+    for number in range(3):
+        world.put(f"o-{number}", total=-1)
+    with pytest.raises(MulticloudDbError):
+        world.run()
+    assert not world.keys()
+
+
+def test_a_copy_keeps_the_row_of_a_document_that_the_table_refuses(world):
+    changed(world)
+    report = world.run(resync=True)
+    assert (report.began, report.set_aside) == ("snapshot", 2)
+    assert world.rows() == GOOD
+    world.accept()
+    assert world.retry().left == 0
+    assert world.rows() == ALL
+    assert world.run(prove=True).proof.equal
+
+
+@pytest.mark.parametrize("resync", [False, True])
+def test_killed_at_each_step_nothing_that_was_set_aside_is_lost(world, resync):
+    changed(world)
+    world.run(resync=resync)
+    whole = world.steps
+    assert whole > 10
+    for moment in range(whole):
+        world.begin()
+        changed(world)
+        with pytest.raises(Death):
+            world.run(dies_at=moment, resync=resync)
+        world.run()
+        assert (world.rows(), world.keys()) == (GOOD, {"o-1", "o-9"}), moment
+
+
+def test_killed_at_each_step_a_retry_loses_nothing(world):
+    changed(world)
+    world.run()
+    world.accept()
+    world.retry()
+    whole = world.steps
+    assert whole > 6
+    for moment in range(whole):
+        world.begin()
+        changed(world)
+        world.run()
+        world.accept()
+        with pytest.raises(Death):
+            world.retry(dies_at=moment)
+        lacks = {key for key in ("o-1", "o-9") if world.rows().get(key) != ALL[key]}
+        assert lacks <= world.keys(), moment
+        world.retry()
+        assert (world.rows(), world.keys()) == (ALL, set()), moment
