@@ -209,6 +209,8 @@ def mirror(
     set_aside_documents: cli.SetAsideDocuments = False,
     max_set_aside: cli.MaxSetAside = 100,
     retry: cli.Retry = None,
+    listen: cli.Listen = None,
+    prove_every: cli.ProveEvery = None,
     max_scan_rate: cli.MaxScanRate = None,
     timeout: cli.Timeout = 30.0,
     options: cli.ProviderOption = None,
@@ -223,10 +225,16 @@ def mirror(
     fails does not stop the others, and the exit code is the highest.
     """
     from multiclouddb_cli import mirroring as command
-    from multiclouddb_cli.arguments import to_address, to_config, to_options, to_start
+    from multiclouddb_cli.arguments import to_address, to_age, to_config, to_options, to_start
+    from multiclouddb_cli.watched import to_place
 
     if follow and prove:
-        raise typer.BadParameter("needs a run that ends: leave out --follow", param_hint="--prove")
+        raise typer.BadParameter(
+            "needs a run that ends: leave out --follow, or give --prove-every", param_hint="--prove"
+        )
+    for name, given in (("--listen", listen), ("--prove-every", prove_every)):
+        if given is not None and (not follow or collection is None):
+            raise typer.BadParameter("is for --follow with one table", param_hint=name)
     if (collection is None) != (target is None) or (collection is None and position is not None):
         raise typer.BadParameter(
             "give both; or neither, with a TOML file that has [[table]]", param_hint="COLLECTION and --target"
@@ -250,6 +258,8 @@ def mirror(
         return
     command.mirror(
         config, to_address(collection), target, as_json=as_json, follow=follow, position=position,
+        listen=None if listen is None else to_place(listen),
+        prove_seconds=None if prove_every is None else to_age(prove_every, "--prove-every").total_seconds(),
         start=None if start is None else to_start(start, max_scan_rate=max_scan_rate),
         on_expired=on_expired, resync=resync, columns=columns, refill=refill, adopt=adopt, prove=prove,
         max_scan_rate=max_scan_rate, timeout_seconds=timeout,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING, Unpack
 
 import attrs
@@ -29,9 +30,11 @@ from multiclouddb_cli.screen import ProgressLine, duration, moment, print_fields
 from multiclouddb_cli.session import until_signal
 from multiclouddb_cli.tail import OutageReport, StatusLine
 from multiclouddb_cli.verifying import print_report, verify_line
+from multiclouddb_cli.watched import Watched, served
 
 if TYPE_CHECKING:
     from multiclouddb_mirror import MirrorJob, MirrorProgress, MirrorReport, MirrorSettings, Outcome
+    from multiclouddb_verify import Progress, Report
 
 
 def mirror(
@@ -40,6 +43,8 @@ def mirror(
     target: str,
     *,
     as_json: bool,
+    listen: tuple[str, int] | None = None,
+    prove_seconds: float | None = None,
     **settings: Unpack[MirrorSettings],
 ) -> None:
     """Run the command with the text of `--target`, and the settings of `mirror`."""
@@ -48,24 +53,69 @@ def mirror(
     except ImportError as error:
         raise _missing(error) from error
     line, proof = ProgressLine(_line), ProgressLine(verify_line)
-    settings.update({"on_progress": line.show, "on_proof_progress": proof.show})
+    watched = Watched({"collection": str(address)})
+
+    def on_progress(progress: MirrorProgress) -> None:
+        line.show(progress)
+        watched.turned(progress)
+
+    def on_proof_progress(progress: Progress) -> None:
+        proof.show(progress)
+        watched.alive()
+
+    settings.update({"on_progress": on_progress, "on_proof_progress": on_proof_progress})
     outages, code = OutageReport(StatusLine()), 0
     with (
+        served(watched, listen),
         _ends_well(follows=settings.get("follow", False)),
         until_signal() as interrupt,
         connect(config, observer=outages) as client,
     ):
-        job = Mirror(client, address, target, **settings)
-        interrupt.stop = job.stop
-        try:
-            report = job.run()
-        finally:
-            line.clear()
-            proof.clear()
+        proved: Report | None = None
+        while True:
+            job = Mirror(client, address, target, **settings)
+            interrupt.stop = job.stop
+            if interrupt.signal is not None:  # meanwhile
+                job.stop()
+            is_following = settings.get("follow", False)
+            try:
+                with _after(prove_seconds if is_following else None, job.stop):
+                    report = job.run()
+            finally:
+                line.clear()
+                proof.clear()
+            watched.run_ended(report.set_aside)
+            if report.proof is not None:
+                proved = report.proof
+                watched.proved(int(proved.exit_code))
+            if prove_seconds is None or interrupt.signal is not None:
+                break
+            if report.proof is not None:
+                typer.echo(f"proof: {report.proof.outcome.value}", err=True)
+            # It follows until a proof is due; the proof goes on merging, and the next run from there.
+            settings.update(
+                {"follow": not is_following, "prove": is_following, "resync": False, "refill": False}
+            )
+        watched.stopping()
+        report = attrs.evolve(report, proof=proved)
         _print(report, as_json=as_json)
         code = _code(report)
     if code:
         raise typer.Exit(code)
+
+
+@contextmanager
+def _after(seconds: float | None, call: Callable[[], None]) -> Iterator[None]:
+    """Call a function when a block has run for some time."""
+    timer = None if seconds is None else Timer(seconds, call)
+    if timer is not None:
+        timer.daemon = True
+        timer.start()
+    try:
+        yield
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
 def retry(

@@ -336,6 +336,21 @@ AdoptTable: TypeAlias = Annotated[
 Prove: TypeAlias = Annotated[
     bool, typer.Option("--prove", help="Then compare every row with the collection, as verify does.")
 ]
+Listen: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[HOST:]PORT",
+        help="With --follow: serve /metrics, /live and /ready there; HOST is localhost unless given.",
+    ),
+]
+ProveEvery: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--prove-every",
+        metavar="AGE",
+        help="With --follow: compare every row when AGE, such as 24h, has passed since the last proof.",
+    ),
+]
 Repair: TypeAlias = Annotated[bool, typer.Option("--repair", help="Make each difference equal.")]
 MaxRepairs: TypeAlias = Annotated[
     int | None,

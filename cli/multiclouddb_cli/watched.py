@@ -1,0 +1,193 @@
+"""Tells others how a mirror that follows its collection is: over HTTP, and to systemd."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from multiclouddb_mirror import MirrorProgress
+
+_LIVE_SECONDS: Final = 600.0
+"""How long one page may take: a merge into a large Delta table takes minutes, and an outage is waited for."""
+_HELP: Final = {
+    "events_total": "The rows and changes that were merged since the process began.",
+    "deletes_total": "How many of them were deletes.",
+    "pages_total": "The pages that were read; it grows while the mirror is alive.",
+    "lag_seconds": "How far the table is behind.",
+    "snapshot": "1 while the copy of every row is under way.",
+    "proofs_total": "The proofs that have ended.",
+    "proof_exit_code": "The exit code of the last proof; 0 is equal.",
+    "proved_timestamp_seconds": "When the last proof has ended.",
+    "set_aside": "The records that are set aside.",
+}
+
+
+class Watched:
+    """How a mirror is.
+
+    Args:
+        labels: What each metric is labelled with.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(self, labels: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+        self._clock, self._lock = clock, Lock()
+        self._values = dict[str, float]()
+        self._before = (0, 0)
+        self._told = (0, 0)
+        self._turned_at: float | None = None
+        self._systemd = _Systemd()
+
+    def turned(self, progress: MirrorProgress) -> None:
+        """Note that a page is done.
+
+        Args:
+            progress: How far the run is.
+        """
+        with self._lock:
+            self._told = (progress.events, progress.deletes)
+            events, deletes = (a + b for a, b in zip(self._before, self._told, strict=True))
+            self._values |= {"events_total": events, "deletes_total": deletes}
+            self._values["pages_total"] = self._values.get("pages_total", 0) + 1
+            self._values["snapshot"] = int(progress.snapshot is not None)
+            if progress.lag_seconds is not None:
+                self._values["lag_seconds"] = progress.lag_seconds
+        self.alive()
+
+    def alive(self) -> None:
+        """Note that the loop turns, for example during a proof."""
+        is_first, self._turned_at = self._turned_at is None, self._clock()
+        self._systemd.tell("READY=1" if is_first else "WATCHDOG=1")
+
+    def run_ended(self, set_aside: int) -> None:
+        """Note that a run has ended, after which another may begin to count at 0.
+
+        Args:
+            set_aside: The records that are set aside.
+        """
+        with self._lock:
+            self._before = (self._before[0] + self._told[0], self._before[1] + self._told[1])
+            self._told = (0, 0)
+            self._values["set_aside"] = set_aside
+
+    def proved(self, exit_code: int) -> None:
+        """Note that a proof has ended.
+
+        Args:
+            exit_code: Its exit code.
+        """
+        with self._lock:
+            self._values["proofs_total"] = self._values.get("proofs_total", 0) + 1
+            self._values["proof_exit_code"] = exit_code
+            self._values["proved_timestamp_seconds"] = time.time()
+
+    def stopping(self) -> None:
+        """Tell systemd that the process ends."""
+        self._systemd.tell("STOPPING=1")
+
+    def answer(self, path: str) -> tuple[int, str]:
+        """Return status and text for a path."""
+        match path.partition("?")[0]:
+            case "/metrics":
+                return 200, self._metrics()
+            case "/live":
+                # Before the first page nothing is known; a first read may wait for the database.
+                at = self._turned_at
+                is_live = at is None or self._clock() - at < _LIVE_SECONDS
+                return (200, "live\n") if is_live else (503, "no page has been done for ten minutes\n")
+            case "/ready":
+                return (503, "no page has been done yet\n") if self._turned_at is None else (200, "ready\n")
+            case _:
+                return 404, "there are /metrics, /live and /ready\n"
+
+    def _metrics(self) -> str:
+        with self._lock:
+            values = dict(self._values)
+        lines = list[str]()
+        for name, value in values.items():
+            full = f"multiclouddb_mirror_{name}"
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines += [f"# HELP {full} {_HELP[name]}", f"# TYPE {full} {kind}"]
+            lines.append(f"{full}{{{self._labels}}} {value}")
+        return "\n".join((*lines, ""))
+
+
+@contextmanager
+def served(watched: Watched, place: tuple[str, int] | None) -> Iterator[None]:
+    """Answer over HTTP while a block runs.
+
+    Args:
+        watched: How the mirror is.
+        place: Host and port; None to answer nowhere.
+    """
+    if place is None:
+        yield
+        return
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, text = watched.answer(self.path)
+            content = text.encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *arguments: Any) -> None:
+            pass  # each probe would be a line of the log
+
+    try:
+        server = ThreadingHTTPServer(place, Answers)
+    except OSError as error:
+        host, port = place
+        problem = f"{host}:{port}: {error.strerror or error}"
+        raise typer.BadParameter(problem, param_hint="--listen") from error
+    with server:
+        server.daemon_threads = True
+        answering = Thread(target=server.serve_forever, name="multiclouddb-listen", daemon=True)
+        answering.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            answering.join()
+
+
+def to_place(text: str) -> tuple[str, int]:
+    """Read `[HOST:]PORT`."""
+    host, colon, port = text.rpartition(":")
+    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536 or (colon and not host):
+        raise typer.BadParameter(f"{text!r} is not [HOST:]PORT, such as 9100", param_hint="--listen")
+    return host.strip("[]") or "localhost", int(port)
+
+
+class _Systemd:
+    """The socket of systemd, if the environment names one."""
+
+    def __init__(self) -> None:
+        address = os.environ.get("NOTIFY_SOCKET", "")
+        # A name that begins with @ is one of Linux' abstract names.
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        self._pid = os.environ.get("WATCHDOG_PID", str(os.getpid()))
+        self._watches = "WATCHDOG_USEC" in os.environ and self._pid == str(os.getpid())
+
+    def tell(self, state: str) -> None:
+        if not self._address or (state == "WATCHDOG=1" and not self._watches):
+            return
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
+            made.sendto(state.encode(), self._address)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,137 @@
+"""Tests what `multiclouddb mirror --follow` tells others, and that it ends when it is told to."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from multiclouddb_cli import exits
+from multiclouddb_cli.watched import to_place
+
+
+def free_port():
+    with socket.socket() as made:
+        made.bind(("localhost", 0))
+        return made.getsockname()[1]
+
+
+def asked(port, path):
+    try:
+        with urllib.request.urlopen(f"http://localhost:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+class Following:
+    """A mirror in a process of its own, whose messages to systemd are received."""
+
+    def __init__(self, folder, url, *words, **environment):
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(folder / "notify"))
+        self.socket.settimeout(60)
+        self.process = subprocess.Popen(
+            [
+                sys.executable, "-m", "multiclouddb_cli", "mirror", url, "main/orders", "--follow", "--json",
+                "--target", f"sqlite:{folder}/table.db#orders", *words,
+            ],
+            env={**os.environ, "NOTIFY_SOCKET": str(folder / "notify"), **environment},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def told(self):
+        """Return the next message to systemd."""
+        return self.socket.recv(1000).decode()
+
+    def end(self):
+        self.process.send_signal(signal.SIGTERM)
+        stdout, stderr = self.process.communicate(timeout=10)  # the promise
+        return self.process.returncode, stdout, stderr
+
+    def close(self):
+        self.socket.close()
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def follow(tmp_path, url, store):
+    made = []
+
+    def start(*words, **environment):
+        made.append(Following(tmp_path, url, *words, **environment))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+
+
+def test_others_see_that_it_turns_and_a_signal_ends_it_with_0(follow):
+    port = free_port()
+    following = follow("--listen", str(port), WATCHDOG_USEC="600000000")
+    assert following.told() == "READY=1"
+    assert asked(port, "/live")[0] == asked(port, "/ready")[0] == 200
+    assert asked(port, "/other")[0] == 404
+    sample = None
+    while sample is None or sample.value < 10:  # the first page may have no rows
+        assert following.process.poll() is None
+        families = {each.name: each for each in text_string_to_metric_families(asked(port, "/metrics")[1])}
+        [sample] = families["multiclouddb_mirror_events"].samples
+    assert (sample.value, sample.labels) == (10.0, {"collection": "main/orders"})
+    assert following.told() == "WATCHDOG=1"
+    code, stdout, stderr = following.end()
+    assert code == 0, stderr
+    assert json.loads(stdout)["events"] == 10
+    messages = [following.told()]
+    while messages[-1] != "STOPPING=1":
+        messages.append(following.told())
+
+
+def test_without_the_watchdog_systemd_is_told_only_that_it_is_ready(follow):
+    following = follow()
+    assert following.told() == "READY=1"
+    assert following.end()[0] == 0
+    assert following.told() == "STOPPING=1"
+
+
+def test_a_proof_is_made_while_it_follows_and_is_its_exit_code(follow):
+    port = free_port()
+    following = follow("--listen", f"localhost:{port}", "--prove-every", "1s")
+    assert following.told() == "READY=1"
+    while "multiclouddb_mirror_proofs_total" not in (text := asked(port, "/metrics")[1]):
+        assert following.process.poll() is None
+    families = {each.name: each for each in text_string_to_metric_families(text)}
+    assert families["multiclouddb_mirror_proof_exit_code"].samples[0].value == 0
+    code, stdout, stderr = following.end()
+    assert code == 0, stderr
+    assert json.loads(stdout)["proof"]["outcome"] == "equal"
+    assert "proof: equal" in stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--listen", "9100"], "is for --follow"),
+        (["--prove-every", "1h"], "is for --follow"),
+        (["--follow", "--listen", "x"], "is not [HOST:]PORT"),
+        (["--follow", "--listen", ":80"], "is not [HOST:]PORT"),
+        (["--follow", "--prove-every", "soon"], "is not an age"),
+    ],
+)
+def test_a_wrong_argument_is_named(run, url, store, tmp_path, words, told):
+    ran = run("mirror", url, "main/orders", "--target", f"sqlite:{tmp_path}/t.db#orders", *words)
+    assert ran.exit_code == exits.USAGE, ran.output
+    assert told in ran.stderr
+
+
+def test_it_listens_only_here_unless_it_is_told_to():
+    assert to_place("9100") == ("localhost", 9100)
+    assert to_place("0.0.0.0:9100") == ("0.0.0.0", 9100)
