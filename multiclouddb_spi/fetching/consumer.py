@@ -26,7 +26,7 @@ from multiclouddb_spi.continuation.token import Envelope, ReadUntil, encode_toke
 from multiclouddb_spi.continuation.watermark import Standings
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.fetching.stream import Budget, Stream
+from multiclouddb_spi.fetching.stream import Budget, Pace, Stream
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.positions import without_hints
 
@@ -67,7 +67,7 @@ class Consumer:
             lineage or have moved; `at` and `prune` notice them.
         open_streams: The number of `streams` that were asked since they were made, so that they may have a
             reader.
-        scan_due_at: The monotonic time before which a scan with a rate reads nothing.
+        pace: How fast the segments of its scan are read, if the scan has a rate.
         last_page: The last page, if it may be returned again.
         call: The call that uses the consumer at present.
         keys: What `Consumers` finds it by.
@@ -86,7 +86,7 @@ class Consumer:
     token: str | None = None
     streams: dict[str, Stream] = attrs.field(factory=dict)
     open_streams: int = 0
-    scan_due_at: float = 0.0
+    pace: Pace | None = None
     last_page: LastPage | None = None
     call: object = None
     keys: tuple[Hashable, ...] = ()
@@ -116,16 +116,12 @@ class Consumer:
         if stream is None or not (stream.cursor is cursor or stream.cursor == cursor):
             if stream is not None:
                 self.drop(stream)
-            stream = self.streams[partition_id] = Stream(self.feed, partition_id, cursor, budget, observing)
+            pace, state = self.pace, self.state
+            if pace is not None and not (isinstance(state, Lineage) and state.is_segment(partition_id)):
+                pace = None
+            stream = Stream(self.feed, partition_id, cursor, budget, observing, pace)
+            self.streams[partition_id] = stream
         return stream
-
-    def due_at(self, stream: Stream) -> float:
-        """Return the monotonic time before which another request of a stream is not useful."""
-        state = self.state
-        assert isinstance(state, Lineage)
-        if (plan := state.plan) is None or plan.rate is None or not state.is_segment(stream.partition_id):
-            return stream.due_at
-        return max(stream.due_at, self.scan_due_at)
 
     def not_due(self, entries: Iterable[Entry], now: float) -> dict[str, float]:
         """Return those of the partitions that are not worth asking at `now`, with the time when they are.
@@ -162,7 +158,7 @@ class Consumer:
             self.open_streams -= 1
         left = self.streams[stream.partition_id] = Stream(
             stream.feed, stream.partition_id, stream.cursor, stream.budget, stream.observing,
-            due_at=stream.due_at,
+            stream.pace, due_at=stream.due_at,
         )  # fmt: skip
         if not stream.size.is_full:
             left.size = stream.size  # a slow link would be tried with full answers again
@@ -188,7 +184,7 @@ class Consumer:
         The other one must not be used any more.
         """
         self._looks, self._standings = other._looks, other._standings
-        self.scan_due_at = other.scan_due_at
+        self.pace = other.pace
         feed = self.feed
         for name, stream in other.streams.items():
             entry = self.state.reading(name) if isinstance(self.state, Lineage) else None

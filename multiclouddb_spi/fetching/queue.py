@@ -106,7 +106,7 @@ class Queue:
     def put_due(self) -> None:
         """Ask the streams whose time has come."""
         now = time.monotonic()
-        self.put([name for name, stream in self.later.items() if self._consumer.due_at(stream) <= now])
+        self.put([name for name, stream in self.later.items() if stream.next_at() <= now])
 
     def all_quiet(self) -> set[str]:
         """Return the streams that have no records, with those whose fetch waits for new ones."""
@@ -115,7 +115,7 @@ class Queue:
 
     def next_due(self) -> float:
         """Return when the first of the streams that are asked later is due."""
-        return min(map(self._consumer.due_at, self.later.values()))
+        return min(stream.next_at() for stream in self.later.values())
 
     # -- Ask
 
@@ -150,7 +150,7 @@ class Queue:
             if stream.future is not None and not stream.future.done() and stream.takes_too_long():
                 stream = self._consumer.drop(stream)
             now = time.monotonic()
-            due_at = stream.due_at if not self._consumer.scan_due_at else self._consumer.due_at(stream)
+            due_at = stream.due_at if stream.pace is None else stream.next_at()
             if due_at > now and stream.batch is None and stream.future is None:
                 del ask[name]
                 self.later[name] = stream
@@ -223,6 +223,8 @@ class Queue:
         share, fetcher = self._share, self._context.fetcher
         stream.window = min(self._most, max(self._limit, 2 * stream.window))
         records = stream.window if most is None else min(stream.window, most)
+        if stream.pace is not None:
+            records = min(records, stream.pace.starts(self._most))
         stream.hold(max(share, self._budget.expected))
         stream.asked_at, stream.waiting, stream.at_once = time.monotonic(), wait > 0, False
         stream.due_at, stream.error = 0.0, None
@@ -282,6 +284,8 @@ class Queue:
                         stream.batch, stream.taken = future.result(), 0
                         stream.position, stream.has_failed = stream.batch.end, False
                         stream.fetches += 1
+                        if stream.pace is not None:
+                            stream.pace.landed(stream.batch, self._most)
                         # What was reserved for the fetch is by now what its answer holds.
                         stream.held_ask, stream.held_batch = 0, stream.held_ask
                     elif isinstance(error, Exception):

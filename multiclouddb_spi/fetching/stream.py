@@ -41,6 +41,34 @@ class Budget:
 
 
 @define(eq=False, repr=False)
+class Pace:
+    """How fast the segments of one scan are read together; rows and charges are counted alike.
+
+    A fetch is counted when it starts, as if it cost what it requests, and corrected when its answer is there.
+    """
+
+    rate: float  # how many rows, or how much charge, a second
+    due_at: float = 0.0  # the monotonic time before which no segment is asked
+
+    def starts(self, most: int) -> int:
+        """Count a fetch of at most `most` rows; return how many it may request: those of about one second."""
+        asked = self._of_a_second(most)
+        self._spend(asked / self.rate)
+        return asked
+
+    def landed(self, batch: Batch, most: int) -> None:
+        """Correct what `starts` has counted, now that the cost of the fetch is known."""
+        cost = len(batch) if batch.charge is None else batch.charge
+        self._spend((cost - self._of_a_second(most)) / self.rate)
+
+    def _of_a_second(self, most: int) -> int:
+        return max(1, int(min(self.rate, most)))
+
+    def _spend(self, seconds: float) -> None:
+        self.due_at = max(self.due_at, time.monotonic() if seconds > 0 else 0.0) + seconds
+
+
+@define(eq=False, repr=False)
 class Stream:
     """One partition at one position: at most one answer in hand, and at most one on its way.
 
@@ -53,6 +81,7 @@ class Stream:
     cursor: Cursor  # after the records that were returned
     budget: Budget
     observing: Observing
+    pace: Pace | None = None  # of its scan, if it is a segment of one with a rate
     position: Cursor = attrs.Factory(lambda self: self.cursor, takes_self=True)  # after the batch
     due_at: float = 0.0  # the monotonic time before which a request is not useful
     # Why the running fetch was retried, or why the service wants no request before `due_at`.
@@ -76,6 +105,10 @@ class Stream:
     cancelled: bool = False  # no call needs the result of the running fetch any longer
     held_ask: int = 0  # the bytes of the budget that are held for the running fetch
     held_batch: int = 0  # and for the batch
+
+    def next_at(self) -> float:
+        """Return the monotonic time before which another request is not useful, or too early for its scan."""
+        return self.due_at if self.pace is None else max(self.due_at, self.pace.due_at)
 
     def hold(self, ask: int | None = None, batch: int | None = None) -> None:
         """Change the number of bytes that this stream holds in the budget; None keeps the previous value."""

@@ -107,7 +107,6 @@ class Filling(Generic[T]):
         self._begins = bool(self._first or self._has_ends or plan is not None or lineage.audited is not None)
         self._waiting, self._longest_wait = Waiting(deadline, wait), feed.longest_wait
         self._waits_at_once = feed.waits_at_service and len(active) == 1 and plan is None
-        self._most_of = None if self._scanning is None else self._scanning.most_of
 
     @computed_once
     def _answers(self) -> Answers:
@@ -123,7 +122,7 @@ class Filling(Generic[T]):
             result.ended or result.failure or result.poison or result.retired or result.over
         ):
             may_wait = waiting.repeats or self._waits_at_once
-            queue.launch(self._wait_of_fetch() if may_wait else 0.0, self._most_of)
+            queue.launch(self._wait_of_fetch() if may_wait else 0.0)
             if (queue.passed or queue.overtaken) and self._pass():
                 continue
             # Answers are taken in the order in which they come, whoever was asked first.
@@ -226,9 +225,9 @@ class Filling(Generic[T]):
 
     def _launch(self) -> None:
         """Start reads of as many partitions as threads and bytes allow."""
-        self._queue.launch(self._wait_of_fetch(), self._most_of)
+        self._queue.launch(self._wait_of_fetch())
         while self._pass():
-            self._queue.launch(self._wait_of_fetch(), self._most_of)
+            self._queue.launch(self._wait_of_fetch())
 
     def _wait_of_fetch(self) -> float:
         """Return how long a fetch may wait for new records."""
@@ -351,8 +350,6 @@ class Filling(Generic[T]):
                 result.charge = (result.charge or 0.0) + batch.charge
             if batch.headroom is not None:
                 result.keeps(name, batch.headroom)
-            if scanning is not None:
-                scanning.landed(name, batch)
         if result.failed:
             result.failed.pop(name, None)
         count, places, is_cut = len(batch.records), 0, False
@@ -384,7 +381,7 @@ class Filling(Generic[T]):
         if is_noticed:  # its records come in a later call
             return
         stop = min(count, first + places)
-        if stop == count > 0 and stream.has_more(batch) and not self._consumer.due_at(stream):
+        if stop == count > 0 and stream.has_more(batch) and not (stream.due_at or stream.pace):
             queue.prefetch(stream)
         if scanning is not None:
             scanning.takes(name, stop - first)

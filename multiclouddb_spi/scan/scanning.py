@@ -1,4 +1,4 @@
-"""Handles a snapshot scan during one call: defines segments, shares pages and limits the rate.
+"""Handles a snapshot scan during one call: defines segments, and shares pages between scan and stream.
 
 Partitions of the change stream are read first, in the order of their positions from the oldest to the newest.
 Then the segments of the scan are read. Therefore, the positions of the change stream do not expire, even if a
@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
 from multiclouddb_api import BackfillDone
-from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.continuation.entry import Plan
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import Retired
@@ -25,7 +24,7 @@ from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.fetcher import ReadContext
 from multiclouddb_spi.fetching.page_content import PageContent
 from multiclouddb_spi.fetching.queue import HEAD_SECONDS
-from multiclouddb_spi.fetching.stream import Stream
+from multiclouddb_spi.fetching.stream import Pace, Stream
 from multiclouddb_spi.scan.contract import SupportsSnapshot
 from multiclouddb_spi.scan.start import stream_wear
 from multiclouddb_spi.segment import Segment
@@ -71,7 +70,11 @@ class Scanning:
     # -- The stream and its positions
 
     def _begin(self, plan: Plan, now: Clock) -> None:
-        lineage = self._lineage
+        lineage, consumer = self._lineage, self._consumer
+        if plan.rate is None:
+            consumer.pace = None
+        elif consumer.pace is None or consumer.pace.rate != plan.rate:
+            consumer.pace = Pace(plan.rate)
         left, worn = stream_wear(self._feed, lineage, now())
         if plan.holds and plan.auto and worn:
             lineage.release_stream()
@@ -133,37 +136,6 @@ class Scanning:
         self._unasked.clear()
         self._kept = 0
         return shared
-
-    # -- The rate
-
-    def _rate(self, name: str) -> float | None:
-        """Return the rate of the plan, if a segment of a scan with a rate is read."""
-        plan = self._lineage.plan
-        return None if plan is None or not self._lineage.is_segment(name) else plan.rate
-
-    def _spend(self, seconds: float) -> None:
-        """Postpone the next read of the scan."""
-        last = self._consumer.scan_due_at
-        self._consumer.scan_due_at = max(last, time.monotonic() if seconds > 0 else 0.0) + seconds
-
-    def most_of(self, stream: Stream) -> int | None:
-        """Return how many records one fetch may request within the rate limit; None for as many as usual."""
-        if not stream.empty() or (rate := self._rate(stream.partition_id)) is None:
-            return None
-        most = self._reserved(rate)
-        self._spend(most / rate)
-        return most
-
-    def landed(self, name: str, batch: Batch) -> None:
-        """Count the cost of a batch toward the rate limit of the scan."""
-        if (rate := self._rate(name)) is None:
-            return
-        cost = len(batch) if batch.charge is None else batch.charge
-        self._spend((cost - self._reserved(rate)) / rate)
-
-    def _reserved(self, rate: float) -> int:
-        """Return the approximate number of rows for one second, limited to what one fetch can return."""
-        return max(1, int(min(rate, max(self._result.limit, self._context.page_records))))
 
     # -- The scan
 
