@@ -14,21 +14,22 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import CancelledError
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from multiclouddb_api.pacing import Wakeup
+from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.fetcher import ReadContext, closed_fault, still_waiting
-from multiclouddb_spi.fetching.stream import Stream
+from multiclouddb_spi.fetching.page_content import PageContent
+from multiclouddb_spi.fetching.scan_share import ScanShare
+from multiclouddb_spi.fetching.stream import HEAD_SECONDS, Stream
 from multiclouddb_spi.time_limits import Deadline
 
-HEAD_SECONDS: Final = 2.0
-"""The number of seconds for which the other partitions wait for a slow partition."""
 _MIN_ASK: Final = 4096
 _MAX_ASK: Final = 8 * 1024 * 1024
 _LOOK_SECONDS: Final = 0.2
@@ -46,10 +47,12 @@ def is_full_answer(records: int, nbytes: int) -> bool:
 class Queue:
     """The streams of one call, of at most `width` partitions at once.
 
-    The first fetch of a stream requests at most `limit` records; later fetches may request more. `entry_of`
-    returns the entry of a partition that is read, or None.
+    The first fetch of a stream requests at most as many records as `content` may have; later fetches may
+    request more. `entry_of` returns the entry of a partition that is read, or None.
 
     Attributes:
+        content: What is taken together; it has a limit of records and of bytes.
+        moves: Records up to where a partition was taken.
         ask: The partitions that are asked next, in this order; with the entry, where it is known.
         later: The streams that are asked when they are due.
         running: The streams whose answer nobody has looked at.
@@ -60,6 +63,11 @@ class Queue:
         awaited: Streams of `running` that had no records, and whose fetch waits for new ones.
         overtaken: Partitions that wait for memory while records of others are returned. They keep their place
             in the lineage.
+        head: The first partition of the order, while it has its turn: a place is kept for it, and the others
+            wait for it, so that a slow partition does not starve.
+        first: Partitions that are asked before the head, and need no place from it.
+        share: How the page is divided between a scan and the changes beside it.
+        had_turn: The partitions that were taken, or have failed, in the order of their turns.
         is_shaken: Something else than a read has changed the lineage, so a stream may be elsewhere or gone.
     """
 
@@ -68,9 +76,9 @@ class Queue:
         context: ReadContext,
         consumer: Consumer,
         entry_of: Callable[[str], Entry | None],
+        moves: Callable[[str, Cursor], None],
+        content: PageContent[Any],
         active: int,
-        limit: int,
-        most_bytes: int,
         deadline: Deadline,
     ) -> None:
         self.ask = OrderedDict[str, Entry | None]()
@@ -78,11 +86,17 @@ class Queue:
         self.landed, self.passed = deque[Stream](), list[Stream]()
         self.quiet, self.awaited = set[str](), set[str]()
         self.overtaken: frozenset[str] = frozenset()
+        self.had_turn = dict[str, None]()
         self.is_shaken = False
         self._context, self._consumer, self._deadline = context, consumer, deadline
-        self._entry_of, self._budget, self._width = entry_of, context.budget, context.width
-        self._limit, self._most = limit, max(limit, context.page_records)
-        share = min(self._budget.limit // (active + 1), most_bytes)
+        self.head: str | None = None
+        self.first: Collection[str] = ()
+        self.share: ScanShare | None = None
+        self._is_cut = False
+        self._entry_of, self.moves, self.content = entry_of, moves, content
+        self._budget, self._width = context.budget, context.width
+        self._limit, self._most = content.limit, max(content.limit, context.page_records)
+        share = min(self._budget.limit // (active + 1), content.most_bytes)
         self._share = min(_MAX_ASK, max(_MIN_ASK, share))
         self._no_room = self._sorted = self._at_once = False
         self._slow_from = 0.0  # before this time, no partition that is being read counts as slow
@@ -119,13 +133,13 @@ class Queue:
 
     # -- Ask
 
-    def launch(self, wait: float = 0.0, most_of: Callable[[Stream], int | None] | None = None) -> None:
+    def launch(self, wait: float = 0.0, most_of: Callable[[Stream], int] | None = None) -> None:
         """Ask as many partitions as threads and bytes allow.
 
         Args:
             wait: How many seconds a fetch may wait for new records.
-            most_of: Returns how many records to request of a stream: None for as many as usual, 0 to ask no
-                more at present.
+            most_of: Returns how many records are kept for a stream, which may request and take as many; 0 to
+                ask no more at present.
         """
         ask, streams = self.ask, self._consumer.streams
         while ask:
@@ -162,6 +176,7 @@ class Queue:
             if stream.waiting or (stream.future is not None and now - stream.asked_at > HEAD_SECONDS):
                 self.passed.append(stream)  # it waits for new records, or is slow
             del ask[name]
+            stream.most = most
             self.running[name] = stream
             if name in self.quiet:
                 self.quiet.discard(name)
@@ -169,17 +184,13 @@ class Queue:
                     self.awaited.add(name)
             if stream.batch is None:
                 if stream.future is None:
-                    self._fetch(stream, wait, most)
+                    self._fetch(stream, wait)
                 if stream.future is not None and not stream.future.done():
                     self._slow_from = min(self._slow_from, stream.asked_at + HEAD_SECONDS)
-                    stream.future.add_done_callback(partial(self._arrived, stream))
+                    # Not a method: it may outlive the call, and would keep the page in memory.
+                    stream.future.add_done_callback(partial(_arrived, self.landed, self._wakeup, stream))
                     continue
             self.landed.append(stream)
-
-    def _arrived(self, stream: Stream, _: object) -> None:
-        """Record that an answer arrived; any thread may call this method."""
-        self.landed.append(stream)
-        self._wakeup.send()
 
     def _at(self, partition_id: str, cursor: Cursor) -> Stream:
         """Return the stream of a partition at a position, but none that is given up."""
@@ -217,12 +228,12 @@ class Queue:
         stream = self._consumer.streams.get(partition_id)
         return stream is not None and not stream.empty()
 
-    def _fetch(self, stream: Stream, wait: float, most: int | None = None) -> None:
+    def _fetch(self, stream: Stream, wait: float) -> None:
         if not stream.asked_at:
             self._consumer.open_streams += 1
         share, fetcher = self._share, self._context.fetcher
         stream.window = min(self._most, max(self._limit, 2 * stream.window))
-        records = stream.window if most is None else min(stream.window, most)
+        records = stream.window if stream.most is None else min(stream.window, stream.most)
         if stream.pace is not None:
             records = min(records, stream.pace.starts(self._most))
         stream.hold(max(share, self._budget.expected))
@@ -317,3 +328,85 @@ class Queue:
                     self._consumer.drop(stream)
         self.running.clear()
         return late
+
+    # -- Take
+
+    def is_elsewhere(self, stream: Stream) -> bool:
+        """Drop what was fetched of a partition that a loss has moved or removed; return whether one has."""
+        entry = self._entry_of(stream.partition_id)
+        if entry is not None and entry.said[0] == stream.cursor:
+            return False
+        self._consumer.drop(stream)
+        self.turn_is_over(stream.partition_id)
+        return True
+
+    def take(self, stream: Stream, batch: Batch) -> int | None:
+        """Give a stream its turn; return up to which record of its answer it is taken.
+
+        None if there is no room: the stream waits in `ready` until places are free that are kept for others.
+        """
+        name, first, head, content = stream.partition_id, stream.taken, self.head, self.content
+        count = stop = len(batch.records)
+        if count and stream.most is not None:
+            stop = min(count, first + stream.most)
+        elif count:
+            places = content.limit - content.count
+            if head is not None and name != head and name not in self.first:
+                places -= 1
+            if self.share is not None:
+                places = self.share.places(name, places)
+            # The page ends before its records have more bytes than it may have, but it has at least one.
+            # While the head has its turn, that one is its own, and the others wait for it.
+            left, each = content.most_bytes - content.nbytes, batch.nbytes / count
+            fits = int(max(left, 0.0) // each) if each else places
+            if name == head or not (content.count or head):
+                fits = max(1, fits)
+            self._is_cut = min(places, count - first) > fits
+            stop = min(count, first + min(places, fits))
+        if count and stop == first:
+            self._rests(stream)
+            return None
+        self.had_turn.pop(name, None)
+        self.had_turn[name] = None
+        if name == head or self.share is not None:
+            self.turn_is_over(name)
+        return stop
+
+    def took(self, stream: Stream, batch: Batch, stop: int) -> None:
+        """Move a stream behind the records that were taken; what is left of its answer waits in `ready`."""
+        has_rest = stop < len(batch.records)
+        if has_rest:
+            self._rests(stream)
+        if self.share is not None:
+            self.share.took(stream.partition_id, stop - stream.taken)
+        stream.cursor, stream.taken = batch.cursor_after(stop), stop
+        self.moves(stream.partition_id, stream.cursor)
+        if not has_rest:  # last: a stream without its answer that stands before it would leave it out
+            stream.used_up()
+            stream.due_at = stream.asked_at + batch.poll_after if batch.poll_after else 0.0
+
+    def _rests(self, stream: Stream) -> None:
+        """Let the rest of an answer wait, or end the page if it is too large and nothing else may come."""
+        self.ready[stream.partition_id] = stream
+        if self._is_cut and self.head is None:
+            self.content.ended = True
+
+    def has_turn(self, partition_id: str) -> None:
+        """Record that a partition has its turn without records; the token keeps the order of the turns."""
+        self.had_turn.pop(partition_id, None)
+        self.had_turn[partition_id] = None
+        self.turn_is_over(partition_id)
+
+    def turn_is_over(self, partition_id: str) -> None:
+        """Wait no longer for a partition: others may use the places that were kept for it."""
+        is_released = self.share is not None and self.share.has_had_turn(partition_id)
+        if partition_id == self.head:
+            self.head, is_released = None, True
+        if is_released and self.ready:
+            self.put_ready()
+
+
+def _arrived(landed: deque[Stream], wakeup: Wakeup, stream: Stream, _: object) -> None:
+    """Record that an answer arrived; any thread may call this function."""
+    landed.append(stream)
+    wakeup.send()

@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import Future
 from contextlib import suppress
+from typing import Final
 
 import attrs
 from attrs import define
@@ -16,6 +17,9 @@ from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.positions import open_reader
 from multiclouddb_spi.time_limits import ANSWER_SECONDS, SILENT_SECONDS, AnswerSize, Arrival
+
+HEAD_SECONDS: Final = 2.0
+"""The number of seconds for which the other partitions wait for a slow partition."""
 
 
 class Budget:
@@ -94,6 +98,8 @@ class Stream:
     future: Future[Batch] | None = None  # of the running fetch
     at_once: bool = False  # the last fetch was answered in the thread of the caller
     fetches: int = 0  # those that have finished
+    # How many records of its answer may be taken, if a share was kept for it when it was asked.
+    most: int | None = None
     window: int = 0  # how many records the next fetch requests; grows while the stream is read
     # When the last fetch started, or 0: the answer does not show what happened after that.
     asked_at: float = 0.0

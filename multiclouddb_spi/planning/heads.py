@@ -25,6 +25,7 @@ stays in the consumer for the next step. The rules:
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -46,8 +47,9 @@ from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.faults import ProviderFault, RecordFault, undecided
 from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.fetcher import ReadContext, late_fault
-from multiclouddb_spi.fetching.queue import HEAD_SECONDS, Queue, is_full_answer
-from multiclouddb_spi.fetching.stream import Stream
+from multiclouddb_spi.fetching.page_content import PageContent
+from multiclouddb_spi.fetching.queue import Queue, is_full_answer
+from multiclouddb_spi.fetching.stream import HEAD_SECONDS, Stream
 from multiclouddb_spi.planning.pieces import Pieces
 from multiclouddb_spi.planning.target import Target, clip, within
 from multiclouddb_spi.retry import MOST_SKIPS, Call
@@ -115,14 +117,9 @@ class Heads:
         # `after` keeps the positions before the step until all heads are known; these are beyond them.
         self._reads = after.copy()
         self._queue = Queue(
-            context,
-            consumer,
-            partial(_entry_of, after, self._reads),
-            len(after.active()),
-            limit or _RECORDS,
-            _BYTES,
-            deadline,
-        )
+            context, consumer, partial(_entry_of, after, self._reads), self._reads.took,
+            PageContent(limit or _RECORDS, _BYTES), len(after.active()), deadline,
+        )  # fmt: skip
         self._began = time.monotonic()
         self._found, self._starts = dict[str, Head](), dict[str, Cursor]()
         self._counted, self._reserved = dict[str, int](), dict[str, int]()
@@ -275,9 +272,9 @@ class Heads:
             self._queue.launch(0.0, self._most_of)
             self._queue.passed.clear()  # a step waits for none of them anyway
 
-    def _most_of(self, stream: Stream) -> int | None:
-        """Return how many records to request: the share of a partition, which is reserved meanwhile."""
-        most = None
+    def _most_of(self, stream: Stream) -> int:
+        """Return how many records may be taken of a partition: its share, which is reserved meanwhile."""
+        most = sys.maxsize
         if self._left is not None:
             if not self._left:
                 return 0
@@ -291,11 +288,9 @@ class Heads:
 
     def _answer(self, stream: Stream) -> None:
         name = stream.partition_id
-        share = self._reserved.pop(name, 0)
         if self._left is not None:
-            self._left += share
-        if self._after.reading(name) is None or self._reads.cursor(name) != stream.cursor:
-            self._consumer.drop(stream)
+            self._left += self._reserved.pop(name, 0)
+        if self._queue.is_elsewhere(stream):
             self._queue.put([name])
             return
         batch = stream.batch
@@ -305,16 +300,17 @@ class Heads:
             self._fail(stream, stream.error)
             return
         self._failed.pop(name, None)
-        self._take(stream, batch, share)
+        self._take(stream, batch)
 
-    def _take(self, stream: Stream, batch: Batch, share: int) -> None:
+    def _take(self, stream: Stream, batch: Batch) -> None:
         """Take the records of an answer, or as many as the share allows; the rest stays in the stream."""
-        name, count = stream.partition_id, len(batch) - stream.taken
-        if self._left is not None:
-            count = min(count, share)
-        stop = stream.taken + count
+        name, first = stream.partition_id, stream.taken
+        stop = self._queue.take(stream, batch)
+        assert stop is not None, "whatever is asked has a share"
+        self._queue.took(stream, batch, stop)
+        count = stop - first
         if stop < len(batch):
-            head = Head(batch.cursor_after(stop), count, Continue(), Follows.MORE)
+            head = Head(stream.cursor, count, Continue(), Follows.MORE)
         else:
             follows = follows_of(batch)
             if isinstance(batch.outcome, Continue) and stream.asked_at < self._began:
@@ -327,15 +323,9 @@ class Heads:
         if clipped is not head or head.notices or isinstance(head.outcome, Ended):
             self.pieces.drop(name)  # a task says what the notices mean, and reads only up to the target
         else:
-            self.pieces.add(name, batch, stream.taken, stop)
+            self.pieces.add(name, batch, first, stop)
         if clipped is not head or not isinstance(head.outcome, Continue):
             self._consumer.forget(stream)  # nothing of it is read again
-        else:
-            stream.cursor = head.cursor
-            stream.taken = stop
-            if stop == len(batch):
-                stream.used_up()
-                stream.due_at = stream.asked_at + batch.poll_after if batch.poll_after else 0.0
         nbytes = batch.nbytes * count // max(1, len(batch))
         self._bytes += nbytes
         self._keep(name, clipped, count, is_full=is_full_answer(count, nbytes))

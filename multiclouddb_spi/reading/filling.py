@@ -23,8 +23,8 @@ from multiclouddb_spi.faults import ProviderFault, RecordFault
 from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.fetcher import ReadContext, late_fault
 from multiclouddb_spi.fetching.page_content import PageContent
-from multiclouddb_spi.fetching.queue import HEAD_SECONDS, Queue, is_full_answer
-from multiclouddb_spi.fetching.stream import Stream
+from multiclouddb_spi.fetching.queue import Queue, is_full_answer
+from multiclouddb_spi.fetching.stream import HEAD_SECONDS, Stream
 from multiclouddb_spi.reading.answers import Answers
 from multiclouddb_spi.time_limits import Deadline
 
@@ -91,14 +91,14 @@ class Filling(Generic[T]):
         # while the next answer is on its way.
         self._is_large = limit > context.page_records
         self._full = set[str]()  # the partitions whose last answer in this call was full
-        self._had_turn = dict[str, None]()  # in the order of their turns
-        self._queue = queue = Queue(
-            context, consumer, lineage.reading, len(active), limit, most_bytes, deadline
-        )
-        # While it has its turn, the first partition in the queue has a place on the page.
-        self._head = active[0].partition_id if active else None
         # What failed last is read first and alone, to find a lasting error early.
         self._first = [entry.partition_id for entry in active if entry.failed_last]
+        self._queue = queue = Queue(
+            context, consumer, lineage.reading, lineage.took, self._result, len(active), deadline
+        )
+        queue.head, queue.first = active[0].partition_id if active else None, self._first
+        if self._scanning is not None:
+            queue.share = self._scanning.share
         self._rest = list[str]()
         if self._first or self._has_ends:
             self._rest = [entry.partition_id for entry in active if not entry.failed_last]
@@ -137,7 +137,7 @@ class Filling(Generic[T]):
             else:
                 stream = queue.next(self._patience()) if queue.running else None
             if stream is not None:
-                if not (queue.is_shaken and self._is_elsewhere(stream)):
+                if not (queue.is_shaken and queue.is_elsewhere(stream)):
                     self._take(stream)
             elif (
                 not (self._keep_polling() if queue.running or queue.ready else self._sleep_until_due())
@@ -157,7 +157,7 @@ class Filling(Generic[T]):
             result.idle = self._lineage.is_quiet(quiet)
         for name, trouble in late.items():  # a throttled call's error explains more than a late answer
             result.failed[name] = trouble or result.failed.get(name) or ProviderFault(late_fault())
-        self._lineage.rotate([*self._had_turn, *late])
+        self._lineage.rotate([*queue.had_turn, *late])
         stuck = result.failure or result.poison
         if stuck is not None:
             self._lineage.failed_last(stuck[0])
@@ -183,12 +183,12 @@ class Filling(Generic[T]):
     def _read_alone(self) -> None:
         """Read the partitions whose errors ended the last call, for as long as the first one has its turn."""
         self._queue.put(self._first)
-        while not (self._result.is_full() or all(name in self._had_turn for name in self._first)):
+        while not (self._result.is_full() or all(name in self._queue.had_turn for name in self._first)):
             self._launch()
             stream = self._queue.next(self._waiting.for_head()) if self._queue.running else None
             if stream is None:
                 return
-            if not (self._queue.is_shaken and self._is_elsewhere(stream)):
+            if not (self._queue.is_shaken and self._queue.is_elsewhere(stream)):
                 self._take(stream)
 
     def _begin_round(self) -> bool:
@@ -251,30 +251,24 @@ class Filling(Generic[T]):
                 elif self._leaves_out:
                     self._has_left_out = True
                     del queue.later[name]
-            self._turn_is_over(name)
-        if self._head is not None and self._head in queue.overtaken:
-            self._turn_is_over(self._head)
+            queue.turn_is_over(name)
+        if queue.head is not None and queue.head in queue.overtaken:
+            queue.turn_is_over(queue.head)
         return bool(passed and queue.ask)
-
-    def _turn_is_over(self, name: str) -> None:
-        """Stop waiting for a partition: others, and the scan, may use its place on the page."""
-        shared = self._scanning is not None and self._scanning.has_had_turn(name)
-        if shared or name == self._head:
-            self._head = None if name == self._head else self._head
-            if self._queue.ready:
-                self._queue.put_ready()
 
     # -- Wait for answers
 
     def _patience(self) -> float:
         """Return how long to wait for the next answer."""
-        result, queue, scanning, waiting = self._result, self._queue, self._scanning, self._waiting
+        result, queue, waiting = self._result, self._queue, self._waiting
         # If there is something to return, the call ends as soon as no further answer is there. But it first
         # waits for the turn of the first partition, so that a slow one never starves.
-        if self._head is not None and (result.count or queue.ready):
+        if queue.head is not None and (result.count or queue.ready):
             return waiting.for_head()
-        if queue.ready and scanning is not None and scanning.is_sharing():
-            return scanning.patience(queue.running, waiting.for_head())
+        if queue.ready and queue.share is not None:
+            shares = queue.share.patience(queue.running, waiting.for_head())
+            if shares is not None:
+                return shares
         if result.count:
             return waiting.for_more(fills=self._is_filling())
         return waiting.for_answer(more_to_ask=bool(queue.ask))
@@ -298,18 +292,13 @@ class Filling(Generic[T]):
 
     def _keep_polling(self) -> bool:
         """Handle the case that no answer arrived in time; return True if there is still something to do."""
-        now, queue, scanning = time.monotonic(), self._queue, self._scanning
+        now, queue = time.monotonic(), self._queue
+        head, share = queue.head, queue.share
         more = bool(queue.ready) or (not self._result.count and now < self._waiting.end)
         over = now >= self._waiting.head_until or not queue.running
-        if over and self._head is not None:
-            self._had_turn.pop(self._head, None)
-            self._had_turn[self._head] = None
-            self._turn_is_over(self._head)
-        elif (
-            scanning is not None
-            and (over or (self._head is None and scanning.is_stuck(queue.running)))
-            and scanning.share_no_more()
-        ):
+        if over and head is not None:
+            queue.has_turn(head)
+        elif share is not None and (over or (head is None and share.is_stuck(queue.running))) and share.end():
             queue.put_ready()
         return more
 
@@ -326,19 +315,9 @@ class Filling(Generic[T]):
 
     # -- Take an answer
 
-    def _is_elsewhere(self, stream: Stream) -> bool:
-        """Drop what was fetched of a partition that a loss has moved or removed; return whether one has."""
-        entry = self._lineage.reading(stream.partition_id)
-        if entry is not None and entry.said[0] == stream.cursor:
-            return False
-        self._consumer.drop(stream)
-        self._turn_is_over(stream.partition_id)
-        return True
-
     def _take(self, stream: Stream) -> None:
         """Return as many records of an answer as the page has room for."""
         name, result, batch, first = stream.partition_id, self._result, stream.batch, stream.taken
-        head, scanning, queue = self._head, self._scanning, self._queue
         if batch is None:
             self._failed(stream)
             return
@@ -352,39 +331,15 @@ class Filling(Generic[T]):
                 result.keeps(name, batch.headroom)
         if result.failed:
             result.failed.pop(name, None)
-        count, places, is_cut = len(batch.records), 0, False
-        if count:
-            # The place of the first partition on the page is kept for it.
-            places = result.limit - result.count
-            if head is not None and name != head and name not in self._first:
-                places -= 1
-            if scanning is not None:
-                places = scanning.places(name, places)
-            # The page ends before its records have more bytes than it may have, but it has at least one.
-            # While the first partition has its turn, that one is its own, and the others wait for it.
-            left, each = result.most_bytes - result.nbytes, batch.nbytes / count
-            fits = int(max(left, 0.0) // each) if each else places
-            if name == head or not (result.count or head):
-                fits = max(1, fits)
-            is_cut, places = min(places, count - first) > fits, min(places, fits)
-        is_noticed = name in result.noticed
-        if count and not places and not is_noticed:
-            queue.ready[name] = stream
-            result.ended = result.ended or (is_cut and head is None)
+        count, queue = len(batch.records), self._queue
+        if name in result.noticed:  # its records come in a later call
+            queue.has_turn(name)
             return
-        self._had_turn.pop(name, None)
-        self._had_turn[name] = None
-        if scanning is not None or (name == head and queue.ready):
-            self._turn_is_over(name)
-        elif name == head:
-            self._head = None
-        if is_noticed:  # its records come in a later call
+        stop = queue.take(stream, batch)
+        if stop is None:
             return
-        stop = min(count, first + places)
-        if stop == count > 0 and stream.has_more(batch) and not (stream.due_at or stream.pace):
+        if stop == count > 0 and stream.has_more(batch) and not stream.due_at and stream.pace is None:
             queue.prefetch(stream)
-        if scanning is not None:
-            scanning.takes(name, stop - first)
         value: T | None = None
         while stop > first:
             try:
@@ -397,20 +352,17 @@ class Filling(Generic[T]):
                 self._answers.blame(name, error)
                 self._consumer.drop(stream)
                 return
-        if stop > first or not count:
-            stream.cursor, stream.taken = batch.cursor_after(stop), stop
-            self._lineage.took(name, stream.cursor)
         if stop > first:
             if self._is_large and not result.count:
                 self._waiting.has_records()
             result.values.append(cast(T, value))
             result.count += stop - first
             result.nbytes += batch.nbytes * (stop - first) / count
-        if stream.taken == count:
+        elif count:  # a poison record is the first one
+            return
+        queue.took(stream, batch, stop)
+        if stop == count:
             self._used_up(stream, batch)
-        else:
-            queue.ready[name] = stream  # the rest is for a later turn, or for a later page
-            result.ended = result.ended or (is_cut and self._head is None)
 
     def _failed(self, stream: Stream) -> None:
         """Handle a fetch that has failed."""
@@ -428,9 +380,7 @@ class Filling(Generic[T]):
             # the first partition would never come in time, so the second one is reported.
             self._queue.put([name])
             return
-        self._had_turn.pop(name, None)
-        self._had_turn[name] = None
-        self._turn_is_over(name)
+        self._queue.has_turn(name)
         if not isinstance(error, RecordFault):
             self._go_on(self._answers.failed(name, error))
 
@@ -438,13 +388,11 @@ class Filling(Generic[T]):
         """After the last record of an answer, ask the partition again, or read what follows its end."""
         name, consumer, count = stream.partition_id, self._consumer, len(batch.records)
         fresh = stream.asked_at >= self._waiting.began
-        stream.used_up()
         started = self._answers.finish(name, batch, stream.asked_at)
         if started is not None:  # it has left the lineage, and its children are read in this call
             self._go_on([*started, *(self._scanning.refill() if self._scanning is not None else ())])
             consumer.forget(stream)
             return
-        stream.due_at = stream.asked_at + batch.poll_after if batch.poll_after else 0.0
         if consumer.open_streams > self._context.consumers.most_readers:
             # The partitions that were read first are needed first in the next round, so their readers stay.
             if stream.due_at:
@@ -463,8 +411,8 @@ class Filling(Generic[T]):
                 self._full.add(name)
             else:
                 self._full.discard(name)
-            if self._scanning is not None:
-                self._scanning.asks_again(name)
+            if self._queue.share is not None:
+                self._queue.share.asks_again(name)
 
     # -- Leave out
 

@@ -1,4 +1,4 @@
-"""Handles a snapshot scan during one call: defines segments, and shares pages between scan and stream.
+"""Handles a snapshot scan during one call: defines segments, and says what is kept of a page for them.
 
 Partitions of the change stream are read first, in the order of their positions from the oldest to the newest.
 Then the segments of the scan are read. Therefore, the positions of the change stream do not expire, even if a
@@ -10,8 +10,7 @@ fractions (`Plan.credit`).
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
@@ -23,8 +22,8 @@ from multiclouddb_spi.cursor import Cursor, InvalidCursor
 from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.fetcher import ReadContext
 from multiclouddb_spi.fetching.page_content import PageContent
-from multiclouddb_spi.fetching.queue import HEAD_SECONDS
-from multiclouddb_spi.fetching.stream import Pace, Stream
+from multiclouddb_spi.fetching.scan_share import ScanShare
+from multiclouddb_spi.fetching.stream import Pace
 from multiclouddb_spi.scan.contract import SupportsSnapshot
 from multiclouddb_spi.scan.start import stream_wear
 from multiclouddb_spi.segment import Segment
@@ -35,7 +34,6 @@ Clock: TypeAlias = Callable[[], datetime | None]
 
 _ACTIVE: Final = 8
 _CUT_SECONDS: Final = 10.0
-_LOOK_SECONDS: Final = 0.1
 _FEW: Final = 4
 _MOST_EMPTY_CUTS: Final = 100
 _SHARE: Final = 4
@@ -60,10 +58,8 @@ class Scanning:
         assert isinstance(lineage, Lineage)
         self._context, self._consumer, self._feed, self._lineage = context, consumer, consumer.feed, lineage
         self._result, self._deadline, self._single = result, deadline, single
-        self._rows = self._kept = 0
-        self._unasked = set[str]()
-        self._stream_first = False
         self.active = lineage.active()
+        self.share = ScanShare(lineage, (), 0)
         if (plan := lineage.plan) is not None:
             self._begin(plan, now)
 
@@ -83,68 +79,11 @@ class Scanning:
         stream = sorted(listed, key=lambda entry: self._feed.describe(entry.cursor).time or _LATE)
         self.active = [*stream, *(entry for entry in lineage.active() if not entry.listed)]
         if stream:
-            self._stream_first = True
-            self._unasked = {entry.partition_id for entry in stream}
-            self._kept, credit = divmod(0 if worn else self._result.limit + plan.credit, _SHARE)
+            kept, credit = divmod(0 if worn else self._result.limit + plan.credit, _SHARE)
             lineage.change_plan(credit=credit)
-
-    # -- Places on the page
-
-    def places(self, name: str, places: int) -> int:
-        """Return how many of the page's places a partition or segment may take."""
-        if self._lineage.plan is None:
-            return places
-        kept = max(0, self._kept - self._rows)
-        if self._lineage.is_segment(name):
-            return min(places, kept) if self._unasked else places
-        return max(0, places - kept)
-
-    def has_had_turn(self, name: str) -> bool:
-        """Record that a partition has had its turn; return True if it was the last of the stream."""
-        if name not in self._unasked:
-            return False
-        self._unasked.discard(name)
-        return not self._unasked
-
-    def asks_again(self, name: str) -> None:
-        """Record that a partition has more records, so the scan must not use the partition's places yet."""
-        if self._stream_first and not self._lineage.is_segment(name):
-            self._unasked.add(name)
-
-    def is_sharing(self) -> bool:
-        """Return whether places on the page are kept for the stream or the scan."""
-        return bool(self._unasked) or self._kept > self._rows
-
-    def patience(self, running: Mapping[str, Stream], longest: float) -> float:
-        """Return how many seconds to wait for the reads that have reserved places on the page."""
-        return 0.0 if self.is_stuck(running) else min(_LOOK_SECONDS, longest)
-
-    def is_stuck(self, running: Mapping[str, Stream]) -> bool:
-        """Return whether every segment that is being read is late or fails."""
-        if self._kept <= self._rows or not self._unasked.isdisjoint(running):
-            return False
-        slow = time.monotonic() - HEAD_SECONDS
-        return not any(
-            stream.error is None and stream.asked_at > slow
-            for name, stream in running.items()
-            if self._lineage.is_segment(name)
-        )
-
-    def share_no_more(self) -> bool:
-        """Release the reserved places of the page for all partitions; return False if none were reserved."""
-        shared, self._stream_first = self.is_sharing(), False
-        self._unasked.clear()
-        self._kept = 0
-        return shared
+            self.share = ScanShare(lineage, [entry.partition_id for entry in stream], kept)
 
     # -- The scan
-
-    def takes(self, name: str, count: int) -> None:
-        """Record that the page returns records of a partition or segment."""
-        plan = self._lineage.plan
-        if plan is not None and count and self._lineage.is_segment(name):
-            self._rows += count
-            self._lineage.change_plan(rows=plan.rows + count)
 
     def refill(self) -> list[str]:
         """Define more segments if few are left, end the scan if none are; return the ids that start."""

@@ -9,6 +9,7 @@ from multiclouddb_spi import Deadline, FeedSpec
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.fetching.consumer import Consumer
+from multiclouddb_spi.fetching.page_content import PageContent
 from multiclouddb_spi.fetching.queue import Queue
 
 NEVER = float("inf")
@@ -23,7 +24,8 @@ def made(make_bench):
     feed = SimulationProvider(bench.sim).open_feed(FeedSpec(bench.sim.address), Deadline.after(60))
     lineage = Lineage([Entry.read(name, 0) for name in bench.sim.partitions], feed)
     consumer = Consumer(feed, lineage, "", "")
-    queue = Queue(bench.engine._context, consumer, lineage.reading, 3, 100, 1 << 20, Deadline.after(60))
+    content, until = PageContent(100, 1 << 20), Deadline.after(60)
+    queue = Queue(bench.engine._context, consumer, lineage.reading, lineage.took, content, 3, until)
     yield queue, consumer
     consumer.discard()
 
@@ -123,3 +125,63 @@ def test_a_stream_that_landed_twice_is_returned_when_its_next_fetch_has_ended(ma
     queue.landed.append(stream)
     assert queue.next(0.0) is None
     assert queue.running == {"p0": stream}
+
+
+class TestTaking:
+    def test_what_there_is_no_room_for_waits_until_the_head_has_had_its_turn(self, made):
+        queue, _ = made
+        queue.head, queue.content.limit = "p0", 1
+        queue.put(["p1", "p0"])
+        queue.launch()
+        other, head = queue.next(0.0), queue.next(0.0)
+        assert queue.take(other, other.batch) is None
+        assert (list(queue.ready), list(queue.had_turn)) == (["p1"], [])
+        assert queue.take(head, head.batch) == 1
+        assert (queue.head, list(queue.had_turn)) == (None, ["p0"])
+        assert (list(queue.ready), list(queue.ask)) == ([], ["p1"]), "its place is free for the others"
+
+    def test_the_rest_of_an_answer_waits(self, made):
+        queue, consumer = made
+        queue.content.limit = 1
+        queue.put(["p0"])
+        queue.launch()
+        stream = queue.next(0.0)
+        batch = stream.batch
+        queue.took(stream, batch, queue.take(stream, batch))
+        assert (list(queue.ready), stream.taken, stream.batch) == (["p0"], 1, batch)
+        assert consumer.state.cursor("p0") == stream.cursor == batch.cursor_after(1)
+        queue.took(stream, batch, 2)
+        assert (stream.batch, consumer.state.cursor("p0")) == (None, batch.end)
+
+    def test_a_share_is_kept_from_the_request_to_the_answer(self, made):
+        queue, _ = made
+        queue.put(["p0"])
+        queue.launch()
+        queue.ready["p0"] = queue.next(0.0)
+        queue.put_ready()
+        queue.launch(most_of=lambda _: 1)
+        stream = queue.next(0.0)
+        queue.content.limit = 0  # a share is not of the page
+        assert queue.take(stream, stream.batch) == 1
+        queue.took(stream, stream.batch, 1)
+        queue.put_ready()
+        queue.launch(most_of=lambda _: 0)
+        assert (list(queue.ask), list(queue.running)) == (["p0"], []), "nothing is kept for it"
+
+    @pytest.mark.parametrize("broken", ["cursor_after", "moves"])
+    def test_a_stream_that_could_not_be_moved_keeps_its_answer(self, made, broken, monkeypatch):
+        """Without the answer, its reader would go on behind records that were not returned."""
+        queue, consumer = made
+        queue.put(["p0"])
+        queue.launch()
+        stream = queue.next(0.0)
+        batch = stream.batch
+
+        def fail(*_):
+            raise ArithmeticError
+
+        monkeypatch.setattr(type(batch) if broken == "cursor_after" else queue, broken, fail)
+        with pytest.raises(ArithmeticError):
+            queue.took(stream, batch, 2)
+        assert stream.batch is batch
+        assert consumer.state.cursor("p0") == 0

@@ -42,8 +42,8 @@ from multiclouddb_spi.continuation.state import state_from_json
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.cursor import InvalidCursor
 from multiclouddb_spi.faults import Fault
-from multiclouddb_spi.fetching.queue import HEAD_SECONDS
-from multiclouddb_spi.scan.scanning import Scanning
+from multiclouddb_spi.fetching.scan_share import ScanShare
+from multiclouddb_spi.fetching.stream import HEAD_SECONDS
 
 from .reading import write
 
@@ -341,9 +341,9 @@ class TestTrouble:
             looks.append(longest)
             return patience(scanning, running, longest)
 
-        looks, patience = [], Scanning.patience
+        looks, patience = [], ScanShare.patience
         monkeypatch.setattr(SegmentReader, "fetch", slow)
-        monkeypatch.setattr(Scanning, "patience", counted)
+        monkeypatch.setattr(ScanShare, "patience", counted)
         busy(sim, 60)
         assert kinds(consumer.page()).count(True) == 2
         assert 0 < len(looks) < 100  # and the call sleeps meanwhile
@@ -364,9 +364,9 @@ class TestTrouble:
             begun.set()  # rows are here, and the changes come only now
             return found
 
-        places = Scanning.places
+        places = ScanShare.places
         monkeypatch.setattr(SimulationReader, "fetch", late)
-        monkeypatch.setattr(Scanning, "places", taken)
+        monkeypatch.setattr(ScanShare, "places", taken)
         assert kinds(consumer.page()).count(False) == 6
 
     @pytest.mark.parametrize("answer", ["late", "slow and empty"])

@@ -107,7 +107,7 @@ class TestSlowPartitions:
     @pytest.fixture(autouse=True)
     def shorter_turns(self, monkeypatch):
         """Shorten the time for which a call waits only for the first partition in the queue."""
-        for module in ("reading.filling", "fetching.queue", "scan.scanning"):
+        for module in ("reading.filling", "fetching.queue", "fetching.scan_share"):
             monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", 1.0)
 
     def test_slow_head_of_the_queue_holds_up_the_others_once(self, threaded, ids):
