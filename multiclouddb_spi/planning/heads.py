@@ -120,9 +120,8 @@ class Heads:
             context, consumer, partial(_entry_of, after, self._reads), self._reads.took,
             PageContent(limit or _RECORDS, _BYTES), len(after.active()), deadline,
         )  # fmt: skip
-        self._began = time.monotonic()
         self._found, self._starts = dict[str, Head](), dict[str, Cursor]()
-        self._counted, self._reserved = dict[str, int](), dict[str, int]()
+        self._counted = dict[str, int]()
         self._bytes = 0
         self._walking, self._hungry, self._unknown = set[str](), dict[str, None](), dict[str, None]()
         self._failed = dict[str, Exception]()
@@ -169,10 +168,9 @@ class Heads:
         """Leave running fetches to the next step, or to a later round; others may use their shares."""
         self._leaves_slow = not self._queue.ask
         self._unknown.update(dict.fromkeys(self._queue.running))
+        for stream in self._queue.running.values():
+            self._free_share(stream)
         self._queue.leave()
-        if self._left is not None:
-            self._left += sum(self._reserved.values())
-        self._reserved.clear()
 
     # -- Rounds
 
@@ -278,26 +276,29 @@ class Heads:
         if self._left is not None:
             if not self._left:
                 return 0
-            most = self._reserved[stream.partition_id] = min(self._share, self._left)
+            most = min(self._share, self._left)
             self._left -= most
         if stream.reader is None or time.monotonic() - stream.asked_at > _LIVE_SECONDS:
             self._walking.add(stream.partition_id)
         return most
 
+    def _free_share(self, stream: Stream) -> None:
+        if self._left is not None:
+            self._left += stream.most or 0
+
     # -- Take an answer
 
     def _answer(self, stream: Stream) -> None:
         name = stream.partition_id
-        if self._left is not None:
-            self._left += self._reserved.pop(name, 0)
+        self._free_share(stream)
         if self._queue.is_elsewhere(stream):
             self._queue.put([name])
             return
         batch = stream.batch
         if batch is None:
             assert stream.error is not None
-            self._consumer.drop(stream)
-            self._fail(stream, stream.error)
+            _, is_earlier = self._queue.drop_failed(stream)
+            self._fail(name, stream.error, is_earlier=is_earlier)
             return
         self._failed.pop(name, None)
         self._take(stream, batch)
@@ -313,7 +314,7 @@ class Heads:
             head = Head(stream.cursor, count, Continue(), Follows.MORE)
         else:
             follows = follows_of(batch)
-            if isinstance(batch.outcome, Continue) and stream.asked_at < self._began:
+            if isinstance(batch.outcome, Continue) and stream.asked_at < self._queue.began:
                 follows = Follows.NOT_KNOWN  # it was asked by an earlier step
             caught_up = batch.caught_up is True and isinstance(batch.outcome, Continue)
             at = stream.asked_at if caught_up else None
@@ -368,9 +369,8 @@ class Heads:
 
     # -- Failures and losses
 
-    def _fail(self, stream: Stream, error: Exception) -> None:
+    def _fail(self, name: str, error: Exception, *, is_earlier: bool) -> None:
         """Skip, keep what lies before, or note that the partition has failed; raise what does not pass."""
-        name = stream.partition_id
         if isinstance(error, RecordFault):
             skipped = Head(error.skip_cursor, 1, Continue())
             clipped = clip(self._feed, name, skipped, self._target)
@@ -395,7 +395,7 @@ class Heads:
             return
         if not fault.retryable:
             raise error
-        if stream.asked_at < self._began:  # an earlier step has asked; a new fetch may succeed
+        if is_earlier:
             self._queue.put([name])
         else:
             self._failed[name] = error

@@ -23,7 +23,7 @@ from multiclouddb_spi.faults import ProviderFault, RecordFault
 from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.fetcher import ReadContext, late_fault
 from multiclouddb_spi.fetching.page_content import PageContent
-from multiclouddb_spi.fetching.queue import Queue, is_full_answer
+from multiclouddb_spi.fetching.queue import Queue, is_full_answer, turn_seconds
 from multiclouddb_spi.fetching.stream import HEAD_SECONDS, Stream
 from multiclouddb_spi.reading.answers import Answers
 from multiclouddb_spi.time_limits import Deadline
@@ -368,16 +368,12 @@ class Filling(Generic[T]):
         """Handle a fetch that has failed."""
         name, error = stream.partition_id, stream.error
         assert error is not None
-        left = self._consumer.drop(stream)
-        turn = self._waiting.head_until - self._waiting.began
-        left.has_failed = time.monotonic() - stream.asked_at > turn
+        left, is_earlier = self._queue.drop_failed(stream)
         if isinstance(error, RecordFault):
             self._result.poison = (name, error)
         elif (seconds := self._context.fetcher.fault(error).retry_after) is not None:
             left.due_at, left.error = time.monotonic() + seconds, error
-        elif stream.asked_at < self._waiting.began and not stream.has_failed:
-            # An earlier call's fetch: a new one may succeed. But a failure that takes longer than the turn of
-            # the first partition would never come in time, so the second one is reported.
+        elif is_earlier:
             self._queue.put([name])
             return
         self._queue.has_turn(name)
@@ -451,7 +447,7 @@ class Waiting:
         self.end = self._last = deadline.at
         self.last_ask = deadline.at - min(_RETURN_SECONDS, (deadline.at - now) / 4)
         self.until = min(self.last_ask, now + wait)
-        self.head_until = now + min(HEAD_SECONDS, (deadline.at - now) / 2)
+        self.head_until = now + turn_seconds(deadline)
         self.repeats = False
         self._round_began, self._pause = now, _FIRST_PAUSE_SECONDS
         self._lingering: float | None = None

@@ -42,7 +42,12 @@ _LATE: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class Scanning:
-    """Handles the scan in one call; `active` has the partitions and segments to read, in this order."""
+    """Handles the scan in one call.
+
+    Attributes:
+        active: The partitions and segments to read, in this order.
+        share: What is kept of the page for the scan, and from it.
+    """
 
     def __init__(
         self,
@@ -56,17 +61,10 @@ class Scanning:
     ) -> None:
         lineage = consumer.state
         assert isinstance(lineage, Lineage)
-        self._context, self._consumer, self._feed, self._lineage = context, consumer, consumer.feed, lineage
+        self._context, self._feed, self._lineage = context, consumer.feed, lineage
         self._result, self._deadline, self._single = result, deadline, single
-        self.active = lineage.active()
-        self.share = ScanShare(lineage, (), 0)
-        if (plan := lineage.plan) is not None:
-            self._begin(plan, now)
-
-    # -- The stream and its positions
-
-    def _begin(self, plan: Plan, now: Clock) -> None:
-        lineage, consumer = self._lineage, self._consumer
+        plan = lineage.plan
+        assert plan is not None
         if plan.rate is None:
             consumer.pace = None
         elif consumer.pace is None or consumer.pace.rate != plan.rate:
@@ -74,16 +72,15 @@ class Scanning:
         left, worn = stream_wear(self._feed, lineage, now())
         if plan.holds and plan.auto and worn:
             lineage.release_stream()
-            self._context.observing.snapshot_interleaved(self._feed.spec.address, left)
+            context.observing.snapshot_interleaved(self._feed.spec.address, left)
         listed = (entry for entry in lineage.active() if entry.listed)
         stream = sorted(listed, key=lambda entry: self._feed.describe(entry.cursor).time or _LATE)
         self.active = [*stream, *(entry for entry in lineage.active() if not entry.listed)]
+        kept = 0
         if stream:
-            kept, credit = divmod(0 if worn else self._result.limit + plan.credit, _SHARE)
+            kept, credit = divmod(0 if worn else result.limit + plan.credit, _SHARE)
             lineage.change_plan(credit=credit)
-            self.share = ScanShare(lineage, [entry.partition_id for entry in stream], kept)
-
-    # -- The scan
+        self.share = ScanShare(lineage, [entry.partition_id for entry in stream], kept)
 
     def refill(self) -> list[str]:
         """Define more segments if few are left, end the scan if none are; return the ids that start."""

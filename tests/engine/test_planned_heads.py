@@ -381,6 +381,30 @@ class TestOneThatDoesNotAnswer:
         assert consumer.planner.target(consumer.at, 60.0).cursors.keys() == keys.keys()
         consumer.close()
 
+    def test_is_told_though_its_failure_comes_after_each_step(self, sim, caplog):
+        """Else the others hide it as long as they have records."""
+        keys, ends = keys_of(3), []
+
+        def through(fetch, *arguments):
+            if fetch.__self__._id != "p1":
+                return fetch(*arguments)
+            ends.append(threading.Event())
+            assert ends[-1].wait(20)
+            raise ServerError("503")
+
+        consumer = Reading(sim, ThreadPoolExecutor(8), through)
+        for _ in range(50):
+            sim.write(keys["p0"], {"n": 1})
+            assert len(consumer.step()) == 1
+            if "503" in caplog.text:
+                break
+            threading.Event().wait(2 * BRIEF)  # longer than others wait for it
+            ends[-1].set()
+        ends[-1].set()
+        assert "503" in caplog.text
+        assert len(ends) > 1
+        consumer.close()
+
     def test_for_ever_is_an_error_at_once(self, sim):
         consumer = self.consumer(sim, CorruptError("broken"))
         for key in keys_of(3).values():
