@@ -257,6 +257,7 @@ class Queue:
         """Start the next fetch of a stream that has more records, if enough bytes are free."""
         if (
             stream.future is None
+            and stream.pace is None
             and not stream.at_once
             and len(self.running) < self._width
             and not self._no_room  # otherwise, other partitions are waiting for these bytes

@@ -338,7 +338,7 @@ class Filling(Generic[T]):
         stop = queue.take(stream, batch)
         if stop is None:
             return
-        if stop == count > 0 and stream.has_more(batch) and not stream.due_at and stream.pace is None:
+        if stop == count > 0 and stream.has_more(batch) and not stream.due_at:
             queue.prefetch(stream)
         value: T | None = None
         while stop > first:

@@ -11,6 +11,7 @@ from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.page_content import PageContent
 from multiclouddb_spi.fetching.queue import Queue
+from multiclouddb_spi.fetching.stream import Pace
 
 NEVER = float("inf")
 
@@ -185,3 +186,44 @@ class TestTaking:
             queue.took(stream, batch, 2)
         assert stream.batch is batch
         assert consumer.state.cursor("p0") == 0
+
+    @pytest.mark.parametrize("loss", ["moved", "removed"])
+    def test_what_a_loss_has_moved_or_removed_is_dropped(self, made, loss):
+        queue, consumer = made
+        queue.head = "p0"
+        queue.put(["p0"])
+        queue.launch()
+        stream = queue.next(0.0)
+        assert not queue.is_elsewhere(stream)
+        assert stream.batch is not None
+        if loss == "moved":
+            consumer.state.took("p0", stream.position)
+        else:
+            consumer.state.ended("p0", (), complete=True)
+        assert queue.is_elsewhere(stream)
+        assert (stream.cancelled, stream.batch, queue.head) == (True, None, None)
+
+
+def test_a_segment_keeps_the_pace_of_its_scan(made):
+    """A stream that takes another one's place, or a consumer that takes over its streams, is not faster."""
+    queue, consumer = made
+    queue.put(["p0", "p1"])
+    queue.launch()
+    pace = consumer.pace = consumer.streams["p0"].pace = Pace(1.0)
+    assert consumer.drop(consumer.streams["p0"]).pace is pace
+    other = Consumer(consumer.feed, consumer.state, "", "")
+    other.adopt(consumer)
+    assert (other.pace, other.streams["p0"].pace, other.streams["p1"].pace) == (pace, pace, None)
+
+
+def test_nothing_is_fetched_ahead_of_a_pace(made):
+    queue, _ = made
+    queue.put(["p0"])
+    queue.launch()
+    stream = queue.next(0.0)
+    stream.pace, stream.at_once = Pace(1.0), False
+    queue.prefetch(stream)
+    assert stream.future is None
+    stream.pace = None
+    queue.prefetch(stream)
+    assert stream.future is not None

@@ -601,6 +601,21 @@ class TestRate:
         consumer.page()
         assert asked == [most]
 
+    @pytest.mark.parametrize("rate", [100.0, None])
+    def test_another_snapshot_has_a_rate_of_its_own(self, rate, monkeypatch):
+        sim = filled(60)
+        consumer = Consumer(sim, ORDERED, 50, max_scan_rate=1.0, segments=1)
+        clock = Clock(consumer, monkeypatch)
+        consumer.page()
+        consumer.page()
+        sim.fail_next(None, GONE)
+        again = api.Snapshot(ORDERED, max_scan_rate=rate, segments=1)
+        page = consumer.page(on_expired=api.Resnapshot(again))
+        assert api.SnapshotStarted in map(type, page.notices)
+        began = clock.now
+        assert sum(kinds(*consumer.pages())) == 60
+        assert clock.now - began < 5  # of the engine's clock; 60 rows at the first rate take a minute
+
     @pytest.mark.parametrize("changes", [True, False])
     def test_a_plan_divides_it(self, changes):
         consumer = Consumer(filled(20), max_scan_rate=8.0, segments=4, changes=changes)
