@@ -39,11 +39,6 @@ _FULL_RECORDS: Final = 500
 _FULL_BYTES: Final = 512 * 1024
 
 
-def turn_seconds(deadline: Deadline) -> float:
-    """Return how long the other partitions wait for the first one in the queue of a call that begins."""
-    return min(HEAD_SECONDS, deadline.remaining() / 2)
-
-
 def is_full_answer(records: int, nbytes: int) -> bool:
     """Return whether an answer of so many records and bytes is full, so that more records probably follow."""
     return records >= _FULL_RECORDS or nbytes >= _FULL_BYTES
@@ -74,6 +69,7 @@ class Queue:
         share: How the page is divided between a scan and the changes beside it.
         had_turn: The partitions that were taken, or have failed, in the order of their turns.
         began: The monotonic time at which the call began.
+        turn: How many seconds the other partitions wait for the head.
         is_shaken: Something else than a read has changed the lineage, so a stream may be elsewhere or gone.
     """
 
@@ -101,7 +97,8 @@ class Queue:
         self._is_cut = False
         self._entry_of, self.moves, self.content = entry_of, moves, content
         self._budget, self._width = context.budget, context.width
-        self.began, self._turn = time.monotonic(), turn_seconds(deadline)
+        self.began = time.monotonic()
+        self.turn = min(HEAD_SECONDS, (deadline.at - self.began) / 2)
         self._limit, self._most = content.limit, max(content.limit, context.page_records)
         share = min(self._budget.limit // (active + 1), content.most_bytes)
         self._share = min(_MAX_ASK, max(_MIN_ASK, share))
@@ -328,7 +325,7 @@ class Queue:
         of the first partition would never come in time, so the second one in a row counts.
         """
         left = self._consumer.drop(stream)
-        left.has_failed = time.monotonic() - stream.asked_at > self._turn
+        left.has_failed = time.monotonic() - stream.asked_at > self.turn
         return left, stream.asked_at < self.began and not stream.has_failed
 
     def _trouble(self) -> str | None:

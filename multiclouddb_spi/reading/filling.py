@@ -23,7 +23,7 @@ from multiclouddb_spi.faults import ProviderFault, RecordFault
 from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.fetcher import ReadContext, late_fault
 from multiclouddb_spi.fetching.page_content import PageContent
-from multiclouddb_spi.fetching.queue import Queue, is_full_answer, turn_seconds
+from multiclouddb_spi.fetching.queue import Queue, is_full_answer
 from multiclouddb_spi.fetching.stream import HEAD_SECONDS, Stream
 from multiclouddb_spi.reading.answers import Answers
 from multiclouddb_spi.time_limits import Deadline
@@ -447,7 +447,7 @@ class Waiting:
         self.end = self._last = deadline.at
         self.last_ask = deadline.at - min(_RETURN_SECONDS, (deadline.at - now) / 4)
         self.until = min(self.last_ask, now + wait)
-        self.head_until = now + turn_seconds(deadline)
+        self.head_until = now + min(HEAD_SECONDS, (deadline.at - now) / 2)
         self.repeats = False
         self._round_began, self._pause = now, _FIRST_PAUSE_SECONDS
         self._lingering: float | None = None
