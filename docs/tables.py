@@ -86,7 +86,7 @@ def _words(capability: Capability) -> str:
 
 
 def _data() -> dict[str, Any]:
-    return tomllib.loads((_ROOT / "docs" / "databases.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(_read("docs/databases.toml"))
 
 
 def databases_page(known: Mapping[str, CapabilitySet]) -> str:
@@ -102,7 +102,11 @@ def databases_page(known: Mapping[str, CapabilitySet]) -> str:
             for item in Capability
         ),
     )
-    facts = _table(head, ([row["title"], *(row[name] for name in DATABASES)] for row in _data()["facts"]))
+    data = _data()
+    facts, months = (
+        _table(head, ([row["title"], *(row[name] for name in DATABASES)] for row in data[rows]))
+        for rows in ("facts", "months")
+    )
     return f"""---
 hide: [toc]
 ---
@@ -127,10 +131,45 @@ and prices.
 
 Figures about services are those of the vendors' documentation.
 
+## What a month costs
+
+{data["month"].strip()}
+
+{months}
+
+{data["prices"].strip()}
+
+## Versions that work together
+
+Every test ran with the newest of these versions, and the tests of databases, sinks and Spark also with the oldest
+([what is allowed](../installation.md#versions-of-other-packages)).
+
+{_versions(data["versions"])}
+
+On these servers: {data["servers"].strip()}
+
 ---
 
-*Made by `python docs/generate.py` from the capabilities of the providers and from `docs/databases.toml`.*
+*Made by `python docs/generate.py` from the capabilities of the providers, the tested versions, and
+`docs/databases.toml`.*
 """
+
+
+def _versions(packages: Mapping[str, str]) -> str:
+    """Make the table of the oldest and the newest version of packages, and of Python, with which tests run."""
+    [pythons] = re.findall(r"^ +python: (\[.*\])$", _read(".github/workflows/ci.yml"), re.MULTILINE)
+    low, *_, high = ast.literal_eval(pythons)
+    rows = [["", "Python", low, high]]
+    files = _read("requirements-oldest.txt"), _read("requirements.txt")
+    for package, used in packages.items():
+        # A package may have a version for each version of Python; the last is the newest.
+        pinned = [re.findall(rf"^{package}==([^ ;\\]+)", text, re.MULTILINE)[-1] for text in files]
+        rows.append([used, package, *pinned])
+    return _table(["for", "package", "oldest", "newest"], iter(rows))
+
+
+def _read(name: str) -> str:
+    return (_ROOT / name).read_text(encoding="utf-8")
 
 
 def described(kind: type) -> dict[str, str]:
