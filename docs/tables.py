@@ -141,8 +141,8 @@ Figures about services are those of the vendors' documentation.
 
 ## Versions that work together
 
-Every test ran with the newest of these versions, and the tests of databases, sinks and Spark also with the oldest
-([what is allowed](../installation.md#versions-of-other-packages)).
+All tests ran with the newest of these versions, and those of databases, sinks and `verify` also with the oldest ([what
+is allowed](../installation.md#versions-of-other-packages), [which versions of Spark ran](spark-cluster.md#what-was-run)).
 
 {_versions(data["versions"])}
 

@@ -169,7 +169,11 @@ def test_the_links_of_the_description_on_pypi_lead_to_the_site(built, pages):
 def test_whole_links_to_pages_of_this_site_lead_to_a_place(pages):
     """Those to `maintainers/`, whose pages are not in the repository; mkdocs does not check them."""
     texts = {path: path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
-    links = {(path, link) for path, text in texts.items() for link in re.findall(rf"\]\({DOCS_URL}([^)\s]*)\)", text)}
+    links = {
+        (path, link)
+        for path, text in texts.items()
+        for link in re.findall(rf"\]\({DOCS_URL}([^)\s]*)\)", text)
+    }
     assert len({link for _, link in links}) > 10
     for path, link in links:
         page, _, anchor = link.partition("#")
