@@ -141,8 +141,9 @@ Figures about services are those of the vendors' documentation.
 
 ## Versions that work together
 
-All tests ran with the newest of these versions, and those of databases, sinks and `verify` also with the oldest ([what
-is allowed](../installation.md#versions-of-other-packages), [which versions of Spark ran](spark-cluster.md#what-was-run)).
+All tests ran with the newest of these versions, and those of databases, sinks and `verify` also with the
+oldest ([what is allowed](../installation.md#versions-of-other-packages), [which versions of Spark
+ran](spark-cluster.md#what-was-run)).
 
 {_versions(data["versions"])}
 
@@ -156,7 +157,7 @@ On these servers: {data["servers"].strip()}
 
 
 def _versions(packages: Mapping[str, str]) -> str:
-    """Make the table of the oldest and the newest version of packages, and of Python, with which tests run."""
+    """Make the table of the oldest and newest versions of packages and of Python with which tests run."""
     [pythons] = re.findall(r"^ +python: (\[.*\])$", _read(".github/workflows/ci.yml"), re.MULTILINE)
     low, *_, high = ast.literal_eval(pythons)
     rows = [["", "Python", low, high]]

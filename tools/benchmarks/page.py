@@ -1,4 +1,4 @@
-"""Makes the page of the documentation, and the page of the rows, from the recorded run and their descriptions."""
+"""Makes the page of the documentation, and that of the rows, from the recorded run and their descriptions."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _HEAD: Final = f"""# Benchmarks
 
 *By hand* is a program without multiclouddb that does the same work on the same machine; if this is empty,
 nothing comparable exists, and the goal bounds our figure. The *ratio* is our figure divided by the other: for
-changes and rows a second, above 1 means that multiclouddb is faster, and for times, memory and requests, that it
-takes more. Servers and emulators ran on the same machine, and figures are valid for this machine only, so rely on
-the ratios. Each question leads to [what was measured, and why a goal is missed]({_MAINTAINERS}benchmarks/).
+changes and rows a second, above 1 means that multiclouddb is faster, and for times, memory and requests, that
+it takes more. Servers and emulators ran on the same machine, and figures are valid for this machine only, so
+rely on the ratios. Each question leads to [what was measured, and why a goal is
+missed]({_MAINTAINERS}benchmarks/).
 """
 _PEERS: Final = f"""## Compared with other readers
 
@@ -101,8 +102,8 @@ def _table(shown: list[tuple[Row, Result]]) -> str:
         ratio = "" if result.ratio is None else result.achieved_text
         verdict = "met" if result.ok else f"**{result.verdict}**"
         lines.append(
-            f"| [{row.question}]({_MAINTAINERS}benchmarks/#{row.name}) | {figure(result.value, result.unit)} | {by_hand} | {ratio} "
-            f"| {result.goal_text}: {verdict} |"
+            f"| [{row.question}]({_MAINTAINERS}benchmarks/#{row.name}) | {figure(result.value, result.unit)} "
+            f"| {by_hand} | {ratio} | {result.goal_text}: {verdict} |"
         )
     return "\n".join(lines) + "\n"
 
