@@ -92,16 +92,10 @@ def _data() -> dict[str, Any]:
 def databases_page(known: Mapping[str, CapabilitySet]) -> str:
     """Make the page that compares the capabilities and other properties of the databases."""
     head = ["", *(f"[{title}](../databases/{_PAGES[name]}.md)" for name, title in DATABASES.items())]
-    able = _table(
-        head,
-        (
-            [
-                f"[{_words(item)}](capabilities.md#{item.name.lower()})",
-                *(_MARKS[known[name][item].support] for name in DATABASES),
-            ]
-            for item in Capability
-        ),
-    )
+    marks = {item: [_MARKS[known[name][item].support] for name in DATABASES] for item in Capability}
+    links = {item: f"[{_words(item)}](capabilities.md#{item.name.lower()})" for item in Capability}
+    everywhere = [links[item] for item in Capability if {*marks[item]} == {_MARKS[Support.NATIVE]}]
+    able = _table(head, ([links[item], *row] for item, row in marks.items() if links[item] not in everywhere))
     data = _data()
     facts, months = (
         _table(head, ([row["title"], *(row[name] for name in DATABASES)] for row in data[rows]))
@@ -118,12 +112,13 @@ warnings](../configuration.md#portability-warnings) say what to do about a diffe
 
 ## Capabilities
 
+Every database has {", ".join(everywhere)}; the links lead to conditions and prices. Every feed may start at
+`Now()` or at a stored token.
+
 {able}
 
-*yes*: works without an opt-in. *opt-in*: multiclouddb emulates it if the request asks for that. —: the
-request is refused with [`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability), and the error has an
-alternative. Every feed may start at `Now()` or at a stored token. The links of the rows lead to conditions
-and prices.
+*opt-in*: multiclouddb emulates it if the request asks for that. —: the request is refused with
+[`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability), and the error has an alternative.
 
 ## Retention, order, precision and cost
 
