@@ -112,8 +112,7 @@ warnings](../configuration.md#portability-warnings) say what to do about a diffe
 
 ## Capabilities
 
-Every database has {", ".join(everywhere)}; the links lead to conditions and prices. Every feed may start at
-`Now()` or at a stored token.
+On every database: {", ".join(everywhere)}. Every feed may start at `Now()` or at a stored token.
 
 {able}
 
