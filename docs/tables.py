@@ -141,7 +141,7 @@ ran](spark-cluster.md#what-was-run)).
 
 {_versions(data["versions"])}
 
-On these servers: {data["servers"].strip()}
+Servers: {data["servers"].strip()}
 
 ---
 
