@@ -23,7 +23,7 @@ def loaded(name):
 
 def pod(name):
     """Return the specification of the pods of a manifest."""
-    ((manifest),) = loaded(name)
+    (manifest,) = loaded(name)
     spec = manifest["spec"]
     return (spec["jobTemplate"]["spec"] if manifest["kind"] == "CronJob" else spec)["template"]["spec"]
 
