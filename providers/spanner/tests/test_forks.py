@@ -71,7 +71,7 @@ def test_the_parent_reads_on_and_a_child_reads_only_if_the_parent_had_not():
     command = [sys.executable, "-c", PROGRAM, emulator.url, table.database.database_id]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert "Exception ignored" not in done.stderr  # a child has freed what it inherited
     table.drop()
     read, inherited, refused = json.loads(done.stdout)
     assert read == [[0, 1, 2, 3, 4]] * 4
