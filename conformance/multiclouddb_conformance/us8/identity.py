@@ -129,9 +129,11 @@ class TestForeignTokens:
 
     @pytest.mark.parametrize("cursor", [None, "x", -1, 2**62, {}, [[]], {"$x": 1}])
     def test_with_a_cursor_that_nobody_made(self, collection: Collection, cursor: Any) -> None:
+        # Only the service can tell that it has not reached a position of the right form.
+        reasons = () if cursor == 2**62 else _MALFORMED
         state: Any = decode_token(collection.begin).state
         forged = {**state, "p": [[entry[0], cursor, *entry[2:]] for entry in state["p"]]}
-        collection.refused(_WRONG, _altered(collection.begin, state=forged), reasons=_MALFORMED)
+        collection.refused(_WRONG, _altered(collection.begin, state=forged), reasons=reasons)
 
     @pytest.mark.shows("Plan 10")
     def test_a_partition_id_of_another_collection(
