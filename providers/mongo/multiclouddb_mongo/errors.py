@@ -429,6 +429,7 @@ def _said(row: MongoRule, error: Exception, code: int | None) -> Fault:
         None if code is None else str(code),
         retryable=row.retryable,
         confidential=row.confidential,
+        reason=row.reason,
     )
 
 
