@@ -116,6 +116,8 @@ GOOD_FOR = {
     "connect.source": "embedded:///tmp/none.db",
     "follow.source": "mongodb://127.0.0.1:1",
     "merge.a": "p0",
+    "events_from_function.container": "shop/orders",
+    "events_from_function.key": "/pk",
     "merge_into_delta.batch": api.ChangeFeedPage((), "token"),
     "merge_into_postgres.batch": api.ChangeFeedPage((), "token"),
     "merge_into_postgres.dsn": "dbname=none",

@@ -67,15 +67,18 @@ def events_from_function(
             `_lsn`; then no event is returned. `INVALID_REQUEST` if an argument is no path, if the documents
             are of several containers, or if they are changes of the trigger's mode of all versions.
     """
+    items = _items_in(documents)
+    check_type("container", container, ResourceAddress, str)
+    check_type("key", key, str, list, tuple)
+    for path in () if isinstance(key, str) else key:
+        check_type("key", path, str)
+    check_type("delete_marker", delete_marker, str, type(None))
     address = ResourceAddress.parse(container) if isinstance(container, str) else container
-    check_type("container", address, ResourceAddress)
     if address.database is None or address.collection is None:
         raise invalid_request("container", "names no container", 'write it as "DATABASE/CONTAINER"')
     paths = _paths_in(key)
     if delete_marker is not None:
         check_marker("delete_marker", delete_marker, "latest")
-    passed: Iterable[Any] = documents
-    items = [dict(each) if isinstance(each, Mapping) else each for each in passed]
     if not items:
         return []
     for number, item in enumerate(items):
@@ -95,6 +98,16 @@ def events_from_function(
         _refuse(str(fault), fault)
 
 
+def _items_in(documents: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """Return the documents as dictionaries of their own."""
+    check_type("documents", documents, Iterable)
+    items = []
+    for each in documents:
+        check_type("documents", each, Mapping)
+        items.append(dict(each))
+    return items
+
+
 def _paths_in(key: str | Sequence[Any]) -> tuple[tuple[str, ...], ...]:
     written = (key,) if isinstance(key, str) else key
     paths = tuple(names_in(path) if isinstance(path, str) else () for path in written)
@@ -106,8 +119,6 @@ def _paths_in(key: str | Sequence[Any]) -> tuple[tuple[str, ...], ...]:
 
 
 def _check(number: int, item: Any) -> None:
-    if not isinstance(item, dict):
-        _refuse(f"documents[{number}] is no document", None)
     if LSN in item and lsn_of(item, bare=True) is not None:
         return
     if isinstance(item.get("metadata"), Mapping) and {"current", "previous"} & item.keys():

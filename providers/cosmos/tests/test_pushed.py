@@ -119,11 +119,11 @@ class TestRefusals:
             ([change], "all versions"),
         ]:
             refusal(INVALID, lambda o=other: events_from_function(o, ADDRESS, "/pk"), problem)
-        refusal(UNREADABLE, lambda: events_from_function([7], ADDRESS, "/pk"), "no document")
+        refusal(INVALID, lambda: events_from_function([7], ADDRESS, "/pk"), "documents", "int")
         assert events_from_function([], ADDRESS, "/pk") == []
 
     def test_other_arguments(self, lone):
-        for key in ("", "pk", [], ["/pk", 7]):
+        for key in ("", "pk", [], ["/pk", "x"]):
             refusal(INVALID, lambda k=key: events_from_function([], ADDRESS, k), "no path of a partition key")
         for name in ("orders", "shop/"):
             refusal(INVALID, lambda n=name: events_from_function([], n, "/pk"))

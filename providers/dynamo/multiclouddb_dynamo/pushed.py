@@ -53,6 +53,9 @@ def events_from_lambda(event: Mapping[str, Any], key: str | Sequence[str]) -> li
             its on-failure destination keeps it. `INVALID_REQUEST` if the batch is not of a DynamoDB stream,
             or if the table has another key.
     """
+    check_type("key", key, str, list, tuple)
+    for name in () if isinstance(key, str) else key:
+        check_type("key", name, str)
     names = _names_in(key)
     records = _records_in(event)
     arn, table = _stream_of(records)
@@ -93,9 +96,10 @@ def batch_item_failures(
         MulticloudDbError: `INVALID_REQUEST` if the event is not of this batch.
     """
     check_type("failed", failed, ChangeEvent, type(None))
+    records = _records_in(event)
     if failed is None:
         return {"batchItemFailures": []}
-    for record in _records_in(event):
+    for record in records:
         try:
             seq = seq_of(record)
         except DAMAGED:

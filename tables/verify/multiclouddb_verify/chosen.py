@@ -123,7 +123,7 @@ def chosen_by(settings: Mapping[str, Any]) -> Chosen:
     sample, keys = settings.get("sample"), settings.get("keys")
     if sample is not None and sample < 2:
         raise invalid_request("sample", f"is {sample}", "give a number N from 2 on, to compare one of N keys")
-    if keys is not None and (not keys or not all(isinstance(key, MulticloudDbKey) for key in keys)):
+    if keys is not None and not keys:
         raise invalid_request("keys", "are no keys", "give one or more MulticloudDbKey, such as event.key")
     for name in ("resume", "record") if given and given[0] != "sample" else ():
         if settings.get(name):

@@ -179,7 +179,7 @@ SETTINGS: Final = {
     "on_progress": _Setting((Callable, NoneType), verdict=False),
     "resume": _Setting((bool,), verdict=False),
     # The identity contains digests of these two instead.
-    "keys": _Setting((Sequence, NoneType), verdict=False),
+    "keys": _Setting((list, tuple, NoneType), verdict=False),
     "partition_key": _Setting((MulticloudDbKey, NoneType), verdict=False),
     "transform_name": _Setting((str, NoneType), verdict=True),
 }
@@ -200,6 +200,8 @@ def checked(
         if name not in SETTINGS:
             raise unknown_name("verify", name, SETTINGS)
         check_type(name, value, *SETTINGS[name].types)
+        for each in value if name == "keys" and isinstance(value, list | tuple) else ():
+            check_type(name, each, MulticloudDbKey)
     given: Mapping[str, Any] = settings
     return Source(
         client,

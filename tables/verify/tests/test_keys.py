@@ -101,7 +101,7 @@ class TestKeys:
     def test_refusals(self, shop, tmp_path):
         for settings, problem in [
             ({"keys": []}, "are no keys"),
-            ({"keys": ["o-1"]}, "are no keys"),
+            ({"keys": ["o-1"]}, "keys"),
             ({"keys": [key("a")], "sample": 2}, "together with sample"),
             ({"keys": [key("a")], "partition_key": key("a")}, "together with keys"),
             ({"keys": [key("a")], "record": True}, "whole table"),
