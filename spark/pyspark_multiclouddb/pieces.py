@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Final
@@ -153,11 +153,24 @@ def _free(kept: DataFrame) -> None:
 
 
 def collected_in_pieces(
-    frame: DataFrame, max_bytes: int, missing_state: MissingState = "refuse"
+    frame: DataFrame,
+    max_bytes: int,
+    missing_state: MissingState = "refuse",
+    check: Callable[[DataFrame], None] | None = None,
 ) -> Generator[Piece, None, None]:
-    """Collect the last change of each key."""
+    """Collect the last change of each key.
+
+    Args:
+        frame: The changes, from `needed`.
+        max_bytes: See `merge_into_delta`.
+        missing_state: See `merge_into_delta`.
+        check: Called with the rows of all pieces before the first piece, if there are several; it may refuse
+            them.
+    """
     with kept_rows(frame, missing_state) as (kept, total):
         cuts = _cuts(kept, total, _bound(frame, max_bytes))
+        if check is not None and len(cuts) > 1:
+            check(kept.select(*total.columns))
         for number, (first, last) in enumerate(cuts, 1):
             rows = kept.where(F.col(_BUCKET).between(first, last)).select(*total.columns).toArrow()
             yield Piece(

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from multiclouddb_api import ChangeFeedPage, invalid_request
 from multiclouddb_api.validators import check_type, local_path
-from multiclouddb_tables.batch import Create, Cut, MissingState, Piece, batch_of, check_options, place_of
+from multiclouddb_tables.batch import Create, MissingState, Piece, batch_of, check_options, place_of
 from multiclouddb_tables.changes import last_changes, piece_of, stored_schema, table_of, usual_types
 from multiclouddb_tables.columns import Columns
 from multiclouddb_tables.conversion import cutter
@@ -168,7 +168,7 @@ def merge_into_delta(
         raise invalid_request("max_bytes", "is less than 1", "give the maximum number of bytes of a piece")
     work = batch_of(
         batch, batch_id, app_id, told(batch, batch_id, app_id, checkpoint),
-        pieces=lambda: _pieces(batch, max_bytes, missing_state, cutter(columns, DeltaTarget.unheld)),
+        pieces=lambda: _pieces(batch, max_bytes, missing_state, columns),
         empty_schema=lambda: _stored_schema(batch),
         is_told=checkpoint is not None, create=create, source=source, columns=columns, refill=refill,
     )  # fmt: skip
@@ -335,14 +335,25 @@ def _check_rows(name: str, value: object, *, or_page: bool = False) -> None:
 
 
 def _pieces(
-    batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int, missing_state: MissingState, cut: Cut | None
+    batch: DataFrame | pa.Table | ChangeFeedPage,
+    max_bytes: int,
+    missing_state: MissingState,
+    columns: Columns | None,
 ) -> Generator[Piece, None, None]:
+    cut = cutter(columns, DeltaTarget.unheld)
     if isinstance(batch, pa.Table | ChangeFeedPage):
         yield from piece_of(table_of(batch), missing_state, cut)
         return
+    from pyspark_multiclouddb.declared import declared_rows
     from pyspark_multiclouddb.pieces import collected_in_pieces, needed
 
-    with closing(collected_in_pieces(needed(batch), max_bytes, missing_state)) as pieces:
+    def check(rows: DataFrame) -> None:
+        # A misfit in a later piece has to be found before the first one is committed.
+        if columns is not None and columns.misfits == "refuse":
+            with declared_rows(rows, columns, DeltaTarget.unheld, once=False):
+                pass
+
+    with closing(collected_in_pieces(needed(batch), max_bytes, missing_state, check)) as pieces:
         for piece in pieces:
             rows = usual_types(piece.rows)
             yield attrs.evolve(piece, rows=rows if cut is None else cut(rows))

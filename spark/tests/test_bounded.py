@@ -8,8 +8,10 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.table import TableMerger
 
-from multiclouddb_api import MulticloudDbError
-from pyspark_multiclouddb import latest_by_key, merge_into_delta, pieces
+from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_conformance.sink_harness import rows as changes
+from multiclouddb_tables import Columns
+from pyspark_multiclouddb import latest_by_key, live_rows, merge_into_delta, pieces
 
 from .micro_batches import apply, documents, random_changes, read_counted, rows, scanned, with_columns
 
@@ -175,3 +177,15 @@ class TestPieces:
         with pytest.raises(MulticloudDbError, match=match):
             merge_into_delta(spark.createDataFrame(batch), 0, path, "app")
         assert not path.exists()
+
+
+def test_a_misfit_in_a_later_piece_is_refused_before_the_first_is_committed(spark, path):
+    batch = changes(*((f"k{number}", 1, {"n": number}) for number in range(20)), ("bad", 1, {"n": "x"}))
+    frame, columns = spark.createDataFrame(batch), Columns({"n": "int64"})
+    with pytest.raises(MulticloudDbError, match="1 of the documents") as caught:
+        merge_into_delta(frame, 0, path, "app", max_bytes=1, columns=columns)
+    assert caught.value.category == ErrorCategory.INVALID_REQUEST
+    assert not path.exists()
+    rescued = Columns(columns.columns, misfits="rescue")
+    assert merge_into_delta(frame, 0, path, "app", max_bytes=1, columns=rescued)
+    assert len(live_rows(path, ["n"]).read_all()) == 21
