@@ -223,11 +223,16 @@ def mirror(
 
     Without COLLECTION, URL is a TOML file that has a [[table]] for each collection and its table; one that
     fails does not stop the others, and the exit code is the highest.
+
+    multiclouddb mirror status TARGET prints how a table is, with --set-aside FOLDER also what is set aside.
     """
     from multiclouddb_cli import mirroring as command
     from multiclouddb_cli.arguments import to_address, to_age, to_config, to_options, to_start
     from multiclouddb_cli.watched import to_place
 
+    if url == "status" and collection is not None and target is None:
+        command.status(collection, position, set_aside, as_json=as_json)
+        return
     if follow and prove:
         raise typer.BadParameter(
             "needs a run that ends: leave out --follow, or give --prove-every", param_hint="--prove"

@@ -152,6 +152,40 @@ def retry(
         raise typer.Exit(SET_ASIDE)
 
 
+def status(target: str, position: str | None, folder: Path | None, *, as_json: bool) -> None:
+    """Print how a table is, and end with 18 if something is set aside."""
+    try:
+        from multiclouddb_mirror import destination_of, mirror_status
+    except ImportError as error:
+        raise _missing(error) from error
+    from multiclouddb_api.set_aside import SetAsideFolder
+
+    found = mirror_status(
+        destination_of(target, position), None if folder is None else SetAsideFolder(folder)
+    )
+    if as_json:
+        typer.echo(json.dumps(found.to_dict()))
+    else:
+        rows = "there is no table"
+        if found.rows is not None:
+            rows = f"{found.rows:,}, and {found.deleted:,} of deleted documents"
+        aside = "not asked: give --set-aside" if found.set_aside is None else f"{found.set_aside:,}"
+        print_fields(
+            [
+                ("table", found.table),
+                ("collection", "not known" if found.address is None else str(found.address)),
+                ("rows", rows),
+                ("right at", moment(found.watermark)),
+                ("lag", f"at most {duration(found.lag_seconds)}" if found.watermark else "not known"),
+                ("position of", moment(found.stored_at)),
+                ("incomplete", "no" if found.incomplete_since is None else f"since {found.incomplete_since}"),
+                ("set aside", aside),
+            ]
+        )
+    if found.set_aside:
+        raise typer.Exit(SET_ASIDE)
+
+
 def _code(report: MirrorReport) -> int:
     """Return the exit code of a run; differences come before what is set aside, which may be their cause."""
     proof = 0 if report.proof is None else int(report.proof.exit_code)
@@ -248,7 +282,7 @@ def _print(report: MirrorReport, *, as_json: bool) -> None:
             ("behind", duration(report.lag_seconds)),
             ("time", duration(report.seconds)),
             *(
-                [("set aside", f"{report.set_aside:,} records that the table lacks")]
+                [("set aside", f"{report.set_aside:,} records, which the table lacks")]
                 if report.set_aside
                 else []
             ),

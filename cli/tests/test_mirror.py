@@ -161,3 +161,23 @@ def test_a_retry_names_what_it_needs(run, tmp_path):
     ran = run("mirror", "mirror.toml", "--retry", str(tmp_path))
     assert ran.exit_code == exits.USAGE
     assert "COLLECTION and --target" in ran.stderr
+
+
+def test_its_status_is_that_of_the_table(mirror, run, store, target, tmp_path):
+    told = json.loads(run("mirror", "status", target, "--json").stdout)
+    assert (told["exists"], told["rows"], told["address"]) == (False, None, None)
+    assert "there is no table" in run("mirror", "status", target).stdout
+    assert mirror().exit_code == 0
+    store.delete("orders", "o-3")
+    assert mirror().exit_code == 0
+    version = DeltaTable(tmp_path / "table").version()
+    ran = run("mirror", "status", target, "--set-aside", str(tmp_path / "aside"), "--json")
+    assert ran.exit_code == 0, ran.output
+    told = json.loads(ran.stdout)
+    assert (told["rows"], told["deleted"], told["address"], told["set_aside"]) == (9, 1, "main/orders", 0)
+    assert told["incomplete_since"] is None
+    assert told["lag_seconds"] >= 0
+    ran = run("mirror", "status", target)
+    assert ran.exit_code == 0, ran.output
+    assert "9, and 1 of deleted documents" in ran.stdout
+    assert DeltaTable(tmp_path / "table").version() == version  # nothing was written

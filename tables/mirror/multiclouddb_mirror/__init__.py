@@ -6,6 +6,7 @@ from multiclouddb_mirror.destinations import Destination, destination_of
 from multiclouddb_mirror.mirroring import Mirror, MirrorProgress, MirrorReport, MirrorSettings, mirror
 from multiclouddb_mirror.setting_aside import RetryReport, retry_set_aside
 from multiclouddb_mirror.several import MirrorFile, MirrorJob, Mirrors, Outcome
+from multiclouddb_mirror.status import MirrorStatus, mirror_status
 
 __all__ = [
     "Destination",
@@ -15,10 +16,12 @@ __all__ = [
     "MirrorProgress",
     "MirrorReport",
     "MirrorSettings",
+    "MirrorStatus",
     "Mirrors",
     "Outcome",
     "RetryReport",
     "destination_of",
     "mirror",
+    "mirror_status",
     "retry_set_aside",
 ]
