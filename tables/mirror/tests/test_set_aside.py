@@ -1,6 +1,7 @@
 """Tests what is set aside: no run is stuck, and nothing is lost, however often the process is killed."""
 
 import json
+import shutil
 import sqlite3
 import stat
 from contextlib import closing
@@ -32,7 +33,7 @@ class World:
     """A collection, and a table of SQLite that may refuse a batch with a row that has `"bad": true`."""
 
     def __init__(self, folder, monkeypatch):
-        self.folder, self.steps, self.dies_at, self.number = folder, 0, None, 0
+        self.folder, self.steps, self.dies_at = folder, 0, None
         self.store = EmbeddedStore(folder / "shop.db")
         self.client = connect(f"embedded://{folder}/shop.db")
         monkeypatch.setattr(mirroring, "_PAGE_EVENTS", 3)
@@ -53,7 +54,11 @@ class World:
             monkeypatch.setattr(SqliteTable, name, self._mortal(getattr(SqliteTable, name)))
         for name in ("add", "remove", "_write"):
             monkeypatch.setattr(SetAsideFolder, name, self._mortal(getattr(SetAsideFolder, name)))
-        self.begin()
+        self.table, self.aside = folder / "table.db", folder / "aside"
+        self.aside.mkdir()
+        self.store.create_collection("orders", partitions=2)
+        for number in range(7):
+            self.put(f"o-{number}", total=number)
 
     def _mortal(self, step):
         def run(*arguments, **named):
@@ -69,19 +74,21 @@ class World:
         if self.steps - 1 == self.dies_at:
             raise Death
 
-    def begin(self):
-        self.number += 1
-        self.accept()
-        if self.number > 1:
-            self.store.drop_collection("orders")
-        self.store.create_collection("orders", partitions=2)
-        for number in range(7):
-            self.put(f"o-{number}", total=number)
-        self.aside = self.folder / f"aside-{self.number}"
-
     @property
     def target(self):
-        return f"sqlite:{self.folder}/table-{self.number}.db#orders"
+        return f"sqlite:{self.table}#orders"
+
+    def keep(self):
+        """Keep the table, its position and the folder, from which each kill begins."""
+        shutil.copy(self.table, self.folder / "kept.db")
+        shutil.copytree(self.aside, self.folder / "kept", dirs_exist_ok=True)
+
+    def restore(self):
+        for file in self.folder.glob("table.db*"):
+            file.unlink()
+        shutil.rmtree(self.aside)
+        shutil.copy(self.folder / "kept.db", self.table)
+        shutil.copytree(self.folder / "kept", self.aside)
 
     def put(self, key, **document):
         self.store.put("orders", key, document)
@@ -107,7 +114,7 @@ class World:
             self.dies_at = None
 
     def sql(self, statement):
-        with closing(sqlite3.connect(self.folder / f"table-{self.number}.db")) as database:
+        with closing(sqlite3.connect(self.table)) as database:
             found = database.execute(statement).fetchall()
             database.commit()
             return found
@@ -263,12 +270,12 @@ def test_a_copy_keeps_the_row_of_a_document_that_the_table_refuses(world):
 @pytest.mark.parametrize("resync", [False, True])
 def test_killed_at_each_step_nothing_that_was_set_aside_is_lost(world, resync):
     changed(world)
+    world.keep()
     world.run(resync=resync)
     whole = world.steps
     assert whole > 10
     for moment in range(whole):
-        world.begin()
-        changed(world)
+        world.restore()
         with pytest.raises(Death):
             world.run(dies_at=moment, resync=resync)
         world.run()
@@ -279,14 +286,12 @@ def test_killed_at_each_step_a_retry_loses_nothing(world):
     changed(world)
     world.run()
     world.accept()
+    world.keep()
     world.retry()
     whole = world.steps
     assert whole > 6
     for moment in range(whole):
-        world.begin()
-        changed(world)
-        world.run()
-        world.accept()
+        world.restore()
         with pytest.raises(Death):
             world.retry(dies_at=moment)
         lacks = {key for key in ("o-1", "o-9") if world.rows().get(key) != ALL[key]}
