@@ -458,7 +458,7 @@ class MergeRules:
             "batch",
             f"belongs to a snapshot of which {self._table.where} has no mark, so the table may lack rows, "
             "or have rows from before the snapshot: it was dropped or made again meanwhile, or its "
-            "beginning was not passed, or it does not deliver every row",
+            "page with SnapshotStarted was not passed, or the snapshot does not deliver every row",
             f"start a query {_NEW_QUERY}, and pass checkpoint= from its first batch on; without Spark, "
             "read the whole collection from Snapshot(), and pass every page; or use a new table; see "
             f"{AFTER_AN_OUTAGE}",
