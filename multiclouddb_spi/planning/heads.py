@@ -291,7 +291,7 @@ class Heads:
     def _answer(self, stream: Stream) -> None:
         name = stream.partition_id
         self._free_share(stream)
-        if self._queue.is_elsewhere(stream):
+        if self._queue.is_shaken and self._queue.is_elsewhere(stream):
             self._queue.put([name])
             return
         batch = stream.batch
@@ -347,7 +347,8 @@ class Heads:
             self._left -= count
             is_full = is_full or count >= self._share
         self._counted[name] = self._counted.get(name, 0) + count
-        self._reads.took(name, head.cursor)
+        if head.cursor is not self._reads.cursor(name):
+            self._reads.took(name, head.cursor)
         is_read = not isinstance(head.outcome, Continue) or head.follows is Follows.END
         if is_full and not is_read and within(self._feed, Entry.read(name, head.cursor), self._target):
             self._hungry[name] = None
@@ -418,7 +419,7 @@ class Heads:
 
     def _apply(self, losses: Iterable[Loss]) -> None:
         """Drop what was found of partitions that a loss has moved or removed."""
-        losses = tuple(losses)
+        losses, self._queue.is_shaken = tuple(losses), True
         self.gaps += self._follow.told(losses)
         if any(loss.everything for loss in losses):
             self._begins_again = True  # the feed begins again: the step ends here
