@@ -355,13 +355,13 @@ class Queue:
         self.turn_is_over(stream.partition_id)
         return True
 
-    def take(self, stream: Stream, batch: Batch) -> int | None:
-        """Give a stream its turn; return up to which record of its answer it is taken.
+    def take(self, stream: Stream, batch: Batch, count: int) -> int | None:
+        """Give a stream its turn; return up to which of the `count` records of its answer it is taken.
 
         None if there is no room: the stream waits in `ready` until places are free that are kept for others.
         """
         name, first, head, content = stream.partition_id, stream.taken, self.head, self.content
-        count = stop = len(batch.records)
+        stop = count
         if count and stream.most is not None:
             stop = min(count, first + stream.most)
         elif count:
@@ -387,16 +387,15 @@ class Queue:
             self.turn_is_over(name)
         return stop
 
-    def took(self, stream: Stream, batch: Batch, stop: int) -> None:
+    def took(self, stream: Stream, batch: Batch, stop: int, count: int) -> None:
         """Move a stream behind the records that were taken; what is left of its answer waits in `ready`."""
-        has_rest = stop < len(batch.records)
-        if has_rest:
+        if stop < count:
             self._rests(stream)
         if self.share is not None:
             self.share.took(stream.partition_id, stop - stream.taken)
         stream.cursor, stream.taken = batch.cursor_after(stop), stop
         self.moves(stream.partition_id, stream.cursor)
-        if not has_rest:  # last: a stream without its answer that stands before it would leave it out
+        if stop == count:  # last: a stream without its answer that stands before it would leave it out
             stream.used_up()
             stream.due_at = stream.asked_at + batch.poll_after if batch.poll_after else 0.0
 

@@ -305,12 +305,12 @@ class Heads:
 
     def _take(self, stream: Stream, batch: Batch) -> None:
         """Take the records of an answer, or as many as the share allows; the rest stays in the stream."""
-        name, first = stream.partition_id, stream.taken
-        stop = self._queue.take(stream, batch)
+        name, first, size = stream.partition_id, stream.taken, len(batch)
+        stop = self._queue.take(stream, batch, size)
         assert stop is not None, "whatever is asked has a share"
-        self._queue.took(stream, batch, stop)
+        self._queue.took(stream, batch, stop, size)
         count = stop - first
-        if stop < len(batch):
+        if stop < size:
             head = Head(stream.cursor, count, Continue(), Follows.MORE)
         else:
             follows = follows_of(batch)

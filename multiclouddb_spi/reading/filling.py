@@ -335,7 +335,7 @@ class Filling(Generic[T]):
         if name in result.noticed:  # its records come in a later call
             queue.has_turn(name)
             return
-        stop = queue.take(stream, batch)
+        stop = queue.take(stream, batch, count)
         if stop is None:
             return
         if stop == count > 0 and stream.has_more(batch) and not stream.due_at:
@@ -360,7 +360,7 @@ class Filling(Generic[T]):
             result.nbytes += batch.nbytes * (stop - first) / count
         elif count:  # a poison record is the first one
             return
-        queue.took(stream, batch, stop)
+        queue.took(stream, batch, stop, count)
         if stop == count:
             self._used_up(stream, batch)
 

@@ -135,9 +135,9 @@ class TestTaking:
         queue.put(["p1", "p0"])
         queue.launch()
         other, head = queue.next(0.0), queue.next(0.0)
-        assert queue.take(other, other.batch) is None
+        assert queue.take(other, other.batch, 2) is None
         assert (list(queue.ready), list(queue.had_turn)) == (["p1"], [])
-        assert queue.take(head, head.batch) == 1
+        assert queue.take(head, head.batch, 2) == 1
         assert (queue.head, list(queue.had_turn)) == (None, ["p0"])
         assert (list(queue.ready), list(queue.ask)) == ([], ["p1"]), "its place is free for the others"
 
@@ -148,10 +148,10 @@ class TestTaking:
         queue.launch()
         stream = queue.next(0.0)
         batch = stream.batch
-        queue.took(stream, batch, queue.take(stream, batch))
+        queue.took(stream, batch, queue.take(stream, batch, 2), 2)
         assert (list(queue.ready), stream.taken, stream.batch) == (["p0"], 1, batch)
         assert consumer.state.cursor("p0") == stream.cursor == batch.cursor_after(1)
-        queue.took(stream, batch, 2)
+        queue.took(stream, batch, 2, 2)
         assert (stream.batch, consumer.state.cursor("p0")) == (None, batch.end)
 
     def test_a_share_is_kept_from_the_request_to_the_answer(self, made):
@@ -163,8 +163,8 @@ class TestTaking:
         queue.launch(most_of=lambda _: 1)
         stream = queue.next(0.0)
         queue.content.limit = 0  # a share is not of the page
-        assert queue.take(stream, stream.batch) == 1
-        queue.took(stream, stream.batch, 1)
+        assert queue.take(stream, stream.batch, 2) == 1
+        queue.took(stream, stream.batch, 1, 2)
         queue.put_ready()
         queue.launch(most_of=lambda _: 0)
         assert (list(queue.ask), list(queue.running)) == (["p0"], []), "nothing is kept for it"
@@ -183,7 +183,7 @@ class TestTaking:
 
         monkeypatch.setattr(type(batch) if broken == "cursor_after" else queue, broken, fail)
         with pytest.raises(ArithmeticError):
-            queue.took(stream, batch, 2)
+            queue.took(stream, batch, 2, 2)
         assert stream.batch is batch
         assert consumer.state.cursor("p0") == 0
 
