@@ -67,3 +67,18 @@ def test_the_alarm_looks_at_the_table_that_the_job_writes():
     words = arguments("nightly.yaml")
     assert f"table:{words[words.index('--target') + 1]}" in arguments("alarm.yaml")
     assert words[1] in arguments("alarm.yaml")
+
+
+def test_the_probes_ask_where_the_command_listens():
+    (container,) = pod("follow.yaml")["containers"]
+    host, port = container["args"][container["args"].index("--listen") + 1].split(":")
+    # On localhost, which is the default, no probe would reach it.
+    assert host == "0.0.0.0"
+    (named,) = container["ports"]
+    assert named["containerPort"] == int(port)
+    paths = {}
+    for probe in ("livenessProbe", "readinessProbe"):
+        asked = container[probe]["httpGet"]
+        assert asked["port"] == named["name"]
+        paths[asked["path"]] = probe
+    assert set(paths) == {"/live", "/ready"}
