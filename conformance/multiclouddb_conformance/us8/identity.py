@@ -42,6 +42,8 @@ _WRONG_OPTIONS: Final = (ErrorReason.WRONG_OPTIONS,)
 _WRONG_PROVIDER: Final = (ErrorReason.WRONG_PROVIDER,)
 _WRONG_RESOURCE: Final = (ErrorReason.WRONG_RESOURCE,)
 _WRONG_SCOPE: Final = (ErrorReason.WRONG_SCOPE,)
+# A feed of a whole database has the database's address, and its partition that of a collection.
+_WRONG_SCOPE_OR_RESOURCE: Final = (*_WRONG_SCOPE, *_WRONG_RESOURCE)
 
 
 def _altered(token: str, **changes: Any) -> str:
@@ -83,11 +85,13 @@ class TestForeignTokens:
     @pytest.mark.needs("still")
     def test_of_a_partition_for_the_collection(self, collection: Collection) -> None:
         (name, *_) = collection.partitions()
-        collection.refused(_WRONG, collection.now(scope=PhysicalPartition(name)), reasons=_WRONG_SCOPE)
+        token = collection.now(scope=PhysicalPartition(name))
+        collection.refused(_WRONG, token, reasons=_WRONG_SCOPE_OR_RESOURCE)
 
     def test_of_the_collection_for_a_partition(self, collection: Collection) -> None:
         (name, *_) = collection.partitions()
-        collection.refused(_WRONG, collection.begin, scope=PhysicalPartition(name), reasons=_WRONG_SCOPE)
+        scope = PhysicalPartition(name)
+        collection.refused(_WRONG, collection.begin, scope=scope, reasons=_WRONG_SCOPE_OR_RESOURCE)
 
     @pytest.mark.shows("Plan 10")
     @pytest.mark.needs("several", "still")
