@@ -182,7 +182,7 @@ class DeltaTarget(Table):
         try:
             dataset = dataset_of(table, self._where)
             is_plain = not own and not table.metadata().partition_columns
-            for batch in _batches(dataset, [*_OURS, *extra], paths, is_plain=is_plain):
+            for batch in _batches(dataset, [*dict.fromkeys((*_OURS, *extra))], paths, is_plain=is_plain):
                 if wanted is not None:
                     batch = batch.filter(pc.is_in(batch["key"].cast(pa.string()), value_set=wanted))
                 if batch.num_rows:

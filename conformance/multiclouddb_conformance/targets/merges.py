@@ -194,6 +194,8 @@ class TestMerged:
             "a": wanted,
             "b": wanted,
         }
+        # What `verify` asks for while no declared column is filled.
+        assert stored(("key",)) == {name: {"key": key_of(name)} for name in ("a", "b")}
         text = encode_json({"n": 4}).decode()
         fixes = [
             Fix(key_of("a"), ("000001",), "000001", text, own({"n": 4}), NOW),
