@@ -49,7 +49,7 @@ TABLE: Final = {
     BUSY: "CONFLICT: another process uses the state folder, the table or the checkpoint: try again later",
     LATE: "token check --max-lag: a change that is older than AGE has not been read",
     NOT_KNOWN: "token check --max-lag: nobody knows whether a change that is older than AGE was left unread",
-    UNFIT: "columns --check: some values do not fit into the declared columns",
+    UNFIT: "columns --check: some values do not fit, and the declaration refuses them",
     SET_ASIDE: "mirror: the table lacks what is set aside: correct the cause, and run mirror --retry",
     INTERRUPTED: "interrupted by ctrl-C (143: by SIGTERM)",
 }

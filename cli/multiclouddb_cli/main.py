@@ -338,11 +338,12 @@ def columns(
 ) -> None:
     """Propose a columns.toml from the documents of a collection, with what was seen at each path.
 
-    Each type holds all values that were seen. Numbers of several kinds become a decimal, or a double if it
-    has each of them exactly, else a string; nothing is proposed for a path that fewer than 20 documents have.
+    Each type holds all values that were seen. Numbers of several kinds become a double if it has each of them
+    exactly, else a decimal, and a string if no decimal has room for them. Texts stay texts: of days, the
+    comment says that date fits too. Nothing is proposed for a path that fewer than 20 documents have.
 
     With --check, print what does not fit into a declaration, with three keys for each column; the exit code
-    is 17 if there is anything.
+    is 17 if there is anything, and 0 if the declaration has misfits = "rescue", which refuses nothing.
     """
     from multiclouddb_cli import proposing as command
     from multiclouddb_cli.arguments import to_address, to_config, to_options

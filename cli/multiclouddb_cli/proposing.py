@@ -33,11 +33,13 @@ from multiclouddb_cli.session import until_signal
 from multiclouddb_spi.faults import key_digest
 
 if TYPE_CHECKING:
-    from multiclouddb_tables.proposal import Check
+    from multiclouddb_tables.proposal import Check, Unfit
 
 MOST: Final = 10_000
 """How many documents are read for a proposal, unless the user gives another number."""
 _PAGE: Final = 1_000
+_MOST_KINDS: Final = 3
+_LONGEST: Final = 100
 
 
 def propose(
@@ -110,7 +112,7 @@ def propose(
         typer.echo(json.dumps(_checked(found, whole=is_whole, skipped=skipped, show_values=show_values)))
     else:
         _print(found, read, show_values=show_values)
-    if found.unfit:
+    if found.unfit and found.columns.misfits == "refuse":
         raise typer.Exit(UNFIT)
 
 
@@ -145,6 +147,7 @@ def _checked(found: Check, *, whole: bool, skipped: int, show_values: bool) -> d
             "documents": each.count,
             "types": dict(each.kinds.most_common()),
             "keys": [key if show_values else key_digest(key) for key in each.keys],
+            **({"values": each.values} if show_values else {}),
         }
         for name, each in found.unfit.items()
     ]
@@ -158,11 +161,27 @@ def _print(found: Check, read: str, *, show_values: bool) -> None:
             name,
             types[name],
             f"{each.count:,}",
-            ", ".join(f"{count:,} with {kind}" for kind, count in each.kinds.most_common()),
-            ", ".join(key if show_values else key_digest(key) for key in each.keys),
+            _listed(each),
+            ", ".join(
+                f"{key}: {shortened(value)}" if show_values else key_digest(key)
+                for key, value in zip(each.keys, each.values, strict=True)
+            ),
         )
         for name, each in found.unfit.items()
     ]
     if rows:
         print_table(["column", "type", "do not fit", "which are", "for example"], rows)
-    print_text(f"{read}: {'not all' if rows else 'all'} values fit into the declared columns")
+    rescue = "; _rescued gets the others" if rows and found.columns.misfits == "rescue" else ""
+    print_text(f"{read}: {'not all' if rows else 'all'} values fit into the declared columns{rescue}")
+
+
+def _listed(unfit: Unfit) -> str:
+    """Return of which kind the values are; numbers have many kinds."""
+    told = ", ".join(f"{count:,} with {kind}" for kind, count in unfit.kinds.most_common(_MOST_KINDS))
+    rest = len(unfit.kinds) - _MOST_KINDS
+    return told if rest <= 0 else f"{told}, and {counted(rest, 'further kind')}"
+
+
+def shortened(text: str) -> str:
+    """Return a text of at most 100 characters."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -56,3 +56,13 @@ def test_a_file_that_is_no_declaration_ends_with_3(run, url, store, tmp_path):
     ran = run("columns", url, "main/orders", "--check", tmp_path / "columns.toml")
     assert ran.exit_code == 3
     assert 'path = ["key"]' in ran.output
+
+
+def test_a_declaration_that_rescues_ends_with_0_and_values_are_shown_if_wanted(run, url, filled, tmp_path):
+    (tmp_path / "columns.toml").write_text('misfits = "rescue"\n[columns]\nv = "int64"')
+    ran = run("columns", url, "main/orders", "--check", tmp_path / "columns.toml")
+    assert ran.exit_code == 0, ran.output
+    assert "_rescued gets the others" in ran.stdout
+    assert '"text"' not in ran.stdout
+    ran = run("columns", url, "main/orders", "--check", tmp_path / "columns.toml", "--show-values")
+    assert ': "text"' in ran.stdout

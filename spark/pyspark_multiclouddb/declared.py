@@ -84,12 +84,12 @@ def _check(rows: DataFrame, columns: Columns) -> None:
         each.groupBy("misfit.at")
         .agg(F.count(F.lit(1)).alias("count"), F.min(F.struct("key", "misfit.kind")).alias("example"))
         .orderBy("at")
-        .limit(1)
         .collect()
     )
-    for row in found:
-        example = row["example"]
-        raise refused(columns.columns[row["at"]], row["count"], example["kind"], example["key"])
+    if found:
+        [first, *others] = [columns.columns[row["at"]] for row in found]
+        count, (key, kind) = found[0]["count"], found[0]["example"]
+        raise refused(first, count, kind, key, [each.name for each in others])
 
 
 def empty_schema(names: Sequence[str]) -> pa.Schema:

@@ -9,6 +9,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -52,6 +53,13 @@ _TYPES: Final[Mapping[str, pa.DataType]] = {
 }
 _DECIMAL: Final = re.compile(r"decimal\((\d{1,2}),(\d{1,2})\)")
 _MOST_DIGITS: Final = 38
+_OTHER_NAMES: Final[Mapping[str, str]] = {
+    "bigint": "int64", "bool": "boolean", "bytes": "binary", "datetime": "timestamp", "float32": "float",
+    "float64": "double", "int": "int64", "integer": "int64", "long": "int64", "number": "double",
+    "object": "json", "array": "json", "real": "float", "short": "int16", "smallint": "int16",
+    "text": "string", "timestamptz": "timestamp", "tinyint": "int8", "varchar": "string",
+}  # fmt: skip
+"""What other systems call a type."""
 _PARTS: Final = ("type", "path", "key")
 _SETTINGS: Final = ("columns", "document", "misfits")
 
@@ -110,19 +118,32 @@ def _column(name: object, value: object) -> Column:
             f'choose another name, and give the field as its path: {name}_ = {{ path = ["{name}"], … }}',
         )
     given: Any = {"type": value} if isinstance(value, str) else value
+    if name in _SETTINGS and (isinstance(value, bool) or value in ("refuse", "rescue")):
+        raise invalid_request(
+            where, f"has the type {value!r}", f"if the setting {name} is meant, write it above [columns]"
+        )
     if not isinstance(given, Mapping):
         way_out = 'write a type such as "string", or { path = ["address", "city"], type = "string" }'
         raise invalid_request(where, f"is a {type_name(value)}", way_out)
     for each in given:
         if each not in _PARTS:
-            raise invalid_request(where, f"has {each!r}", f"correct it: {suggestion(str(each), _PARTS)}")
+            inner = given[each]
+            kind = inner if isinstance(inner, str) else "…"
+            raise invalid_request(
+                where,
+                f"has {each!r}",
+                f"correct it: {suggestion(str(each), _PARTS)}; a name with a dot stands in quotes, "
+                f'"{name}.{each}" = "{kind}", and a field of an object has a path, {name}_{each} = '
+                f'{{ path = ["{name}", "{each}"], type = "{kind}" }}',
+            )
     text = given.get("type")
     kind = re.sub(r"\s+", "", text).lower() if isinstance(text, str) else ""
     if arrow_type(kind) is None:
         known = [*_TYPES, "decimal(12,2)"]
-        raise invalid_request(
-            where, f"has the type {text!r}", f"choose among {', '.join(known)}; a decimal has up to 38 digits"
-        )
+        way_out = f"choose among {', '.join(known)}; a decimal has up to 38 digits"
+        if (meant := _meant(kind)) is not None:
+            way_out = f"did you mean {meant!r}? Or {way_out}"
+        raise invalid_request(where, f"has the type {text!r}", way_out)
     path, key = given.get("path"), given.get("key")
     if path is not None and key is not None:
         raise invalid_request(where, "has both path and key", "leave one of them out")
@@ -137,6 +158,18 @@ def _column(name: object, value: object) -> Column:
             where, f"has the path {path!r}", 'give a list of names, such as ["address", "city"]'
         )
     return Column(name, kind, tuple(utf8(where, each) for each in names))
+
+
+def _meant(kind: str) -> str | None:
+    """Return the type that is called so elsewhere, or written nearly so; None if there is none."""
+    if kind.startswith(("decimal", "numeric")):
+        found = kind.replace("numeric", "decimal", 1)
+        return found if arrow_type(found) is not None else "decimal(12,2)"
+    word = kind.partition("(")[0]
+    if word in _OTHER_NAMES:
+        return _OTHER_NAMES[word]
+    close = get_close_matches(word, _TYPES, n=1)
+    return close[0] if close else None
 
 
 def _read(given: object) -> tuple[Column, ...]:

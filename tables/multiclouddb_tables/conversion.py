@@ -10,7 +10,9 @@ import base64
 import math
 import re
 import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from functools import lru_cache, partial
@@ -32,9 +34,11 @@ __all__ = [
     "MisfitError",
     "Unheld",
     "convert",
+    "counted_rescues",
     "cut",
     "cut_with_misfits",
     "cutter",
+    "digits_of",
     "exact_converter",
     "kind_of_json",
     "members",
@@ -100,9 +104,41 @@ def kind_of_json(value: object) -> str:
     """
     found = tagged(value)
     if found is not None:
-        return f'an object {{"${found[0]}": …}}'
+        return _kind_of_number(*found) or f'an object {{"${found[0]}": …}}'
     names = {bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "an array"}
     return names.get(type(value), "an object")
+
+
+def digits_of(number: Decimal) -> tuple[int, int]:
+    """Return how many digits a finite number has before the point and after it, without zeros at its ends.
+
+    Args:
+        number: The number; `normalize` would round it, and fail if its exponent is large.
+    """
+    _, digits, exponent = number.as_tuple()
+    assert isinstance(exponent, int)
+    kept = len(digits)
+    while kept > 1 and not digits[kept - 1]:
+        kept -= 1
+    exponent += len(digits) - kept
+    if not digits[0]:  # zero
+        return 0, 0
+    return max(0, kept + exponent), max(0, -exponent)
+
+
+def _kind_of_number(tag: str, text: Any) -> str | None:
+    """Return the shape of a number without a JSON type, which is why it does not fit; None for others."""
+    if tag not in ("decimal", "int", "float") or type(text) is not str:
+        return None
+    try:
+        number = Decimal(text)
+    except ArithmeticError:
+        return None
+    if not number.is_finite():
+        return "NaN" if number.is_nan() else "an infinite number"
+    before, after = digits_of(number)
+    what = "an integer" if tag == "int" else "a decimal"
+    return f"{what} with {before} digits" + (f" before the point and {after} after it" if after else "")
 
 
 def _json(value: Any) -> str:
@@ -358,6 +394,20 @@ def _rescued(misfits: Sequence[Misfit]) -> str | None:
     return _json(told)
 
 
+_RESCUED_ROWS: Final = ContextVar[list[int] | None]("rescued_rows", default=None)
+
+
+@contextmanager
+def counted_rescues() -> Iterator[list[int]]:
+    """Count the rows with values in `_rescued` that this thread makes; the list has the numbers to add."""
+    found = list[int]()
+    token = _RESCUED_ROWS.set(found)
+    try:
+        yield found
+    finally:
+        _RESCUED_ROWS.reset(token)
+
+
 def cutter(columns: Columns | None, unheld: Collection[Unheld]) -> Cut | None:
     """Return the function that makes the declared columns; None without a declaration.
 
@@ -383,7 +433,10 @@ def cut(rows: pa.Table, columns: Columns, unheld: Collection[Unheld] = ()) -> pa
     if misfits and columns.misfits == "refuse":
         first = min(misfits, key=lambda each: (columns.columns.index(each.column), each.row))
         count = sum(each.column == first.column for each in misfits)
-        raise refused(first.column, count, kind_of_json(first.value), rows["key"][first.row].as_py())
+        unfit = {each.column for each in misfits}
+        others = [each for each in columns.columns if each != first.column and each in unfit]
+        kind, key = kind_of_json(first.value), rows["key"][first.row].as_py()
+        raise refused(first.column, count, kind, key, [each.name for each in others])
     return made
 
 
@@ -416,6 +469,8 @@ def cut_with_misfits(
         made.append((column.field, pa.array(values, column.field.type)))
     if columns.misfits == "rescue":
         rescued = [_rescued(by_row.get(row, ())) for row in range(rows.num_rows)]
+        if (counts := _RESCUED_ROWS.get()) is not None:
+            counts.append(len(by_row))
         made.append((columns.fields()[-1], pa.array(rescued, pa.string())))
     if not columns.document:
         rows = rows.drop_columns(DOCUMENT)
@@ -424,7 +479,7 @@ def cut_with_misfits(
     return rows, found
 
 
-def refused(column: Column, count: int, kind: str, key: str) -> MulticloudDbError:
+def refused(column: Column, count: int, kind: str, key: str, others: Sequence[str] = ()) -> MulticloudDbError:
     """Make the error for values that do not fit.
 
     Args:
@@ -432,14 +487,17 @@ def refused(column: Column, count: int, kind: str, key: str) -> MulticloudDbErro
         count: How many values do not fit into it.
         kind: What one of them is, as `kind_of_json` returns it.
         key: The key of this one, as JSON text.
+        others: The other columns with such values.
     """
     place = f"of the key {key_digest(key)}"
+    more = f"; so have {', '.join(others)}" if others else ""
     return invalid_request(
         f"column {column.name}",
         f"is {column.type}, but {count:,} of the documents have a value at {column.place} that does "
-        f"not fit, for example {kind} in that {place}; nothing was merged",
+        f"not fit, for example {kind} in that {place}{more}; nothing was merged",
         "give the column another type, such as string or json, which fit all values; or set "
-        'misfits = "rescue", so that the column is null, and _rescued has the value',
+        'misfits = "rescue", so that the column is null, and _rescued has the value; multiclouddb columns … '
+        "--check columns.toml names every column that does not fit",
     )
 
 

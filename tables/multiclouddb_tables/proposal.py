@@ -13,11 +13,13 @@ import attrs
 import orjson
 
 from multiclouddb_api import ChangeEvent, encode_json
-from multiclouddb_tables.columns import TAKEN, Columns
+from multiclouddb_api.codec import deep_json
+from multiclouddb_tables.columns import TAKEN, Column, Columns
 from multiclouddb_tables.conversion import (
     MisfitError,
     Unheld,
     convert,
+    digits_of,
     kind_of_json,
     members,
     tagged,
@@ -35,6 +37,7 @@ _DEEPEST: Final = 4
 _NAMED: Final = 3
 _DIGITS: Final = 38
 _EXACT: Final = 2**53
+_DAY: Final = Column("day", "date", ("day",))
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _ALONE: Final[Mapping[str, str]] = {
     "boolean": "boolean",
@@ -64,6 +67,10 @@ class _Path:
     """The most digits after it."""
     is_double: bool = True
     """Whether each number is exactly one of `double`."""
+    is_nested: bool = False
+    """Whether a value without a JSON type has parts, so that only `json` reads well."""
+    is_day: bool = True
+    """Whether each text is a day."""
 
     @property
     def count(self) -> int:
@@ -73,8 +80,11 @@ class _Path:
         self.kinds[kind] += 1
         if kind == "text":
             self.longest = max(self.longest, len(value))
+            self.is_day = self.is_day and _is_day(value)
         elif kind in ("integer", "float", "decimal"):
             self._number(value)
+        elif (inner := tagged(value)) is not None and isinstance(inner[1], list | dict):
+            self.is_nested = True
 
     def _number(self, value: Any) -> None:
         inner = tagged(value)
@@ -83,10 +93,8 @@ class _Path:
         if not number.is_finite():
             self.before = _DIGITS + 1  # no decimal has it
             return
-        _, digits, exponent = number.normalize().as_tuple()
-        assert isinstance(exponent, int)
-        self.before = max(self.before, len(digits) + exponent)
-        self.after = max(self.after, -exponent)
+        before, after = digits_of(number)
+        self.before, self.after = max(self.before, before), max(self.after, after)
         if inner is not None and inner[0] == "decimal":
             self.is_double = self.is_double and Decimal(float(number)) == number
         elif not isinstance(value, float):
@@ -96,7 +104,7 @@ class _Path:
     def type(self) -> str:
         """The type that holds all that was seen."""
         kinds = {*self.kinds}
-        if kinds & {"array", "object"}:
+        if self.is_nested or kinds & {"array", "object"}:
             return "json"
         if len(kinds) == 1:
             [kind] = kinds
@@ -106,7 +114,8 @@ class _Path:
             return "string"
         if kinds == {"integer"} and self.before < len(str(2**63)):
             return "int64"
-        if self.before + self.after <= _DIGITS and "float" not in kinds:
+        # A float is the decimal of its shortest text, as in the column.
+        if self.before + self.after <= _DIGITS and ("float" not in kinds or not self.is_double):
             return f"decimal({_DIGITS},{self.after})"
         return "double" if self.is_double else "string"
 
@@ -124,6 +133,8 @@ class Survey:
     unlisted: int = 0
     _paths: dict[tuple[str, ...], _Path] = attrs.field(factory=dict)
     _keys: dict[str, _Path] = attrs.field(factory=dict)
+    _unlike: set[str] = attrs.field(factory=set)
+    """The components of the key of which some document has another value, or none, in a field of its name."""
 
     def add(self, event: ChangeEvent) -> None:
         """Look at a row of the source.
@@ -134,7 +145,8 @@ class Survey:
         if event.new_item_state is None:
             return
         self.documents += 1
-        for path, kind, value in _leaves(orjson.loads(encode_json(event.new_item_state)), ()):
+        document = orjson.loads(encode_json(event.new_item_state))
+        for path, kind, value in _leaves(document, ()):
             found = self._paths.get(path)
             if found is None:
                 if len(self._paths) == _MOST_PATHS:
@@ -142,7 +154,10 @@ class Survey:
                     continue
                 found = self._paths[path] = _Path()
             found.add(kind, value)
+        fields = members(document) or {}
         for name, value in (members(orjson.loads(encode_json(event.key.components))) or {}).items():
+            if fields.get(name) != value:
+                self._unlike.add(name)
             self._keys.setdefault(name, _Path()).add(_kind(value), value)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -154,7 +169,10 @@ class Survey:
             path: seen
             for path, seen in self._paths.items()
             # The fields of an object have columns of their own, unless it is also something else.
-            if path not in outer - whole and not any(path[:at] in whole for at in range(1, len(path)))
+            if path not in outer - whole
+            and not any(path[:at] in whole for at in range(1, len(path)))
+            # The key has a column already.
+            and not (path[0] in self._keys and path[0] not in self._unlike)
         }
         keys = {(name,): seen for name, seen in self._keys.items()}
         for source, by_path in (("key", keys), ("path", listed)):
@@ -167,6 +185,7 @@ class Survey:
                         "documents": seen.count,
                         "types": dict(seen.kinds.most_common()),
                         "longest": seen.longest or None,
+                        "days": "text" in seen.kinds and len(seen.kinds) == 1 and seen.is_day,
                         "digits": [seen.before, seen.after] if seen.before + seen.after > 1 else None,
                     }
                 )
@@ -182,6 +201,7 @@ class Survey:
             told = ", ".join(f"{count:,} {kind}" for kind, count in row["types"].items())
             told += f"; {share:.0f} % of the documents"
             told += "" if row["longest"] is None else f"; longest text {row['longest']:,}"
+            told += "; each text is a day, so date fits too" if row["days"] else ""
             if row["type"] is None:
                 few = f"only {row['documents']:,} documents have {place}"
                 yield f"# {name}: {few}, so nothing is proposed ({told})"
@@ -205,9 +225,17 @@ def _leaves(value: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[t
 def _kind(value: Any) -> str:
     inner = tagged(value)
     if inner is not None:
-        return _TAGS.get(inner[0], "array" if isinstance(inner[1], list) else inner[0])
+        return _TAGS.get(inner[0], inner[0])
     kinds = {bool: "boolean", int: "integer", float: "float", str: "text", list: "array", dict: "object"}
     return kinds[type(value)]
+
+
+def _is_day(text: str) -> bool:
+    try:
+        convert(text, _DAY)
+    except MisfitError:
+        return False
+    return True
 
 
 def _name(path: Sequence[str], taken: set[str]) -> str:
@@ -235,11 +263,13 @@ class Unfit:
         count: Their number.
         kinds: How many of them are of which kind.
         keys: The first keys, as JSON texts.
+        values: The values of these keys, as JSON texts.
     """
 
     count: int = 0
     kinds: Counter[str] = attrs.field(factory=Counter)
     keys: list[str] = attrs.field(factory=list)
+    values: list[str] = attrs.field(factory=list, repr=False)
 
 
 @attrs.define
@@ -280,3 +310,4 @@ class Check:
                 found.kinds[kind_of_json(value)] += 1
                 if len(found.keys) < _NAMED:
                     found.keys.append(encode_json(event.key.components).decode())
+                    found.values.append(deep_json(value).decode())

@@ -167,3 +167,28 @@ class TestValues:
         document = {"$x": {"$date": "text"}, "d": decode_json(b'{"$date":"2026-01-31T12:00:00Z"}')}
         key = encode_json({"$k": 7}).decode()
         assert conversion.values(document, key, columns) == {"a": "text", "b": None, "c": 7}
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"unit": {"price": "double"}}, '"unit.price" = "double".*path = \\["unit", "price"\\]'),
+        ({"n": "int64", "misfits": "rescue"}, r"write it above \[columns\]"),
+        ({"n": "int64", "document": False}, r"write it above \[columns\]"),
+        ({"n": "decimal"}, r"did you mean 'decimal\(12,2\)'"),
+        ({"n": "numeric(10, 3)"}, r"did you mean 'decimal\(10,3\)'"),
+        ({"n": "int"}, "did you mean 'int64'"),
+        ({"n": "varchar(20)"}, "did you mean 'string'"),
+        ({"n": "timestmp"}, "did you mean 'timestamp'"),
+        ({"n": "?"}, "; choose among"),
+    ],
+)
+def test_a_wrong_declaration_says_what_was_meant(columns, told):
+    with pytest.raises(MulticloudDbError, match=told):
+        Columns(columns)
+
+
+def test_a_refusal_names_every_column_with_misfits():
+    rows = pa.table({"key": ['{"id":1}'], "new_item_state": ['{"a":"x","b":"y","c":1}'], "type": ["CREATE"]})
+    with pytest.raises(MulticloudDbError, match=r"column a: .*; so have b; nothing was merged.*--check"):
+        conversion.cut(rows, Columns({"a": "int64", "b": "int64", "c": "int64"}))

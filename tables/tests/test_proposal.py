@@ -37,10 +37,14 @@ class TestSurvey:
             ([0.1, 5e-324], "double"),
             ([0.1, float("nan")], "double"),
             ([0.1, 2**53], "double"),
-            ([0.1, 2**53 + 1], "string"),
+            ([0.1, 2**53 + 1], "decimal(38,1)"),
             ([1, Decimal("1.25")], "decimal(38,2)"),
             ([Decimal("1.25"), 0.5], "double"),
-            ([Decimal("0.1"), 0.5], "string"),
+            ([Decimal("0.1"), 0.5], "decimal(38,1)"),
+            ([Decimal("0.1"), float("nan")], "string"),
+            (["2026-01-31", "2026-02-28"], "string"),
+            ([Decimal("0." + "1" * 33), 1], "decimal(38,33)"),
+            ([Decimal("1E+6000"), Decimal("0E+5")], "string"),
             ([Decimal("1E+30"), Decimal("1E-20")], "string"),
             (["a", "b"], "string"),
             (["a", 1], "string"),
@@ -54,7 +58,7 @@ class TestSurvey:
             ([{"a": 1}, "text"], "json"),
             ([{}, {}], "json"),
         ],
-        ids=range(24),
+        ids=range(28),
     )
     def test_each_type_holds_all_values_that_were_seen(self, values, kind):
         survey = surveyed(*({"v": each} for each in values * FEWEST))
@@ -83,6 +87,16 @@ class TestSurvey:
         assert columns["$x"] == "string"
         assert len(Columns(columns).columns) == len(columns)
 
+    def test_a_field_that_is_the_key_has_one_column(self):
+        found = surveyed(*({"id": f"k{at}"} for at in range(FEWEST)))
+        assert proposed(found) == {"id": {"key": "id", "type": "string"}}
+
+    def test_a_value_of_a_database_keeps_its_name_and_days_are_told(self):
+        document = {"at": {"$mongo.timestamp": [1, 2]}, "day": "2026-01-31"}
+        lines = [*surveyed(*[document] * FEWEST).toml()]
+        assert any(line.startswith("day") and "so date fits too" in line for line in lines)
+        assert not any("so date fits too" in line for line in lines if not line.startswith("day"))
+
     def test_nothing_is_proposed_from_few_documents_and_the_number_is_told(self):
         survey = surveyed(*[{"often": 1}] * FEWEST, *[{"rare": 1}] * (FEWEST - 1))
         assert "rare" not in proposed(survey)
@@ -104,4 +118,24 @@ class TestCheck:
         assert check.unfit.keys() == {"n", "id_"}
         found = check.unfit["n"]
         assert (found.count, dict(found.kinds)) == (4, {"a number": 4})
+        assert found.values == ["200", "300", "400"]
         assert found.keys == ['{"id":"k2"}', '{"id":"k3"}', '{"id":"k4"}']
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (Decimal("1.2345"), "a decimal with 1 digits before the point and 4 after it"),
+        (Decimal("1E+999999"), "a decimal with 1000000 digits"),
+        (Decimal("NaN"), "NaN"),
+        (Decimal("-Infinity"), "an infinite number"),
+        (float("nan"), "NaN"),
+        (2**70, "an integer with 22 digits"),
+        (b"a", 'an object {"$bytes": …}'),
+    ],
+)
+def test_the_kind_of_a_value_says_why_it_does_not_fit(value, kind):
+    check = Check(Columns({"n": "decimal(4,2)"}))
+    for event in events(("k", 1, {"n": value})):
+        check.add(event)
+    assert dict(check.unfit["n"].kinds) == {kind: 1}
