@@ -430,13 +430,15 @@ class Verification:
                 "failOnDataLoss=false) first, then run verify with repair",
                 error.detail,
             ) from error
+        mark = self._sides.expect(FeedSource.of_token(page.continuation_token))
         if self._sides.source.is_in_snapshot(first):
+            unfilled = () if mark is None else mark.unfilled
+            refill = f"; a refill has not filled {', '.join(unfilled)} yet" if unfilled else ""
             raise invalid_request(
                 "position",
-                "is inside the sink's own snapshot, so nobody knows what the table has to contain",
-                "wait until the sink has passed BackfillDone",
+                "is inside the sink's own snapshot, so nobody knows what the table has to contain" + refill,
+                "let the sink or the mirror run until the snapshot has ended (BackfillDone), and try again",
             )
-        mark = self._sides.expect(FeedSource.of_token(page.continuation_token))
         # The table is looked at before the source is read, because it may be none.
         is_declared = mark is not None and mark.declared is not None
         for _ in self._sides.target.rows([], own=is_declared or self._sides.transform is not None):
