@@ -205,11 +205,11 @@ def mirror_file(
 
     def told(job: MirrorJob, outcome: Outcome) -> None:
         if isinstance(outcome, MulticloudDbError):
-            typer.echo(f"{job.address}:", err=True)
+            typer.echo(f"{job.address}, {job.table}:", err=True)
             codes.append(report_error(outcome, debug=False))
             if as_json:
                 failure = {"category": str(outcome.category), "message": scrub(outcome.message)}
-                typer.echo(json.dumps({"address": str(job.address), "error": failure}))
+                typer.echo(json.dumps({"address": str(job.address), "table": job.table, "error": failure}))
             return
         codes.append(_code(outcome))
         if as_json:
@@ -218,7 +218,9 @@ def mirror_file(
         state = "every change is read" if outcome.caught_up else "stopped"
         proof = "" if outcome.proof is None else "  EQUAL" if outcome.proof.equal else "  NOT EQUAL"
         aside = f"  {outcome.set_aside:,} set aside" if outcome.set_aside else ""
-        typer.echo(f"{outcome.address}  {outcome.table}  {outcome.events:,} merged  {state}{proof}{aside}")
+        rescued = "" if outcome.rescued is None else f"  {outcome.rescued:,} with values in _rescued"
+        merged = f"{outcome.events:,} merged{rescued}{aside}"
+        typer.echo(f"{outcome.address}  {outcome.table}  {merged}  {state}{proof}")
 
     outages = OutageReport(StatusLine())
     with (
@@ -255,10 +257,19 @@ def _missing(error: ImportError) -> MulticloudDbError:
 def _line(progress: MirrorProgress, a_second: float | None) -> str:
     if progress.snapshot is not None:
         return snapshot_line(progress.snapshot, a_second)
-    words = [f"{progress.events:,} changes", f"lag {duration(progress.lag_seconds)}"]
+    words = [
+        f"{progress.events:,} change{'' if progress.events == 1 else 's'}",
+        f"lag {duration(progress.lag_seconds)}",
+    ]
     if a_second:
         words.append(f"{a_second:,.0f} a second")
     return "  ".join(words)
+
+
+def _rescued(count: int) -> str:
+    """Return how many rows have values that do not fit."""
+    rows = "1 row has" if count == 1 else f"{count:,} rows have"
+    return f"{rows} values in _rescued, of the merged ones"
 
 
 _BEGAN = {
@@ -272,11 +283,13 @@ def _print(report: MirrorReport, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(report.to_dict()))
         return
+    deletes = f"{report.deletes:,} delete{'' if report.deletes == 1 else 's'}"
     print_fields(
         [
             ("table", report.table),
             ("began", _BEGAN[report.began]),
-            ("merged", f"{report.events:,} rows and changes, of them {report.deletes:,} deletes"),
+            ("merged", f"{report.events:,} rows and changes, of them {deletes}"),
+            *([] if report.rescued is None else [("rescued", _rescued(report.rescued))]),
             ("state", "every change is read" if report.caught_up else "stopped"),
             ("right at", moment(report.watermark)),
             ("behind", duration(report.lag_seconds)),

@@ -194,40 +194,66 @@ class MergeRules:
         if not self._table.exists:
             return mark
         check_cases(wanted.names, self._table.columns())
-        # What an earlier sink has made of documents without a declaration is emptied too.
-        known = () if stored is None else own_names(stored.columns)
-        gone = [name for name in known if name not in wanted.compared]
-        to_fill = _once(*wanted.to_fill(found), *gone)
+        to_fill, gone = _differing(wanted, stored)
         mark = attrs.evolve(mark, columns=tuple(name for name in mark.columns if name not in gone))
         if self._table.is_empty():
             return attrs.evolve(mark, unfilled=(), changing=_once(*wanted.names, *to_fill))
         added = (RESCUED,) if wanted.misfits == "rescue" else ()
         if not to_fill:
             return attrs.evolve(mark, changing=_once(*mark.changing, *added))
-        self._check_refill(wanted, to_fill, stored, batch)
+        self._check_refill(wanted, to_fill, stored, agreed=batch.refill, begins_anew=batch.begins_anew)
         names = _once(*to_fill, *mark.unfilled)
         return attrs.evolve(mark, unfilled=names, changing=_once(*names, *added), refills=mark.refills + 1)
 
+    def check_declaration(self, wanted: Columns, *, refill: bool) -> bool:
+        """Compare a declaration with that of the table before anything is read, and refuse another one.
+
+        Args:
+            wanted: The declaration.
+            refill: True if the user has agreed that a snapshot fills the columns.
+
+        Returns:
+            True if a snapshot has to fill columns of the table.
+        """
+        stored = self._table.feed_mark() if self._table.exists else None
+        if stored is None:
+            return False
+        if wanted == stored.declared:
+            return bool(stored.unfilled)
+        names, _ = _differing(wanted, stored)
+        if not names or self._table.is_empty():
+            return False
+        self._check_refill(wanted, names, stored, agreed=refill, begins_anew=True)
+        return True
+
     def _check_refill(
-        self, wanted: Columns, names: Sequence[str], stored: TableMark | None, batch: MergeBatch
+        self,
+        wanted: Columns,
+        names: Sequence[str],
+        stored: TableMark | None,
+        *,
+        agreed: bool,
+        begins_anew: bool,
     ) -> None:
         """Refuse to fill columns of a table with rows, unless the user has agreed and a snapshot begins."""
         where = self._table.where
         before = None if stored is None else stored.declared
         told = ", ".join(f"{name} ({wanted.told(name, before)})" for name in names)
+        count = self._table.count()
         cost = (
-            f"the whole collection is read again for that; the table has {self._table.count():,} rows, and "
+            "the whole collection is read again for that; the table has "
+            f"{count:,} row{'' if count == 1 else 's'}, and "
             "multiclouddb verify … --estimate prints the time and the units of a scan"
         )
         begin = "read it from Snapshot() under a new checkpoint, and pass every page"
-        if not batch.refill:
+        if not agreed:
             raise invalid_request(
                 "columns",
                 f"has another declaration than {where}, in which these columns have to be filled: {told}; "
                 f"{cost}; nothing was merged",
                 f"{begin}, with refill=True; or pass the declaration that the table has",
             )
-        if not batch.begins_anew:
+        if not begins_anew:
             raise invalid_request(
                 "refill",
                 f"needs a snapshot of the whole collection to fill {told} in {where}, and none begins on "
@@ -569,6 +595,15 @@ def merge_batch(table: Table, sink: str, batch: MergeBatch) -> bool:
         if scan.is_over:
             rules.end(scan)
     return merged
+
+
+def _differing(wanted: Columns, stored: TableMark | None) -> tuple[tuple[str, ...], Sequence[str]]:
+    """Return the columns that another declaration fills or empties, and those that are the sink's no more."""
+    found = None if stored is None else stored.declared
+    # What an earlier sink has made of documents without a declaration is emptied too.
+    known = () if stored is None else own_names(stored.columns)
+    gone = [name for name in known if name not in wanted.compared]
+    return _once(*wanted.to_fill(found), *gone), gone
 
 
 def _once(*names: str) -> tuple[str, ...]:

@@ -340,6 +340,7 @@ class TestDeclaredAgain:
         message = refused(sink.merge, update, columns=after).message
         assert "4 rows" in message
         assert "refill=True" in message
+        assert refused(sink.merge, page([]), columns=after).message == message, "a page without changes"
         assert "Snapshot()" in refused(sink.merge, update, columns=after, refill=True).message
         assert expected(sink).found.mark == seen
         self._refill(sink, after, refill=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from multiclouddb_api import MulticloudDbError
 
-__all__ = ["advised"]
+__all__ = ["advised", "advising"]
 
 _AGAIN: Final = "run once with resync=True (--resync), which copies the collection and buries the old rows"
 _COLUMN: Final = (
@@ -28,6 +30,11 @@ _WAYS: Final = (
         "refill=True",
         "run once with refill=True (--refill), which copies every row again; or leave columns= (--columns) "
         "out, which takes the declaration that the table has",
+    ),
+    (
+        "give each worker",
+        "two mirrors write one table: let one process do it, and start this one again, which goes on from "
+        "the stored position",
     ),
     ("documents=", "name a new table, whose column new_item_state the mirror makes"),
     ("mode with which", "read with the option with which the table was filled, or name a new table"),
@@ -61,3 +68,14 @@ def advised(error: MulticloudDbError) -> MulticloudDbError:
         if words in way_out:
             return MulticloudDbError(f"{problem}; {ours}", error.detail)
     return error
+
+
+@contextmanager
+def advising() -> Iterator[None]:
+    """Let each error name the way out of a mirror."""
+    try:
+        yield
+    except MulticloudDbError as error:
+        if (told := advised(error)) is error:
+            raise
+        raise told from error

@@ -26,7 +26,7 @@ from multiclouddb_tables.columns import Columns
 from multiclouddb_tables.contract import SupportsPosition, Target, check_position
 from multiclouddb_tables.delta import DeltaTarget
 from multiclouddb_tables.mark import FoundTable
-from multiclouddb_tables.merging import merge_changes
+from multiclouddb_tables.merging import MergeRules, merge_changes
 
 __all__ = ["Destination", "How", "destination_of"]
 
@@ -74,6 +74,18 @@ class Destination(ABC):
             if error.category is ErrorCategory.NOT_FOUND:
                 return None
             raise
+
+    @abstractmethod
+    def check_declaration(self, columns: Columns, *, refill: bool) -> bool:
+        """Compare a declaration with that of the table; see `MergeRules`.
+
+        Args:
+            columns: The declaration.
+            refill: True if the user has agreed that a copy fills the columns.
+
+        Returns:
+            True if a copy has to fill columns.
+        """
 
     is_kept: bool = False
     """True if the position is part of the table, so that one without the other cannot be."""
@@ -173,6 +185,9 @@ class _Kept(Destination):
                 table.claim(self._before)
             self._is_claimed = True
 
+    def check_declaration(self, columns: Columns, *, refill: bool) -> bool:
+        return MergeRules(self._made(None), _SINK).check_declaration(columns, refill=refill)
+
     def begin(self) -> None:
         self._writer, self._is_claimed = uuid4().hex, False
         self._before = self._made(None).claimed()
@@ -261,6 +276,9 @@ class _Apart(_Stored):
     def _name(self) -> str:
         return self._checkpoint
 
+    def check_declaration(self, columns: Columns, *, refill: bool) -> bool:
+        return self._table.check_declaration(columns, refill=refill)
+
     def begin(self) -> None:
         self._table.begin()
 
@@ -280,9 +298,8 @@ class _WithRows(_Stored):
         from multiclouddb_postgres.lock import TableLock
 
         # `PostgresTarget` finds the position itself, also one that another program has stored.
-        super().__init__(
-            PostgresTarget(dsn, table, patience_seconds=patience_seconds), PostgresCheckpointStore(dsn)
-        )
+        self._pg = PostgresTarget(dsn, table, patience_seconds=patience_seconds)
+        super().__init__(self._pg, PostgresCheckpointStore(dsn))
         self._dsn, self._table, self._merge = dsn, table, merge_into_postgres
         self._lock = TableLock(dsn, table)
         self._found_name: str | None = None
@@ -295,6 +312,9 @@ class _WithRows(_Stored):
         if self._found_name is None:
             self._found_name = _checkpoint_name(full_name(self._dsn, self._table))
         return self._found_name
+
+    def check_declaration(self, columns: Columns, *, refill: bool) -> bool:
+        return self._pg.check_declaration(columns, refill=refill)
 
     def begin(self) -> None:
         self._lock.take()

@@ -34,14 +34,17 @@ from multiclouddb_api import (
     StartPosition,
     invalid_request,
 )
+from multiclouddb_api.observer import Observer
+from multiclouddb_api.pacing import Outage, PollSchedule, Timer
 from multiclouddb_api.set_aside import SetAsideFolder
 from multiclouddb_api.validators import check_type, unknown_name
-from multiclouddb_mirror.advice import advised
+from multiclouddb_mirror.advice import advising
 from multiclouddb_mirror.destinations import Destination, How, destination_of
 from multiclouddb_mirror.setting_aside import Setter
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_tables.batch import other_rows
 from multiclouddb_tables.columns import Columns
+from multiclouddb_tables.conversion import counted_rescues
 from multiclouddb_tables.mark import FeedSource, FoundTable, TableMark
 
 if TYPE_CHECKING:
@@ -51,6 +54,8 @@ __all__ = ["Mirror", "MirrorProgress", "MirrorReport", "MirrorSettings", "mirror
 
 _PAGE_EVENTS: Final = 50_000
 """The most events of a page: each page is one commit, and a page's bytes are bounded besides."""
+_OUTAGE_SECONDS: Final = 300.0
+"""How long the table may fail before its error is raised: as long as the source may."""
 _WAIT_SECONDS: Final = 2.0
 _IDLE_SECONDS: Final = 600.0
 """How often the position of a page without changes is stored, while the mirror follows: for a Delta table
@@ -80,7 +85,8 @@ class MirrorSettings(TypedDict, total=False):
     the table has, so for a new table none but the document as JSON text."""
     refill: bool
     """True to fill the columns of another declaration than the table has, by a copy of every row; False by
-    default, which refuses it."""
+    default, which refuses it before anything is read. If the table has this declaration, and all of its
+    columns are filled, it changes nothing."""
     adopt: bool
     """True to write into a table with rows that no sink of this library has marked; False by default. The
     snapshot then buries every row that is not in the collection."""
@@ -136,7 +142,8 @@ class MirrorReport:
     began: Literal["snapshot", "position", "start"]
     """Whether it began with a copy of all rows, at the stored position, or at the setting `start`."""
     events: int
-    """The number of rows and changes that were merged; a page that was interrupted counts again."""
+    """The number of rows and changes that were merged. A page that was interrupted counts again, or, if its
+    commit had no answer, not at all."""
     deletes: int
     """How many of them were deletes."""
     pages: int
@@ -151,6 +158,9 @@ class MirrorReport:
     """How far the table was behind at the last page; None if that is not known."""
     set_aside: int = 0
     """The number of records that are set aside, those of earlier runs too; the table lacks them."""
+    rescued: int | None = None
+    """How many of the merged rows have a value in `_rescued`, because it does not fit its column; a row that
+    was merged again counts again. None if the declaration does not have `misfits = "rescue"`."""
     proof: Report | None = None
     """What the comparison has found; None without `prove`."""
 
@@ -238,28 +248,62 @@ class Mirror:
             kept = SetAsideFolder(folder, settings.get("max_set_aside", 100))
             documents = settings.get("set_aside_documents", False)
             self._setter = Setter(self._to, self._address, kept, documents=documents)
+        self._timer = Timer()
+        self._schedule = PollSchedule(self._timer, 1.0, 1.0, _OUTAGE_SECONDS)
+        listener = getattr(client, "observer", None)
+        self._outage = Outage(
+            self._address, listener if isinstance(listener, Observer) else None, self._timer.now
+        )
+        self._source_error: MulticloudDbError | None = None
+        self._report: MirrorReport | None = None
+        self._first_stored: tuple[str | None] | None = None
 
     def stop(self) -> None:
         """End the run after the page that is being merged; any thread or signal handler may call this."""
         self._stopped.set()
+        self._timer.stop()
         for each in (self._changes, self._follower):
             if each is not None:
                 each.stop()
 
     def run(self) -> MirrorReport:
         """Run the mirror; see `mirror`."""
-        self._to.begin()
-        try:
-            return self._run()
-        finally:
-            self._to.end()
+        while True:
+            try:
+                self._to.begin()
+                try:
+                    return self._run()
+                finally:
+                    self._to.end()
+            except MulticloudDbError as error:
+                # The iterator has repeated the reads of the source. After a commit without an answer only
+                # the table knows whether the page is in it, so the run goes on from the position there.
+                if not self._may_repeat(error):
+                    raise
+                if not self._timer.wait(self._schedule.due - self._timer.now()):
+                    if self._report is None:
+                        raise
+                    return self._report  # it was stopped
+
+    def _may_repeat(self, error: MulticloudDbError) -> bool:
+        """Return whether the table may be back soon, after a failure that is not one of the source."""
+        passes = error.category in (ErrorCategory.TRANSIENT_FAILURE, ErrorCategory.THROTTLED)
+        if error is self._source_error or not (passes and error.retryable):
+            return False
+        if not self._schedule.failed(error.detail.retry_after_seconds):
+            return False
+        self._outage.failed(error.message)
+        return True
 
     def _run(self) -> MirrorReport:
         settings = self._settings
         stored, self._found = self._to.load(), self._to.found()
-        begins, start = self._start(stored)
+        if self._first_stored is None:
+            self._first_stored = (stored,)
+        columns = self._columns()
+        begins, start = self._start(stored, refills=self._refills(columns))
         self._check_adopted(stored)
-        how = self._how(begins, stored)
+        how = self._how(begins, stored, columns)
         request = ChangeFeedRequest(
             self._address,
             start,
@@ -275,10 +319,12 @@ class Mirror:
             timeout_seconds=settings.get("timeout_seconds", 30.0),
             on_poison="raise" if self._setter is None else "skip",
         )
-        began, report = (
-            time.monotonic(),
-            MirrorReport(self._address, self._to.name, begins, 0, 0, 0, 0.0, False, None, None),
-        )
+        began, report = time.monotonic(), self._report
+        if report is None:
+            report = MirrorReport(self._address, self._to.name, begins, 0, 0, 0, 0.0, False, None, None)
+            if columns is not None and columns.misfits == "rescue":
+                report = attrs.evolve(report, rescued=0)
+            self._report = report
         if self._stopped.is_set():  # before there was anything to stop
             return report
         on_progress = settings.get("on_progress")
@@ -291,13 +337,18 @@ class Mirror:
                     if begins == "snapshot" and page.resumed_from is None:
                         self._check_same_feed(page)
                     self._check_notices(page)
-                    self._merge(page, how)
+                    with counted_rescues() as rescued:
+                        self._merge(page, how)
+                    if report.rescued is not None:
+                        report = attrs.evolve(report, rescued=report.rescued + sum(rescued))
                     how["create"] = "first"
-                report = _after(report, page)
+                report = self._report = _after(report, page)
+                self._outage.ended()
+                self._schedule.succeeded(page, 0.0)
                 # An idle page moves the position too, so that the service keeps what follows it.
                 at = time.monotonic()
                 if matters or at - saved_at >= _IDLE_SECONDS:
-                    self._to.save(page.continuation_token, now=False)
+                    self._save(page.continuation_token, now=False)
                     saved_at = at
                 if on_progress is not None:
                     on_progress(
@@ -308,7 +359,7 @@ class Mirror:
                 if self._stopped.is_set():
                     break
         if page is not None:
-            self._to.save(page.continuation_token, now=True)
+            self._save(page.continuation_token, now=True)
         caught_up = not follows and page is not None and not self._stopped.is_set()
         report = attrs.evolve(report, seconds=time.monotonic() - began, caught_up=caught_up)
         before = [] if self._setter is None else self._setter.records()
@@ -322,29 +373,50 @@ class Mirror:
 
     def _merge(self, page: ChangeFeedPage, how: How) -> None:
         """Merge a page; a refusal names what a mirror can do about it."""
-        try:
+        with advising():
             if self._setter is None:
                 self._to.merge(page, **how)
             else:
                 self._setter.merge(page, how)
-        except MulticloudDbError as error:
-            if (told := advised(error)) is error:
-                raise
-            raise told from error
+
+    def _save(self, token: str, *, now: bool) -> None:
+        with advising():
+            self._to.save(token, now=now)
 
     def _pages(self, changes: ChangeFeedIterator, begins: str) -> Iterator[ChangeFeedPage]:
         """Yield the pages; if the collection of the stored position is gone, say what to do."""
         try:
             yield from changes.pages()
         except MulticloudDbError as error:
+            self._source_error = error
             gone = error.category in (ErrorCategory.NOT_FOUND, ErrorCategory.INVALID_REQUEST)
             if not gone or begins != "position":
                 raise
             raise MulticloudDbError(f"{error.message}; {self._again()}", error.detail) from error
 
-    def _start(self, stored: str | None) -> tuple[Literal["snapshot", "position", "start"], StartPosition]:
+    def _refills(self, columns: Columns | None) -> bool:
+        """Refuse another declaration than the table has; return whether a copy has to fill its columns.
+
+        The merge asks too, but without a change there is none, and the run would seem to be right.
+        """
+        agreed = self._settings.get("refill", False)
+        if columns is None:
+            if agreed:
+                raise invalid_request(
+                    "refill", "is given without a declaration", "give columns= (--columns) too"
+                )
+            return False
+        if self._mark is None:
+            return False
+        with advising():
+            return self._to.check_declaration(columns, refill=agreed) and agreed
+
+    def _start(
+        self, stored: str | None, *, refills: bool
+    ) -> tuple[Literal["snapshot", "position", "start"], StartPosition]:
         given = self._settings.get("start")
-        anew = self._settings.get("resync") or self._settings.get("refill")
+        # After a failure of the table, the run goes on with the copy that it has begun.
+        anew = (self._settings.get("resync") or refills) and (stored,) == self._first_stored
         if stored is not None and not anew:
             self._check_own(stored)
             return "position", FromContinuationToken(stored)
@@ -389,11 +461,11 @@ class Mirror:
         """The mark that the table had at the start; None if there was no table, or none on it."""
         return None if self._found is None else self._found.mark
 
-    def _how(self, begins: str, stored: str | None) -> How:
+    def _how(self, begins: str, stored: str | None, columns: Columns | None) -> How:
         may_lack = self._client.capabilities(self._settings.get("provider_options")).updates_may_lack_state
         how: How = {
             "missing_state": "keep" if may_lack else "refuse",
-            "columns": self._columns(),
+            "columns": columns,
             "refill": self._settings.get("refill", False),
             "create": "first",
         }
@@ -495,6 +567,7 @@ class Mirror:
             events=report.events + later.events,
             deletes=report.deletes + later.deletes,
             pages=report.pages + later.pages,
+            rescued=None if report.rescued is None else report.rescued + (later.rescued or 0),
             caught_up=proof is not None,
             proof=proof,
         )

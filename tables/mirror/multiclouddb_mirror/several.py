@@ -42,6 +42,14 @@ class MirrorJob:
     columns: Path | None = None
     """The file with the declaration of its columns; None if there is none."""
 
+    @property
+    def table(self) -> str:
+        """The name of the table, without secrets; the kind alone if the text names no table."""
+        try:
+            return destination_of(self.target).name
+        except MulticloudDbError:
+            return f"{self.target.partition(':')[0][:20]}:…"
+
 
 @attrs.frozen
 class MirrorFile:
@@ -160,6 +168,8 @@ class Mirrors:
             settings = self._settings.copy()
             if job.columns is not None:
                 settings["columns"] = job.columns
+            elif settings.get("columns") is None:
+                settings["refill"] = False  # it is about the other tables of the file
             one = Mirror(self._client, job.address, destination_of(job.target, job.position), **settings)
             self._running.add(one)
             if self._stopped.is_set():  # meanwhile

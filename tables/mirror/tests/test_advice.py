@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, connect
+from multiclouddb_api.checkpoint import conflict
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_mirror import mirror
@@ -76,7 +77,7 @@ def test_another_declaration_of_columns(client, store, tmp_path):
     store.put("orders", "o-2", {})
     message = refused(client, target, columns=Columns({"total": "int64"}))
     assert "; run once with refill=True (--refill)" in message
-    assert "the table has 1 rows" in message
+    assert "the table has 1 row, and" in message
 
 
 def test_a_key_that_is_too_long_for_postgres(client, store):
@@ -90,6 +91,7 @@ def test_a_key_that_is_too_long_for_postgres(client, store):
     [
         missing_state_error('{"id":"o-1"}', 3),
         rows_stay("main/orders was dropped"),
+        conflict("postgres:shop#positions", "public.orders", None, None),
         MulticloudDbError(
             f"table: x does not exist; {repair('a sink')}", ErrorDetail(ErrorCategory.NOT_FOUND)
         ),
@@ -99,7 +101,8 @@ def test_a_refusal_keeps_its_reason_and_category(error):
     told = advised(error)
     assert told.detail == error.detail
     assert told.message.partition("; ")[0] == error.message.partition("; ")[0]
-    assert "--" in told.message
+    assert "--" in told.message or error.category is ErrorCategory.CONFLICT
+    assert "give each worker" not in told.message
     assert not FOREIGN.search(told.message.partition("; ")[2])
 
 

@@ -15,14 +15,17 @@ from multiclouddb_api import (
     Beginning,
     ChangeFeedRequest,
     ErrorCategory,
+    ErrorDetail,
     FileCheckpointStore,
     FromContinuationToken,
     MulticloudDbError,
     connect,
+    pacing,
 )
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_mirror import Mirror, destination_of, mirror, mirroring
+from multiclouddb_tables import Columns
 from multiclouddb_tables.delta import DeltaTarget
 from multiclouddb_tables.sqlite import SqliteTable
 from multiclouddb_verify import verify
@@ -54,7 +57,7 @@ class World:
 
     def __init__(self, folder, kind, server, monkeypatch):
         self.folder, self.kind, self.server = folder, kind, server
-        self.steps, self.dies_at, self.is_made = 0, None, False
+        self.steps, self.dies_at, self.is_made, self.failure = 0, None, False, None
         self.store = EmbeddedStore(folder / "shop.db")
         self.client = connect(f"embedded://{folder}/shop.db")
         # So that a run has several pages.
@@ -77,7 +80,7 @@ class World:
     def _step(self):
         self.steps += 1
         if self.steps - 1 == self.dies_at:
-            raise Death
+            raise self.failure or Death
 
     def begin(self):
         """Make the collection and forget the table."""
@@ -116,8 +119,8 @@ class World:
         self.store.delete("orders", "o-2")
         self.put("o-8", 8)
 
-    def run(self, dies_at=None, **settings):
-        self.steps, self.dies_at = 0, dies_at
+    def run(self, dies_at=None, failure=None, **settings):
+        self.steps, self.dies_at, self.failure = 0, dies_at, failure
         try:
             return mirror(self.client, "main/orders", self.target, **settings)
         finally:
@@ -384,6 +387,93 @@ def test_it_begins_where_it_is_told_to(world):
     report = world.run(start=Beginning())
     assert report.began == "start"
     assert world.rows() == FIRST
+
+
+def lost(category=ErrorCategory.TRANSIENT_FAILURE):
+    return MulticloudDbError("table: is not there", ErrorDetail(category, retryable=True))
+
+
+@pytest.mark.parametrize("settings", [{}, {"resync": True}], ids=["first", "resync"])
+def test_a_table_that_fails_at_any_step_is_tried_again(world, monkeypatch, settings):
+    monkeypatch.setattr(pacing, "_RETRY_SECONDS", 0.01)
+    if settings:
+        world.run()
+    world.run(**settings)
+    for fails_at in range(0, world.steps, 5):
+        if not settings:
+            world.begin()
+        report = world.run(fails_at, lost(), **settings)
+        assert (report.caught_up, report.began) == (True, "snapshot")
+        # At most the page of the failure is merged again. A position of Delta may be some pages behind.
+        assert report.events <= 10 or world.kind == "delta"
+        assert world.rows() == FIRST
+    assert world.run(prove=True).proof.equal
+
+
+def test_a_table_that_stays_away_is_an_error(world, monkeypatch):
+    world.run()
+    for limit, failure in ((0.0, lost()), (300.0, lost(ErrorCategory.CONFLICT))):
+        monkeypatch.setattr(mirroring, "_OUTAGE_SECONDS", limit)
+        world.put("o-9", 9)
+        with pytest.raises(MulticloudDbError) as caught:
+            world.run(0, failure)
+        assert caught.value is failure
+
+
+DECLARATIONS = [
+    (None, {"total": "int64"}),
+    ({"total": "int64"}, {"total": "string"}),
+    ({"total": "int64"}, {"total": "int64", "more": "string"}),
+    ({"total": "int64", "more": "string"}, {"total": "int64"}),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), DECLARATIONS)
+def test_another_declaration_is_refused_at_the_start_although_no_change_waits(world, before, after):
+    world.run(columns=before and Columns(before))
+    for settings in ({}, {"resync": True}):
+        with pytest.raises(MulticloudDbError, match=r"run once with refill=True \(--refill\)") as caught:
+            world.run(columns=Columns(after), on_progress=pytest.fail, **settings)
+        assert caught.value.category is ErrorCategory.INVALID_REQUEST
+    assert world.run(columns=Columns(after), refill=True, prove=True).proof.equal
+
+
+def test_a_refill_of_nothing_copies_nothing(world):
+    columns = Columns({"total": "int64"})
+    world.run(columns=columns, refill=True)
+    assert world.run(columns=columns, refill=True).began == "position"
+    assert world.run(columns=Columns({"total": "int64"}, misfits="rescue"), refill=True).began == "position"
+    world.begin()
+    with pytest.raises(MulticloudDbError, match=r"declaration.*--columns"):
+        world.run(refill=True)
+
+
+def test_a_refill_that_was_killed_begins_again(world):
+    world.run(columns=Columns({"total": "int64"}))
+    changed = Columns({"total": "string"})
+    for dies_at in range(0, 30, 4):
+        try:
+            world.run(dies_at=dies_at, columns=changed, refill=True)
+        except Death:
+            continue
+        break
+    report = world.run(columns=changed, refill=True, prove=True)
+    assert report.proof.equal
+    assert not report.proof.unfilled
+    assert set(world.values("total").values()) == set(map(str, range(7)))
+
+
+def test_verify_names_the_columns_of_an_unfinished_refill(world):
+    world.run(columns=Columns({"total": "int64"}))
+    job = Mirror(
+        world.client, "main/orders", world.target, columns=Columns({"total": "string"}), refill=True,
+        on_progress=lambda progress: job.stop(),
+    )  # fmt: skip
+    assert not job.run().caught_up
+    to = destination_of(world.target)
+    with pytest.raises(MulticloudDbError, match="a refill has not filled total yet"):
+        verify(world.client, "main/orders", to.target, position=to.stored)
+    assert world.run(prove=True).proof.equal
 
 
 def test_declared_columns_are_filled_proved_and_changed(world, tmp_path):

@@ -17,10 +17,12 @@ from multiclouddb_postgres.long_keys import (
 from multiclouddb_postgres.server import Connection, check_dsn, repeated, secret_dsn, transaction, where
 from multiclouddb_postgres.table import PostgresTable, identifier
 from multiclouddb_tables.mark import Expected, FoundTable
+from multiclouddb_tables.merging import MergeRules
 from multiclouddb_tables.rules import DOCUMENT
 
 if TYPE_CHECKING:
     from multiclouddb_tables.column_values import ColumnType
+    from multiclouddb_tables.columns import Columns
     from multiclouddb_tables.contract import Fix, Own
     from multiclouddb_tables.conversion import Unheld
 
@@ -139,6 +141,15 @@ class PostgresTarget:
         """
         del since
         return self._in(PostgresTable.found)
+
+    def check_declaration(self, columns: Columns, *, refill: bool) -> bool:
+        """Compare a declaration with that of the table, as `MergeRules.check_declaration` does.
+
+        Args:
+            columns: The declaration.
+            refill: True if the user has agreed that a snapshot fills the columns.
+        """
+        return self._in(lambda table: MergeRules(table, "mirror").check_declaration(columns, refill=refill))
 
     def complete(self, expected: Expected) -> None:
         """Store the mark without its time; see `Target.complete`.
