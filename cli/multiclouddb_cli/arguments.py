@@ -258,7 +258,7 @@ def to_group(text: str, option: str = "TOKEN") -> dict[str, str] | None:
         The token of each partition that is not done, by the name of its checkpoint; None if the text names no
         plan.
     """
-    if "://" not in text or text.startswith("@"):
+    if "://" not in text or text.startswith(("@", "table:")):
         return None
     bookmark = Bookmark(text)
     stored = bookmark.load()

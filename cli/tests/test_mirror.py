@@ -2,15 +2,18 @@
 
 import json
 import signal
+from urllib.parse import quote
 
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from psycopg.conninfo import conninfo_to_dict
 
 from multiclouddb_api import invalid_request
 from multiclouddb_cli import exits
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_mirror import Mirror
 from multiclouddb_tables.delta import DeltaTarget
+from testing.postgres_server import PostgresServer
 
 
 @pytest.fixture(autouse=True)
@@ -181,3 +184,56 @@ def test_its_status_is_that_of_the_table(mirror, run, store, target, tmp_path):
     assert ran.exit_code == 0, ran.output
     assert "9, and 1 of deleted documents" in ran.stdout
     assert DeltaTable(tmp_path / "table").version() == version  # nothing was written
+
+
+def test_another_declaration_is_refused_and_rescued_rows_are_counted(mirror, store, tmp_path):
+    file = tmp_path / "columns.toml"
+    file.write_text('[columns]\nn = "int64"')
+    assert mirror().exit_code == 0
+    for words in ([], ["--prove"], ["--json"], ["--resync"]):
+        ran = mirror("--columns", file, *words)
+        assert ran.exit_code == 3, ran.output
+        assert "n (new)" in ran.stderr
+        assert "--refill" in ran.stderr
+        assert "refill=True" not in ran.stderr.replace("refill=True (--refill)", "")
+    store.put("orders", "odd", {"n": "text"})
+    file.write_text('misfits = "rescue"\n[columns]\nn = "int64"')
+    ran = mirror("--columns", file, "--refill", "--prove")
+    assert ran.exit_code == 0, ran.output
+    assert "1 row has values in _rescued" in ran.stdout
+    store.put("orders", "odder", {"n": True})
+    store.put("orders", "even", {"n": 2})
+    assert json.loads(mirror("--json").stdout)["rescued"] == 1
+    assert json.loads(mirror("--json", "--refill", "--columns", file).stdout)["events"] == 0
+
+
+def test_a_failure_names_the_table_of_a_file(run, tmp_path, path, store):
+    file = tmp_path / "mirror.toml"
+    place = f"sqlite:{tmp_path}/copy.db"
+    entries = [
+        f'[[table]]\ncollection = "main/orders"\ntarget = "{place}#{name}"\ncolumns = "{name}.toml"\n'
+        for name in ("one", "two")
+    ]
+    entries.append(f'[[table]]\ncollection = "main/orders"\ntarget = "{place}#undeclared"\n')
+    file.write_text(f'provider = "embedded"\n[connection]\npath = "{path}"\n' + "".join(entries))
+    (tmp_path / "one.toml").write_text("[columns]\n")
+    (tmp_path / "two.toml").write_text('[columns]\nn = "int64"')
+    assert run("mirror", file).exit_code == 0
+    (tmp_path / "two.toml").write_text('[columns]\nn = "string"')
+    ran = run("mirror", file, "--json")
+    assert ran.exit_code == 3, ran.output
+    assert f"main/orders, sqlite:{tmp_path}/copy.db#two:" in ran.stderr
+    equal, failed, undeclared = map(json.loads, ran.stdout.splitlines())
+    assert undeclared["caught_up"]
+    assert (equal["events"], failed["table"]) == (0, f"sqlite:{tmp_path}/copy.db#two")
+    ran = run("mirror", file, "--refill")
+    assert ran.exit_code == 0, ran.output
+
+
+def test_the_position_with_a_table_of_postgres_is_no_url_of_a_checkpoint(run, url, store):
+    with PostgresServer() as server:
+        host = quote(conninfo_to_dict(server.dsn)["host"], safe="")
+        target = f"postgres:postgresql://postgres@/postgres?host={host}#orders"
+        assert run("mirror", url, "main/orders", "--target", target).exit_code == 0
+        ran = run("token", "check", url, f"table:{target}", "--max-lag", "1h")
+    assert ran.exit_code == 0, ran.output
