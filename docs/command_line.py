@@ -54,11 +54,16 @@ _STEPS: Final = (
      "multiclouddb token inspect @orders.pos"),
     ("Can a read resume from it, and is it behind ([Am I behind?](metrics.md#am-i-behind))?",
      f"multiclouddb token check {_URL} @orders.pos --max-lag {_LAG}s"),
+    ("## columns\n\n`multiclouddb columns URL COLLECTION` proposes a [columns.toml](columns.md) from at "
+     "least 20 documents. With\n`--check` it prints what does not fit into a declaration, here one with "
+     '`status = "string"` and\n`total = "boolean"`:',
+     f"multiclouddb columns {_URL} main/orders --check columns.toml"),
     ("## Changes that are no longer kept",
      f"multiclouddb tail {_URL} main/orders --checkpoint orders.pos --until-idle"),
     ("## All options", "multiclouddb --help"),
     ("### Options of tail", "multiclouddb tail --help"),
     ("### Options of mirror", "multiclouddb mirror --help"),
+    ("### Options of columns", "multiclouddb columns --help"),
     ("### Options of verify", "multiclouddb verify --help"),
     ("### Options of token check", "multiclouddb token check --help"),
 )  # fmt: skip
@@ -94,6 +99,7 @@ def _run(command: str, folder: Path) -> str:
 def _transcript(folder: Path) -> str:
     path = folder / "shop.db"
     _fill(path)
+    (folder / "columns.toml").write_text('[columns]\nstatus = "string"\ntotal = "boolean"\n')
     filled = time.time()
     parts = [_HEAD]
     for title, *commands in _STEPS:

@@ -86,7 +86,7 @@ Token: TypeAlias = Annotated[
     typer.Argument(
         metavar="TOKEN",
         help="A token, @FILE with a token or a checkpoint, a checkpoint's URL (s3://bucket/prefix/NAME), "
-        "spark:CHECKPOINT, or - (stdin).",
+        "table:TARGET for the position of a mirror (TARGET as in mirror), spark:CHECKPOINT, or - (stdin).",
     ),
 ]
 MaxLag: TypeAlias = Annotated[
@@ -327,7 +327,10 @@ ColumnsFile: TypeAlias = Annotated[
 ]
 Refill: TypeAlias = Annotated[
     bool,
-    typer.Option("--refill", help="Fill the columns of another declaration, by a copy of every row."),
+    typer.Option(
+        "--refill",
+        help="Agree that another declaration is filled by a copy of every row; else it is refused.",
+    ),
 ]
 AdoptTable: TypeAlias = Annotated[
     bool,
