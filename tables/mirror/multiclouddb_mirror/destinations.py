@@ -77,7 +77,7 @@ class Destination(ABC):
 
     @abstractmethod
     def check_declaration(self, columns: Columns, *, refill: bool) -> bool:
-        """Compare a declaration with that of the table; see `MergeRules`.
+        """Compare a declaration with that of the table, before anything is read for it.
 
         Args:
             columns: The declaration.
@@ -85,6 +85,9 @@ class Destination(ABC):
 
         Returns:
             True if a copy has to fill columns.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if it has to, and the user has not agreed.
         """
 
     is_kept: bool = False

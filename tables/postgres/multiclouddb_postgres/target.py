@@ -143,11 +143,17 @@ class PostgresTarget:
         return self._in(PostgresTable.found)
 
     def check_declaration(self, columns: Columns, *, refill: bool) -> bool:
-        """Compare a declaration with that of the table, as `MergeRules.check_declaration` does.
+        """Compare a declaration with that of the table, before anything is read for it.
 
         Args:
             columns: The declaration.
             refill: True if the user has agreed that a snapshot fills the columns.
+
+        Returns:
+            True if a snapshot has to fill columns of the table.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if it has to, and the user has not agreed.
         """
         return self._in(lambda table: MergeRules(table, "mirror").check_declaration(columns, refill=refill))
 
