@@ -30,11 +30,12 @@ from multiclouddb_api import (
 from multiclouddb_spi.continuation.entry import AnyEntry, Plan, Stage
 from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, Rules
 from multiclouddb_spi.continuation.state import FeedOver, Retired, state_from_json
-from multiclouddb_spi.continuation.token import Envelope, encode_token, scope_text, to_moment
+from multiclouddb_spi.continuation.token import Envelope, decode_token, encode_token, scope_text, to_moment
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor, InvalidCursor
 from multiclouddb_spi.partition import encode_partition_id
 from multiclouddb_spi.positions import describe
+from multiclouddb_spi.segment import plan_id_of
 
 
 @frozen
@@ -78,6 +79,18 @@ def read_standings(envelope: Envelope) -> list[Standing]:
             ]
         case Lineage() as lineage:
             return [_standing(entry) for entry in lineage]
+
+
+def is_in_snapshot(token: str) -> bool:
+    """Return whether rows of a snapshot follow a position.
+
+    Args:
+        token: The continuation token.
+    """
+    return any(
+        isinstance(each.entry, Plan) or plan_id_of(each.partition_id) is not None
+        for each in read_standings(decode_token(token))
+    )
 
 
 def lineage_of(envelope: Envelope, rules: Rules = INSPECTED) -> Lineage | None:

@@ -42,6 +42,7 @@ from multiclouddb_mirror.advice import advising
 from multiclouddb_mirror.destinations import Destination, How, destination_of
 from multiclouddb_mirror.setting_aside import Setter
 from multiclouddb_spi.continuation.token import decode_token
+from multiclouddb_spi.token_report import is_in_snapshot
 from multiclouddb_tables.batch import other_rows
 from multiclouddb_tables.columns import Columns
 from multiclouddb_tables.conversion import counted_rescues
@@ -301,7 +302,7 @@ class Mirror:
         if self._first_stored is None:
             self._first_stored = (stored,)
         columns = self._columns()
-        begins, start = self._start(stored, refills=self._refills(columns))
+        begins, start = self._start(stored, refills=self._refills(columns, stored))
         self._check_adopted(stored)
         how = self._how(begins, stored, columns)
         request = ChangeFeedRequest(
@@ -394,7 +395,7 @@ class Mirror:
                 raise
             raise MulticloudDbError(f"{error.message}; {self._again()}", error.detail) from error
 
-    def _refills(self, columns: Columns | None) -> bool:
+    def _refills(self, columns: Columns | None, stored: str | None) -> bool:
         """Refuse another declaration than the table has; return whether a copy has to fill its columns.
 
         The merge asks too, but without a change there is none, and the run would seem to be right.
@@ -409,7 +410,10 @@ class Mirror:
         if self._mark is None:
             return False
         with advising():
-            return self._to.check_declaration(columns, refill=agreed) and agreed
+            fills = self._to.check_declaration(columns, refill=agreed)
+        # A copy that fills them may have been killed before it stored a position; the one that is stored then
+        # comes from before the copy, and going on there would leave the columns empty.
+        return fills and (agreed or stored is None or not is_in_snapshot(stored))
 
     def _start(
         self, stored: str | None, *, refills: bool

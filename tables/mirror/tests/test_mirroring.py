@@ -463,6 +463,21 @@ def test_a_refill_that_was_killed_begins_again(world):
     assert set(world.values("total").values()) == set(map(str, range(7)))
 
 
+def test_a_killed_refill_is_finished_by_a_run_that_does_not_ask_for_it(world):
+    world.run(columns=Columns({"total": "int64"}))
+    world.run(columns=Columns({"total": "string"}), refill=True)
+    steps = world.steps
+    assert steps > 4
+    for moment in range(steps):
+        world.begin()
+        world.run(columns=Columns({"total": "int64"}))
+        with pytest.raises(Death):
+            world.run(dies_at=moment, columns=Columns({"total": "string"}), refill=True)
+        world.run()  # the table has the old declaration, or the new one
+        assert set(world.values("total").values()) in ({*range(7)}, {*map(str, range(7))}), moment
+    assert world.run(prove=True).proof.equal
+
+
 def test_verify_names_the_columns_of_an_unfinished_refill(world):
     world.run(columns=Columns({"total": "int64"}))
     job = Mirror(

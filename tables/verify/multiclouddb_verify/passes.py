@@ -39,6 +39,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_api.validators import check_type
+from multiclouddb_spi.token_report import is_in_snapshot
 from multiclouddb_tables.contract import Target
 from multiclouddb_verify.report import Report
 from multiclouddb_verify.source import Source
@@ -311,7 +312,7 @@ class _Pass(Verification):
         return first, self.identity
 
     def _checked(self, first: str) -> ChangeFeedPage:
-        if self._sides.source.is_in_snapshot(first):
+        if is_in_snapshot(first):
             raise MulticloudDbError(
                 "position: is inside the sink's own snapshot; the pass begins when that has ended",
                 ErrorDetail(ErrorCategory.TRANSIENT_FAILURE, retryable=True),
@@ -324,7 +325,7 @@ class _Pass(Verification):
         at, now = self._sides.clock(), self._sides.first_position()
         # Without deletes, an old reading of the source cannot be brought up to date. While the sink is inside
         # a snapshot of its own, only what an earlier position says is right.
-        if self._sides.source.has_deletes and not self._sides.source.is_in_snapshot(now):
+        if self._sides.source.has_deletes and not is_in_snapshot(now):
             self._move_to(now)
             self.compared_at = at
         super()._compare_sides()

@@ -23,6 +23,7 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_spi.batch import collector_paused
+from multiclouddb_spi.token_report import is_in_snapshot
 from multiclouddb_tables.column_values import ColumnType
 from multiclouddb_tables.contract import Own, SupportsHeld, SupportsLeftOut, Target
 from multiclouddb_tables.layout import GROUP_BYTES
@@ -175,7 +176,7 @@ class Sides:
             raise invalid_request(
                 "position", "has disappeared", "do not remove the sink's checkpoint meanwhile"
             )
-        if self.source.is_in_snapshot(token):
+        if is_in_snapshot(token):
             # The sink has begun a snapshot. What an earlier position proves is still right.
             return self.state.fact("window") or self.state.fact("k") or token
         return token

@@ -41,10 +41,6 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.request import to_address
 from multiclouddb_api.validators import has_methods, is_a
-from multiclouddb_spi.continuation.entry import Plan
-from multiclouddb_spi.continuation.token import decode_token
-from multiclouddb_spi.segment import plan_id_of
-from multiclouddb_spi.token_report import read_standings
 from multiclouddb_tables.layout import next_count
 from multiclouddb_verify.comparison import UNKNOWN
 from multiclouddb_verify.texts import Integers, Lines, written
@@ -179,13 +175,6 @@ class Source:
         """Read one page of changes."""
         request = self._request(FromContinuationToken(token), 0, scans=False)
         return read_past(self.client, request, OperationOptions(wait_seconds=wait))
-
-    def is_in_snapshot(self, token: str) -> bool:
-        """Return whether rows of a snapshot follow a position."""
-        return any(
-            isinstance(each.entry, Plan) or plan_id_of(each.partition_id) is not None
-            for each in read_standings(decode_token(token))
-        )
 
     def look_up(self, keys: Sequence[str], partition_components: int) -> Iterator[dict[str, Answer]]:
         """Read rows by key, in parts whose documents are small enough to be kept together.

@@ -42,6 +42,7 @@ from multiclouddb_api.entry_points import entry_points
 from multiclouddb_api.registry import GROUP
 from multiclouddb_api.validators import check_type, type_name, unknown_name
 from multiclouddb_spi.continuation.token import decode_token, to_moment
+from multiclouddb_spi.token_report import is_in_snapshot
 from multiclouddb_tables.contract import SupportsRecord, Target
 from multiclouddb_tables.mark import FeedSource
 from multiclouddb_verify.comparison import (
@@ -431,7 +432,7 @@ class Verification:
                 error.detail,
             ) from error
         mark = self._sides.expect(FeedSource.of_token(page.continuation_token))
-        if self._sides.source.is_in_snapshot(first):
+        if is_in_snapshot(first):
             unfilled = () if mark is None else mark.unfilled
             refill = f"; a refill has not filled {', '.join(unfilled)} yet" if unfilled else ""
             raise invalid_request(

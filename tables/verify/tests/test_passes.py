@@ -10,7 +10,17 @@ import attrs
 import pytest
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
-from multiclouddb_verify import DeltaTarget, DifferenceKind, stored_position, verify_every
+from multiclouddb_verify import (
+    DeltaTarget,
+    DifferenceKind,
+    sides,
+    stored_position,
+    verification,
+    verify_every,
+)
+from multiclouddb_verify import (
+    passes as the_passes,
+)
 from multiclouddb_verify.passes import Passes
 from multiclouddb_verify.source import Source
 from multiclouddb_verify.verification import Verification
@@ -22,6 +32,12 @@ from .worlds import Killed, World, found
 
 SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 6)) for seed in range(1000)]
 PERIOD = 600.0
+
+
+def in_snapshot(monkeypatch, answer):
+    """Let the sink's position be inside a snapshot or not."""
+    for module in (the_passes, sides, verification):
+        monkeypatch.setattr(module, "is_in_snapshot", answer)
 
 
 def passes(world, folder, **settings):
@@ -347,14 +363,14 @@ class TestAge:
             began.append(world.time)
             world.pause(50)
 
-        monkeypatch.setattr(Source, "is_in_snapshot", lambda self, token: len(began) > 1)
+        in_snapshot(monkeypatch, lambda token: len(began) > 1)
         standing = second(world, passes(world, tmp_path / "state", on_progress=during))
         assert standing.report.equal
         assert times(standing) <= began[0]
 
     def test_grows_until_the_sink_has_ended_a_snapshot_of_its_own(self, world, tmp_path, monkeypatch, caplog):
         answers, before = iter([True, True]), world.time
-        monkeypatch.setattr(Source, "is_in_snapshot", lambda *_: next(answers, False))
+        in_snapshot(monkeypatch, lambda token: next(answers, False))
         standing = second(world, passes(world, tmp_path / "state"))
         assert standing.report.equal
         assert times(standing) >= before + 3
