@@ -12,6 +12,7 @@ from multiclouddb_api import (
     AtTime,
     Beginning,
     ErrorCategory,
+    ErrorReason,
     LookupAnswer,
     MulticloudDbKey,
     NewItemStateMode,
@@ -134,6 +135,7 @@ class SpannerFeed(Feed):
                 f"{self._source.info.stream!r}: it belongs to another one, or to an earlier one that was "
                 "recreated under the same name; list the open ones with "
                 "client.list_physical_partitions(address)",
+                reason=ErrorReason.WRONG_RESOURCE,
             )
         begin = interval[0]
         return (

@@ -381,6 +381,7 @@ class ReaderContext:
                 ErrorCategory.INVALID_REQUEST,
                 f"partition {_short(token)} does not belong to change stream {name!r}: it belongs to another "
                 "one, or to an earlier one that was recreated under the same name; start again",
+                reason=ErrorReason.WRONG_RESOURCE,
             )
         if is_past(error):
             return self._past(error, at, scope, resumes=token is not None)
