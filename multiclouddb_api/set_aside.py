@@ -198,7 +198,7 @@ class SetAsideFolder:
         found = list[SetAside]()
         for file in sorted(self.path.glob(_FILE)) if self.path.is_dir() else ():
             record = SetAside.from_json(file.read_bytes(), file.name)
-            if (record.address, record.target) == (address, target):
+            if record.target == target and _is_same(record.address, address):
                 found.append(record)
         return sorted(found, key=lambda each: (each.order_key or "", each.at))
 
@@ -247,6 +247,12 @@ class SetAsideFolder:
         """
         (self.path / record.name).unlink(missing_ok=True)
         _sync(self.path)
+
+
+def _is_same(one: ResourceAddress, other: ResourceAddress) -> bool:
+    """Return whether two addresses are of one collection; a database that has a default may be left out."""
+    databases = {one.database, other.database} - {None}
+    return one.collection == other.collection and len(databases) < 2
 
 
 def _sync(folder: Path) -> None:

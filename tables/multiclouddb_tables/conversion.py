@@ -22,7 +22,7 @@ import attrs
 import orjson
 import pyarrow as pa
 
-from multiclouddb_api import MulticloudDbError, decode_json, encode_json, invalid_request
+from multiclouddb_api import MulticloudDbError, encode_json, invalid_request
 from multiclouddb_api.codec import deep_json
 from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables.batch import Cut
@@ -513,16 +513,15 @@ def values(
         unheld: What the table does not have.
 
     Returns:
-        A value for each declared column and for `_rescued`. With `misfits="refuse"`, a value that does not
-        fit is returned as it is: no column can have it, so neither null nor a rounded value is taken for it.
+        A value for each declared column and for `_rescued`. With `misfits="refuse"`, a `Misfit` stands for a
+        value that does not fit: the table must not have null for it, nor a value that was made to fit.
     """
     parsed = None if document is None else members(orjson.loads(encode_json(document)))
     keys = [members(orjson.loads(key))] if columns.key_names else []
     found, misfits = dict[str, Any](), list[Misfit]()
     for column in columns.columns:
         [value], wrong = _converted(column, _found(column, [parsed], keys), unheld)
-        refused = wrong[0].value if wrong and columns.misfits == "refuse" else None
-        found[column.name] = value if refused is None else decode_json(deep_json(refused))
+        found[column.name] = wrong[0] if wrong and columns.misfits == "refuse" else value
         misfits += wrong
     if columns.misfits == "rescue":
         found[RESCUED] = None if document is None else _rescued(misfits)

@@ -5,7 +5,6 @@ import pyarrow as pa
 import pytest
 
 from multiclouddb_api import MulticloudDbError, decode_json, encode_json
-from multiclouddb_api.codec import canonical_json
 from multiclouddb_conformance.sink_harness import SOURCE
 from multiclouddb_conformance.targets.declared import FITS, MISFITS
 from multiclouddb_tables import Column, Columns, TableMark, conversion
@@ -151,7 +150,7 @@ class TestValues:
     @pytest.mark.parametrize(("kind", "value"), MISFITS, ids=range(len(MISFITS)))
     def test_for_a_misfit_no_column_has_the_value_that_verify_expects(self, kind, value):
         found = conversion.values({"c": value}, "{}", Columns({"c": kind}))["c"]
-        assert canonical_json([found]) == canonical_json([decode_json(encode_json(value))])
+        assert isinstance(found, conversion.Misfit)
         told = conversion.values({"c": value}, "{}", Columns({"c": kind}, misfits="rescue"))
         assert told["c"] is None
         assert decode_json(told["_rescued"])["c"]["path"] == ["c"]

@@ -5,6 +5,7 @@ import shutil
 import sqlite3
 import stat
 from contextlib import closing
+from decimal import Decimal
 
 import pytest
 
@@ -13,7 +14,9 @@ from multiclouddb_api.set_aside import SetAsideFolder
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_mirror import destination_of, mirror, mirroring, retry_set_aside
+from multiclouddb_tables.columns import Columns
 from multiclouddb_tables.sqlite import SqliteTable
+from multiclouddb_verify import verify
 
 STEPS = ("prepare", "set_feed_mark", "store", "outdate", "bury", "merge", "claim", "store_position", "fix")
 ORDERS = ResourceAddress("main", "orders")
@@ -177,6 +180,37 @@ def test_a_refused_row_stops_no_other_and_is_told_until_it_is_written(world):
     assert world.rows() == ALL
     assert world.run(prove=True).proof.equal
     assert world.run().set_aside == 0
+
+
+def test_a_value_that_does_not_fit_its_column_is_neither_retried_nor_repaired_into_the_table(world):
+    columns = Columns({"total": "decimal(6,2)", "count": "int32"})
+    world.run(columns=columns)
+    before = world.sql("SELECT key, total, count FROM orders ORDER BY key")
+    world.put("o-0", total=0)
+    world.put("o-1", total=Decimal("1.005"))
+    world.put("o-8", total=8, count=3_000_000_000)
+    assert world.run().set_aside == 2
+    for _ in range(2):
+        retried = world.retry()
+        assert (retried.written, retried.newer, retried.left) == (0, 0, 2)
+        assert all("does not fit" in reason for reason in retried.reasons)
+        assert world.sql("SELECT key, total, count FROM orders ORDER BY key") == before
+        to = destination_of(world.target)
+        report = verify(world.client, ORDERS, to.target, position=to.stored, repair=True)
+        assert not report.equal
+        notes = {json.loads(each.key)["id"]: each.note for each in report.differences}
+        assert notes.keys() == {"o-1", "o-8"}
+        assert all("does not fit" in note for note in notes.values())
+    world.put("o-1", total=Decimal("1.50"))
+    world.put("o-8", total=8, count=3)
+    assert world.run(prove=True).proof.equal
+
+
+def test_a_collection_with_and_without_its_database_is_one(world):
+    changed(world)
+    world.run()
+    folder = SetAsideFolder(world.aside)
+    assert len(folder.records(ResourceAddress(None, "orders"), destination_of(world.target).name)) == 2
 
 
 def test_a_file_has_no_document_unless_it_is_asked_for(world):

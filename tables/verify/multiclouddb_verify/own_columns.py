@@ -12,7 +12,7 @@ from multiclouddb_api.validators import suggestion, type_name
 from multiclouddb_tables import Columns, conversion
 from multiclouddb_tables.column_values import SINKS, ColumnType, as_stored, own_state
 from multiclouddb_tables.contract import SupportsHeld, SupportsUnheld
-from multiclouddb_tables.conversion import Unheld
+from multiclouddb_tables.conversion import Misfit, Unheld, kind_of_json, refused
 from multiclouddb_tables.rules import DOCUMENT
 
 __all__ = ["DeclaredColumns", "OwnColumns"]
@@ -67,10 +67,27 @@ class DeclaredColumns:
         Args:
             key: The key, as JSON text.
             document: The document; None for a tombstone.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if a value does not fit, and misfits are refused: no sink
+                writes such a row, so a repair must not write one either.
         """
         found = conversion.values(document, key, self.columns, self.unheld)
+        if misfits := [each for each in found.values() if isinstance(each, Misfit)]:
+            first, *others = misfits
+            kind, names = kind_of_json(first.value), [each.column.name for each in others]
+            raise refused(first.column, 1, kind, key, names)
         values = {name: as_stored(value, self.types[name]) for name, value in found.items()}
         return values if self.columns.document else {**values, DOCUMENT: None}
+
+    def _compared(self, key: str, document: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return what is compared of each column: for a misfit, an object, which its column cannot have."""
+        return {
+            name: {"does not fit": kind_of_json(value.value)}
+            if isinstance(value, Misfit)
+            else as_stored(value, self.types[name])
+            for name, value in conversion.values(document, key, self.columns, self.unheld).items()
+        }
 
     def state(self, key: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """Return what is compared of a document: its columns, and the document itself.
@@ -81,7 +98,7 @@ class DeclaredColumns:
         """
         if not self.columns.compared:
             return own_state({"key": key})
-        values = self.values(key, document)
+        values = self._compared(key, document)
         columns = own_state({name: values[name] for name in self.types})
         if not self.columns.document:
             return columns
@@ -101,7 +118,7 @@ class DeclaredColumns:
             if found["document"] is not None:
                 return False
             found = found["columns"]
-        values = self.values(key, None)
+        values = self._compared(key, None)
         right = own_state({"key": key, **{name: values[name] for name in self.columns.key_names}})
         return all(name in right and right[name] == value for name, value in found.items())
 

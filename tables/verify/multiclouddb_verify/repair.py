@@ -101,6 +101,7 @@ class Repair:
         self._rounds.follow_up()
         plan = _Plan(self._sides, floor, answers)
         plan.add_all(chunk)
+        self._refused |= plan.refused
         self._write([each.fix for each in plan.agreed])
         self._rounds.know(plan.own_orders)
         fixed = [each for each in plan.agreed if each.confirmed.key not in self._refused]
@@ -170,6 +171,7 @@ class _Plan:
         again: What has to be judged again, because the look-up and the judgement do not say the same of the
             same moment; with the reasons.
         unknown: The keys of which the look-up does not say what the source has, with the reasons.
+        refused: The keys of documents that the declared columns cannot hold, with the reasons.
         own_orders: The `order_key` of each row of the source that was looked up.
     """
 
@@ -180,6 +182,7 @@ class _Plan:
     agreed: list[_Agreed] = attrs.field(factory=list)
     again: dict[Confirmed, str] = attrs.field(factory=dict)
     unknown: dict[str, str] = attrs.field(factory=dict)
+    refused: dict[str, str] = attrs.field(factory=dict)
     own_orders: dict[str, str] = attrs.field(factory=dict)
 
     def add_all(self, chunk: Sequence[Confirmed]) -> None:
@@ -219,7 +222,11 @@ class _Plan:
                 own if each.kind is DifferenceKind.BLOCKED else max(own, *each.orders) if each.orders else own
             )
             document = None if event is None else event.new_item_state
-            columns = self._sides.columns_of(each.key, document)
+            try:
+                columns = self._sides.columns_of(each.key, document)
+            except MulticloudDbError as error:
+                self.refused[each.key] = error.message
+                return
             text = None if document is None else encode_json(document).decode()
             fix = Fix(each.key, each.orders, order, text, columns, self._now)
             said = "no item" if event is None else "this document"
