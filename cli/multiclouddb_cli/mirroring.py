@@ -189,7 +189,7 @@ def status(target: str, position: str | None, folder: Path | None, *, as_json: b
 def _code(report: MirrorReport) -> int:
     """Return the exit code of a run; differences come before what is set aside, which may be their cause."""
     proof = 0 if report.proof is None else int(report.proof.exit_code)
-    return proof or (SET_ASIDE if report.set_aside else 0)
+    return proof or (SET_ASIDE if report.set_aside or report.incomplete_since else 0)
 
 
 def mirror_file(
@@ -218,6 +218,8 @@ def mirror_file(
         state = "every change is read" if outcome.caught_up else "stopped"
         proof = "" if outcome.proof is None else "  EQUAL" if outcome.proof.equal else "  NOT EQUAL"
         aside = f"  {outcome.set_aside:,} set aside" if outcome.set_aside else ""
+        if outcome.incomplete_since:
+            aside = f"  incomplete since {outcome.incomplete_since}"
         rescued = "" if outcome.rescued is None else f"  {outcome.rescued:,} with values in _rescued"
         merged = f"{outcome.events:,} merged{rescued}{aside}"
         typer.echo(f"{outcome.address}  {outcome.table}  {merged}  {state}{proof}")
@@ -276,6 +278,7 @@ _BEGAN = {
     "snapshot": "with a copy of every row",
     "position": "where the last run ended",
     "start": "where --from says",
+    "expired": "with a copy of every row, because changes after the last run were no longer kept",
 }
 
 
@@ -297,6 +300,11 @@ def _print(report: MirrorReport, *, as_json: bool) -> None:
             *(
                 [("set aside", f"{report.set_aside:,} records, which the table lacks")]
                 if report.set_aside
+                else []
+            ),
+            *(
+                [("incomplete", f"since {report.incomplete_since}: give --set-aside, or --prove")]
+                if report.incomplete_since
                 else []
             ),
         ]

@@ -318,7 +318,11 @@ MaxSetAside: TypeAlias = Annotated[
 Retry: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        "--retry", metavar="FOLDER", help="Try again what is set aside in this folder, and do nothing else."
+        "--retry",
+        metavar="FOLDER",
+        exists=True,
+        file_okay=False,
+        help="Try again what is set aside in this folder, and do nothing else.",
     ),
 ]
 ColumnsFile: TypeAlias = Annotated[

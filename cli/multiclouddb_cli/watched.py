@@ -22,7 +22,7 @@ _HELP: Final = {
     "events_total": "The rows and changes that were merged since the process began.",
     "deletes_total": "How many of them were deletes.",
     "pages_total": "The pages that were read; it grows while the mirror is alive.",
-    "lag_seconds": "How far the table is behind.",
+    "lag_seconds": "How far the table is behind; it grows while the database or the table does not answer.",
     "snapshot": "1 while the copy of every row is under way.",
     "proofs_total": "The proofs that have ended.",
     "proof_exit_code": "The exit code of the last proof; 0 is equal.",
@@ -113,6 +113,8 @@ class Watched:
     def _metrics(self) -> str:
         with self._lock:
             values = dict(self._values)
+            if "lag_seconds" in values and self._turned_at is not None:
+                values["lag_seconds"] += self._clock() - self._turned_at
         lines = list[str]()
         for name, value in values.items():
             full = f"multiclouddb_mirror_{name}"

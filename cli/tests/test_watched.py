@@ -13,7 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from multiclouddb_cli import exits
-from multiclouddb_cli.watched import to_place
+from multiclouddb_cli.watched import Watched, to_place
+from multiclouddb_mirror import MirrorProgress
 
 
 def free_port():
@@ -135,3 +136,25 @@ def test_a_wrong_argument_is_named(run, url, store, tmp_path, words, told):
 def test_it_listens_only_here_unless_it_is_told_to():
     assert to_place("9100") == ("localhost", 9100)
     assert to_place("0.0.0.0:9100") == ("0.0.0.0", 9100)
+
+
+def test_the_lag_grows_while_no_page_comes():
+    now = [1000.0]
+    watched = Watched({"collection": "orders"}, lambda: now[0])
+    watched.turned(MirrorProgress(3, 0, None, 2.0))
+
+    def lag():
+        _, text = watched.answer("/metrics")
+        return next(
+            float(line.split()[-1])
+            for line in text.splitlines()
+            if line.startswith("multiclouddb_mirror_lag")
+        )
+
+    assert lag() == 2
+    now[0] += 40
+    assert lag() == 42
+    watched.alive()  # a proof, which goes on merging
+    assert lag() == 2
+    watched.turned(MirrorProgress(4, 0, None, 1.0))
+    assert lag() == 1

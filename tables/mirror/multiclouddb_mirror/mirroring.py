@@ -31,6 +31,7 @@ from multiclouddb_api import (
     ResourceAddress,
     Snapshot,
     SnapshotProgress,
+    SnapshotStarted,
     StartPosition,
     invalid_request,
 )
@@ -140,8 +141,9 @@ class MirrorReport:
     """The collection."""
     table: str
     """The name of the table, without secrets."""
-    began: Literal["snapshot", "position", "start"]
-    """Whether it began with a copy of all rows, at the stored position, or at the setting `start`."""
+    began: Literal["snapshot", "position", "start", "expired"]
+    """Whether it began with a copy of all rows, at the stored position, or at the setting `start`; or with a
+    copy of all rows because the service no longer had the changes after the stored position."""
     events: int
     """The number of rows and changes that were merged. A page that was interrupted counts again, or, if its
     commit had no answer, not at all."""
@@ -159,6 +161,9 @@ class MirrorReport:
     """How far the table was behind at the last page; None if that is not known."""
     set_aside: int = 0
     """The number of records that are set aside, those of earlier runs too; the table lacks them."""
+    incomplete_since: str | None = None
+    """Since when (RFC 3339) the table lacks changes, of which a run without `set_aside` cannot say how many;
+    None if it lacks none, or if `set_aside` counts them. A proof that finds the table equal ends it."""
     rescued: int | None = None
     """How many of the merged rows have a value in `_rescued`, because it does not fit its column; a row that
     was merged again counts again. None if the declaration does not have `misfits = "rescue"`."""
@@ -343,6 +348,8 @@ class Mirror:
                     if report.rescued is not None:
                         report = attrs.evolve(report, rescued=report.rescued + sum(rescued))
                     how["create"] = "first"
+                if begins == "position" and any(isinstance(each, SnapshotStarted) for each in page.notices):
+                    report = attrs.evolve(report, began="expired")
                 report = self._report = _after(report, page)
                 self._outage.ended()
                 self._schedule.succeeded(page, 0.0)
@@ -367,7 +374,9 @@ class Mirror:
         if settings.get("prove") and caught_up:
             report = self._proved(report)
         if self._setter is None:
-            return report
+            found = self._to.found()
+            mark = None if found is None else found.mark
+            return report if mark is None else attrs.evolve(report, incomplete_since=mark.incomplete_since)
         if report.proof is not None and not report.proof.exit_code:
             self._setter.forget(before)  # nothing of these is missing
         return attrs.evolve(report, set_aside=len(self._setter.records()))

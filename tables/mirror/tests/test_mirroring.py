@@ -420,6 +420,16 @@ def test_a_table_that_stays_away_is_an_error(world, monkeypatch):
         assert caught.value is failure
 
 
+def test_an_expired_position_is_told_and_every_row_copied(world):
+    world.run()
+    world.change()
+    world.store.trim("orders", max_count=0)
+    report = world.run(prove=True)
+    assert (report.began, report.proof.equal) == ("expired", True)
+    assert world.rows() == CHANGED
+    assert world.run().began == "position"
+
+
 DECLARATIONS = [
     (None, {"total": "int64"}),
     ({"total": "int64"}, {"total": "string"}),

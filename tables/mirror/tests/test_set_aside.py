@@ -260,6 +260,17 @@ def test_the_table_is_incomplete_until_it_is_proved(world):
     assert destination_of(world.target).found().mark.incomplete_since is None
 
 
+def test_a_run_without_the_folder_knows_that_the_table_is_incomplete(world):
+    changed(world)
+    world.run()
+    world.accept()
+    report = mirror(world.client, ORDERS, world.target)
+    assert report.incomplete_since is not None
+    assert report.to_dict()["incomplete_since"] == report.incomplete_since
+    world.retry()
+    assert mirror(world.client, ORDERS, world.target, prove=True).incomplete_since is None
+
+
 def test_a_proof_that_finds_the_table_equal_empties_the_folder(world):
     changed(world)
     world.run()
