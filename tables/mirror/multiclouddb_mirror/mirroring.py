@@ -399,6 +399,11 @@ class Mirror:
             yield from changes.pages()
         except MulticloudDbError as error:
             self._source_error = error
+            if error.category == ErrorCategory.CHECKPOINT_EXPIRED:
+                problem, _, _ = error.message.partition("; ")
+                way_out = 'on_expired="resnapshot" (--on-expired resnapshot) copies every row again'
+                self._source_error = MulticloudDbError(f"{problem}; {way_out}", error.detail)
+                raise self._source_error from error
             gone = error.category in (ErrorCategory.NOT_FOUND, ErrorCategory.INVALID_REQUEST)
             if not gone or begins != "position":
                 raise

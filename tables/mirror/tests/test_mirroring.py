@@ -424,6 +424,9 @@ def test_an_expired_position_is_told_and_every_row_copied(world):
     world.run()
     world.change()
     world.store.trim("orders", max_count=0)
+    with pytest.raises(MulticloudDbError, match=r"\(--on-expired resnapshot\)") as caught:
+        world.run(on_expired="fail")
+    assert caught.value.category is ErrorCategory.CHECKPOINT_EXPIRED
     report = world.run(prove=True)
     assert (report.began, report.proof.equal) == ("expired", True)
     assert world.rows() == CHANGED
