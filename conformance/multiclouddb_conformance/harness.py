@@ -138,6 +138,7 @@ class Harness(ABC):
             `can_alone = False`, and let no other test write to it while a test reads it.
         partitions: The number of partitions of a new collection.
         precision_seconds: By how many seconds `AtTime` may start too early, as in the capability's note.
+        tells_time: Whether the service tells its time; without it, nobody knows how late a reader is.
         patience_seconds: After how many seconds, at most, a write appears in the feed.
         idle_pages: The number of consecutive idle pages after which a test stops reading; more than 1 if the
             service shows writes late.
@@ -166,6 +167,7 @@ class Harness(ABC):
     spellings: ClassVar[Sequence[Any]] = ()
     secrets: tuple[str, ...] = ()
 
+    tells_time: ClassVar[bool] = True
     can_several: ClassVar[bool] = True
     can_split: ClassVar[bool] = True
     can_merge: ClassVar[bool] = True
