@@ -9,7 +9,6 @@ import pytest
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, connect
 from multiclouddb_api.checkpoint import conflict
 from multiclouddb_embedded import EmbeddedStore
-from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_mirror import mirror
 from multiclouddb_mirror.advice import advised
 from multiclouddb_tables import Columns
@@ -21,11 +20,6 @@ FOREIGN = re.compile(
     r"startingPosition|checkpointLocation|checkpoint=|app_id|batch_id|create=|missing_state|new_columns|"
     r"long_keys|Snapshot\(\)|Spark"
 )
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(EmbeddedFeed, "visible_after", lambda feed: 0.02)
 
 
 @pytest.fixture

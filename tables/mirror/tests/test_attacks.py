@@ -16,14 +16,7 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_embedded import EmbeddedStore
-from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_mirror import destination_of, mirror
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(EmbeddedFeed, "visible_after", lambda feed: 0.02)
-    monkeypatch.setattr("multiclouddb_verify.source._CLOCK_ERROR", 0.0)
 
 
 @pytest.fixture

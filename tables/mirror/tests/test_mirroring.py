@@ -23,7 +23,6 @@ from multiclouddb_api import (
     pacing,
 )
 from multiclouddb_embedded import EmbeddedStore
-from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_mirror import Mirror, destination_of, mirror, mirroring
 from multiclouddb_tables import Columns
 from multiclouddb_tables.delta import DeltaTarget
@@ -31,19 +30,11 @@ from multiclouddb_tables.sqlite import SqliteTable
 from multiclouddb_verify import verify
 from testing.postgres_server import PostgresServer
 
+from .kills import Death, Steps
+
 KINDS = ("delta", "sqlite", "postgres")
 STEPS = ("prepare", "set_feed_mark", "store", "outdate", "bury", "merge", "claim", "store_position")
 """The methods of a table that write, each in one commit or transaction."""
-
-
-class Death(BaseException):
-    """The process is killed."""
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(EmbeddedFeed, "visible_after", lambda feed: 0.02)
-    monkeypatch.setattr("multiclouddb_verify.source._CLOCK_ERROR", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -52,35 +43,22 @@ def server():
         yield made
 
 
-class World:
+class World(Steps):
     """A collection, a table of one kind, and a mirror that is killed at a chosen moment."""
 
     def __init__(self, folder, kind, server, monkeypatch):
         self.folder, self.kind, self.server = folder, kind, server
-        self.steps, self.dies_at, self.is_made, self.failure = 0, None, False, None
+        super().__init__()
+        self.is_made = False
         self.store = EmbeddedStore(folder / "shop.db")
         self.client = connect(f"embedded://{folder}/shop.db")
         # So that a run has several pages.
         monkeypatch.setattr(mirroring, "_PAGE_EVENTS", 3)
         for table in (DeltaTarget, SqliteTable):
             for name in STEPS:
-                monkeypatch.setattr(table, name, self._mortal(getattr(table, name)))
+                monkeypatch.setattr(table, name, self.mortal(getattr(table, name)))
         for module in (multiclouddb_postgres.sink, multiclouddb_postgres.checkpoints):
-            monkeypatch.setattr(module, "repeated", self._mortal(module.repeated))
-
-    def _mortal(self, step):
-        def run(*arguments, **named):
-            self._step()
-            found = step(*arguments, **named)
-            self._step()
-            return found
-
-        return run
-
-    def _step(self):
-        self.steps += 1
-        if self.steps - 1 == self.dies_at:
-            raise self.failure or Death
+            monkeypatch.setattr(module, "repeated", self.mortal(module.repeated))
 
     def begin(self):
         """Make the collection and forget the table."""
@@ -120,7 +98,7 @@ class World:
         self.put("o-8", 8)
 
     def run(self, dies_at=None, failure=None, **settings):
-        self.steps, self.dies_at, self.failure = 0, dies_at, failure
+        self.begin_steps(dies_at, failure)
         try:
             return mirror(self.client, "main/orders", self.target, **settings)
         finally:

@@ -12,31 +12,23 @@ import pytest
 from multiclouddb_api import ErrorCategory, MulticloudDbError, ResourceAddress, connect, invalid_request
 from multiclouddb_api.set_aside import SetAsideFolder
 from multiclouddb_embedded import EmbeddedStore
-from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_mirror import destination_of, mirror, mirroring, retry_set_aside
 from multiclouddb_tables.columns import Columns
 from multiclouddb_tables.sqlite import SqliteTable
 from multiclouddb_verify import verify
 
+from .kills import Death, Steps
+
 STEPS = ("prepare", "set_feed_mark", "store", "outdate", "bury", "merge", "claim", "store_position", "fix")
 ORDERS = ResourceAddress("main", "orders")
 
 
-class Death(BaseException):
-    """The process is killed."""
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(EmbeddedFeed, "visible_after", lambda feed: 0.02)
-    monkeypatch.setattr("multiclouddb_verify.source._CLOCK_ERROR", 0.0)
-
-
-class World:
+class World(Steps):
     """A collection, and a table of SQLite that may refuse a batch with a row that has `"bad": true`."""
 
     def __init__(self, folder, monkeypatch):
-        self.folder, self.steps, self.dies_at = folder, 0, None
+        super().__init__()
+        self.folder = folder
         self.store = EmbeddedStore(folder / "shop.db")
         self.client = connect(f"embedded://{folder}/shop.db")
         monkeypatch.setattr(mirroring, "_PAGE_EVENTS", 3)
@@ -54,28 +46,14 @@ class World:
         monkeypatch.setattr(SqliteTable, "merge", merging)
         monkeypatch.setattr(SqliteTable, "fix", fixing)
         for name in STEPS:
-            monkeypatch.setattr(SqliteTable, name, self._mortal(getattr(SqliteTable, name)))
+            monkeypatch.setattr(SqliteTable, name, self.mortal(getattr(SqliteTable, name)))
         for name in ("add", "remove", "_write"):
-            monkeypatch.setattr(SetAsideFolder, name, self._mortal(getattr(SetAsideFolder, name)))
+            monkeypatch.setattr(SetAsideFolder, name, self.mortal(getattr(SetAsideFolder, name)))
         self.table, self.aside = folder / "table.db", folder / "aside"
         self.aside.mkdir()
         self.store.create_collection("orders", partitions=2)
         for number in range(7):
             self.put(f"o-{number}", total=number)
-
-    def _mortal(self, step):
-        def run(*arguments, **named):
-            self.step()
-            found = step(*arguments, **named)
-            self.step()
-            return found
-
-        return run
-
-    def step(self):
-        self.steps += 1
-        if self.steps - 1 == self.dies_at:
-            raise Death
 
     @property
     def target(self):
@@ -97,14 +75,14 @@ class World:
         self.store.put("orders", key, document)
 
     def run(self, dies_at=None, **settings):
-        self.steps, self.dies_at = 0, dies_at
+        self.begin_steps(dies_at)
         try:
             return mirror(self.client, ORDERS, self.target, set_aside=self.aside, **settings)
         finally:
             self.dies_at = None
 
     def retry(self, dies_at=None):
-        self.steps, self.dies_at = 0, dies_at
+        self.begin_steps(dies_at)
         try:
             return retry_set_aside(
                 self.client,

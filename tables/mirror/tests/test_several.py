@@ -7,14 +7,7 @@ import pytest
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError, connect
 from multiclouddb_embedded import EmbeddedStore
-from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_mirror import MirrorFile, MirrorReport, Mirrors
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(EmbeddedFeed, "visible_after", lambda feed: 0.02)
-    monkeypatch.setattr("multiclouddb_verify.source._CLOCK_ERROR", 0.0)
 
 
 @pytest.fixture
