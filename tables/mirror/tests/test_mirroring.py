@@ -19,11 +19,13 @@ from multiclouddb_api import (
     FileCheckpointStore,
     FromContinuationToken,
     MulticloudDbError,
+    ResourceAddress,
     connect,
     pacing,
 )
+from multiclouddb_api.set_aside import SetAsideFolder
 from multiclouddb_embedded import EmbeddedStore
-from multiclouddb_mirror import Mirror, destination_of, mirror, mirroring
+from multiclouddb_mirror import Mirror, destination_of, mirror, mirroring, retry_set_aside
 from multiclouddb_tables import Columns
 from multiclouddb_tables.delta import DeltaTarget
 from multiclouddb_tables.sqlite import SqliteTable
@@ -589,3 +591,37 @@ class TestPostgres:
         assert writing.stored() is None
         writing.end()
         assert world.run().events == 7
+
+
+def test_a_row_that_a_constraint_of_postgresql_refuses_is_set_aside(tmp_path, server, monkeypatch):
+    world = World(tmp_path, "postgres", server, monkeypatch)
+    with world.client, world.store:
+        world.begin()
+        world.run()
+        with psycopg.connect(server.dsn) as database:
+            database.execute(
+                "ALTER TABLE orders ADD CONSTRAINT few CHECK (new_item_state::jsonb ->> 'total' <> '13')"
+            )
+        world.put("o-1", 13)
+        world.put("o-2", 20)
+        aside = tmp_path / "aside"
+        assert world.run(set_aside=aside).set_aside == 1
+        assert world.rows() == {**FIRST, "o-2": 20}
+        retried = retry_set_aside(
+            world.client,
+            ResourceAddress("main", "orders"),
+            destination_of(world.target),
+            SetAsideFolder(aside),
+        )
+        assert (retried.written, retried.left) == (0, 1)
+        with psycopg.connect(server.dsn) as database:
+            database.execute("ALTER TABLE orders DROP CONSTRAINT few")
+        retried = retry_set_aside(
+            world.client,
+            ResourceAddress("main", "orders"),
+            destination_of(world.target),
+            SetAsideFolder(aside),
+        )
+        assert (retried.written, retried.left) == (1, 0)
+        report = world.run(set_aside=aside, prove=True)
+        assert (report.set_aside, report.proof.equal) == (0, True)
