@@ -604,24 +604,19 @@ def test_a_row_that_a_constraint_of_postgresql_refuses_is_set_aside(tmp_path, se
             )
         world.put("o-1", 13)
         world.put("o-2", 20)
-        aside = tmp_path / "aside"
+        aside, address = tmp_path / "aside", ResourceAddress("main", "orders")
         assert world.run(set_aside=aside).set_aside == 1
+
+        def retry():
+            table, folder = destination_of(world.target), SetAsideFolder(aside)
+            return retry_set_aside(world.client, address, table, folder)
+
         assert world.rows() == {**FIRST, "o-2": 20}
-        retried = retry_set_aside(
-            world.client,
-            ResourceAddress("main", "orders"),
-            destination_of(world.target),
-            SetAsideFolder(aside),
-        )
+        retried = retry()
         assert (retried.written, retried.left) == (0, 1)
         with psycopg.connect(server.dsn) as database:
             database.execute("ALTER TABLE orders DROP CONSTRAINT few")
-        retried = retry_set_aside(
-            world.client,
-            ResourceAddress("main", "orders"),
-            destination_of(world.target),
-            SetAsideFolder(aside),
-        )
+        retried = retry()
         assert (retried.written, retried.left) == (1, 0)
         report = world.run(set_aside=aside, prove=True)
         assert (report.set_aside, report.proof.equal) == (0, True)
