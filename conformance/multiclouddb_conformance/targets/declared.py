@@ -489,6 +489,28 @@ class TestDeclaredVerified:
     def _verify(self, sink: SinkHarness, client: MulticloudDbClient, token: str, **settings: Any) -> Report:
         return verify(client, ADDRESS, sink.target, position=token, patience_seconds=30.0, **settings)
 
+    def test_a_value_that_does_not_fit_is_not_repaired_into_the_table(
+        self, sink: SinkHarness, tmp_path: Path
+    ) -> None:
+        """Where misfits are refused, no sink writes such a row, so no repair may round the value."""
+        columns = Columns({"c": "decimal(6,2)", "n": "int32"})
+        source: dict[str, dict[str, Any]] = {
+            "good": {"c": Decimal("1.50"), "n": 1},
+            "rounded": {"c": Decimal("1.005")},
+            "large": {"n": 3_000_000_000},
+        }
+        with collection_of(ADDRESS, source) as client:
+            found = client.read_changes(ChangeFeedRequest(ADDRESS, Beginning()))
+            good = tuple(each for each in found.events if each.key["id"] == "good")
+            sink.merge(attrs.evolve(found, events=good), columns=columns)
+            token = found.continuation_token
+            report = self._verify(sink, client, token, state=tmp_path / "1", repair=True)
+        notes = {each.key: each.note for each in report.differences}
+        assert notes.keys() == {key_of("rounded"), key_of("large")}
+        assert all(note is not None and "does not fit" in note for note in notes.values())
+        assert not report.equal
+        assert documents(sink).keys() == {"good"}
+
     def test_each_damage_is_found_and_repaired(self, sink: SinkHarness, tmp_path: Path) -> None:
         names = [*_DAMAGES, "right", "null in place of a misfit", "right misfit"]
         source = {name: _MISFIT if "misfit" in name else _ROW for name in names}
