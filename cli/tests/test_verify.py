@@ -156,9 +156,9 @@ def test_record_is_the_only_write(verify, table):
 
 @pytest.mark.parametrize(("words", "said"), [([], "was removed"), (["--resume"], "is taken up")])
 def test_what_becomes_of_a_killed_run_is_said_on_stderr(words, said, verify, monkeypatch):
-    monkeypatch.setattr("multiclouddb_verify.rounds.Rounds.join", lambda rounds: 1 / 0)
-    assert verify().exit_code == 1
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr("multiclouddb_verify.rounds.Rounds.join", lambda rounds: 1 / 0)
+        assert verify().exit_code == 1
     ran = verify("--json", *words)
     assert (ran.exit_code, said in ran.stderr) == (0, True)
     assert json.loads(ran.stdout)["left_over"] in ran.stderr

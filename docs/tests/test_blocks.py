@@ -94,6 +94,8 @@ def test_a_page_prints_what_it_says(page, blocks, tmp_path, request, monkeypatch
     steps = [(block.line, block.file, block.code) for block in blocks]
     if page in ONE_SESSION:
         monkeypatch.setattr("sys.argv", [])
+        # The page is the only writer; each round of `verify` would wait five seconds for another one.
+        monkeypatch.setattr("multiclouddb_embedded.feed.EmbeddedFeed.visible_after", lambda feed: 0.02)
         found = run_with(request.getfixturevalue("spark"), page, steps, tmp_path)
     else:
         found = run_blocks(page, steps, tmp_path)

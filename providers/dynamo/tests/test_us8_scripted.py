@@ -126,9 +126,6 @@ class TestLoss(us8.TestLoss):
     """It reads thousands of times; test_loss.py kills a consumer in a life of this service."""
 
 
+@pytest.mark.soak
 class TestVerified(us8.TestVerified):
     """A round of `verify` waits a minute here, as on the service: its clock is that of the machine."""
-
-    @pytest.mark.soak
-    def test_each_damage_is_found_and_repaired_and_the_sink_goes_on(self, collection):
-        super().test_each_damage_is_found_and_repaired_and_the_sink_goes_on(collection)

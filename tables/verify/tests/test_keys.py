@@ -61,16 +61,16 @@ class TestKeys:
             asked.append(keys)
             return rows(target, keys, **options)
 
-        monkeypatch.setattr(DeltaTarget, "rows", noted)
         names = [json.loads(each)["id"] for each in list(faults)[:2]] + ["nowhere"]
-        with Busy(shop, shop.names[200:]):
+        with monkeypatch.context() as patch, Busy(shop, shop.names[200:]):
+            patch.setattr(DeltaTarget, "rows", noted)
             report = shop.verify(keys=[*map(key, names)], repair=True)
         assert {each.key for each in report.repaired} == set(list(faults)[:2])
         assert report.counts.repaired == 2
         assert report.equal
         assert "neither side has 1 of them" in report.covered
         assert all(each is not None and {*each} <= {*map(key_of, names)} for each in asked)
-        monkeypatch.undo()
+        shop.follow()
         assert sum(shop.verify(state=None).counts.differences.values()) == len(faults) - 2
 
     def test_changes_of_these_keys_count_and_others_are_not_kept(self, shop, monkeypatch):
