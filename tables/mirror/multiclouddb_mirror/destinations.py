@@ -7,7 +7,9 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Final, TypedDict, Unpack
+from contextlib import AbstractContextManager, nullcontext
+from threading import BoundedSemaphore, Lock
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 from uuid import uuid4
 
 from multiclouddb_api import (
@@ -28,7 +30,10 @@ from multiclouddb_tables.delta import DeltaTarget
 from multiclouddb_tables.mark import FoundTable
 from multiclouddb_tables.merging import MergeRules, merge_changes
 
-__all__ = ["Destination", "How", "destination_of"]
+if TYPE_CHECKING:
+    from multiclouddb_postgres.lock import TableLocks
+
+__all__ = ["Destination", "How", "Shared", "destination_of"]
 
 _SINK: Final = "mirror"
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9._-]|^[^A-Za-z0-9]")
@@ -50,6 +55,32 @@ class How(TypedDict, total=False):
     """When the table is made, or one without a mark is taken over."""
 
 
+_AT_ONCE: Final = 8
+"""How many tables are written at the same time: each takes connections, and the memory of a page."""
+
+
+class Shared:
+    """What the tables of one process share, so that hundreds of them need little of a server and of memory.
+
+    `turn` lets only some of them work at a time; those that follow a quiet collection wait for the source
+    outside of it. `locks` returns the locks of PostgreSQL's tables, which need one connection for all.
+    """
+
+    def __init__(self) -> None:
+        self.turn = BoundedSemaphore(_AT_ONCE)
+        self._guard = Lock()
+        self._locks: TableLocks | None = None
+
+    def locks(self) -> TableLocks:
+        """Return the locks of PostgreSQL's tables."""
+        from multiclouddb_postgres.lock import TableLocks
+
+        with self._guard:
+            if self._locks is None:
+                self._locks = TableLocks()
+            return self._locks
+
+
 class Destination(ABC):
     """A table, and the position that is stored with it.
 
@@ -60,6 +91,8 @@ class Destination(ABC):
     def __init__(self, target: Target) -> None:
         self.target = target
         """The table, as `verify` reads it."""
+        self.turn: AbstractContextManager[object] = nullcontext()
+        """What a run enters while it works with the table; see `Shared`."""
 
     @property
     def name(self) -> str:
@@ -295,16 +328,16 @@ class _Apart(_Stored):
 class _WithRows(_Stored):
     """A table of PostgreSQL, whose checkpoint is stored in the transaction of the rows."""
 
-    def __init__(self, dsn: str, table: str, patience_seconds: float) -> None:
+    def __init__(self, dsn: str, table: str, patience_seconds: float, locks: TableLocks) -> None:
         from multiclouddb_postgres import PostgresTarget, merge_into_postgres
         from multiclouddb_postgres.checkpoints import PostgresCheckpointStore
-        from multiclouddb_postgres.lock import TableLock
 
         # `PostgresTarget` finds the position itself, also one that another program has stored.
         self._pg = PostgresTarget(dsn, table, patience_seconds=patience_seconds)
         super().__init__(self._pg, PostgresCheckpointStore(dsn))
         self._dsn, self._table, self._merge = dsn, table, merge_into_postgres
-        self._lock = TableLock(dsn, table)
+        self._locks = locks
+        self._locked: str | None = None
         self._found_name: str | None = None
 
     @property
@@ -320,10 +353,11 @@ class _WithRows(_Stored):
         return self._pg.check_declaration(columns, refill=refill)
 
     def begin(self) -> None:
-        self._lock.take()
+        self._locked = self._locks.take(self._dsn, self._table)
 
     def end(self) -> None:
-        self._lock.release()
+        if self._locked is not None:
+            self._locks.release(self._dsn, self._locked)
 
     def merge_alone(self, page: ChangeFeedPage, **how: Unpack[How]) -> None:
         self._merge(page, None, self._dsn, self._table, None, **how)
@@ -338,7 +372,12 @@ class _WithRows(_Stored):
         self._saved = saved
 
 
-def destination_of(text: str, position: str | None = None, patience_seconds: float = 600.0) -> Destination:
+def destination_of(
+    text: str,
+    position: str | None = None,
+    patience_seconds: float = 600.0,
+    shared: Shared | None = None,
+) -> Destination:
     """Return the table that a text names.
 
     Args:
@@ -346,18 +385,21 @@ def destination_of(text: str, position: str | None = None, patience_seconds: flo
         position: The URL of a checkpoint whose last part is its name, such as
             `s3://bucket/positions/orders`; None, the default, to store the position with the table.
         patience_seconds: How long `verify` waits for rows that the sink has locked; 600 by default.
+        shared: What it shares with the other tables of this process; None, the default, if it is the only
+            one.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if the text names no table, or a package is missing.
     """
     kind, _, rest = text.partition(":")
     place, _, name = rest.rpartition("#")
+    shared = shared or Shared()
     found: Destination
     match kind:
         case "delta" if rest:
             found = _delta(rest, patience_seconds)
         case "postgres" if place and name:
-            found = _postgres(place, name, patience_seconds)
+            found = _postgres(place, name, patience_seconds, shared)
         case "sqlite" if place and name:
             from multiclouddb_tables.sqlite import SqliteTable
 
@@ -373,6 +415,7 @@ def destination_of(text: str, position: str | None = None, patience_seconds: flo
                 "is neither delta:PATH nor postgres:DSN#TABLE nor sqlite:PATH#TABLE",
                 "name the table in one of these forms",
             )
+    found.turn = shared.turn
     if position is None:
         return found
     store, _, checkpoint = position.rpartition("/")
@@ -382,12 +425,14 @@ def destination_of(text: str, position: str | None = None, patience_seconds: flo
             "is no URL of a checkpoint",
             "write the store and a name, such as file:///data/positions/orders",
         )
-    return found.elsewhere(open_checkpoint_store(store), checkpoint)
+    apart = found.elsewhere(open_checkpoint_store(store), checkpoint)
+    apart.turn = shared.turn
+    return apart
 
 
-def _postgres(dsn: str, table: str, patience_seconds: float) -> Destination:
+def _postgres(dsn: str, table: str, patience_seconds: float, shared: Shared) -> Destination:
     try:
-        return _WithRows(dsn, table, patience_seconds)
+        return _WithRows(dsn, table, patience_seconds, shared.locks())
     except ImportError as error:
         raise MulticloudDbError(
             f'target: cannot import {error.name}; run: pip install "multiclouddb[postgres]"',

@@ -276,7 +276,8 @@ class Mirror:
         """Run the mirror; see `mirror`."""
         while True:
             try:
-                self._to.begin()
+                with self._to.turn:
+                    self._to.begin()
                 try:
                     return self._run()
                 finally:
@@ -303,13 +304,14 @@ class Mirror:
 
     def _run(self) -> MirrorReport:
         settings = self._settings
-        stored, self._found = self._to.load(), self._to.found()
-        if self._first_stored is None:
-            self._first_stored = (stored,)
-        columns = self._columns()
-        begins, start = self._start(stored, refills=self._refills(columns, stored))
-        self._check_adopted(stored)
-        how = self._how(begins, stored, columns)
+        with self._to.turn:
+            stored, self._found = self._to.load(), self._to.found()
+            if self._first_stored is None:
+                self._first_stored = (stored,)
+            columns = self._columns()
+            begins, start = self._start(stored, refills=self._refills(columns, stored))
+            self._check_adopted(stored)
+            how = self._how(begins, stored, columns)
         request = ChangeFeedRequest(
             self._address,
             start,
@@ -374,7 +376,8 @@ class Mirror:
         if settings.get("prove") and caught_up:
             report = self._proved(report)
         if self._setter is None:
-            found = self._to.found()
+            with self._to.turn:
+                found = self._to.found()
             mark = None if found is None else found.mark
             return report if mark is None else attrs.evolve(report, incomplete_since=mark.incomplete_since)
         if report.proof is not None and not report.proof.exit_code:
@@ -383,14 +386,14 @@ class Mirror:
 
     def _merge(self, page: ChangeFeedPage, how: How) -> None:
         """Merge a page; a refusal names what a mirror can do about it."""
-        with advising():
+        with self._to.turn, advising():
             if self._setter is None:
                 self._to.merge(page, **how)
             else:
                 self._setter.merge(page, how)
 
     def _save(self, token: str, *, now: bool) -> None:
-        with advising():
+        with self._to.turn, advising():
             self._to.save(token, now=now)
 
     def _pages(self, changes: ChangeFeedIterator, begins: str) -> Iterator[ChangeFeedPage]:

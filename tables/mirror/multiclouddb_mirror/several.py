@@ -20,7 +20,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.config import config_of, from_environment, toml_of
 from multiclouddb_api.validators import path_here, unknown_name
-from multiclouddb_mirror.destinations import destination_of
+from multiclouddb_mirror.destinations import Shared, destination_of
 from multiclouddb_mirror.mirroring import Mirror, MirrorReport, MirrorSettings
 
 __all__ = ["MirrorFile", "MirrorJob", "Mirrors", "Outcome"]
@@ -146,6 +146,7 @@ class Mirrors:
     ) -> None:
         self._client, self._jobs, self._on_end, self._settings = client, jobs, on_end, settings
         self._stopped, self._lock, self._running = Event(), Lock(), set[Mirror]()
+        self._shared = Shared()
 
     def stop(self) -> None:
         """End each run after its page, and begin no other; any thread or signal handler may call this."""
@@ -170,7 +171,8 @@ class Mirrors:
                 settings["columns"] = job.columns
             elif settings.get("columns") is None:
                 settings["refill"] = False  # it is about the other tables of the file
-            one = Mirror(self._client, job.address, destination_of(job.target, job.position), **settings)
+            table = destination_of(job.target, job.position, shared=self._shared)
+            one = Mirror(self._client, job.address, table, **settings)
             self._running.add(one)
             if self._stopped.is_set():  # meanwhile
                 one.stop()

@@ -1,13 +1,18 @@
 """Tests the mirrors of one file."""
 
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
+import psycopg
 import pytest
+from psycopg import sql
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError, connect
+from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_mirror import MirrorFile, MirrorReport, Mirrors
+from testing.postgres_server import PostgresServer
 
 
 @pytest.fixture
@@ -105,6 +110,36 @@ def test_following_they_run_at_the_same_time_until_they_are_stopped(tmp_path, st
         mirrors.run()
     assert len(ended) == 3
     assert not any(outcome.caught_up for outcome in ended)
+
+
+def test_more_tables_than_the_server_has_connections(tmp_path, store, written):
+    """Thirty tables of PostgreSQL follow at the same time, and the server has twenty connections."""
+    for number in range(27):
+        store.create_collection(f"more{number}", 1)
+        for row in range(3):
+            store.put(f"more{number}", str(row), {})
+    with PostgresServer("max_connections=20") as server:
+        file = written(f'collection = "main/*"\ntarget = "postgres:{server.dsn}#{{collection}}"')
+        with connect(file.config) as client:
+            jobs = file.jobs(client)
+            ended = []
+            mirrors = Mirrors(client, jobs, lambda job, outcome: ended.append(outcome), follow=True)
+            with ThreadPoolExecutor(1) as aside:
+                running = aside.submit(mirrors.run)
+                with closing(psycopg.connect(server.dsn, autocommit=True)) as connection:
+                    wait_until(lambda: _are_filled(connection, jobs), seconds=120)
+                mirrors.stop()
+                running.result()
+    assert [type(each) for each in ended] == [MirrorReport] * 30
+
+
+def _are_filled(connection, jobs):
+    names = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
+    tables = {name for (name,) in names if not name.startswith("multiclouddb")}
+    return len(tables) == len(jobs) and all(
+        connection.execute(sql.SQL("SELECT count(*) = 3 FROM {}").format(sql.Identifier(name))).fetchone()[0]
+        for name in tables
+    )
 
 
 @pytest.mark.parametrize(

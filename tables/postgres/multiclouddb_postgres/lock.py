@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
+from threading import Lock
 from typing import Final
 
 import psycopg
+from attrs import define
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_postgres.server import Connection, connected, errors, transaction, where
@@ -21,7 +23,9 @@ _NO_LIMITS: Final = """
 SELECT set_config(name, '0', true) FROM pg_settings
 WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')
 """
-_LOCK: Final = "SELECT pg_try_advisory_xact_lock(hashtext(%s), hashtext(%s))"
+_LOCK: Final = """
+SELECT name FROM unnest(%s::text[]) AS name WHERE pg_try_advisory_xact_lock(hashtext(%s), hashtext(name))
+"""
 _OTHER: Final = """
 SELECT pid, host(client_addr), application_name FROM pg_locks LEFT JOIN pg_stat_activity USING (pid)
 WHERE locktype = 'advisory' AND granted AND objsubid = 2
@@ -50,54 +54,112 @@ def _full(connection: Connection, table: str) -> str:
     return f"{schema}.{table}"
 
 
-class TableLock:
-    """A lock that the server removes when the job ends, however it ends.
+@define
+class _Held:
+    connection: Connection
+    names: set[str]
+    stack: ExitStack
 
-    It is one of a transaction and not of a session, because a pooler keeps the session of a client that has
-    gone. The transaction has no snapshot, so it does not hold back VACUUM. If its connection is lost, the
-    position in the transaction of the rows still lets only one job write.
 
-    Args:
-        dsn: A connection string.
-        table: The name of the table, as `table` or `schema.table`.
+class TableLocks:
+    """Locks on tables, which the server removes when the job ends, however it ends.
+
+    The tables of one connection string share a connection, because it is taken for as long as the job runs,
+    and a server has a hundred of them. The locks are those of a transaction and not of a session, because a
+    pooler keeps the session of a client that has gone. The transaction has no snapshot, so it does not hold
+    back VACUUM. If its connection is lost, the position in the transaction of the rows still lets only one
+    job write a table. Any thread may use this object.
     """
 
-    def __init__(self, dsn: str, table: str) -> None:
-        self._dsn, self._table, self._where = dsn, table, where(dsn, table)
-        self._held = ExitStack()
+    def __init__(self) -> None:
+        self._guard = Lock()
+        self._held = dict[str, _Held]()
 
-    def take(self) -> None:
-        """Take the lock.
+    def take(self, dsn: str, table: str) -> str:
+        """Take the lock of a table.
+
+        Args:
+            dsn: A connection string.
+            table: The name of the table, as `table` or `schema.table`.
+
+        Returns:
+            The name of the table with its schema, for `release`.
 
         Raises:
             MulticloudDbError: `CONFLICT` if another job has it, with the address of that one.
         """
-        with errors(self._where), ExitStack() as held:
-            connection = held.enter_context(connected(self._dsn))
-            held.enter_context(connection.transaction())
+        with self._guard, errors(where(dsn, table)):
+            held = self._held.get(dsn)
+            if held is None or not _answers(held.connection):
+                held = self._open(dsn, set() if held is None else held.names)
+            name = _full(held.connection, table)
+            if name in held.names:
+                raise _conflict(dsn, table, " of this process")
+            if not _locked(held.connection, {name}):
+                other = held.connection.execute(_OTHER, (_CLASS, name)).fetchone()
+                if not held.names:
+                    self._close(dsn)
+                raise _conflict(dsn, table, _who(other))
+            held.names.add(name)
+            return name
+
+    def release(self, dsn: str, name: str) -> None:
+        """Give a lock back, if this object has it; also if the connection was lost.
+
+        Args:
+            dsn: The connection string.
+            name: What `take` has returned.
+        """
+        with self._guard, suppress(MulticloudDbError, psycopg.Error):
+            held = self._held.get(dsn)
+            if held is None or name not in held.names:
+                return
+            others = held.names - {name}
+            self._close(dsn)
+            if others:  # only the end of the transaction gives a lock back
+                self._open(dsn, others)
+
+    def _open(self, dsn: str, names: set[str]) -> _Held:
+        """Open the connection of some locks; one that another job has taken meanwhile is not waited for."""
+        with ExitStack() as stack:
+            connection = stack.enter_context(connected(dsn))
+            stack.enter_context(connection.transaction())
             connection.execute(_NO_LIMITS)
-            names = (_CLASS, _full(connection, self._table))
-            [(is_ours,)] = connection.execute(_LOCK, names).fetchall()
-            if not is_ours:
-                raise self._conflict(connection.execute(_OTHER, names).fetchone())
-            self._held = held.pop_all()
+            got = _locked(connection, names)
+            held = self._held[dsn] = _Held(connection, got, stack.pop_all())
+        return held
 
-    def _conflict(self, other: tuple[int, str | None, str | None] | None) -> MulticloudDbError:
-        who = ""
-        if other is not None:
-            pid, address, application = other
-            # A user without pg_read_all_stats sees neither address nor name of another user.
-            at = "" if application is None else f" from {address or 'the machine of the server'}"
-            name = f" ({application})" if application else ""
-            who = f"{at}{name}, process {pid} of the server,"
-        return MulticloudDbError(
-            f"table: another mirror{who} writes {self._where}; let one process write the table, and start "
-            "this one again when the other has ended",
-            ErrorDetail(ErrorCategory.CONFLICT),
-        )
+    def _close(self, dsn: str) -> None:
+        with suppress(psycopg.Error):  # the server has removed the locks with the connection
+            self._held.pop(dsn).stack.close()
 
-    def release(self) -> None:
-        """Give the lock back, if this object has it; also if the connection was lost."""
-        held, self._held = self._held, ExitStack()
-        with suppress(psycopg.Error):  # the server has removed the lock with the connection
-            held.close()
+
+def _locked(connection: Connection, names: set[str]) -> set[str]:
+    """Return the names whose locks were free, and belong to this transaction now."""
+    return {name for (name,) in connection.execute(_LOCK, (list(names), _CLASS)).fetchall()}
+
+
+def _answers(connection: Connection) -> bool:
+    try:
+        connection.execute("SELECT 1")
+    except psycopg.Error:
+        return False
+    return True
+
+
+def _who(other: tuple[int, str | None, str | None] | None) -> str:
+    if other is None:
+        return ""
+    pid, address, application = other
+    # A user without pg_read_all_stats sees neither address nor name of another user.
+    at = "" if application is None else f" from {address or 'the machine of the server'}"
+    name = f" ({application})" if application else ""
+    return f"{at}{name}, process {pid} of the server,"
+
+
+def _conflict(dsn: str, table: str, who: str) -> MulticloudDbError:
+    return MulticloudDbError(
+        f"table: another mirror{who} writes {where(dsn, table)}; let one process write the table, and start "
+        "this one again when the other has ended",
+        ErrorDetail(ErrorCategory.CONFLICT),
+    )
