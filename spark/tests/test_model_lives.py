@@ -10,7 +10,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from multiclouddb_api.arrow import events_to_arrow
 from pyspark_multiclouddb import TableTarget, merge_into_table
-from testing.model_lives import Life, ModelRow
+from testing.model_lives import DECLARED, Life, ModelRow, with_columns
 from testing.planted import PLANTED, lives_until_noticed
 
 from .scala_catalog import table_in
@@ -29,7 +29,8 @@ pytestmark = [pytest.mark.usefixtures("few_tasks"), pytest.mark.timeout(1800)]
 class SparkModelTable:
     """A table of the test catalog; an older version of it is set back by its files."""
 
-    def __init__(self, spark, folder):
+    def __init__(self, spark, folder, columns=None):
+        self._columns, self._names = columns, () if columns is None else columns.names
         self._spark, self._lake, self._folder = spark, folder, folder / "shop" / "orders"
         self._table, self._number = table_in(spark, folder), 0
         self._read = None, []
@@ -41,7 +42,7 @@ class SparkModelTable:
         # Without rows, a frame needs its columns.
         rows = batch if batch.num_rows else []
         frame = self._spark.createDataFrame(rows, from_arrow_schema(batch.schema, prefer_timestamp_ntz=True))
-        merge_into_table(frame, self._number, self._table, create_using="test")
+        merge_into_table(frame, self._number, self._table, create_using="test", columns=self._columns)
         self._number += 1
 
     def target(self):
@@ -53,14 +54,25 @@ class SparkModelTable:
     def rows(self):
         """Read the table, unless there is no commit since it was read."""
         if self._read[0] != (versions := self._versions()):
-            columns = "key, order_key, new_item_state, _deleted_at IS NOT NULL"
-            found = self._spark.sql(f"SELECT {columns} FROM {self._table}").collect()
-            self._read = versions, [ModelRow(*row) for row in found]
+            columns = ["key", "order_key", "new_item_state", "_deleted_at IS NOT NULL", *self._names]
+            found = self._spark.sql(f"SELECT {', '.join(columns)} FROM {self._table}").collect()
+            self._read = (
+                versions,
+                [
+                    ModelRow(
+                        key, order, with_columns(text, dict(zip(self._names, values, strict=True))), deleted
+                    )
+                    for key, order, text, deleted, *values in found
+                ],
+            )
         return self._read[1]
 
     def update(self, key, **values):
+        columns = dict(COLUMNS)
+        if self._columns is not None and values.get("text") is not None:
+            columns["text"] = self._names[0]  # the document stays as it is
         sets = [
-            f"{COLUMNS.get(name, name)} = {'current_timestamp()' if name == 'deleted' else literal(value)}"
+            f"{columns.get(name, name)} = {'current_timestamp()' if name == 'deleted' else literal(value)}"
             for name, value in values.items()
         ]
         self._spark.sql(f"UPDATE {self._table} SET {', '.join(sets)} WHERE key = {literal(key)}")
@@ -86,12 +98,13 @@ def literal(text):
     return "NULL" if text is None else "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def live(seed, folder, spark, steps=9):
+def live(seed, folder, spark, steps=9, columns=None):
     folder = folder / str(seed)
     folder.mkdir()
     source = SOURCE["EmbeddedSource"](folder, VALUES)
     try:
-        Life(seed, folder, source, SparkModelTable(spark, folder / "lake"), steps=steps).live()
+        table = SparkModelTable(spark, folder / "lake", columns)
+        Life(seed, folder, source, table, steps=steps).live()
     finally:
         source.close()
 
@@ -99,6 +112,11 @@ def live(seed, folder, spark, steps=9):
 @pytest.mark.parametrize(("seed", "steps"), LIVES)
 def test_every_verdict_is_todays_and_no_right_row_is_damaged(seed, steps, tmp_path, spark):
     live(seed, tmp_path, spark, steps)
+
+
+@pytest.mark.parametrize(("seed", "steps"), LIVES)
+def test_every_verdict_is_todays_with_declared_columns(seed, steps, tmp_path, spark):
+    live(seed, tmp_path, spark, steps, DECLARED)
 
 
 @pytest.mark.soak

@@ -23,15 +23,20 @@ class DeltaLifeTable:
     def exists(self):
         return self.path.exists()
 
-    def merge(self, batch, number, checkpoint):
-        merge_into_delta(batch, number, self.path, "app", checkpoint=checkpoint)
+    def merge(self, batch, number, checkpoint, **options):
+        merge_into_delta(batch, number, self.path, "app", checkpoint=checkpoint, **options)
+
+    def _read(self):
+        return DeltaTable(self.path).to_pyarrow_dataset().scanner(use_threads=False).to_table().to_pylist()
 
     def rows(self):
-        found = DeltaTable(self.path).to_pyarrow_dataset().scanner(use_threads=False).to_table()
         return [
-            ModelRow(row["key"], row["order_key"], row["new_item_state"], row["_deleted_at"] is not None)
-            for row in found.to_pylist()
+            ModelRow(row["key"], row["order_key"], row.get("new_item_state"), row["_deleted_at"] is not None)
+            for row in self._read()
         ]
+
+    def values(self, names):
+        return {row["key"]: [row[name] for name in names] for row in self._read()}
 
     def restore(self, dice):
         table = DeltaTable(self.path)
@@ -55,14 +60,19 @@ class DeltaLifeTable:
         self._kills(dice=dice, chance=chance)
 
 
-def lived(seed, folder, kills):
+def lived(seed, folder, kills, **more):
     folder.mkdir()
-    return SinkLife(seed, folder, DeltaLifeTable(folder / "table", kills)).live()
+    return SinkLife(seed, folder, DeltaLifeTable(folder / "table", kills), **more).live()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_table_equals_its_collection_or_the_sink_refuses(seed, tmp_path, kills):
     lived(seed, tmp_path / "life", kills)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_declared_columns_equal_their_documents_or_the_sink_refuses(seed, tmp_path, kills):
+    assert lived(seed, tmp_path / "life", kills, declares=True).compared
 
 
 def test_every_action_and_both_ends_occur(tmp_path, kills):

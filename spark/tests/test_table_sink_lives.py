@@ -33,15 +33,20 @@ class SparkLifeTable:
     def exists(self):
         return self._folder.exists()
 
-    def merge(self, batch, number, checkpoint):
+    def merge(self, batch, number, checkpoint, **options):
         # Without rows, a frame needs its columns.
         rows = batch if batch.num_rows else []
         frame = self._spark.createDataFrame(rows, from_arrow_schema(batch.schema, prefer_timestamp_ntz=True))
-        merge_into_table(frame, number, self._table, checkpoint=checkpoint, create_using="test")
+        merge_into_table(frame, number, self._table, checkpoint=checkpoint, create_using="test", **options)
 
     def rows(self):
-        columns = "key, order_key, new_item_state, _deleted_at IS NOT NULL"
+        text = "new_item_state" if "new_item_state" in self._spark.table(self._table).columns else "NULL"
+        columns = f"key, order_key, {text}, _deleted_at IS NOT NULL"
         return [ModelRow(*row) for row in self._spark.sql(f"SELECT {columns} FROM {self._table}").collect()]
+
+    def values(self, names):
+        found = self._spark.table(self._table).select("key", *names).collect()
+        return {key: values for key, *values in found}
 
     def restore(self, dice):
         return False
@@ -58,14 +63,21 @@ class SparkLifeTable:
         shutil.rmtree(self._folder)
 
 
-def lived(seed, folder, spark, dies, steps=12):
+def lived(seed, folder, spark, dies, steps=12, **more):
     folder.mkdir()
-    return SinkLife(seed, folder, SparkLifeTable(spark, folder / "lake", dies), steps=steps).live()
+    return SinkLife(seed, folder, SparkLifeTable(spark, folder / "lake", dies), steps=steps, **more).live()
 
 
 @pytest.mark.parametrize(("seed", "steps"), LIVES)
 def test_table_equals_its_collection_or_the_sink_refuses(seed, steps, tmp_path, spark, table_deaths):
     lived(seed, tmp_path / "life", spark, table_deaths, steps)
+
+
+@pytest.mark.parametrize(("seed", "steps"), LIVES)
+def test_declared_columns_equal_their_documents_or_the_sink_refuses(
+    seed, steps, tmp_path, spark, table_deaths
+):
+    assert lived(seed, tmp_path / "life", spark, table_deaths, steps, declares=True).compared
 
 
 class TestDefects:

@@ -36,6 +36,7 @@ from multiclouddb_api import (
     ResourceAddress,
     encode_json,
 )
+from multiclouddb_tables import Columns
 from multiclouddb_tables.contract import Target
 from multiclouddb_verify import source as source_room
 from multiclouddb_verify.verification import Verification, checked
@@ -44,7 +45,7 @@ from testing.history import History
 if TYPE_CHECKING:
     from multiclouddb_verify.verification import VerifySettings
 
-__all__ = ["Life", "ModelRow", "ModelSource", "ModelTable"]
+__all__ = ["DECLARED", "Life", "ModelRow", "ModelSource", "ModelTable", "with_columns"]
 
 _BLOCKED: Final = "~"
 _SPELLINGS: Final[Sequence[Callable[[str], str]]] = (
@@ -55,6 +56,10 @@ _SPELLINGS: Final[Sequence[Callable[[str], str]]] = (
     lambda text: text.strip('{"}'),
     lambda text: "\u00e4" + text,
 )
+
+
+DECLARED: Final = Columns({"n": "json", "v": "json"})
+"""The declaration of a table with columns: those of the fields of the documents."""
 
 
 @attrs.frozen
@@ -506,6 +511,25 @@ class Life:
             report = self.verify(repair=True)
         assert report.equal, report
         assert not self.wrong(self.rows()), report
+
+
+def with_columns(text: str | None, columns: Mapping[str, str | None]) -> str | None:
+    """Return the document of a row; if its columns are not those of it, a text that no document has.
+
+    Args:
+        text: The document.
+        columns: The texts of the columns of `DECLARED`; none for a table without them.
+    """
+    try:
+        document = {} if text is None else json.loads(text)
+    except ValueError:
+        return text
+    try:
+        held = {name: json.loads(value or "null") for name, value in columns.items()}
+        is_right = isinstance(document, dict) and held == {name: document.get(name) for name in held}
+    except ValueError:
+        is_right = False
+    return text if is_right else json.dumps({"document": text, "columns": columns})
 
 
 @contextmanager

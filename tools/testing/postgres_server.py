@@ -40,7 +40,7 @@ class PostgresServer:
             self._user = {"user": _NOBODY, "group": _NOBODY, "extra_groups": []}
             os.chown(self.folder, _NOBODY, _NOBODY)
         self.folder.chmod(0o755)
-        self._run(
+        self.run(
             "initdb", "-D", str(self._data), "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--no-sync",
             "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8",
         )  # fmt: skip
@@ -115,9 +115,22 @@ class PostgresServer:
     ) -> None:
         self.stop()
 
-    def _run(self, program: str, *arguments: str) -> None:
+    def run(self, program: str, *arguments: str, text: str | None = None) -> str:
+        """Run one of the server's programs.
+
+        Args:
+            program: Its name, such as `pg_dump`.
+            arguments: Its arguments.
+            text: What it reads.
+
+        Returns:
+            What it prints.
+        """
         command = [str(self._bin / program), *arguments]
-        subprocess.run(command, cwd="/", check=True, capture_output=True, **self._user)
+        found = subprocess.run(
+            command, cwd="/", check=True, capture_output=True, encoding="utf-8", input=text, **self._user
+        )
+        return found.stdout
 
 
 def _programs() -> Path:

@@ -4,6 +4,9 @@ Checkpoints are restored from copies, and copies run beside one another; the tab
 and the process is killed between two commits. A sink may refuse a batch only after such a change. Without a
 refusal, the table equals the collection as soon as the query has delivered everything. If table and
 checkpoint are put back together from copies of one moment, then nothing is missing, and no batch is refused.
+
+In a life with declared columns, the declaration changes too: a new query begins with a snapshot that fills
+the columns. The judge knows by itself what each column has of a document.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ import copy
 import json
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -20,6 +24,7 @@ import pyarrow as pa
 
 from multiclouddb_api import MulticloudDbError, encode_json
 from multiclouddb_conformance.sink_harness import Change, Death, rows
+from multiclouddb_tables import Columns
 from testing.history import History
 from testing.model_lives import ModelRow
 from testing.spark_checkpoint import make_checkpoint, write_offset
@@ -31,6 +36,47 @@ _LIKELY: Final = {
     "batch": 40, "death": 10, "save": 10, "restored": 8, "beside": 8, "restore": 8, "drop": 3, "check": 8,
     "copy both": 5, "put both back": 5,
 }  # fmt: skip
+_NAME: Final = {"name": {"key": "id", "type": "string"}}
+_DECLARED: Final = (
+    Columns({"n": "int64", "price": "decimal(9,2)", "mixed": "json", **_NAME}),
+    Columns({"n": "string", "price": "decimal(9,2)", **_NAME}),
+    Columns({"n": "decimal(9,2)", "mixed": "int64"}, misfits="rescue"),
+    Columns({"price": "string", "mixed": "string"}, document=False),
+)
+"""The declarations of a life with columns."""
+
+
+def _document(order: int) -> dict[str, Any]:
+    return {"n": order}
+
+
+def _mixed(order: int) -> dict[str, Any]:
+    """Return a document for declared columns; no value is equal in two of them."""
+    found: dict[str, Any] = {"n": order, "mixed": order if order % 3 else f"text {order}"}
+    return found if order % 4 == 0 else found | {"price": Decimal(order * 10 + 5) / 100}
+
+
+def _held(columns: Columns, key: str, document: Mapping[str, Any] | None) -> dict[str, str | None]:
+    """Return the texts of what the declared columns have of a document, or of a tombstone."""
+    found: dict[str, str | None] = {}
+    rescued: str | None = None
+    for each in columns.columns:
+        if each.key is not None:
+            found[each.name] = key
+            continue
+        value = None if document is None else document.get(each.name)
+        if value is None:
+            found[each.name] = None
+        elif each.type == "json":
+            found[each.name] = json.dumps(value)
+        elif each.type.startswith("decimal"):
+            found[each.name] = f"{value:.2f}"
+        elif each.type == "int64" and isinstance(value, str):
+            found[each.name] = None
+            rescued = json.dumps({each.name: {"path": [each.name], "value": value}}, separators=(",", ":"))
+        else:
+            found[each.name] = str(value)
+    return found if columns.misfits == "refuse" else found | {"_rescued": rescued}
 
 
 class LifeTable(Protocol):
@@ -41,11 +87,15 @@ class LifeTable(Protocol):
         """Whether there is a table."""
         ...
 
-    def merge(self, batch: pa.Table, number: int, checkpoint: Path) -> None:
+    def merge(self, batch: pa.Table, number: int, checkpoint: Path, **options: Any) -> None:
         """Let the sink merge a batch of the query with this checkpoint."""
 
     def rows(self) -> Sequence[ModelRow]:
         """Return all rows, read with the table's own calls."""
+        ...
+
+    def values(self, names: Sequence[str]) -> Mapping[str, Sequence[Any]]:
+        """Return the values of columns by key, read with the table's own calls."""
         ...
 
     def restore(self, dice: random.Random) -> bool:
@@ -120,20 +170,25 @@ class SinkLife:
         folder: A folder for the checkpoints.
         table: The table, which does not exist yet.
         steps: How much happens.
+        declares: True for a table with declared columns.
 
     Attributes:
         compared: How often the table was compared with the collection.
         refused: How often the sink refused a batch.
     """
 
-    def __init__(self, seed: int, folder: Path, table: LifeTable, *, steps: int = 40) -> None:
+    def __init__(
+        self, seed: int, folder: Path, table: LifeTable, *, steps: int = 40, declares: bool = False
+    ) -> None:
         self.dice, self.told = random.Random(f"sink {seed}"), History(seed)
+        self.columns = self.dice.choice(_DECLARED) if declares else None
+        self._likely = {**_LIKELY, "declare": 6} if declares else _LIKELY
         self.folder, self.table, self._steps = folder, table, steps
         self.history, self.source = list[Change](), dict[str, Any]()
         self.folders = self.refused = self.compared = 0
         self._is_harmed = self._is_restored = False
         self._saved = list[_Filling]()
-        self._both = list[tuple[_Filling, Path]]()
+        self._both = list[tuple[_Filling, Path, Columns | None]]()
         self._write(8)
         self._query = _Filling(self, self._new_folder(), is_snapshot=self.dice.random() < 0.5)
 
@@ -153,7 +208,8 @@ class SinkLife:
     def _write(self, count: int) -> None:
         for _ in range(count):
             key, order = f"k{self.dice.randrange(_KEYS)}", len(self.history) + 1
-            document = {"n": order} if self.dice.random() < 0.75 else None
+            made = _document if self.columns is None else _mixed
+            document = made(order) if self.dice.random() < 0.75 else None
             self.history.append((key, order, document))
             if document is None:
                 self.source.pop(key, None)
@@ -168,7 +224,8 @@ class SinkLife:
             batch = query.plan_batch(self.history, self.dice.choice([0, 1, 2, 5]))
         what = f"batch {query.number} of {query.folder.name}, {batch.num_rows} rows"
         try:
-            self.table.merge(batch, query.number, query.folder)
+            declared = {} if self.columns is None else {"columns": self.columns, "refill": True}
+            self.table.merge(batch, query.number, query.folder, **declared)
         except Death:
             self.told.add(f"{what}: killed")
             return
@@ -206,15 +263,37 @@ class SinkLife:
             # A batch without rows touches no table.
             return
         found = self.table.rows()
-        live = {row.key: json.loads(row.text or "null") for row in found if not row.deleted}
+        wanted = {encode_json({"id": key}).decode(): each for key, each in self.source.items()}
+        live = {row.key: row.text for row in found if not row.deleted}
         assert len({row.key for row in found}) == len(found), "a key has several rows"
-        assert live == {encode_json({"id": key}).decode(): each for key, each in self.source.items()}
+        if self.columns is None or self.columns.document:
+            assert {key: json.loads(text or "null") for key, text in live.items()} == {
+                key: json.loads(encode_json(each)) for key, each in wanted.items()
+            }
+        else:
+            assert live == dict.fromkeys(wanted)
+        if self.columns is not None:
+            self._check_columns(self.columns, found, wanted)
         assert all(row.order_key for row in found), "a row waits for a snapshot that is over"
         self.compared += 1
 
+    def _check_columns(
+        self, columns: Columns, rows: Sequence[ModelRow], documents: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        names, keyed = columns.names, set(columns.key_names)
+        stored = self.table.values(names)
+        for row in rows:
+            values = dict(zip(names, stored[row.key], strict=True))
+            texts = {name: None if value is None else str(value) for name, value in values.items()}
+            wanted = _held(columns, json.loads(row.key)["id"], documents.get(row.key))
+            if row.deleted:
+                # Where a column of the key was declared later, it is null in a tombstone.
+                wanted |= {name: texts[name] for name in keyed if texts[name] is None}
+            assert texts == wanted, row.key
+
     def _step(self) -> None:
         dice = self.dice
-        action = dice.choices([*_LIKELY], [*_LIKELY.values()])[0]
+        action = dice.choices([*self._likely], [*self._likely.values()])[0]
         match action:
             case "batch":
                 self._write(dice.choice([0, 1, 4]))
@@ -244,15 +323,22 @@ class SinkLife:
                 place = self._new_folder()
                 if self.table.copy(place):
                     self.told.add(f"save {self._query.folder.name} together with the table")
-                    self._both.append((self._query.copied(self._new_folder()), place))
+                    self._both.append((self._query.copied(self._new_folder()), place, self.columns))
             case "put both back" if self._both:
-                saved, place = dice.choice(self._both)
+                saved, place, self.columns = dice.choice(self._both)
                 self._query = saved.copied(self._new_folder())
                 self.told.add(f"{saved.folder.name} goes on as {self._query.folder.name}, with its table")
                 self.table.put_back(place)
                 self._is_harmed = self._is_restored = False
                 # The sink cannot tell a copy of the checkpoint that has delivered more.
                 self._saved.clear()
+            case "declare":
+                self.columns = dice.choice(_DECLARED)
+                self.told.add(f"another declaration: {', '.join(self.columns.names)}")
+                is_harmed = self._is_harmed
+                self._begin_again()
+                # A table that was emptied or made again is refused also by a snapshot that has begun.
+                self._is_harmed = is_harmed
             case "check":
                 self._check()
             case _:

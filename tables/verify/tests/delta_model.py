@@ -1,6 +1,5 @@
 """A Delta table that the model of `testing.model_lives` reads and damages itself."""
 
-import json
 import shutil
 
 import pyarrow as pa
@@ -8,7 +7,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from multiclouddb_verify import DeltaTarget
 from pyspark_multiclouddb import merge_into_delta
-from testing.model_lives import ModelRow
+from testing.model_lives import ModelRow, with_columns
 
 
 class DeltaModelTable:
@@ -39,21 +38,8 @@ class DeltaModelTable:
         ]
 
     def _text(self, row):
-        """Return the document; of a row whose columns are not those of it, a text that no document has."""
-        text = row["new_item_state"]
-        if self.columns is None:
-            return text
-        texts = {each.name: row[each.name] for each in self.columns.columns}
-        try:
-            document = {} if text is None else json.loads(text)
-        except ValueError:
-            return text
-        try:
-            held = {name: json.loads(value or "null") for name, value in texts.items()}
-            is_right = isinstance(document, dict) and held == {name: document.get(name) for name in held}
-        except ValueError:
-            is_right = False
-        return text if is_right else json.dumps({"document": text, "columns": texts})
+        names = () if self.columns is None else self.columns.names
+        return with_columns(row["new_item_state"], {name: row[name] for name in names})
 
     def update(self, key, **values):
         sql = {}

@@ -2,8 +2,7 @@
 
 import pytest
 
-from multiclouddb_tables import Columns
-from testing.model_lives import Life
+from testing.model_lives import DECLARED, Life
 from testing.planted import PLANTED, lives_until_noticed
 
 from .delta_model import DeltaModelTable
@@ -11,9 +10,6 @@ from .embedded_model import EmbeddedSource
 from .tables import VALUES
 
 SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 1)) for seed in range(600)]
-
-
-DECLARED = Columns({"n": "json", "v": "json"})
 # In the life of seed 3, a column is damaged.
 DECLARED_SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed != 3)) for seed in range(200)]
 
