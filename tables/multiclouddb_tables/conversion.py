@@ -80,8 +80,11 @@ def tagged(value: object) -> tuple[str, Any] | None:
 
 def _plain(value: object, *tags: str) -> Any:
     """Return the content of a value with one of these tags; other values as they are."""
-    found = tagged(value)
-    return found[1] if found is not None and found[0] in tags else value
+    if type(value) is dict and len(value) == 1:
+        for tag in tags:
+            if tag in value:
+                return value[tag]
+    return value
 
 
 def members(value: object) -> Mapping[str, Any] | None:
@@ -162,7 +165,7 @@ def _boolean(value: Any) -> bool:
 def _number(value: Any) -> Decimal | int | float:
     if type(value) is int or type(value) is float:
         return value
-    text = _plain(value, "decimal", "int")
+    text = _plain(value, "$decimal", "$int")
     if type(text) is not str or text is value:
         raise MisfitError
     return Decimal(text)
@@ -182,7 +185,7 @@ def _whole(bits: int) -> Converter:
 
 
 def _double(value: Any) -> float:
-    special = _plain(value, "float")
+    special = _plain(value, "$float")
     if special is not value:
         return float(special)
     number = float(_number(value))
@@ -198,15 +201,14 @@ def _float(value: Any) -> float:
 
 def _decimal(precision: int, scale: int) -> Converter:
     exact = Context(prec=precision, traps=[Inexact, InvalidOperation])
-    unit = Decimal(1).scaleb(-scale)
+    unit, zero = Decimal(1).scaleb(-scale), Decimal(0).scaleb(-scale)
 
     def converted(value: Any) -> Decimal:
         number = _number(value)
         number = Decimal(repr(number)) if type(number) is float else Decimal(number)
         if not number.is_finite():
             raise MisfitError
-        found = number.quantize(unit, context=exact)
-        return found.copy_abs() if found.is_zero() else found  # a decimal has no negative zero
+        return number.quantize(unit, context=exact) or zero  # a decimal has no negative zero
 
     return converted
 
@@ -215,16 +217,14 @@ def _moment(value: Any, *, zoned: bool) -> datetime:
     found = _MOMENT.fullmatch(value) if type(value) is str else None
     if found is None or (found[4] is not None) is not zoned:
         raise MisfitError
-    fraction = found[3] or ""
-    if fraction[_MICROS:].strip("0"):
-        raise MisfitError  # datetime would cut the digits off
-    return datetime.fromisoformat(
-        f"{found[1]}T{found[2]}" + (f".{fraction[:_MICROS]:0<6}" if fraction else "") + (found[4] or "")
-    )
+    if found[3] is not None and found[3][_MICROS:].strip("0"):
+        raise MisfitError  # datetime cuts the digits off
+    return datetime.fromisoformat(value)
 
 
 def _timestamp(value: Any) -> datetime:
-    return _moment(_plain(value, "date"), zoned=True).astimezone(UTC)
+    moment = _moment(_plain(value, "$date"), zoned=True)
+    return moment if moment.tzinfo is UTC else moment.astimezone(UTC)
 
 
 def _local(value: Any) -> datetime:
@@ -243,7 +243,7 @@ def _date(value: Any) -> date:
 
 
 def _binary(value: Any) -> bytes:
-    text = _plain(value, "bytes")
+    text = _plain(value, "$bytes")
     if type(text) is not str:
         raise MisfitError
     return base64.b64decode(text, validate=True)

@@ -591,7 +591,7 @@ class SqliteTable(Table):
             database.execute(f"DELETE {of_the_key}", (fix.key,))
             return
         values = {
-            name: as_written(name, shape.kinds[name], value, fix.key)
+            name: as_written(name, shape.kinds[name], [value], [fix.key])[0]
             for name, value in layout.fixed_row(fix, emptied(step.found.mark, shape.kinds)).items()
             if name in shape.kinds
         }
@@ -635,7 +635,7 @@ def _values(name: str, kind: str, column: pa.ChunkedArray, keys: Sequence[str]) 
             f"key {key_digest(key)}",
             "replace it, or write it as a text",
         ) from error
-    return [as_written(name, kind, value, key) for value, key in zip(values, keys, strict=True)]
+    return as_written(name, kind, values, keys)
 
 
 def _is_value(value: pa.Scalar) -> bool:

@@ -24,9 +24,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -131,61 +132,100 @@ def _without_sign(value: Any) -> Any:
     return 0.0 if isinstance(value, float) and value == 0 else value
 
 
-def as_written(name: str, kind: str, value: Any, key: str) -> Any:
-    """Return what is written into a column for a value, so that it comes back as it was.
+def as_written(name: str, kind: str, values: Sequence[Any], keys: Sequence[str]) -> list[Any]:
+    """Return what is written into a column for values, so that they come back as they were.
 
     Args:
         name: The name of the column, for the message.
         kind: What `kind_of` has returned.
-        value: The value, as Arrow returns it, or as `as_stored` does.
-        key: The key of the row, for the message.
+        values: The values, as Arrow returns them, or as `as_stored` does.
+        keys: The keys of their rows, for the message.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if the column cannot hold it.
+        MulticloudDbError: `INVALID_REQUEST` if the column cannot hold one of them.
     """
-    if value is None:
-        return None
-    held = _written(kind, value)
-    if held is None:
-        problem = "has a value that is not a number, which SQLite would store as null"
-        if not (isinstance(value, float) and math.isnan(value)):
-            problem = f"has a value of the type {type(value).__name__} that a column {kind} cannot hold"
-        problem += f", in the row of the key {key_digest(key)}"
-        raise invalid_request(f"column {name}", problem, "convert it, or write it as a text")
+    writer = _writer_of(kind)
+    held = [None if value is None else writer(value) for value in values]
+    for value, written, key in zip(values, held, keys, strict=True):
+        if written is None and value is not None:
+            problem = "has a value that is not a number, which SQLite would store as null"
+            if not (isinstance(value, float) and math.isnan(value)):
+                problem = f"has a value of the type {type(value).__name__} that a column {kind} cannot hold"
+            problem += f", in the row of the key {key_digest(key)}"
+            raise invalid_request(f"column {name}", problem, "convert it, or write it as a text")
     return held
 
 
-def _written(kind: str, value: Any) -> Any:
-    """Return what is written for a value; None if the column cannot hold it."""
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    if kind == TEXT:
-        # A half of a surrogate pair is no character, and has no form in UTF-8.
-        is_text = isinstance(value, str) and value.encode(errors="replace").decode() == value
-        return value if is_text else None
+@lru_cache(256)
+def _writer_of(kind: str) -> Callable[[Any], Any]:
+    """Return the function from a value to what is written; to None if the column cannot hold the value."""
     if kind in _INTEGERS:
-        return value if is_number and -(2**63) <= value < 2**63 else None
+        return _integer
     if kind in _FLOATS:
-        return value if isinstance(value, float) and not math.isnan(value) else None
-    if kind == _BOOLEAN:
-        return int(value) if isinstance(value, bool) else None
-    if kind == _BLOB:
-        return value if isinstance(value, bytes) else None
-    if kind == _DATE:
-        is_date = isinstance(value, date) and not isinstance(value, datetime)
-        return value.isoformat() if is_date else None
-    if kind in (TIMESTAMP, _LOCAL):
-        is_time = isinstance(value, datetime) and (value.tzinfo is None) == (kind == _LOCAL)
-        return time_text(value) if is_time else None
-    found = _DECIMAL.fullmatch(kind)
-    if found is None or not isinstance(value, Decimal) or not value.is_finite():
+        return _float
+    if (found := _DECIMAL.fullmatch(kind)) is not None:
+        return partial(_decimal, int(found[1]), Decimal(1).scaleb(-int(found[2])))
+    return _WRITERS.get(kind, _nothing)
+
+
+def _text(value: Any) -> str | None:
+    if not isinstance(value, str):
         return None
-    precision, scale = int(found[1]), int(found[2])
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return None  # half of a surrogate pair is no character, and has no form in UTF-8
+    return value
+
+
+def _integer(value: Any) -> int | None:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_number and -(2**63) <= value < 2**63 else None
+
+
+def _float(value: Any) -> float | None:
+    return value if isinstance(value, float) and not math.isnan(value) else None
+
+
+def _boolean(value: Any) -> int | None:
+    return int(value) if isinstance(value, bool) else None
+
+
+def _bytes(value: Any) -> bytes | None:
+    return value if isinstance(value, bytes) else None
+
+
+def _date(value: Any) -> str | None:
+    return value.isoformat() if isinstance(value, date) and not isinstance(value, datetime) else None
+
+
+def _time(value: Any) -> str | None:
+    return time_text(value) if isinstance(value, datetime) and value.tzinfo is not None else None
+
+
+def _local(value: Any) -> str | None:
+    return time_text(value) if isinstance(value, datetime) and value.tzinfo is None else None
+
+
+def _decimal(precision: int, unit: Decimal, value: Any) -> str | None:
+    if not isinstance(value, Decimal) or not value.is_finite():
+        return None
     try:
-        fitting = value.quantize(Decimal(1).scaleb(-scale), context=_PRECISION)
+        fitting = value.quantize(unit, context=_PRECISION)
     except ArithmeticError:
         return None
     fits = fitting == value and len(fitting.as_tuple().digits) <= precision
     return format(fitting, "f") if fits else None
+
+
+def _nothing(value: Any) -> None:
+    del value
+
+
+_WRITERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    TEXT: _text, _BOOLEAN: _boolean, _BLOB: _bytes, _DATE: _date, TIMESTAMP: _time, _LOCAL: _local,
+}  # fmt: skip
 
 
 def time_text(value: datetime) -> str:
@@ -224,7 +264,7 @@ def as_read(kind: str, value: Any) -> Any:
         found = reads(value)
     except ValueError:
         return value
-    return found if _written(kind, found) == value else value
+    return found if _writer_of(kind)(found) == value else value
 
 
 def _time_read(text: str) -> datetime:
