@@ -46,11 +46,11 @@ class ConsumerOpener:
 
     @contextmanager
     def open(
-        self, request: ChangeFeedRequest, spec: FeedSpec, deadline: Deadline, call: object = None
+        self, request: ChangeFeedRequest, spec: FeedSpec, deadline: Deadline, *, keeps: bool = False
     ) -> Iterator[Consumer | EndedFeed]:
         """Open a feed for the duration of a call, and determine the state from which to continue.
 
-        With `call`, the consumer that an earlier call has left is used; the caller gives it back.
+        With `keeps`, the consumer that an earlier call has left is used; the caller gives it back.
         """
         physical = None
         if isinstance(request.scope, PhysicalPartition):
@@ -60,9 +60,7 @@ class ConsumerOpener:
         digest = spec.options.position_digest() if spec.options is not None else ""
         position = request.start_position
         token = position.token if isinstance(position, FromContinuationToken) else None
-        kept = None
-        if call is not None:
-            kept = self._consumers.take(key_of(request, spec), spec, scope, call)
+        kept = self._consumers.take(key_of(request, spec), spec, scope) if keeps else None
         is_used = False
         try:
             envelope: Envelope | None = None
@@ -98,11 +96,10 @@ class ConsumerOpener:
             limits = (self._provider, spec, self._fetcher.call, deadline, self._feeds)
             with closing(OpenFeed(*limits)) as opened:
                 consumer = opened.use(begin, None if physical is None else check, made_by)
-                if kept is not None and kept is not consumer:
-                    if kept.feed is not consumer.feed:
-                        kept.discard()
-                    self._consumers.replace(kept, consumer)
-                consumer.call = call
+                if kept is not None and kept.feed is not consumer.feed:
+                    self._consumers.discard(kept)
+                if keeps and kept is not consumer:
+                    self._consumers.use(consumer, instead=kept)
                 is_used = True
                 yield consumer
         except Exception:

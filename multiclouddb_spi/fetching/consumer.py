@@ -69,8 +69,7 @@ class Consumer:
             reader.
         pace: How fast the segments of its scan are read, if the scan has a rate.
         last_page: The last page, if it may be returned again.
-        call: The call that uses the consumer at present.
-        keys: What `Consumers` finds it by.
+        keys: What `Consumers` finds it by, or has found it by while a call uses it.
         used_at: The monotonic time at which the last call has ended.
     """
 
@@ -88,7 +87,6 @@ class Consumer:
     open_streams: int = 0
     pace: Pace | None = None
     last_page: LastPage | None = None
-    call: object = None
     keys: tuple[Hashable, ...] = ()
     used_at: float = 0.0
     _looks: Looks | None = None
@@ -140,7 +138,7 @@ class Consumer:
 
     def drop(self, stream: Stream) -> Stream:
         """Free the records, the running fetch and the reader of a stream; return what takes its place."""
-        stream.discard()  # first, so that an interrupt leaves a stream that is discarded again
+        stream.discard()
         return self._replace(stream)
 
     def detach(self, stream: Stream, dropped: deque[Stream]) -> None:

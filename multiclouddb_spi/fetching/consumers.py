@@ -26,9 +26,10 @@ _MOST_AT_ONCE: Final = 8
 class Consumers:
     """Finds the consumer for a request by its token or its start; for the keys see `Engine._used`.
 
-    A call takes a consumer for its own use, so another call with the same token begins without one. The least
-    recently used one is discarded first, and any that was not used for a minute; of one that still searches
-    for children, only the readers are then closed. Ages are looked at when a call gives a consumer back.
+    A call takes a consumer out for its own use, so another call with the same token begins without one. The
+    least recently used one is discarded first, and any that was not used for a minute; of one that still
+    searches for children, only the readers are then closed. Ages are looked at when a call gives a consumer
+    back.
 
     Attributes:
         most_readers: The most readers that stay open between calls.
@@ -40,88 +41,54 @@ class Consumers:
     def __init__(self, budget: Budget, most_readers: int) -> None:
         self._budget, self.most_readers = budget, most_readers
         self._kept: OrderedDict[Hashable, Consumer] = OrderedDict()
-        self._partitions = self._open = 0  # those of the consumers that no call uses
+        self._used = dict[Consumer, int]()  # those that a call uses, and in which thread
+        self._partitions = self._open = 0  # those of the kept ones
         self._lock = threading.Lock()
-        # Readers to discard, which may take a request to the service: after the lock is free. They stay here
-        # until it is done, so that the next call goes on after an interrupt.
+        # Streams to discard, which may take a request to the service: after the lock is free.
         self._dropped = deque[Stream]()
         self._sweeping = threading.Lock()
         self._closed = False
 
-    def take(self, key: Hashable, spec: FeedSpec, scope: str, call: object) -> Consumer | None:
+    def take(self, key: Hashable, spec: FeedSpec, scope: str) -> Consumer | None:
         """Return the consumer for a key, for the use of one call; None if there is none, or if it is in use.
 
         Args:
             key: A token or a start.
             spec: The feed of the request.
             scope: The scope of the request; a token of one scope must be refused for another one.
-            call: The call. If it is interrupted, `discard_of` finds the consumer by it.
         """
         with self._lock:
             found = self._kept.get(key)
-            if found is None or found.call is not None or found.feed.spec != spec or found.scope != scope:
+            if found is None or found.feed.spec != spec or found.scope != scope:
                 return None
             if self.checks:
                 _check(found)
-            self._count(found, -1, call)
-            for each in found.keys:
-                self._kept.move_to_end(each)
+            self._used[found] = threading.get_ident()
+            self._take_out(found)
         return found
+
+    def use(self, consumer: Consumer, instead: Consumer | None = None) -> None:
+        """Record that a call uses a new consumer, which has taken over what another one had in use."""
+        self._used[consumer] = threading.get_ident()
+        self._used.pop(instead, None)
 
     def put(self, consumer: Consumer, *keys: Hashable) -> None:
         """Keep a consumer for later calls with these keys, after a call has used it."""
         consumer.used_at = time.monotonic()
         if self._budget.used > self._budget.limit:
             self.make_room(0)
-        with self._lock:
-            self._forget_keys(consumer)
-            consumer.keys = keys  # first, so that `remove` finds them after an interrupt
-            for key in keys:
-                if (other := self._kept.get(key)) is not None and other.call is None:
-                    self._remove(other)
-                self._kept[key] = consumer
-                self._kept.move_to_end(key)
-            self._count(consumer, 1)
-            if self._closed:
-                self._remove(consumer)
-            else:
-                self._trim(consumer)
+        self._put(consumer, keys)
         self._sweep()
 
     def release(self, consumer: Consumer) -> None:
         """Give a consumer back that the call has not changed."""
-        with self._lock:
-            self._count(consumer, 1)
+        self._put(consumer, consumer.keys)
+        self._sweep()
 
-    def replace(self, consumer: Consumer, other: Consumer) -> None:
-        """Let another consumer take the place of one that a call uses."""
-        with self._lock:
-            other.call, other.keys = consumer.call, consumer.keys
-            for key in other.keys:
-                if self._kept.get(key) is consumer:
-                    self._kept[key] = other
-
-    def remove(self, consumer: Consumer) -> None:
-        """Forget a consumer that a call uses, but leave its readers as they are."""
-        with self._lock:
-            self._forget_keys(consumer)
-
-    def discard_of(self, call: object, consumer: Consumer | None) -> None:
-        """Discard what a call uses, after it was interrupted at any point.
-
-        What the call has given back stays, because another call may use it already.
-
-        Args:
-            call: The call.
-            consumer: The consumer that it was given, if it was given one.
-        """
-        with self._lock:
-            used = [each for each in self._kept.values() if each.call is call]
-        if consumer is not None and consumer.call is call:
-            used.append(consumer)
-        for each in used:
-            self.remove(each)
-            each.discard()
+    def discard(self, consumer: Consumer) -> None:
+        """Discard a consumer that a call uses."""
+        consumer.discard()
+        self._used.pop(consumer, None)
 
     def make_room(self, nbytes: int) -> bool:
         """Free fetched records until `nbytes` fit: of unused consumers, the longest unused first."""
@@ -131,8 +98,6 @@ class Consumers:
             for consumer in list(self._kept.values()):
                 if missing <= 0 or consumer.used_at >= before:
                     break  # another consumer that was just used would have to fetch the records again
-                if consumer.call is not None:
-                    continue
                 for stream in list(consumer.streams.values()):
                     if missing > 0 and not stream.empty():
                         missing -= stream.nbytes()
@@ -145,15 +110,17 @@ class Consumers:
         """Discard the consumers of one feed, or of all feeds, that no call uses."""
         with self._lock:
             for each in list(self._kept.values()):
-                if each.keys and each.call is None and (feed is None or each.feed is feed):
+                if each.keys and (feed is None or each.feed is feed):
                     self._remove(each)
         self._sweep()
 
     def close(self) -> None:
-        """Discard all consumers, including those that running calls give back later."""
-        with self._lock:
-            self._closed = True
+        """Discard all consumers: those that calls of other threads use are discarded when they come back."""
+        self._closed = True
         self.forget()
+        here = threading.get_ident()
+        for consumer in [each for each, thread in list(self._used.items()) if thread == here]:
+            self.discard(consumer)
 
     def __len__(self) -> int:
         return len({id(each) for each in self._kept.values()})
@@ -164,25 +131,37 @@ class Consumers:
                 self._dropped[0].discard()
                 self._dropped.popleft()
 
+    def _put(self, consumer: Consumer, keys: tuple[Hashable, ...]) -> None:
+        with self._lock:
+            if self._closed:
+                consumer.detach_all(self._dropped)
+            else:
+                for key in keys:
+                    if (other := self._kept.get(key)) is not None and other is not consumer:
+                        self._remove(other)
+                    self._kept[key] = consumer
+                consumer.keys = keys
+                self._count(consumer, 1)
+                self._trim(consumer)
+            self._used.pop(consumer, None)
+
     # -- The caller of these methods holds the lock
 
-    def _count(self, consumer: Consumer, sign: int, call: object = None) -> None:
-        """Count a consumer that no call uses any more, or leave out one that a call begins to use."""
-        size = len(consumer.state) if isinstance(consumer.state, Lineage) else 1
-        partitions, streams = self._partitions + sign * size, self._open + sign * consumer.open_streams
-        # In one statement, because Python delivers no interrupt within these assignments.
-        consumer.call, self._partitions, self._open = call, partitions, streams
+    def _count(self, consumer: Consumer, sign: int) -> None:
+        """Count a consumer that is kept from now on, or was kept until now."""
+        self._partitions += sign * (len(consumer.state) if isinstance(consumer.state, Lineage) else 1)
+        self._open += sign * consumer.open_streams
 
-    def _forget_keys(self, consumer: Consumer) -> None:
+    def _take_out(self, consumer: Consumer) -> None:
+        self._count(consumer, -1)
         for key in consumer.keys:
             if self._kept.get(key) is consumer:
                 del self._kept[key]
-        consumer.keys = ()
 
     def _remove(self, consumer: Consumer) -> None:
-        """Discard a consumer that no call uses."""
-        self._count(consumer, -1)
-        self._forget_keys(consumer)
+        """Discard a consumer that is kept."""
+        self._take_out(consumer)
+        consumer.keys = ()
         consumer.detach_all(self._dropped)
 
     def _close_readers(self, consumer: Consumer, most: int) -> None:
@@ -198,7 +177,7 @@ class Consumers:
         """Discard what is too much; the newest consumer stays, but may lose readers."""
         idle = newest.used_at - _IDLE_SECONDS
         for consumer in self._oldest():
-            if consumer is newest or consumer.call is not None:
+            if consumer is newest:
                 continue
             is_much = len(self._kept) > _MOST_KEYS or self._partitions > _MOST_PARTITIONS
             if not (is_much or self._open > self.most_readers or consumer.used_at < idle):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
@@ -12,6 +13,10 @@ from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
 _Task: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
+
+
+class PoolEndedError(RuntimeError):
+    """Raised if a pool is shut down."""
 
 
 class DaemonPool(Executor):
@@ -24,7 +29,7 @@ class DaemonPool(Executor):
         self._most, self._name = most, name
         self._threads: list[threading.Thread] = []
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
-        self._idle = threading.Semaphore(0)
+        self._idle = deque[None]()  # one for each thread that has nothing to do
         self._lock = threading.Lock()
         self._over = False
         weakref.finalize(self, self._tasks.put, None).atexit = False
@@ -38,13 +43,16 @@ class DaemonPool(Executor):
             **kwargs: The keyword arguments of the function.
 
         Raises:
-            RuntimeError: Raised if the pool is shut down, or no thread can be started.
+            PoolEndedError: Raised if the pool is shut down.
+            RuntimeError: Raised if no thread can be started.
         """
         future: Future[T] = Future()
         with self._lock:
             if self._over:
-                raise RuntimeError("cannot schedule new futures after shutdown")
-            if not self._idle.acquire(blocking=False) and len(self._threads) < self._most:
+                raise PoolEndedError
+            if self._idle:
+                self._idle.pop()
+            elif len(self._threads) < self._most:
                 name = f"{self._name}_{len(self._threads)}"
                 thread = threading.Thread(None, _run, name, (self._tasks, self._idle), daemon=True)
                 thread.start()
@@ -73,7 +81,7 @@ class DaemonPool(Executor):
             thread.join()
 
 
-def _run(tasks: SimpleQueue[_Task | None], idle: threading.Semaphore) -> None:
+def _run(tasks: SimpleQueue[_Task | None], idle: deque[None]) -> None:
     # A thread has no reference to the pool, so that a pool that was never shut down is collected.
     while (task := tasks.get()) is not None:
         future, function = task
@@ -86,5 +94,5 @@ def _run(tasks: SimpleQueue[_Task | None], idle: threading.Semaphore) -> None:
                 future.set_result(result)
                 del result
         del task, future, function  # they would keep the result in memory
-        idle.release()
+        idle.append(None)
     tasks.put(None)  # for the next thread

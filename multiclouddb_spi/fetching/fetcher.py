@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
@@ -17,8 +16,9 @@ from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.faults import Fault, ProviderFault
 from multiclouddb_spi.fetching.consumers import Consumers
-from multiclouddb_spi.fetching.daemon_pool import DaemonPool
+from multiclouddb_spi.fetching.daemon_pool import DaemonPool, PoolEndedError
 from multiclouddb_spi.fetching.stream import Budget, Stream
+from multiclouddb_spi.interrupts import End
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.retry import ATTEMPTS, Tries
 from multiclouddb_spi.time_limits import CALL_SILENT_SECONDS, Arrival, Deadline
@@ -48,7 +48,7 @@ class InlineExecutor(Executor):
         future: Future[T] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
-        except BaseException as error:  # noqa: BLE001 - the future raises it
+        except Exception as error:  # noqa: BLE001 - the future raises it
             future.set_exception(error)
         return future
 
@@ -59,14 +59,14 @@ class Fetcher:
     def __init__(
         self,
         provider: Provider,
-        make_pool: Callable[[], Executor],
+        pool: Executor,
         observing: Observing,
-        closed: threading.Event,
+        closed: End,
         attempts: int = ATTEMPTS,
         pause: Callable[[float], object] | None = None,
     ) -> None:
         self._provider = provider
-        self._make_pool, self._pool = make_pool, make_pool()
+        self._pool = pool
         self._observing = observing
         self._closed = closed
         self._attempts = attempts
@@ -78,11 +78,9 @@ class Fetcher:
             return None
         try:
             batch = live.open().fetch_at_once(min(records, _MOST_AT_ONCE), min(nbytes, _BYTES_AT_ONCE))
-        except BaseException as error:
+        except Exception:  # noqa: BLE001 - a fetch on the pool decides what to do about it
             live.drop_reader()
-            if not isinstance(error, Exception):
-                raise
-            return None  # a fetch on the pool decides what to do about it
+            return None
         if batch is None:
             return None
         live.retries, live.error = 0, None
@@ -93,13 +91,6 @@ class Fetcher:
 
     def call(self, operation: Callable[[], T], deadline: Deadline) -> T:
         """Run a control call with retries; stop waiting for its answer at the deadline."""
-        try:
-            return self._called(operation, deadline)
-        except BaseException as error:
-            self.interrupted(error)
-            raise
-
-    def _called(self, operation: Callable[[], T], deadline: Deadline) -> T:
         failures: list[Exception] = []
         tries = self._tries(lambda _attempt, _seconds, error: failures.append(error))
         future: Future[T] = self.submit(self._bounded, tries, operation, deadline)
@@ -107,7 +98,7 @@ class Fetcher:
             wait_for([future], timeout=min(_LOOK_SECONDS, max(0.001, deadline.remaining())))
             still_waiting(deadline, lambda: self.fault(failures[-1]).message if failures else None)
             if self._closed.is_set():
-                raise closed_fault()
+                raise self._closed.fault()
             if deadline.passed() and not future.done():
                 future.cancel()
                 raise failures[-1] if failures else ProviderFault(late_fault())
@@ -115,7 +106,7 @@ class Fetcher:
             result = future.result()
         except Exception as error:
             if self._closed.is_set():  # this can be any error, because the vendor's client was closed
-                raise closed_fault() from error
+                raise self._closed.fault() from error
             raise
         if deadline.progress is not None:
             deadline.progress.answered()
@@ -139,44 +130,16 @@ class Fetcher:
         """Accept no more work; does not wait for what is running."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def interrupted(self, error: BaseException) -> None:
-        """Use other threads from now on, because an interrupt may have left a lock of the pool held.
-
-        The old threads do what was submitted and end; one that needs the lock waits for ever.
-
-        Args:
-            error: What has ended a call. Most errors are no interrupts.
-
-        Raises:
-            KeyboardInterrupt: The interrupt, if the error of a lock that it left unlocked hides it.
-        """
-        hidden = error.__context__ if isinstance(error, RuntimeError) else None
-        if isinstance(hidden or error, Exception):
-            return
-        old, self._pool = self._pool, self._make_pool()
-        if old is not self._pool:
-            old.shutdown(wait=False)
-        if hidden is not None:
-            raise hidden
-
     def pause_briefly(self) -> None:
         """Pause briefly before the caller repeats its request."""
         self._pause(_AGAIN_SECONDS)
 
     def submit(self, operation: Callable[..., T], *args: object) -> Future[T]:
         """Run a function on the pool."""
-        while True:
-            pool = self._pool
-            try:
-                return pool.submit(operation, *args)
-            except RuntimeError as error:
-                self.interrupted(error)
-                # The pool accepts no more work because the client is closed or the process ends, or because
-                # it was replaced. If the system cannot start a thread, the error has the same class.
-                if self._closed.is_set() or (pool is self._pool and "shutdown" in str(error)):
-                    raise closed_fault() from error
-                if pool is self._pool:
-                    raise
+        try:
+            return self._pool.submit(operation, *args)
+        except PoolEndedError as error:
+            raise self._closed.fault() from error
 
     def _bounded(self, tries: Tries, operation: Callable[[], T], deadline: Deadline) -> T:
         with Arrival(self._closed):
@@ -193,22 +156,20 @@ class Fetcher:
 
         def once() -> Batch:
             if is_given_up():
-                raise closed_fault()
+                raise self._closed.fault()
             try:
                 reader = live.reader
                 if reader is None:
                     arrival.begin_call(silence=CALL_SILENT_SECONDS)
                     reader = live.open()
                     if is_given_up():  # before the reader was open
-                        raise closed_fault()
+                        raise self._closed.fault()
                 arrival.begin_call(wait)
                 return reader.fetch(live.size.of(records), live.size.of(nbytes), wait, deadline)
-            except BaseException as error:
+            except Exception as error:
                 live.drop_reader()
-                if not isinstance(error, Exception):
-                    raise
                 if is_given_up():  # whoever gives it up wants no other try
-                    raise closed_fault() from error
+                    raise self._closed.fault() from error
                 if self.fault(error).retryable:
                     live.size.failed(arrival)
                 raise
@@ -247,7 +208,7 @@ class ReadContext:
     consumers: Consumers
     budget: Budget
     observing: Observing
-    closed: threading.Event
+    closed: End
     width: int  # the number of partitions that one call reads at the same time
     page_records: int
     watch_seconds: float  # how long to search for more children of an ended partition
@@ -265,13 +226,10 @@ class ReadContext:
         pause: Callable[[float], object] | None = None,
     ) -> ReadContext:
         """Make the objects of one client or of one connection of Spark."""
-
         # The pool has twice the width, so that the long polls of one call do not prevent another call from
         # reading.
-        def pool() -> Executor:
-            return executor or DaemonPool(2 * config.max_concurrency, "multiclouddb")
-
-        closed, budget = threading.Event(), Budget(config.max_buffered_bytes)
+        pool = executor or DaemonPool(2 * config.max_concurrency, "multiclouddb")
+        closed, budget = End(), Budget(config.max_buffered_bytes)
         return cls(
             Fetcher(provider, pool, observing, closed, attempts, pause),
             Consumers(budget, _MOST_READERS), budget, observing, closed,
@@ -291,7 +249,7 @@ class ReadContext:
             check_stopped(deadline)
             left = until - time.monotonic()
             if self.closed.wait(max(0.0, min(_PAUSE_SECONDS, left))):
-                raise closed_fault()
+                raise self.closed.fault()
             if left <= _PAUSE_SECONDS:
                 return
 
@@ -311,15 +269,6 @@ def still_waiting(deadline: Deadline, reason: Callable[[], str | None]) -> None:
     check_stopped(deadline)
     if deadline.progress is not None:
         deadline.progress.waits(reason)
-
-
-def closed_fault() -> ProviderFault:
-    """Make the fault for a call that was running when the client was closed."""
-    return ProviderFault.of(
-        ErrorCategory.TRANSIENT_FAILURE,
-        "the client was closed, or its process ended, while this call was running; nothing is lost: "
-        "connect again and continue from the token of the request",
-    )
 
 
 def late_fault() -> Fault:

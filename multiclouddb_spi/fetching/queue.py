@@ -24,7 +24,7 @@ from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.fetching.consumer import Consumer
-from multiclouddb_spi.fetching.fetcher import ReadContext, closed_fault, still_waiting
+from multiclouddb_spi.fetching.fetcher import ReadContext, still_waiting
 from multiclouddb_spi.fetching.page_content import PageContent
 from multiclouddb_spi.fetching.scan_share import ScanShare
 from multiclouddb_spi.fetching.stream import HEAD_SECONDS, Stream
@@ -278,7 +278,7 @@ class Queue:
         while True:
             landed = bool(self.landed)  # read before `closed`: closing cancels fetches, which then arrive
             if self._context.closed.is_set():
-                raise closed_fault()
+                raise self._context.closed.fault()
             if landed:
                 stream = self.landed.popleft()
                 name, future = stream.partition_id, stream.future

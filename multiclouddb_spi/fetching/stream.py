@@ -120,9 +120,8 @@ class Stream:
         """Change the number of bytes that this stream holds in the budget; None keeps the previous value."""
         with (budget := self.budget).lock:
             ask, batch = self.held_ask if ask is None else ask, self.held_batch if batch is None else batch
-            used = budget.used + ask + batch - self.held_ask - self.held_batch
-            # In one statement, because Python delivers no interrupt within these assignments.
-            self.held_ask, self.held_batch, budget.used = ask, batch, used
+            budget.used += ask + batch - self.held_ask - self.held_batch
+            self.held_ask, self.held_batch = ask, batch
 
     def fetched(self, asked: int, nbytes: int) -> None:
         """Record that the running fetch has received its answer."""
@@ -157,7 +156,7 @@ class Stream:
         if (reader := self.reader) is not None:
             with suppress(Exception):
                 reader.close()
-            self.reader = None  # last, so that a reader whose close was interrupted is closed again
+            self.reader = None
             self.observing.reader_closed(self.feed.spec.address, self.feed.public_id(self.partition_id))
 
     def has_more(self, batch: Batch) -> bool:
@@ -176,10 +175,7 @@ class Stream:
             self.hold(batch=0)
 
     def discard(self) -> None:
-        """Free everything; a running fetch is cancelled, and the reader is closed when the fetch ends.
-
-        It may be called again after it was interrupted.
-        """
+        """Free everything; a running fetch is cancelled, and the reader is closed when the fetch ends."""
         future, self.cancelled = self.future, True
         if (arrival := self.arrival) is not None:
             arrival.cancel()
@@ -190,7 +186,7 @@ class Stream:
             future.add_done_callback(lambda _: self.ended())
         elif arrival is None:
             self.ended()
-        else:  # an interrupt has lost the future; the running fetch frees everything when it ends
+        else:  # its future is not known here yet; the running fetch frees everything when it ends
             self._cancel()
         self.future = None
 

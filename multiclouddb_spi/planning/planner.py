@@ -406,23 +406,19 @@ class Planner:
         except Exception:
             consumers.put(consumer, _KEY)  # what is kept holds for its positions
             raise
-        except BaseException as error:  # an interrupt may have come at any point
-            self._context.fetcher.interrupted(error)
-            consumers.remove(consumer)
-            consumer.discard()
-            raise
         consumers.put(consumer, _KEY)
         return step
 
     def _taken(self, after: Lineage) -> Consumer:
         """Return what an earlier step has left."""
         consumers = self._context.consumers
-        kept = consumers.take(_KEY, self._feed.spec, "", self)
-        if kept is not None and kept.feed is not self._feed:
-            consumers.remove(kept)
-            kept.discard()
-            kept = None
-        consumer = kept or Consumer(self._feed, after, "", "")
+        consumer = consumers.take(_KEY, self._feed.spec, "")
+        if consumer is not None and consumer.feed is not self._feed:
+            consumers.discard(consumer)
+            consumer = None
+        if consumer is None:
+            consumer = Consumer(self._feed, after, "", "")
+            consumers.use(consumer)
         consumer.state = after
         return consumer
 

@@ -1,42 +1,36 @@
-"""Interrupts a call in any line of the engine, as Ctrl-C would."""
+"""Interrupts a call in any line, as Ctrl-C would."""
 
 import sys
+from itertools import count
 from linecache import getline
+from pathlib import Path
 
-from multiclouddb_spi import consumer_opener, engine
-from multiclouddb_spi.fetching import consumer, consumers, page_content, queue, stream
-from multiclouddb_spi.reading import answers, filling, page_builder
+import multiclouddb_api
+import multiclouddb_spi
 
-MODULES = tuple(
-    each.__file__
-    for each in (
-        engine,
-        consumer_opener,
-        consumer,
-        consumers,
-        stream,
-        queue,
-        page_content,
-        filling,
-        answers,
-        page_builder,
-    )
-)
+ROOMS = tuple(str(Path(each.__file__).parent) for each in (multiclouddb_api, multiclouddb_spi))
 
 
-def interrupted_at(line, call):
-    """Make the call, and interrupt it in a line of the engine; return whether there were as many lines."""
-    left = line
+def interrupted_at(line, call, rooms=ROOMS):
+    """Make the call, and interrupt it in a line of the packages; return whether there were as many lines.
+
+    Args:
+        line: The number of the line, or a function that is given its place and returns whether it is the one.
+        call: The call.
+        rooms: The folders of the packages.
+    """
+    numbers, was_reached = count(1), False
+    is_the_one = line if callable(line) else lambda _: next(numbers) == line
 
     def trace(frame, event, argument):
-        nonlocal left
+        nonlocal was_reached
         file = frame.f_code.co_filename
-        if file not in MODULES:
+        if not file.startswith(rooms):
             return None
         # Python delivers no interrupt between a lock and its `with`.
         if event == "line" and not getline(file, frame.f_lineno).strip().startswith("with "):
-            left -= 1
-            if left == 0:
+            if not was_reached and is_the_one((file, frame.f_lineno)):
+                was_reached = True
                 raise KeyboardInterrupt
         return trace
 
@@ -44,7 +38,16 @@ def interrupted_at(line, call):
     try:
         call()
     except KeyboardInterrupt:
-        assert left == 0
+        assert was_reached, "an interrupt of nobody"
+    else:
+        assert not was_reached, "the interrupt was kept from the caller"
     finally:
         sys.settrace(None)
-    return left <= 0  # a fetch that runs in this thread may keep the interrupt to itself
+    return was_reached
+
+
+def lines_of(call, rooms=ROOMS):
+    """Return the place of each line that a call runs in the packages, in order; many come more than once."""
+    found = []
+    interrupted_at(lambda place: found.append(place), call, rooms)
+    return found

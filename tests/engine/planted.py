@@ -1,20 +1,24 @@
 """Plants defects in what a client keeps of its consumers between two calls."""
 
-from multiclouddb_spi import FeedSpec, engine
+from multiclouddb_spi import FeedSpec
+from multiclouddb_spi.calls import Calls
 from multiclouddb_spi.fetching.consumer import Consumer
-from multiclouddb_spi.fetching.consumers import Consumers
+from multiclouddb_spi.interrupts import Renewed
 
 
 def kept_after_an_interrupt(monkeypatch):
     """The consumer of an interrupted call is put back as if nothing had happened."""
 
-    def spared(self, call, _):
-        for each in {id(each): each for each in self._kept.values() if each.call is call}.values():
-            self.release(each)
+    def spared(self, call):
+        try:
+            return call(self.kept)
+        except KeyboardInterrupt:
+            consumers = self.kept.consumers
+            for each in list(consumers._used):
+                consumers.release(each)
+            raise
 
-    monkeypatch.setattr(Consumers, "discard_of", spared)
-    monkeypatch.setattr(Consumers, "remove", lambda self, consumer: None)
-    monkeypatch.setattr(Consumer, "discard", lambda self: None)
+    monkeypatch.setattr(Renewed, "use", spared)
 
 
 def taken_for_another_request(monkeypatch):
@@ -29,7 +33,7 @@ def taken_for_another_request(monkeypatch):
 
 def not_rewound(monkeypatch):
     """After an error, the state counts as that of the request's token."""
-    used = engine.Engine._used
+    used = Calls._used
 
     def kept(self, consumer, *rest):
         token = consumer.token
@@ -39,7 +43,7 @@ def not_rewound(monkeypatch):
             consumer.token = token
             raise
 
-    monkeypatch.setattr(engine.Engine, "_used", kept)
+    monkeypatch.setattr(Calls, "_used", kept)
 
 
 def adopted_wherever_it_stands(monkeypatch):

@@ -7,6 +7,7 @@ explorer (`tests/lineage`) follows the small histories of one consumer; these li
 
 import os
 import random
+import threading
 from concurrent.futures import Future
 from contextlib import suppress
 from types import SimpleNamespace
@@ -108,7 +109,7 @@ class Life:
 
     def break_off(self, one=None):
         """A call fails after it has read."""
-        pages, one = self.bench.engine._pages, one or self.dice.choice(self.readers)
+        pages, one = self.bench.engine._calls.kept.pages, one or self.dice.choice(self.readers)
 
         def fails(*_):
             raise ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, "no page", retryable=True)
@@ -228,14 +229,14 @@ class TestKept:
         return made
 
     def left_in(self, kept, keys):
-        return [key for key in keys if kept.take(key, self.feed.spec, "collection", "call")]
+        return [key for key in keys if kept.take(key, self.feed.spec, "collection")]
 
     def test_the_one_that_was_used_last_goes_last(self, make, monkeypatch):
         monkeypatch.setattr(consumers, "_MOST_KEYS", 3)
         kept = Consumers(self.budget, 100)
         for key in ("a", "b", "c"):
             kept.put(make(), key)
-        used = kept.take("a", self.feed.spec, "collection", "call")
+        used = kept.take("a", self.feed.spec, "collection")
         kept.put(used, "a")
         kept.put(make(), "d")
         assert self.left_in(kept, "abcd") == ["a", "c", "d"]
@@ -323,7 +324,7 @@ class TestKept:
     def test_it_is_of_one_feed_and_scope(self, make, spec, scope):
         kept = Consumers(self.budget, 10)
         kept.put(make(), "a")
-        assert kept.take("a", spec or self.feed.spec, scope, "call") is None
+        assert kept.take("a", spec or self.feed.spec, scope) is None
         assert self.left_in(kept, "a") == ["a"]
 
     def test_what_was_fetched_over_the_bound_goes_after_a_call(self, make):
@@ -343,20 +344,25 @@ class TestKept:
         assert (consumer.open_streams, self.budget.used, len(kept)) == (0, 0, 0)
 
     def test_nothing_stays_of_one_whose_place_another_has_taken(self, make):
-        """Its request would find it in use for ever."""
+        """It would be discarded with the thread's consumers at the end."""
         kept, first, second = Consumers(self.budget, 10), make(), make()
         kept.put(first, "old", "older")
-        kept.replace(kept.take("old", self.feed.spec, "collection", "call"), second)
+        kept.use(second, instead=kept.take("old", self.feed.spec, "collection"))
         kept.put(second, "new")
         assert (len(kept), self.left_in(kept, ["old", "older", "new"])) == (1, ["new"])
 
-    def test_one_that_was_replaced_while_another_took_its_key_leaves_that_one(self, make):
-        kept, first, second, third = Consumers(self.budget, 10), make(), make(), make()
-        kept.put(first, "a")
-        used = kept.take("a", self.feed.spec, "collection", "call")
-        kept.put(third, "a")
-        kept.replace(used, second)
-        assert kept.take("a", self.feed.spec, "collection", "call") is third
+    def test_those_of_this_thread_end_with_all_and_those_of_others_when_they_come_back(self, make):
+        kept, ours, theirs = Consumers(self.budget, 10), make(nbytes=40), make(nbytes=20)
+        for each in (ours, theirs):
+            kept.put(each, id(each))
+        other = threading.Thread(target=kept.take, args=(id(theirs), self.feed.spec, "collection"))
+        other.start()
+        other.join()
+        kept.take(id(ours), self.feed.spec, "collection")
+        kept.close()
+        assert (ours.open_streams, theirs.open_streams, self.budget.used) == (0, 1, 20)
+        kept.put(theirs, "b")
+        assert (theirs.open_streams, self.budget.used, len(kept)) == (0, 0, 0)
 
     def test_one_that_gives_its_place_to_an_equal_token_is_discarded(self, make):
         kept, first = Consumers(self.budget, 10), make(nbytes=40)

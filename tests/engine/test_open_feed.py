@@ -215,13 +215,13 @@ def clock(monkeypatch):
 @pytest.fixture
 def forgotten(bench, monkeypatch):
     """Return the keys whose feeds, with their consumers, the engine has forgotten."""
-    names, forget = [], bench.engine._feeds._forget_consumers
+    names, forget = [], bench.engine._calls.kept.feeds._forget_consumers
 
     def noting(feed):
         names.append(feed.spec.scope.key.components["id"])
         forget(feed)
 
-    monkeypatch.setattr(bench.engine._feeds, "_forget_consumers", noting)
+    monkeypatch.setattr(bench.engine._calls.kept.feeds, "_forget_consumers", noting)
     return names
 
 
@@ -298,7 +298,7 @@ class TestInUse:
 
     @pytest.fixture
     def cache(self, bench):
-        return bench.engine._feeds
+        return bench.engine._calls.kept.feeds
 
     def acquire(self, bench, cache, name):
         spec = FeedSpec(bench.sim.address, api.LogicalPartition(bench.sim.key(name)))

@@ -26,7 +26,9 @@ def made(make_bench):
     lineage = Lineage([Entry.read(name, 0) for name in bench.sim.partitions], feed)
     consumer = Consumer(feed, lineage, "", "")
     content, until = PageContent(100, 1 << 20), Deadline.after(60)
-    queue = Queue(bench.engine._context, consumer, lineage.reading, lineage.took, content, 3, until)
+    queue = Queue(
+        bench.engine._calls.kept.context, consumer, lineage.reading, lineage.took, content, 3, until
+    )
     yield queue, consumer
     consumer.discard()
 

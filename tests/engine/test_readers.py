@@ -62,7 +62,7 @@ class TestConcurrentCalls:
         assert before > 1
         together(*[bench.page for _ in range(8)])
         assert bench.calls.feeds == before
-        assert len(bench.engine._feeds._open) == 1
+        assert len(bench.engine._calls.kept.feeds._open) == 1
 
 
 class TestReadingAhead:

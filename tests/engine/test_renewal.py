@@ -7,6 +7,7 @@ import pytest
 
 import multiclouddb_api as api
 from multiclouddb_conformance.simulation import SimulationProvider
+from multiclouddb_spi.interrupts import End
 from multiclouddb_spi import Deadline, Fault, InlineExecutor, ProviderFault, SupportsRenewal
 from multiclouddb_spi.fetching.fetcher import Fetcher
 from multiclouddb_spi.observing import Observing
@@ -141,7 +142,7 @@ class TestTries:
 
 def test_a_control_call_renews_in_its_own_thread(bench, renewing):
     provider = renewing()
-    fetcher = Fetcher(provider, InlineExecutor, Observing(None), threading.Event())
+    fetcher = Fetcher(provider, InlineExecutor(), Observing(None), End())
 
     failures = [AGED]
 

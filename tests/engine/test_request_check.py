@@ -304,7 +304,7 @@ class TestRecreated:
             bench.drain()
             bench.sim.recreate()
         assert bench.calls.feeds > 4
-        assert len(bench.engine._feeds._open) == 1
+        assert len(bench.engine._calls.kept.feeds._open) == 1
 
     def test_the_feed_decides_what_resumes(self, bench, token, monkeypatch):
         asked, answer = [], [True]

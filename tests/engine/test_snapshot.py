@@ -313,7 +313,7 @@ class TestTrouble:
     def test_changes_do_not_wait_for_a_scan_that_fails(self, monkeypatch):
         sim = filled(200, 2)
         consumer, waits = Consumer(sim, threads=True), []
-        consumer.engine._fetcher._pause = consumer.engine._context.closed.wait
+        consumer.engine._calls.kept.context.fetcher._pause = consumer.engine._calls.kept.context.closed.wait
         consumer.page()
 
         def fetch(self, most, nbytes):
@@ -545,7 +545,7 @@ class Clock:
     def __init__(self, consumer, monkeypatch):
         self.now = 1000.0
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        consumer.engine._context.closed.wait = self.wait
+        consumer.engine._calls.kept.context.closed.wait = self.wait
 
     def wait(self, seconds=0.0):
         self.now += seconds

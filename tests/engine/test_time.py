@@ -21,6 +21,7 @@ from multiclouddb_conformance.simulation import (
     ThrottledError,
 )
 from multiclouddb_conformance.waiting import assert_prompt
+from multiclouddb_spi.interrupts import End
 from multiclouddb_spi import Deadline
 from multiclouddb_spi.fetching.fetcher import Fetcher
 from multiclouddb_spi.observing import Observing
@@ -305,7 +306,7 @@ class TestClose:
         """If a vendor's client is closed, it raises its own error text."""
 
         def start(*_):
-            bench.engine._context.closed.set()
+            bench.engine._calls.kept.context.closed.set()
             raise CorruptError("cannot use the client after close")
 
         monkeypatch.setattr(SimulationFeed, "start", start)
@@ -314,7 +315,7 @@ class TestClose:
     def test_read_while_the_process_ends_says_so(self, threaded):
         """The interpreter shuts down every thread pool before it stops daemon threads."""
         bench = threaded()
-        bench.engine._fetcher.shut_down()
+        bench.engine._calls.kept.context.fetcher.shut_down()
         error = bench.refused(ErrorCategory.TRANSIENT_FAILURE, match="its process ended")
         assert not error.retryable
 
@@ -539,7 +540,7 @@ class TestRounds:
 
         monkeypatch.setattr(time, "monotonic", clock.monotonic)
         monkeypatch.setattr(SimulationReader, "fetch", at_once)
-        monkeypatch.setattr(bench.engine._context.closed, "wait", pause)
+        monkeypatch.setattr(bench.engine._calls.kept.context.closed, "wait", pause)
         before = bench.calls.total_fetches
         assert bench.page(token, wait=10.0).idle
         assert 20 < bench.calls.total_fetches - before < 120
@@ -602,7 +603,7 @@ def test_a_control_call_sleeps_while_it_waits_for_its_answer(bench, monkeypatch)
     looks = []
     monkeypatch.setattr("multiclouddb_spi.fetching.fetcher.still_waiting", lambda *told: looks.append(told))
     with ThreadPoolExecutor(1) as threads:
-        fetcher = Fetcher(SimulationProvider(bench.sim), lambda: threads, Observing(None), threading.Event())
+        fetcher = Fetcher(SimulationProvider(bench.sim), threads, Observing(None), End())
         assert fetcher.call(lambda: threading.Event().wait(0.3), Deadline.after(60)) is False
     assert 0 < len(looks) < 100
 

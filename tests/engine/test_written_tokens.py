@@ -69,7 +69,7 @@ def test_a_call_that_fails_after_it_has_read_leaves_its_token_as_it_was(bench, m
 def test_a_state_that_differs_from_its_token_is_found(bench):
     """In tests, a check compares them at each call; otherwise, no test would notice an incomplete token."""
     token = bench.page(size=7).continuation_token
-    (consumer,) = bench.engine._consumers._kept.values()
+    (consumer,) = bench.engine._calls.kept.consumers._kept.values()
     consumer.state.failed_last(consumer.state.active()[0].partition_id)
     bench.refused(ErrorCategory.PERMANENT_FAILURE, token, match="a token differs from the lineage")
 

@@ -91,14 +91,14 @@ class Kept(Pages):
         if "interrupted" in name:
             fault = KeyboardInterrupt()
         if may_fail := name in ("page that fails", "page that is interrupted"):
-            client.pages.fault = fault
+            client.page_fault = fault
         elif may_fail := name.startswith(("page without", "page interrupted")):
             client.provider.faults = {at.node.names[int(name.split()[-1])]: fault}
         request = self._request(at, client.token, name)
         token, told = client.token, Got()
         with suppress(KeyboardInterrupt):
             token, told = self._page(at, client.auditing(audit_of(name)), request, may_fail=may_fail)
-        client.pages.fault, client.provider.faults = None, {}
+        client.page_fault, client.provider.faults = None, {}
         client.wait()
         if name in ("page that is lost", "page of another"):
             return Got()
@@ -118,22 +118,28 @@ class _Client:
         self.token, self.number, self.server = token, 0, at.service.server
         self.provider = _Faulty(at.service.provider())
         self.engine = engine_of(self.provider, attempts=1)
-        self.pages = _FaultyPages(self.engine)
+        self.page_fault: BaseException | None = None
 
     def auditing(self, every: float) -> Engine:
-        engine = cast(Any, self.engine)
-        engine._context = attrs.evolve(engine._context, audit_seconds=every)
+        """Return the engine, which audits so often in the next call, and whose page fails if it has to."""
+        calls = self._calls
+        calls.context = attrs.evolve(calls.context, audit_seconds=every)
+        calls.pages = _FaultyPages(calls.pages, self)
         return self.engine
+
+    @property
+    def _calls(self) -> Any:
+        return cast(Any, self.engine)._calls.kept
 
     def wait(self) -> None:
         """Let the pause pass that is between two looks for the children of a partition."""
-        for consumer in cast(Any, self.engine)._consumers._kept.values():
+        for consumer in self._calls.consumers._kept.values():
             consumer._looks = None
 
     def kept(self, at: At, rules: Feed) -> str:
         """Return what is kept, as far as it decides what the next calls do."""
         place, found = partial(at.service.place, rules), list[Any]()
-        for key, consumer in cast(Any, self.engine)._consumers._kept.items():
+        for key, consumer in self._calls.consumers._kept.items():
             parts = list[str]()
             for name, stream in consumer.streams.items():
                 left = None if stream.batch is None else (stream.taken, place(stream.position))
@@ -147,17 +153,16 @@ class _Client:
 class _FaultyPages:
     """Makes the pages of an engine, or fails after the call has read."""
 
-    def __init__(self, engine: Engine) -> None:
-        engines = cast(Any, engine)
-        self.fault: BaseException | None = None
-        self._pages, engines._pages = engines._pages, self
+    def __init__(self, pages: Any, client: _Client) -> None:
+        self._pages = pages._pages if isinstance(pages, _FaultyPages) else pages
+        self._client = client
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pages, name)
 
     def reading(self, *given: Any) -> Any:
-        if self.fault is not None:
-            raise self.fault
+        if self._client.page_fault is not None:
+            raise self._client.page_fault
         return self._pages.reading(*given)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
@@ -42,6 +41,7 @@ from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.consumers import Consumers
 from multiclouddb_spi.fetching.fetcher import Fetcher, InlineExecutor, ReadContext
 from multiclouddb_spi.fetching.stream import Budget
+from multiclouddb_spi.interrupts import End
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.partition import decode_partition_id
 from multiclouddb_spi.planning.planner import Planner
@@ -504,8 +504,8 @@ def audit_of(step: str) -> float:
 
 def _context(provider: Provider, audit: float) -> ReadContext:
     """Return what the calls of a client share that reads one partition after the other."""
-    budget, observing, closed = Budget(_ALL * _BYTES), Observing(None), threading.Event()
-    fetcher = Fetcher(provider, InlineExecutor, observing, closed, pause=lambda _: None)
+    budget, observing, closed = Budget(_ALL * _BYTES), Observing(None), End()
+    fetcher = Fetcher(provider, InlineExecutor(), observing, closed, pause=lambda _: None)
     return ReadContext(
         fetcher, Consumers(budget, _ALL), budget, observing, closed,
         width=1, page_records=_ALL, watch_seconds=600.0, audit_seconds=audit,
