@@ -276,8 +276,8 @@ class ChangeFeedIterator:
     def __enter__(self) -> ChangeFeedIterator:
         try:
             self._finish(self._feed.start_now())
-        except BaseException:
-            if self._feed.at_close is not None:  # nobody else closes the connection of `follow`
+        except BaseException:  # whatever ends it: nobody else closes the connection of `follow`
+            if self._feed.at_close is not None:
                 self._finish(self._feed.close(save=False))
             raise
         return self
@@ -485,8 +485,9 @@ class FeedLoop:
         return True
 
     def _done(self, page: ChangeFeedPage, *, at_once: bool) -> Steps[None]:
-        self._unrepeatable = self._skip_to = None
+        # First: at `Now`, an interrupt between the two would otherwise lose what was written since.
         self.position = FromContinuationToken(page.continuation_token)
+        self._unrepeatable = self._skip_to = None
         if self._checkpointer is not None:
             yield from self._checkpointer.done(page.continuation_token, at_once=at_once)
 

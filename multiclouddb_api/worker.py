@@ -70,7 +70,7 @@ def follow(
         request, settings, check = followed(address, start, checkpoint, settings)
         changes = client.iterate_changes(request, **settings)
         check()
-    except BaseException:
+    except BaseException:  # whatever ends it: nobody else can close the client
         client.close()
         raise
     changes._feed.at_close = client.close

@@ -7,7 +7,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -243,3 +243,11 @@ def collector_paused() -> Iterator[None]:
     finally:
         gc.enable()
         _pausing.release()
+
+
+def resume_collector() -> None:
+    """End the pause of this thread, if an interrupt has left one."""
+    with suppress(RuntimeError):  # this thread has not paused the collector
+        while True:
+            _pausing.release()
+            gc.enable()

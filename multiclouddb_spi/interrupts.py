@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final, Generic, Protocol, TypeVar
 
 from multiclouddb_api import ErrorCategory
+from multiclouddb_spi.batch import resume_collector
 from multiclouddb_spi.faults import ProviderFault
 
 T = TypeVar("T")
@@ -87,6 +88,7 @@ class Renewed(Generic[K]):
                 if self.kept is kept and not self._is_closed:
                     self.kept = self._make()
             kept.end()
+            resume_collector()
             if interrupt is error:
                 raise
             raise interrupt from None

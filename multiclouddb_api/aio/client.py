@@ -345,7 +345,7 @@ class AsyncMulticloudDbClient:
                     "AsyncMulticloudDbClient", "was closed while it was opened", "close it after its use"
                 )
             self._blocking = made[0]
-        except BaseException:
+        except BaseException:  # whatever ends it, also a cancellation: nobody else can close the client
             self._closed = True
             try:
                 await threads.close(lambda: None)

@@ -165,8 +165,8 @@ class AsyncChangeFeedIterator:
             async with self._lock:
                 await self._finish(self._feed.start_now())
                 self._driver = None
-        except BaseException:
-            if self._feed.at_close is not None:  # nobody else closes the connection of `follow`
+        except BaseException:  # whatever ends it: nobody else closes the connection of `follow`
+            if self._feed.at_close is not None:
                 await self._close(save=False)
             raise
         return self
@@ -277,7 +277,7 @@ class _Pages:
             page = await self.iterator._take(self)
         except asyncio.CancelledError:
             raise
-        except BaseException:
+        except BaseException:  # what it was read with is over, whatever has ended it
             self.is_over = True
             raise
         if page is None:

@@ -113,7 +113,7 @@ class Follower:
                 request, settings, check = await client._open_threads.start(followed, *self._arguments)
                 changes = client.iterate_changes(request, **settings)
                 await client._open_threads.start(check)
-            except BaseException:
+            except BaseException:  # whatever ends it, also a cancellation
                 # A client is opened once, so the next try, for example after a timeout, needs another.
                 self._client = client._renewed()
                 await client.close()

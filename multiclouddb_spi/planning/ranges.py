@@ -237,7 +237,7 @@ class RangeReading:
         self._future = None
         try:
             return future.result()
-        except BaseException:
+        except Exception:
             self._reader = None
             reader.close()
             raise

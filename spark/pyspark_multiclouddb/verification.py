@@ -199,7 +199,7 @@ class _OnExecutors(Verification):
                 while not job.done():
                     if len(follower.read().events) < _BEHIND:
                         wait([job], _FOLLOW_SECONDS)
-            except BaseException:
+            except BaseException:  # whatever ends the wait: Spark would go on with the job
                 self._spark.interruptTag(tag)
                 raise
         _checked(job.result)

@@ -169,7 +169,7 @@ def committed(
                 return commit()
             except MulticloudDbError:
                 raise
-            except BaseException as error:
+            except BaseException as error:  # a panic of deltalake is no Exception
                 if not (isinstance(error, Exception) or is_panic(error)):
                     raise
                 if (refused := refusal(table, error)) is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import multiclouddb_api
 import multiclouddb_spi
+from multiclouddb_spi import InlineExecutor
 
 ROOMS = tuple(str(Path(each.__file__).parent) for each in (multiclouddb_api, multiclouddb_spi))
 
@@ -19,19 +20,29 @@ def interrupted_at(line, call, rooms=ROOMS):
         call: The call.
         rooms: The folders of the packages.
     """
-    numbers, was_reached = count(1), False
+    numbers, was_reached, pool = count(1), False, 0
     is_the_one = line if callable(line) else lambda _: next(numbers) == line
 
+    def of_a_pool(frame, event, argument):
+        """Wait for the end of what a real client runs in a thread of its own, which is not interrupted."""
+        nonlocal pool
+        if event == "return":
+            pool -= 1
+        return of_a_pool
+
     def trace(frame, event, argument):
-        nonlocal was_reached
+        nonlocal was_reached, pool
         file = frame.f_code.co_filename
-        if not file.startswith(rooms):
+        if frame.f_code is InlineExecutor.submit.__code__:
+            pool += 1
+            return of_a_pool
+        if pool or not file.startswith(rooms):
             return None
         # Python delivers no interrupt between a lock and its `with`.
-        if event == "line" and not getline(file, frame.f_lineno).strip().startswith("with "):
-            if not was_reached and is_the_one((file, frame.f_lineno)):
-                was_reached = True
-                raise KeyboardInterrupt
+        is_line = event == "line" and not getline(file, frame.f_lineno).strip().startswith("with ")
+        if is_line and not was_reached and is_the_one((file, frame.f_lineno)):
+            was_reached = True
+            raise KeyboardInterrupt
         return trace
 
     sys.settrace(trace)

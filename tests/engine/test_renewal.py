@@ -1,15 +1,14 @@
 """Tests that credentials which have aged are renewed once a call, in every call of the engine."""
 
-import threading
 import time
 
 import pytest
 
 import multiclouddb_api as api
 from multiclouddb_conformance.simulation import SimulationProvider
-from multiclouddb_spi.interrupts import End
 from multiclouddb_spi import Deadline, Fault, InlineExecutor, ProviderFault, SupportsRenewal
 from multiclouddb_spi.fetching.fetcher import Fetcher
+from multiclouddb_spi.interrupts import End
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.retry import Tries
 

@@ -21,9 +21,9 @@ from multiclouddb_conformance.simulation import (
     ThrottledError,
 )
 from multiclouddb_conformance.waiting import assert_prompt
-from multiclouddb_spi.interrupts import End
 from multiclouddb_spi import Deadline
 from multiclouddb_spi.fetching.fetcher import Fetcher
+from multiclouddb_spi.interrupts import End
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.reading.filling import Waiting
 

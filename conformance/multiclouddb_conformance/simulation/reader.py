@@ -57,7 +57,7 @@ class SimulationReader(Reader):
             with self._sim.changed:
                 self._count(max_records)
                 return self._fetch(max_records, max_bytes, wait, deadline)
-        except BaseException:
+        except BaseException:  # whatever ends it: a reader that has failed must not be used again
             self._failed = True
             raise
         finally:

@@ -98,8 +98,8 @@ _AHEAD: Final = 5_000
 class _Turn:
     ends: float  # the monotonic time at which its call is given up
     done: threading.Event = attrs.field(factory=threading.Event)
-    found: int = 0
-    error: BaseException | None = None
+    found: int | None = None
+    error: Exception | None = None
 
 
 class Clock:
@@ -128,8 +128,12 @@ class Clock:
                 scope.check()
                 if scope.deadline.passed():
                     raise late()
-        if turn.error is not None:
-            raise turn.error
+        if turn.found is None:
+            raise turn.error or ProviderFault.of(
+                ErrorCategory.TRANSIENT_FAILURE,
+                "the call that asked the service for its time was interrupted; call again",
+                retryable=True,
+            )
         return turn.found
 
     def _lead(self, turn: _Turn, scope: CancelScope) -> None:
@@ -145,10 +149,10 @@ class Clock:
             with self._lock:
                 self._waiting, self._running = None, turn
             sent = time.monotonic()
-            turn.found = self._asked(scope)
+            turn.found = found = self._asked(scope)
             if self._running is turn:
-                self._answer = (turn.found, sent)
-        except BaseException as error:
+                self._answer = (found, sent)
+        except Exception as error:
             turn.error = error
             raise
         finally:

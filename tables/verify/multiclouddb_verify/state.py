@@ -143,7 +143,7 @@ class State:
         self._lock = locked(folder)
         try:
             self._begin_or_resume(resume, advice)
-        except BaseException:
+        except BaseException:  # whatever ends it: nobody else can free the folder's lock
             self.close()
             raise
 

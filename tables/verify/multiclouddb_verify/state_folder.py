@@ -62,7 +62,7 @@ def locked(folder: Path, files: re.Pattern[str] = FILES) -> IO[str]:
                         "folder",
                         ErrorDetail(ErrorCategory.CONFLICT, retryable=True),
                     ) from error
-                except BaseException:
+                except BaseException:  # whatever ends it: nobody else can free the lock
                     lock.close()
                     raise
                 lock.close()

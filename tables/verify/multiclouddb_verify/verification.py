@@ -316,7 +316,7 @@ class Verification:
             if not state.resumes:
                 self._begin(first)
             report = self._compare(began)
-        except BaseException:
+        except BaseException:  # whatever ends it: the folder's lock is freed, and what was read stays
             state.close()
             raise
         state.remove()

@@ -283,7 +283,7 @@ def _read_connection(
         check(connection, path)
         connection.execute("PRAGMA query_only = 1")
         connection.execute(f"PRAGMA cache_size = -{_READ_CACHE_KIB}")
-    except BaseException:
+    except BaseException:  # whatever ends it: nobody else can close the connection
         connection.close()
         raise
     return connection
@@ -387,7 +387,7 @@ def create_store(connection: sqlite3.Connection, path: str, patience: float) -> 
                 connection.execute(statement)
             connection.execute("INSERT INTO store VALUES (1, ?, 0, 0)", (SCHEMA_VERSION,))
         connection.execute("COMMIT")
-    except BaseException:
+    except BaseException:  # whatever ends it: others wait for the end of the transaction
         connection.execute("ROLLBACK")
         raise
     check_store(connection, path)

@@ -114,7 +114,7 @@ class WriteConnection(SingleConnection):
             # Without this setting, macOS leaves synced data in the disk's own cache.
             connection.execute(f"PRAGMA fullfsync = {int(self._durable)}")
             connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
-        except BaseException:
+        except BaseException:  # whatever ends it: nobody else can close the connection
             connection.close()
             raise
         return connection
@@ -144,7 +144,7 @@ class DocumentCursor(SingleConnection):
                 self._cursor = self._connection.execute(
                     "SELECT key, doc FROM documents WHERE collection = ? ORDER BY id", (found.id,)
                 )
-            except BaseException:
+            except BaseException:  # whatever ends it: nobody else can close the connection
                 self._connection.close()
                 raise
         self.partition_components = found.partition_components

@@ -82,7 +82,7 @@ class CosmosEmulator(Commands):
         self._thread.start()
         try:
             taken = self._in_loop(self._front.start(host, port, tls))
-        except BaseException:
+        except BaseException:  # whatever ends it: nobody else can stop the thread
             self.stop()
             raise
         self.endpoint = f"{'https' if https else 'http'}://{host}:{taken}/"
