@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Collection, MutableMapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -193,11 +193,13 @@ def tail(
 
 @app.command(short_help="Keep a table equal to a collection.")
 def mirror(
+    context: typer.Context,
     url: cli.Url,
     collection: cli.MirrorCollection = None,
     target: cli.MirrorTarget = None,
     follow: cli.Follow = False,
     prove: cli.Prove = False,
+    spark: cli.Spark = False,
     start: cli.MirrorFrom = None,
     on_expired: cli.MirrorExpired = "resnapshot",
     resync: cli.Resync = False,
@@ -230,9 +232,14 @@ def mirror(
     from multiclouddb_cli.arguments import to_address, to_age, to_config, to_options, to_start
     from multiclouddb_cli.watched import to_place
 
-    if url == "status" and collection is not None and target is None:
+    if url == "status" and collection is not None:
+        _check_only(context, "status", ("url", "collection", "position", "set_aside", "as_json"))
         command.status(collection, position, set_aside, as_json=as_json)
         return
+    if retry is not None:
+        _check_only(
+            context, "--retry", ("url", "collection", "target", "retry", "position", "options", "as_json")
+        )
     if follow and prove:
         raise typer.BadParameter(
             "needs a run that ends: leave out --follow, or give --prove-every", param_hint="--prove"
@@ -252,14 +259,15 @@ def mirror(
             start=None if start is None else to_start(start, max_scan_rate=max_scan_rate),
             on_expired=on_expired, resync=resync, columns=columns, refill=refill, adopt=adopt, prove=prove,
             max_scan_rate=max_scan_rate, timeout_seconds=timeout, set_aside=set_aside,
-            set_aside_documents=set_aside_documents, max_set_aside=max_set_aside,
+            set_aside_documents=set_aside_documents, max_set_aside=max_set_aside, spark=spark,
         )  # fmt: skip
         return
     config = to_config(url)
     if retry is not None:
         command.retry(
-            config, to_address(collection), target, retry, to_options(config, options or ()), as_json=as_json
-        )
+            config, to_address(collection), target, position, retry, to_options(config, options or ()),
+            as_json=as_json,
+        )  # fmt: skip
         return
     command.mirror(
         config, to_address(collection), target, as_json=as_json, follow=follow, position=position,
@@ -269,8 +277,17 @@ def mirror(
         on_expired=on_expired, resync=resync, columns=columns, refill=refill, adopt=adopt, prove=prove,
         max_scan_rate=max_scan_rate, timeout_seconds=timeout,
         provider_options=to_options(config, options or ()), set_aside=set_aside,
-        set_aside_documents=set_aside_documents, max_set_aside=max_set_aside,
+        set_aside_documents=set_aside_documents, max_set_aside=max_set_aside, spark=spark,
     )  # fmt: skip
+
+
+def _check_only(context: typer.Context, kind: str, known: Collection[str]) -> None:
+    """Refuse an option that has no meaning beside a kind of the command."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in known:
+            raise typer.BadParameter(f"has no meaning for mirror {kind}", param_hint=parameter.opts[0])
 
 
 @app.command(short_help="Prove that a table equals its collection, and repair it.")

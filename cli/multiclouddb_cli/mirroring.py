@@ -91,7 +91,7 @@ def mirror(
             if prove_seconds is None or interrupt.signal is not None:
                 break
             if report.proof is not None:
-                typer.echo(f"proof: {report.proof.outcome.value}", err=True)
+                typer.echo(f"proof: {_counts(report.proof)}", err=True)
             # It follows until a proof is due; the proof goes on merging, and the next run from there.
             settings.update(
                 {"follow": not is_following, "prove": is_following, "resync": False, "refill": False}
@@ -122,6 +122,7 @@ def retry(
     config: ClientConfig,
     address: ResourceAddress,
     target: str,
+    position: str | None,
     folder: Path,
     options: ProviderOptions | None,
     *,
@@ -135,7 +136,8 @@ def retry(
     from multiclouddb_api.set_aside import SetAsideFolder
 
     with connect(config) as client:
-        report = retry_set_aside(client, address, destination_of(target), SetAsideFolder(folder), options)
+        table = destination_of(target, position)
+        report = retry_set_aside(client, address, table, SetAsideFolder(folder), options)
     if as_json:
         typer.echo(json.dumps(attrs.asdict(report)))
     else:
@@ -268,10 +270,22 @@ def _line(progress: MirrorProgress, a_second: float | None) -> str:
     return "  ".join(words)
 
 
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"
+
+
+def _counts(proof: Report) -> str:
+    """Return what a proof has found, in a line."""
+    counts = proof.counts
+    parts = [f"{counts.equal:,} equal"]
+    parts += [f"{count:,} {kind.value}" for kind, count in counts.differences.items()]
+    parts += [f"{counts.unsettled:,} not settled"] if counts.unsettled else []
+    return f"{proof.outcome.value}: {', '.join(parts)}"
+
+
 def _rescued(count: int) -> str:
     """Return how many rows have values that do not fit."""
-    rows = "1 row has" if count == 1 else f"{count:,} rows have"
-    return f"{rows} values in _rescued, of the merged ones"
+    return f"{_rows(count)} {'has' if count == 1 else 'have'} values in _rescued, of the merged ones"
 
 
 _BEGAN = {
@@ -298,7 +312,7 @@ def _print(report: MirrorReport, *, as_json: bool) -> None:
             ("behind", duration(report.lag_seconds)),
             ("time", duration(report.seconds)),
             *(
-                [("set aside", f"{report.set_aside:,} records, which the table lacks")]
+                [("set aside", f"{_rows(report.set_aside)}, which the table lacks as they are now")]
                 if report.set_aside
                 else []
             ),

@@ -343,6 +343,9 @@ AdoptTable: TypeAlias = Annotated[
 Prove: TypeAlias = Annotated[
     bool, typer.Option("--prove", help="Then compare every row with the collection, as verify does.")
 ]
+Spark: TypeAlias = Annotated[
+    bool, typer.Option("--spark", help="Let Spark read, on this machine; on a cluster, see the page.")
+]
 Listen: TypeAlias = Annotated[
     str | None,
     typer.Option(

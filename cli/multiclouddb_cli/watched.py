@@ -27,7 +27,7 @@ _HELP: Final = {
     "proofs_total": "The proofs that have ended.",
     "proof_exit_code": "The exit code of the last proof; 0 is equal.",
     "proved_timestamp_seconds": "When the last proof has ended.",
-    "set_aside": "The records that are set aside.",
+    "set_aside": "The rows of which a change is set aside.",
 }
 
 
@@ -73,7 +73,7 @@ class Watched:
         """Note that a run has ended, after which another may begin to count at 0.
 
         Args:
-            set_aside: The records that are set aside.
+            set_aside: The rows of which a change is set aside.
         """
         with self._lock:
             self._before = (self._before[0] + self._told[0], self._before[1] + self._told[1])

@@ -150,7 +150,7 @@ def test_what_is_set_aside_ends_with_18_until_it_is_written(mirror, store, tmp_p
     monkeypatch.setattr(DeltaTarget, "fix", fixing)
     ran = mirror("--set-aside", folder)
     assert ran.exit_code == exits.SET_ASIDE, ran.output
-    assert "1 records, which the table lacks" in ran.stdout
+    assert "1 row, which the table lacks" in ran.stdout
     assert json.loads(mirror("--set-aside", folder, "--json").stdout)["set_aside"] == 1
     ran = mirror("--retry", folder)
     assert ran.exit_code == exits.SET_ASIDE
@@ -158,6 +158,35 @@ def test_what_is_set_aside_ends_with_18_until_it_is_written(mirror, store, tmp_p
     refused = "nothing of this text"
     assert json.loads(mirror("--retry", folder, "--json").stdout)["written"] == 1
     assert mirror("--set-aside", folder, "--prove").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "words", [["--follow"], ["--resync"], ["--set-aside", "aside"], ["--max-scan-rate", "5"]]
+)
+def test_an_option_without_a_meaning_is_named(mirror, run, target, tmp_path, words):
+    ran = mirror("--retry", str(tmp_path), *words)
+    assert ran.exit_code == exits.USAGE, ran.output
+    assert f"{words[0]}: has no meaning for mirror --retry" in ran.stderr.replace("Invalid value for ", "")
+    if words[0] != "--set-aside":
+        ran = run("mirror", "status", target, *words)
+        assert ran.exit_code == exits.USAGE, ran.output
+        assert "has no meaning for mirror status" in ran.stderr
+    assert run("mirror", "status", target, "--target", target).exit_code == exits.USAGE
+
+
+def test_each_proof_of_a_mirror_that_follows_is_counted_in_the_log(mirror, monkeypatch):
+    run, told = Mirror.run, []
+
+    def stopped(self):
+        told.append(self._settings["prove"])
+        if len(told) == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return run(self)
+
+    monkeypatch.setattr(Mirror, "run", stopped)
+    ran = mirror("--follow", "--prove-every", "1s")
+    assert ran.exit_code == 0, ran.output
+    assert "proof: EQUAL: 10 equal" in ran.stderr
 
 
 def test_a_retry_names_what_it_needs(run, tmp_path):

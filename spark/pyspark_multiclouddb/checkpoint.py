@@ -31,7 +31,8 @@ new data. Offsets have two forms:
   with a snapshot, and with `lost` in every offset after `failOnDataLoss=false` has skipped lost changes.
 - `lost`: how often changes were skipped up to this offset.
 - `s`, for the sink, after a snapshot has begun: the id of the plan (`plan`), the floor (`floor`), whether the
-  scan is over (`over`), and `whole` if the scan reads every existing row.
+  scan is over (`over`), `whole` if the scan reads every existing row, and `continued` if the query has begun
+  with a token in the middle of the scan.
 """
 
 from __future__ import annotations
@@ -48,7 +49,14 @@ from urllib.request import url2pathname
 import attrs
 import pyarrow as pa
 
-from multiclouddb_api import ChangeFeedPage, MulticloudDbError, ResourceAddress, Snapshot, invalid_request
+from multiclouddb_api import (
+    ChangeFeedPage,
+    FromContinuationToken,
+    MulticloudDbError,
+    ResourceAddress,
+    Snapshot,
+    invalid_request,
+)
 from multiclouddb_spi import Cursor, FeedStart, InvalidCursor, Range, ranges_between
 from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, Rules
 from multiclouddb_spi.open_feed import OpenFeed
@@ -71,7 +79,7 @@ _NEW_CHECKPOINT: Final = "use a checkpointLocation of its own"
 class Symbolic:
     """The start of a new query, which is not resolved yet."""
 
-    position: FeedStart | Snapshot
+    position: FeedStart | Snapshot | FromContinuationToken
 
 
 @attrs.frozen
@@ -163,6 +171,8 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
                 f"set newItemState and oldItemState as they were, or {_NEW_CHECKPOINT}",
             )
         case {"v": 1, "src": str(), "from": str(text)}:
+            if isinstance(settings.start, FromContinuationToken) and text == position_text(settings.start):
+                return Symbolic(settings.start)
             return Symbolic(position_from_text(text))
         case {"v": 1, "src": str(), "inc": str() | None as incarnation, "c": dict(cursors)} if (
             isinstance(value.get("e", {}), dict)
@@ -287,7 +297,13 @@ class Checkpoint:
         before = self._snapshot(batch_id - 1) if batch_id else None
         same = before is not None and before["plan"] == after["plan"]
         was_over = before is not None and same and bool(before["over"])
-        return MergedSnapshot(after["plan"], after["floor"], not same, was_over, bool(after["over"]))
+        is_first = not (same or after.get("continued"))
+        return MergedSnapshot(after["plan"], after["floor"], is_first, was_over, bool(after["over"]))
+
+    def end(self, batch_id: int) -> dict[str, Any]:
+        """Return the offset at which a batch ends, of a query with one source."""
+        (found,) = self._offsets(batch_id)
+        return found
 
     def is_first(self, batch_id: int) -> bool:
         """Return True if no row was delivered before a batch."""

@@ -15,7 +15,16 @@ from concurrent.futures import wait as wait_for
 from datetime import datetime
 from typing import Final, TypeVar
 
-from multiclouddb_api import AtTime, ErrorCategory, Observer, ResourceAddress, Snapshot
+from multiclouddb_api import (
+    AtTime,
+    EntireCollection,
+    ErrorCategory,
+    FromContinuationToken,
+    Observer,
+    ResourceAddress,
+    Snapshot,
+    invalid_request,
+)
 from multiclouddb_api.process import Home
 from multiclouddb_spi import (
     Deadline,
@@ -29,6 +38,9 @@ from multiclouddb_spi import (
     open_provider,
 )
 from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.state import state_from_json
+from multiclouddb_spi.continuation.token import decode_token, scope_text
+from multiclouddb_spi.cursor import InvalidCursor
 from multiclouddb_spi.errors import fault_of, user_errors
 from multiclouddb_spi.fetching.daemon_pool import DaemonPool
 from multiclouddb_spi.fetching.fetcher import ReadContext
@@ -38,7 +50,7 @@ from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import Call, Tries, directly
 from multiclouddb_spi.time_limits import CALL_SILENT_SECONDS, AnswerSize
 from pyspark_multiclouddb.errors import poisoned
-from pyspark_multiclouddb.options import BATCH_PAYLOADS, Settings
+from pyspark_multiclouddb.options import BATCH_PAYLOADS, STARTING_TOKEN, Settings
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -83,12 +95,40 @@ class Connection:
         """The incarnation of the feed's resource."""
         return self.feed.identity.incarnation
 
-    def start(self, position: FeedStart | Snapshot) -> Lineage:
+    def start(self, position: FeedStart | Snapshot | FromContinuationToken) -> Lineage:
         """Resolve a start position, if the database can start from it."""
+        if isinstance(position, FromContinuationToken):
+            return self._continued(position.token)
         self.opened.check_start(position)
         # The start is repeated as a whole, because a service may name no partition at first.
         planner = self._planner(directly)
         return self.opened.call("start", lambda until: planner.start(position, until, "startingPosition"))
+
+    def _continued(self, token: str) -> Lineage:
+        """Return the positions of a token, if a query can go on from them."""
+        envelope, spec = decode_token(token), self.opened.spec
+        options = "" if spec.options is None else spec.options.position_digest()
+        theirs = envelope.provider_id, self.provider.full_address(envelope.address), envelope.scope
+        if theirs != (self.provider.provider_id, spec.address, scope_text(EntireCollection())):
+            raise invalid_request(
+                STARTING_TOKEN, f"is no position of all of {spec.address}", "begin with a snapshot"
+            )
+        without = "go on without Spark, which reads on from this position"
+        if envelope.options_digest != options:
+            raise invalid_request(STARTING_TOKEN, "was made with provider options", without)
+        if envelope.skipped:
+            raise invalid_request(STARTING_TOKEN, "skips a record that cannot be decoded", without)
+        self.opened.check_resumes(envelope.incarnation, STARTING_TOKEN, "begin with a snapshot")
+        try:
+            state = state_from_json(envelope.state, self.feed)
+        except InvalidCursor as error:
+            raise invalid_request(STARTING_TOKEN, f"is damaged ({error})", "begin with a snapshot") from None
+        if not isinstance(state, Lineage):
+            raise invalid_request(STARTING_TOKEN, "is the end of a feed", without)
+        if state.plan is not None and state.plan.rate is not None:
+            what = "is in the middle of a snapshot with a max_scan_rate, which Spark's tasks do not keep"
+            raise invalid_request(STARTING_TOKEN, what, without)
+        return state
 
     def target_at(self, moment: datetime) -> Target:
         """Return the end that the feed had at a given time, if the database can determine it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -16,6 +16,7 @@ from multiclouddb_api import (
     ErrorCategory,
     ErrorDetail,
     Fail,
+    FromContinuationToken,
     MulticloudDbError,
     Resnapshot,
     SkipToOldest,
@@ -24,6 +25,7 @@ from multiclouddb_api import (
 from multiclouddb_spi import FeedStart, Step, SupportsChangeMark, Target
 from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Plan
 from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, Rules
+from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_tables.batch import other_rows
 from multiclouddb_tables.mark import FeedSource
 from pyspark_multiclouddb.checkpoint import (
@@ -123,7 +125,7 @@ class MicroBatches:
             connection = connection_for(self.settings)
             start = self._started(connection, self.settings.start)
             step = self._step(connection, start, max_records)
-            state = snapshot_state(None, start, step.after, whole=isinstance(self.settings.start, Snapshot))
+            state = self._begun_state(self.settings.start, start, step.after)
             if start.plan is not None and not step.ranges():
                 # This step only creates segments. The segments become part of the start; otherwise the batch
                 # would have no rows.
@@ -134,7 +136,7 @@ class MicroBatches:
             said = _start_warning(self.settings)
             offset = Pinned(
                 connection.incarnation, start.to_json(), snapshot=state, warning=said, feed=_feed(connection),
-                fresh=True, more=bool(step.left),
+                fresh=_is_fresh(self.settings.start), more=bool(step.left),
             )  # fmt: skip
             if step.moved and not step.empty:
                 more = not step.is_end
@@ -246,13 +248,13 @@ class MicroBatches:
         connection = connection_for(self.settings)
         if isinstance(offset, Symbolic):
             lineage = self._started(connection, offset.position)
-            state = snapshot_state(None, lineage, lineage, whole=isinstance(offset.position, Snapshot))
+            state = self._begun_state(offset.position, lineage, lineage)
             self.report = self._reports.report(connection, lineage, None, idle=False, snapshot=state)
             self._saved = time.monotonic()
             said = _start_warning(self.settings)
             pinned = Pinned(
                 connection.incarnation, lineage.to_json(), snapshot=state, warning=said,
-                feed=_feed(connection), fresh=True,
+                feed=_feed(connection), fresh=_is_fresh(offset.position),
             )  # fmt: skip
             return self._reached(offset_to_json(self.settings, pinned), start)
         offset.check_incarnation(connection.opened)
@@ -408,7 +410,18 @@ class MicroBatches:
             return None
         return connection.opened.call("mark", connection.feed.change_mark)
 
-    def _started(self, connection: Connection, position: FeedStart | Snapshot) -> Lineage:
+    def _begun_state(
+        self, position: FeedStart | Snapshot | FromContinuationToken, before: Lineage, after: Lineage
+    ) -> Mapping[str, Any] | None:
+        """Return the state of the snapshot after the first step of a query."""
+        # The target of a mirror knows whether a scan that it has begun is whole.
+        continued = isinstance(position, FromContinuationToken)
+        whole = continued or isinstance(position, Snapshot)
+        return snapshot_state(None, before, after, whole=whole, continued=continued)
+
+    def _started(
+        self, connection: Connection, position: FeedStart | Snapshot | FromContinuationToken
+    ) -> Lineage:
         # The open feed may still belong to an earlier resource with the same name.
         connection.opened.renew()
         return connection.start(position)
@@ -427,6 +440,11 @@ class MicroBatches:
 def _feed(connection: Connection) -> FeedSource:
     identity = connection.feed.identity
     return FeedSource.made(identity.provider_id, identity.address, identity.incarnation)
+
+
+def _is_fresh(position: FeedStart | Snapshot | FromContinuationToken) -> bool:
+    """Return whether no row was delivered before a start position."""
+    return not isinstance(position, FromContinuationToken) or decode_token(position.token).fresh
 
 
 def _gone(step: Step) -> tuple[str, ...]:
@@ -461,6 +479,6 @@ def _without_idle_moves(before: Lineage, step: Step) -> Lineage:
 
 def _start_warning(settings: Settings) -> str | None:
     """Return what a query that does not begin with a snapshot leaves wrong in a table that has rows."""
-    if isinstance(settings.start, Snapshot):
+    if isinstance(settings.start, Snapshot | FromContinuationToken):
         return None
     return f"the query does not begin with a snapshot; if its table already has rows, then {REPAIR}"

@@ -33,6 +33,7 @@ from multiclouddb_api import (
     ChangeFeedRequest,
     ClientConfig,
     Fail,
+    FromContinuationToken,
     MulticloudDbError,
     NewItemStateMode,
     Now,
@@ -161,9 +162,13 @@ ALIASES: Final = {
 }
 """Maps the option names of Kafka's source to the options of this source."""
 
+STARTING_TOKEN: Final = "startingToken"
+"""The option with which `multiclouddb_mirror` begins a query at the position of a table. It is not for users,
+who cannot know whether their table has what came before a token."""
+
 _NAMES: Final = {option.name.lower(): option.name for option in OPTIONS}
 _ALIAS_NAMES: Final = {alias.lower(): alias for alias in ALIASES}
-_ONLY: Final = {option.name: option.only for option in OPTIONS if option.only}
+_ONLY: Final = {**{option.name: option.only for option in OPTIONS if option.only}, STARTING_TOKEN: "stream"}
 _DEFAULT_TASKS: Final = 32
 _DEFAULT_PAYLOAD: Final = 512 * 1024
 _MOST_PAYLOAD: Final = 900 * 1024  # Spark warns of tasks with more than 1,000 KiB
@@ -198,7 +203,7 @@ class Settings:
 
     connection: tuple[tuple[str, str], ...] = attrs.field(repr=lambda given: f"{[name for name, _ in given]}")
     address: ResourceAddress
-    start: FeedStart | Snapshot
+    start: FeedStart | Snapshot | FromContinuationToken
     end: datetime | None
     max_records: int | None
     max_tasks: int
@@ -345,8 +350,13 @@ def _strict(name: str, text: str) -> bool:
     return _choice(name, text, {"failfast": True, "permissive": False})
 
 
-def _start(given: Mapping[str, tuple[str, str]]) -> FeedStart | Snapshot:
+def _start(given: Mapping[str, tuple[str, str]]) -> FeedStart | Snapshot | FromContinuationToken:
     """Return the start position. Options of a snapshot are allowed only if the start is a snapshot."""
+    if STARTING_TOKEN in given:
+        if "startingPosition" in given:
+            spelled = given["startingPosition"][0]
+            raise invalid_request(spelled, f"is set beside {STARTING_TOKEN}", "give one of them")
+        return FromContinuationToken(given[STARTING_TOKEN][1])
     name, text = given.get("startingPosition", ("startingPosition", "beginning"))
     start = _position(name, text)
     if isinstance(start, Snapshot):
@@ -386,7 +396,7 @@ def position_from_text(text: str) -> FeedStart | Snapshot:
     return _position("startingPosition", text)
 
 
-def position_text(position: FeedStart | Snapshot) -> str:
+def position_text(position: FeedStart | Snapshot | FromContinuationToken) -> str:
     """Return a start position in the form that an offset stores."""
     match position:
         case Beginning():
@@ -397,6 +407,9 @@ def position_text(position: FeedStart | Snapshot) -> str:
             return utc.isoformat()
         case Snapshot(order, segments):
             return f"snapshot {order.value}" + ("" if segments is None else f" {segments}")
+        case FromContinuationToken(token):
+            # Spark shows this text, and a token may hold the key of a document.
+            return f"token {hashlib.sha256(token.encode()).hexdigest()[:16]}"
 
 
 def _tasks(given: Mapping[str, tuple[str, str]]) -> int:
@@ -427,6 +440,8 @@ def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, tuple[str, str]],
             connection[lower] = str(value)
             continue
         option = ALIASES[_ALIAS_NAMES[lower]] if lower in _ALIAS_NAMES else _NAMES.get(lower)
+        if lower == STARTING_TOKEN.lower():
+            option = STARTING_TOKEN
         if option is None:
             raise _unknown(name)
         spelled = _ALIAS_NAMES.get(lower, option)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
@@ -28,6 +28,9 @@ from multiclouddb_tables.changes import LACKING, LACKS_STATE, incomplete_rows, m
 from multiclouddb_tables.mark import FeedSource
 from multiclouddb_tables.rules import CHANGE_TYPES, DOCUMENT, PLACES, check_cases, check_needed
 from multiclouddb_tables.sql import in_backticks
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _BUCKETS: Final = 4096
 """The number of parts into which keys are distributed; a piece consists of one or more parts."""
@@ -176,6 +179,22 @@ def collected_in_pieces(
             yield Piece(
                 rows, number == len(cuts), total.plan, bool(total.lacking), total.is_latest, total.source
             )
+
+
+def last_changes_in_pieces(frame: DataFrame, max_bytes: int) -> Generator[pa.Table, None, None]:
+    """Collect the last change of each key, with all columns of the changes.
+
+    Args:
+        frame: The changes.
+        max_bytes: See `merge_into_delta`.
+    """
+    bucket = F.pmod(F.xxhash64("key"), F.lit(_BUCKETS)).cast("int")
+    size = sum((_bytes_of(_column(field.name), field.dataType) for field in frame.schema), F.lit(0))
+    found = latest_rows(frame).select("*", bucket.alias(_BUCKET), size.alias(_SIZE))
+    with kept_frame(found, once=False) as kept:
+        row = kept.agg(F.count(F.lit(1)).alias("rows"), F.sum(_SIZE).alias("size")).toArrow().to_pylist()[0]
+        for first, last in _cuts(kept, SimpleNamespace(**row), _bound(frame, max_bytes)):
+            yield kept.where(F.col(_BUCKET).between(first, last)).drop(_BUCKET, _SIZE).toArrow()
 
 
 def _column(name: str) -> Column:

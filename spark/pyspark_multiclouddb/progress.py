@@ -129,14 +129,20 @@ class Reports:
 
 
 def snapshot_state(
-    known: Mapping[str, Any] | None, before: Lineage, after: Lineage, *, whole: bool = False
+    known: Mapping[str, Any] | None,
+    before: Lineage,
+    after: Lineage,
+    *,
+    whole: bool = False,
+    continued: bool = False,
 ) -> Mapping[str, Any] | None:
     """Return the state of the snapshot, as it is stored in the offset after a step."""
     plan = before.plan
     if plan is None:
         return known
     state = {"plan": plan_id_of(plan.partition_id), "floor": plan.floor, "over": after.plan is None}
-    return state | ({"whole": True} if whole or (known is not None and known.get("whole")) else {})
+    kinds = {"whole": whole, "continued": continued}
+    return state | {name: True for name, is_so in kinds.items() if is_so or (known or {}).get(name)}
 
 
 def _told(places: Sequence[str]) -> dict[str, Any]:

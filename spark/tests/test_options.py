@@ -12,6 +12,7 @@ from multiclouddb_api import (
     ChangeFeedRequest,
     ErrorCategory,
     Fail,
+    FromContinuationToken,
     MulticloudDbError,
     NewItemStateMode,
     Now,
@@ -22,6 +23,7 @@ from multiclouddb_api import (
     Snapshot,
     SnapshotOrder,
 )
+from pyspark_multiclouddb.checkpoint import Symbolic, offset_from_json, offset_to_json
 from pyspark_multiclouddb.columns import ROW_SCHEMA, SPARK_SCHEMA
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.options import options_table, parse_options, position_from_text, position_text
@@ -48,6 +50,22 @@ def test_defaults():
     assert settings.on_expired == Fail()
     assert settings.new_item_state is NewItemStateMode.INCLUDE_IF_AVAILABLE
     assert settings.old_item_state is OldItemStateMode.OMIT
+
+
+def test_the_token_of_a_mirror_is_a_start_that_spark_shows_to_nobody():
+    settings = parse(startingtoken="a-token").for_stream()
+    assert settings.start == FromContinuationToken("a-token")
+    assert settings.on_expired == Fail()
+    text = position_text(settings.start)
+    assert "a-token" not in text
+    offset = offset_to_json(settings, Symbolic(settings.start))
+    assert offset_from_json(settings, offset) == Symbolic(settings.start)
+    assert offset != offset_to_json(settings, Symbolic(FromContinuationToken("another")))
+    with pytest.raises(MulticloudDbError, match="is set beside startingToken"):
+        parse(startingToken="a-token", startingPosition="now")
+    with pytest.raises(MulticloudDbError, match="has no meaning in a batch"):
+        parse(startingToken="a-token").for_batch()
+    assert "startingToken" not in options_table()
 
 
 def test_request_has_the_options_of_the_rows():

@@ -31,6 +31,8 @@ from multiclouddb_tables.mark import FoundTable
 from multiclouddb_tables.merging import MergeRules, merge_changes
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from multiclouddb_postgres.lock import TableLocks
 
 __all__ = ["Destination", "How", "Shared", "destination_of"]
@@ -40,6 +42,10 @@ _NO_NAME: Final = re.compile(r"[^A-Za-z0-9._-]|^[^A-Za-z0-9]")
 _DELTA_SECONDS: Final = 5.0
 """How long a position may wait for its commit, because each one makes the log of a Delta table longer. A
 mirror that is killed before merges the pages since then again, which changes nothing."""
+
+
+class PositionMovedError(Exception):
+    """The table, which the run has claimed, has another position than it has loaded: load it again."""
 
 
 class How(TypedDict, total=False):
@@ -168,14 +174,14 @@ class Destination(ABC):
             now: False if it may wait, because another page follows.
         """
 
-    def merge_alone(self, page: ChangeFeedPage, **how: Unpack[How]) -> None:
-        """Merge a page, and leave the position as it is.
+    @abstractmethod
+    def merge_alone(self, batch: ChangeFeedPage | pa.Table, **how: Unpack[How]) -> None:
+        """Merge a page, or changes of one in an Arrow table, and leave the position as it is.
 
         Args:
-            page: The page.
+            batch: The page, or the changes.
             **how: See `How`.
         """
-        self.merge(page, **how)
 
     def elsewhere(self, store: CheckpointStore, name: str) -> Destination:
         """Return the same table with its position in a checkpoint store.
@@ -198,7 +204,7 @@ class _Kept(Destination):
     is_kept = True
 
     def __init__(
-        self, target: Target, made: Callable[[ChangeFeedPage | None], Any], pause_seconds: float
+        self, target: Target, made: Callable[[ChangeFeedPage | pa.Table | None], Any], pause_seconds: float
     ) -> None:
         super().__init__(target)
         self._made_of, self._pause = made, pause_seconds
@@ -208,8 +214,8 @@ class _Kept(Destination):
         self._has_merged = False
         self._saved_at = -pause_seconds
 
-    def _made(self, page: ChangeFeedPage | None) -> Any:
-        table = self._made_of(page)
+    def _made(self, batch: ChangeFeedPage | pa.Table | None) -> Any:
+        table = self._made_of(batch)
         table.writer = self._writer
         return table
 
@@ -219,6 +225,9 @@ class _Kept(Destination):
             table = self._made(None)
             if table.exists:
                 table.claim(self._before)
+                if table.position() != self._stored:
+                    # The run from which the table was taken has stored it in the meantime.
+                    raise PositionMovedError
             self._is_claimed = True
 
     def check_declaration(self, columns: Columns, *, refill: bool) -> bool:
@@ -246,8 +255,11 @@ class _Kept(Destination):
         return found.position()
 
     def merge(self, page: ChangeFeedPage, **how: Unpack[How]) -> None:
+        self.merge_alone(page, **how)
+
+    def merge_alone(self, batch: ChangeFeedPage | pa.Table, **how: Unpack[How]) -> None:
         self._claim()
-        merge_changes(self._made(page), _SINK, page, **how)
+        merge_changes(self._made(batch), _SINK, batch, **how)
         self._has_merged = True
 
     def save(self, token: str, *, now: bool) -> None:
@@ -324,6 +336,9 @@ class _Apart(_Stored):
     def merge(self, page: ChangeFeedPage, **how: Unpack[How]) -> None:
         self._table.merge_alone(page, **how)
 
+    def merge_alone(self, batch: ChangeFeedPage | pa.Table, **how: Unpack[How]) -> None:
+        self._table.merge_alone(batch, **how)
+
 
 class _WithRows(_Stored):
     """A table of PostgreSQL, whose checkpoint is stored in the transaction of the rows."""
@@ -359,8 +374,8 @@ class _WithRows(_Stored):
         if self._locked is not None:
             self._locks.release(self._dsn, self._locked)
 
-    def merge_alone(self, page: ChangeFeedPage, **how: Unpack[How]) -> None:
-        self._merge(page, None, self._dsn, self._table, None, **how)
+    def merge_alone(self, batch: ChangeFeedPage | pa.Table, **how: Unpack[How]) -> None:
+        self._merge(batch, None, self._dsn, self._table, None, **how)
 
     def merge(self, page: ChangeFeedPage, **how: Unpack[How]) -> None:
         self._merge(
@@ -449,8 +464,8 @@ def _checkpoint_name(table: str) -> str:
 
 
 def _delta(path: str, patience_seconds: float) -> Destination:
-    def made(page: ChangeFeedPage | None) -> DeltaTarget:
-        notices = () if page is None else page.notices
+    def made(batch: ChangeFeedPage | pa.Table | None) -> DeltaTarget:
+        notices = batch.notices if isinstance(batch, ChangeFeedPage) else ()
         # Each commit says where it comes from, so that a table that was restored is recognized.
         anew = {"anew": True} if any(isinstance(n, SnapshotStarted) and n.whole for n in notices) else {}
         return DeltaTarget(path, place={"query": None, **anew})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import datetime
@@ -15,6 +15,7 @@ import attrs
 
 from multiclouddb_api import (
     AtTime,
+    BackfillDone,
     ChangeFeedIterator,
     ChangeFeedPage,
     ChangeFeedRequest,
@@ -35,12 +36,13 @@ from multiclouddb_api import (
     StartPosition,
     invalid_request,
 )
+from multiclouddb_api.entry_points import entry_points
 from multiclouddb_api.observer import Observer
 from multiclouddb_api.pacing import Outage, PollSchedule, Timer
 from multiclouddb_api.set_aside import SetAsideFolder
 from multiclouddb_api.validators import check_type, unknown_name
 from multiclouddb_mirror.advice import advising
-from multiclouddb_mirror.destinations import Destination, How, destination_of
+from multiclouddb_mirror.destinations import Destination, How, PositionMovedError, destination_of
 from multiclouddb_mirror.setting_aside import Setter
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.token_report import is_in_snapshot
@@ -50,6 +52,8 @@ from multiclouddb_tables.conversion import counted_rescues
 from multiclouddb_tables.mark import FeedSource, FoundTable, TableMark
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from multiclouddb_verify import Progress, Report
 
 __all__ = ["Mirror", "MirrorProgress", "MirrorReport", "MirrorSettings", "mirror"]
@@ -108,6 +112,12 @@ class MirrorSettings(TypedDict, total=False):
     """The time limit of one read; 30 by default."""
     provider_options: ProviderOptions | None
     """The options of the provider."""
+    spark: Any
+    """A Spark session, such as `SparkSession.builder.getOrCreate()` in a driver, or True for one on this
+    machine: Spark's tasks read the collection, and find the last change of each key; the driver merges them.
+    What changes meanwhile is then read without Spark, unless the mirror follows. None, the default, to read
+    everything in this process. Runs with and without Spark may follow each other in any order. It cannot be
+    combined with `set_aside`, `max_scan_rate` and `provider_options` that change positions."""
     on_progress: Callable[[MirrorProgress], None] | None
     """Called after each page."""
     on_proof_progress: Callable[[Progress], None] | None
@@ -160,7 +170,8 @@ class MirrorReport:
     lag_seconds: float | None
     """How far the table was behind at the last page; None if that is not known."""
     set_aside: int = 0
-    """The number of records that are set aside, those of earlier runs too; the table lacks them."""
+    """The number of rows of which a change is set aside, those of earlier runs too; a record that cannot be
+    decoded, and so has no key, counts as one."""
     incomplete_since: str | None = None
     """Since when (RFC 3339) the table lacks changes, of which a run without `set_aside` cannot say how many;
     None if it lacks none, or if `set_aside` counts them. A proof that finds the table equal ends it."""
@@ -246,6 +257,14 @@ class Mirror:
             raise invalid_request("on_expired", f"is {self._on_expired!r}", 'pass "resnapshot" or "fail"')
         self._address = ResourceAddress.parse(address) if isinstance(address, str) else address
         self._changes: ChangeFeedIterator | None = None
+        self._spark: Any = None
+        self._is_on_spark = bool(settings.get("spark"))
+        if self._is_on_spark:
+            for name in ("set_aside", "max_scan_rate"):
+                if settings.get(name) is not None:
+                    raise invalid_request(
+                        name, "is given together with spark", "leave one of them out: spark (--spark) or it"
+                    )
         self._follower: Mirror | None = None
         self._found: FoundTable | None = None
         self._stopped = Event()
@@ -268,7 +287,7 @@ class Mirror:
         """End the run after the page that is being merged; any thread or signal handler may call this."""
         self._stopped.set()
         self._timer.stop()
-        for each in (self._changes, self._follower):
+        for each in (self._changes, self._follower, self._spark):
             if each is not None:
                 each.stop()
 
@@ -282,6 +301,8 @@ class Mirror:
                     return self._run()
                 finally:
                     self._to.end()
+            except PositionMovedError:
+                continue
             except MulticloudDbError as error:
                 # The iterator has repeated the reads of the source. After a commit without an answer only
                 # the table knows whether the page is in it, so the run goes on from the position there.
@@ -320,13 +341,6 @@ class Mirror:
             provider_options=settings.get("provider_options"),
         )
         follows = settings.get("follow", False)
-        changes = self._changes = self._client.iterate_changes(
-            request,
-            until_idle=not follows,
-            wait_seconds=_WAIT_SECONDS if follows else 0.0,
-            timeout_seconds=settings.get("timeout_seconds", 30.0),
-            on_poison="raise" if self._setter is None else "skip",
-        )
         began, report = time.monotonic(), self._report
         if report is None:
             report = MirrorReport(self._address, self._to.name, begins, 0, 0, 0, 0.0, False, None, None)
@@ -335,37 +349,40 @@ class Mirror:
             self._report = report
         if self._stopped.is_set():  # before there was anything to stop
             return report
-        on_progress = settings.get("on_progress")
+        if self._is_on_spark:
+            report = self._run_on_spark(request, begins, how) or report
+            if follows or self._stopped.is_set():
+                return attrs.evolve(report, seconds=time.monotonic() - began)
+            # What Spark has left is little; and the last page says up to when the table is right.
+            self._is_on_spark = False
+            if (stored := self._to.load()) is not None:
+                request = attrs.evolve(request, start_position=FromContinuationToken(stored))
+        changes = self._changes = self._client.iterate_changes(
+            request,
+            until_idle=not follows,
+            wait_seconds=_WAIT_SECONDS if follows else 0.0,
+            timeout_seconds=settings.get("timeout_seconds", 30.0),
+            on_poison="raise" if self._setter is None else "skip",
+        )
         page: ChangeFeedPage | None = None
         saved_at = began
+        rescued: Sequence[int]
         with changes:
             for page in self._pages(changes, begins):
-                matters = bool(page.events or page.notices)
+                matters, rescued = bool(page.events or page.notices), []
                 if matters:
-                    if begins == "snapshot" and page.resumed_from is None:
-                        self._check_same_feed(page)
-                    self._check_notices(page)
+                    self._check_page(page, begins)
                     with counted_rescues() as rescued:
                         self._merge(page, how)
-                    if report.rescued is not None:
-                        report = attrs.evolve(report, rescued=report.rescued + sum(rescued))
                     how["create"] = "first"
-                if begins == "position" and any(isinstance(each, SnapshotStarted) for each in page.notices):
-                    report = attrs.evolve(report, began="expired")
-                report = self._report = _after(report, page)
-                self._outage.ended()
-                self._schedule.succeeded(page, 0.0)
+                deletes = sum(event.type is ChangeType.DELETE for event in page.events)
+                report = self._merged(page, begins, len(page.events), deletes, sum(rescued))
                 # An idle page moves the position too, so that the service keeps what follows it.
                 at = time.monotonic()
                 if matters or at - saved_at >= _IDLE_SECONDS:
                     self._save(page.continuation_token, now=False)
                     saved_at = at
-                if on_progress is not None:
-                    on_progress(
-                        MirrorProgress(
-                            report.events, report.deletes, page.diagnostics.snapshot, report.lag_seconds
-                        )
-                    )
+                self._tell(page)
                 if self._stopped.is_set():
                     break
         if page is not None:
@@ -382,7 +399,86 @@ class Mirror:
             return report if mark is None else attrs.evolve(report, incomplete_since=mark.incomplete_since)
         if report.proof is not None and not report.proof.exit_code:
             self._setter.forget(before)  # nothing of these is missing
-        return attrs.evolve(report, set_aside=len(self._setter.records()))
+        return attrs.evolve(report, set_aside=self._setter.count())
+
+    def _run_on_spark(self, request: ChangeFeedRequest, begins: str, how: How) -> MirrorReport | None:
+        """Let Spark read; each micro-batch is merged here, and then its position is stored."""
+        reading = self._spark = _spark_reading()(
+            self._settings["spark"], self._client.config, request, follows=self._settings.get("follow", False)
+        )
+        if self._stopped.is_set():  # meanwhile
+            return self._report
+        own = list[MulticloudDbError]()
+
+        def took(page: ChangeFeedPage, tables: Callable[[], Iterator[pa.Table]]) -> None:
+            try:
+                self._merge_tables(page, tables, begins, how)
+            except MulticloudDbError as error:
+                own.append(error)
+                raise
+
+        try:
+            reading.run(took)
+        except MulticloudDbError as error:
+            if error in own:
+                raise
+            raise self._of_the_source(error, begins) from error
+        return self._report
+
+    def _merge_tables(
+        self, page: ChangeFeedPage, tables: Callable[[], Iterator[pa.Table]], begins: str, how: How
+    ) -> None:
+        """Merge what Spark has read as a page is merged: a snapshot begins, rows, it ends, the position."""
+        self._check_page(page, begins)
+        ends = tuple(each for each in page.notices if isinstance(each, BackfillDone))
+        others = tuple(each for each in page.notices if not isinstance(each, BackfillDone))
+        events = deletes = 0
+        with counted_rescues() as rescued, advising():
+            # Without rows or notices too, because it shows whether the table was dropped or restored.
+            self._to.merge_alone(attrs.evolve(page, notices=others), **how)
+            for table in tables():
+                self._to.merge_alone(table, **how)
+                events += table.num_rows
+                deletes += table.column("type").to_pylist().count(ChangeType.DELETE.value)
+            self._to.merge(attrs.evolve(page, notices=ends), **how)
+        how["create"] = "first"
+        self._merged(page, begins, events, deletes, sum(rescued))
+        self._save(page.continuation_token, now=not self._settings.get("follow", False))
+        self._tell(page)
+
+    def _check_page(self, page: ChangeFeedPage, begins: str) -> None:
+        """Refuse a page whose rows do not belong into the table."""
+        if begins == "snapshot" and page.resumed_from is None:
+            self._check_same_feed(page)
+        self._check_notices(page)
+
+    def _merged(
+        self, page: ChangeFeedPage, begins: str, events: int, deletes: int, rescued: int
+    ) -> MirrorReport:
+        """Return the report after a page."""
+        report = self._report
+        assert report is not None
+        if begins == "position" and any(isinstance(each, SnapshotStarted) for each in page.notices):
+            report = attrs.evolve(report, began="expired")
+        if report.rescued is not None:
+            report = attrs.evolve(report, rescued=report.rescued + rescued)
+        self._report = attrs.evolve(
+            report,
+            events=report.events + events,
+            deletes=report.deletes + deletes,
+            pages=report.pages + bool(events),
+            watermark=page.diagnostics.watermark,
+            lag_seconds=page.diagnostics.lag_seconds,
+        )
+        self._outage.ended()
+        self._schedule.succeeded(page, 0.0)
+        return self._report
+
+    def _tell(self, page: ChangeFeedPage) -> None:
+        report, on_progress = self._report, self._settings.get("on_progress")
+        if on_progress is not None and report is not None:
+            scan = page.diagnostics.snapshot
+            on_progress(MirrorProgress(report.events, report.deletes, scan, report.lag_seconds))
 
     def _merge(self, page: ChangeFeedPage, how: How) -> None:
         """Merge a page; a refusal names what a mirror can do about it."""
@@ -401,16 +497,23 @@ class Mirror:
         try:
             yield from changes.pages()
         except MulticloudDbError as error:
-            self._source_error = error
-            if error.category == ErrorCategory.CHECKPOINT_EXPIRED:
-                problem, _, _ = error.message.partition("; ")
-                way_out = 'on_expired="resnapshot" (--on-expired resnapshot) copies every row again'
-                self._source_error = MulticloudDbError(f"{problem}; {way_out}", error.detail)
-                raise self._source_error from error
-            gone = error.category in (ErrorCategory.NOT_FOUND, ErrorCategory.INVALID_REQUEST)
-            if not gone or begins != "position":
+            if (told := self._of_the_source(error, begins)) is error:
                 raise
-            raise MulticloudDbError(f"{error.message}; {self._again()}", error.detail) from error
+            raise told from error
+
+    def _of_the_source(self, error: MulticloudDbError, begins: str) -> MulticloudDbError:
+        """Return the error of reading, with the way out of a mirror."""
+        self._source_error = error
+        if error.category == ErrorCategory.CHECKPOINT_EXPIRED:
+            problem, _, _ = error.message.partition("; ")
+            way_out = 'on_expired="resnapshot" (--on-expired resnapshot) copies every row again'
+            self._source_error = MulticloudDbError(f"{problem}; {way_out}", error.detail)
+        elif begins == "position" and error.category in (
+            ErrorCategory.NOT_FOUND,
+            ErrorCategory.INVALID_REQUEST,
+        ):
+            self._source_error = MulticloudDbError(f"{error.message}; {self._again()}", error.detail)
+        return self._source_error
 
     def _refills(self, columns: Columns | None, stored: str | None) -> bool:
         """Refuse another declaration than the table has; return whether a copy has to fill its columns.
@@ -562,7 +665,8 @@ class Mirror:
 
         settings = self._settings.copy()
         settings.update({"follow": True, "prove": False, "resync": False, "refill": False, "position": None})
-        settings.pop("on_progress", None)
+        for name in ("on_progress", "spark"):
+            settings.pop(name, None)  # type: ignore[misc] # one of two names
         follower = self._follower = Mirror(self._client, self._address, self._to, **settings)
         with ThreadPoolExecutor(1, "multiclouddb-mirror") as aside:
             following = aside.submit(follower._run)
@@ -598,13 +702,18 @@ class _Stopped(Exception):  # noqa: N818 - nothing is wrong
     """Ends a comparison."""
 
 
-def _after(report: MirrorReport, page: ChangeFeedPage) -> MirrorReport:
-    diagnostics = page.diagnostics
-    return attrs.evolve(
-        report,
-        events=report.events + len(page.events),
-        deletes=report.deletes + sum(event.type is ChangeType.DELETE for event in page.events),
-        pages=report.pages + bool(page.events),
-        watermark=diagnostics.watermark,
-        lag_seconds=diagnostics.lag_seconds,
+def _spark_reading() -> Any:
+    """Return the class that reads on Spark, which another distribution offers."""
+    for point in entry_points(group="multiclouddb.mirrors"):
+        if point.name == "spark":
+            try:
+                return point.load()
+            except ImportError as error:
+                trouble = f"cannot import {error.name}"
+                break
+    else:
+        trouble = "multiclouddb-spark is not installed"
+    raise MulticloudDbError(
+        f'spark: {trouble}; run: pip install "multiclouddb[spark]"',
+        ErrorDetail(ErrorCategory.INVALID_REQUEST),
     )

@@ -64,6 +64,10 @@ class Setter:
         """Return what is set aside of the table."""
         return self._folder.records(self._address, self._table.name)
 
+    def count(self) -> int:
+        """Return how many rows the table lacks."""
+        return rows_of(self.records())
+
     def forget(self, records: Sequence[SetAside]) -> None:
         """Remove records, because a proof has found that the table lacks nothing.
 
@@ -96,13 +100,16 @@ class Setter:
         except MulticloudDbError as error:
             if not _is_of_a_row(error) or not page.events:
                 raise
-            refusal = error
         # The page without rows shows whether it is about the rows; the scan may end only after them.
         begins = tuple(each for each in page.notices if not isinstance(each, BackfillDone))
         self._table.merge_alone(attrs.evolve(page, events=(), notices=begins), **how)
         refused = self._refused(page, page.events, how)
-        if len(refused) == len(page.events) > 1:
-            raise refusal  # it is about the table
+        if len(refused) == len(page.events):
+            # The reason may be the table, and then it also refuses to be marked as incomplete, which it is
+            # without these rows.
+            first = refused[0][0]
+            gap = Gap(first.partition_id, first.order_key, first.order_key)
+            self._table.merge_alone(attrs.evolve(page, events=(), notices=(gap,)), **how)
         for event, _ in refused:
             if event.backfilled:
                 self._keep(page, event, how)
@@ -156,6 +163,15 @@ class Setter:
         # Of a page on which a copy begins, a sink takes the gap for what the copy repairs.
         self._table.merge_alone(attrs.evolve(page, events=(), notices=(gap,)), **how)
         return page
+
+
+def rows_of(records: Sequence[SetAside]) -> int:
+    """Return how many rows a table lacks without some records: several may be changes of one key.
+
+    Args:
+        records: The records; one that cannot be decoded counts as a row.
+    """
+    return len({each.name if each.key is None else each.key for each in records})
 
 
 @attrs.frozen

@@ -10,6 +10,7 @@ import attrs
 from multiclouddb_api import ResourceAddress
 from multiclouddb_api.set_aside import SetAsideFolder
 from multiclouddb_mirror.destinations import Destination
+from multiclouddb_mirror.setting_aside import rows_of
 from multiclouddb_spi.continuation.token import decode_token
 
 __all__ = ["MirrorStatus", "mirror_status"]
@@ -39,7 +40,7 @@ class MirrorStatus:
     incomplete_since: str | None
     """Since when the table is marked as incomplete; None if it is not."""
     set_aside: int | None
-    """The number of records that are set aside; None without a folder."""
+    """As in `MirrorReport`; None without a folder."""
 
     @property
     def lag_seconds(self) -> float | None:
@@ -96,5 +97,5 @@ def mirror_status(table: Destination, folder: SetAsideFolder | None = None) -> M
         None if at is None else datetime.fromtimestamp(0, UTC) + timedelta(microseconds=at),
         None if position is None else datetime.fromtimestamp(position.issued_at, UTC),
         None if found is None or found.mark is None else found.mark.incomplete_since,
-        None if folder is None or address is None else len(folder.records(address, table.name)),
+        None if folder is None or address is None else rows_of(folder.records(address, table.name)),
     )

@@ -13,10 +13,11 @@ from multiclouddb_api import (
     FromContinuationToken,
     MulticloudDbError,
     Now,
+    Snapshot,
     connect,
 )
 from multiclouddb_embedded import EmbeddedStore
-from multiclouddb_mirror import destination_of, mirror
+from multiclouddb_mirror import Mirror, destination_of, mirror
 
 
 @pytest.fixture
@@ -105,6 +106,35 @@ def test_the_position_of_another_collection_is_told(client, tmp_path):
     mirror(client, "main/orders", target)
     with pytest.raises(MulticloudDbError, match="follows main/orders, and not main/people"):
         mirror(client, "main/people", target)
+
+
+@pytest.mark.parametrize("kind", ["delta:{}/table", "sqlite:{}/table.db#orders"])
+def test_of_two_first_runs_one_goes_on(client, tmp_path, kind):
+    """The other one stores a position after this one has loaded it, and before this one claims the table."""
+    target = kind.format(tmp_path)
+    other = destination_of(target)
+    other.begin()
+    other.load()
+    page = client.read_changes(ChangeFeedRequest("main/orders", Snapshot()))
+    other.merge(page)
+    later = client.read_changes(
+        ChangeFeedRequest("main/orders", FromContinuationToken(page.continuation_token))
+    )
+    job = Mirror(client, "main/orders", target, prove=True)
+    load, loaded = job._to.load, []
+
+    def loading():
+        loaded.append(load())
+        if len(loaded) == 1:
+            other.save(page.continuation_token, now=True)
+        return loaded[-1]
+
+    job._to.load = loading
+    assert job.run().proof.equal
+    assert loaded[:2] == [None, page.continuation_token]
+    with pytest.raises(MulticloudDbError, match="another process has begun to write") as caught:
+        other.merge(later)
+    assert caught.value.category is ErrorCategory.CONFLICT
 
 
 def test_a_table_that_is_dropped_during_the_run_is_no_success(client, store, tmp_path):

@@ -9,8 +9,6 @@ import psycopg
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-import multiclouddb_postgres.checkpoints
-import multiclouddb_postgres.sink
 from multiclouddb_api import (
     Beginning,
     ChangeFeedRequest,
@@ -27,116 +25,10 @@ from multiclouddb_api.set_aside import SetAsideFolder
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_mirror import Mirror, destination_of, mirror, mirroring, retry_set_aside
 from multiclouddb_tables import Columns
-from multiclouddb_tables.delta import DeltaTarget
-from multiclouddb_tables.sqlite import SqliteTable
 from multiclouddb_verify import verify
-from testing.postgres_server import PostgresServer
 
-from .kills import Death, Steps
-
-KINDS = ("delta", "sqlite", "postgres")
-STEPS = ("prepare", "set_feed_mark", "store", "outdate", "bury", "merge", "claim", "store_position")
-"""The methods of a table that write, each in one commit or transaction."""
-
-
-@pytest.fixture(scope="module")
-def server():
-    with PostgresServer() as made:
-        yield made
-
-
-class World(Steps):
-    """A collection, a table of one kind, and a mirror that is killed at a chosen moment."""
-
-    def __init__(self, folder, kind, server, monkeypatch):
-        self.folder, self.kind, self.server = folder, kind, server
-        super().__init__()
-        self.is_made = False
-        self.store = EmbeddedStore(folder / "shop.db")
-        self.client = connect(f"embedded://{folder}/shop.db")
-        # So that a run has several pages.
-        monkeypatch.setattr(mirroring, "_PAGE_EVENTS", 3)
-        for table in (DeltaTarget, SqliteTable):
-            for name in STEPS:
-                monkeypatch.setattr(table, name, self.mortal(getattr(table, name)))
-        for module in (multiclouddb_postgres.sink, multiclouddb_postgres.checkpoints):
-            monkeypatch.setattr(module, "repeated", self.mortal(module.repeated))
-
-    def begin(self):
-        """Make the collection and forget the table."""
-        if self.is_made:
-            self.store.drop_collection("orders")
-        self.is_made = True
-        self.store.create_collection("orders", partitions=2)
-        for number in range(7):
-            self.put(f"o-{number}", number)
-        if self.kind == "delta":
-            shutil.rmtree(self.folder / "table", ignore_errors=True)
-        elif self.kind == "sqlite":
-            (self.folder / "table.db").unlink(missing_ok=True)
-        else:
-            with psycopg.connect(self.server.dsn) as database:
-                database.execute("DROP SCHEMA public CASCADE")
-                database.execute("CREATE SCHEMA public")
-
-    @property
-    def target(self):
-        if self.kind == "delta":
-            return f"delta:{self.folder}/table"
-        return (
-            f"sqlite:{self.folder}/table.db#orders"
-            if self.kind == "sqlite"
-            else f"postgres:{self.server.dsn}#orders"
-        )
-
-    def put(self, key, total):
-        self.store.put("orders", key, {"total": total})
-
-    def change(self):
-        self.put("o-0", 100)
-        self.put("o-7", 7)
-        self.put("o-1", 101)
-        self.store.delete("orders", "o-2")
-        self.put("o-8", 8)
-
-    def run(self, dies_at=None, failure=None, **settings):
-        self.begin_steps(dies_at, failure)
-        try:
-            return mirror(self.client, "main/orders", self.target, **settings)
-        finally:
-            self.dies_at = None
-
-    def rows(self):
-        """Return the documents of the live rows by key, read without this library."""
-        return {key: json.loads(text)["total"] for key, text in self.values("new_item_state").items()}
-
-    def values(self, column):
-        """Return a column of the live rows by key, read without this library."""
-        query = f"SELECT key, {column} FROM orders WHERE _deleted_at IS NULL"
-        if self.kind == "delta":
-            found = DeltaTable(self.folder / "table").to_pyarrow_table().to_pylist()
-            rows = [(row["key"], row[column]) for row in found if row["_deleted_at"] is None]
-        elif self.kind == "sqlite":
-            with closing(sqlite3.connect(self.folder / "table.db")) as database:
-                rows = database.execute(query).fetchall()
-        else:
-            with psycopg.connect(self.server.dsn) as database:
-                rows = database.execute(query.replace("new_item_state", "new_item_state::text")).fetchall()
-        return {json.loads(key)["id"]: value for key, value in rows}
-
-
-FIRST = {f"o-{number}": number for number in range(7)}
-CHANGED = {**{k: v for k, v in FIRST.items() if k != "o-2"}, "o-0": 100, "o-1": 101, "o-7": 7, "o-8": 8}
-
-
-@pytest.fixture(params=KINDS)
-def world(request, tmp_path, monkeypatch):
-    server = request.getfixturevalue("server") if request.param == "postgres" else None
-    made = World(tmp_path, request.param, server, monkeypatch)
-    made.begin()
-    yield made
-    made.client.close()
-    made.store.close()
+from .kills import Death
+from .worlds import CHANGED, FIRST, World
 
 
 def test_the_first_run_copies_every_row_and_the_next_goes_on(world):

@@ -269,12 +269,28 @@ def test_too_many_end_the_run_before_its_position_moves(world):
     assert world.rows() == ALL
 
 
-def test_a_table_that_refuses_every_row_is_no_matter_of_rows(world):
+def test_a_page_of_which_the_table_refuses_every_row_does_not_end_the_run(world):
     world.run()
-    world.refuses = lambda text: True
+    world.refuses = lambda text: '"total":-' in text
     for number in range(3):
         world.put(f"o-{number}", total=-1)
-    with pytest.raises(MulticloudDbError):
+    world.put("o-2", total=-2)
+    world.put("o-5", total=50)
+    report = world.run()
+    assert (report.set_aside, len(world.keys())) == (3, 3)  # rows, and one of them has two changes
+    assert len(SetAsideFolder(world.aside).records(ORDERS, destination_of(world.target).name)) == 4
+    assert world.rows()["o-5"]["total"] == 50
+    world.accept()
+    assert world.retry().left == 0
+    assert world.run(prove=True).proof.equal
+
+
+def test_a_table_that_refuses_every_row_is_no_matter_of_rows(world):
+    world.run()
+    world.sql("UPDATE multiclouddb_marks SET value = replace(value, 'orders', 'people')")
+    for number in range(3):
+        world.put(f"o-{number}", total=-1)
+    with pytest.raises(MulticloudDbError, match="people"):
         world.run()
     assert not world.keys()
 
