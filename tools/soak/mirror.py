@@ -2,11 +2,12 @@
 
     python -m soak.mirror FOLDER --minutes 120
 
-Two files `mirror.toml` with five tables each (PostgreSQL, Delta, SQLite, with and without columns) are followed
-by two processes of the command, while writers write. After each fault the run waits until a document that was
-written later has reached its table. At the end the writers stop, the mirrors catch up, and each table is
-compared with its collection by reading both, without the library. `steps.jsonl`, `samples.jsonl`, the output of
-each process and `verdict.json` are in the folder; the exit code is 1 if something is not as it has to be.
+Two files `mirror.toml` with five tables each (PostgreSQL, Delta, SQLite, with and without columns) are
+followed by two processes of the command, while writers write. After each fault the run waits until a document
+that was written later has reached its table. At the end the writers stop, the mirrors catch up, and each
+table is compared with its collection by reading both without the library. `steps.jsonl`, `samples.jsonl`, the
+output of each process and `verdict.json` are in the folder, which has to be empty. The exit code is 1 if
+something is not as it has to be.
 """
 
 from __future__ import annotations
@@ -25,17 +26,19 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.request import urlopen
 
 import attrs
 
-from soak.copies import COLUMNS, Copy
-from soak.sources import COLLECTIONS, DynamoSource, MongoSource, Source, Writer, document
 from multiclouddb_conformance.waiting import wait_until
+from soak.copies import COLUMNS, Copy
+from soak.sources import COLLECTIONS, Source, Writer, document, sources
 from testing.postgres_server import PostgresServer
 
 __all__ = ["main"]
+
+T = TypeVar("T")
 
 _FORBIDDEN: Final = "forbidden"
 _CATCH_UP_SECONDS: Final = 120.0
@@ -60,7 +63,7 @@ class Side:
     copies: dict[str, Copy]
     folder: Path
     process: subprocess.Popen[bytes] | None = None
-    port: int | None = None
+    port: int = 0
     lives: int = 0
 
     @property
@@ -94,23 +97,16 @@ class Side:
         return {"code": ran.returncode, "seconds": took, "out": ran.stdout[-1500:], "err": ran.stderr[-1500:]}
 
     def follow(self) -> None:
-        """Start the process that follows, with `--listen` if the command takes it with a file."""
+        """Start the process that follows, and wait until it answers."""
         self.lives += 1
         self.port = _free_port()
         words = ["mirror", str(self.file), "--follow", "--set-aside", str(self.aside)]
-        self._start([*words, "--listen", str(self.port)])
-        assert self.process is not None
-        wait_until(lambda: not self.is_alive() or self.answers(), seconds=120)
-        if self.process.poll() == 2:
-            self.port = None
-            self._start(words)
-
-    def _start(self, words: list[str]) -> None:
         with self._output("out").open("ab") as out, self._output("err").open("ab") as err:
             self.process = subprocess.Popen(
-                [_COMMAND, *words], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                env={**os.environ, **_ENVIRONMENT},
+                [_COMMAND, *words, "--listen", str(self.port)],
+                stdin=subprocess.DEVNULL, stdout=out, stderr=err, env={**os.environ, **_ENVIRONMENT},
             )  # fmt: skip
+        wait_until(lambda: not self.is_alive() or self.answers(), seconds=120)
 
     def _output(self, kind: str) -> Path:
         return self.folder / f"life-{self.lives:02}.{kind}"
@@ -131,6 +127,10 @@ class Side:
     def said(self) -> dict[str, Any]:
         """Return what the process has printed so far."""
         return {kind: self._output(kind).read_text(errors="replace")[-2500:] for kind in ("out", "err")}
+
+    def state(self) -> dict[str, Any]:
+        """Return what can be seen of the process."""
+        return {"alive": self.is_alive(), "metrics": self.metrics(), **self.said()}
 
     def is_alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
@@ -153,8 +153,6 @@ class Side:
 
     def metrics(self) -> dict[str, float]:
         """Return what `/metrics` says, without the help."""
-        if self.port is None:
-            return {}
         try:
             with urlopen(f"http://localhost:{self.port}/metrics", timeout=5) as answer:
                 lines = answer.read().decode().splitlines()
@@ -178,8 +176,8 @@ class Run:
         self.is_long = seconds >= 3600
         self.postgres = PostgresServer()
         self.sides = [
-            self._side(MongoSource(folder / "mongod"), a_second / 2, seed),
-            self._side(DynamoSource(), a_second / 2, seed + 1),
+            self._side(source, a_second / 2, seed + number)
+            for number, source in enumerate(sources(folder / "mongod"))
         ]
         self.faults: list[str] = []
         self._began = time.monotonic()
@@ -229,7 +227,7 @@ class Run:
         }
         with (self.folder / "steps.jsonl").open("a") as file:
             file.write(json.dumps(entry, default=str) + "\n")
-        print(entry["at"], step, "" if side is None else side.source.name, _short(what), flush=True)
+        _say(f"{entry['at']} {step} {'' if side is None else side.source.name} {_short(what)}")
 
     def wrong(self, step: str, side: Side, what: str) -> None:
         """Note something that is not as it has to be."""
@@ -240,17 +238,8 @@ class Run:
         """Write memory and lag from time to time, until the run ends."""
         while not self._done.wait(30):
             for side in self.sides:
-                lags = {}
-                for name, copy in side.copies.items():
-                    try:
-                        at = copy.canary()
-                        lags[name] = None if at is None else round(time.time() - at, 1)
-                    except Exception as error:  # noqa: BLE001 - the server may be away
-                        lags[name] = type(error).__name__
-                try:
-                    versions = {name: at for name, copy in side.copies.items() if (at := copy.version()) is not None}
-                except Exception:  # noqa: BLE001 - there is no table yet
-                    versions = {}
+                lags = {name: _late(copy) for name, copy in side.copies.items()}
+                versions = {name: _answer(copy.version) for name, copy in side.copies.items()}
                 entry = {
                     "minute": round((time.monotonic() - self._began) / 60, 2),
                     "side": side.source.name,
@@ -268,19 +257,20 @@ class Run:
                     file.write(json.dumps(entry) + "\n")
 
     def arrives(
-        self, step: str, side: Side, collections: Iterable[str] = COLLECTIONS, seconds: float = _CATCH_UP_SECONDS
+        self,
+        step: str,
+        side: Side,
+        names: Iterable[str] = COLLECTIONS,
+        seconds: float = _CATCH_UP_SECONDS,
     ) -> bool:
         """Wait until each table has what was written after now; note how long it took."""
-        since, began, left = time.time(), time.monotonic(), set(collections)
+        since, began, left = time.time(), time.monotonic(), set(names)
         took: dict[str, float] = {}
         while left and time.monotonic() - began < seconds:
             time.sleep(2)
             for name in sorted(left):
-                try:
-                    at = side.copies[name].canary()
-                except Exception:  # noqa: BLE001 - the server may be away
-                    continue
-                if at is not None and at >= since:
+                at = _answer(side.copies[name].canary)
+                if isinstance(at, float) and at >= since:
                     took[name] = round(time.monotonic() - began, 1)
                     left.discard(name)
         self.note(step, side, arrived=took, missing=sorted(left), alive=side.is_alive())
@@ -296,9 +286,7 @@ class Run:
     def start(self) -> None:
         for side in self.sides:
             side.follow()
-            self.note("start", side, listens=side.port is not None, **side.said())
-            if side.port is None:
-                self.wrong("start", side, "--listen is refused with a file")
+            self.note("start", side, **side.said())
         for side in self.sides:
             self.must_arrive("first copy", side)
 
@@ -330,7 +318,7 @@ class Run:
         self.postgres.kill()
         time.sleep(seconds)
         for side in self.sides:
-            self.note("target away", side, seconds=seconds, alive=side.is_alive(), metrics=side.metrics(), **side.said())
+            self.note("target away", side, seconds=seconds, **side.state())
             others = [name for name, copy in side.copies.items() if copy.kind != "postgres"]
             self.must_arrive("the other tables while the target is away", side, others)
         self.postgres.start()
@@ -345,7 +333,7 @@ class Run:
             side.source.break_off()
         time.sleep(seconds)
         for side in self.sides:
-            self.note("source away", side, seconds=seconds, alive=side.is_alive(), metrics=side.metrics(), **side.said())
+            self.note("source away", side, seconds=seconds, **side.state())
             side.source.come_back()
         for side in self.sides:
             if not self.arrives("after an outage of the source", side):
@@ -354,7 +342,7 @@ class Run:
                 self._restart(side, "an outage of the source")
 
     def _restart(self, side: Side, reason: str) -> None:
-        """Do what an operator does: stop the process if it lives, look at its exit code, and start it again."""
+        """Do what an operator does: stop the process, look at its exit code, and start it again."""
         was_alive = side.is_alive()
         self.note(f"restart after {reason}", side, was_alive=was_alive, **side.end(signal.SIGTERM))
         side.follow()
@@ -389,7 +377,7 @@ class Run:
         for side in self.sides:
             self.must_arrive("the other tables after a drop", side, others)
             time.sleep(20)
-            self.note("dropped", side, alive=side.is_alive(), metrics=side.metrics(), **side.said())
+            self.note("dropped", side, **side.state())
             side.source.make("notes")
             for number in range(50):
                 side.source.put("notes", f"again-{number}", document(number))
@@ -402,9 +390,7 @@ class Run:
             words = [address, "--target", target, "--columns", str(side.folder / "columns.toml"), "--resync"]
             self.note("a run with the file", side, **side.command(str(side.file), seconds=60))
             self.note("--resync with mirror.toml", side, **side.command(str(side.file), *words))
-            resynced = side.command(
-                str(side.folder / "source.toml"), *words, "--set-aside", str(side.aside)
-            )
+            resynced = side.command(str(side.folder / "source.toml"), *words, "--set-aside", str(side.aside))
             self.note("--resync", side, **resynced)
             if resynced["code"] not in (0, 18):
                 self.wrong("--resync", side, f"code {resynced['code']}")
@@ -438,10 +424,12 @@ class Run:
                     for key, each in side.source.read(name).items()
                 }
                 found = copy.read()
-                found = {key: ({k: v for k, v in each.items() if k != side.source.key}, own) for key, (each, own) in found.items()}
+                for state, _ in found.values():
+                    state.pop(side.source.key, None)
                 differ = {key for key in wanted.keys() | found.keys() if wanted.get(key) != found.get(key)}
                 lacks = sorted(differ - (aside[name].keys() if may_lack else set()))
-                result[name] = {"documents": len(wanted), "rows": len(found), "differ": len(differ), "aside": len(aside[name])}
+                counts = (len(wanted), len(found), len(differ), len(aside[name]))
+                result[name] = dict(zip(("documents", "rows", "differ", "aside"), counts, strict=True))
                 if lacks:
                     self.wrong(step, side, f"{name} differs at {len(lacks)} keys: {lacks[:5]}")
             self.note(step, side, tables=result)
@@ -461,7 +449,8 @@ class Run:
         for side in self.sides:
             self.note("set aside at the end", side, aside=side.set_aside())
             for name, copy in side.copies.items():
-                self.note(f"status of {name}", side, **side.command("status", copy.target, "--set-aside", str(side.aside)))
+                found = side.command("status", copy.target, "--set-aside", str(side.aside))
+                self.note(f"status of {name}", side, **found)
             self._correct(side)
         self.compare("compared after --retry", may_lack=False)
         for side in self.sides:
@@ -532,8 +521,28 @@ class Run:
                 side.follow()
 
 
+def _late(copy: Copy) -> float | str | None:
+    """Return how many seconds a table is behind."""
+    at = _answer(copy.canary)
+    return round(time.time() - at, 1) if isinstance(at, float) else at
+
+
+def _answer(ask: Callable[[], T]) -> T | str:
+    """Return an answer, or the name of the error if there is none: the server may be away."""
+    try:
+        return ask()
+    except Exception as error:  # noqa: BLE001
+        return type(error).__name__
+
+
 def _short(what: dict[str, Any]) -> str:
-    return json.dumps({name: each for name, each in what.items() if name not in ("out", "err", "metrics")}, default=str)[:400]
+    shown = {name: each for name, each in what.items() if name not in ("out", "err", "metrics")}
+    return json.dumps(shown, default=str)[:400]
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def _free_port() -> int:
@@ -563,7 +572,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run.close()
         verdict = {"wrong": run.faults, "equal": not run.faults}
         (asked.folder / "verdict.json").write_text(json.dumps(verdict, indent=1))
-    print(json.dumps(verdict, indent=1))
+    _say(json.dumps(verdict, indent=1))
     return 1 if run.faults else 0
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,14 +19,14 @@ from pymongo.errors import PyMongoError
 from testing.provider_servers import server_module
 from testing.proxy import Proxy
 
-__all__ = ["CANARY", "COLLECTIONS", "DynamoSource", "MongoSource", "Source", "Writer"]
+__all__ = ["CANARY", "COLLECTIONS", "FAILURES", "Source", "Writer", "document", "sources"]
 
 COLLECTIONS: Final = ("orders", "customers", "items", "bills", "notes")
 CANARY: Final = "canary"
 """The document that contains the time at which it was written, so that a table shows how late it is."""
 _KEYS: Final = 400
 _CANARY_SECONDS: Final = 5.0
-_FAILURES: Final = (PyMongoError, BotoCoreError, ClientError)
+FAILURES: Final = (PyMongoError, BotoCoreError, ClientError)
 
 
 class Source(ABC):
@@ -83,7 +84,7 @@ class Source(ABC):
         """Stop the server."""
 
 
-class MongoSource(Source):
+class _Mongo(Source):
     """A replica set of one mongod; an outage kills it."""
 
     name, key = "mongo", "_id"
@@ -133,7 +134,7 @@ class MongoSource(Source):
         self._set.close()
 
 
-class DynamoSource(Source):
+class _Dynamo(Source):
     """DynamoDB Local behind a proxy, because its data is in memory; an outage cuts the connections."""
 
     name, key = "dynamo", "id"
@@ -159,7 +160,7 @@ class DynamoSource(Source):
         self._client.put_item(TableName=collection, Item=item)
 
     def change(self, collection: str, key: str, total: int) -> None:
-        try:
+        with suppress(self._client.exceptions.ConditionalCheckFailedException):
             self._client.update_item(
                 TableName=collection,
                 Key={"id": {"S": key}},
@@ -168,8 +169,6 @@ class DynamoSource(Source):
                 ConditionExpression="attribute_exists(id)",
                 ExpressionAttributeValues={":total": {"N": str(total)}},
             )
-        except self._client.exceptions.ConditionalCheckFailedException:
-            pass
 
     def delete(self, collection: str, key: str) -> None:
         self._client.delete_item(TableName=collection, Key={"id": {"S": key}})
@@ -196,6 +195,15 @@ class DynamoSource(Source):
         self._server.close()
 
 
+def sources(folder: Path) -> list[Source]:
+    """Start the servers of the databases.
+
+    Args:
+        folder: Where MongoDB keeps its data.
+    """
+    return [_Mongo(folder), _Dynamo()]
+
+
 class Writer(threading.Thread):
     """Writes to each collection until it is stopped; a write that fails is given up.
 
@@ -215,6 +223,7 @@ class Writer(threading.Thread):
         self.last_failure = ""
 
     def run(self) -> None:
+        """Write until `stop` is called."""
         told_at = 0.0
         while not self._stopped.wait(self._pause):
             with self._lock:
@@ -224,7 +233,7 @@ class Writer(threading.Thread):
                         self.tell()
                     self._write()
                     self.written += 1
-                except _FAILURES as error:
+                except FAILURES as error:
                     self.failed += 1
                     self.last_failure = f"{type(error).__name__}: {error}"[:300]
 
