@@ -197,7 +197,11 @@ class SetAsideFolder:
         """
         found = list[SetAside]()
         for file in sorted(self.path.glob(_FILE)) if self.path.is_dir() else ():
-            record = SetAside.from_json(file.read_bytes(), file.name)
+            try:
+                content = file.read_bytes()
+            except FileNotFoundError:  # another process has retried it meanwhile
+                continue
+            record = SetAside.from_json(content, file.name)
             if record.target == target and _is_same(record.address, address):
                 found.append(record)
         return sorted(found, key=lambda each: (each.order_key or "", each.at))

@@ -244,9 +244,10 @@ def mirror(
         raise typer.BadParameter(
             "needs a run that ends: leave out --follow, or give --prove-every", param_hint="--prove"
         )
-    for name, given in (("--listen", listen), ("--prove-every", prove_every)):
-        if given is not None and (not follow or collection is None):
-            raise typer.BadParameter("is for --follow with one table", param_hint=name)
+    if listen is not None and not follow:
+        raise typer.BadParameter("is for --follow", param_hint="--listen")
+    if prove_every is not None and (not follow or collection is None):
+        raise typer.BadParameter("is for --follow with one table", param_hint="--prove-every")
     if (collection is None) != (target is None) or (collection is None and position is not None):
         raise typer.BadParameter(
             "give both; or neither, with a TOML file that has [[table]]", param_hint="COLLECTION and --target"
@@ -256,6 +257,7 @@ def mirror(
     if collection is None or target is None:
         command.mirror_file(
             url, options or (), as_json=as_json, follow=follow,
+            listen=None if listen is None else to_place(listen),
             start=None if start is None else to_start(start, max_scan_rate=max_scan_rate),
             on_expired=on_expired, resync=resync, columns=columns, refill=refill, adopt=adopt, prove=prove,
             max_scan_rate=max_scan_rate, timeout_seconds=timeout, set_aside=set_aside,

@@ -30,7 +30,7 @@ from multiclouddb_cli.screen import ProgressLine, duration, moment, print_fields
 from multiclouddb_cli.session import until_signal
 from multiclouddb_cli.tail import OutageReport, StatusLine
 from multiclouddb_cli.verifying import print_report, verify_line
-from multiclouddb_cli.watched import Watched, served
+from multiclouddb_cli.watched import Watched, WatchedTable, served
 
 if TYPE_CHECKING:
     from multiclouddb_mirror import MirrorJob, MirrorProgress, MirrorReport, MirrorSettings, Outcome
@@ -49,19 +49,22 @@ def mirror(
 ) -> None:
     """Run the command with the text of `--target`, and the settings of `mirror`."""
     try:
-        from multiclouddb_mirror import Mirror
+        from multiclouddb_mirror import Mirror, MirrorJob
     except ImportError as error:
         raise _missing(error) from error
     line, proof = ProgressLine(_line), ProgressLine(verify_line)
-    watched = Watched({"collection": str(address)})
+    watched, table = Watched(), _watched(MirrorJob(address, target), settings)
+    watched.add(table)
 
     def on_progress(progress: MirrorProgress) -> None:
         line.show(progress)
-        watched.turned(progress)
+        table.turned(progress)
+        watched.turned()
 
     def on_proof_progress(progress: Progress) -> None:
         proof.show(progress)
-        watched.alive()
+        table.alive()
+        watched.turned()
 
     settings.update({"on_progress": on_progress, "on_proof_progress": on_proof_progress})
     outages, code = OutageReport(StatusLine()), 0
@@ -84,10 +87,10 @@ def mirror(
             finally:
                 line.clear()
                 proof.clear()
-            watched.run_ended(report.set_aside)
+            table.run_ended()
             if report.proof is not None:
                 proved = report.proof
-                watched.proved(int(proved.exit_code))
+                table.proved(int(proved.exit_code))
             if prove_seconds is None or interrupt.signal is not None:
                 break
             if report.proof is not None:
@@ -194,8 +197,25 @@ def _code(report: MirrorReport) -> int:
     return proof or (SET_ASIDE if report.set_aside or report.incomplete_since else 0)
 
 
+def _watched(job: MirrorJob, settings: MirrorSettings) -> WatchedTable:
+    """Return what is told of a table."""
+    from multiclouddb_api.set_aside import SetAsideFolder
+
+    labels, folder = {"collection": str(job.address), "table": job.table}, settings.get("set_aside")
+    if folder is None:
+        return WatchedTable(labels)
+    kept = SetAsideFolder(folder)
+    # The files are counted when somebody asks, because a retry removes them meanwhile.
+    return WatchedTable(labels, lambda: len(kept.records(job.address, job.table)))
+
+
 def mirror_file(
-    path: str, options: Sequence[str], *, as_json: bool, **settings: Unpack[MirrorSettings]
+    path: str,
+    options: Sequence[str],
+    *,
+    as_json: bool,
+    listen: tuple[str, int] | None = None,
+    **settings: Unpack[MirrorSettings],
 ) -> None:
     """Run the mirrors of a file, with the texts of `--option`."""
     try:
@@ -205,8 +225,27 @@ def mirror_file(
     file, codes = MirrorFile.read(path), list[int]()
     settings["provider_options"] = to_options(file.config, options)
 
+    watched = Watched()
+    tables: dict[MirrorJob, WatchedTable] = {}
+    lines: dict[MirrorJob, ProgressLine[MirrorProgress]] = {}
+
+    def on_page(job: MirrorJob, progress: MirrorProgress) -> None:
+        lines[job].show(progress)
+        tables[job].turned(progress)
+        watched.turned()
+
+    def paused(job: MirrorJob, error: MulticloudDbError) -> None:
+        tables[job].failed(ends=False)
+        watched.turned()
+        lines[job].clear()
+        typer.echo(f"{job.address}, {job.table}, which is tried again every minute:", err=True)
+        report_error(error, debug=False)
+
     def told(job: MirrorJob, outcome: Outcome) -> None:
+        lines[job].clear()
         if isinstance(outcome, MulticloudDbError):
+            tables[job].failed(ends=True)
+            watched.turned()
             typer.echo(f"{job.address}, {job.table}:", err=True)
             codes.append(report_error(outcome, debug=False))
             if as_json:
@@ -228,15 +267,20 @@ def mirror_file(
 
     outages = OutageReport(StatusLine())
     with (
+        served(watched, listen),
         _ends_well(follows=settings.get("follow", False)),
         until_signal() as interrupt,
         connect(file.config, observer=outages) as client,
     ):
         with interrupt.reading():
             jobs = file.jobs(client)
-        mirrors = Mirrors(client, jobs, told, **settings)
+        tables |= {job: _watched(job, settings) for job in jobs}
+        lines |= {job: ProgressLine(_line_of(job)) for job in jobs}
+        watched.add(*tables.values())
+        mirrors = Mirrors(client, jobs, told, on_page=on_page, on_pause=paused, **settings)
         interrupt.stop = mirrors.stop
         mirrors.run()
+        watched.stopping()
     if max(codes, default=0):
         raise typer.Exit(max(codes))
 
@@ -281,6 +325,11 @@ def _counts(proof: Report) -> str:
     parts += [f"{count:,} {kind.value}" for kind, count in counts.differences.items()]
     parts += [f"{counts.unsettled:,} not settled"] if counts.unsettled else []
     return f"{proof.outcome.value}: {', '.join(parts)}"
+
+
+def _line_of(job: MirrorJob) -> Callable[[MirrorProgress, float | None], str]:
+    """Return `_line` for one of several tables."""
+    return lambda progress, a_second: f"{job.address}, {job.table}: {_line(progress, a_second)}"
 
 
 def _rescued(count: int) -> str:

@@ -27,26 +27,34 @@ _HELP: Final = {
     "proofs_total": "The proofs that have ended.",
     "proof_exit_code": "The exit code of the last proof; 0 is equal.",
     "proved_timestamp_seconds": "When the last proof has ended.",
+    "failed": "1 while the table is not followed; the log has the reason.",
     "set_aside": "The rows of which a change is set aside.",
 }
 
 
-class Watched:
-    """How a mirror is.
+class WatchedTable:
+    """How one table is.
 
     Args:
         labels: What each metric is labelled with.
+        set_aside: Returns the records that are set aside; None if there is no folder for them.
         clock: Returns the time in seconds.
     """
 
-    def __init__(self, labels: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
-        self._labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-        self._clock, self._lock = clock, Lock()
+    def __init__(
+        self,
+        labels: Mapping[str, str],
+        set_aside: Callable[[], int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+        self._set_aside, self._clock, self._lock = set_aside, clock, Lock()
         self._values = dict[str, float]()
         self._before = (0, 0)
         self._told = (0, 0)
         self._turned_at: float | None = None
-        self._systemd = _Systemd()
+        self._tried_at: float | None = None
+        self._has_failed = False
 
     def turned(self, progress: MirrorProgress) -> None:
         """Note that a page is done.
@@ -57,28 +65,33 @@ class Watched:
         with self._lock:
             self._told = (progress.events, progress.deletes)
             events, deletes = (a + b for a, b in zip(self._before, self._told, strict=True))
-            self._values |= {"events_total": events, "deletes_total": deletes}
+            self._values |= {"events_total": events, "deletes_total": deletes, "failed": 0}
             self._values["pages_total"] = self._values.get("pages_total", 0) + 1
             self._values["snapshot"] = int(progress.snapshot is not None)
             if progress.lag_seconds is not None:
                 self._values["lag_seconds"] = progress.lag_seconds
+            self._has_failed = False
         self.alive()
 
     def alive(self) -> None:
         """Note that the loop turns, for example during a proof."""
-        is_first, self._turned_at = self._turned_at is None, self._clock()
-        self._systemd.tell("READY=1" if is_first else "WATCHDOG=1")
+        self._turned_at = self._tried_at = self._clock()
 
-    def run_ended(self, set_aside: int) -> None:
-        """Note that a run has ended, after which another may begin to count at 0.
+    def failed(self, *, ends: bool) -> None:
+        """Note that the table is not followed.
 
         Args:
-            set_aside: The rows of which a change is set aside.
+            ends: False if it is tried again.
         """
+        with self._lock:
+            self._values["failed"] = 1
+            self._tried_at, self._has_failed = self._clock(), ends
+
+    def run_ended(self) -> None:
+        """Note that a run has ended, after which another may begin to count at 0."""
         with self._lock:
             self._before = (self._before[0] + self._told[0], self._before[1] + self._told[1])
             self._told = (0, 0)
-            self._values["set_aside"] = set_aside
 
     def proved(self, exit_code: int) -> None:
         """Note that a proof has ended.
@@ -91,6 +104,49 @@ class Watched:
             self._values["proof_exit_code"] = exit_code
             self._values["proved_timestamp_seconds"] = time.time()
 
+    @property
+    def is_live(self) -> bool:
+        """False if a page takes longer than ten minutes."""
+        # Before the first page nothing is known; a first read may wait for the database. And to start the
+        # process again does not help a table that has failed, and harms the others.
+        return self._tried_at is None or self._has_failed or self._clock() - self._tried_at < _LIVE_SECONDS
+
+    @property
+    def is_ready(self) -> bool:
+        """True after the first page, and if there will be none."""
+        return self._turned_at is not None or self._has_failed
+
+    def values(self) -> dict[str, float]:
+        """Return the metrics as they are now."""
+        with self._lock:
+            values = dict(self._values)
+            if "lag_seconds" in values and self._turned_at is not None:
+                values["lag_seconds"] += self._clock() - self._turned_at
+        if self._set_aside is not None:
+            values["set_aside"] = self._set_aside()
+        return values
+
+
+class Watched:
+    """How the tables of a process are."""
+
+    def __init__(self) -> None:
+        self._tables, self._is_ready, self._systemd = list[WatchedTable](), False, _Systemd()
+
+    def add(self, *tables: WatchedTable) -> None:
+        """Add tables, all of which belong to the answers from now on."""
+        self._tables += tables
+
+    def turned(self) -> None:
+        """Tell systemd that a loop turns, unless that of another table hangs."""
+        if not self._is_ready:
+            if not self._all_ready():
+                return
+            self._is_ready = True
+            self._systemd.tell("READY=1")
+        elif self._all_live():
+            self._systemd.tell("WATCHDOG=1")
+
     def stopping(self) -> None:
         """Tell systemd that the process ends."""
         self._systemd.tell("STOPPING=1")
@@ -101,26 +157,29 @@ class Watched:
             case "/metrics":
                 return 200, self._metrics()
             case "/live":
-                # Before the first page nothing is known; a first read may wait for the database.
-                at = self._turned_at
-                is_live = at is None or self._clock() - at < _LIVE_SECONDS
-                return (200, "live\n") if is_live else (503, "no page has been done for ten minutes\n")
+                if self._all_live():
+                    return 200, "live\n"
+                return 503, "no page has been done for ten minutes\n"
             case "/ready":
-                return (503, "no page has been done yet\n") if self._turned_at is None else (200, "ready\n")
+                return (200, "ready\n") if self._all_ready() else (503, "no page has been done yet\n")
             case _:
                 return 404, "there are /metrics, /live and /ready\n"
 
+    def _all_live(self) -> bool:
+        return all(each.is_live for each in self._tables)
+
+    def _all_ready(self) -> bool:
+        return bool(self._tables) and all(each.is_ready for each in self._tables)
+
     def _metrics(self) -> str:
-        with self._lock:
-            values = dict(self._values)
-            if "lag_seconds" in values and self._turned_at is not None:
-                values["lag_seconds"] += self._clock() - self._turned_at
+        tables = [(each.labels, each.values()) for each in self._tables]
         lines = list[str]()
-        for name, value in values.items():
+        for name, help_text in _HELP.items():
             full = f"multiclouddb_mirror_{name}"
             kind = "counter" if name.endswith("_total") else "gauge"
-            lines += [f"# HELP {full} {_HELP[name]}", f"# TYPE {full} {kind}"]
-            lines.append(f"{full}{{{self._labels}}} {value}")
+            found = [f"{full}{{{labels}}} {values[name]}" for labels, values in tables if name in values]
+            if found:
+                lines += [f"# HELP {full} {help_text}", f"# TYPE {full} {kind}", *found]
         return "\n".join((*lines, ""))
 
 
@@ -129,7 +188,7 @@ def served(watched: Watched, place: tuple[str, int] | None) -> Iterator[None]:
     """Answer over HTTP while a block runs.
 
     Args:
-        watched: How the mirror is.
+        watched: How the tables are.
         place: Host and port; None to answer nowhere.
     """
     if place is None:

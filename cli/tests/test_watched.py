@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from multiclouddb_cli import exits
-from multiclouddb_cli.watched import Watched, to_place
+from multiclouddb_cli.watched import Watched, WatchedTable, to_place
 from multiclouddb_mirror import MirrorProgress
 
 
@@ -34,14 +34,13 @@ def asked(port, path):
 class Following:
     """A mirror in a process of its own, whose messages to systemd are received."""
 
-    def __init__(self, folder, url, *words, **environment):
+    def __init__(self, folder, *words, **environment):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(str(folder / "notify"))
         self.socket.settimeout(60)
         self.process = subprocess.Popen(
             [
-                sys.executable, "-m", "multiclouddb_cli", "mirror", url, "main/orders", "--follow", "--json",
-                "--target", f"sqlite:{folder}/table.db#orders", *words,
+                sys.executable, "-m", "multiclouddb_cli", "mirror", "--follow", "--json", *words,
             ],
             env={**os.environ, "NOTIFY_SOCKET": str(folder / "notify"), **environment},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -63,16 +62,33 @@ class Following:
 
 
 @pytest.fixture
-def follow(tmp_path, url, store):
+def started(tmp_path):
     made = []
 
     def start(*words, **environment):
-        made.append(Following(tmp_path, url, *words, **environment))
+        made.append(Following(tmp_path, *words, **environment))
         return made[-1]
 
     yield start
     for each in made:
         each.close()
+
+
+@pytest.fixture
+def follow(started, tmp_path, url, store):
+    table = [url, "main/orders", "--target", f"sqlite:{tmp_path}/table.db#orders"]
+    return lambda *words, **environment: started(*table, *words, **environment)
+
+
+@pytest.fixture
+def follow_file(started, tmp_path, path):
+    def start(*collections, words):
+        entry = f'[[table]]\ncollection = "main/{{0}}"\ntarget = "sqlite:{tmp_path}/{{0}}.db#rows"\n'
+        head = f'provider = "embedded"\n[connection]\npath = "{path}"\n'
+        (tmp_path / "mirror.toml").write_text(head + "".join(map(entry.format, collections)))
+        return started(str(tmp_path / "mirror.toml"), "--set-aside", str(tmp_path / "aside"), *words)
+
+    return start
 
 
 def test_others_see_that_it_turns_and_a_signal_ends_it_with_0(follow):
@@ -86,7 +102,10 @@ def test_others_see_that_it_turns_and_a_signal_ends_it_with_0(follow):
         assert following.process.poll() is None
         families = {each.name: each for each in text_string_to_metric_families(asked(port, "/metrics")[1])}
         [sample] = families["multiclouddb_mirror_events"].samples
+    table = sample.labels.pop("table")
     assert (sample.value, sample.labels) == (10.0, {"collection": "main/orders"})
+    assert table.startswith("sqlite:")
+    assert table.endswith("table.db#orders")
     assert following.told() == "WATCHDOG=1"
     code, stdout, stderr = following.end()
     assert code == 0, stderr
@@ -140,21 +159,82 @@ def test_it_listens_only_here_unless_it_is_told_to():
 
 def test_the_lag_grows_while_no_page_comes():
     now = [1000.0]
-    watched = Watched({"collection": "orders"}, lambda: now[0])
-    watched.turned(MirrorProgress(3, 0, None, 2.0))
+    watched, table = Watched(), WatchedTable({"collection": "orders"}, clock=lambda: now[0])
+    watched.add(table)
+    table.turned(MirrorProgress(3, 0, None, 2.0))
 
     def lag():
-        _, text = watched.answer("/metrics")
-        return next(
-            float(line.split()[-1])
-            for line in text.splitlines()
-            if line.startswith("multiclouddb_mirror_lag")
-        )
+        return samples(watched)["multiclouddb_mirror_lag_seconds"]["orders"]
 
     assert lag() == 2
     now[0] += 40
     assert lag() == 42
-    watched.alive()  # a proof, which goes on merging
+    table.alive()  # a proof, which goes on merging
     assert lag() == 2
-    watched.turned(MirrorProgress(4, 0, None, 1.0))
+    table.turned(MirrorProgress(4, 0, None, 1.0))
     assert lag() == 1
+
+
+def samples(watched):
+    """Return the metrics by name and collection."""
+    status, text = watched.answer("/metrics")
+    assert status == 200
+    return {
+        sample.name: {each.labels["collection"]: each.value for each in family.samples}
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_several_tables_are_told_apart_and_one_that_has_failed_stops_no_probe():
+    now = [1000.0]
+    watched = Watched()
+    assert watched.answer("/ready")[0] == 503
+    orders, bills = (
+        WatchedTable({"collection": name}, lambda: 7, clock=lambda: now[0]) for name in ("orders", "bills")
+    )
+    watched.add(orders, bills)
+    orders.turned(MirrorProgress(3, 0, None, 2.0))
+    assert watched.answer("/ready")[0] == 503
+    bills.failed(ends=False)
+    assert watched.answer("/ready")[0] == 503
+    bills.turned(MirrorProgress(5, 1, None, 1.0))
+    assert watched.answer("/ready")[0] == 200
+    found = samples(watched)
+    assert found["multiclouddb_mirror_events_total"] == {"orders": 3, "bills": 5}
+    assert found["multiclouddb_mirror_failed"] == {"orders": 0, "bills": 0}
+    assert found["multiclouddb_mirror_set_aside"] == {"orders": 7, "bills": 7}
+    now[0] += 400
+    orders.turned(MirrorProgress(4, 0, None, 0.0))
+    bills.failed(ends=False)  # and it is tried again
+    now[0] += 400
+    assert watched.answer("/live")[0] == 200
+    found = samples(watched)
+    assert found["multiclouddb_mirror_failed"] == {"orders": 0, "bills": 1}
+    assert found["multiclouddb_mirror_lag_seconds"] == {"orders": 400, "bills": 801}
+    bills.failed(ends=True)
+    now[0] += 700
+    assert watched.answer("/live")[0] == 503  # because of orders
+    orders.turned(MirrorProgress(5, 0, None, 0.0))
+    assert watched.answer("/live")[0] == watched.answer("/ready")[0] == 200
+
+
+def test_a_file_with_several_tables_is_watched_too(follow_file, store):
+    port = free_port()
+    following = follow_file("orders", "gone", words=["--listen", str(port)])
+    assert following.told() == "READY=1"
+    assert asked(port, "/live")[0] == asked(port, "/ready")[0] == 200
+    found = {}
+    while found.get("multiclouddb_mirror_events", {}).get("main/orders") != 10:
+        assert following.process.poll() is None
+        found = {
+            each.name: {sample.labels["collection"]: sample.value for sample in each.samples}
+            for each in text_string_to_metric_families(asked(port, "/metrics")[1])
+        }
+    assert found["multiclouddb_mirror_failed"] == {"main/orders": 0, "main/gone": 1}
+    assert found["multiclouddb_mirror_set_aside"] == {"main/orders": 0, "main/gone": 0}
+    code, stdout, stderr = following.end()
+    assert code == 4, stderr
+    assert "main/gone, sqlite:" in stderr
+    failed, ended = map(json.loads, stdout.splitlines())
+    assert (failed["error"]["category"], ended["events"]) == ("NOT_FOUND", 10)

@@ -13,6 +13,8 @@ import attrs
 
 from multiclouddb_api import (
     ClientConfig,
+    ErrorCategory,
+    ErrorDetail,
     MulticloudDbClient,
     MulticloudDbError,
     ResourceAddress,
@@ -21,12 +23,17 @@ from multiclouddb_api import (
 from multiclouddb_api.config import config_of, from_environment, toml_of
 from multiclouddb_api.validators import path_here, unknown_name
 from multiclouddb_mirror.destinations import Shared, destination_of
-from multiclouddb_mirror.mirroring import Mirror, MirrorReport, MirrorSettings
+from multiclouddb_mirror.mirroring import Mirror, MirrorProgress, MirrorReport, MirrorSettings
+from multiclouddb_spi.faults import unexpected
 
 __all__ = ["MirrorFile", "MirrorJob", "Mirrors", "Outcome"]
 
 _KEYS: Final = ("collection", "target", "position", "columns")
 _ALL: Final = "*"
+_AGAIN_SECONDS: Final = 60.0
+"""How long a mirror that follows rests after it has tried to reach a server for five minutes. A process with
+one table ends then, and what has started it starts it again; this one goes on for its other tables."""
+_MAY_PASS: Final = (ErrorCategory.TRANSIENT_FAILURE, ErrorCategory.THROTTLED)
 
 
 @attrs.frozen
@@ -133,6 +140,9 @@ class Mirrors:
         client: The client, which all of them use.
         jobs: The collections and their tables.
         on_end: Called in the order in which they end.
+        on_page: Called after each page.
+        on_pause: With `follow`, called when a server could not be reached for five minutes; the mirror is
+            tried again every minute.
         **settings: The settings of `mirror` for each; without `follow` they run one after the other, and with
             it all at the same time.
     """
@@ -142,9 +152,13 @@ class Mirrors:
         client: MulticloudDbClient,
         jobs: Sequence[MirrorJob],
         on_end: Callable[[MirrorJob, Outcome], None],
+        *,
+        on_page: Callable[[MirrorJob, MirrorProgress], None] | None = None,
+        on_pause: Callable[[MirrorJob, MulticloudDbError], None] | None = None,
         **settings: Unpack[MirrorSettings],
     ) -> None:
-        self._client, self._jobs, self._on_end, self._settings = client, jobs, on_end, settings
+        self._client, self._jobs, self._settings = client, jobs, settings
+        self._on_end, self._on_page, self._on_pause = on_end, on_page, on_pause
         self._stopped, self._lock, self._running = Event(), Lock(), set[Mirror]()
         self._shared = Shared()
 
@@ -166,25 +180,47 @@ class Mirrors:
         if self._stopped.is_set():
             return None
         try:
-            settings = self._settings.copy()
-            if job.columns is not None:
-                settings["columns"] = job.columns
-            elif settings.get("columns") is None:
-                settings["refill"] = False  # it is about the other tables of the file
-            table = destination_of(job.target, job.position, shared=self._shared)
-            one = Mirror(self._client, job.address, table, **settings)
-            self._running.add(one)
-            if self._stopped.is_set():  # meanwhile
-                one.stop()
-            try:
-                outcome = one.run()
-            finally:
-                self._running.discard(one)
+            outcome = self._follow(job, self._made(job))
         except MulticloudDbError as error:
             outcome = error
+        except Exception as error:  # noqa: BLE001 - else nobody is told of it before all the others have ended
+            fault = unexpected(error)
+            outcome = MulticloudDbError(f"mirror: {fault.message}", ErrorDetail(fault.category))
+            outcome.__cause__ = error
         with self._lock:
             self._on_end(job, outcome)
         return outcome
+
+    def _made(self, job: MirrorJob) -> Mirror:
+        settings = self._settings.copy()
+        if job.columns is not None:
+            settings["columns"] = job.columns
+        elif settings.get("columns") is None:
+            settings["refill"] = False  # it is about the other tables of the file
+        if (on_page := self._on_page) is not None:
+            settings["on_progress"] = lambda progress: on_page(job, progress)
+        table = destination_of(job.target, job.position, shared=self._shared)
+        return Mirror(self._client, job.address, table, **settings)
+
+    def _follow(self, job: MirrorJob, one: Mirror) -> MirrorReport:
+        """Run a mirror, and again for as long as a server that it follows cannot be reached."""
+        self._running.add(one)
+        try:
+            while True:
+                if self._stopped.is_set():  # meanwhile
+                    one.stop()
+                try:
+                    return one.run()
+                except MulticloudDbError as error:
+                    passes = error.retryable and error.category in _MAY_PASS
+                    if not self._settings.get("follow") or not passes:
+                        raise
+                    if self._on_pause is not None:
+                        self._on_pause(job, error)
+                    if self._stopped.wait(_AGAIN_SECONDS):
+                        raise
+        finally:
+            self._running.discard(one)
 
 
 def _entry(file: str, table: Any) -> dict[str, str]:

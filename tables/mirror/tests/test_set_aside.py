@@ -337,3 +337,18 @@ def test_killed_at_each_step_a_retry_loses_nothing(world):
         assert lacks <= world.keys(), moment
         world.retry()
         assert (world.rows(), world.keys()) == (ALL, set()), moment
+
+
+def test_a_file_that_a_retry_removes_meanwhile_is_no_record_any_more(world, monkeypatch):
+    changed(world)
+    world.run()
+    folder = SetAsideFolder(world.aside)
+    record, *_ = folder.records(ORDERS, destination_of(world.target).name)
+    read = type(world.aside).read_bytes
+
+    def reading(file):
+        file.unlink()
+        return read(file)
+
+    monkeypatch.setattr(type(world.aside), "read_bytes", reading)
+    assert folder.records(ORDERS, record.target) == []

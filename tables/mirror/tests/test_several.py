@@ -8,10 +8,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError, connect
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, connect
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
-from multiclouddb_mirror import MirrorFile, MirrorReport, Mirrors
+from multiclouddb_mirror import Mirror, MirrorFile, MirrorReport, Mirrors
 from testing.postgres_server import PostgresServer
 
 
@@ -140,6 +140,73 @@ def _are_filled(connection, jobs):
         connection.execute(sql.SQL("SELECT count(*) = 3 FROM {}").format(sql.Identifier(name))).fetchone()[0]
         for name in tables
     )
+
+
+def broken(monkeypatch, error, times):
+    """Let the first merges into the table of orders fail."""
+    merge, left = Mirror._merge, [error] * times
+
+    def merging(self, page, how):
+        if self._address.collection == "orders" and left:
+            raise left.pop()
+        merge(self, page, how)
+
+    monkeypatch.setattr(Mirror, "_merge", merging)
+
+
+def test_a_table_that_is_away_for_long_is_followed_again_when_it_is_back(tmp_path, written, monkeypatch):
+    monkeypatch.setattr("multiclouddb_mirror.mirroring._OUTAGE_SECONDS", 0.0)
+    monkeypatch.setattr("multiclouddb_mirror.several._AGAIN_SECONDS", 0.01)
+    away = MulticloudDbError("table: is away", ErrorDetail(ErrorCategory.TRANSIENT_FAILURE, retryable=True))
+    broken(monkeypatch, away, 3)
+    file = written(f'collection = "main/orders"\ntarget = "sqlite:{tmp_path}/copy.db#orders"')
+    ended, paused = [], []
+    with connect(file.config) as client:
+        mirrors = Mirrors(
+            client,
+            file.jobs(client),
+            lambda job, outcome: ended.append(outcome),
+            on_page=lambda job, progress: progress.events == 3 and mirrors.stop(),
+            on_pause=lambda job, error: paused.append((str(job.address), error.message)),
+            follow=True,
+        )
+        mirrors.run()
+    assert paused == [("main/orders", "table: is away")] * 3
+    assert [each.events for each in ended] == [3]
+    # Without `follow` it ends, and whoever has started it starts it again.
+    broken(monkeypatch, away, 1)
+    [(_, outcome)] = run(file, resync=True)
+    assert outcome.category is ErrorCategory.TRANSIENT_FAILURE
+
+
+def test_a_table_that_is_still_away_at_the_end_is_told(tmp_path, written, monkeypatch):
+    monkeypatch.setattr("multiclouddb_mirror.mirroring._OUTAGE_SECONDS", 0.0)
+    away = MulticloudDbError("table: is away", ErrorDetail(ErrorCategory.TRANSIENT_FAILURE, retryable=True))
+    broken(monkeypatch, away, 100)
+    file = written(f'collection = "main/orders"\ntarget = "sqlite:{tmp_path}/copy.db#orders"')
+    ended = []
+    with connect(file.config) as client:
+        mirrors = Mirrors(
+            client,
+            file.jobs(client),
+            lambda job, outcome: ended.append(outcome),
+            on_pause=lambda job, error: mirrors.stop(),
+            follow=True,
+        )
+        mirrors.run()
+    assert [each.message for each in ended] == ["table: is away"]
+
+
+def test_an_unexpected_error_is_told_when_it_happens(tmp_path, written, monkeypatch):
+    broken(monkeypatch, KeyError("x"), 1)
+    file = written(
+        f'collection = "main/orders"\ntarget = "sqlite:{tmp_path}/copy.db#orders"',
+        f'collection = "main/bills"\ntarget = "sqlite:{tmp_path}/copy.db#bills"',
+    )
+    ended = dict(run(file))
+    assert ended["main/bills"].caught_up
+    assert ended["main/orders"].category is ErrorCategory.PERMANENT_FAILURE
+    assert "KeyError" in str(ended["main/orders"])
 
 
 @pytest.mark.parametrize(
