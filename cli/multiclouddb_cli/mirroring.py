@@ -265,7 +265,7 @@ def mirror_file(
         merged = f"{outcome.events:,} merged{rescued}{aside}"
         typer.echo(f"{outcome.address}  {outcome.table}  {merged}  {state}{proof}")
 
-    outages = OutageReport(StatusLine())
+    outages = OutageReport(StatusLine(), several=True)
     with (
         served(watched, listen),
         _ends_well(follows=settings.get("follow", False)),

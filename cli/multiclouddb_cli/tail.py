@@ -98,12 +98,18 @@ class StatusLine:
 
 
 class OutageReport(Observer):
-    """Prints an outage: the reason once, then a line every 30 seconds, and finally the end of the outage."""
+    """Prints an outage: the reason once, then a line every 30 seconds, and finally the end of the outage.
 
-    def __init__(self, status: StatusLine, *, muted: bool = False) -> None:
+    Args:
+        status: The line of the terminal that other output removes.
+        muted: True to print nothing.
+        several: True if the command has several collections, so that each line names its own.
+    """
+
+    def __init__(self, status: StatusLine, *, muted: bool = False, several: bool = False) -> None:
         self.muted = muted
-        self._status = status
-        self._reason: str | None = None
+        self._status, self._several = status, several
+        self._reasons = dict[ResourceAddress, str]()
         self.promise: Callable[[], str] = lambda: "trying again"
 
     def outage(self, address: ResourceAddress, seconds: float, reason: str) -> None:
@@ -111,19 +117,22 @@ class OutageReport(Observer):
         if self.muted:
             return
         self._status.clear()
-        if reason == self._reason:
+        if reason == self._reasons.get(address):
             text = f"no answer for {duration(seconds)}; {self.promise()}"
         else:
-            self._reason = reason
+            self._reasons[address] = reason
             text = f"{reason}; {self.promise()}"
-        typer.echo(f"warning: {printable(scrub(text))}", err=True)
+        typer.echo(f"warning: {self._name(address)}{printable(scrub(text))}", err=True)
 
     def outage_ended(self, address: ResourceAddress, seconds: float) -> None:
         """Print the end of the outage, if the outage was printed."""
-        if self._reason is not None and not self.muted:
+        if self._reasons.pop(address, None) is not None and not self.muted:
             self._status.clear()
-            typer.echo(f"notice: reads work again after {duration(seconds)}", err=True)
-        self._reason = None
+            what = "works" if self._several else "reads work"
+            typer.echo(f"notice: {self._name(address)}{what} again after {duration(seconds)}", err=True)
+
+    def _name(self, address: ResourceAddress) -> str:
+        return f"{printable(str(address))}: " if self._several else ""
 
 
 _WAIT_SECONDS: Final = 2.0

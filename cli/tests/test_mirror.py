@@ -8,8 +8,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from psycopg.conninfo import conninfo_to_dict
 
-from multiclouddb_api import invalid_request
+from multiclouddb_api import ResourceAddress, invalid_request
 from multiclouddb_cli import exits
+from multiclouddb_cli.tail import OutageReport, StatusLine
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_mirror import Mirror
 from multiclouddb_tables.delta import DeltaTarget
@@ -257,6 +258,23 @@ def test_a_failure_names_the_table_of_a_file(run, tmp_path, path, store):
     assert (equal["events"], failed["table"]) == (0, f"sqlite:{tmp_path}/copy.db#two")
     ran = run("mirror", file, "--refill")
     assert ran.exit_code == 0, ran.output
+
+
+def test_the_outage_of_one_of_several_tables_is_not_ended_by_another(capsys):
+    outages = OutageReport(StatusLine(), several=True)
+    orders, bills = map(ResourceAddress.parse, ("main/orders", "main/bills"))
+    outages.outage(orders, 0.0, "the table is away")
+    outages.outage(bills, 0.0, "the table is away")
+    outages.outage_ended(bills, 2.0)
+    outages.outage(orders, 30.0, "the table is away")
+    outages.outage_ended(orders, 40.0)
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: main/orders: the table is away; trying again",
+        "warning: main/bills: the table is away; trying again",
+        "notice: main/bills: works again after 2.0s",
+        "warning: main/orders: no answer for 30s; trying again",
+        "notice: main/orders: works again after 40s",
+    ]
 
 
 def test_the_position_with_a_table_of_postgres_is_no_url_of_a_checkpoint(run, url, store):
