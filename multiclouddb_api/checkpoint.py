@@ -435,10 +435,9 @@ class Checkpointer:
                 if not (repeated and (yield from self._settle(self._store))):
                     self._attempted.clear()
                     raise
-        self._attempted.clear()
-        self._pending = None
         self._version, self._saved = checkpoint.version, token
-        self._saved_at = self._now()
+        self._pending, self._saved_at = None, self._now()
+        self._attempted.clear()  # last: after an interrupt before this, the next save looks what is stored
 
     def _settle(self, store: CheckpointStore) -> Steps[bool]:
         """Return True if a save succeeded although it raised an error, and if that is new."""

@@ -1,5 +1,6 @@
 """Tests `ChangeFeedIterator` over a scripted service and a clock that does not wait."""
 
+import copy
 import inspect
 import itertools
 import math
@@ -21,6 +22,8 @@ from multiclouddb_api.iterator import IteratorSettings
 from multiclouddb_api.pacing import Timer
 from multiclouddb_conformance.through_asyncio import AsyncioClient
 from multiclouddb_conformance.waiting import assert_prompt, wait_until
+
+from .engine.interrupt import interrupted_at
 
 ADDRESS = api.ResourceAddress("shop", "orders")
 MOMENT = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -881,3 +884,51 @@ def run(changes, delivered, left, *, by_event):
         delivered.extend([step.event_id] if by_event else ids(step.events))
         if count == left:
             raise CrashError
+
+
+class Moving(Service):
+    """A service at which `Now` is two pages later at each read."""
+
+    def read_changes(self, request, options=None):
+        page = super().read_changes(request, options)
+        if isinstance(request.start_position, api.Now):
+            self.start = f"P@{int(self.start[2:]) + 2}"
+        return page
+
+
+class Worker:
+    """Handles the events of pages in an iterator, which Ctrl-C may interrupt."""
+
+    def __init__(self, store):
+        self.changes = stored(Moving([2, 1, 3, 2]), store, api.Now(), until_idle=True)
+        self.handled = []
+
+    def work(self, by_page):
+        if by_page:
+            for page in self.changes.pages():
+                self.handled += ids(page.events)
+        else:
+            for one in self.changes:
+                self.handled.append(one.event_id)
+
+
+@pytest.mark.parametrize("by_page", [True, False], ids=["pages", "events"])
+def test_after_ctrl_c_in_any_line_it_goes_on_and_has_saved_nothing_that_was_not_handled(by_page, face):
+    if face == "asyncio":
+        return  # asyncio turns Ctrl-C into a cancellation, see `test_aio.py`
+    number, was_interrupted = 0, True
+    everything = ids(event("P", each) for each in range(8))
+    while was_interrupted:
+        number += 1
+        store = MemoryStore()
+        worker = Worker(store)
+        was_interrupted = interrupted_at(number, lambda worker=worker: worker.work(by_page))
+        handled = list(worker.handled)
+        crashed = copy.deepcopy(store)
+        after_a_crash = whole_life([2, 1, 3, 2], checkpoint_store=crashed, checkpoint_name="w")
+        worker.work(by_page)
+        first = everything.index(worker.handled[0])
+        assert set(worker.handled) == set(everything[first:]), number
+        if handled:
+            assert {*handled, *after_a_crash} >= set(everything[everything.index(handled[0]) :]), number
+    assert number > 200
