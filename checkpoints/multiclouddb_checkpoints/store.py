@@ -305,10 +305,12 @@ class SharedCheckpointStore(ABC):
 
     @property
     def _client(self) -> Any:
-        # A connection must not be shared with the child of a fork.
         if self._given is not None:
             self._home.check()
             return self._given
+        # A store that makes its own clients is not refused after a fork, as a client of a database is: it
+        # keeps nothing but its URL, and each process makes a client when it needs one. The inherited client
+        # is neither used nor freed.
         process = os.getpid()
         if process not in self._made:
             try:
