@@ -24,7 +24,7 @@ _MOST_AT_ONCE: Final = 8
 
 
 class Consumers:
-    """Finds the consumer for a request by its token or its start; for the keys see `Engine._used`.
+    """Finds the consumer for a request by its token or its start; for the keys see `Calls._used`.
 
     A call takes a consumer out for its own use, so another call with the same token begins without one. The
     least recently used one is discarded first, and any that was not used for a minute; of one that still
@@ -70,7 +70,8 @@ class Consumers:
     def use(self, consumer: Consumer, instead: Consumer | None = None) -> None:
         """Record that a call uses a new consumer, which has taken over what another one had in use."""
         self._used[consumer] = threading.get_ident()
-        self._used.pop(instead, None)
+        if instead is not None:
+            self._used.pop(instead, None)
 
     def put(self, consumer: Consumer, *keys: Hashable) -> None:
         """Keep a consumer for later calls with these keys, after a call has used it."""

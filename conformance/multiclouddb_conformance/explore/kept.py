@@ -154,7 +154,7 @@ class _FaultyPages:
     """Makes the pages of an engine, or fails after the call has read."""
 
     def __init__(self, pages: Any, client: _Client) -> None:
-        self._pages = pages._pages if isinstance(pages, _FaultyPages) else pages
+        self._pages: Any = pages._pages if isinstance(pages, _FaultyPages) else pages
         self._client = client
 
     def __getattr__(self, name: str) -> Any:
