@@ -9,6 +9,7 @@ from multiclouddb_spi.abilities import (
     SupportsCollections,
     SupportsCommands,
     SupportsHeads,
+    SupportsInterrupts,
     SupportsLookup,
     SupportsRenewal,
 )
@@ -107,6 +108,7 @@ __all__ = [
     "SupportsCollections",
     "SupportsCommands",
     "SupportsHeads",
+    "SupportsInterrupts",
     "SupportsLookup",
     "SupportsRenewal",
     "SupportsSnapshot",

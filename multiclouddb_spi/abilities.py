@@ -216,6 +216,22 @@ class SupportsCollections(Protocol):
 
 
 @runtime_checkable
+class SupportsInterrupts(Protocol):
+    """A provider that keeps locks or connections, and that the engine calls in the thread of the caller.
+
+    This is so if `Feed.reads_at_once` is true. Other calls run on threads of the engine, which are never
+    interrupted.
+    """
+
+    def interrupted(self) -> None:
+        """Make new locks, and do not use what is open any more; it may be called again.
+
+        Ctrl-C has ended a call between any two steps, so the call may still hold a lock, or have left a
+        connection in any state. Calls of other threads may fail with an error that is retryable.
+        """
+
+
+@runtime_checkable
 class SupportsRenewal(Protocol):
     """A provider that can replace credentials which have aged, for example an expired token.
 

@@ -44,7 +44,7 @@ from multiclouddb_api import (
     TokenReport,
     invalid_request,
 )
-from multiclouddb_spi.abilities import SupportsCollections, SupportsLookup
+from multiclouddb_spi.abilities import SupportsCollections, SupportsInterrupts, SupportsLookup
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.consumer_opener import ConsumerOpener, key_of
 from multiclouddb_spi.continuation.entry import Stage
@@ -102,6 +102,11 @@ class Calls:
             provider.provider_id, self._fetcher, self.feeds, observing, config.headroom_warning_seconds
         )
         self._opener = ConsumerOpener(provider, self.feeds, self._fetcher, self.consumers)
+
+    def interrupted(self) -> None:
+        """Let the provider throw away what a call that was interrupted may have used."""
+        if isinstance(self._provider, SupportsInterrupts):
+            self._provider.interrupted()
 
     def end(self) -> None:
         """End all calls within a second, and free what they have kept."""

@@ -79,7 +79,7 @@ class Engine:
 
     def read_changes(self, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
         """Return one page of events, as `MulticloudDbClient.read_changes` does."""
-        return self._calls.use(lambda calls: calls.read_changes(request, options))
+        return self._calls.use(Calls.read_changes, request, options)
 
     def read(
         self, request: ChangeFeedRequest, options: OperationOptions, view: Callable[[Batch, int, int], T]
@@ -97,21 +97,19 @@ class Engine:
         Raises:
             MulticloudDbError: As `MulticloudDbClient.read_changes` does.
         """
-        return self._calls.use(lambda calls: calls.read(request, options, view))
+        return self._calls.use(Calls.read, request, options, view)
 
     def list_physical_partitions(
         self, address: ResourceAddress, options: OperationOptions
     ) -> tuple[str, ...]:
         """Return the ids of the open partitions, as `MulticloudDbClient.list_physical_partitions` does."""
-        return self._calls.use(lambda calls: calls.list_physical_partitions(address, options))
+        return self._calls.use(Calls.list_physical_partitions, address, options)
 
     def plan_partitions(
         self, request: ChangeFeedRequest, options: OperationOptions, *, with_descendants: bool = False
     ) -> tuple[PlannedPartition, ...]:
         """Return one token per partition, as `MulticloudDbClient.plan_partitions` does."""
-        return self._calls.use(
-            lambda calls: calls.plan_partitions(request, options, with_descendants=with_descendants)
-        )
+        return self._calls.use(Calls.plan_partitions, request, options, with_descendants=with_descendants)
 
     def lookup(
         self,
@@ -121,11 +119,11 @@ class Engine:
         provider_options: ProviderOptions | None,
     ) -> dict[MulticloudDbKey, LookupAnswer]:
         """Return the rows with these keys, as `MulticloudDbClient.lookup` does."""
-        return self._calls.use(lambda calls: calls.lookup(address, keys, options, provider_options))
+        return self._calls.use(Calls.lookup, address, keys, options, provider_options)
 
     def collections(self, database: str | None, options: OperationOptions) -> list[ResourceAddress]:
         """Return the collections in any order, as `MulticloudDbClient.collections` does."""
-        return self._calls.use(lambda calls: calls.collections(database, options))
+        return self._calls.use(Calls.collections, database, options)
 
     def inspect(
         self,
@@ -135,7 +133,7 @@ class Engine:
         provider_options: ProviderOptions | None,
     ) -> TokenReport:
         """Show what a token contains, as `MulticloudDbClient.inspect` does."""
-        return self._calls.use(lambda calls: calls.inspect(token, options, key, provider_options))
+        return self._calls.use(Calls.inspect, token, options, key, provider_options)
 
     def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
         """Pass a command to the service without retries, as `MulticloudDbClient.run_command` does."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_spi.batch import resume_collector
 from multiclouddb_spi.faults import ProviderFault
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -50,6 +51,9 @@ class Endable(Protocol):
     def closed(self) -> End:
         """Set when it may not be used any more."""
 
+    def interrupted(self) -> None:
+        """Make what lives longer than this usable again, before another call begins."""
+
     def end(self) -> None:
         """Free it, except what calls of other threads use; they free that when they notice `closed`."""
 
@@ -70,20 +74,17 @@ class Renewed(Generic[K]):
         self._is_closed = False
         self.kept = make()
 
-    def use(self, call: Callable[[K], T]) -> T:
-        """Make a call with what is kept.
-
-        Args:
-            call: The call.
-        """
+    def use(self, call: Callable[Concatenate[K, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Make a call with what is kept, and with these arguments."""
         kept, handled = self.kept, sys.exception()
         try:
-            return call(kept)
+            return call(kept, *args, **kwargs)
         except BaseException as error:  # this is the one place that deals with interrupts
             interrupt = _interrupt_of(error, handled)
             if interrupt is None:
                 raise
             kept.closed.interrupt()
+            kept.interrupted()
             with self._lock:
                 if self.kept is kept and not self._is_closed:
                     self.kept = self._make()

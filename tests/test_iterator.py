@@ -20,10 +20,9 @@ import multiclouddb_api as api
 from multiclouddb_api.aio.driver import LoopTimer
 from multiclouddb_api.iterator import IteratorSettings
 from multiclouddb_api.pacing import Timer
+from multiclouddb_conformance.interrupting import interrupted_at
 from multiclouddb_conformance.through_asyncio import AsyncioClient
 from multiclouddb_conformance.waiting import assert_prompt, wait_until
-
-from .engine.interrupt import interrupted_at
 
 ADDRESS = api.ResourceAddress("shop", "orders")
 MOMENT = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -78,13 +78,23 @@ class Consumers:
         consumer.used_at = time.monotonic()
         if self._budget.used > self._budget.limit:
             self.make_room(0)
-        self._put(consumer, keys)
+        with self._lock:
+            if self._closed:
+                consumer.detach_all(self._dropped)
+            else:
+                for key in keys:
+                    if (other := self._kept.get(key)) is not None and other is not consumer:
+                        self._remove(other)
+                    self._kept[key] = consumer
+                consumer.keys = keys
+                self._count(consumer, 1)
+                self._trim(consumer)
+            self._used.pop(consumer, None)
         self._sweep()
 
     def release(self, consumer: Consumer) -> None:
         """Give a consumer back that the call has not changed."""
-        self._put(consumer, consumer.keys)
-        self._sweep()
+        self.put(consumer, *consumer.keys)
 
     def discard(self, consumer: Consumer) -> None:
         """Discard a consumer that a call uses."""
@@ -131,20 +141,6 @@ class Consumers:
             while self._dropped:
                 self._dropped[0].discard()
                 self._dropped.popleft()
-
-    def _put(self, consumer: Consumer, keys: tuple[Hashable, ...]) -> None:
-        with self._lock:
-            if self._closed:
-                consumer.detach_all(self._dropped)
-            else:
-                for key in keys:
-                    if (other := self._kept.get(key)) is not None and other is not consumer:
-                        self._remove(other)
-                    self._kept[key] = consumer
-                consumer.keys = keys
-                self._count(consumer, 1)
-                self._trim(consumer)
-            self._used.pop(consumer, None)
 
     # -- The caller of these methods holds the lock
 

@@ -9,9 +9,9 @@ from multiclouddb_spi.interrupts import Renewed
 def kept_after_an_interrupt(monkeypatch):
     """The consumer of an interrupted call is put back as if nothing had happened."""
 
-    def spared(self, call):
+    def spared(self, call, *args):
         try:
-            return call(self.kept)
+            return call(self.kept, *args)
         except KeyboardInterrupt:
             consumers = self.kept.consumers
             for each in list(consumers._used):

@@ -17,6 +17,7 @@ import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now, PhysicalPartition
 from multiclouddb_conformance.explore.world import RULES
+from multiclouddb_conformance.interrupting import interrupted_at
 from multiclouddb_conformance.simulation import (
     Listing,
     ServerError,
@@ -34,7 +35,6 @@ from multiclouddb_spi.fetching.consumers import Consumers
 from multiclouddb_spi.fetching.stream import Budget
 from multiclouddb_spi.observing import Observing
 from tests.engine.conftest import Bench
-from tests.engine.interrupt import interrupted_at
 from tests.engine.planted import adopted_wherever_it_stands, kept_after_an_interrupt, not_rewound
 
 LIVES = int(os.environ.get("MULTICLOUDDB_CONSUMER_LIVES", "5"))

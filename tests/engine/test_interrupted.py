@@ -12,6 +12,7 @@ from contextlib import suppress
 import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Snapshot, SnapshotOrder
+from multiclouddb_conformance.interrupting import interrupted_at, lines_of
 from multiclouddb_spi import ProviderFault, interrupts
 from multiclouddb_spi.batch import resume_collector
 from multiclouddb_spi.calls import Calls
@@ -20,7 +21,6 @@ from multiclouddb_spi.fetching.daemon_pool import DaemonPool
 from multiclouddb_spi.fetching.fetcher import Fetcher
 
 from .conftest import eventually_true
-from .interrupt import interrupted_at, lines_of
 from .planted import kept_after_an_interrupt
 
 

@@ -65,6 +65,9 @@ class EmbeddedProvider(Provider):
     def classify(self, error: Exception) -> Fault:
         return classify(error, self._store.path)
 
+    def interrupted(self) -> None:
+        self._store.interrupted()
+
     def close(self) -> None:
         self._store.close()
 

@@ -36,6 +36,11 @@ class OpenStore:
         with self.pool.borrow(deadline.at) as connection, snapshot(connection):
             yield connection
 
+    def interrupted(self) -> None:
+        """Use no connection and no lock again, because Ctrl-C may have left them in any state."""
+        self.pool.interrupted()
+        self.monitor.interrupted()
+
     def close(self) -> None:
         """Interrupt running statements and close every connection."""
         self.pool.close()

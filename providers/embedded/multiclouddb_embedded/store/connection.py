@@ -122,13 +122,13 @@ class ConnectionPool(Holder):
 
         With `hurry`, it waits for no lock, and its statements fail at this time.
         """
-        if not self._slots.acquire(timeout=max(0.0, until - time.monotonic())):
+        slots = self._slots
+        if not slots.acquire(timeout=max(0.0, until - time.monotonic())):
             raise ProviderFault.of(
                 ErrorCategory.TRANSIENT_FAILURE,
                 "every connection to the store was in use until the deadline; try again, or give more time",
                 retryable=True,
             )
-        slots = self._slots
         try:
             with using_sqlite():
                 connection = self._take(hurry=hurry)
@@ -157,6 +157,15 @@ class ConnectionPool(Holder):
             return
         idle, self._idle = self._idle, []
         self._lock.release()
+        for connection in idle:
+            connection.close()
+
+    def interrupted(self) -> None:
+        """Use no connection and no lock again; a statement of another thread ends."""
+        idle, used = self._idle, list(self._used)
+        self.begin_anew()
+        for connection in used:
+            connection.interrupt()
         for connection in idle:
             connection.close()
 
@@ -190,7 +199,7 @@ class ConnectionPool(Holder):
 
     def _give_back(self, connection: sqlite3.Connection, *, sound: bool) -> None:
         with self._lock:
-            keep = self._used.pop(connection) == self._identity and sound and not self.closed
+            keep = self._used.pop(connection, None) == self._identity and sound and not self.closed
             if keep:
                 self._idle.append(connection)
         if not keep:
@@ -223,6 +232,13 @@ class SingleConnection(Holder):
                     self._drop()
             finally:
                 self._lock.release()
+
+    def interrupted(self) -> None:
+        """Use neither the connection nor the lock again; what a thread is using closes after its last use."""
+        connection, lock = self._connection, self._lock
+        self.begin_anew()
+        if connection is not None and lock.acquire(blocking=False):
+            connection.close()
 
     def begin_anew(self) -> list[object]:
         self._lock = type(self).new_lock()

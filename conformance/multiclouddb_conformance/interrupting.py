@@ -1,36 +1,48 @@
 """Interrupts a call in any line, as Ctrl-C would."""
 
+from __future__ import annotations
+
 import sys
+from collections.abc import Callable
 from itertools import count
 from linecache import getline
 from pathlib import Path
+from types import FrameType
+from typing import Any, Final, TypeAlias
 
 import multiclouddb_api
 import multiclouddb_spi
 from multiclouddb_spi import InlineExecutor
 
-ROOMS = tuple(str(Path(each.__file__).parent) for each in (multiclouddb_api, multiclouddb_spi))
+__all__ = ["ROOMS", "Line", "interrupted_at", "lines_of"]
+
+Line: TypeAlias = tuple[str, int]
+"""A file, and the number of a line in it."""
+ROOMS: Final = tuple(str(Path(str(each.__file__)).parent) for each in (multiclouddb_api, multiclouddb_spi))
+"""The folders of the API and of the engine."""
 
 
-def interrupted_at(line, call, rooms=ROOMS):
-    """Make the call, and interrupt it in a line of the packages; return whether there were as many lines.
+def interrupted_at(
+    line: int | Callable[[Line], object], call: Callable[[], object], rooms: tuple[str, ...] = ROOMS
+) -> bool:
+    """Make the call, and interrupt it in a line of some packages; return whether it came to that line.
 
     Args:
-        line: The number of the line, or a function that is given its place and returns whether it is the one.
+        line: The number of lines up to and with that one, or a function that finds it.
         call: The call.
         rooms: The folders of the packages.
     """
     numbers, was_reached, pool = count(1), False, 0
     is_the_one = line if callable(line) else lambda _: next(numbers) == line
 
-    def of_a_pool(frame, event, argument):
+    def of_a_pool(frame: FrameType, event: str, argument: Any) -> Any:
         """Wait for the end of what a real client runs in a thread of its own, which is not interrupted."""
         nonlocal pool
         if event == "return":
             pool -= 1
         return of_a_pool
 
-    def trace(frame, event, argument):
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal was_reached, pool
         file = frame.f_code.co_filename
         if frame.f_code is InlineExecutor.submit.__code__:
@@ -57,8 +69,8 @@ def interrupted_at(line, call, rooms=ROOMS):
     return was_reached
 
 
-def lines_of(call, rooms=ROOMS):
-    """Return the place of each line that a call runs in the packages, in order; many come more than once."""
-    found = []
-    interrupted_at(lambda place: found.append(place), call, rooms)
+def lines_of(call: Callable[[], object], rooms: tuple[str, ...] = ROOMS) -> list[Line]:
+    """Return each line that a call runs in some packages, in order; many come more than once."""
+    found = list[Line]()
+    interrupted_at(found.append, call, rooms)
     return found
