@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
@@ -67,7 +67,7 @@ def mirror(
         watched.turned()
 
     settings.update({"on_progress": on_progress, "on_proof_progress": on_proof_progress})
-    outages, code = OutageReport(StatusLine()), 0
+    outages, code = _Outages(lambda: [(address, table)]), 0
     with (
         served(watched, listen),
         _ends_well(follows=settings.get("follow", False)),
@@ -105,6 +105,31 @@ def mirror(
         code = _code(report)
     if code:
         raise typer.Exit(code)
+
+
+class _Outages(OutageReport):
+    """Prints an outage, and notes it for the tables of the collection."""
+
+    def __init__(
+        self, tables: Callable[[], Iterable[tuple[ResourceAddress, WatchedTable]]], *, several: bool = False
+    ) -> None:
+        super().__init__(StatusLine(), several=several)
+        self._tables = tables
+
+    def outage(self, address: ResourceAddress, seconds: float, reason: str) -> None:
+        super().outage(address, seconds, reason)
+        self._note(address, seconds)
+
+    def outage_ended(self, address: ResourceAddress, seconds: float) -> None:
+        super().outage_ended(address, seconds)
+        self._note(address, None)
+
+    def _note(self, address: ResourceAddress, seconds: float | None) -> None:
+        for other, table in self._tables():
+            # A database that has a default may be left out.
+            databases = {address.database, other.database} - {None}
+            if other.collection == address.collection and len(databases) < 2:
+                table.outage(seconds)
 
 
 @contextmanager
@@ -265,7 +290,7 @@ def mirror_file(
         merged = f"{outcome.events:,} merged{rescued}{aside}"
         typer.echo(f"{outcome.address}  {outcome.table}  {merged}  {state}{proof}")
 
-    outages = OutageReport(StatusLine(), several=True)
+    outages = _Outages(lambda: [(job.address, table) for job, table in tables.items()], several=True)
     with (
         served(watched, listen),
         _ends_well(follows=settings.get("follow", False)),

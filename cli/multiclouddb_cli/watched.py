@@ -23,6 +23,7 @@ _HELP: Final = {
     "deletes_total": "How many of them were deletes.",
     "pages_total": "The pages that were read; it grows while the mirror is alive.",
     "lag_seconds": "How far the table is behind; it grows while the database or the table does not answer.",
+    "outage_seconds": "For how long the database or the table has not answered; 0 if it answers.",
     "snapshot": "1 while the copy of every row is under way.",
     "proofs_total": "The proofs that have ended.",
     "proof_exit_code": "The exit code of the last proof; 0 is equal.",
@@ -55,6 +56,7 @@ class WatchedTable:
         self._turned_at: float | None = None
         self._tried_at: float | None = None
         self._has_failed = False
+        self._outage_since: float | None = None
 
     def turned(self, progress: MirrorProgress) -> None:
         """Note that a page is done.
@@ -72,6 +74,14 @@ class WatchedTable:
                 self._values["lag_seconds"] = progress.lag_seconds
             self._has_failed = False
         self.alive()
+
+    def outage(self, seconds: float | None) -> None:
+        """Note that the database or the table does not answer.
+
+        Args:
+            seconds: For how long; None if it answers again.
+        """
+        self._outage_since = None if seconds is None else self._clock() - seconds
 
     def alive(self) -> None:
         """Note that the loop turns, for example during a proof."""
@@ -122,6 +132,8 @@ class WatchedTable:
             values = dict(self._values)
             if "lag_seconds" in values and self._turned_at is not None:
                 values["lag_seconds"] += self._clock() - self._turned_at
+        since = self._outage_since
+        values["outage_seconds"] = 0.0 if since is None else self._clock() - since
         if self._set_aside is not None:
             values["set_aside"] = self._set_aside()
         return values

@@ -2,18 +2,22 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from multiclouddb_api import ResourceAddress
 from multiclouddb_cli import exits
-from multiclouddb_cli.watched import Watched, WatchedTable, to_place
+from multiclouddb_cli.mirroring import _Outages
+from multiclouddb_cli.watched import _HELP, Watched, WatchedTable, to_place
 from multiclouddb_mirror import MirrorProgress
 
 
@@ -155,6 +159,35 @@ def test_a_wrong_argument_is_named(run, url, store, tmp_path, words, told):
 def test_it_listens_only_here_unless_it_is_told_to():
     assert to_place("9100") == ("localhost", 9100)
     assert to_place("0.0.0.0:9100") == ("0.0.0.0", 9100)
+
+
+def test_an_outage_is_a_gauge_that_grows_until_it_ends():
+    now = [1000.0]
+    orders, bills = (WatchedTable({"collection": name}, clock=lambda: now[0]) for name in ("orders", "bills"))
+    watched = Watched()
+    watched.add(orders, bills)
+
+    def outages():
+        _, text = watched.answer("/metrics")
+        families = {each.name: each for each in text_string_to_metric_families(text)}
+        return [sample.value for sample in families["multiclouddb_mirror_outage_seconds"].samples]
+
+    assert outages() == [0, 0]
+    told = _Outages(
+        lambda: [(ResourceAddress("main", "orders"), orders), (ResourceAddress(None, "bills"), bills)]
+    )
+    told.outage(ResourceAddress("main", "orders"), 5.0, "the table does not answer")
+    now[0] += 40
+    assert outages() == [45, 0]
+    told.outage(ResourceAddress("main", "bills"), 1.0, "the table does not answer")
+    told.outage_ended(ResourceAddress("main", "orders"), 50.0)
+    assert outages() == [0, 1]
+
+
+def test_the_page_of_the_metrics_has_each_of_them():
+    page = (Path(__file__).parents[2] / "docs/reference/metrics.md").read_text(encoding="utf-8")
+    section = page.partition("## Of a mirror")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`([a-z_]+)`(?:,| \|)", section)) == set(_HELP)
 
 
 def test_the_lag_grows_while_no_page_comes():
