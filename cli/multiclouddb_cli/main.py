@@ -211,6 +211,9 @@ def mirror(
     set_aside_documents: cli.SetAsideDocuments = False,
     max_set_aside: cli.MaxSetAside = 100,
     retry: cli.Retry = None,
+    estimate: cli.MirrorEstimate = False,
+    tombstones: cli.Tombstones = None,
+    compact: cli.Compact = False,
     listen: cli.Listen = None,
     prove_every: cli.ProveEvery = None,
     max_scan_rate: cli.MaxScanRate = None,
@@ -236,10 +239,11 @@ def mirror(
         _check_only(context, "status", ("url", "collection", "position", "set_aside", "as_json"))
         command.status(collection, position, set_aside, as_json=as_json)
         return
+    known = ("url", "collection", "target", "position", "options", "as_json")
     if retry is not None:
-        _check_only(
-            context, "--retry", ("url", "collection", "target", "retry", "position", "options", "as_json")
-        )
+        _check_only(context, "--retry", (*known, "retry"))
+    elif estimate:
+        _check_only(context, "--estimate", (*known, "estimate", "max_scan_rate"))
     if follow and prove:
         raise typer.BadParameter(
             "needs a run that ends: leave out --follow, or give --prove-every", param_hint="--prove"
@@ -252,8 +256,9 @@ def mirror(
         raise typer.BadParameter(
             "give both; or neither, with a TOML file that has [[table]]", param_hint="COLLECTION and --target"
         )
-    if retry is not None and (collection is None or target is None):
-        raise typer.BadParameter("needs COLLECTION and --target", param_hint="--retry")
+    for name, is_given in (("--retry", retry is not None), ("--estimate", estimate)):
+        if is_given and (collection is None or target is None):
+            raise typer.BadParameter("needs COLLECTION and --target", param_hint=name)
     if collection is None or target is None:
         command.mirror_file(
             url, options or (), as_json=as_json, follow=follow,
@@ -262,9 +267,16 @@ def mirror(
             on_expired=on_expired, resync=resync, columns=columns, refill=refill, adopt=adopt, prove=prove,
             max_scan_rate=max_scan_rate, timeout_seconds=timeout, set_aside=set_aside,
             set_aside_documents=set_aside_documents, max_set_aside=max_set_aside, spark=spark,
+            compact=compact, tombstones=None if tombstones is None else to_age(tombstones, "--tombstones"),
         )  # fmt: skip
         return
     config = to_config(url)
+    if estimate:
+        command.estimate(
+            config, to_address(collection), target, position, max_scan_rate,
+            to_options(config, options or ()), as_json=as_json,
+        )  # fmt: skip
+        return
     if retry is not None:
         command.retry(
             config, to_address(collection), target, position, retry, to_options(config, options or ()),
@@ -280,6 +292,7 @@ def mirror(
         max_scan_rate=max_scan_rate, timeout_seconds=timeout,
         provider_options=to_options(config, options or ()), set_aside=set_aside,
         set_aside_documents=set_aside_documents, max_set_aside=max_set_aside, spark=spark,
+            compact=compact, tombstones=None if tombstones is None else to_age(tombstones, "--tombstones"),
     )  # fmt: skip
 
 

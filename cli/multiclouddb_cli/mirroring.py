@@ -182,6 +182,43 @@ def retry(
         raise typer.Exit(SET_ASIDE)
 
 
+def estimate(
+    config: ClientConfig,
+    address: ResourceAddress,
+    target: str,
+    position: str | None,
+    max_scan_rate: float | None,
+    options: ProviderOptions | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print what a run will read, and end with the code of the first thing that is missing."""
+    try:
+        from multiclouddb_mirror import destination_of, estimate_mirror
+    except ImportError as error:
+        raise _missing(error) from error
+    with until_signal() as interrupt, connect(config) as client, interrupt.reading():
+        found = estimate_mirror(
+            client, address, destination_of(target, position), max_scan_rate=max_scan_rate,
+            provider_options=options,
+        )  # fmt: skip
+    if as_json:
+        typer.echo(json.dumps(found.to_dict()))
+    else:
+        fields = [("table", found.table), ("begins", _BEGAN[found.begins])]
+        if (scan := found.scan) is not None:
+            fields += [
+                ("rows", "not known" if scan.rows is None else f"about {scan.rows:,}"),
+                ("units", "not known" if scan.units is None else f"{scan.units:,.0f}: {scan.price}"),
+                ("time", duration(scan.seconds) if scan.seconds else "not known: give --max-scan-rate"),
+            ]
+        may = {None: "not known", True: "yes", False: "no"}[found.may_write]
+        print_fields([*fields, ("may write", may), ("missing", f"{len(found.problems)}")])
+    codes = [report_error(each, debug=False) for each in found.problems]
+    if codes:
+        raise typer.Exit(codes[0])
+
+
 def status(target: str, position: str | None, folder: Path | None, *, as_json: bool) -> None:
     """Print how a table is, and end with 18 if something is set aside."""
     try:
@@ -209,6 +246,7 @@ def status(target: str, position: str | None, folder: Path | None, *, as_json: b
                 ("lag", f"at most {duration(found.lag_seconds)}" if found.watermark else "not known"),
                 ("position of", moment(found.stored_at)),
                 ("incomplete", "no" if found.incomplete_since is None else f"since {found.incomplete_since}"),
+                ("proved equal", moment(found.proved_at) if found.proved_at else "never with --prove"),
                 ("set aside", aside),
             ]
         )
@@ -380,6 +418,7 @@ def _print(report: MirrorReport, *, as_json: bool) -> None:
             ("table", report.table),
             ("began", _BEGAN[report.began]),
             ("merged", f"{report.events:,} rows and changes, of them {deletes}"),
+            *([] if report.tombstones is None else [("tombstones", f"{_rows(report.tombstones)} removed")]),
             *([] if report.rescued is None else [("rescued", _rescued(report.rescued))]),
             ("state", "every change is read" if report.caught_up else "stopped"),
             ("right at", moment(report.watermark)),

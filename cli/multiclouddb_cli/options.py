@@ -346,6 +346,24 @@ Prove: TypeAlias = Annotated[
 Spark: TypeAlias = Annotated[
     bool, typer.Option("--spark", help="Let Spark read, on this machine; on a cluster, see the page.")
 ]
+Tombstones: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--tombstones",
+        metavar="AGE",
+        help="After the run, remove rows of documents that were deleted longer ago, such as 30d.",
+    ),
+]
+Compact: TypeAlias = Annotated[
+    bool, typer.Option("--compact", help="After the run, merge the small files of a Delta table.")
+]
+MirrorEstimate: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--estimate",
+        help="Print what a copy would read, and whether rights and settings are there; write nothing.",
+    ),
+]
 Listen: TypeAlias = Annotated[
     str | None,
     typer.Option(

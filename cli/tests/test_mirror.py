@@ -190,6 +190,17 @@ def test_each_proof_of_a_mirror_that_follows_is_counted_in_the_log(mirror, monke
     assert "proof: EQUAL: 10 equal" in ran.stderr
 
 
+def test_an_estimate_ends_with_the_code_of_what_is_missing(mirror, run, url, target, tmp_path):
+    ran = mirror("--estimate", "--max-scan-rate", "5")
+    assert ran.exit_code == 0, ran.output
+    assert "about 10" in ran.stdout
+    assert not (tmp_path / "table").exists()
+    ran = run("mirror", url, "main/gone", "--target", target, "--estimate", "--json")
+    assert ran.exit_code == 4, ran.output
+    assert json.loads(ran.stdout)["problems"][0]["category"] == "NOT_FOUND"
+    assert run("mirror", "mirror.toml", "--estimate").exit_code == exits.USAGE
+
+
 def test_a_retry_names_what_it_needs(run, tmp_path):
     ran = run("mirror", "mirror.toml", "--retry", str(tmp_path))
     assert ran.exit_code == exits.USAGE
@@ -208,10 +219,11 @@ def test_its_status_is_that_of_the_table(mirror, run, store, target, tmp_path):
     assert ran.exit_code == 0, ran.output
     told = json.loads(ran.stdout)
     assert (told["rows"], told["deleted"], told["address"], told["set_aside"]) == (9, 1, "main/orders", 0)
-    assert told["incomplete_since"] is None
+    assert told["incomplete_since"] is told["proved_at"] is None
     assert told["lag_seconds"] >= 0
     ran = run("mirror", "status", target)
     assert ran.exit_code == 0, ran.output
+    assert "never with --prove" in ran.stdout
     assert "9, and 1 of deleted documents" in ran.stdout
     assert DeltaTable(tmp_path / "table").version() == version  # nothing was written
 

@@ -27,7 +27,8 @@ from multiclouddb_tables.conversion import cutter
 from multiclouddb_tables.delta import DeltaTarget
 from multiclouddb_tables.delta_log import committed, dataset_of, opened, writable
 from multiclouddb_tables.delta_refusals import damaged, missing, unreadable
-from multiclouddb_tables.merging import FILLED, merge_batch
+from multiclouddb_tables.delta_upkeep import drop_tombstones as drop_delta_tombstones
+from multiclouddb_tables.merging import merge_batch
 from multiclouddb_tables.rules import DELETED_AT, OF_THE_EVENT
 from multiclouddb_tables.sql import in_backticks
 from pyspark_multiclouddb.checkpoint import Checkpoint, told
@@ -266,22 +267,15 @@ def drop_tombstones(
         if checkpoint is not None and not Checkpoint(os.fspath(checkpoint), spark).is_scanned():
             return 0
         return drop_table_tombstones(spark, path, older_than)
-    table = writable(path)
-    if table is None:
+    if writable(path) is None:
         raise missing(path)
-    if DELETED_AT not in {field.name for field in table.schema().fields}:
-        return 0
     if checkpoint is not None and not Checkpoint(os.fspath(checkpoint)).is_scanned():
         return 0
     try:
         before = datetime.now(UTC) - older_than
     except OverflowError:
         return 0  # no tombstone is from before the year 1
-    found = committed(table, lambda: table.delete(f"{DELETED_AT} < '{before.isoformat()}'"))
-    target = DeltaTarget(path)
-    if target.number(FILLED) and target.is_empty():
-        target.store({FILLED: 0}, {})
-    return int(found["num_deleted_rows"])
+    return drop_delta_tombstones(path, before)
 
 
 def remove_history(table_path: str | os.PathLike[str], older_than: timedelta = timedelta(days=7)) -> None:

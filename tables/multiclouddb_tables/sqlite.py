@@ -31,7 +31,7 @@ from multiclouddb_tables.columns import Columns
 from multiclouddb_tables.contract import Fix, Own, Table, check_position, check_writer
 from multiclouddb_tables.conversion import Unheld
 from multiclouddb_tables.mark import Expected, FoundTable, TableMark, emptied, lacked, refilled
-from multiclouddb_tables.merging import merge_changes
+from multiclouddb_tables.merging import FILLED, merge_changes
 from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE
 from multiclouddb_tables.sql import in_backticks
 from multiclouddb_tables.sqlite_file import SqliteFile
@@ -369,6 +369,22 @@ class SqliteTable(Table):
         """
         with self._step() as step:
             step.put(_named(numbers, notes))
+
+    def drop_tombstones(self, before: datetime) -> int:
+        """Remove the rows of documents that were deleted before a time, and return their number.
+
+        Args:
+            before: The time at which the delete was merged.
+        """
+        with self._step() as step:
+            where = f"{DELETED_AT} < ?"
+            dropped = step.database.execute(
+                f"DELETE FROM {step.shape.sql} WHERE {where}", (time_text(before),)
+            ).rowcount
+            [(is_empty,)] = step.database.execute(f"SELECT NOT EXISTS (SELECT 1 FROM {step.shape.sql})")
+            if is_empty:
+                step.put({_NUMBER + FILLED: 0})
+        return int(dropped)
 
     def feed_mark(self) -> TableMark | None:
         """Return the mark of the table that is there now; the next steps write into this table only."""

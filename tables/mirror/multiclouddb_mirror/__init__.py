@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from multiclouddb_mirror.destinations import Destination, destination_of
+from multiclouddb_mirror.estimating import MirrorEstimate, estimate_mirror
 from multiclouddb_mirror.mirroring import Mirror, MirrorProgress, MirrorReport, MirrorSettings, mirror
 from multiclouddb_mirror.setting_aside import RetryReport, retry_set_aside
 from multiclouddb_mirror.several import MirrorFile, MirrorJob, Mirrors, Outcome
@@ -11,6 +12,7 @@ from multiclouddb_mirror.status import MirrorStatus, mirror_status
 __all__ = [
     "Destination",
     "Mirror",
+    "MirrorEstimate",
     "MirrorFile",
     "MirrorJob",
     "MirrorProgress",
@@ -21,6 +23,7 @@ __all__ = [
     "Outcome",
     "RetryReport",
     "destination_of",
+    "estimate_mirror",
     "mirror",
     "mirror_status",
     "retry_set_aside",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime
+from pathlib import Path
 from threading import BoundedSemaphore, Lock
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 from uuid import uuid4
@@ -27,6 +30,7 @@ from multiclouddb_tables.batch import Create, MissingState
 from multiclouddb_tables.columns import Columns
 from multiclouddb_tables.contract import SupportsPosition, Target, check_position
 from multiclouddb_tables.delta import DeltaTarget
+from multiclouddb_tables.delta_upkeep import compact, drop_tombstones
 from multiclouddb_tables.mark import FoundTable
 from multiclouddb_tables.merging import MergeRules, merge_changes
 
@@ -35,7 +39,11 @@ if TYPE_CHECKING:
 
     from multiclouddb_postgres.lock import TableLocks
 
-__all__ = ["Destination", "How", "Shared", "destination_of"]
+__all__ = ["PROVED", "Destination", "How", "PositionMovedError", "Shared", "destination_of"]
+
+PROVED: Final = "multiclouddb.proved_at"
+"""The name of the number that says when a proof has last found the table equal, in µs since 1970. A RESTORE
+takes it back to that of its version."""
 
 _SINK: Final = "mirror"
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9._-]|^[^A-Za-z0-9]")
@@ -183,6 +191,43 @@ class Destination(ABC):
             **how: See `How`.
         """
 
+    @abstractmethod
+    def store(self, numbers: Mapping[str, int]) -> None:
+        """Store numbers with the table, which exists.
+
+        Args:
+            numbers: The numbers, by name.
+        """
+
+    @abstractmethod
+    def number(self, name: str) -> int | None:
+        """Return a number that is stored with the table, or None.
+
+        Args:
+            name: The name.
+        """
+
+    @abstractmethod
+    def drop_tombstones(self, before: datetime) -> int:
+        """Remove the rows of documents that were deleted before a time, and return their number.
+
+        Args:
+            before: The time at which the delete was merged.
+        """
+
+    @property
+    def has_files(self) -> bool:
+        """True if small files of the table may be merged."""
+        return isinstance(self.target, DeltaTarget)
+
+    @abstractmethod
+    def compact(self) -> None:
+        """Merge small files, if the table has files."""
+
+    @abstractmethod
+    def lacking_right(self) -> str | None:
+        """Return which right to write the table is missing; None if none is, `""` if that is not known."""
+
     def elsewhere(self, store: CheckpointStore, name: str) -> Destination:
         """Return the same table with its position in a checkpoint store.
 
@@ -204,9 +249,14 @@ class _Kept(Destination):
     is_kept = True
 
     def __init__(
-        self, target: Target, made: Callable[[ChangeFeedPage | pa.Table | None], Any], pause_seconds: float
+        self,
+        target: Target,
+        made: Callable[[ChangeFeedPage | pa.Table | None], Any],
+        pause_seconds: float,
+        path: str,
     ) -> None:
         super().__init__(target)
+        self._path = path
         self._made_of, self._pause = made, pause_seconds
         self._writer, self._before = uuid4().hex, None
         self._is_claimed = False
@@ -253,6 +303,32 @@ class _Kept(Destination):
     def stored(self) -> str | None:
         found: SupportsPosition = self._made_of(None)
         return found.position()
+
+    def drop_tombstones(self, before: datetime) -> int:
+        if self.has_files:
+            return drop_tombstones(self._path, before)
+        dropped: int = self._made_of(None).drop_tombstones(before)
+        return dropped
+
+    def compact(self) -> None:
+        if self.has_files:
+            compact(self._path)
+
+    def lacking_right(self) -> str | None:
+        if "://" in self._path:
+            return ""
+        place = Path(self._path).absolute()
+        while not place.exists():
+            place = place.parent
+        return None if os.access(place, os.W_OK) else f"the right to write {place}"
+
+    def store(self, numbers: Mapping[str, int]) -> None:
+        # It is no step of the run, so it claims nothing.
+        self._made_of(None).store(numbers, {})
+
+    def number(self, name: str) -> int | None:
+        found: int | None = self._made_of(None).number(name)
+        return found
 
     def merge(self, page: ChangeFeedPage, **how: Unpack[How]) -> None:
         self.merge_alone(page, **how)
@@ -327,6 +403,21 @@ class _Apart(_Stored):
     def check_declaration(self, columns: Columns, *, refill: bool) -> bool:
         return self._table.check_declaration(columns, refill=refill)
 
+    def drop_tombstones(self, before: datetime) -> int:
+        return self._table.drop_tombstones(before)
+
+    def compact(self) -> None:
+        self._table.compact()
+
+    def lacking_right(self) -> str | None:
+        return self._table.lacking_right()
+
+    def store(self, numbers: Mapping[str, int]) -> None:
+        self._table.store(numbers)
+
+    def number(self, name: str) -> int | None:
+        return self._table.number(name)
+
     def begin(self) -> None:
         self._table.begin()
 
@@ -366,6 +457,23 @@ class _WithRows(_Stored):
 
     def check_declaration(self, columns: Columns, *, refill: bool) -> bool:
         return self._pg.check_declaration(columns, refill=refill)
+
+    def drop_tombstones(self, before: datetime) -> int:
+        return self._pg.drop_tombstones(before)
+
+    def compact(self) -> None:
+        pass  # it has no files
+
+    def lacking_right(self) -> str | None:
+        from multiclouddb_postgres.rights import lacking_right
+
+        return lacking_right(self._dsn, self._table)
+
+    def store(self, numbers: Mapping[str, int]) -> None:
+        self._pg.store(numbers)
+
+    def number(self, name: str) -> int | None:
+        return self._pg.number(name)
 
     def begin(self) -> None:
         self._locked = self._locks.take(self._dsn, self._table)
@@ -422,6 +530,7 @@ def destination_of(
                 SqliteTable(place, name, patience_seconds=patience_seconds),
                 lambda page: SqliteTable(place, name),
                 0.0,
+                place,
             )
         case _:
             # The text may contain a password, so no message shows it.
@@ -470,4 +579,4 @@ def _delta(path: str, patience_seconds: float) -> Destination:
         anew = {"anew": True} if any(isinstance(n, SnapshotStarted) and n.whole for n in notices) else {}
         return DeltaTarget(path, place={"query": None, **anew})
 
-    return _Kept(DeltaTarget(path, patience_seconds=patience_seconds), made, _DELTA_SECONDS)
+    return _Kept(DeltaTarget(path, patience_seconds=patience_seconds), made, _DELTA_SECONDS, path)

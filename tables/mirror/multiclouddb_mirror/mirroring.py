@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack
 
@@ -42,9 +42,15 @@ from multiclouddb_api.pacing import Outage, PollSchedule, Timer
 from multiclouddb_api.set_aside import SetAsideFolder
 from multiclouddb_api.validators import check_type, unknown_name
 from multiclouddb_mirror.advice import advising
-from multiclouddb_mirror.destinations import Destination, How, PositionMovedError, destination_of
+from multiclouddb_mirror.destinations import (
+    PROVED,
+    Destination,
+    How,
+    PositionMovedError,
+    destination_of,
+)
 from multiclouddb_mirror.setting_aside import Setter
-from multiclouddb_spi.continuation.token import decode_token
+from multiclouddb_spi.continuation.token import decode_token, to_micros
 from multiclouddb_spi.token_report import is_in_snapshot
 from multiclouddb_tables.batch import other_rows
 from multiclouddb_tables.columns import Columns
@@ -98,6 +104,12 @@ class MirrorSettings(TypedDict, total=False):
     snapshot then buries every row that is not in the collection."""
     prove: bool
     """True to compare the table with the collection when every change was read; False by default."""
+    tombstones: timedelta | None
+    """How long to keep the row that a deleted document leaves, from the merge of the delete on: after a run
+    that has read every change, older ones are removed. None, the default, to keep all."""
+    compact: bool
+    """True to merge the small files of a Delta table after a run that has read every change, and to remove
+    files that no version of the last seven days needs; False by default."""
     set_aside: str | os.PathLike[str] | None
     """A folder for records that cannot be decoded, and for rows that the table refuses: the run goes on
     without them, and `MirrorReport.set_aside` counts them until `retry_set_aside` has written them, or a
@@ -178,6 +190,8 @@ class MirrorReport:
     rescued: int | None = None
     """How many of the merged rows have a value in `_rescued`, because it does not fit its column; a row that
     was merged again counts again. None if the declaration does not have `misfits = "rescue"`."""
+    tombstones: int | None = None
+    """The number of rows of deleted documents that were removed; None without `tombstones`."""
     proof: Report | None = None
     """What the comparison has found; None without `prove`."""
 
@@ -256,6 +270,13 @@ class Mirror:
         if self._on_expired not in ("resnapshot", "fail"):
             raise invalid_request("on_expired", f"is {self._on_expired!r}", 'pass "resnapshot" or "fail"')
         self._address = ResourceAddress.parse(address) if isinstance(address, str) else address
+        for name in ("tombstones", "compact"):
+            if settings.get(name) and settings.get("follow"):
+                raise invalid_request(name, "needs a run that ends", "leave out follow (--follow), or it")
+        if settings.get("compact") and not self._to.has_files:
+            raise invalid_request(
+                "compact", f"is for Delta, and {self._to.name} has no files", "leave it out"
+            )
         self._changes: ChangeFeedIterator | None = None
         self._spark: Any = None
         self._is_on_spark = bool(settings.get("spark"))
@@ -392,6 +413,8 @@ class Mirror:
         before = [] if self._setter is None else self._setter.records()
         if settings.get("prove") and caught_up:
             report = self._proved(report)
+        if report.caught_up and (report.proof is None or report.proof.equal):
+            report = self._tidied(report)
         if self._setter is None:
             with self._to.turn:
                 found = self._to.found()
@@ -400,6 +423,22 @@ class Mirror:
         if report.proof is not None and not report.proof.exit_code:
             self._setter.forget(before)  # nothing of these is missing
         return attrs.evolve(report, set_aside=self._setter.count())
+
+    def _tidied(self, report: MirrorReport) -> MirrorReport:
+        """Remove what is not needed any more: every change up to the stored position is in the table.
+
+        A tombstone keeps an older change from bringing its document back, and after this position none comes:
+        a RESTORE that takes the position back brings the tombstones back too.
+        """
+        if (kept := self._settings.get("tombstones")) is not None and self._to.found() is not None:
+            try:
+                before = datetime.now(UTC) - kept
+            except OverflowError:
+                before = datetime.min.replace(tzinfo=UTC)
+            report = attrs.evolve(report, tombstones=self._to.drop_tombstones(before))
+        if self._settings.get("compact") and self._to.found() is not None:
+            self._to.compact()
+        return report
 
     def _run_on_spark(self, request: ChangeFeedRequest, begins: str, how: How) -> MirrorReport | None:
         """Let Spark read; each micro-batch is merged here, and then its position is stored."""
@@ -665,6 +704,7 @@ class Mirror:
 
         settings = self._settings.copy()
         settings.update({"follow": True, "prove": False, "resync": False, "refill": False, "position": None})
+        settings.update({"tombstones": None, "compact": False})
         for name in ("on_progress", "spark"):
             settings.pop(name, None)  # type: ignore[misc] # one of two names
         follower = self._follower = Mirror(self._client, self._address, self._to, **settings)
@@ -687,6 +727,8 @@ class Mirror:
             finally:
                 follower.stop()
             later = following.result()
+        if proof is not None and proof.equal and self._to.found() is not None:
+            self._to.store({PROVED: to_micros(datetime.now(UTC))})
         return attrs.evolve(
             report,
             events=report.events + later.events,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import attrs
 
 from multiclouddb_api import ResourceAddress
 from multiclouddb_api.set_aside import SetAsideFolder
-from multiclouddb_mirror.destinations import Destination
+from multiclouddb_mirror.destinations import PROVED, Destination
 from multiclouddb_mirror.setting_aside import rows_of
-from multiclouddb_spi.continuation.token import decode_token
+from multiclouddb_spi.continuation.token import decode_token, to_moment
 
 __all__ = ["MirrorStatus", "mirror_status"]
 
@@ -39,6 +39,8 @@ class MirrorStatus:
     """When the service gave the position; None if none is stored."""
     incomplete_since: str | None
     """Since when the table is marked as incomplete; None if it is not."""
+    proved_at: datetime | None
+    """When a proof of a mirror (`prove`) has last found the table equal; None if none has."""
     set_aside: int | None
     """As in `MirrorReport`; None without a folder."""
 
@@ -57,7 +59,7 @@ class MirrorStatus:
         """Return the status for JSON."""
         found = attrs.asdict(self, recurse=False)
         found["address"] = None if self.address is None else str(self.address)
-        for name in ("watermark", "stored_at"):
+        for name in ("watermark", "stored_at", "proved_at"):
             at = found[name]
             found[name] = None if at is None else at.isoformat()
         return {**found, "lag_seconds": self.lag_seconds}
@@ -88,14 +90,16 @@ def mirror_status(table: Destination, folder: SetAsideFolder | None = None) -> M
             gone = sum(batch.column("deleted").to_pylist())
             rows, deleted = rows + batch.num_rows - gone, deleted + gone
     at = None if position is None or position.watermark is None else position.watermark
+    proved = None if found is None else table.number(PROVED)
     return MirrorStatus(
         table.name,
         address,
         found is not None,
         rows,
         deleted,
-        None if at is None else datetime.fromtimestamp(0, UTC) + timedelta(microseconds=at),
+        None if at is None else to_moment(at),
         None if position is None else datetime.fromtimestamp(position.issued_at, UTC),
         None if found is None or found.mark is None else found.mark.incomplete_since,
+        None if proved is None else to_moment(proved),
         None if folder is None or address is None else rows_of(folder.records(address, table.name)),
     )

@@ -4,10 +4,12 @@ import json
 import shutil
 import sqlite3
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from psycopg.conninfo import make_conninfo
 
 from multiclouddb_api import (
     Beginning,
@@ -23,7 +25,16 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.set_aside import SetAsideFolder
 from multiclouddb_embedded import EmbeddedStore
-from multiclouddb_mirror import Mirror, destination_of, mirror, mirroring, retry_set_aside
+from multiclouddb_mirror import (
+    Mirror,
+    destination_of,
+    destinations,
+    estimate_mirror,
+    mirror,
+    mirror_status,
+    mirroring,
+    retry_set_aside,
+)
 from multiclouddb_tables import Columns
 from multiclouddb_verify import verify
 
@@ -40,9 +51,82 @@ def test_the_first_run_copies_every_row_and_the_next_goes_on(world):
     assert (report.began, report.events, report.deletes) == ("position", 5, 1)
     assert report.proof.equal
     assert world.rows() == CHANGED
+    table = destination_of(world.target)
+    proved_at = mirror_status(table).proved_at
+    assert datetime.now(UTC) - proved_at < timedelta(minutes=10)
     report = world.run()
     assert (report.began, report.events, report.pages) == ("position", 0, 0)
+    assert mirror_status(table).proved_at == proved_at
     assert json.loads(json.dumps(report.to_dict()))["address"] == "main/orders"
+
+
+def test_old_tombstones_are_removed_after_a_run(world):
+    world.run()
+    world.change()
+    report = world.run(tombstones=timedelta(days=30))
+    assert report.tombstones == 0
+    report = world.run(tombstones=timedelta(0), prove=True)
+    assert (report.tombstones, report.proof.equal) == (1, True)
+    assert mirror_status(destination_of(world.target)).deleted == 0
+    assert world.rows() == CHANGED
+    world.put("o-2", 22)
+    for key in CHANGED:
+        world.store.delete("orders", key)
+    assert world.run(tombstones=timedelta(0)).tombstones == 8
+    world.store.delete("orders", "o-2")
+    assert world.run(tombstones=timedelta(0)).tombstones == 1
+    world.put("o-1", 1)
+    assert world.run(prove=True).proof.equal  # a table that is empty by this is not taken for a damaged one
+    assert world.rows() == {"o-1": 1}
+    with pytest.raises(MulticloudDbError, match="tombstones: needs a run that ends"):
+        world.run(tombstones=timedelta(0), follow=True)
+
+
+def test_small_files_are_merged_after_a_run(world):
+    world.run()
+    world.change()
+    if world.kind != "delta":
+        with pytest.raises(MulticloudDbError, match="compact: is for Delta"):
+            world.run(compact=True)
+        assert world.rows() == FIRST
+        return
+    world.run()
+    before = len(DeltaTable(world.folder / "table").file_uris())
+    report = world.run(compact=True, prove=True)
+    assert report.proof.equal
+    assert len(DeltaTable(world.folder / "table").file_uris()) == 1 < before
+    world.put("o-1", 1)
+    assert world.run(prove=True).proof.equal
+
+
+def test_an_estimate_says_what_a_run_will_read_and_writes_nothing(world):
+    table = destination_of(world.target)
+    found = estimate_mirror(world.client, "main/orders", table, max_scan_rate=1.0)
+    assert (found.begins, found.may_write, found.problems) == ("snapshot", True, ())
+    assert (found.scan.rows, found.scan.seconds) == (7, 7.0)
+    assert table.found() is None
+    assert json.loads(json.dumps(found.to_dict()))["scan"]["rows"] == 7
+    world.run()
+    assert estimate_mirror(world.client, "main/orders", table).begins == "position"
+
+
+def test_an_estimate_names_everything_that_is_missing(world, monkeypatch):
+    monkeypatch.setattr(destinations.os, "access", lambda path, mode: False)
+    target = world.target
+    if world.kind == "postgres":
+        with psycopg.connect(world.server.dsn) as database:
+            database.execute("DROP ROLE IF EXISTS reader")
+            database.execute("CREATE ROLE reader LOGIN")
+        target = f"postgres:{make_conninfo(world.server.dsn, user='reader')}#orders"
+    found = estimate_mirror(world.client, "main/nothing", destination_of(target))
+    assert [each.category for each in found.problems] == [
+        ErrorCategory.NOT_FOUND,
+        ErrorCategory.AUTHORIZATION_FAILED,
+    ]
+    assert found.may_write is False
+    assert {"postgres": "CREATE on", "delta": "right to write", "sqlite": "right to write"}[
+        world.kind
+    ] in str(found.problems[1])
 
 
 def test_killed_before_and_after_each_step_it_goes_on(world):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pyarrow as pa
@@ -17,8 +18,8 @@ from multiclouddb_postgres.long_keys import (
 from multiclouddb_postgres.server import Connection, check_dsn, repeated, secret_dsn, transaction, where
 from multiclouddb_postgres.table import PostgresTable, identifier
 from multiclouddb_tables.mark import Expected, FoundTable
-from multiclouddb_tables.merging import MergeRules
-from multiclouddb_tables.rules import DOCUMENT
+from multiclouddb_tables.merging import FILLED, MergeRules
+from multiclouddb_tables.rules import DELETED_AT, DOCUMENT
 
 if TYPE_CHECKING:
     from multiclouddb_tables.column_values import ColumnType
@@ -132,6 +133,40 @@ class PostgresTarget:
         if (name := self._checkpoint) is None:
             return self._in(PostgresTable.position)
         return repeated(self._dsn, self._where, lambda connection: stored_token(connection, name))
+
+    def number(self, name: str) -> int | None:
+        """Return a number that is stored for the table.
+
+        Args:
+            name: See `Table.number`.
+        """
+        return self._in(lambda table: table.number(name))
+
+    def drop_tombstones(self, before: datetime) -> int:
+        """Remove the rows of documents that were deleted before a time, and return their number.
+
+        Args:
+            before: The time at which the delete was merged.
+        """
+
+        def drop(table: PostgresTable) -> int:
+            _ = table.known()
+            statement = sql.SQL("DELETE FROM {} WHERE {} < {}")
+            named = identifier(self._table), sql.Identifier(DELETED_AT), before
+            dropped = table.connection.execute(statement.format(*named)).rowcount
+            if table.number(FILLED) and table.is_empty():
+                table.store({FILLED: 0}, {})
+            return dropped
+
+        return self._in(drop)
+
+    def store(self, numbers: Mapping[str, int]) -> None:
+        """Store numbers for the table.
+
+        Args:
+            numbers: See `Table.store`.
+        """
+        self._in(lambda table: table.store(numbers, {}))
 
     def found(self, since: FoundTable | None = None) -> FoundTable:
         """Return the table's object id and mark; see `Target.found`.
