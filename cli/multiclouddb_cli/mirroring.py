@@ -309,7 +309,9 @@ def mirror_file(
         if isinstance(outcome, MulticloudDbError):
             tables[job].failed(ends=True)
             watched.turned()
-            typer.echo(f"{job.address}, {job.table}:", err=True)
+            follows = settings.get("follow", False) and len(tables) > 1
+            what = ", which is not followed any more" if follows else ""
+            typer.echo(f"{job.address}, {job.table}{what}:", err=True)
             codes.append(report_error(outcome, debug=False))
             if as_json:
                 failure = {"category": str(outcome.category), "message": scrub(outcome.message)}
@@ -344,8 +346,10 @@ def mirror_file(
         interrupt.stop = mirrors.stop
         mirrors.run()
         watched.stopping()
-    if max(codes, default=0):
-        raise typer.Exit(max(codes))
+    # What is set aside comes after the failure of another table, which says more.
+    code = max((each for each in codes if each != SET_ASIDE), default=0) or max(codes, default=0)
+    if code:
+        raise typer.Exit(code)
 
 
 @contextmanager

@@ -121,7 +121,7 @@ class OutageReport(Observer):
             text = f"no answer for {duration(seconds)}; {self.promise()}"
         else:
             self._reasons[address] = reason
-            text = f"{reason}; {self.promise()}"
+            text = f"{reason.removesuffix('; try again')}; {self.promise()}"
         typer.echo(f"warning: {self._name(address)}{printable(scrub(text))}", err=True)
 
     def outage_ended(self, address: ResourceAddress, seconds: float) -> None:

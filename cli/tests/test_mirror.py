@@ -272,11 +272,24 @@ def test_a_failure_names_the_table_of_a_file(run, tmp_path, path, store):
     assert ran.exit_code == 0, ran.output
 
 
+def test_what_is_set_aside_does_not_hide_the_failure_of_another_table(run, tmp_path, path, store):
+    entry = '[[table]]\ncollection = "main/{0}"\ntarget = "sqlite:{1}/copy.db#{0}"\n'
+    (tmp_path / "columns.toml").write_text('[columns]\nn = "int64"')
+    store.put("orders", "bad", {"n": "many"})
+    file, head = tmp_path / "mirror.toml", f'provider = "embedded"\n[connection]\npath = "{path}"\n'
+    orders = entry.format("orders", tmp_path) + 'columns = "columns.toml"\n'
+    file.write_text(head + orders)
+    assert run("mirror", file, "--set-aside", tmp_path / "aside").exit_code == exits.SET_ASIDE
+    file.write_text(head + orders + entry.format("gone", tmp_path))
+    ran = run("mirror", file, "--set-aside", tmp_path / "aside")
+    assert ran.exit_code == 4, ran.output
+
+
 def test_the_outage_of_one_of_several_tables_is_not_ended_by_another(capsys):
     outages = OutageReport(StatusLine(), several=True)
     orders, bills = map(ResourceAddress.parse, ("main/orders", "main/bills"))
     outages.outage(orders, 0.0, "the table is away")
-    outages.outage(bills, 0.0, "the table is away")
+    outages.outage(bills, 0.0, "the table is away; try again")
     outages.outage_ended(bills, 2.0)
     outages.outage(orders, 30.0, "the table is away")
     outages.outage_ended(orders, 40.0)

@@ -390,6 +390,7 @@ class Mirror:
         rescued: Sequence[int]
         with changes:
             for page in self._pages(changes, begins):
+                self._outage.begin(0.0)
                 matters, rescued = bool(page.events or page.notices), []
                 if matters:
                     self._check_page(page, begins)

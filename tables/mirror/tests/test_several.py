@@ -8,10 +8,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, connect
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, Observer, connect, pacing
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
-from multiclouddb_mirror import Mirror, MirrorFile, MirrorReport, Mirrors
+from multiclouddb_mirror import Mirror, MirrorFile, MirrorReport, Mirrors, mirroring
 from testing.postgres_server import PostgresServer
 
 
@@ -195,6 +195,36 @@ def test_a_table_that_is_still_away_at_the_end_is_told(tmp_path, written, monkey
         )
         mirrors.run()
     assert [each.message for each in ended] == ["table: is away"]
+
+
+class Told(Observer):
+    """Keeps how long each outage had lasted when it was told."""
+
+    def __init__(self):
+        self.seconds = []
+
+    def outage(self, address, seconds, reason):
+        self.seconds.append(seconds)
+
+
+def test_an_outage_of_a_table_begins_with_it_and_not_with_the_mirror(tmp_path, written, monkeypatch):
+    later = [0.0]
+
+    class Shifted(pacing.Timer):
+        def now(self):
+            return super().now() + later[0]
+
+    monkeypatch.setattr(mirroring, "Timer", Shifted)
+    monkeypatch.setattr(pacing, "_RETRY_SECONDS", 0.01)
+    away = MulticloudDbError("table: is away", ErrorDetail(ErrorCategory.TRANSIENT_FAILURE, retryable=True))
+    broken(monkeypatch, away, 1)
+    file = written(f'collection = "main/orders"\ntarget = "sqlite:{tmp_path}/copy.db#orders"')
+    told = Told()
+    with connect(file.config, observer=told) as client:
+        one = Mirror(client, "main/orders", f"sqlite:{tmp_path}/copy.db#orders")
+        later[0] = 3600.0
+        assert one.run().caught_up
+    assert [each < 60 for each in told.seconds] == [True]
 
 
 def test_an_unexpected_error_is_told_when_it_happens(tmp_path, written, monkeypatch):
