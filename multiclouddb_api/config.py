@@ -205,7 +205,7 @@ class ClientConfig:
 
         Top-level keys are the fields of this class, and the table `[connection]` has the provider's own
         settings. For a secret, write `{ env = "NAME" }` there: it is replaced by the environment variable
-        `NAME` when the file is read.
+        `NAME` when the file is read. The entries `[[table]]` of `multiclouddb mirror` may be in the file.
 
         Args:
             path: The file.
@@ -238,7 +238,10 @@ def _web_advice(url: str) -> str:
 
 
 def _from_toml(cls: type[ClientConfig], place: Path) -> ClientConfig:
-    return _of_table(cls, toml_of(place), place.name)
+    read = toml_of(place)
+    if isinstance(read.get("table"), list):
+        del read["table"]  # the tables of `multiclouddb mirror`, whose connection other commands use too
+    return _of_table(cls, read, place.name)
 
 
 def toml_of(place: Path) -> dict[str, Any]:

@@ -131,6 +131,11 @@ class TestFromToml:
         assert message.startswith("file client.toml")
         assert problem in message
 
+    def test_the_tables_of_a_mirror_may_be_in_the_file(self, toml):
+        head = 'provider = "x"\n'
+        assert ClientConfig.from_toml(toml(f"{head}[[table]]\ncollection = 'a'")) == ClientConfig("x")
+        assert "'table' is not known" in refused(ClientConfig.from_toml, toml(f"{head}table = 1"))
+
     def test_a_file_that_cannot_be_read_is_named(self, tmp_path):
         path = tmp_path / "client.toml"
         unreadable = "file client.toml: cannot be read"

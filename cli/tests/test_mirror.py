@@ -123,6 +123,11 @@ def test_the_tables_of_a_file_end_with_the_highest_code(run, tmp_path, path, sto
     assert failed["error"]["category"] == "NOT_FOUND"
     assert equal["proof"]["equal"]
     assert run("mirror", file, "--target", "delta:x").exit_code == exits.USAGE
+    # The file is a connection too, for what is done with one of its tables.
+    ran = run(
+        "mirror", file, "main/orders", "--target", f"sqlite:{tmp_path}/copy.db#orders", "--resync", "--prove"
+    )
+    assert ran.exit_code == 0, ran.output
     ran = run("mirror", file, "--option", "nothing=1")
     assert ran.exit_code == exits.USAGE, ran.output
     assert "--option" in ran.stderr
