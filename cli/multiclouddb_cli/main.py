@@ -227,7 +227,7 @@ def mirror(
     goes on where it was. With --prove the exit code is that of verify: 11 if rows differ.
 
     Without COLLECTION, URL is a TOML file that has a [[table]] for each collection and its table; one that
-    fails does not stop the others, and the exit code is the highest.
+    fails does not stop the others, and the exit code is the highest, but 18 only if there is no other.
 
     multiclouddb mirror status TARGET prints how a table is, with --set-aside FOLDER also what is set aside.
     """
