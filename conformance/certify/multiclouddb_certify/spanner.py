@@ -140,6 +140,8 @@ class SpannerHarness(DrillHarness):
     key_types = frozenset(KEYS) & {"text", "unicode"}
     url: ClassVar[str]
     prefix: ClassVar[str] = PREFIX
+    for_all: ClassVar[bool] = False  # True if one change stream watches every table of the database
+    _has_stream = False
 
     def open(self) -> None:
         """Find the instance."""
@@ -212,12 +214,23 @@ class SpannerHarness(DrillHarness):
 
     def _table(self, name: str, kind: CollectionKind, key: str) -> ResourceAddress:
         capture = "NEW_ROW_AND_OLD_VALUES" if kind is CollectionKind.OLD_IMAGES else "NEW_ROW"
-        columns = ", ".join(f"{column} {form}" for column, form in COLUMNS.items())
-        self.statements = [
-            f"CREATE TABLE {name} (id {key} NOT NULL, {columns}) PRIMARY KEY (id)",
-            f"CREATE CHANGE STREAM {name}_stream FOR {name} OPTIONS (value_capture_type = '{capture}')",
-        ]
+        watched = "ALL" if self.for_all else name
+        table, stream = self.ddl(name, key, watched, f"value_capture_type = '{capture}'")
+        self.statements = [table] if self.for_all and self._has_stream else [table, stream]
+        self._has_stream = True
         return ResourceAddress(self.run(self.statements), name)
+
+    def ddl(self, name: str, key: str, watched: str, options: str) -> tuple[str, str]:
+        """Return the statements that create a table and its change stream."""
+        columns = ", ".join(f"{column} {form}" for column, form in COLUMNS.items())
+        return (
+            f"CREATE TABLE {name} (id {key} NOT NULL, {columns}) PRIMARY KEY (id)",
+            f"CREATE CHANGE STREAM {self.stream(name)} FOR {watched} OPTIONS ({options})",
+        )
+
+    def stream(self, table: str | None) -> str:
+        """Return the name of the change stream that watches a table."""
+        return "all_tables" if self.for_all else f"{table}_stream"
 
     def document(self, key: Any, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the row, which has every column."""
@@ -238,7 +251,7 @@ class SpannerHarness(DrillHarness):
     def recreate(self, address: ResourceAddress) -> None:
         """Drop and create the table with its change stream."""
         name = address.collection
-        self.run([f"DROP CHANGE STREAM {name}_stream", f"DROP TABLE {name}", *self.statements])
+        self.run([f"DROP CHANGE STREAM {self.stream(name)}", f"DROP TABLE {name}", *self.statements])
 
 
 class ScriptedHarness(SpannerHarness):
@@ -285,7 +298,7 @@ class ScriptedHarness(SpannerHarness):
         return datetime.fromisoformat(self.control("now"))
 
     def _stream(self, address: ResourceAddress) -> dict[str, str]:
-        return {"database": self._database(address).name, "stream": f"{address.collection}_stream"}
+        return {"database": self._database(address).name, "stream": self.stream(address.collection)}
 
     def _token(self, address: ResourceAddress, partition_id: str) -> str:
         tokens = self.control("open_partitions", **self._stream(address))

@@ -7,7 +7,7 @@ from typing import Final
 from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, ScanFacts, ScanFloor, Support
 
 _NATIVE, _UNSUPPORTED = Support.NATIVE, Support.UNSUPPORTED
-_NO_WIDER: Final = "read each table with EntireCollection(); one change stream can watch all the tables"
+_NO_WIDER: Final = "read each database with EntireDatabase(), or each table with EntireCollection()"
 
 CAPABILITIES: Final = CapabilitySet(
     {
@@ -48,7 +48,11 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _NATIVE, "needs a stream with value_capture_type NEW_ROW_AND_OLD_VALUES"
         ),
-        Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
+        Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(
+            _NATIVE,
+            "reads one change stream once for all its tables: the only one FOR ALL, or the one named by "
+            "change_stream, which may watch some tables",
+        ),
         Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
         Capability.RUN_COMMAND: CapabilityNote(
             _UNSUPPORTED, "use google-cloud-spanner for everything except the feed"

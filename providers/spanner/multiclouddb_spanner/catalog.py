@@ -1,4 +1,4 @@
-"""Finds the change stream that watches a table, and checks its options."""
+"""Finds the change stream that watches a table or a database, and checks its options."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ def quoted(name: str, *, postgres: bool) -> str:
 
 
 def how_to_create(table: str, *, postgres: bool) -> str:
-    """Return the statement that creates a change stream of a table."""
-    stream = quoted(f"{table.rpartition('.')[2]}_stream", postgres=postgres)
+    """Return the statement that creates a change stream of a table; of every table if it is ""."""
     word = "WITH" if postgres else "OPTIONS"
+    if not table:
+        return f"CREATE CHANGE STREAM all_tables FOR ALL {word} {_WHOLE_ROWS}"
+    stream = quoted(f"{table.rpartition('.')[2]}_stream", postgres=postgres)
     return f"CREATE CHANGE STREAM {stream} FOR {quoted(table, postgres=postgres)} {word} {_WHOLE_ROWS}"
 
 
@@ -45,18 +47,36 @@ _SYSTEM_SCHEMAS: Final = ("information_schema", "pg_catalog", "spanner_sys")
 
 
 @frozen
+class Watch:
+    """What a change stream watches."""
+
+    everything: bool = False  # True for a stream FOR ALL
+    tables: Mapping[str, bool] = attrs.field(factory=dict)  # True if the stream watches all columns
+
+    def whole(self, table: str) -> bool | None:
+        """Return whether all columns of a table are watched; None if the table is not watched."""
+        return True if self.everything else self.tables.get(table)
+
+
+@frozen
 class ChangeStreamInfo:
-    """A table and the change stream that watches it."""
+    """The change stream that watches a table or a database."""
 
     stream: str
-    table: str
+    table: str  # "" if the feed reads every table that the stream watches
     key_names: tuple[str, ...]
     postgres: bool
-    whole: bool  # True if the stream watches all columns
+    whole: bool  # True if the stream watches all columns, of a database those of all its tables
     capture: str
     retention: int | None  # in seconds; None if the stream has the service's default, which is listed nowhere
     key_types: tuple[str, ...] = ()  # the code of each key column's type, or "" for one that is not known
     left_out: frozenset[str] = frozenset()  # the options that make the stream leave changes out
+    watch: Watch = Watch()  # what the stream watched when a feed of a database was opened
+
+    @property
+    def what(self) -> str:
+        """Return the name of what is read, for an error message."""
+        return f"table {self.table!r}" if self.table else "all its tables"
 
     def key_digest(self) -> str:
         """Return a short text that differs for tables whose key columns or their types differ."""
@@ -69,35 +89,45 @@ class ChangeStreamInfo:
         return f"ALTER CHANGE STREAM {quoted(self.stream, postgres=self.postgres)} {word} {_WHOLE_ROWS}"
 
     def how_to_watch(self) -> str:
-        """Return the statement that makes the stream watch all columns of the table."""
-        stream, table = (quoted(name, postgres=self.postgres) for name in (self.stream, self.table))
-        return f"ALTER CHANGE STREAM {stream} SET FOR {table}"
+        """Return the statement that makes the stream watch all columns of what is read."""
+        table = quoted(self.table, postgres=self.postgres) if self.table else "ALL"
+        return f"ALTER CHANGE STREAM {quoted(self.stream, postgres=self.postgres)} SET FOR {table}"
 
 
 def find(
     client: DatabaseClient, address: ResourceAddress, configured: str | None, scope: CancelScope
 ) -> ChangeStreamInfo:
-    """Find the table of an address and its change stream."""
-    table = str(address.collection)
+    """Find the table of an address, or its whole database, and the change stream that watches it."""
+    table = address.collection or ""
     dialects = _select(
         client, scope, "option_value", "database_options WHERE option_name = 'database_dialect'"
     )
     postgres = ["POSTGRESQL"] in dialects
     if postgres and table.startswith(f"{_PUBLIC}.") and table.count(".") == 1:
         table = table.partition(".")[2]  # records name a table in the default schema without its schema
-    key = _key_of(client, table, scope, postgres=postgres)
-    if not key and _is_there(client, table, scope):
+    key = _key_of(client, table, scope, postgres=postgres) if table else {}
+    if table and not key and _is_there(client, table, scope):
         raise unsupported(
             f"table {table!r} has no key column (PRIMARY KEY ()), so events cannot name its only row",
             "create a table with a key column, and read that one",
         )
-    if not key:
+    if table and not key:
         raise ProviderFault.of(
             ErrorCategory.NOT_FOUND,
             f"there is no table {address.collection!r} in database {address.database!r}{_hidden(client)}; "
             "check its name, also upper and lower case",
         )
-    watching = _watching(client, table, scope, postgres=postgres)
+    watches = watches_of(client, scope, postgres=postgres)
+    if table:
+        watching = {name: whole for name, each in watches.items() if (whole := each.whole(table)) is not None}
+    else:
+        # A stream of some tables is read only if it is named, as a stream of some columns is.
+        named = configured is not None
+        watching = {
+            name: each.everything
+            for name, each in watches.items()
+            if each.everything or (named and each.tables)
+        }
     options = _options(client, scope)
     stream = _chosen(table, watching, options, configured, postgres=postgres)
     settings = options.get(stream, {})
@@ -113,11 +143,12 @@ def find(
         table,
         tuple(key),
         postgres,
-        watching[stream],
+        watching[stream] if table else all(watches[stream].tables.values()),
         capture,
         retention,
         tuple(key.values()),
         _left_out(settings),
+        Watch() if table else watches[stream],
     )
 
 
@@ -128,7 +159,11 @@ def _hidden(client: DatabaseClient) -> str:
 
 def table_names(client: DatabaseClient, scope: CancelScope) -> list[str]:
     """Return the names of the tables in a database."""
-    rows = _select(client, scope, "table_schema, table_name", "tables WHERE table_type = 'BASE TABLE'")
+    return _table_names(client, scope)
+
+
+def _table_names(client: DatabaseClient, scope: CancelScope, at: int | None = None) -> list[str]:
+    rows = _select(client, scope, "table_schema, table_name", "tables WHERE table_type = 'BASE TABLE'", at)
     return [
         name if schema in ("", _PUBLIC) else f"{schema}.{name}"
         for schema, name in rows
@@ -136,11 +171,26 @@ def table_names(client: DatabaseClient, scope: CancelScope) -> list[str]:
     ]
 
 
-def is_whole(
+def watch_of(
     client: DatabaseClient, info: ChangeStreamInfo, scope: CancelScope, at: int | None = None
-) -> bool | None:
-    """Return whether a stream watches all columns of a table; None if it does not watch the table."""
-    return _watching(client, info.table, scope, postgres=info.postgres, at=at).get(info.stream)
+) -> Watch:
+    """Return what a stream watches now, or watched at a given time; nothing if it does not exist."""
+    return watches_of(client, scope, postgres=info.postgres, at=at).get(info.stream, Watch())
+
+
+def unwatched(
+    client: DatabaseClient, info: ChangeStreamInfo, scope: CancelScope, at: int | None = None
+) -> str:
+    """Return what is read and exists (or existed at a given time) without being watched; "" for nothing."""
+    watch = watch_of(client, info, scope, at)
+    if watch.everything:
+        return ""
+    if info.watch.everything:
+        return "every table"
+    wanted = {info.table} if info.table else info.watch.tables.keys()
+    missing = wanted - watch.tables.keys()
+    there = sorted(missing.intersection(_table_names(client, scope, at))) if missing else []
+    return f"table {_listed(there)}" if there else ""
 
 
 def check_table(client: DatabaseClient, info: ChangeStreamInfo, scope: CancelScope) -> None:
@@ -166,13 +216,17 @@ def check_same_key(known: ChangeStreamInfo, found: ChangeStreamInfo) -> None:
 
 def look_again(client: DatabaseClient, info: ChangeStreamInfo, scope: CancelScope) -> ChangeStreamInfo:
     """Return what a stream is now; refuse one that no longer records all changes of the table."""
-    if is_whole(client, info, scope) is None:
+    if what := unwatched(client, info, scope):
+        # The statement for some tables would have to name the others too.
+        named = info.table or info.watch.everything
+        way_out = f"run {info.how_to_watch()}" if named else "alter it"
         raise ProviderFault.of(
             ErrorCategory.NOT_FOUND,
-            f"change stream {info.stream!r} no longer watches table {info.table!r}, so its changes since "
-            f"then are not recorded; run {info.how_to_watch()} to record later changes",
+            f"change stream {info.stream!r} no longer watches {what}, so its changes since then are not "
+            f"recorded; {way_out} to record later changes",
         )
-    check_table(client, info, scope)
+    if info.table:
+        check_table(client, info, scope)
     settings = _options(client, scope).get(info.stream, {})
     check_left_out(info, _left_out(settings))
     return attrs.evolve(info, retention=_retention(settings.get("retention_period", "")))
@@ -185,7 +239,7 @@ def check_left_out(info: ChangeStreamInfo, found: frozenset[str]) -> None:
         names = ", ".join(sorted(hidden))
         raise ProviderFault.of(
             ErrorCategory.NOT_FOUND,
-            f"change stream {info.stream!r} leaves changes of table {info.table!r} out since it was altered "
+            f"change stream {info.stream!r} leaves changes of {info.what} out since it was altered "
             f"({names}), and they are not recorded; set {names} to false, and {START_ANEW}",
         )
 
@@ -211,11 +265,13 @@ def columns_at(client: DatabaseClient, info: ChangeStreamInfo, at: int, scope: C
     return [*info.key_names, *rest] if here else []
 
 
-def types_of(client: DatabaseClient, info: ChangeStreamInfo, scope: CancelScope) -> dict[str, str]:
-    """Return the columns of a table now, and their types."""
+def types_of(client: DatabaseClient, info: ChangeStreamInfo, scope: CancelScope) -> dict[str, dict[str, str]]:
+    """Return the columns of each table that is read now, and their types."""
     rows = _select(client, scope, "table_schema, table_name, column_name, spanner_type", "columns")
-    here = _place(info.table, postgres=info.postgres)
-    return {name: kind for *where, name, kind in rows if where == here}
+    found = dict[str, dict[str, str]]()
+    for schema, table, name, kind in rows:
+        found.setdefault(_name(schema, table, postgres=info.postgres), {})[name] = kind
+    return {info.table: found.get(info.table, {})} if info.table else found
 
 
 def check_provisioned(info: ChangeStreamInfo, spec: FeedSpec) -> None:
@@ -228,7 +284,7 @@ def check_provisioned(info: ChangeStreamInfo, spec: FeedSpec) -> None:
     for field, captures in wanted:
         if not info.whole:
             way_out = f"watch the whole table: {info.how_to_watch()}"
-            problem = f"change stream {info.stream!r} does not watch all columns of {info.table!r}"
+            problem = f"change stream {info.stream!r} does not watch all columns of {info.what}"
         elif info.capture not in captures:
             way_out = info.how_to_alter()
             problem = (
@@ -247,6 +303,11 @@ def _select(
 ) -> list[list[Any]]:
     sql = f"SELECT {columns} FROM information_schema.{source}"
     return client.rows(sql, columns.count(",") + 1, scope, at=at)
+
+
+def _name(schema: str, name: str, *, postgres: bool) -> str:
+    """Return the name of a table in change records; the inverse of `_place`."""
+    return name if schema == (_PUBLIC if postgres else "") else f"{schema}.{name}"
 
 
 def _place(table: str, *, postgres: bool) -> list[str]:
@@ -274,35 +335,44 @@ def _code_of(spanner_type: str, *, postgres: bool) -> str:
 
 def _key_of(client: DatabaseClient, table: str, scope: CancelScope, *, postgres: bool) -> dict[str, str]:
     """Return the key columns of a table and the codes of their types; empty if there is none."""
+    return keys_of(client, scope, postgres=postgres).get(table, {})
+
+
+def keys_of(
+    client: DatabaseClient, scope: CancelScope, *, postgres: bool, at: int | None = None
+) -> dict[str, dict[str, str]]:
+    """Return the key columns of each table, now or at a given time, and the codes of their types."""
     rows = _select(
         client,
         scope,
         "table_schema, table_name, column_name, spanner_type",
         "index_columns WHERE index_type = 'PRIMARY_KEY' ORDER BY ordinal_position",
+        at,
     )
-    return {
-        column: _code_of(str(kind), postgres=postgres)
-        for *where, column, kind in rows
-        if where == _place(table, postgres=postgres)
-    }
+    found = dict[str, dict[str, str]]()
+    for schema, table, column, kind in rows:
+        key = found.setdefault(_name(schema, table, postgres=postgres), {})
+        key[column] = _code_of(str(kind), postgres=postgres)
+    return found
 
 
 def _is_there(client: DatabaseClient, table: str, scope: CancelScope) -> bool:
     return table in table_names(client, scope)
 
 
-def _watching(
-    client: DatabaseClient, table: str, scope: CancelScope, *, postgres: bool, at: int | None = None
-) -> dict[str, bool]:
-    """Return the change streams that watch a table, each with True if it watches all columns."""
+def watches_of(
+    client: DatabaseClient, scope: CancelScope, *, postgres: bool, at: int | None = None
+) -> dict[str, Watch]:
+    """Return what each change stream watches."""
     everything = '"all"' if postgres else "`ALL`"
     rows = _select(client, scope, f"change_stream_name, {everything}", "change_streams", at)
-    found = {name: True for name, of_all in rows if of_all in (True, "YES")}
+    of_all = {name: each in (True, "YES") for name, each in rows}
+    tables: dict[str, dict[str, bool]] = {name: {} for name in of_all}
     names = "change_stream_name, table_schema, table_name, all_columns"
-    for stream, *where, columns in _select(client, scope, names, "change_stream_tables", at):
-        if where == _place(table, postgres=postgres):
-            found[stream] = columns in (True, "YES")
-    return found
+    for stream, schema, table, columns in _select(client, scope, names, "change_stream_tables", at):
+        found = tables.setdefault(stream, {})
+        found[_name(schema, table, postgres=postgres)] = columns in (True, "YES")
+    return {name: Watch(of_all.get(name, False), each) for name, each in tables.items()}
 
 
 def _options(client: DatabaseClient, scope: CancelScope, at: int | None = None) -> dict[str, dict[str, str]]:
@@ -333,6 +403,8 @@ def _chosen(
     postgres: bool,
 ) -> str:
     names = sorted(name for name in watching if STREAM_NAME.fullmatch(name))
+    what = f"table {table!r}" if table else "every table"
+    other = "" if table else ", or name one of some tables in the configuration (change_stream)"
     if configured is not None:
         same = [name for name in names if name.lower() == configured.lower()]
         if configured in same or len(same) == 1:
@@ -340,31 +412,30 @@ def _chosen(
         if not same:
             raise ProviderFault.of(
                 ErrorCategory.NOT_FOUND,
-                f"connection.change_stream: no change stream {configured!r} watches table {table!r}; name "
-                f"one that does ({_listed(names)}), or leave it out",
+                f"connection.change_stream: no change stream {configured!r} watches "
+                f"{what if table else 'a table'}; name one that does ({_listed(names)}), or leave it out",
             )
         names = same
     if not names:
         raise ProviderFault.of(
             ErrorCategory.NOT_FOUND,
-            f"no change stream watches table {table!r}; create one: "
-            f"{how_to_create(table, postgres=postgres)}",
+            f"no change stream watches {what}; create one: {how_to_create(table, postgres=postgres)}{other}",
             reason=ErrorReason.NOT_PROVISIONED,
         )
     if len(names) > 1:
         raise ProviderFault.of(
             ErrorCategory.INVALID_REQUEST,
-            f"several change streams watch table {table!r}: {_listed(names)}; name one of them: "
+            f"several change streams watch {what}: {_listed(names)}; name one of them: "
             "connection={'change_stream': …}, or ?change_stream=… in the url",
         )
     (name,) = names
     left_out = sorted(_left_out(options.get(name, {})))
-    if not watching[name]:
+    if table and not watching[name]:
         left_out.append("some columns")
     if left_out:
         raise ProviderFault.of(
             ErrorCategory.INVALID_REQUEST,
-            f"change stream {name!r} does not record all changes of {table!r} ({', '.join(left_out)}); "
+            f"change stream {name!r} does not record all changes of {what} ({', '.join(left_out)}); "
             f"{how_to_create(table, postgres=postgres)}, or name {name!r} in the configuration "
             "(change_stream) to read it anyway",
         )

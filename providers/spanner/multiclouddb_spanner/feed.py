@@ -65,7 +65,7 @@ _SECOND: Final = 1_000_000
 
 
 class SpannerFeed(Feed):
-    """A feed that reads the change stream of one table."""
+    """A feed that reads the changes of one table, or of all tables, from one change stream."""
 
     lists_parents = False
 

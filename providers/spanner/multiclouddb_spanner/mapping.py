@@ -13,7 +13,7 @@ import attrs
 import orjson
 from attrs import define, frozen
 
-from multiclouddb_api import ChangeType, MulticloudDbKey
+from multiclouddb_api import ChangeType, MulticloudDbKey, ResourceAddress
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_spanner.position import Place, cursor_of, fixed_text, moment_of, ordered
 from multiclouddb_spanner.records import DataRecord, Mod, Shape
@@ -55,8 +55,12 @@ class RowChanges(Sequence[RowChange]):
 class SpannerView(CommonView):
     """What all events of one partition share."""
 
-    key_names: tuple[str, ...]
+    key_names: tuple[str, ...]  # empty if the feed reads several tables
     whole: bool = True  # False if the stream does not watch all columns
+
+    def names_of(self, record: DataRecord) -> tuple[str, ...]:
+        """Return the key columns of a record's table, in the order of the key."""
+        return self.key_names or record.key_names or tuple(record.shape.key_names)
 
 
 def has_new(record: DataRecord) -> bool:
@@ -129,7 +133,7 @@ def _parts(
             raise ValueError(shape.problem)
         converters = converters_of(shape)
         keys = _converted(_loaded(mod.keys), converters)
-        key = stored = {name: keys[name] for name in view.key_names}
+        key = stored = {name: keys[name] for name in view.names_of(record)}
         if shape.keys:
             key = {name: normal(value, shape.keys.get(name)) for name, value in stored.items()}
         new = old = None
@@ -203,6 +207,11 @@ class SpannerMapper(ColumnMapper):
         changes = records.items[start:stop]
         ids, orders = _names(changes)
         parts = _parts(changes, self.view, attrgetter("json" if texts else "python"))
+        addresses: Any = None
+        if self.view.address.collection is None:
+            database, tables = self.view.address.database, [record.table for record, _ in changes]
+            found = {table: ResourceAddress(database, table) for table in set(tables)}
+            addresses = (repeat(database), tables) if texts else map(found.__getitem__, tables)
         return Columns(
             ids,
             _texts(parts.keys) if texts else trusted_keys(parts.keys),
@@ -212,6 +221,7 @@ class SpannerMapper(ColumnMapper):
             _texts(parts.news) if texts else parts.news,
             _texts(parts.olds) if texts else parts.olds,
             [record.by_expiry for record, _ in changes],
+            addresses=addresses,
             natives=[_native(record, mod) for record, mod in parts.mods]
             if self.view.native and not texts
             else repeat(None),
@@ -231,4 +241,5 @@ class SpannerMapper(ColumnMapper):
         record, nth = change
         found = _converted(_loaded(record.mods[nth].keys), record.shape.python)
         forms = record.shape.keys
-        return MulticloudDbKey({name: normal(found[name], forms.get(name)) for name in self.view.key_names})
+        names = self.view.names_of(record)
+        return MulticloudDbKey({name: normal(found[name], forms.get(name)) for name in names})

@@ -21,7 +21,7 @@ from multiclouddb_spanner.client import CancelScope, DatabaseClient
 from multiclouddb_spanner.config import SpannerConfig
 from multiclouddb_spanner.errors import PROVIDER_ID, classify
 from multiclouddb_spanner.feed import SpannerFeed
-from multiclouddb_spanner.source import ReaderContext
+from multiclouddb_spanner.source import DatabaseContext, ReaderContext
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
 
 __all__ = ["PLUGIN", "SpannerPlugin", "SpannerProvider"]
@@ -69,14 +69,15 @@ class SpannerProvider(Provider):
                 raise ProviderFault(fault) from error
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> SpannerFeed:
-        """Find the table and its change stream, and check which rows the stream's records contain."""
+        """Find what is read and its change stream, and check which rows the stream's records contain."""
         if spec.address.database is None:
             way_out = "name the database and the table: ResourceAddress(database, table)"
             raise invalid_request("address.database", "is missing", way_out)
         database = self._database(spec.address.database)
         info = find(database, spec.address, self._config.change_stream, CancelScope(deadline))
         check_provisioned(info, spec)
-        source = ReaderContext(database, info, self._slots)
+        context = DatabaseContext if spec.address.collection is None else ReaderContext
+        source = context(database, info, self._slots)
         source.measure(CancelScope(deadline))
         return SpannerFeed(source, spec)
 

@@ -20,7 +20,7 @@ from multiclouddb_spanner.mapping import (
     place_after,
 )
 from multiclouddb_spanner.position import Place, cursor_of, micros_of, moment_of, ordered
-from multiclouddb_spanner.records import UNTIMED, Children, DataRecord, Heartbeat, Item, Shape
+from multiclouddb_spanner.records import UNTIMED, Children, DataRecord, Heartbeat, Item
 from multiclouddb_spanner.source import ReaderContext, Window
 from multiclouddb_spi import Batch, Child, Continue, Deadline, Drained, Outcome, Reached, Reader, unsupported
 from multiclouddb_spi.cursor import Cut
@@ -72,7 +72,6 @@ class SpannerReader(Reader):
         self._count = 0
         self._children: dict[str, Child] = {}
         self._heard = self._seen = 0  # the times of the window's last heartbeat and of its last record
-        self._fitting: Shape | None = None
         self._span = _SPAN
         self._outcome: Outcome = Continue()
         self._requests = 0
@@ -268,7 +267,7 @@ class SpannerReader(Reader):
         problem = f"{at} was captured with value_capture_type {record.capture}, without the whole row"
         statement = info.how_to_alter()
         if not whole:
-            columns = f"all columns of {info.table!r}"
+            columns = f"all columns of {record.table!r}"
             problem = f"change stream {info.stream!r} did not watch {columns} when {at} was committed"
             statement = info.how_to_watch()
         raise unsupported(
@@ -278,16 +277,12 @@ class SpannerReader(Reader):
 
     def _checked(self, record: DataRecord, deadline: Deadline) -> DataRecord:
         """If rows are wanted, store in the record whether the stream watched all columns."""
+        record = self._source.fitted(record, self._scope.at(deadline))
         view, shape = self._view, record.shape
-        known = shape is self._fitting or shape.problem is not None  # a shape with a problem has no types
-        if not known and not self._source.fits(shape):
-            # Either the table is another one by now, which is raised here, or the record is older than it.
-            self._source.check_key(self._scope.at(deadline))
-            problem = f"it is a change of an earlier table {record.table!r}, which had another primary key"
-            return attrs.evolve(record, shape=attrs.evolve(shape, problem=problem))
-        self._fitting = shape
         wanted = view.whole and (view.with_new or view.with_old) and (has_new(record) or has_old(record))
-        if not (wanted and shape.whole) or self._source.watched_whole(record, self._scope.at(deadline)):
+        if shape.problem is not None or not (wanted and shape.whole):
+            return record
+        if self._source.watched_whole(record, self._scope.at(deadline)):
             return record
         return attrs.evolve(record, shape=attrs.evolve(shape, whole=False))
 

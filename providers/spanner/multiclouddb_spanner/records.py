@@ -65,6 +65,9 @@ class DataRecord:
     by_expiry: bool | None  # None if the service deleted the rows and named no reason
     native: Callable[[], dict[str, Any]]  # the record as the service sent it, without its changes
     nbytes: int
+    # The key columns in the order of the key, if there are several and the feed reads several tables. The
+    # record names them in the order of the table's columns.
+    key_names: tuple[str, ...] = ()
 
 
 @frozen
@@ -134,6 +137,11 @@ def shape_of(columns: Iterable[tuple[str, Any]]) -> Shape:
     )
 
 
+def with_problem(record: DataRecord, problem: str) -> DataRecord:
+    """Return a record that becomes a fault."""
+    return attrs.evolve(record, shape=attrs.evolve(record.shape, problem=problem))
+
+
 def rows_of(messages: Iterable[PartialResultSet], columns: int = 1) -> Iterator[list[list[Any]]]:
     """Return the rows of a query's answer without decoding them, message by message."""
     for values in values_of(messages, columns):
@@ -174,7 +182,7 @@ def _merged(first: Any, second: Any) -> Any:
 
 
 def parse_rows(rows: Iterable[Sequence[Any]], table: str, shapes: Shapes) -> Iterator[Item]:
-    """Return the items in the rows of a change stream, except changes of other tables."""
+    """Return the items in the rows of a change stream, except changes of other tables; "" is every table."""
     for (value,) in rows:
         if value.HasField("string_value"):
             yield from _of_text(value.string_value, table, shapes)
@@ -188,7 +196,7 @@ def _of_struct(lists: Sequence[Any], table: str, shapes: Shapes) -> Iterator[Ite
     for each in data.list_value.values:
         fields = each.list_value.values
         try:
-            if fields[4].string_value == table:
+            if not table or fields[4].string_value == table:
                 yield _data_of_struct(fields, shapes)
         except DAMAGED as error:
             at = fields[0].string_value if fields else ""
@@ -250,7 +258,7 @@ def _data_of_struct(fields: Sequence[Any], shapes: Shapes) -> DataRecord:
         sequence.string_value,
         transaction.string_value,
         table.string_value,
-        shapes.find(columns.SerializeToString(), read_columns),
+        shapes.find(table.string_value.encode() + columns.SerializeToString(), read_columns),
         found,
         kind_text,
         capture.string_value,
@@ -304,7 +312,7 @@ def _of_text(text: str, table: str, shapes: Shapes) -> Iterator[Item]:
     if "data_change_record" in record:
         data = record["data_change_record"]
         try:
-            if data["table_name"] == table:
+            if not table or data["table_name"] == table:
                 yield _data_of_json(data, shapes)
         except DAMAGED as error:
             at = data.get("commit_timestamp") if isinstance(data, dict) else None
@@ -334,7 +342,7 @@ def _data_of_json(data: Mapping[str, Any], shapes: Shapes) -> DataRecord:
         data["server_transaction_id"],
         data["table_name"],
         shapes.find(
-            orjson.dumps(columns),
+            orjson.dumps([data["table_name"], columns]),
             lambda: ((each["name"], each["type"], each.get("is_primary_key") is True) for each in columns),
         ),
         mods,

@@ -14,13 +14,14 @@ from multiclouddb_api import ErrorCategory, ErrorReason
 from multiclouddb_spanner.catalog import (
     ChangeStreamInfo,
     check_table,
-    columns_at,
     how_to_create,
-    is_whole,
+    keys_of,
     left_out_at,
     look_again,
     retention_of,
     types_of,
+    unwatched,
+    watch_of,
 )
 from multiclouddb_spanner.client import INT64, STRING, TIMESTAMP, CancelScope, DatabaseClient, QueryResult
 from multiclouddb_spanner.errors import (
@@ -33,8 +34,17 @@ from multiclouddb_spanner.errors import (
     is_without_stream,
 )
 from multiclouddb_spanner.position import micros_of, text_at
-from multiclouddb_spanner.records import Children, DataRecord, Item, Shape, Shapes, parse_rows, rows_of
-from multiclouddb_spanner.watched import WatchedColumns, WatchedTimes, first_at
+from multiclouddb_spanner.records import (
+    Children,
+    DataRecord,
+    Item,
+    Shape,
+    Shapes,
+    parse_rows,
+    rows_of,
+    with_problem,
+)
+from multiclouddb_spanner.watched import PastSchemas, WatchedTimes, first_at
 from multiclouddb_spi import ProviderFault, collector_paused
 from multiclouddb_spi.faults import START_AGAIN, START_ANEW, expired
 
@@ -131,11 +141,12 @@ class ReaderContext:
         self.client, self.info, self.slots = client, info, slots
         self.shapes = Shapes()
         self.spans, self.row_limits = RequestSizes(_FULL_SPAN), RequestSizes(_FULL_ROWS)
-        self._watched = WatchedColumns(lambda at, scope: is_whole(client, self.info, scope, at) is True)
+        self._watched = PastSchemas(lambda at, scope: watch_of(client, self.info, scope, at))
         self._checking = threading.Lock()
         self._watched_at = time.monotonic()
         self._measured: int | None = None
-        self._types: dict[str, str] | None = None
+        self._types: dict[str, dict[str, str]] = {}
+        self._fitting: Shape | None = None
         self._began_at = 0  # the time at which the stream was created, if its retention cannot be measured
         # When a partition ended whose children the service has not named yet.
         self.ended: dict[str, int] = {}
@@ -279,7 +290,7 @@ class ReaderContext:
 
     def watched_whole(self, record: DataRecord, scope: CancelScope) -> bool:
         """Return True if the stream watched all columns when a record was written."""
-        return self._watched.were_all(record.shape, record.at, scope)
+        return self._watched.at(record.shape, record.at, scope).whole(record.table) is True
 
     def check_watched(self, at: int, scope: CancelScope) -> int | None:
         """Check that the stream watches the table; return when it next did not after a position, or None."""
@@ -290,14 +301,14 @@ class ReaderContext:
             if at < end:
                 self.resume_at = max(self.resume_at, end)
                 raise expired(
-                    f"change stream {self.info.stream!r} did not watch table {self.info.table!r}, or left "
-                    f"some of its changes out, from about {text_at(begin)} to about {text_at(end)}, so they "
+                    f"change stream {self.info.stream!r} did not watch {self.info.what}, or left "
+                    f"some changes out, from about {text_at(begin)} to about {text_at(end)}, so they "
                     "are not recorded"
                 )
         return None
 
     def first_watched(self, at: int, scope: CancelScope) -> int:
-        """Return the first time, from a given one on, at which the stream may have watched the table."""
+        """Return the first time, from a given one on, at which the stream may have watched what is read."""
         return next((end for begin, end in self._holes(at, scope) if begin <= at < end), at)
 
     def _holes(self, at: int, scope: CancelScope) -> Iterator[tuple[int, int]]:
@@ -311,8 +322,8 @@ class ReaderContext:
         return times.holes()
 
     def _was_watched(self, at: int, scope: CancelScope) -> bool:
-        if is_whole(self.client, self.info, scope, at) is None:
-            return not columns_at(self.client, self.info, at, scope)
+        if unwatched(self.client, self.info, scope, at):
+            return False
         return left_out_at(self.client, self.info, at, scope) <= self.info.left_out
 
     def _check_present(self, scope: CancelScope) -> None:
@@ -329,11 +340,14 @@ class ReaderContext:
         finally:
             self._checking.release()
 
-    def _compare_types(self, found: dict[str, str]) -> None:
-        """Warn if the table has other columns than at the last check."""
-        before, self._types = self._types, found
-        if before is None or before == found:
-            return
+    def _compare_types(self, found: dict[str, dict[str, str]]) -> None:
+        """Warn if a table has other columns than at the last check."""
+        known, self._types = self._types, found
+        for table, types in found.items():
+            if known.get(table, types) != types:
+                self._warn(table, known[table], types)
+
+    def _warn(self, table: str, before: dict[str, str], found: dict[str, str]) -> None:
         changed = [
             *(f"{name} was added" for name in sorted(found.keys() - before.keys())),
             *(f"{name} was dropped" for name in sorted(before.keys() - found.keys())),
@@ -347,15 +361,25 @@ class ReaderContext:
             "the columns of table %r have changed: %s. Spanner rewrites stored rows for this without change "
             "records, so a copy has their old values until they change or are read by a Snapshot(); "
             "multiclouddb verify compares them.",
-            self.info.table,
+            table,
             ", ".join(changed),
         )
 
-    def check_key(self, scope: CancelScope) -> None:
-        """Check that the table has still the same key."""
+    def fitted(self, record: DataRecord, scope: CancelScope) -> DataRecord:
+        """Return a record; if it is one of another table with the same name, with a problem."""
+        shape = record.shape
+        if shape is self._fitting or shape.problem is not None:  # a shape with a problem has no types
+            return record
+        if self._fits(shape):
+            self._fitting = shape
+            return record
+        # Either the table is another one by now, which is raised here, or the record is older than it.
         check_table(self.client, self.info, scope)
+        return with_problem(
+            record, f"it is a change of an earlier table {record.table!r}, which had another primary key"
+        )
 
-    def fits(self, shape: Shape) -> bool:
+    def _fits(self, shape: Shape) -> bool:
         """Return True if a record has the key columns of the table and no others, with their types."""
         # With a key column more or less, changes of several rows would have one key, or none.
         kinds = zip(self.info.key_names, self.info.key_types, strict=False)
@@ -427,6 +451,44 @@ class ReaderContext:
             f"change stream {name!r} keeps nothing before {text_at(earliest)}, and this position is at "
             f"{text_at(at)}; a longer retention_period keeps more; {START_AGAIN}",
             reason=ErrorReason.AGED_OUT,
+        )
+
+
+_EVERY: Final = Shape(())
+"""Stands for every shape, because one schema answers for all tables."""
+
+
+class DatabaseContext(ReaderContext):
+    """One change stream, and all the tables that it watches.
+
+    A record names its table and its columns, but not the order of the key columns, and the table may have
+    another key by now, or be gone. So the order comes from the schema of the time of the record.
+    """
+
+    def __init__(self, client: DatabaseClient, info: ChangeStreamInfo, slots: threading.Semaphore) -> None:
+        super().__init__(client, info, slots)
+        self._keys = PastSchemas(lambda at, scope: keys_of(client, scope, postgres=info.postgres, at=at))
+
+    def watched_whole(self, record: DataRecord, scope: CancelScope) -> bool:
+        whole = self._watched.at(_EVERY, record.at, scope).whole(record.table)
+        # If the table was not watched up to a minute before, the schema of another record does not name it.
+        return super().watched_whole(record, scope) if whole is None else whole
+
+    def fitted(self, record: DataRecord, scope: CancelScope) -> DataRecord:
+        """Return a record with the order of its key columns; with a problem if that is not known."""
+        names = record.shape.key_names
+        if len(names) == 1 or record.shape.problem is not None:
+            return record
+        if not names:
+            return with_problem(record, f"table {record.table!r} has no key column (PRIMARY KEY ())")
+        for shape in (_EVERY, record.shape):
+            key = self._keys.at(shape, record.at, scope).get(record.table, {})
+            if key.keys() == names:
+                return attrs.evolve(record, key_names=tuple(key))
+        return with_problem(
+            record,
+            f"it is a change of an earlier table {record.table!r}, and the database no longer has the schema "
+            "that tells the order of its key columns",
         )
 
 

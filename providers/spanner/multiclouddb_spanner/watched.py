@@ -1,4 +1,4 @@
-"""Finds out when a change stream watched its table, and all columns of it.
+"""Finds out when a change stream watched its tables, and what the schema was when a change was made.
 
 A stream can be pointed away from a table and back while nobody reads. No query reports this, and changes of
 that time are not recorded. But the database keeps its old schemas for a time.
@@ -10,12 +10,15 @@ import threading
 import time
 from bisect import bisect
 from collections.abc import Callable, Iterator
-from typing import Final
+from operator import itemgetter
+from typing import Final, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from multiclouddb_spanner.client import CancelScope, holding
 from multiclouddb_spanner.errors import is_lost_version
 from multiclouddb_spanner.records import Shape
+
+Answer = TypeVar("Answer")
 
 # The schema of one time is used for records that were committed at most this time before or after it.
 _NEAR: Final = 60_000_000
@@ -24,24 +27,26 @@ _PRESENT_SECONDS: Final = 60.0
 _MOST: Final = 16_384
 
 
-class WatchedColumns:
-    """Remembers at which times a stream watched all columns of its table.
+class PastSchemas(Generic[Answer]):
+    """Remembers what was asked about the schema of past times.
 
-    A record does not show whether the table had more columns, so the schema is read as of its commit time.
-    The answer is reused for records with the same columns that were committed within a minute of it.
+    A record shows neither whether its table had more columns nor the order of its key columns, so the schema
+    is read as of its commit time. The answer is reused for records of the same `shape` (or of every shape, if
+    always the same one is given) that were committed within a minute of it. If the database no longer keeps
+    the schema of a time, the present one answers.
     """
 
-    def __init__(self, ask: Callable[[int | None, CancelScope], bool]) -> None:
+    def __init__(self, ask: Callable[[int | None, CancelScope], Answer]) -> None:
         self._ask = ask
         self._asking = threading.Lock()
-        self._answers: WeakKeyDictionary[Shape, tuple[tuple[int, bool], ...]] = WeakKeyDictionary()
-        self._last: tuple[Shape | None, int, bool] = (None, 0, False)
+        self._answers: WeakKeyDictionary[Shape, tuple[tuple[int, Answer], ...]] = WeakKeyDictionary()
+        self._last: tuple[Shape, int, Answer] | None = None
         # Up to this time, the schema is not asked for, because the database no longer keeps it.
         self._lost = 0
-        self._present: tuple[float, bool] | None = None
+        self._present: tuple[float, Answer] | None = None
 
-    def were_all(self, shape: Shape, at: int, scope: CancelScope) -> bool:
-        """Return True if the stream watched all columns at a given time."""
+    def at(self, shape: Shape, at: int, scope: CancelScope) -> Answer:
+        """Return the answer for a given time."""
         known = self._known(shape, at)
         if known is not None:
             return known
@@ -49,38 +54,40 @@ class WatchedColumns:
             known = self._known(shape, at)  # another thread may have asked
             return self._asked(shape, at, scope) if known is None else known
 
-    def _known(self, shape: Shape, at: int) -> bool | None:
-        last, moment, whole = self._last
-        if shape is last and abs(at - moment) <= _NEAR:
-            return whole
+    def _known(self, shape: Shape, at: int) -> Answer | None:
+        last = self._last
+        if last is not None and shape is last[0] and abs(at - last[1]) <= _NEAR:
+            return last[2]
         answers = self._answers.get(shape, ())
-        place = bisect(answers, (at, False))
+        place = bisect(answers, at, key=itemgetter(0))
         near = [each for each in answers[max(place - 1, 0) : place + 1] if abs(each[0] - at) <= _NEAR]
         if near:
-            moment, whole = min(near, key=lambda each: abs(each[0] - at))
-            self._last = shape, moment, whole
-            return whole
+            moment, answer = min(near, key=lambda each: abs(each[0] - at))
+            self._last = shape, moment, answer
+            return answer
         present = self._present
         if at > self._lost or present is None or time.monotonic() - present[0] > _PRESENT_SECONDS:
             return None
         return present[1]
 
-    def _asked(self, shape: Shape, at: int, scope: CancelScope) -> bool:
+    def _asked(self, shape: Shape, at: int, scope: CancelScope) -> Answer:
         if at > self._lost:
             try:
-                whole = self._ask(at, scope)
+                answer = self._ask(at, scope)
             except Exception as error:
                 if not is_lost_version(error):
                     raise
                 self._lost = at + _NEAR
             else:
+                if self._last is not None and self._last[2] == answer:
+                    answer = self._last[2]  # so that equal answers take the memory of one
                 answers = self._answers.get(shape, ())[-_MOST + 1 :]
-                self._answers[shape] = tuple(sorted((*answers, (at, whole))))
-                self._last = shape, at, whole
-                return whole
-        whole = self._ask(None, scope)
-        self._present = time.monotonic(), whole
-        return whole
+                self._answers[shape] = tuple(sorted((*answers, (at, answer)), key=itemgetter(0)))
+                self._last = shape, at, answer
+                return answer
+        answer = self._ask(None, scope)
+        self._present = time.monotonic(), answer
+        return answer
 
 
 # A shorter time is not looked at.

@@ -5,7 +5,7 @@ import itertools
 import json
 from decimal import Decimal
 
-from multiclouddb_api import ClientConfig
+from multiclouddb_api import ClientConfig, EntireDatabase
 from multiclouddb_certify.spanner import COLUMNS, SpannerHarness
 from multiclouddb_conformance.faults import (
     ChildrenFirst,
@@ -27,6 +27,10 @@ from multiclouddb_spanner_emulator import Habits, ScriptedSpanner, Write
 PROJECT, INSTANCE = "tests", "tests"
 READ = "ChangeStream"
 COUNTER = itertools.count()
+POSTGRES = {
+    "STRING(MAX)": "varchar", "INT64": "bigint", "FLOAT64": "double precision", "BOOL": "boolean",
+    "BYTES(MAX)": "bytea", "NUMERIC": "numeric", "JSON": "jsonb",
+}  # fmt: skip
 
 
 def wire(name, value):
@@ -77,9 +81,10 @@ class ScriptedHarness(SpannerHarness):
     can_fork = False  # a gRPC server in the same process does not survive a fork
     value_types = frozenset(VALUES) - {"integer over 64 bit", "datetime", "uuid", "set"}
     habits = ()
+    postgres = False
 
     def open(self):
-        self.scripted = Scripted(habits=Habits(**dict(self.habits)))
+        self.scripted = Scripted(habits=Habits(**dict(self.habits)), postgres=self.postgres)
         self.server = self.scripted.server
 
     def close(self):
@@ -129,7 +134,7 @@ class ScriptedHarness(SpannerHarness):
         self.server.expire_row(self.scripted.database, address.collection, key)
 
     def poison(self, address, key):
-        stream = f"{address.collection}_stream"
+        stream = self.stream(address.collection)
         self.server.poison(self.scripted.database, stream, address.collection, key)
 
     def now(self):
@@ -182,6 +187,27 @@ class NastyHarness(ScriptedHarness):
         ("chunk_characters", 61), ("rows_per_message", 1), ("mods_per_record", 1), ("sequence_step", 7),
         ("children_per_record", 1), ("repeat_children", 1), ("children_first", True), ("multiplexed", False),
     )  # fmt: skip
+
+
+class DatabaseHarness(ScriptedHarness):
+    """A harness whose tests read every table of their database from one change stream."""
+
+    scope = EntireDatabase()
+    for_all = True
+    can_alone = False
+
+
+class PostgresDatabaseHarness(DatabaseHarness):
+    """The same, in the PostgreSQL dialect."""
+
+    postgres = True
+
+    def ddl(self, name, key, watched, options):
+        columns = ", ".join(f"{column} {POSTGRES[form]}" for column, form in COLUMNS.items())
+        return (
+            f"CREATE TABLE {name} (id {POSTGRES[key]} NOT NULL, {columns}, PRIMARY KEY (id))",
+            f"CREATE CHANGE STREAM {self.stream(name)} FOR {watched} WITH ({options})",
+        )
 
 
 class MovesKeysHarness(ScriptedHarness):

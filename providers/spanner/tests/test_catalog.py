@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 from multiclouddb_api import ErrorCategory, NewItemStateMode, OldItemStateMode, ResourceAddress
-from multiclouddb_spanner.catalog import check_provisioned, find, is_whole
+from multiclouddb_spanner.catalog import check_provisioned, find, watch_of
 from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault
 
@@ -98,9 +98,10 @@ class TestFound:
 
     def test_whether_all_columns_are_watched_is_asked_again(self):
         stream = found()
-        assert is_whole(FakeClient(), stream, CancelScope(Deadline.after(5)))
+        assert watch_of(FakeClient(), stream, CancelScope(Deadline.after(5))).whole("orders")
         for tables in ([["s", "", "orders", False]], []):
-            assert not is_whole(FakeClient(tables=tables), stream, CancelScope(Deadline.after(5)))
+            watch = watch_of(FakeClient(tables=tables), stream, CancelScope(Deadline.after(5)))
+            assert not watch.whole("orders")
 
 
 class TestRefused:

@@ -8,7 +8,7 @@ import pytest
 from multiclouddb_api import ErrorCategory, NewItemStateMode
 from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spanner.records import Shape
-from multiclouddb_spanner.watched import WatchedColumns, WatchedTimes
+from multiclouddb_spanner.watched import PastSchemas, WatchedTimes
 from multiclouddb_spanner_emulator.errors import ServiceError
 from multiclouddb_spi import Deadline
 
@@ -167,11 +167,11 @@ class TestCost:
         class Waiting(CancelScope):
             check = staticmethod(waits.set)  # called while it waits for the other thread
 
-        watched, shape, soon = WatchedColumns(ask), Shape(("id",)), Deadline.after(60)
+        watched, shape, soon = PastSchemas(ask), Shape(("id",)), Deadline.after(60)
         with ThreadPoolExecutor(2) as pool:
-            found = [pool.submit(watched.were_all, shape, 1, CancelScope(soon))]
+            found = [pool.submit(watched.at, shape, 1, CancelScope(soon))]
             assert entered.wait(60)
-            found.append(pool.submit(watched.were_all, shape, 2, Waiting(soon)))
+            found.append(pool.submit(watched.at, shape, 2, Waiting(soon)))
             assert waits.wait(60)
             over.set()
             assert [each.result(60) for each in found] == [True, True]

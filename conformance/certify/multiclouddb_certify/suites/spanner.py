@@ -20,6 +20,15 @@ class TestLoss(us8.TestLoss):
         return type("OneByOne", (harness_class,), {"can_batch": False})
 
 
+class TestWiderScopes(us8.TestWiderScopes):
+    """A whole database can be read if one change stream watches every table."""
+
+    @pytest.fixture
+    def harness_class(self, harness_class):
+        """Make one change stream FOR ALL, in place of one for each table."""
+        return type("ForAll", (harness_class,), {"for_all": True})
+
+
 class TestIdle(us8.TestIdle):
     """Retention is a duration: a position that is a day old has expired, even if no changes follow it."""
 
