@@ -166,6 +166,7 @@ class TestDescendants:
             rest = ids(collection.drain(page.continuation_token, 4, scope=scope))
             assert sorted(got + rest) == sorted(whole)
 
+    @pytest.mark.needs("alone")
     def test_a_plan_has_everything_together(self, collection: Collection) -> None:
         request = collection.request(collection.begin)
         plan = collection.client.plan_partitions(request, with_descendants=True)
@@ -326,7 +327,7 @@ class TestMerge:
         assert len({*ids(first.events), *rest}) == len(first.events) + len(rest) == 40
 
     @pytest.mark.shows("Plan 13", "Promise 2")
-    @pytest.mark.needs("merged_children")
+    @pytest.mark.needs("alone", "merged_children")
     def test_no_event_of_a_merged_child_comes_before_the_last_of_its_parents(
         self, collection: Collection
     ) -> None:

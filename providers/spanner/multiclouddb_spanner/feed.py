@@ -185,7 +185,7 @@ class SpannerFeed(Feed):
             with_new=spec.new_item_state_mode is not NewItemStateMode.OMIT,
             with_old=spec.old_item_state_mode is not OldItemStateMode.OMIT,
             native=spec.include_native,
-            whole=info.whole,
+            whole=info.whole or not info.table,  # a record of a database says which table it is of
         )
 
     def survey(

@@ -306,18 +306,18 @@ class TestGoogle:
         here = ResourceAddress(database=shop.database_id)
         put(shop, "orders", ["a", 1, 1], names=("a", "b", "n"))
         put(shop, "items", ["x", 1])
-        again = ORDERS.replace("(b, a)", "(a, b)")
+        again = ORDERS.replace("(b, a)", "(n, a)")
         shop.update_ddl(["DROP TABLE orders"]).result(60)
         shop.update_ddl([again]).result(60)
         put(shop, "orders", ["b", 2, 2], names=("a", "b", "n"))
-        shop.update_ddl(["ALTER TABLE items RENAME TO goods"]).result(60)
+        shop.update_ddl([ITEMS.replace("TABLE items", "TABLE goods")]).result(60)
         put(shop, "goods", ["y", 2])
         request = ChangeFeedRequest(here, Beginning(), scope=EntireDatabase())
         events = [each for each in ours.iterate_changes(request, until_idle=True) if each.new_item_state]
         assert [(event.address.collection, list(event.key.components.items())) for event in events] == [
             ("orders", [("b", 1), ("a", "a")]),
             ("items", [("id", "x")]),
-            ("orders", [("a", "b"), ("b", 2)]),
+            ("orders", [("n", 2), ("a", "b")]),
             ("goods", [("id", "y")]),
         ]
 
