@@ -81,6 +81,19 @@ def test_from_an_empty_instance_to_the_first_event(made, language, dialect):
                 said(*line.split(), *(["--until-idle"] if line.startswith("tail") else []))
 
 
+@pytest.mark.parametrize(
+    ("word", "dialect"),
+    [("OPTIONS", DatabaseDialect.GOOGLE_STANDARD_SQL), ("WITH", DatabaseDialect.POSTGRESQL)],
+)
+def test_a_whole_database(made, word, dialect):
+    whole = PAGE[PAGE.index("### A whole database") :]
+    table = blocks(PAGE, "sql" if word == "OPTIONS" else "postgresql")[0].partition(";")[0]
+    stream = blocks(whole, "sql")[0].strip().rstrip(";").replace("OPTIONS", word)
+    with made([table, stream], dialect):
+        run(PAGE, "write.py")
+        assert run(PAGE, "database.py") == blocks(whole, "text")[0]
+
+
 def test_both_programs_of_moving_print_what_the_page_says(made):
     with made(MOVED) as database:
         with database.batch() as batch:
