@@ -160,9 +160,10 @@ class EntireDatabase:
     """Every collection of `address.database`; each event contains its own address.
 
     Portability:
-        MongoDB and Spanner only. On Spanner, these are the tables that one change stream watches. The feed of a
-        dropped database ends. But MongoDB's databases have no ids, so a token of the dropped one is accepted
-        by a new database with the same name. Check `Capability.CHANGE_FEED_DATABASE_SCOPE`. See warnings 13 and 20 in docs/configuration.md.
+        MongoDB and Spanner only. On Spanner, these are the tables that one change stream watches. The feed
+        of a dropped database ends. But MongoDB's databases have no ids, so a token of the old one is accepted
+        by a new database with the same name. Check `Capability.CHANGE_FEED_DATABASE_SCOPE`. See warnings 13
+        and 20 in docs/configuration.md.
     """
 
 
