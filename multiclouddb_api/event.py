@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from itertools import repeat
+from itertools import count, repeat
 from types import NoneType
 from typing import Any, Final
 
@@ -16,8 +16,9 @@ from multiclouddb_api.codec import plain_value
 from multiclouddb_api.key import MulticloudDbKey
 from multiclouddb_api.redaction import rfc3339, shorten
 from multiclouddb_api.request import ResourceAddress
-from multiclouddb_api.validators import Slotted, is_a
+from multiclouddb_api.validators import Slotted, is_a, unknown_name
 
+_NUMBERS: Final = count(1)
 _DOCUMENT: Final = is_a(Mapping, NoneType)
 
 
@@ -82,6 +83,48 @@ class ChangeEvent(Slotted):
     native: Any = attrs.field(default=None, repr=False, eq=False, hash=False)
     """The vendor's own record, present only with `include_native`."""
 
+    @classmethod
+    def of(
+        cls,
+        key: Mapping[str, Any] | MulticloudDbKey,
+        document: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> ChangeEvent:
+        """Return an event for a test of your handler.
+
+        Without a document it is a delete, else an update. Each call makes a later change than the call
+        before, with an `event_id`, an `order_key` and a `timestamp` of its own.
+
+        Args:
+            key: The key, for example `{"id": "o-1"}`.
+            document: The document after the change.
+            **fields: Other fields of the event: `event_id="e-1"` twice is a change that comes again.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if a field has a wrong type.
+
+        Examples:
+            >>> handle(ChangeEvent.of({"id": "o-1"}, {"id": "o-1", "total": 5}))
+        """
+        number = next(_NUMBERS)
+        values = {
+            "event_id": f"event-{number}",
+            "type": ChangeType.DELETE if document is None else ChangeType.UPDATE,
+            "timestamp": datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=number),
+            "old_item_state": None,
+            "order_key": f"{number:016}",
+            "by_expiry": None,
+            "backfilled": False,
+            "address": ResourceAddress("main", "test"),
+            "partition_id": "p0",
+            **fields,
+        }
+        for name in values:
+            if name not in _FIELDS:
+                raise unknown_name("ChangeEvent.of: the field", name, _FIELDS)
+        key = key if isinstance(key, MulticloudDbKey) else MulticloudDbKey(key)
+        return cls(**{"key": key, "new_item_state": document, **values})
+
     def to_dict(self) -> dict[str, Any]:
         """Return the event as a dictionary of JSON's own types, ready for `json.dumps`.
 
@@ -106,6 +149,9 @@ class ChangeEvent(Slotted):
             "address": str(self.address),
             "partition_id": self.partition_id,
         }
+
+
+_FIELDS: Final = tuple(field.name for field in attrs.fields(ChangeEvent))
 
 
 class _Draft(Slotted):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Generator, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from inspect import GEN_CLOSED, getgeneratorstate
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Protocol, TypedDict
@@ -15,6 +16,7 @@ from attrs import define
 from multiclouddb_api.checkpoint import Checkpointer, CheckpointStore, to_store
 from multiclouddb_api.errors import MulticloudDbError, invalid_request
 from multiclouddb_api.event import ChangeEvent
+from multiclouddb_api.handling import Handled, Handling
 from multiclouddb_api.observer import Observer
 from multiclouddb_api.pacing import Outage, PollSchedule, Timer
 from multiclouddb_api.page import ChangeFeedPage, FeedEnded
@@ -44,6 +46,9 @@ class IteratorSettings(TypedDict, total=False):
     checkpoint_name: str | None
     checkpoint_interval_seconds: float
     on_poison: Literal["raise", "skip"]
+    set_aside: str | os.PathLike[str] | None
+    set_aside_documents: bool
+    max_set_aside: int
 
 
 class ReadsChanges(Protocol):
@@ -195,17 +200,34 @@ class ChangeFeedIterator:
     """What to do about a record that cannot be decoded. `"raise"`, the default, ends the iteration with
     `PROVIDER_ERROR`. `"skip"` continues after the record, with a page that has only a `RecordSkipped`
     notice."""
+    set_aside: str | os.PathLike[str] | None = attrs.field(
+        default=None, kw_only=True, validator=is_a(str, os.PathLike, type(None))
+    )
+    """A folder for the events whose handling fails (`handling`), or None. It belongs to one handler; the
+    readers of its partitions may share it. With `on_poison="skip"`, what cannot be decoded goes there too."""
+    set_aside_documents: bool = attrs.field(default=False, kw_only=True, validator=is_a(bool))
+    """True to keep the documents, and the messages of exceptions, in that folder too."""
+    max_set_aside: int = attrs.field(
+        default=100, kw_only=True, validator=[is_a(int), at_least(1, "leave out set_aside to allow none")]
+    )
+    """How many events of a collection may be set aside; the next one ends the iteration with
+    `PERMANENT_FAILURE`."""
 
     _feed: FeedLoop = attrs.field(
         default=attrs.Factory(lambda self: FeedLoop(self), takes_self=True), init=False, repr=False
     )
     _stepping: Generator[ChangeEvent, None, None] | None = attrs.field(default=None, init=False, repr=False)
     _loop: ref[Generator[ChangeEvent, None, None]] | None = attrs.field(default=None, init=False, repr=False)
+    _handling: Handling | None = attrs.field(default=None, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         if (self.checkpoint_store is None) != (self.checkpoint_name is None):
             missing = "checkpoint_name" if self.checkpoint_name is None else "checkpoint_store"
             raise invalid_request(f"ChangeFeedIterator.{missing}", "is missing", "pass both or neither")
+        if self.set_aside is not None:
+            self._handling = Handling(
+                self.set_aside, self.max_set_aside, self.request.address, documents=self.set_aside_documents
+            )
 
     @property
     def continuation_token(self) -> str | None:
@@ -218,9 +240,35 @@ class ChangeFeedIterator:
 
         Raises:
             MulticloudDbError: A read has failed, as `ChangeFeedIterator` describes, or the checkpoint store
-                has.
+                has. `INVALID_REQUEST` with `set_aside`, which is for single events.
         """
+        self._feed.check_pages()
         return self._pages()
+
+    def handling(self, event: ChangeEvent, *errors: type[Exception]) -> AbstractContextManager[ChangeEvent]:
+        """Return a block in which an event is handled; if the handling fails, the event is set aside.
+
+        The event is then in the folder `set_aside` with its position, key and exception, on the disk, and the
+        iteration goes on. Until it was retried (`multiclouddb set-aside retry`), the loop does not get the
+        later events of its key: they are set aside behind it, in their order.
+
+        Args:
+            event: An event of this iteration.
+            *errors: The exceptions that are about the event; every `Exception` by default. Another one, such
+                as that of a database that is down, ends the loop, and the page comes again.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` without `set_aside`. At the end of the block
+                `PERMANENT_FAILURE`, if more than `max_set_aside` would be set aside, or the folder cannot be
+                written.
+
+        Examples:
+            >>> with follow(url, "orders", start=Beginning(), set_aside="aside") as changes:
+            ...     for event in changes:
+            ...         with changes.handling(event):
+            ...             handle(event)
+        """
+        return Handled(self._handling, event, errors)
 
     def __iter__(self) -> Iterator[ChangeEvent]:
         # A loop goes on after the events that next() returned.
@@ -250,13 +298,19 @@ class ChangeFeedIterator:
         return self._events()
 
     def _events(self) -> Generator[ChangeEvent, None, None]:
+        handling = self._handling
+        if handling is not None:
+            handling.begin()
         with closing(self._pages()) as pages:
             for page in pages:
+                if handling is not None:
+                    handling.skipped(page)
                 for event in page.events:
                     if self._feed.timer.stopped:
                         self._finish(self._feed.end())
                         return
-                    yield event
+                    if handling is None or handling.is_free(event) or not handling.holds(event):
+                        yield event
 
     def stop(self) -> None:
         """End the iteration permanently; any thread or signal handler may call this method.
@@ -335,6 +389,15 @@ class FeedLoop:
                 "ChangeFeedRequest.on_expired",
                 "is Resnapshot(), and a loop over single events would not see its notices",
                 "iterate with .pages() and handle SnapshotStarted and BackfillDone",
+            )
+
+    def check_pages(self) -> None:
+        """Raise `INVALID_REQUEST` if the feed must be read by events."""
+        if self._settings.set_aside is not None:
+            raise invalid_request(
+                "ChangeFeedIterator.set_aside",
+                "is given, and a page has the events that must wait too",
+                "iterate over events: for event in changes",
             )
 
     def steps(self) -> Steps[None]:

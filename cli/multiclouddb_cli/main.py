@@ -118,6 +118,8 @@ app = typer.Typer(
 )
 token_app = typer.Typer(rich_markup_mode=None, help="Inspect and check a continuation token.")
 app.add_typer(token_app, name="token")
+set_aside_app = typer.Typer(rich_markup_mode=None, help="List what is set aside, or handle it again.")
+app.add_typer(set_aside_app, name="set-aside")
 
 
 def _print_version(wanted: bool) -> None:
@@ -483,6 +485,42 @@ def check(
         tokens.check_group(config, group, chosen, max_lag=limit, as_json=as_json)
         return
     tokens.check(config, to_token(token), wanted, chosen, max_lag=limit, as_json=as_json)
+
+
+@set_aside_app.command(name="list", short_help="List the records of a folder.")
+def list_set_aside(folder: cli.AsideFolder, as_json: cli.JsonLines = False) -> None:
+    """List what is set aside, in the order of the changes, with keys and reasons.
+
+    With --json each line is one file, and has the document if it was kept.
+    """
+    from multiclouddb_cli import handled
+
+    handled.list_records(folder, as_json=as_json)
+
+
+@set_aside_app.command(name="retry", short_help="Handle the events of a folder again.")
+def retry_set_aside(
+    folder: cli.AsideFolder,
+    handler: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="Your handler of one event.")],
+    url: Annotated[
+        str | None,
+        typer.Argument(metavar="URL", help="The database, if the documents were not kept in the folder."),
+    ] = None,
+    options: cli.ProviderOption = None,
+    as_json: cli.Json = False,
+) -> None:
+    """Give a handler the events again that it could not handle, those of each key in their order.
+
+    An event that is handled leaves the folder. Of a key whose event fails again, the later ones wait. Without
+    documents in the folder, each document is read from URL as it is now. The worker may run meanwhile. For
+    what a mirror has set aside, use mirror --retry. The exit code is 18 if something is left.
+    """
+    from multiclouddb_cli import handled
+    from multiclouddb_cli.arguments import to_config, to_options
+
+    config = None if url is None else to_config(url)
+    chosen = None if config is None else to_options(config, options or ())
+    handled.retry(folder, handler, config, chosen, as_json=as_json)
 
 
 def run() -> None:

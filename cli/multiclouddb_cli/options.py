@@ -301,6 +301,9 @@ Follow: TypeAlias = Annotated[
 Resync: TypeAlias = Annotated[
     bool, typer.Option("--resync", help="Copy every row again, which repairs the table.")
 ]
+AsideFolder: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="The folder of set_aside=, or of mirror --set-aside.")
+]
 SetAside: TypeAlias = Annotated[
     Path | None,
     typer.Option(

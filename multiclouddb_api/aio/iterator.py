@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Protocol
 from weakref import ref
 
 from multiclouddb_api.aio.driver import Driver, LoopTimer
 from multiclouddb_api.errors import invalid_request
+from multiclouddb_api.handling import Handled
 from multiclouddb_api.iterator import ChangeFeedIterator
 
 if TYPE_CHECKING:
@@ -123,7 +124,24 @@ class AsyncChangeFeedIterator:
         Raises:
             MulticloudDbError: See `ChangeFeedIterator.pages`.
         """
+        self._feed.check_pages()
         return _Pages(self)
+
+    def handling(
+        self, event: ChangeEvent, *errors: type[Exception]
+    ) -> AbstractAsyncContextManager[ChangeEvent]:
+        """Return a block of `async with` in which an event is handled; see `ChangeFeedIterator.handling`.
+
+        A task that is cancelled in the block sets nothing aside, and the page comes again.
+
+        Args:
+            event: An event of this iteration.
+            *errors: See `ChangeFeedIterator.handling`.
+
+        Raises:
+            MulticloudDbError: See `ChangeFeedIterator.handling`.
+        """
+        return Handled(self._settings._handling, event, errors, self._threads.start)
 
     def __aiter__(self) -> AsyncIterator[ChangeEvent]:
         stepping, self._stepping = self._stepping, None
@@ -296,6 +314,12 @@ class _Events:
     def __init__(self, iterator: AsyncChangeFeedIterator) -> None:
         self._pages = _Pages(iterator)
         self._events: Iterator[ChangeEvent] = iter(())
+        self._handling = iterator._settings._handling
+        if self._handling is not None:
+            self._handling.begin()
+        # What is here, a cancelled task has left to the next `anext`.
+        self._page: ChangeFeedPage | None = None
+        self._event: ChangeEvent | None = None
 
     @property
     def is_over(self) -> bool:
@@ -305,14 +329,30 @@ class _Events:
         return self
 
     async def __anext__(self) -> ChangeEvent:
-        while (event := next(self._events, None)) is None:
-            self._events = iter((await anext(self._pages)).events)
         iterator = self._pages.iterator
-        if iterator._timer.stopped:
-            self._pages.is_over = True
-            await iterator._end()
-            raise StopAsyncIteration
-        return event
+        while True:
+            if self._handling is not None and self._page is not None:
+                await iterator._threads.start(self._handling.skipped, self._page)
+            self._page = None
+            if self._event is None:
+                self._event = next(self._events, None)
+            if self._event is None:
+                page = await anext(self._pages)
+                self._events = iter(page.events)
+                self._page = page if page.notices else None
+                continue
+            if iterator._timer.stopped:
+                self._pages.is_over = True
+                await iterator._end()
+                raise StopAsyncIteration
+            event = self._event
+            if self._handling is None or self._handling.is_free(event):
+                is_held = False
+            else:
+                is_held = await iterator._threads.start(self._handling.holds, event)
+            self._event = None
+            if not is_held:
+                return event
 
     async def aclose(self) -> None:
         """End this iteration; the page that is not done comes again."""
