@@ -262,6 +262,28 @@ def outage_page() -> str:
     return re.sub(r"<!-- (\w+) -->", table, data["page"].lstrip())
 
 
+def reports_data() -> dict[str, Any]:
+    """Return the contents of `docs/reports.toml`: the public reports that were tried."""
+    return tomllib.loads((_ROOT / "docs" / "reports.toml").read_text(encoding="utf-8"))
+
+
+def reports_page() -> str:
+    """Make the page of the public reports, with a table for each area."""
+
+    def row(entry: Mapping[str, Any]) -> str:
+        test = f"`{entry['test']}`" if "test" in entry else ""
+        cells = [str(entry["round"]), entry["source"], entry["about"], entry["here"], entry["judged"], test]
+        return f"| {' | '.join(cells)} |"
+
+    data = reports_data()
+    parts = [data["page"].strip()]
+    for area, entries in data.items():
+        if area != "page":
+            head = "| round | source | about | here | judged | test |\n|---|---|---|---|---|---|"
+            parts.append("\n".join([f"## {area}\n", head, *map(row, entries)]))
+    return "\n\n".join(parts) + "\n"
+
+
 def command_line_page(file: Path) -> None:
     """Make the page with the transcript of the command line. The recording takes some seconds."""
     subprocess.run([sys.executable, str(_ROOT / "docs" / "command_line.py"), str(file)], check=True)
@@ -275,7 +297,12 @@ def maintainers_pages() -> dict[str, str]:
     import benchmarks.peers.record
     import benchmarks.record
 
-    made = {"mutants": mutants_page(), "us8": us8_page(), "mongodb-conformance": mongodb_page()}
+    made = {
+        "mutants": mutants_page(),
+        "us8": us8_page(),
+        "mongodb-conformance": mongodb_page(),
+        "reports": reports_page(),
+    }
     if (rows := benchmarks.record.Record.read()) is not None:
         made["benchmarks"] = benchmarks.page.rows_text(rows)
     if (peers := benchmarks.peers.record.Record.read()) is not None:

@@ -98,10 +98,12 @@ def _seconds(records: Records) -> list[Any]:
     return [item["metadata"]["crts"] for item in records.items]
 
 
-def _expiries(records: Records) -> list[bool]:
+def _expiries(records: Records) -> list[bool | None]:
     if records.told is not None:
         return [False] * len(records)
-    return [item["metadata"].get("timeToLiveExpired") is True for item in records.items]
+    flags = [item["metadata"].get("timeToLiveExpired") for item in records.items]
+    # The vendor's page quotes the word: 'true'. Nothing is known of a flag that is neither true nor false.
+    return [False if flag is None else flag if type(flag) is bool else None for flag in flags]
 
 
 def _keys_of(records: Records, documents: Sequence[Any], view: CosmosView) -> list[dict[str, Any]]:

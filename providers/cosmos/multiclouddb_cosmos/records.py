@@ -55,6 +55,10 @@ _NO_KEY: Final = (dict, list)
 """The types of values that are never part of a partition key."""
 
 
+class UnknownKey(ValueError):  # noqa: N818 - its name stands in the message of the fault
+    """Raised for a delete whose partition key is told in a form that is not known."""
+
+
 class Halved(dict[str, Any]):
     """A document with half of a surrogate pair, which JSON's escapes can hold and no form of an event can."""
 
@@ -501,21 +505,28 @@ def _deleted(item: Item, metadata: Mapping[str, Any], view: CosmosView) -> dict[
     previous = item.get("previous") or {}
     key = metadata.get("partitionKey")
     item_id = metadata.get("id", previous.get("id"))
+    if key is not None and not isinstance(key, dict):
+        raise UnknownKey
     found: dict[str, Any] = {}
+    known = set[str]()
     for full, path in zip(view.names, view.paths, strict=True):
         if key is None:
             value: Any = previous
             for name in path:
                 value = value[name]
-            if not isinstance(value, _NO_KEY):
-                found[full] = normal(value)
-            continue
-        # The service's documentation does not say how a nested path is named here.
-        for name in (full, "/" + full, path[-1]):
-            if name in key:
-                if not isinstance(key[name], _NO_KEY):
-                    found[full] = normal(key[name])
-                break
+        else:
+            # The service's documentation does not say how a nested path is named here.
+            names = (full, "/" + full, path[-1])
+            known.update(names)
+            value = next((key[name] for name in names if name in key), ABSENT)
+            if value is ABSENT and (value := value_at(key, path)) is not ABSENT:
+                known.add(path[0])
+        if value is not ABSENT and not isinstance(value, _NO_KEY):
+            found[full] = normal(value)
+    # The service has changed the form of a delete before (Azure/azure-sdk-for-java PR 43881). A component under a
+    # name that is not known must not be taken for one that the item lacked: the key would be another item's.
+    if key is not None and len(found) < len(view.paths) and not known.issuperset(key):
+        raise UnknownKey
     found["id"] = _text(item_id)
     return found
 

@@ -27,7 +27,7 @@ from multiclouddb_cosmos_emulator.errors import bad_request
 from multiclouddb_cosmos_emulator.reading import Reach, page_size
 
 from .test_keys import drained
-from .world import ADDRESS, READ
+from .world import ADDRESS, READ, World
 
 pytestmark = pytest.mark.usefixtures("hasty")
 LATEST, BACKFILL = CosmosOptions(mode="latest"), CosmosOptions(backfill=True)
@@ -315,6 +315,105 @@ def test_a_delete_may_tell_its_key_in_its_previous_version(lone, monkeypatch, kn
     monkeypatch.setattr(client_room, "_parsed", told)
     (event,) = drained(consumer)
     assert (event.key["id"], event.key["pk"]) == ("a", "a")
+
+
+NESTED, LEVELS = {"id": "a", "address": {"zip": "1"}}, {"id": "a", "t": "1", "u": "2"}
+
+
+@pytest.mark.parametrize(
+    ("path", "item", "told", "key"),
+    [
+        ("/address/zip", NESTED, {"zip": "1"}, {"address/zip": "1"}),
+        ("/address/zip", NESTED, {"address/zip": "1"}, {"address/zip": "1"}),
+        ("/address/zip", NESTED, {"/address/zip": "1"}, {"address/zip": "1"}),
+        ("/address/zip", NESTED, {"address": {"zip": "1"}}, {"address/zip": "1"}),
+        ("/address/zip", NESTED, {"address": {"Zip": "1"}}, None),
+        ("/address/zip", NESTED, {}, {}),
+        ("/address/zip", NESTED, {"address.zip": "1"}, None),
+        ("/address/zip", NESTED, ["1"], None),
+        ("/address/zip", NESTED, "1", None),
+        (["/t", "/u"], LEVELS, {"t": "1"}, {"t": "1"}),
+        (["/t", "/u"], LEVELS, {"t": "1", "U": "2"}, None),
+        (["/t", "/u"], LEVELS, ["1", "2"], None),
+        (["/t", "/u"], LEVELS, {"t": "1", "u": "2", "new": True}, {"t": "1", "u": "2"}),
+    ],
+    ids=str,
+)
+def test_a_delete_whose_key_is_told_in_another_form_is_not_one_of_another_item(
+    monkeypatch, path, item, told, key
+):
+    """The service has changed the form of a delete before: Azure/azure-sdk-for-java PR 43881."""
+    with World(key=path) as world:
+        world.container.upsert_item(item)
+        consumer = world.consumer()
+        world.container.delete_item("a", "1" if item is NESTED else ["1", "2"])
+        parsed = client_room._parsed
+
+        def other(text):
+            body = parsed(text)
+            for each in body["Documents"]:
+                each["metadata"]["partitionKey"] = told
+            return body
+
+        monkeypatch.setattr(client_room, "_parsed", other)
+        if key is not None:
+            assert [event.key.components for event in drained(consumer)] == [key | {"id": "a"}]
+            return
+        with pytest.raises(MulticloudDbError, match="UnknownKey") as caught:
+            drained(consumer)
+        consumer.start = FromContinuationToken(caught.value.detail.skip_token)
+        assert drained(consumer) == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "by_expiry"),
+    [(True, True), (False, False), (None, False), ("true", None), ("True", None), (1, None)],
+    ids=repr,
+)
+def test_an_expiry_is_known_only_if_the_flag_is_one(lone, monkeypatch, flag, by_expiry):
+    """Microsoft's page on the modes of the change feed says `'true'`, with quotes."""
+    lone.put("a")
+    consumer = lone.consumer()
+    lone.container.delete_item("a", "a")
+    parsed = client_room._parsed
+
+    def told(text):
+        body = parsed(text)
+        for item in body["Documents"]:
+            item["metadata"]["timeToLiveExpired"] = flag
+        return body
+
+    monkeypatch.setattr(client_room, "_parsed", told)
+    (event,) = drained(consumer)
+    assert event.by_expiry is by_expiry
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda item: {**item["current"], "_lsn": item["metadata"]["lsn"]},
+        lambda item: {"current": None, "previous": None, "metadata": None},
+        lambda _: None,
+        lambda item: item | {"metadata": item["metadata"] | {"operationType": "upsert"}},
+    ],
+    ids=["latest versions", "empty envelopes", "null", "another type"],
+)
+def test_a_server_without_the_feed_of_all_versions_is_told(lone, monkeypatch, answer):
+    """Azure/azure-cosmos-db-emulator-docker issue 334: an emulator that does not know the mode."""
+    consumer = lone.consumer()
+    lone.put("a")
+    parsed = client_room._parsed
+
+    def told(text):
+        body = parsed(text)
+        body["Documents"] = list(map(answer, body["Documents"]))
+        return body
+
+    monkeypatch.setattr(client_room, "_parsed", told)
+    with pytest.raises(MulticloudDbError, match="cannot be decoded") as caught:
+        drained(consumer)
+    assert caught.value.category is ErrorCategory.PROVIDER_ERROR
+    assert caught.value.detail.skip_token
 
 
 SMALLER = (

@@ -118,22 +118,31 @@ def _expiries(records: Sequence[Record], types: Sequence[ChangeType], view: Dyna
     # promises that the record of a replicated one names the service too.
     delete, without = ChangeType.DELETE, None if view.replicated else False
     return [
-        (_by_service(record["userIdentity"]) if "userIdentity" in record else without)
-        if kind is delete
-        else False
+        (_by_service(record["userIdentity"]) if _is_named(record) else without) if kind is delete else False
         for record, kind in zip(records, types, strict=True)
     ]
 
 
+def _is_named(record: Record) -> bool:
+    return record.get("userIdentity") is not None
+
+
 def is_unnamed_delete(record: Record) -> bool:
     """Return True for a delete that does not say who made it."""
-    return record.get("eventName") == "REMOVE" and "userIdentity" not in record
+    return record.get("eventName") == "REMOVE" and not _is_named(record)
 
 
-def _by_service(identity: Any) -> bool:
-    """Return True for the identity that DynamoDB records if time-to-live has deleted an item."""
-    fields = {name.lower(): value for name, value in (identity or {}).items()}
-    return fields.get("principalid") == "dynamodb.amazonaws.com" and fields.get("type") == "Service"
+def _by_service(identity: Any) -> bool | None:
+    """Return True for the identity that DynamoDB records if time-to-live has deleted an item.
+
+    Return None for another service, which may have replicated an expiry, and for an identity that does not
+    name its type. botocore's parser makes such a one, `{}`, if the server names the members otherwise.
+    """
+    fields = {name.lower(): value for name, value in identity.items()}
+    kind = fields.get("type")
+    if kind != "Service":
+        return None if kind is None else False
+    return True if fields.get("principalid") == "dynamodb.amazonaws.com" else None
 
 
 def json_text(attributes: Mapping[str, Any]) -> bytes:

@@ -28,14 +28,14 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SECONDS = 1_763_634_171
 TYPES = {"INSERT": ChangeType.CREATE, "MODIFY": ChangeType.UPDATE, "REMOVE": ChangeType.DELETE}
 BY_SERVICE = {"PrincipalId": "dynamodb.amazonaws.com", "Type": "Service"}
-# Each row: the identity in a record → whether a delete with it was made by the time to live.
+# Each row: the identity in a record → whether a delete with it was made by the time to live; None if unknown.
 IDENTITIES = [
     (None, False),
-    ({}, False),
+    ({}, None),
     (BY_SERVICE, True),
     ({"principalId": "dynamodb.amazonaws.com", "type": "Service"}, True),
-    ({"PrincipalId": "dynamodb.amazonaws.com"}, False),
-    ({"PrincipalId": "replication.dynamodb.amazonaws.com", "Type": "Service"}, False),
+    ({"PrincipalId": "dynamodb.amazonaws.com"}, None),
+    ({"PrincipalId": "replication.dynamodb.amazonaws.com", "Type": "Service"}, None),
     (BY_SERVICE | {"Type": "User"}, False),
 ]
 KEYS = [
@@ -78,7 +78,7 @@ def forms():
                 "new_item_state": DOCUMENT[0] if "NewImage" in images else None,
                 "old_item_state": DOCUMENT[0] if "OldImage" in images else None,
                 "order_key": order_key(f"{number:021}"),
-                "by_expiry": expires and event == "REMOVE",
+                "by_expiry": expires if event == "REMOVE" else False,
             },
         )
 

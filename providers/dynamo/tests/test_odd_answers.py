@@ -197,6 +197,46 @@ def test_with_replicas_only_an_expiry_that_is_named_is_known(world, told, by_han
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize(
+    ("identity", "by_expiry"),
+    [
+        ({"PrincipalId": "dynamodb.amazonaws.com", "Type": "Service"}, True),
+        ({"PrincipalId": "replication.dynamodb.amazonaws.com", "Type": "Service"}, None),
+        ({"PrincipalId": "AIDACKCEVSQ6C2EXAMPLE", "Type": "IAMUser"}, False),
+        ({"PrincipalId": "dynamodb.amazonaws.com"}, None),
+        ({}, None),
+        (None, False),
+    ],
+    ids=str,
+)
+def test_an_identity_that_is_not_known_says_nothing_about_expiry(world, identity, by_expiry, native):
+    """localstack/localstack#11343 and scylladb/scylladb#26460 are about the spelling of this member."""
+    world.put("a")
+    world.server.client().delete_item(TableName=TABLE, Key={"id": {"S": "a"}})
+
+    def told(answer):
+        for record in answer["Records"]:
+            if record["eventName"] == "REMOVE":
+                record["userIdentity"] = identity
+
+    world.troubles.rewrite(told, operation="GetRecords")
+    consumer = world.consumer(include_native=native)
+    consumer.until_idle()
+    assert [event.by_expiry for event in consumer.events] == [False, by_expiry]
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_an_expiry_that_botocore_cannot_name_is_not_called_the_applications(world, native):
+    """With native records, botocore parses the answer, and drops members that its model does not have."""
+    world.habits.lower_case_identity = True
+    world.put("a")
+    world.script.expire_item(TABLE, {"id": {"S": "a"}})
+    consumer = world.consumer(include_native=native)
+    consumer.until_idle()
+    assert [event.by_expiry for event in consumer.events] == [False, None if native else True]
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_table_that_becomes_a_global_one_is_noticed(world, monkeypatch, fails):
     monkeypatch.setattr("multiclouddb_dynamo.source._REPLICAS_SECONDS", 0.0)

@@ -113,6 +113,24 @@ def rest_of(feed, segment, cursor, limit=1000):
         assert batch.caught_up is False
 
 
+@pytest.mark.parametrize("asked", [None, 3])
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_a_server_that_does_not_divide_a_scan_delivers_each_row_once(asked, count):
+    """sivchari/kumo#610, stackshy/cloudemu#734: each segment of a scan is the whole table."""
+    with World(divides_scans=False) as world:
+        world.put(*"abcde"[:count])
+        consumer = world.consumer(Snapshot(segments=asked))
+        consumer.until_idle()
+        assert sorted(event.key["id"] for event in consumer.events) == list("abcde"[:count])
+
+
+def test_a_server_that_divides_a_scan_is_asked_for_every_segment():
+    with World() as world:
+        world.put(*"abcde")
+        segments = all_segments(feed_of(world), 3)
+        assert [part_of(each) for each in segments] == [(0, 3), (1, 3), (2, 3)]
+
+
 class TestKeysAndValues:
     def test_a_scan_continues_after_every_row_in_another_process(self, typed):
         world, address, _ = typed

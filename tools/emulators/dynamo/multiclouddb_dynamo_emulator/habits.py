@@ -53,6 +53,8 @@ class Habits:
             child.
         start_after_last: True if a listing may start after the last shard. By default, the answer
             to such a request is a `ResourceNotFoundException`, as in DynamoDB Local.
+        divides_scans: True if `Scan` applies `Segment`; False if each segment is the whole table, as in kumo
+            (sivchari/kumo#610) and cloudemu (stackshy/cloudemu#734).
         page_bytes: The maximum size of one page of `GetRecords`; a page may contain one record of any size.
         null_iterator: True if the end of a shard is reported as `NextShardIterator: null`; False if the
             answer omits this member.
@@ -86,6 +88,7 @@ class Habits:
     child_filter: ChildFilter = ChildFilter.APPLIED
     late_children: int = 0
     start_after_last: bool = False
+    divides_scans: bool = True
     page_bytes: int = 1 << 20
     null_iterator: bool = False
     separate_end: bool = False

@@ -35,7 +35,7 @@ def scan(store: Store, table: Table, arguments: Arguments) -> dict[str, Any]:
         arguments: The arguments of the call.
     """
     arguments.only(*_KNOWN)
-    low, high = _range(arguments)
+    low, high = _range(arguments) if store.habits.divides_scans else (0, HASH_SPACE)
     most, consistent = arguments.limit(_MOST_ITEMS), arguments.get("ConsistentRead") is True
     after = _after(table, arguments, low, high)
     items: list[Item] = []
