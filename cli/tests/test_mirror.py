@@ -192,7 +192,7 @@ def test_each_proof_of_a_mirror_that_follows_is_counted_in_the_log(mirror, monke
     monkeypatch.setattr(Mirror, "run", stopped)
     ran = mirror("--follow", "--prove-every", "1s")
     assert ran.exit_code == 0, ran.output
-    assert "proof: EQUAL: 10 equal" in ran.stderr
+    assert "proof: equal: 10 equal" in ran.stderr
 
 
 def test_an_estimate_ends_with_the_code_of_what_is_missing(mirror, run, url, target, tmp_path):

@@ -82,6 +82,32 @@ def test_old_tombstones_are_removed_after_a_run(world):
         world.run(tombstones=timedelta(0), follow=True)
 
 
+def test_killed_while_it_tidies_it_loses_nothing(world, monkeypatch):
+    kind = type(destination_of(world.target))
+    for name in ("drop_tombstones", "compact"):
+        monkeypatch.setattr(kind, name, world.mortal(getattr(kind, name)))
+    settings = {"tombstones": timedelta(0), "compact": world.kind == "delta"}
+
+    def begin():
+        world.begin()
+        world.run()
+        world.change()
+
+    begin()
+    world.run(**settings)
+    steps = world.steps
+    for moment in range(steps - (4 if world.kind == "delta" else 2), steps):
+        begin()
+        with pytest.raises(Death):
+            world.run(dies_at=moment, **settings)
+        assert world.rows() == CHANGED
+        assert world.run(prove=True, **settings).proof.equal
+        assert mirror_status(destination_of(world.target)).deleted == 0
+        world.put("o-2", 22)
+        world.run()
+        assert world.rows() == {**CHANGED, "o-2": 22}
+
+
 def test_small_files_are_merged_after_a_run(world):
     world.run()
     world.change()
