@@ -259,7 +259,7 @@ class _Kept(Destination):
         self._path = path
         self._made_of, self._pause = made, pause_seconds
         self._writer, self._before = uuid4().hex, None
-        self._is_claimed = False
+        self._is_claimed = self._is_loaded = False  # a position that is stored elsewhere is never loaded
         self._stored: str | None = None
         self._has_merged = False
         self._saved_at = -pause_seconds
@@ -275,7 +275,7 @@ class _Kept(Destination):
             table = self._made(None)
             if table.exists:
                 table.claim(self._before)
-                if table.position() != self._stored:
+                if self._is_loaded and table.position() != self._stored:
                     # The run from which the table was taken has stored it in the meantime.
                     raise PositionMovedError
             self._is_claimed = True
@@ -297,7 +297,7 @@ class _Kept(Destination):
             # RESTORE has taken the position back together with the rows, so nothing is missing: this commit
             # says so to the rules of a merge, which refuse a table that has lost what was merged.
             table.store_position(stored, stored)
-        self._stored = stored
+        self._stored, self._is_loaded = stored, True
         return stored
 
     def stored(self) -> str | None:

@@ -137,6 +137,17 @@ def test_of_two_first_runs_one_goes_on(client, tmp_path, kind):
     assert caught.value.category is ErrorCategory.CONFLICT
 
 
+def test_a_position_elsewhere_goes_by_itself(client, store, tmp_path):
+    """Also if the table has one of its own, from runs that have stored it there."""
+    target = f"sqlite:{tmp_path}/table.db#orders"
+    mirror(client, "main/orders", target)
+    place = f"file://{tmp_path}/positions/orders"
+    assert mirror(client, "main/orders", target, position=place).began == "snapshot"
+    store.put("orders", "orders-2", {"total": 2})
+    report = mirror(client, "main/orders", target, position=place, prove=True)
+    assert (report.began, report.proof.equal) == ("position", True)
+
+
 def test_a_table_that_is_dropped_during_the_run_is_no_success(client, store, tmp_path):
     target = f"delta:{tmp_path}/table"
     with pytest.raises(MulticloudDbError, match="dropped"):
