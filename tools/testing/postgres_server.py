@@ -130,7 +130,7 @@ class PostgresServer:
         found = subprocess.run(
             command, cwd="/", check=True, capture_output=True, encoding="utf-8", input=text, **self._user
         )
-        return found.stdout
+        return str(found.stdout)
 
 
 def _programs() -> Path:

@@ -60,6 +60,7 @@ from multiclouddb_tables import Columns, Expected, Fix, conversion
 from multiclouddb_tables.column_values import as_stored, own_state
 from multiclouddb_tables.columns import RESCUED
 from multiclouddb_verify import DifferenceKind, Report, verify
+from multiclouddb_verify.own_columns import DeclaredColumns
 
 __all__ = ["TestDeclared", "TestDeclaredAgain", "TestDeclaredLives", "TestDeclaredVerified"]
 
@@ -187,6 +188,7 @@ class TestDeclared:
             assert encode_json([found["a"][f"c{at}"]]) == encode_json([wanted]), (kind, value)
         assert (found["b"], found["c"]) == ({}, {})
         assert documents(sink)["a"] == document
+        DeclaredColumns.of(columns, sink.target.name, kinds, sink.target)  # no type is one that rounds
 
     @pytest.mark.parametrize("number", range(len(MISFITS)))
     def test_a_misfit_is_refused_or_rescued(self, sink: SinkHarness, number: int) -> None:

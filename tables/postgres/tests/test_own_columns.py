@@ -10,12 +10,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from multiclouddb_api import Beginning, ChangeFeedRequest, MulticloudDbError, connect, encode_json
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    MulticloudDbError,
+    ResourceAddress,
+    connect,
+    encode_json,
+)
 from multiclouddb_conformance.sink_harness import rows
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_postgres import PostgresTarget, merge_into_postgres
 from multiclouddb_postgres.column_types import column_type
+from multiclouddb_tables import Columns
 from multiclouddb_tables.column_values import as_stored, own_state
 from multiclouddb_verify import DifferenceKind, verify
 from multiclouddb_verify.own_columns import OwnColumns
@@ -189,3 +197,33 @@ def test_verify_finds_and_repairs_them(dsn, tmp_path, monkeypatch):
                 assert (report.equal, report.counts.repaired) == (True, 1)
             [(tags, more)] = own.execute("SELECT tags, more FROM orders WHERE key LIKE '%o-7\"%'").fetchall()
             assert (tags, more) == (["a", 7], {"n": 7})
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "changed"),
+    [
+        ("decimal(9,2)", Decimal("1.25"), "numeric(9,1)"),
+        ("double", 0.1, "real"),
+        ("int64", 2**53 + 1, "double precision"),
+        ("timestamp", AT, "timestamptz(0)"),
+        ("string", "ab ", "character(5)"),
+    ],
+)
+def test_a_type_that_somebody_has_changed_is_refused(kind, value, changed, dsn, tmp_path):
+    """The column has rounded its values then, and would round those that it is compared with."""
+    with EmbeddedStore(tmp_path / "s.db") as store:
+        store.create_collection("orders")
+        store.put("orders", "a", {"c": value})
+        address = ResourceAddress("main", "orders")
+        with connect(f"embedded://{store.path}") as client:
+            page = client.read_changes(ChangeFeedRequest(address, Beginning()))
+            merge_into_postgres(page, None, dsn, "orders", None, columns=Columns({"c": kind}))
+            with psycopg.connect(dsn, autocommit=True) as own:
+                own.execute(f"ALTER TABLE orders ALTER c TYPE {changed}")
+            for repair in (False, True):
+                with pytest.raises(MulticloudDbError, match="column c than its mark") as caught:
+                    verify(
+                        client, address, PostgresTarget(dsn, "orders"), position=page.continuation_token,
+                        state=tmp_path / "state", repair=repair,
+                    )  # fmt: skip
+                assert kind in caught.value.message

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, Final
 
 import attrs
 
@@ -16,6 +19,14 @@ from multiclouddb_tables.conversion import Misfit, Unheld, kind_of_json, refused
 from multiclouddb_tables.rules import DOCUMENT
 
 __all__ = ["DeclaredColumns", "OwnColumns"]
+
+_AT: Final = datetime(2026, 1, 31, 12, 34, 56, 123457, UTC)
+_FULL: Final[Mapping[str, Any]] = {
+    "int8": 2**7 - 1, "int16": 2**15 - 1, "int32": 2**31 - 1, "int64": 2**63 - 1,
+    "float": math.ldexp(2**24 - 1, -24), "double": math.ldexp(2**53 - 1, -53),
+    "string": "text ", "timestamp": _AT, "timestamp_ntz": _AT.replace(tzinfo=None),
+}  # fmt: skip
+"""A value of each type that needs all of its digits."""
 
 
 @attrs.frozen
@@ -43,7 +54,8 @@ class DeclaredColumns:
             target: The table.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if the table has lost one of them.
+            MulticloudDbError: `INVALID_REQUEST` if the table has lost one of them, or if the type of one was
+                changed to one that rounds: each rounded value would be equal to what the column can hold.
         """
         for name in columns.names:
             if name not in known:
@@ -51,6 +63,15 @@ class DeclaredColumns:
                     "target",
                     f"{table} has no column {name}, which its mark declares: somebody has dropped it",
                     "fill a new table, from a snapshot; then drop this one",
+                )
+        for column in columns.columns:
+            full = _full(column.type)
+            if full is not None and as_stored(full, known[column.name]) != full:
+                raise invalid_request(
+                    "target",
+                    f"{table} has another type for the column {column.name} than its mark, in which it is "
+                    f"{column.type}: somebody has changed it, and it rounds or cuts values",
+                    "give the column its type again, and repair the table",
                 )
         held = target.held() if isinstance(target, SupportsHeld) else None
         unheld = target.unheld if isinstance(target, SupportsUnheld) else ()
@@ -121,6 +142,14 @@ class DeclaredColumns:
         values = self._compared(key, None)
         right = own_state({"key": key, **{name: values[name] for name in self.columns.key_names}})
         return all(name in right and right[name] == value for name, value in found.items())
+
+
+def _full(kind: str) -> Any:
+    """Return a value that needs all digits of a type; None if values of the type have none to lose."""
+    if not kind.startswith("decimal"):
+        return _FULL.get(kind)
+    precision, scale = (int(each) for each in kind[len("decimal(") : -1].split(","))
+    return Decimal((0, (1,) * precision, -scale))
 
 
 @attrs.frozen
