@@ -369,9 +369,14 @@ def _converted(
     usual = _AS_IT_IS.get(column.type)
     if usual is not None and usual.issuperset(map(type, found)):
         if column.type == "int64":
-            if all(each is None or -(2**63) <= each < 2**63 for each in found):
-                return found, []
-        elif column.type != "string" or "NUL" not in unheld:
+            fits = all(each is None or -(2**63) <= each < 2**63 for each in found)
+        else:
+            fits = (
+                column.type != "string"
+                or "NUL" not in unheld
+                or not any("\0" in each for each in found if each)
+            )
+        if fits:
             return found, []
     misfits, converter = list[Misfit](), _converter_of(column.type)
     for row, value in enumerate(found):
