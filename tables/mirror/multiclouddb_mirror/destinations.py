@@ -39,7 +39,15 @@ if TYPE_CHECKING:
 
     from multiclouddb_postgres.lock import TableLocks
 
-__all__ = ["PROVED", "Destination", "How", "PositionMovedError", "Shared", "destination_of"]
+__all__ = [
+    "PROVED",
+    "Destination",
+    "How",
+    "PositionMovedError",
+    "Shared",
+    "destination_among",
+    "destination_of",
+]
 
 PROVED: Final = "multiclouddb.proved_at"
 """The name of the number that says when a proof has last found the table equal, in µs since 1970. A RESTORE
@@ -495,12 +503,7 @@ class _WithRows(_Stored):
         self._saved = saved
 
 
-def destination_of(
-    text: str,
-    position: str | None = None,
-    patience_seconds: float = 600.0,
-    shared: Shared | None = None,
-) -> Destination:
+def destination_of(text: str, position: str | None = None, patience_seconds: float = 600.0) -> Destination:
     """Return the table that a text names.
 
     Args:
@@ -508,15 +511,26 @@ def destination_of(
         position: The URL of a checkpoint whose last part is its name, such as
             `s3://bucket/positions/orders`; None, the default, to store the position with the table.
         patience_seconds: How long `verify` waits for rows that the sink has locked; 600 by default.
-        shared: What it shares with the other tables of this process; None, the default, if it is the only
-            one.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if the text names no table, or a package is missing.
     """
+    return destination_among(Shared(), text, position, patience_seconds)
+
+
+def destination_among(
+    shared: Shared, text: str, position: str | None, patience_seconds: float = 600.0
+) -> Destination:
+    """Return the table that a text names, as one of several of this process.
+
+    Args:
+        shared: What they share.
+        text: As in `destination_of`.
+        position: As in `destination_of`.
+        patience_seconds: As in `destination_of`.
+    """
     kind, _, rest = text.partition(":")
     place, _, name = rest.rpartition("#")
-    shared = shared or Shared()
     found: Destination
     match kind:
         case "delta" if rest:

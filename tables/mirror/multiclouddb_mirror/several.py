@@ -22,7 +22,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.config import config_of, from_environment, toml_of
 from multiclouddb_api.validators import path_here, unknown_name
-from multiclouddb_mirror.destinations import Shared, destination_of
+from multiclouddb_mirror.destinations import Shared, destination_among, destination_of
 from multiclouddb_mirror.mirroring import Mirror, MirrorProgress, MirrorReport, MirrorSettings
 from multiclouddb_spi.faults import unexpected
 
@@ -199,7 +199,7 @@ class Mirrors:
             settings["refill"] = False  # it is about the other tables of the file
         if (on_page := self._on_page) is not None:
             settings["on_progress"] = lambda progress: on_page(job, progress)
-        table = destination_of(job.target, job.position, shared=self._shared)
+        table = destination_among(self._shared, job.target, job.position)
         return Mirror(self._client, job.address, table, **settings)
 
     def _follow(self, job: MirrorJob, one: Mirror) -> MirrorReport:
