@@ -523,8 +523,8 @@ def _deleted(item: Item, metadata: Mapping[str, Any], view: CosmosView) -> dict[
                 known.add(path[0])
         if value is not ABSENT and not isinstance(value, _NO_KEY):
             found[full] = normal(value)
-    # The service has changed the form of a delete before (Azure/azure-sdk-for-java PR 43881). A component under
-    # a name that is not known must not be taken for one that the item lacked: the key would be another item's.
+    # The service has changed the form of a delete before (Azure/azure-sdk-for-java PR 43881). A component
+    # under an unknown name must not be taken for one that the item lacked: the key would be another item's.
     if key is not None and len(found) < len(view.paths) and not known.issuperset(key):
         raise UnknownKey
     found["id"] = _text(item_id)
