@@ -105,7 +105,7 @@ class Life:
 
     def interrupt(self):
         one = self.dice.choice(self.readers)
-        interrupted_at(self.dice.randrange(1, 400), lambda: self.bench.page(one.place, 3))
+        interrupted_at(self.dice.randrange(1, 2000), lambda: self.bench.page(one.place, 3))
 
     def break_off(self, one=None):
         """A call fails after it has read."""

@@ -238,6 +238,34 @@ def test_a_call_that_shares_a_request_of_the_time_ends_at_its_own_deadline():
         assert [each.result(60) for each in found] == [1, 1]
 
 
+def test_a_call_that_shares_a_request_of_the_time_that_is_interrupted_may_be_tried_again():
+    asked, follows, over = threading.Event(), threading.Event(), threading.Event()
+
+    def ask(scope):
+        asked.set()
+        return int(over.wait(60))
+
+    class Leading(CancelScope):
+        def check(self):  # called while it waits for the running request
+            assert follows.wait(60)
+            raise KeyboardInterrupt
+
+    class Following(CancelScope):
+        check = staticmethod(follows.set)
+
+    clock, long = Clock(ask), Deadline.after(60)
+    with ThreadPoolExecutor(3) as pool:
+        running = pool.submit(clock.now, CancelScope(long))
+        assert asked.wait(60)
+        leading = pool.submit(clock.now, Leading(long))
+        wait_until(lambda: clock._waiting is not None)
+        following = pool.submit(clock.now, Following(long))
+        assert isinstance(leading.exception(60), KeyboardInterrupt)
+        assert following.exception(60).fault.retryable
+        over.set()
+        assert running.result(60) == 1
+
+
 def test_a_lost_call_holds_up_no_later_one():
     """gRPC loses a call whose connection ends just when it begins to receive."""
     over, asked = threading.Event(), []
