@@ -21,12 +21,12 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from traceback import extract_tb
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import attrs
 
@@ -47,7 +47,7 @@ from multiclouddb_api.request import ResourceAddress
 from multiclouddb_api.validators import path_here
 
 if TYPE_CHECKING:
-    from multiclouddb_api.client import MulticloudDbClient
+    from multiclouddb_api.lookup import LookupAnswer
     from multiclouddb_api.request import ProviderOptions
 
 __all__ = ["BEHIND", "HANDLER", "Retried", "SetAside", "SetAsideFolder", "failure_text"]
@@ -244,6 +244,20 @@ class SetAside:
         )  # fmt: skip
 
 
+class LooksUp(Protocol):
+    """The part of a client that a retry calls."""
+
+    def lookup(
+        self,
+        address: ResourceAddress | str,
+        keys: Iterable[MulticloudDbKey],
+        *,
+        provider_options: ProviderOptions | None = None,
+    ) -> Mapping[MulticloudDbKey, LookupAnswer]:
+        """See `MulticloudDbClient.lookup`."""
+        ...
+
+
 @attrs.frozen
 class Retried:
     """What became of the events that were handled again."""
@@ -371,7 +385,7 @@ class SetAsideFolder:
     def retry(
         self,
         handle: Callable[[ChangeEvent], object],
-        client: MulticloudDbClient | None = None,
+        client: LooksUp | None = None,
         provider_options: ProviderOptions | None = None,
     ) -> Retried:
         """Handle the events of a handler again: those of each key in the order of its changes.
@@ -410,7 +424,7 @@ class SetAsideFolder:
         self,
         record: SetAside,
         handle: Callable[[ChangeEvent], object],
-        client: MulticloudDbClient | None,
+        client: LooksUp | None,
         provider_options: ProviderOptions | None,
         blocked: set[object],
     ) -> str | None:
