@@ -455,7 +455,8 @@ class Run:
         self.compare("compared after --retry", may_lack=False)
         for side in self.sides:
             words = [str(side.file), "--set-aside", str(side.aside), "--prove"]
-            ended = side.command(*words)
+            # Where nothing is written, verify has to wait for the clock of the service, a minute for a table.
+            ended = side.command(*words, seconds=1200)
             self.note("proved", side, **ended)
             if ended["code"]:
                 self.wrong("proved", side, f"code {ended['code']}")
