@@ -182,7 +182,7 @@ def columns_of(schema: StructType, settings: ColumnSettings) -> Columns | None:
         if ours is None:
             typed.append(field)
         elif (field.name, field.dataType) != (ours.name, ours.dataType):
-            kind = ours.dataType.simpleString().upper()
+            kind = type_text(ours.dataType).upper()
             raise invalid_request(
                 f"column {field.name}",
                 f"is {field.dataType.simpleString()}, but the source has a column {ours.name} {kind}",

@@ -175,6 +175,12 @@ def test_what_fits_beside_a_value_that_does_not_is_kept():
     [
         ([("type", LongType())], {}, "column type: is bigint.*type STRING"),
         ([("Key", StringType())], {}, "column Key: is string.*key STRING"),
+        # With spark.sql.timestampType=TIMESTAMP_NTZ, this is what TIMESTAMP means.
+        (
+            [("timestamp", TimestampNTZType())],
+            {},
+            "column timestamp: is timestamp_ntz.*timestamp TIMESTAMP_LTZ",
+        ),
         ([("a", StringType()), ("A", StringType())], {}, "column A: differs from the column a only in"),
         ([("a", StringType()), ("a", StringType())], {}, "column a: is in the schema twice"),
         ([("a", StringType(), False)], {}, "column a: is NOT NULL"),

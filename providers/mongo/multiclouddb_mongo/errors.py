@@ -168,6 +168,9 @@ CODES: Final[Mapping[int, MongoRule]] = {
         f"and call replSetInitiate once, as {_PAGE} shows",
         reason=ErrorReason.NOT_PROVISIONED,
     ),
+    376: MongoRule(  # ChangeStreamNotEnabled
+        _UNSUPPORTED, "change streams are not enabled on this server", reason=ErrorReason.NOT_PROVISIONED
+    ),
     26: _MISSING,  # NamespaceNotFound
     73: _BAD_NAMESPACE,  # InvalidNamespace
     166: _BAD_NAMESPACE,  # CommandNotSupportedOnView
@@ -182,17 +185,21 @@ CODES: Final[Mapping[int, MongoRule]] = {
     175: _CURSOR,  # QueryPlanKilled
     TIME_LIMIT: OUT_OF_TIME,
     262: OUT_OF_TIME,  # ExceededTimeLimit
-    # HostUnreachable, HostNotFound, StaleShardVersion, NetworkTimeout, ShutdownInProgress,
-    # FailedToSatisfyReadPreference, ReadConcernMajorityNotAvailableYet, StaleEpoch, PrimarySteppedDown,
-    # NetworkInterfaceExceededTimeLimit (a server got no answer from another server in time),
-    # RetryChangeStream, SnapshotUnavailable, PooledConnectionsDropped,
+    # HostUnreachable, HostNotFound, LockTimeout, StaleShardVersion, NetworkTimeout, ShutdownInProgress,
+    # WriteConflict, FailedToSatisfyReadPreference, ReadConcernMajorityNotAvailableYet,
+    # PooledConnectionsDropped, StaleEpoch, PrimarySteppedDown, NetworkInterfaceExceededTimeLimit (a server
+    # got no answer from another server in time), ElectionInProgress, RetryChangeStream, SnapshotTooOld,
+    # SnapshotUnavailable, StaleDbVersion, StaleChunkHistory, MigrationConflict, ClientDisconnect,
+    # ConnectionPoolExpired, ReshardCollectionInProgress, ReshardingCriticalSectionTimeout,
+    # ShardCannotRefreshDueToLocksHeld, InterruptedDueToStorageChange, TemporarilyUnavailable,
     # SocketException, LegacyNotPrimary, NotWritablePrimary, InterruptedAtShutdown, Interrupted,
     # InterruptedDueToReplStateChange, StaleConfig, NotPrimaryNoSecondaryOk, NotPrimaryOrSecondary,
     # ClientMarkedKilled
     **dict.fromkeys(
-        (6, 7, 63, 89, 91, 133, 134, 150, 189, 202, 234, 246, 317, 9001, 10058, 10107, 11600, 11601, 11602),
+        (6, 7, 24, 63, 89, 91, 112, 133, 134, 145, 150, 189, 202, 216, 234, 239, 246, 249, 250, 272, 279),
         UNAVAILABLE,
     ),
+    **dict.fromkeys((317, 338, 342, 343, 355, 365, 9001, 10058, 10107, 11600, 11601, 11602), UNAVAILABLE),
     **dict.fromkeys((13388, 13435, 13436, 46841), UNAVAILABLE),
     # Location codes of the server's parser for resume tokens.
     **dict.fromkeys((40647, 40648, 40649), BAD_TOKEN),

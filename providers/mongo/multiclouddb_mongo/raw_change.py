@@ -34,6 +34,7 @@ _SPLIT: Final = b"\x03splitEvent\x00"
 _NAMESPACE: Final = b"\x03ns\x00"
 _KEY: Final = b"\x03documentKey\x00"
 _DECIMAL: Final = b"\x13"  # the type of an element; a length or a number may contain this byte too
+_NULL: Final = b"\x0a"
 _PIECE: Final = 1 << 18
 _LONGEST: Final = max(map(len, _ITEM_CHANGES))
 
@@ -198,6 +199,12 @@ def is_before(change: Raw, text: bytes) -> bool:
 def with_decimals(changes: Sequence[Raw]) -> list[int]:
     """Return the indexes of the changes that may contain a `Decimal128`; the others have no mark of one."""
     return [index for index, change in enumerate(changes) if _may_have_decimal(change)]
+
+
+def has_null(change: Raw, names: Sequence[str]) -> bool:
+    """Return True if one of these fields may be null; a document may contain the same bytes."""
+    text = bytes(change)
+    return any(_NULL + name.encode() + b"\x00" in text for name in names)
 
 
 def _may_have_decimal(change: Raw) -> bool:

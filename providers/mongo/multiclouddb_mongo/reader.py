@@ -100,6 +100,9 @@ class MongoReader(Reader):
         self._batch_size = 0
         self._is_brief = False
         self._overtaken = False
+        # True if the server does not check whether the next changes have the images that are required. It
+        # also checks the change after which a stream resumes.
+        self._lenient = False
         # True unless the server's last answer came from the end of its log.
         self._searches = True
         # When the fetch began, and when it asked for its last answer.
@@ -176,8 +179,10 @@ class MongoReader(Reader):
                 self._look()
                 self._searches = True
                 self._source.reach(self._deadline)
-                self._stream = self._source.open(taken.place, self._batch_size, FIXED_AWAIT_MS)
-                self._taker.begin()
+                self._stream = self._source.open(
+                    taken.place, self._batch_size, FIXED_AWAIT_MS, lenient=self._lenient
+                )
+                self._taker.begin(self._source.required() if self._lenient else ())
                 if self._cancelled.is_set():  # a stream cannot be closed while it is being opened
                     self.close()
             self._look()
@@ -272,6 +277,11 @@ class MongoReader(Reader):
             self._overtaken = False
             self._searches = looked
             self._source.calm()
+            if self._taker.is_lacking or (self._lenient and taken.changes):
+                self.close()
+                self._lenient = False
+            if self._taker.is_lacking and not taken.changes:
+                self._refuse_without_image(taken.place)
             return looked, self._taker.resumed
         except PyMongoError as error:
             self.close()
@@ -282,7 +292,10 @@ class MongoReader(Reader):
                 if error.code == OVERTAKEN and not self._overtaken:
                     self._overtaken = True  # opening the stream again shows the reason: error 286 or no error
                     return None
-                if error.code != EVENT_TOO_LARGE and not lacks_image(error):
+                if lacks_image(error) and not self._lenient:
+                    self._lenient = True
+                    return None
+                if error.code != EVENT_TOO_LARGE:
                     raise
             else:
                 # The server also closes the connection if its answer would be larger than 16 MB.
@@ -296,17 +309,19 @@ class MongoReader(Reader):
 
     def _take_carefully(self, taken: Taken, error: PyMongoError, max_records: int) -> None:
         """Take changes one by one, because the server cannot send an answer that contains one of them."""
-        self._taker.begin()
+        self._taker.begin(self._source.required())
         try:
-            with closing(self._source.open(taken.place, 1, _SHORT_AWAIT_MS)) as stream:
+            with closing(self._source.open(taken.place, 1, _SHORT_AWAIT_MS, lenient=True)) as stream:
                 self._one_by_one(stream, taken, max_records)
         except (OperationFailure, AutoReconnect) as found:
-            if code_of(found) not in (EVENT_TOO_LARGE, None) and not lacks_image(found):
+            if code_of(found) not in (EVENT_TOO_LARGE, None):
                 raise
             if not taken.changes:
                 self._refuse(taken.place, found)
             taken.keep_up()
             return
+        if self._taker.is_lacking and not taken.changes:
+            self._refuse_without_image(taken.place)
         if not taken.enough():
             raise error
 
@@ -338,16 +353,17 @@ class MongoReader(Reader):
         start = self._view.start
         return start is not None and (ticks_at(place) or start) < start
 
+    def _refuse_without_image(self, place: Place) -> NoReturn:
+        raise ProviderFault.of(
+            ErrorCategory.UNSUPPORTED_CAPABILITY,
+            f"{describe(place).text}: the required image of the next change is missing: it has expired, "
+            "or images were enabled after the change; continue from the same token with "
+            "INCLUDE_IF_AVAILABLE",
+            code=str(IMAGE_MISSING),
+        ) from None
+
     def _refuse(self, place: Place, error: PyMongoError) -> NoReturn:
         """Raise the error for the change after `place`; the server cannot send that change."""
-        if lacks_image(error):
-            raise ProviderFault.of(
-                ErrorCategory.UNSUPPORTED_CAPABILITY,
-                f"{describe(place).text}: the required image of the next change is missing: it has expired, "
-                "or images were enabled after the change; continue from the same token with "
-                "INCLUDE_IF_AVAILABLE",
-                code=str(IMAGE_MISSING),
-            ) from None
         where, after = self._unsent(place, error)
         reason = (
             "with its images, or because of its key, the change is larger than the 16 MB that the server can "

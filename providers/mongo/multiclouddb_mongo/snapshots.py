@@ -481,6 +481,12 @@ def check_snapshot(
             "leave it out and filter the events",
         )
     check_provisioned(spec, address, found)
+    if found.there and found.uuid is None:
+        raise unsupported(
+            "Snapshot() needs the UUID of the collection, which this server does not tell; without it, a "
+            "collection that is dropped or replaced during the scan would not be noticed",
+            "use MongoDB, or read the rows with its own driver",
+        )
 
 
 def _encrypted(what: str) -> ProviderFault:

@@ -34,10 +34,13 @@ from multiclouddb_mongo.driver import (
     watch_cluster,
 )
 from multiclouddb_mongo.errors import (
+    CODES,
     CONVERSION_FAILURE,
     EVENT_TOO_LARGE,
+    FIRST_LOCATION,
     HISTORY_LOST,
     TIME_LIMIT,
+    TOKEN_NOT_FOUND,
     classify,
 )
 from multiclouddb_mongo.members import Majority, ServerClock, ticks_in
@@ -56,7 +59,10 @@ perhaps silently.
 """
 
 # What the server sends for each mode of a document, if the collection keeps images.
-_IMAGES: Final = {"OMIT": None, "INCLUDE_IF_AVAILABLE": "whenAvailable", "REQUIRE": "required"}
+_REQUIRED: Final = "required"
+_IMAGES: Final = {"OMIT": None, "INCLUDE_IF_AVAILABLE": "whenAvailable", "REQUIRE": _REQUIRED}
+IMAGES: Final = ("fullDocument", "fullDocumentBeforeChange")
+"""The fields of a change with the document after it and before it."""
 SPLIT: Final = "$changeStreamSplitLargeEvent"
 EXPANDED: Final = "showExpandedEvents"
 BY_MINIMUM: Final = "min"
@@ -140,9 +146,17 @@ class ReaderContext:
 
     # -- The streams of a reader
 
-    def open(self, place: Place, batch_size: int, await_ms: int, *, slim: bool = False) -> Stream:
-        """Open a stream at a position."""
-        return self._watch(batch_size, self._awaiting(await_ms), slim=slim, **_start(place))
+    def open(
+        self, place: Place, batch_size: int, await_ms: int, *, slim: bool = False, lenient: bool = False
+    ) -> Stream:
+        """Open a stream at a position; `lenient` means that the server sends changes without their images."""
+        lenient = lenient or slim  # slim changes need the images too: the caller's pipeline may use them
+        return self._watch(batch_size, self._awaiting(await_ms), slim=slim, lenient=lenient, **_start(place))
+
+    def required(self) -> tuple[str, ...]:
+        """Return the fields with the images that each change has to have."""
+        images = (self.full_document(), self.full_document_before_change())
+        return tuple(name for name, image in zip(IMAGES, images, strict=True) if image == _REQUIRED)
 
     def wait_next(self, stream: Stream, await_ms: int) -> None:
         """Let the server delay its next answer by `await_ms` if it has no change."""
@@ -266,7 +280,10 @@ class ReaderContext:
         size = {"$bsonSize": {"$ifNull": ["$documentKey", {}]}}
         quoting = {"$match": {"$expr": {"$cond": [{"$gt": [size, _LARGE_KEY]}, {"$toInt": time}, True]}}}
         try:
-            with self.opening(), self._watch(1, self._awaiting(1), also=quoting, slim=True, **_start(place)):
+            with (
+                self.opening(),
+                self._watch(1, self._awaiting(1), also=quoting, slim=True, lenient=True, **_start(place)),
+            ):
                 return None
         except OperationFailure as error:
             found = _QUOTED.search(str(error))
@@ -325,13 +342,22 @@ class ReaderContext:
         return wanted if self._limit_ms is None else max(1, min(wanted, self._limit_ms // 4))
 
     def _watch(
-        self, batch_size: int, await_ms: int, *, slim: bool = False, also: Stage | None = None, **start: Any
+        self,
+        batch_size: int,
+        await_ms: int,
+        *,
+        slim: bool = False,
+        lenient: bool = False,
+        also: Stage | None = None,
+        **start: Any,
     ) -> Stream:
         without: list[str] = []
         first: OperationFailure | None = None
         while True:
             try:
-                stream = self._asked(batch_size, await_ms, slim, also, {*self.refused, *without}, start)
+                stream = self._asked(
+                    batch_size, await_ms, slim, lenient, also, {*self.refused, *without}, start
+                )
             except OperationFailure as error:
                 first = first or error
                 doubtful = self._doubtful(error, {*self.refused, *without})
@@ -348,7 +374,7 @@ class ReaderContext:
         """Return the stage or the option that the server may have refused."""
         if self.options.show_expanded_events and EXPANDED not in without and EXPANDED in str(error):
             return EXPANDED
-        if self._splits and SPLIT not in without and (SPLIT in str(error) or error.code in REFUSALS):
+        if self._splits and SPLIT not in without and (SPLIT in str(error) or _may_mean_split(error.code)):
             return SPLIT
         return None
 
@@ -357,14 +383,14 @@ class ReaderContext:
         batch_size: int,
         await_ms: int,
         slim: bool,
+        lenient: bool,
         also: Stage | None,
         without: set[str],
         start: Mapping[str, Any],
     ) -> Stream:
         settings: dict[str, Any] = {
-            # Slim changes also need the images, because the caller's pipeline may use them.
-            "full_document": _if_there(self.full_document(), slim),
-            "full_document_before_change": _if_there(self.full_document_before_change(), slim),
+            "full_document": _if_there(self.full_document(), lenient),
+            "full_document_before_change": _if_there(self.full_document_before_change(), lenient),
             "max_await_time_ms": await_ms,
             "batch_size": batch_size,
             "comment": _COMMENT if self.options.comment is None else self.options.comment,
@@ -498,8 +524,17 @@ def _match(scope: LogicalPartition) -> Stage:
     return {"$or": [wanted, {"operationType": {"$in": list(ENDINGS)}}]}
 
 
-def _if_there(image: str | None, slim: bool) -> str | None:
-    return "whenAvailable" if slim and image == "required" else image
+def _may_mean_split(code: int | None) -> bool:
+    """Return True if the stage that splits events may be the cause of an error that does not name it."""
+    # A mongos of 6.0.12 and 6.0.13 refuses it with a location code. 6.0.10, 6.0.11, 7.0.2 and 7.0.3 do not
+    # find a token with it that was made without it.
+    return code in (*REFUSALS, TOKEN_NOT_FOUND) or (
+        code is not None and code >= FIRST_LOCATION and code not in CODES
+    )
+
+
+def _if_there(image: str | None, lenient: bool) -> str | None:
+    return "whenAvailable" if lenient and image == _REQUIRED else image
 
 
 OPLOG: Final = "oplog.rs"

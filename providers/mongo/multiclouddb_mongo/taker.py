@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import bson
@@ -18,6 +18,7 @@ from multiclouddb_mongo.raw_change import (
     Answer,
     Raw,
     RawChange,
+    has_null,
     is_before,
     item_changes,
     last_answer,
@@ -95,16 +96,23 @@ class Taker:
         # How many changes the last answer had, and how many are left of it; None if PyMongo hides it.
         self._size = 0
         self._left: int | None = 0
-        self._ended = self.resumed = False
+        self._ended = self.resumed = self.is_lacking = False
         self.is_known = True
+        # In a lenient stream: the fields whose images each change has to have.
+        self._required: tuple[str, ...] = ()
         # Most changes are taken unchanged. The server and the caller decide which changes need a closer
         # check.
         self._takes = untouched_changes if source.splits or source.options.pipeline else item_changes
 
-    def begin(self) -> None:
-        """Begin with the first answer of a stream that this thread has just opened."""
-        self._parts = []
-        self._ended = self.resumed = False
+    def begin(self, required: tuple[str, ...] = ()) -> None:
+        """Begin with the first answer of a stream that this thread has just opened.
+
+        Args:
+            required: The fields whose images the server does not check, although each change has to have
+                them. The first change without one ends the read, and `is_lacking` is then True.
+        """
+        self._parts, self._required = [], required
+        self._ended = self.resumed = self.is_lacking = False
         self._told(last_answer())
 
     @property
@@ -126,9 +134,9 @@ class Taker:
         if change is None:
             self._follow(stream, taken, None)
             return False
-        takes, bound = self._takes, self._bound
+        bound = self._bound
         while True:
-            if takes([change.raw]) and (bound is None or is_before(change.raw, bound)):
+            if self._is_plain(change.raw) and (bound is None or is_before(change.raw, bound)):
                 taken.changes.append(change.raw)
             elif not self.consider(change, taken):
                 return True
@@ -173,7 +181,7 @@ class Taker:
             if order is not None and order > 0:
                 taken.place, taken.reached = self._until, True
                 return False
-        if self._takes([change.raw]):
+        if self._is_plain(change.raw):
             taken.changes.append(change.raw)
         elif not self._look_into(change, place, taken):
             return False
@@ -181,6 +189,10 @@ class Taker:
             taken.place = attrs.evolve(place, kind="o") if taken.replaced else place
             taken.reached = isinstance(self._until, After) and self._until.data == place.data
         return not taken.reached
+
+    def _is_plain(self, change: Raw) -> bool:
+        """Return True if a change can be taken without a closer look."""
+        return bool(self._takes([change])) and not (self._required and has_null(change, self._required))
 
     def _was_short(self, taken: Taken) -> None:
         # A short answer contains all available changes, unless the answer comes from a `mongos` or is larger
@@ -197,8 +209,12 @@ class Taker:
         if token is not None:
             data = token_text(token)
             kind: Kind = "e" if data == last else "h"
-            if not (isinstance(taken.place, After) and taken.place.data == data):
-                taken.place = After(kind, data)
+            if last is not None and not (isinstance(taken.place, After) and taken.place.data == last):
+                taken.place = After("e", last)
+            # Some servers send a position that is before the one after which they were asked to go on.
+            place = After(kind, data)
+            if compare(place, taken.place) in (None, 1):
+                taken.place = place
         if not stream.alive:
             self._end_with(stream, taken)
 
@@ -214,11 +230,13 @@ class Taker:
         fields = RawBSONDocument(bytes(change.raw), LENIENT_RAW)
         kind = fields.get("operationType")
         if "splitEvent" in fields:
-            self._join(fields, taken)
-        elif kind in CHANGES:
+            return self._join(fields, taken)
+        if kind in CHANGES:
             for name in ("documentKey", "ns"):
                 if not isinstance(fields.get(name), Mapping):
                     raise _altered(name)
+            if self._lacks(fields, taken):
+                return False
             taken.changes.append(change.raw)
         elif kind == "invalidate":
             taken.end(place, "the server invalidated the stream")
@@ -236,8 +254,16 @@ class Taker:
             raise _altered("operationType")
         return True
 
-    def _join(self, part: RawBSONDocument, taken: Taken) -> None:
-        """Join the parts of a large change. The position does not move before the last part has arrived."""
+    def _lacks(self, change: Mapping[str, Any], taken: Taken) -> bool:
+        """Return True if a change lacks a required image, and set the position before it."""
+        self.is_lacking = any(change.get(name, True) is None for name in self._required)
+        if self.is_lacking:
+            taken.keep_up()
+        return self.is_lacking
+
+    def _join(self, part: RawBSONDocument, taken: Taken) -> bool:
+        """Join the parts of a large change; return False if no further change may be read."""
+        # The position does not move before the last part has arrived.
         match part["splitEvent"]:
             case {"fragment": int() as number, "of": int() as count}:
                 pass
@@ -247,14 +273,17 @@ class Taker:
             self._parts = []
         self._parts.append(part)
         if number != count:
-            return
+            return True
         parts, self._parts = self._parts, []
         whole = {"_id": part["_id"]}
         if len(parts) == count:  # else the mapper reports a change of which parts are missing
             for each in parts:
                 whole.update(each)
             del whole["splitEvent"]
+        if self._lacks(whole, taken):
+            return False
         taken.changes.append(bson.encode(whole))
+        return True
 
 
 def _altered(name: str) -> Exception:

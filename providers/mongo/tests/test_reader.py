@@ -156,7 +156,8 @@ class Stream:
         found = []
         while self.at < len(log.entries) and len(found) < min(size, self.batch_size):
             entry = log.entries[self.at]
-            if entry.refused is not None and not server.slim:
+            is_sent = entry.refused == NO_IMAGE and server.lenient
+            if entry.refused is not None and not (server.slim or is_sent):
                 self.closed = True
                 raise OperationFailure(
                     entry.said or TEXTS.get(entry.refused, "as the script says"), entry.refused
@@ -164,7 +165,7 @@ class Stream:
             self.at += 1
             shown = entry.change is not None and not (server.hides and server.hides(entry.change))
             if shown:
-                found.append(entry.change)
+                found.append(entry.change | ({"fullDocument": None} if is_sent else {}))
             self.mark = entry.text if shown or entry.closes else mark_text(int(entry.text[10:18], 16))
             if entry.closes:
                 self.ended = True
@@ -233,17 +234,21 @@ class Server:
         self.address = ResourceAddress("shop", "orders")
         self.options = MongoOptions(**options)
         self.sizes, self.eager, self.failures = iter(sizes), eager, deque(failures)
-        self.opened, self.places, self.asked, self.slim, self.hides = [], [], 0, False, None
+        self.opened, self.places, self.asked, self.hides = [], [], 0, None
+        self.slim = self.lenient = False
         self.waits = []  # how long each answer might be delayed, except the first one of a stream
         self.before_answer = self.at_open = lambda: None
 
-    def open(self, place, batch_size, await_ms, *, slim=False):
+    def open(self, place, batch_size, await_ms, *, slim=False, lenient=False):
         self.places.append(place)
-        self.slim = slim
+        self.slim, self.lenient = slim, lenient
         stream = self.stream(self, place, batch_size, await_ms)
         self.opened.append(stream)
         self.at_open()
         return stream
+
+    def required(self):
+        return ("fullDocument",)
 
     def close(self, stream):
         stream.close()
