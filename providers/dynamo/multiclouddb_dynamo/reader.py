@@ -254,7 +254,7 @@ class DynamoReader(Reader):
         return True
 
     def _open(self) -> str:
-        shard_id = self._view.shard_id
+        shard_id, self._fresh = self._view.shard_id, False
         kind, seq = "TRIM_HORIZON", None
         trail = self._place.trail
         match self._place:

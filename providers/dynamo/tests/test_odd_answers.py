@@ -22,6 +22,7 @@ from multiclouddb_api import (
     NotKnown,
     Now,
     OldItemStateMode,
+    Resnapshot,
     Snapshot,
     connect,
 )
@@ -30,7 +31,7 @@ from multiclouddb_dynamo.client import Calls
 from multiclouddb_dynamo.native import DynamoClients
 from multiclouddb_dynamo.position import Horizon, cursor_of
 from multiclouddb_dynamo.shards import Shard, ShardMap
-from multiclouddb_dynamo_emulator import stream_calls
+from multiclouddb_dynamo_emulator import Remains, stream_calls
 from multiclouddb_dynamo_emulator.service import Service
 from multiclouddb_spi import Reached, RecordFault
 
@@ -638,6 +639,29 @@ PLACES = {
     "a name": {"M": {"MARK": {"N": "1"}}},
     "a key": None,
 }
+
+
+@pytest.mark.parametrize("idle", [0, 1, 3])
+@pytest.mark.parametrize("remains", list(Remains), ids=lambda each: each.value)
+def test_a_token_of_an_idle_feed_expires_as_any_other(world, idle, remains):
+    """spiceai/spiceai#10754: a checkpoint that is older than 24 hours. An idle feed's has an iterator."""
+    world.habits.remains = remains
+    consumer = world.consumer()
+    world.put("a")
+    consumer.until_idle()
+    for _ in range(idle):
+        consumer.read()
+    world.put("b")
+    world.script.advance(26 * HOUR)
+    world.put("c")
+    consumer.restart()
+    for _ in range(2):
+        with pytest.raises(MulticloudDbError) as caught:
+            consumer.read()
+        assert caught.value.category is ErrorCategory.CHECKPOINT_EXPIRED
+    consumer.request["on_expired"] = Resnapshot()
+    consumer.until_idle()
+    assert set(consumer.markers) == {1, 2, 3}
 
 
 class TestTextWithoutUtf8:
