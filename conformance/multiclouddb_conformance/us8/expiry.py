@@ -60,6 +60,15 @@ class TestExpiry:
         collection.restart()
         collection.refused(ErrorCategory.CHECKPOINT_EXPIRED, token, reasons=LOST)
 
+    def test_a_token_of_an_idle_page_has_expired_too(self, collection: Collection) -> None:
+        collection.fill(10)
+        token = collection.last(collection.begin).continuation_token
+        collection.fill(10, start=10)
+        collection.trim()
+        collection.restart()
+        for _ in range(2):
+            collection.refused(ErrorCategory.CHECKPOINT_EXPIRED, token, reasons=LOST)
+
     @pytest.mark.needs("alone", "still")
     def test_an_expired_partition_has_expired_alone_too(self, collection: Collection) -> None:
         plan = dict(collection.client.plan_partitions(collection.request(collection.begin)))
