@@ -271,7 +271,7 @@ class Mirror:
             raise invalid_request("on_expired", f"is {self._on_expired!r}", 'pass "resnapshot" or "fail"')
         self._address = ResourceAddress.parse(address) if isinstance(address, str) else address
         for name in ("tombstones", "compact"):
-            if settings.get(name) and settings.get("follow"):
+            if settings.get(name) not in (None, False) and settings.get("follow"):  # 0 is an age
                 raise invalid_request(name, "needs a run that ends", "leave out follow (--follow), or it")
         if settings.get("compact") and not self._to.has_files:
             raise invalid_request(
