@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Collection, MutableMapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -439,6 +440,37 @@ def providers(
     from multiclouddb_cli import listing as command
 
     command.providers(check=check, as_json=as_json)
+
+
+@app.command(short_help="Check many positions on a schedule, and serve the lags for Prometheus.")
+def exporter(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A TOML file with [[position]] entries.")],
+    listen: cli.Listen = "9187",
+    every: Annotated[
+        str, typer.Option("--every", metavar="AGE", help="The time between two checks of a position.")
+    ] = "1m",
+    at_once: Annotated[
+        int, typer.Option("--at-once", min=1, metavar="N", help="How many checks run at the same time.")
+    ] = 4,
+    limit: Annotated[
+        float, typer.Option("--limit", min=1, metavar="SECONDS", help="When a check is killed.")
+    ] = 60.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Check each position once, print the metrics, and end.")
+    ] = False,
+) -> None:
+    """Check stored positions on a schedule, and serve lag and headroom at /metrics for Prometheus.
+
+    An entry has name, url and position, as token check takes them, and perhaps max_lag and options. What a
+    check does not find out within its limit is not known: known is 0, and there is no lag.
+    """
+    from multiclouddb_cli import exporter as command
+    from multiclouddb_cli.arguments import to_age
+    from multiclouddb_cli.watched import to_place
+
+    place = None if once or listen is None else to_place(listen)
+    seconds = to_age(every, "--every").total_seconds()
+    command.export(file, place, seconds, at_once, limit, once=once)
 
 
 @token_app.command(short_help="Show the feed and the positions of a token, offline.")

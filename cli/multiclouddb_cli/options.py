@@ -371,7 +371,7 @@ Listen: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="[HOST:]PORT",
-        help="With --follow: serve /metrics, /live and /ready there; HOST is localhost unless given.",
+        help="Serve /metrics, /live and /ready there (mirror: --follow); HOST is localhost unless given.",
     ),
 ]
 ProveEvery: TypeAlias = Annotated[

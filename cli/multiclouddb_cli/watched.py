@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import typer
 
@@ -48,7 +48,7 @@ class WatchedTable:
         set_aside: Callable[[], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+        self.labels = labelled(labels)
         self._set_aside, self._clock, self._lock = set_aside, clock, Lock()
         self._values = dict[str, float]()
         self._before = (0, 0)
@@ -185,22 +185,49 @@ class Watched:
 
     def _metrics(self) -> str:
         tables = [(each.labels, each.values()) for each in self._tables]
-        lines = list[str]()
-        for name, help_text in _HELP.items():
-            full = f"multiclouddb_mirror_{name}"
+        samples = {
+            name: [(labels, values[name]) for labels, values in tables if name in values] for name in _HELP
+        }
+        return exposed("multiclouddb_mirror", _HELP, samples)
+
+
+class Answering(Protocol):
+    """What answers over HTTP."""
+
+    def answer(self, path: str) -> tuple[int, str]:
+        """Return status and text for a path."""
+        ...
+
+
+def exposed(prefix: str, helps: Mapping[str, str], samples: Mapping[str, Sequence[tuple[str, float]]]) -> str:
+    """Return metrics in the text format of Prometheus.
+
+    Args:
+        prefix: The first part of their names.
+        helps: What each of them is.
+        samples: The labels and values of each of them.
+    """
+    lines = list[str]()
+    for name, each in samples.items():
+        full = f"{prefix}_{name}"
+        if each:
             kind = "counter" if name.endswith("_total") else "gauge"
-            found = [f"{full}{{{labels}}} {values[name]}" for labels, values in tables if name in values]
-            if found:
-                lines += [f"# HELP {full} {help_text}", f"# TYPE {full} {kind}", *found]
-        return "\n".join((*lines, ""))
+            lines += [f"# HELP {full} {helps[name]}", f"# TYPE {full} {kind}"]
+        lines += [f"{full}{{{labels}}} {value}" for labels, value in each]
+    return "\n".join((*lines, ""))
+
+
+def labelled(labels: Mapping[str, str]) -> str:
+    """Return labels in the text format of Prometheus."""
+    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
 
 
 @contextmanager
-def served(watched: Watched, place: tuple[str, int] | None) -> Iterator[None]:
+def served(watched: Answering, place: tuple[str, int] | None) -> Iterator[None]:
     """Answer over HTTP while a block runs.
 
     Args:
-        watched: How the tables are.
+        watched: What answers.
         place: Host and port; None to answer nowhere.
     """
     if place is None:
