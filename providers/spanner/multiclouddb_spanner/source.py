@@ -302,7 +302,7 @@ class ReaderContext:
                 self.resume_at = max(self.resume_at, end)
                 raise expired(
                     f"change stream {self.info.stream!r} did not watch {self.info.what}, or left "
-                    f"some changes out, from about {text_at(begin)} to about {text_at(end)}, so they "
+                    f"some of its changes out, from about {text_at(begin)} to about {text_at(end)}, so they "
                     "are not recorded"
                 )
         return None
