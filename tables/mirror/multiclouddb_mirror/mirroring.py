@@ -469,6 +469,7 @@ class Mirror:
         self, page: ChangeFeedPage, tables: Callable[[], Iterator[pa.Table]], begins: str, how: How
     ) -> None:
         """Merge what Spark has read as a page is merged: a snapshot begins, rows, it ends, the position."""
+        self._outage.begin(0.0)
         self._check_page(page, begins)
         ends = tuple(each for each in page.notices if isinstance(each, BackfillDone))
         others = tuple(each for each in page.notices if not isinstance(each, BackfillDone))
