@@ -23,6 +23,7 @@ from multiclouddb_api import (
     ErrorCategory,
     ErrorDetail,
     Fail,
+    FeedEnded,
     FromContinuationToken,
     MulticloudDbClient,
     MulticloudDbError,
@@ -682,7 +683,10 @@ class Mirror:
     def _check_notices(self, page: ChangeFeedPage) -> None:
         """End with the reason if the rows of the table are those of a collection that is gone."""
         for notice in page.notices:
-            if (what := other_rows(notice)) is not None:
+            what = other_rows(notice)
+            if isinstance(notice, FeedEnded):
+                what = f"{self._address} has no changes any more ({notice.reason})"
+            if what is not None:
                 raise invalid_request(
                     "collection",
                     f"{what}, and {self._to.name} still has its rows; nothing of this page was merged",

@@ -4,11 +4,20 @@ import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
+import attrs
 import psycopg
 import pytest
 from psycopg import sql
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, Observer, connect, pacing
+from multiclouddb_api import (
+    ErrorCategory,
+    ErrorDetail,
+    FeedEnded,
+    MulticloudDbError,
+    Observer,
+    connect,
+    pacing,
+)
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_mirror import Mirror, MirrorFile, MirrorReport, Mirrors, mirroring
@@ -225,6 +234,23 @@ def test_an_outage_of_a_table_begins_with_it_and_not_with_the_mirror(tmp_path, w
         later[0] = 3600.0
         assert one.run().caught_up
     assert [each < 60 for each in told.seconds] == [True]
+
+
+def test_a_feed_that_has_ended_is_no_table_that_is_caught_up(tmp_path, written, monkeypatch):
+    file = written(f'collection = "main/orders"\ntarget = "sqlite:{tmp_path}/copy.db#orders"')
+    assert run(file)[0][1].caught_up
+    pages = Mirror._pages
+
+    def ending(self, changes, begins):
+        for page in pages(self, changes, begins):
+            yield attrs.evolve(page, notices=(*page.notices, FeedEnded("its table was deleted")))
+
+    monkeypatch.setattr(Mirror, "_pages", ending)
+    for _ in range(2):
+        [(_, outcome)] = run(file)
+        assert outcome.category is ErrorCategory.INVALID_REQUEST
+        assert "its table was deleted" in outcome.message
+        assert "--resync" in outcome.message
 
 
 def test_an_unexpected_error_is_told_when_it_happens(tmp_path, written, monkeypatch):
