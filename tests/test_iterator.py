@@ -844,6 +844,8 @@ class TestLife:
             "max_outage_seconds": 300,
             "checkpoint_interval_seconds": 0,
             "on_poison": "raise",
+            "set_aside_documents": False,
+            "max_set_aside": 100,
         }
 
 
