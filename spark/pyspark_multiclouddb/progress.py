@@ -39,8 +39,10 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from multiclouddb_api import invalid_request
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_spi import Step
 from multiclouddb_spi.continuation.lineage import Lineage
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from pyspark_multiclouddb.connection import Connection
 
 _CLOCK_SECONDS: Final = 30.0
+_KEPT: Final = "spark.sql.streaming.numRecentProgressUpdates"
 
 
 class Reports:
@@ -168,6 +171,9 @@ def caught_up(query: StreamingQuery) -> bool:
     Args:
         query: The query, after `awaitTermination()`.
 
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` if Spark is set to keep no progress, because the answer is there.
+
     Examples:
         >>> while True:
         ...     query = writer.trigger(availableNow=True).start()
@@ -176,6 +182,13 @@ def caught_up(query: StreamingQuery) -> bool:
         ...         break
     """
     check_has("query", query, "lastProgress", "a streaming query")
+    session = SparkSession.getActiveSession()
+    if query.lastProgress is None and session is not None and session.conf.get(_KEPT, "100") == "0":
+        raise invalid_request(
+            "query",
+            f"keeps no progress, because {_KEPT} is 0",
+            "set it to 1 or more, and start the query again",
+        )
     sources = [] if query.lastProgress is None else query.lastProgress["sources"]
     ends = [_parsed(each["endOffset"]) for each in sources if each["startOffset"] != each["endOffset"]]
     return not any(isinstance(end, dict) and end.get("more") is True for end in ends)

@@ -219,6 +219,16 @@ class TestCaughtUp:
         assert not caught_up(ended((None, text_of(form, more=True)), ("0", other)))
 
 
+def test_a_query_that_keeps_no_progress_is_refused(spark):
+    name = "spark.sql.streaming.numRecentProgressUpdates"
+    spark.conf.set(name, "0")
+    try:
+        with pytest.raises(MulticloudDbError, match=name):
+            caught_up(SimpleNamespace(lastProgress=None))
+    finally:
+        spark.conf.unset(name)
+
+
 def test_what_has_no_progress_or_is_no_query():
     assert caught_up(SimpleNamespace(lastProgress=None))
     with pytest.raises(MulticloudDbError, match="query: must be a streaming query, not int"):
