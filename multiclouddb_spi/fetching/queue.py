@@ -27,7 +27,7 @@ from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.fetcher import ReadContext, still_waiting
 from multiclouddb_spi.fetching.page_content import PageContent
 from multiclouddb_spi.fetching.scan_share import ScanShare
-from multiclouddb_spi.fetching.stream import HEAD_SECONDS, Stream
+from multiclouddb_spi.fetching.stream import TURN_SECONDS, Stream
 from multiclouddb_spi.time_limits import Deadline
 
 _MIN_ASK: Final = 4096
@@ -50,8 +50,13 @@ class Queue:
     The first fetch of a stream requests at most as many records as `content` may have; later fetches may
     request more. `entry_of` returns the entry of a partition that is read, or None.
 
+    The order of `ask` is that of the token, which `Lineage.rotate` made at the end of the call before. A page
+    (`Filling`) puts it there and takes from `ready` at most what `content` has room for. A plan of Spark
+    (`Heads`) has no `front`, no `first`, no `scan_share` and never waits at the service: it fills no content,
+    but reserves records for each stream when it is asked, and takes each answer whole up to them.
+
     Attributes:
-        content: What is taken together; it has a limit of records and of bytes.
+        content: What is taken together, up to a limit of records and of bytes; a plan only uses its limits.
         moves: Records up to where a partition was taken.
         ask: The partitions that are asked next, in this order; with the entry, where it is known.
         later: The streams that are asked when they are due.
@@ -59,17 +64,19 @@ class Queue:
         ready: The streams with an answer in hand.
         landed: Those of `running` whose fetch has ended.
         passed: Streams that were asked, and for whose answer no other partition has to wait.
-        quiet: Streams that have answered that they have no records, and were not asked again.
-        awaited: Streams of `running` that had no records, and whose fetch waits for new ones.
+        quiet: The partitions that have answered that they have no records, and were not asked again; whoever
+            looks at the answers adds them.
+        awaited: The partitions of `running` that had no records, and whose fetch waits for new ones.
         overtaken: Partitions that wait for memory while records of others are returned. They keep their place
             in the lineage.
-        head: The first partition of the order, while it has its turn: a place is kept for it, and the others
+        front: The first partition of the order, while it has its turn: a place is kept for it, and the others
             wait for it, so that a slow partition does not starve.
-        first: Partitions that are asked before the head, and need no place from it.
-        share: How the page is divided between a scan and the changes beside it.
-        had_turn: The partitions that were taken, or have failed, in the order of their turns.
+        first: Partitions that are asked before the front, and need no place from it.
+        scan_share: How the page is divided between a scan and the changes beside it.
+        had_turn: The partitions that were taken, have failed, or were waited for in vain while they were the
+            front, in the order of their turns; they are behind the others in the next call.
         began: The monotonic time at which the call began.
-        turn: How many seconds the other partitions wait for the head.
+        turn: How many seconds the other partitions wait for the front.
         is_shaken: Something else than a read has changed the lineage, so a stream may be elsewhere or gone.
     """
 
@@ -91,17 +98,17 @@ class Queue:
         self.had_turn = dict[str, None]()
         self.is_shaken = False
         self._context, self._consumer, self._deadline = context, consumer, deadline
-        self.head: str | None = None
+        self.front: str | None = None
         self.first: Collection[str] = ()
-        self.share: ScanShare | None = None
+        self.scan_share: ScanShare | None = None
         self._is_cut = False
         self._entry_of, self.moves, self.content = entry_of, moves, content
         self._budget, self._width = context.budget, context.width
         self.began = time.monotonic()
-        self.turn = min(HEAD_SECONDS, (deadline.at - self.began) / 2)
+        self.turn = min(TURN_SECONDS, (deadline.at - self.began) / 2)
         self._limit, self._most = content.limit, max(content.limit, context.page_records)
         share = min(self._budget.limit // (active + 1), content.most_bytes)
-        self._share = min(_MAX_ASK, max(_MIN_ASK, share))
+        self._ask_bytes = min(_MAX_ASK, max(_MIN_ASK, share))
         self._no_room = self._sorted = self._at_once = False
         self._slow_from = 0.0  # before this time, no partition that is being read counts as slow
         self._wakeup = Wakeup()
@@ -137,13 +144,13 @@ class Queue:
 
     # -- Ask
 
-    def launch(self, wait: float = 0.0, most_of: Callable[[Stream], int] | None = None) -> None:
+    def launch(self, wait: float = 0.0, reserve: Callable[[Stream], int] | None = None) -> None:
         """Ask as many partitions as threads and bytes allow.
 
         Args:
             wait: How many seconds a fetch may wait for new records.
-            most_of: Returns how many records are kept for a stream, which may request and take as many; 0 to
-                ask no more at present.
+            reserve: Reserves records for a stream, which may request and take as many, and returns their
+                number; 0 to ask no more at present.
         """
         ask, streams = self.ask, self._consumer.streams
         while ask:
@@ -153,8 +160,8 @@ class Queue:
                 return  # the answer is there already; the next partition may not be needed
             # A fetch reserves the bytes that it may return before it is sent.
             budget = self._budget
-            reserve = max(self._share, budget.expected)
-            if budget.used + reserve > budget.limit and not self._may_go_beyond(reserve):
+            needed = max(self._ask_bytes, budget.expected)
+            if budget.used + needed > budget.limit and not self._may_go_beyond(needed):
                 return
             name, entry = next(iter(ask.items()))
             if entry is None or self.is_shaken:
@@ -174,10 +181,10 @@ class Queue:
                 self.later[name] = stream
                 self.passed.append(stream)
                 continue
-            most = None if most_of is None else most_of(stream)
+            most = None if reserve is None else reserve(stream)
             if most == 0:
                 return
-            if stream.waiting or (stream.future is not None and now - stream.asked_at > HEAD_SECONDS):
+            if stream.waiting or (stream.future is not None and now - stream.asked_at > TURN_SECONDS):
                 self.passed.append(stream)  # it waits for new records, or is slow
             del ask[name]
             stream.most = most
@@ -190,7 +197,7 @@ class Queue:
                 if stream.future is None:
                     self._fetch(stream, wait)
                 if stream.future is not None and not stream.future.done():
-                    self._slow_from = min(self._slow_from, stream.asked_at + HEAD_SECONDS)
+                    self._slow_from = min(self._slow_from, stream.asked_at + TURN_SECONDS)
                     # Not a method: it may outlive the call, and would keep the page in memory.
                     stream.future.add_done_callback(partial(_arrived, self.landed, self._wakeup, stream))
                     continue
@@ -208,16 +215,16 @@ class Queue:
         if now < self._slow_from:
             return True
         began = [stream.asked_at for stream in self.running.values()]
-        fresh = [at for at in began if at > now - HEAD_SECONDS]
+        fresh = [at for at in began if at > now - TURN_SECONDS]
         if len(fresh) == len(began):
-            self._slow_from = min(fresh, default=now) + HEAD_SECONDS
+            self._slow_from = min(fresh, default=now) + TURN_SECONDS
         return len(fresh) >= self._width
 
-    def _may_go_beyond(self, reserve: int) -> bool:
+    def _may_go_beyond(self, needed: int) -> bool:
         """Return whether a partition may be asked although the bytes for its answer are not free."""
         if not self._no_room:  # no room was found before, so there is none for the rest of this call
-            self._no_room = not self._context.consumers.make_room(reserve)
-        if self._budget.over(reserve) <= 0:
+            self._no_room = not self._context.consumers.make_room(needed)
+        if self._budget.over(needed) <= 0:
             return True
         ask = self.ask
         if not self._sorted:  # partitions with records go first, because returning records frees bytes
@@ -235,7 +242,7 @@ class Queue:
     def _fetch(self, stream: Stream, wait: float) -> None:
         if not stream.asked_at:
             self._consumer.open_streams += 1
-        share, fetcher = self._share, self._context.fetcher
+        share, fetcher = self._ask_bytes, self._context.fetcher
         stream.window = min(self._most, max(self._limit, 2 * stream.window))
         records = stream.window if stream.most is None else min(stream.window, stream.most)
         if stream.pace is not None:
@@ -258,7 +265,7 @@ class Queue:
             and not stream.at_once
             and len(self.running) < self._width
             and not self._no_room  # otherwise, other partitions are waiting for these bytes
-            and self._budget.over(max(self._share, self._budget.expected)) <= 0
+            and self._budget.over(max(self._ask_bytes, self._budget.expected)) <= 0
         ):
             self._fetch(stream, 0.0)
             if not self.landed:
@@ -360,21 +367,21 @@ class Queue:
 
         None if there is no room: the stream waits in `ready` until places are free that are kept for others.
         """
-        name, first, head, content = stream.partition_id, stream.taken, self.head, self.content
+        name, first, front, content = stream.partition_id, stream.taken, self.front, self.content
         stop = count
         if count and stream.most is not None:
             stop = min(count, first + stream.most)
         elif count:
             places = content.limit - content.count
-            if head is not None and name != head and name not in self.first:
+            if front is not None and name != front and name not in self.first:
                 places -= 1
-            if self.share is not None:
-                places = self.share.places(name, places)
+            if self.scan_share is not None:
+                places = self.scan_share.places(name, places)
             # The page ends before its records have more bytes than it may have, but it has at least one.
-            # While the head has its turn, that one is its own, and the others wait for it.
+            # While the front has its turn, that one is its own, and the others wait for it.
             left, each = content.most_bytes - content.nbytes, batch.nbytes / count
             fits = int(max(left, 0.0) // each) if each else places
-            if name == head or not (content.count or head):
+            if name == front or not (content.count or front):
                 fits = max(1, fits)
             self._is_cut = min(places, count - first) > fits
             stop = min(count, first + min(places, fits))
@@ -383,7 +390,7 @@ class Queue:
             return None
         self.had_turn.pop(name, None)
         self.had_turn[name] = None
-        if name == head or self.share is not None:
+        if name == front or self.scan_share is not None:
             self.turn_is_over(name)
         return stop
 
@@ -391,8 +398,8 @@ class Queue:
         """Move a stream behind the records that were taken; what is left of its answer waits in `ready`."""
         if stop < count:
             self._rests(stream)
-        if self.share is not None:
-            self.share.took(stream.partition_id, stop - stream.taken)
+        if self.scan_share is not None:
+            self.scan_share.took(stream.partition_id, stop - stream.taken)
         stream.cursor, stream.taken = batch.cursor_after(stop), stop
         self.moves(stream.partition_id, stream.cursor)
         if stop == count:  # last: a stream without its answer that stands before it would leave it out
@@ -402,7 +409,7 @@ class Queue:
     def _rests(self, stream: Stream) -> None:
         """Let the rest of an answer wait, or end the page if it is too large and nothing else may come."""
         self.ready[stream.partition_id] = stream
-        if self._is_cut and self.head is None:
+        if self._is_cut and self.front is None:
             self.content.ended = True
 
     def has_turn(self, partition_id: str) -> None:
@@ -413,9 +420,9 @@ class Queue:
 
     def turn_is_over(self, partition_id: str) -> None:
         """Wait no longer for a partition: others may use the places that were kept for it."""
-        is_released = self.share is not None and self.share.has_had_turn(partition_id)
-        if partition_id == self.head:
-            self.head, is_released = None, True
+        is_released = self.scan_share is not None and self.scan_share.has_had_turn(partition_id)
+        if partition_id == self.front:
+            self.front, is_released = None, True
         if is_released and self.ready:
             self.put_ready()
 

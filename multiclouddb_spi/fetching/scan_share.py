@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.fetching.stream import HEAD_SECONDS, Stream
+from multiclouddb_spi.fetching.stream import TURN_SECONDS, Stream
 
 _LOOK_SECONDS: Final = 0.1
 
@@ -67,7 +67,7 @@ class ScanShare:
         """Return whether places are kept for nobody but segments that are all late or fail."""
         if self._kept <= self._rows or not self._unasked.isdisjoint(running):
             return False
-        slow = time.monotonic() - HEAD_SECONDS
+        slow = time.monotonic() - TURN_SECONDS
         return not any(
             stream.error is None and stream.asked_at > slow
             for name, stream in running.items()

@@ -18,8 +18,8 @@ from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.positions import open_reader
 from multiclouddb_spi.time_limits import ANSWER_SECONDS, SILENT_SECONDS, AnswerSize, Arrival
 
-HEAD_SECONDS: Final = 2.0
-"""The number of seconds for which the other partitions wait for a slow partition."""
+TURN_SECONDS: Final = 2.0
+"""The turn: how many seconds the other partitions wait for the front of the queue."""
 
 
 class Budget:

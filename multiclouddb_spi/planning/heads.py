@@ -49,7 +49,7 @@ from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.fetcher import ReadContext, late_fault
 from multiclouddb_spi.fetching.page_content import PageContent
 from multiclouddb_spi.fetching.queue import Queue, is_full_answer
-from multiclouddb_spi.fetching.stream import HEAD_SECONDS, Stream
+from multiclouddb_spi.fetching.stream import TURN_SECONDS, Stream
 from multiclouddb_spi.planning.pieces import Pieces
 from multiclouddb_spi.planning.target import Target, clip, within
 from multiclouddb_spi.retry import MOST_SKIPS, Call
@@ -214,7 +214,7 @@ class Heads:
     def _patience(self) -> float:
         """Return how long to wait for the next answer."""
         shortly = self._may_leave() or bool(self._queue.ask)
-        return min(self._deadline.remaining(), HEAD_SECONDS if shortly else float("inf"))
+        return min(self._deadline.remaining(), TURN_SECONDS if shortly else float("inf"))
 
     # -- Ask
 
@@ -267,11 +267,11 @@ class Heads:
     def _launch(self) -> None:
         """Start as many fetches as threads and bytes allow."""
         if self._may_launch() and not self._deadline.passed():
-            self._queue.launch(0.0, self._most_of)
+            self._queue.launch(0.0, self._reserve)
             self._queue.passed.clear()  # a step waits for none of them anyway
 
-    def _most_of(self, stream: Stream) -> int:
-        """Return how many records may be taken of a partition: its share, which is reserved meanwhile."""
+    def _reserve(self, stream: Stream) -> int:
+        """Reserve the share of a partition, and return how many records may be taken of it."""
         most = sys.maxsize
         if self._left is not None:
             if not self._left:

@@ -24,7 +24,7 @@ from multiclouddb_spi.fetching.consumer import Consumer
 from multiclouddb_spi.fetching.fetcher import ReadContext, late_fault
 from multiclouddb_spi.fetching.page_content import PageContent
 from multiclouddb_spi.fetching.queue import Queue, is_full_answer
-from multiclouddb_spi.fetching.stream import HEAD_SECONDS, Stream
+from multiclouddb_spi.fetching.stream import TURN_SECONDS, Stream
 from multiclouddb_spi.reading.answers import Answers
 from multiclouddb_spi.time_limits import Deadline
 
@@ -96,9 +96,9 @@ class Filling(Generic[T]):
         self._queue = queue = Queue(
             context, consumer, lineage.reading, lineage.took, self._result, len(active), deadline
         )
-        queue.head, queue.first = active[0].partition_id if active else None, self._first
+        queue.front, queue.first = active[0].partition_id if active else None, self._first
         if self._scanning is not None:
-            queue.share = self._scanning.share
+            queue.scan_share = self._scanning.share
         self._rest = list[str]()
         if self._first or self._has_ends:
             self._rest = [entry.partition_id for entry in active if not entry.failed_last]
@@ -185,7 +185,7 @@ class Filling(Generic[T]):
         self._queue.put(self._first)
         while not (self._result.is_full() or all(name in self._queue.had_turn for name in self._first)):
             self._launch()
-            stream = self._queue.next(self._waiting.for_head()) if self._queue.running else None
+            stream = self._queue.next(self._waiting.for_front()) if self._queue.running else None
             if stream is None:
                 return
             if not (self._queue.is_shaken and self._queue.is_elsewhere(stream)):
@@ -252,8 +252,8 @@ class Filling(Generic[T]):
                     self._has_left_out = True
                     del queue.later[name]
             queue.turn_is_over(name)
-        if queue.head is not None and queue.head in queue.overtaken:
-            queue.turn_is_over(queue.head)
+        if queue.front is not None and queue.front in queue.overtaken:
+            queue.turn_is_over(queue.front)
         return bool(passed and queue.ask)
 
     # -- Wait for answers
@@ -263,10 +263,10 @@ class Filling(Generic[T]):
         result, queue, waiting = self._result, self._queue, self._waiting
         # If there is something to return, the call ends as soon as no further answer is there. But it first
         # waits for the turn of the first partition, so that a slow one never starves.
-        if queue.head is not None and (result.count or queue.ready):
-            return waiting.for_head()
-        if queue.ready and queue.share is not None:
-            shares = queue.share.patience(queue.running, waiting.for_head())
+        if queue.front is not None and (result.count or queue.ready):
+            return waiting.for_front()
+        if queue.ready and queue.scan_share is not None:
+            shares = queue.scan_share.patience(queue.running, waiting.for_front())
             if shares is not None:
                 return shares
         if result.count:
@@ -286,19 +286,21 @@ class Filling(Generic[T]):
         if queue.ask or queue.ready or self._result.in_hand():
             return False
         streams = queue.running.values()
-        if not all(stream.waiting or now - stream.asked_at > HEAD_SECONDS for stream in streams):
+        if not all(stream.waiting or now - stream.asked_at > TURN_SECONDS for stream in streams):
             return False
         return 0 < len(streams) < len(self._lineage.active())  # last, because it visits the whole lineage
 
     def _keep_polling(self) -> bool:
         """Handle the case that no answer arrived in time; return True if there is still something to do."""
         now, queue = time.monotonic(), self._queue
-        head, share = queue.head, queue.share
+        front, share = queue.front, queue.scan_share
         more = bool(queue.ready) or (not self._result.count and now < self._waiting.end)
-        over = now >= self._waiting.head_until or not queue.running
-        if over and head is not None:
-            queue.has_turn(head)
-        elif share is not None and (over or (head is None and share.is_stuck(queue.running))) and share.end():
+        over = now >= self._waiting.front_until or not queue.running
+        if over and front is not None:
+            queue.has_turn(front)
+        elif (
+            share is not None and (over or (front is None and share.is_stuck(queue.running))) and share.end()
+        ):
             queue.put_ready()
         return more
 
@@ -407,8 +409,8 @@ class Filling(Generic[T]):
                 self._full.add(name)
             else:
                 self._full.discard(name)
-            if self._queue.share is not None:
-                self._queue.share.asks_again(name)
+            if self._queue.scan_share is not None:
+                self._queue.scan_share.asks_again(name)
 
     # -- Leave out
 
@@ -437,7 +439,7 @@ class Waiting:
         last_ask: After this time, no fetch that waits for new records may begin. A fetch that waits must end
             before the deadline, because a read without new records is not a failure.
         until: How long the call waits for a first record.
-        head_until: How long the call waits for the first partition in the queue.
+        front_until: How long the call waits for the first partition in the queue.
         end: When a call without records ends: after its wait, or at its deadline.
         repeats: True after the first round, when all partitions are read again.
     """
@@ -447,7 +449,7 @@ class Waiting:
         self.end = self._last = deadline.at
         self.last_ask = deadline.at - min(_RETURN_SECONDS, (deadline.at - now) / 4)
         self.until = min(self.last_ask, now + wait)
-        self.head_until = now + min(HEAD_SECONDS, (deadline.at - now) / 2)
+        self.front_until = now + min(TURN_SECONDS, (deadline.at - now) / 2)
         self.repeats = False
         self._round_began, self._pause = now, _FIRST_PAUSE_SECONDS
         self._lingering: float | None = None
@@ -461,14 +463,14 @@ class Waiting:
         """Return how long a read may block for new records."""
         return min(longest, self.left())
 
-    def for_head(self) -> float:
+    def for_front(self) -> float:
         """Return how long the call still waits for the first partition in the queue."""
-        return self.head_until - time.monotonic()
+        return self.front_until - time.monotonic()
 
     def for_answer(self, *, more_to_ask: bool) -> float:
         """Return how long to wait for the next answer if there are no records to return."""
         now = time.monotonic()
-        return min(self.end - now, HEAD_SECONDS if more_to_ask or now < self.until else math.inf)
+        return min(self.end - now, TURN_SECONDS if more_to_ask or now < self.until else math.inf)
 
     def for_more(self, *, fills: bool) -> float:
         """If there are records to return, return how long to wait for more answers.
@@ -495,5 +497,5 @@ class Waiting:
 
     def begin_round(self) -> None:
         """Begin a round in which all partitions are read again."""
-        self.repeats, self.end = True, min(self._last, self.until + HEAD_SECONDS)
+        self.repeats, self.end = True, min(self._last, self.until + TURN_SECONDS)
         self._round_began = time.monotonic()

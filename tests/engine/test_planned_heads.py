@@ -46,7 +46,7 @@ def no_pauses(monkeypatch, looks_at_once):
 
 def wait_for_slow_ones(monkeypatch, seconds):
     for module in ("planning.heads", "fetching.queue"):
-        monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", seconds)
+        monkeypatch.setattr(f"multiclouddb_spi.{module}.TURN_SECONDS", seconds)
 
 
 class Shuffled(Executor):

@@ -133,14 +133,14 @@ def test_a_stream_that_landed_twice_is_returned_when_its_next_fetch_has_ended(ma
 class TestTaking:
     def test_what_there_is_no_room_for_waits_until_the_head_has_had_its_turn(self, made):
         queue, _ = made
-        queue.head, queue.content.limit = "p0", 1
+        queue.front, queue.content.limit = "p0", 1
         queue.put(["p1", "p0"])
         queue.launch()
         other, head = queue.next(0.0), queue.next(0.0)
         assert queue.take(other, other.batch, 2) is None
         assert (list(queue.ready), list(queue.had_turn)) == (["p1"], [])
         assert queue.take(head, head.batch, 2) == 1
-        assert (queue.head, list(queue.had_turn)) == (None, ["p0"])
+        assert (queue.front, list(queue.had_turn)) == (None, ["p0"])
         assert (list(queue.ready), list(queue.ask)) == ([], ["p1"]), "its place is free for the others"
 
     def test_the_rest_of_an_answer_waits(self, made):
@@ -162,13 +162,13 @@ class TestTaking:
         queue.launch()
         queue.ready["p0"] = queue.next(0.0)
         queue.put_ready()
-        queue.launch(most_of=lambda _: 1)
+        queue.launch(reserve=lambda _: 1)
         stream = queue.next(0.0)
         queue.content.limit = 0  # a share is not of the page
         assert queue.take(stream, stream.batch, 2) == 1
         queue.took(stream, stream.batch, 1, 2)
         queue.put_ready()
-        queue.launch(most_of=lambda _: 0)
+        queue.launch(reserve=lambda _: 0)
         assert (list(queue.ask), list(queue.running)) == (["p0"], []), "nothing is kept for it"
 
     @pytest.mark.parametrize("broken", ["cursor_after", "moves"])
@@ -192,7 +192,7 @@ class TestTaking:
     @pytest.mark.parametrize("loss", ["moved", "removed"])
     def test_what_a_loss_has_moved_or_removed_is_dropped(self, made, loss):
         queue, consumer = made
-        queue.head = "p0"
+        queue.front = "p0"
         queue.put(["p0"])
         queue.launch()
         stream = queue.next(0.0)
@@ -203,7 +203,7 @@ class TestTaking:
         else:
             consumer.state.ended("p0", (), complete=True)
         assert queue.is_elsewhere(stream)
-        assert (stream.cancelled, stream.batch, queue.head) == (True, None, None)
+        assert (stream.cancelled, stream.batch, queue.front) == (True, None, None)
 
 
 def test_a_segment_keeps_the_pace_of_its_scan(made):

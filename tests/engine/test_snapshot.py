@@ -43,7 +43,7 @@ from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.cursor import InvalidCursor
 from multiclouddb_spi.faults import Fault
 from multiclouddb_spi.fetching.scan_share import ScanShare
-from multiclouddb_spi.fetching.stream import HEAD_SECONDS
+from multiclouddb_spi.fetching.stream import TURN_SECONDS
 
 from .reading import write
 
@@ -326,7 +326,7 @@ class TestTrouble:
             assert kinds(consumer.page()) == [False] * 8
             waits.append(time.monotonic() - began)
         # Otherwise, each page would wait for a slow partition for up to 2 seconds.
-        assert sorted(waits)[3] < HEAD_SECONDS / 2, waits
+        assert sorted(waits)[3] < TURN_SECONDS / 2, waits
 
     def test_rows_that_come_slowly_keep_their_places(self, monkeypatch):
         sim = filled(60)

@@ -109,7 +109,7 @@ class TestSlowPartitions:
     def shorter_turns(self, monkeypatch):
         """Shorten the time for which a call waits only for the first partition in the queue."""
         for module in ("reading.filling", "fetching.queue", "fetching.scan_share"):
-            monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", 1.0)
+            monkeypatch.setattr(f"multiclouddb_spi.{module}.TURN_SECONDS", 1.0)
 
     def test_slow_head_of_the_queue_holds_up_the_others_once(self, threaded, ids):
         bench = threaded(3)
@@ -157,7 +157,7 @@ class TestSlowPartitions:
 
     def test_a_moved_head_is_not_waited_for(self, threaded, monkeypatch):
         for module in ("reading.filling", "fetching.queue"):
-            monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", 60.0)
+            monkeypatch.setattr(f"multiclouddb_spi.{module}.TURN_SECONDS", 60.0)
         bench, moved = threaded(4), threading.Event()
         survey = SimulationFeed.survey
         place = bench.page(Now()).continuation_token
@@ -382,7 +382,7 @@ class TestOutlasts:
         late = bench.page(token, timeout=BRIEF)
         assert len(late.diagnostics.partition_errors) == 2
         for module in ("reading.filling", "fetching.queue"):
-            monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", 60.0)
+            monkeypatch.setattr(f"multiclouddb_spi.{module}.TURN_SECONDS", 60.0)
         prompt = bench.fill_partition("p2", 2)
         with within(10):
             assert ids(bench.page(late.continuation_token, timeout=30)) == prompt
@@ -554,7 +554,7 @@ class TestRounds:
         slow.
         """
         for module in ("reading.filling", "fetching.queue"):
-            monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", LONG)
+            monkeypatch.setattr(f"multiclouddb_spi.{module}.TURN_SECONDS", LONG)
         bench = make_bench(2)
         bench.connect(threads=True)
         token = bench.page(Now()).continuation_token
@@ -611,7 +611,7 @@ def test_a_control_call_sleeps_while_it_waits_for_its_answer(bench, monkeypatch)
 @pytest.mark.parametrize(("timeout", "seconds"), [(1, 0.5), (3600, 2)])
 def test_the_first_partition_has_at_most_half_of_the_time(timeout, seconds):
     waiting = Waiting(Deadline.after(timeout), 0)
-    assert waiting.head_until - waiting.began == pytest.approx(seconds, abs=0.1)
+    assert waiting.front_until - waiting.began == pytest.approx(seconds, abs=0.1)
 
 
 def test_a_part_of_a_call_can_be_ended_like_the_call():
