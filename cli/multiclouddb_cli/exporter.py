@@ -69,28 +69,33 @@ def read_positions(path: Path) -> list[Position]:
         raise invalid_request(
             file, "has no position", 'add [[position]] with name = "…", url = "…" and position = "…"'
         )
-    for entry in entries:
-        position = _position(file, entry)
+    for number, entry in enumerate(entries, 1):
+        position = _position(path.name, number, entry)
         if position.name in [each.name for each in found]:
             raise invalid_request(file, f"has the name {position.name!r} twice", "give each its own")
         found.append(position)
     return found
 
 
-def _position(file: str, entry: Any) -> Position:
+def _position(file: str, number: int, entry: Any) -> Position:
+    where = f"file {file}, position {number}"
     if not isinstance(entry, dict):
-        raise invalid_request(file, "has a position that is no table", "write [[position]]")
+        raise invalid_request(where, "is no table", "write [[position]]")
+    if isinstance(entry.get("name"), str):
+        where += f" ({entry['name']})"
     for name in entry:
         if name not in _KEYS:
-            raise unknown_name(f"{file}, position", name, _KEYS)
-    values = {name: from_environment(file, f"position.{name}", value) for name, value in entry.items()}
+            raise unknown_name(where, name, _KEYS)
+    values = {
+        name: from_environment(where.removeprefix("file "), name, value) for name, value in entry.items()
+    }
     options = values.pop("options", [])
     texts = {name: values.get(name) for name in ("name", "url", "position")} | values
     for name, value in texts.items():
         if not isinstance(value, str) or not value:
-            raise invalid_request(f"{file}, position.{name}", "is missing or no text", "write it as a text")
+            raise invalid_request(f"{where}, {name}", "is missing or no text", "write it as a text")
     if not isinstance(options, list) or not all(isinstance(each, str) for each in options):
-        raise invalid_request(f"{file}, position.options", "is no list of texts", 'write ["mode=latest"]')
+        raise invalid_request(f"{where}, options", "is no list of texts", 'write ["mode=latest"]')
     words = ["token", "check", texts["url"], texts["position"], "--json"]
     if "max_lag" in texts:
         to_age(texts["max_lag"], f"max_lag of {texts['name']}")
@@ -208,7 +213,7 @@ class Exporter:
 def _samples(code: int, facts: Mapping[str, Any]) -> dict[str, float]:
     """Return the samples of a check; what it did not find out has none."""
     found: dict[str, float] = {"exit_code": code, "expired": int(code == _EXPIRED)}
-    if code == _EXPIRED or not facts:
+    if code == _EXPIRED or facts.keys().isdisjoint(("late", "positions")):
         return {**found, "known": 0}
     for name in ("lag_seconds", "retention_headroom_seconds"):
         if facts.get(name) is not None:

@@ -242,6 +242,7 @@ def status(target: str, position: str | None, folder: Path | None, *, as_json: b
                 ("table", found.table),
                 ("collection", "not known" if found.address is None else str(found.address)),
                 ("rows", rows),
+                *([("copy", "not complete: rows may be missing")] if found.is_copying else []),
                 ("right at", moment(found.watermark)),
                 ("lag", f"at most {duration(found.lag_seconds)}" if found.watermark else "not known"),
                 ("position of", moment(found.stored_at)),

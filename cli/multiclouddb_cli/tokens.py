@@ -233,7 +233,7 @@ def check(
     as_json: bool,
 ) -> None:
     """Print whether the token can be resumed and, with `max_lag`, whether its reader is late."""
-    with _judged(config, token, key, options, max_lag) as (session, verdict):
+    with _told(as_json=as_json), _judged(config, token, key, options, max_lag) as (session, verdict):
         (_print_json if as_json else _print)(session, verdict)
     if verdict.error is not None:
         raise verdict.error
@@ -251,6 +251,19 @@ def check(
     if isinstance(verdict.late, NotKnown):
         typer.echo(f"error: [NOT_KNOWN] {scrub(verdict.late.reason)}", err=True)
         raise typer.Exit(NOT_KNOWN)
+
+
+@contextmanager
+def _told(*, as_json: bool) -> Iterator[None]:
+    """With `as_json`, print an error of the block as JSON too, so that a program finds its reason."""
+    try:
+        yield
+    except MulticloudDbError as error:
+        if as_json:
+            reason = None if error.reason is None else str(error.reason)
+            facts = {"error": str(error.category), "reason": reason, "message": scrub(error.message)}
+            typer.echo(safe_json(orjson.dumps(facts)))
+        raise
 
 
 @contextmanager

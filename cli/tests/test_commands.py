@@ -251,6 +251,10 @@ class TestCheck:
         result = run("token", "check", url, token)
         assert result.exit_code == 3
         assert "recreated" in result.stderr
+        as_json = run("token", "check", url, token, "--json")
+        found = json.loads(as_json.stdout)
+        assert (as_json.exit_code, found["error"], found["reason"]) == (3, "INVALID_REQUEST", "recreated")
+        assert found["message"] in as_json.stderr
 
 
 class TestOutput:

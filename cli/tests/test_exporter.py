@@ -125,7 +125,7 @@ def test_the_words_of_a_check_are_not_on_its_command_line(file, monkeypatch):
     [
         ("", "has no position"),
         ("every = 1\n[[position]]", "'every' is not known"),
-        ("[[position]]\nname = 'a'", "position.url: is missing"),
+        ("[[position]]\nname = 'a'", r"position 1 \(a\), url: is missing"),
         ("[[position]]\nname = 'a'\nurl = 'u'\nposition = 'p'\ntoken = 't'", "'token' is not known"),
         ("[[position]]\nname = 'a'\nurl = {env = 'NOT_SET_AT_ALL'}", "NOT_SET_AT_ALL"),
         (2 * "[[position]]\nname = 'a'\nurl = 'u'\nposition = 'p'\n", "has the name 'a' twice"),

@@ -179,7 +179,8 @@ class MirrorReport:
     caught_up: bool
     """True if every change was read; False if it was stopped before."""
     watermark: datetime | None
-    """The time up to which every change is in the table; None if that is not known."""
+    """The time up to which every change is in the table; None if that is not known, as before the copy of all
+    rows has ended."""
     lag_seconds: float | None
     """How far the table was behind at the last page; None if that is not known."""
     set_aside: int = 0
@@ -509,7 +510,8 @@ class Mirror:
             events=report.events + events,
             deletes=report.deletes + deletes,
             pages=report.pages + bool(events),
-            watermark=page.diagnostics.watermark,
+            # During a copy it is the moment from which on changes are read, and rows are missing.
+            watermark=None if page.diagnostics.snapshot is not None else page.diagnostics.watermark,
             lag_seconds=page.diagnostics.lag_seconds,
         )
         self._outage.ended()

@@ -55,7 +55,8 @@ class MirrorJob:
         try:
             return destination_of(self.target).name
         except MulticloudDbError:
-            return f"{self.target.partition(':')[0][:20]}:…"
+            kind, _, _ = self.target.partition(":")
+            return self.target if kind in ("sqlite", "delta") and "@" not in self.target else f"{kind[:20]}:…"
 
 
 @attrs.frozen
@@ -102,7 +103,8 @@ class MirrorFile:
             client: The client of the connection.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if two collections would have the same table.
+            MulticloudDbError: `INVALID_REQUEST` if two collections would have the same table, and `NOT_FOUND`
+                if a `*` names no collection.
         """
         found = list[MirrorJob]()
         for entry in self.entries:
@@ -112,7 +114,14 @@ class MirrorFile:
             if collection != _ALL:
                 found.append(MirrorJob(ResourceAddress.parse(entry["collection"]), target, position, columns))
                 continue
-            for address in client.collections(database or None):
+            addresses = client.collections(database or None)
+            if not addresses:
+                raise MulticloudDbError(
+                    f"collection: {entry['collection']} names no collection, because there is none in "
+                    f"{database or 'the service'}; check the name, and the user's right to list collections",
+                    ErrorDetail(ErrorCategory.NOT_FOUND),
+                )
+            for address in addresses:
                 names = {"{database}": address.database or "", "{collection}": address.collection or ""}
                 found.append(
                     MirrorJob(address, _filled(target, names), position and _filled(position, names), columns)

@@ -12,6 +12,7 @@ from multiclouddb_api.set_aside import SetAsideFolder
 from multiclouddb_mirror.destinations import PROVED, Destination
 from multiclouddb_mirror.setting_aside import rows_of
 from multiclouddb_spi.continuation.token import decode_token, to_moment
+from multiclouddb_spi.token_report import is_in_snapshot
 
 __all__ = ["MirrorStatus", "mirror_status"]
 
@@ -33,8 +34,11 @@ class MirrorStatus:
     """The number of rows of existing documents; None if there is no table."""
     deleted: int | None
     """The number of rows that deleted documents have left; None if there is no table."""
+    is_copying: bool
+    """True if a copy of every row has begun and not ended: the next run goes on with it, and until then rows
+    may be missing."""
     watermark: datetime | None
-    """The time up to which every change is in the table; None if that is not known."""
+    """The time up to which every change is in the table; None if that is not known, as during a copy."""
     stored_at: datetime | None
     """When the service gave the position; None if none is stored."""
     incomplete_since: str | None
@@ -89,7 +93,8 @@ def mirror_status(table: Destination, folder: SetAsideFolder | None = None) -> M
         for batch in table.target.rows(own=times):
             gone = sum(batch.column("deleted").to_pylist())
             rows, deleted = rows + batch.num_rows - gone, deleted + gone
-    at = None if position is None or position.watermark is None else position.watermark
+    is_copying = token is not None and is_in_snapshot(token)
+    at = None if position is None or is_copying else position.watermark
     proved = None if found is None else table.number(PROVED)
     return MirrorStatus(
         table.name,
@@ -97,6 +102,7 @@ def mirror_status(table: Destination, folder: SetAsideFolder | None = None) -> M
         found is not None,
         rows,
         deleted,
+        is_copying,
         None if at is None else to_moment(at),
         None if position is None else datetime.fromtimestamp(position.issued_at, UTC),
         None if found is None or found.mark is None else found.mark.incomplete_since,

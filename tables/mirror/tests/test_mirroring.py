@@ -192,6 +192,10 @@ def test_a_snapshot_goes_on_where_it_was_killed(world, monkeypatch):
         with pytest.raises(Death):
             world.run(dies_at=moment)
         stored = destination_of(world.target).load()
+        status = mirror_status(destination_of(world.target))
+        is_copied = status.exists and world.rows() == FIRST
+        assert is_copied or (status.watermark, status.lag_seconds) == (None, None)
+        assert status.is_copying or stored is None or is_copied
         report = world.run()
         assert world.rows() == FIRST
         assert report.began == ("snapshot" if stored is None else "position")

@@ -265,6 +265,16 @@ def test_an_unexpected_error_is_told_when_it_happens(tmp_path, written, monkeypa
     assert "KeyError" in str(ended["main/orders"])
 
 
+def test_a_star_that_names_nothing_is_no_green_night(tmp_path, written):
+    file = written(f'collection = "shopp/*"\ntarget = "sqlite:{tmp_path}/copy.db#{{collection}}"')
+    with (
+        connect(file.config) as client,
+        pytest.raises(MulticloudDbError, match=r"shopp/\* names no collection") as caught,
+    ):
+        file.jobs(client)
+    assert caught.value.category is ErrorCategory.NOT_FOUND
+
+
 @pytest.mark.parametrize(
     ("entries", "told"),
     [
