@@ -176,7 +176,8 @@ class TestManyShards:
         assert all(len(cursor) == 2 and cursor[0] == "n" for _, cursor, *_ in state_of(consumer.token))
         assert len(consumer.token) < MANY * 40
         after = world.put_everywhere()
-        consumer.client._backend._consumers.forget()  # readers that are given up leave their iterators
+        # Readers that are given up leave their iterators.
+        consumer.client._backend._calls.kept.consumers.forget()
         assert sorted(consumer.until_idle()) == after
 
     def test_a_second_start_takes_nothing_from_the_first(self, world):
@@ -188,7 +189,7 @@ class TestManyShards:
         one.read()
         between = world.put_in(world.open()[3])
         two.read()
-        client._backend._consumers.forget()
+        client._backend._calls.kept.consumers.forget()
         after = world.put_in(world.open()[5])
         assert set(after) <= set(two.until_idle()) | set(two.markers)
         one.until_idle()
