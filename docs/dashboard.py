@@ -48,10 +48,11 @@ def panels() -> list[dict[str, Any]]:
     return found
 
 
-def rules() -> str:
-    """Return the alerts that the page shows."""
+def rules(group: str = "multiclouddb") -> str:
+    """Return the alerts of a group that the page shows."""
     text = (_DOCS / "reference/metrics.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"^```yaml\n(groups:\n.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```yaml\n(groups:\n.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    (block,) = [each for each in blocks if f"- name: {group}\n" in each]
     return str(block)
 
 

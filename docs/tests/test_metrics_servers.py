@@ -9,6 +9,7 @@ from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pytest
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
@@ -89,8 +90,9 @@ def test_a_thousand_partitions_make_as_many_series_as_were_wanted(tmp_path):
             thread.join()
 
 
-def test_the_alerts_pass_the_linter_of_prometheus(tmp_path):
-    (tmp_path / "rules.yml").write_text(DASHBOARD["rules"]())
+@pytest.mark.parametrize("group", ["multiclouddb", "multiclouddb-positions"])
+def test_the_alerts_pass_the_linter_of_prometheus(tmp_path, group):
+    (tmp_path / "rules.yml").write_text(DASHBOARD["rules"](group))
     promtool = DASHBOARD["program"]("promtool")
     ran = subprocess.run(
         [promtool, "check", "rules", tmp_path / "rules.yml"], capture_output=True, check=False
