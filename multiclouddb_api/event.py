@@ -16,7 +16,7 @@ from multiclouddb_api.codec import plain_value
 from multiclouddb_api.key import MulticloudDbKey
 from multiclouddb_api.redaction import rfc3339, shorten
 from multiclouddb_api.request import ResourceAddress
-from multiclouddb_api.validators import Slotted, is_a, unknown_name
+from multiclouddb_api.validators import Slotted, check_type, is_a, unknown_name
 
 _NUMBERS: Final = count(1)
 _DOCUMENT: Final = is_a(Mapping, NoneType)
@@ -106,6 +106,8 @@ class ChangeEvent(Slotted):
         Examples:
             >>> handle(ChangeEvent.of({"id": "o-1"}, {"id": "o-1", "total": 5}))
         """
+        check_type("key", key, Mapping, MulticloudDbKey)
+        check_type("document", document, Mapping, NoneType)
         number = next(_NUMBERS)
         values = {
             "event_id": f"event-{number}",

@@ -9,7 +9,7 @@ from threading import Lock
 from types import TracebackType
 from typing import Any, Final
 
-from multiclouddb_api.errors import invalid_request
+from multiclouddb_api.errors import check_type, invalid_request, type_name
 from multiclouddb_api.event import ChangeEvent
 from multiclouddb_api.key import MulticloudDbKey
 from multiclouddb_api.page import ChangeFeedPage, RecordSkipped
@@ -141,6 +141,14 @@ class Handled:
         errors: tuple[type[Exception], ...],
         start: Callable[..., Any] | None = None,
     ) -> None:
+        check_type("event", event, ChangeEvent)
+        for each in errors:
+            if not (isinstance(each, type) and issubclass(each, Exception)):
+                raise invalid_request(
+                    "errors",
+                    f"has {type_name(each)}, which is no class of exceptions",
+                    "pass ValueError, say",
+                )
         if handling is None:
             raise invalid_request(
                 "handling", "needs a folder for what fails", 'pass set_aside="FOLDER" to the iterator'

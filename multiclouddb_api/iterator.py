@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import AbstractContextManager, closing
 from inspect import GEN_CLOSED, getgeneratorstate
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypedDict
 from weakref import ref
 
 import attrs
@@ -16,7 +16,6 @@ from attrs import define
 from multiclouddb_api.checkpoint import Checkpointer, CheckpointStore, to_store
 from multiclouddb_api.errors import MulticloudDbError, invalid_request
 from multiclouddb_api.event import ChangeEvent
-from multiclouddb_api.handling import Handled, Handling
 from multiclouddb_api.observer import Observer
 from multiclouddb_api.pacing import Outage, PollSchedule, Timer
 from multiclouddb_api.page import ChangeFeedPage, FeedEnded
@@ -30,6 +29,9 @@ from multiclouddb_api.request import (
 from multiclouddb_api.snapshot import Resnapshot, Snapshot
 from multiclouddb_api.steps import Call, Give, Steps, Wait, finished, pages_of
 from multiclouddb_api.validators import at_least, has_methods, is_a, not_blank, one_of
+
+if TYPE_CHECKING:
+    from multiclouddb_api.handling import Handling
 
 
 class IteratorSettings(TypedDict, total=False):
@@ -225,6 +227,8 @@ class ChangeFeedIterator:
             missing = "checkpoint_name" if self.checkpoint_name is None else "checkpoint_store"
             raise invalid_request(f"ChangeFeedIterator.{missing}", "is missing", "pass both or neither")
         if self.set_aside is not None:
+            from multiclouddb_api.handling import Handling  # few programs need it
+
             self._handling = Handling(
                 self.set_aside, self.max_set_aside, self.request.address, documents=self.set_aside_documents
             )
@@ -268,6 +272,8 @@ class ChangeFeedIterator:
             ...         with changes.handling(event):
             ...             handle(event)
         """
+        from multiclouddb_api.handling import Handled
+
         return Handled(self._handling, event, errors)
 
     def __iter__(self) -> Iterator[ChangeEvent]:

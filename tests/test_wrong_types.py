@@ -28,6 +28,7 @@ import multiclouddb_tables.sqlite
 import multiclouddb_verify
 import pyspark_multiclouddb
 from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_api.handling import Handling
 from multiclouddb_embedded import EmbeddedStore, SqliteCheckpointStore
 
 PACKAGES = [
@@ -161,6 +162,7 @@ TARGETS = {multiclouddb_tables.sqlite.SqliteTable, multiclouddb_verify.DeltaTarg
 # The names that modules import only for type checkers.
 NAMES = {name: getattr(api, name) for name in api.__all__} | {
     "DataFrame": pyspark.sql.DataFrame,
+    "Handling": Handling,
     "Fix": multiclouddb_tables.Fix,
     "SparkSession": pyspark.sql.SparkSession,
     "StreamingQuery": pyspark.sql.streaming.StreamingQuery,
@@ -201,7 +203,7 @@ def hints_of(function):
     made = typing.get_type_hints(function, localns=NAMES)
     found = {}
     for name, parameter in list(inspect.signature(function).parameters.items()):
-        if name in ("self", "cls"):
+        if name in ("self", "cls") or parameter.kind is parameter.VAR_POSITIONAL:
             continue
         hint = made.get(name, inspect.Parameter.empty)
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -217,7 +219,9 @@ def required(function):
     return [
         name
         for name, each in inspect.signature(function).parameters.items()
-        if name not in ("self", "cls") and each.default is empty and each.kind is not kinds.VAR_KEYWORD
+        if name not in ("self", "cls")
+        and each.default is empty
+        and each.kind not in (kinds.VAR_KEYWORD, kinds.VAR_POSITIONAL)
     ]
 
 
@@ -289,6 +293,7 @@ def instances(tmp_path_factory):
                 api.MulticloudDbClient: client,
                 api.CapabilitySet: api.CapabilitySet({}),
                 api.ChangeEvent: EVENT,
+                api.ChangeFeedIterator: client.iterate_changes(GOOD[-1], set_aside=folder / "aside"),
                 api.ChangeFeedRequest: GOOD[-1],
                 api.MulticloudDbKey: api.MulticloudDbKey({"id": "a"}),
             }

@@ -50,6 +50,7 @@ from multiclouddb_spi import (
     SupportsCollections,
     SupportsCommands,
     SupportsHeads,
+    SupportsInterrupts,
     SupportsLookup,
     SupportsRenewal,
     SupportsSnapshot,
@@ -218,7 +219,13 @@ class WrappedProvider(Provider):
             vars(self).update(collections=inner.collections)
         if isinstance(inner, SupportsRenewal):
             vars(self).update(renew=inner.renew)
+        if isinstance(inner, SupportsInterrupts):
+            vars(self).update(interrupted=self._interrupted)
         self.readers: weakref.WeakSet[WrappedReader] = weakref.WeakSet()
+
+    def _interrupted(self) -> None:
+        assert isinstance(self.inner, SupportsInterrupts)
+        self.inner.interrupted()
 
     def capabilities(self) -> CapabilitySet:
         return self.inner.capabilities()

@@ -188,15 +188,16 @@ AGED = {
 
 
 @pytest.mark.parametrize("table", AGED)
-def test_the_statement_of_the_page_removes_old_tombstones_only(table, made):
-    [statement] = re.findall(rf'^    === "{table}"\n\n +```sql\n +(DELETE .*)$', PAGE.text, re.MULTILINE)
+def test_the_option_of_the_page_removes_old_tombstones_only(table, made):
+    assert "`--tombstones 30d`" in PAGE.text
     job = made(table)
+    tidies = job.job.replace("multiclouddb mirror ", "multiclouddb mirror --tombstones 30d ")
+    assert tidies != job.job
     assert job.by_cron(job.job) == (0, "")
     with EmbeddedStore(job.folder.parent / "shop.db") as store:
         store.delete("orders", "o-1")
-    assert job.by_cron(job.job) == (0, "")
-    job.execute(statement)
+    assert job.by_cron(tidies) == (0, "")
     assert job.rows() == {'{"id":"o-1"}': True}
     job.execute(f"UPDATE orders SET _deleted_at = {AGED[table]}")
-    job.execute(statement)
+    assert job.by_cron(tidies) == (0, "")
     assert job.rows() == {}

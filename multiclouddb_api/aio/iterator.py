@@ -11,7 +11,6 @@ from weakref import ref
 
 from multiclouddb_api.aio.driver import Driver, LoopTimer
 from multiclouddb_api.errors import invalid_request
-from multiclouddb_api.handling import Handled
 from multiclouddb_api.iterator import ChangeFeedIterator
 
 if TYPE_CHECKING:
@@ -141,6 +140,8 @@ class AsyncChangeFeedIterator:
         Raises:
             MulticloudDbError: See `ChangeFeedIterator.handling`.
         """
+        from multiclouddb_api.handling import Handled  # few programs need it
+
         return Handled(self._settings._handling, event, errors, self._threads.start)
 
     def __aiter__(self) -> AsyncIterator[ChangeEvent]:

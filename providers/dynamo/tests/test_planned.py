@@ -20,7 +20,7 @@ def few_answers():
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """Wait for every answer, and ask a quiet shard again at once: else a step asks what its time allows."""
-    monkeypatch.setattr("multiclouddb_spi.planning.heads.HEAD_SECONDS", 60.0)
+    monkeypatch.setattr("multiclouddb_spi.planning.heads.TURN_SECONDS", 60.0)
     monkeypatch.setattr("multiclouddb_dynamo.reader._FIRST_PAUSE", 0.0)
 
 
