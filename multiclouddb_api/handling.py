@@ -142,7 +142,8 @@ class Handled:
         start: Callable[..., Any] | None = None,
     ) -> None:
         check_type("event", event, ChangeEvent)
-        for each in errors:
+        given: tuple[object, ...] = errors
+        for each in given:
             if not (isinstance(each, type) and issubclass(each, Exception)):
                 raise invalid_request(
                     "errors",
