@@ -261,7 +261,13 @@ def _told(*, as_json: bool) -> Iterator[None]:
     except MulticloudDbError as error:
         if as_json:
             reason = None if error.reason is None else str(error.reason)
-            facts = {"error": str(error.category), "reason": reason, "message": scrub(error.message)}
+            facts = {
+                "resumes": False,
+                "error": str(error.category),
+                "reason": reason,
+                "message": scrub(error.message),
+                "late": None,
+            }
             typer.echo(safe_json(orjson.dumps(facts)))
         raise
 
