@@ -293,14 +293,12 @@ class Filling(Generic[T]):
     def _keep_polling(self) -> bool:
         """Handle the case that no answer arrived in time; return True if there is still something to do."""
         now, queue = time.monotonic(), self._queue
-        front, share = queue.front, queue.scan_share
+        front, share, running = queue.front, queue.scan_share, queue.running
         more = bool(queue.ready) or (not self._result.count and now < self._waiting.end)
-        over = now >= self._waiting.front_until or not queue.running
+        over = now >= self._waiting.front_until or not running
         if over and front is not None:
             queue.has_turn(front)
-        elif (
-            share is not None and (over or (front is None and share.is_stuck(queue.running))) and share.end()
-        ):
+        elif share is not None and (over or (front is None and share.is_stuck(running))) and share.end():
             queue.put_ready()
         return more
 
