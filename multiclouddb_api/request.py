@@ -98,6 +98,12 @@ class ResourceAddress:
         return "/".join(name for name in (self.database, self.collection) if name is not None)
 
 
+def is_same_collection(one: ResourceAddress, other: ResourceAddress) -> bool:
+    """Return whether two addresses are of one collection; a database that has a default may be left out."""
+    databases = {one.database, other.database} - {None}
+    return one.collection == other.collection and len(databases) < 2
+
+
 def to_address(value: ResourceAddress | str) -> ResourceAddress:
     """Return the address that a text names; return any other value unchanged."""
     return ResourceAddress.parse(value) if isinstance(value, str) else value

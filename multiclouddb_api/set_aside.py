@@ -43,7 +43,7 @@ from multiclouddb_api.key import MulticloudDbKey
 from multiclouddb_api.lookup import NotKnown
 from multiclouddb_api.page import RecordSkipped
 from multiclouddb_api.redaction import rfc3339
-from multiclouddb_api.request import ResourceAddress
+from multiclouddb_api.request import ResourceAddress, is_same_collection
 from multiclouddb_api.validators import path_here
 
 if TYPE_CHECKING:
@@ -309,7 +309,9 @@ class SetAsideFolder:
         for file in sorted(self.path.glob(_FILE)) if self.path.is_dir() else ():
             with suppress(FileNotFoundError):  # a retry has removed it meanwhile
                 record = SetAside.from_json(file.read_bytes(), file.name)
-                if target in (None, record.target) and (address is None or _is_same(record.address, address)):
+                if target in (None, record.target) and (
+                    address is None or is_same_collection(record.address, address)
+                ):
                     found.append(record)
         return sorted(found, key=lambda each: (each.order_key or "", each.at))
 
@@ -471,12 +473,6 @@ class SetAsideFolder:
             yield
         finally:
             os.close(handle)
-
-
-def _is_same(one: ResourceAddress, other: ResourceAddress) -> bool:
-    """Return whether two addresses are of one collection; a database that has a default may be left out."""
-    databases = {one.database, other.database} - {None}
-    return one.collection == other.collection and len(databases) < 2
 
 
 def _sync(folder: Path) -> None:

@@ -125,19 +125,7 @@ class Calls:
     def read(
         self, request: ChangeFeedRequest, options: OperationOptions, view: Callable[[Batch, int, int], T]
     ) -> Reading[T]:
-        """Return one page with the values that `view(batch, start, stop)` makes.
-
-        `view` may raise `RecordFault`.
-
-        Args:
-            request: The request.
-            options: Time limits.
-            view: A function that makes the returned values from the records `start` to `stop` (exclusive) of
-                a batch.
-
-        Raises:
-            MulticloudDbError: As `MulticloudDbClient.read_changes` does.
-        """
+        """Return one page with the values that `view` makes, as `Engine.read` does."""
         began = time.monotonic()
         deadline = Deadline(began + options.timeout_seconds, options.progress)
         try:

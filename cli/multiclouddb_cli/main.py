@@ -295,7 +295,7 @@ def mirror(
         max_scan_rate=max_scan_rate, timeout_seconds=timeout,
         provider_options=to_options(config, options or ()), set_aside=set_aside,
         set_aside_documents=set_aside_documents, max_set_aside=max_set_aside, spark=spark,
-            compact=compact, tombstones=None if tombstones is None else to_age(tombstones, "--tombstones"),
+        compact=compact, tombstones=None if tombstones is None else to_age(tombstones, "--tombstones"),
     )  # fmt: skip
 
 

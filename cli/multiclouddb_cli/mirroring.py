@@ -22,6 +22,7 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
+from multiclouddb_api.request import is_same_collection
 from multiclouddb_cli.arguments import to_options
 from multiclouddb_cli.exits import SET_ASIDE
 from multiclouddb_cli.failure import report as report_error
@@ -48,10 +49,8 @@ def mirror(
     **settings: Unpack[MirrorSettings],
 ) -> None:
     """Run the command with the text of `--target`, and the settings of `mirror`."""
-    try:
+    with _installed():
         from multiclouddb_mirror import Mirror, MirrorJob
-    except ImportError as error:
-        raise _missing(error) from error
     line, proof = ProgressLine(_line), ProgressLine(verify_line)
     watched, table = Watched(), _watched(MirrorJob(address, target), settings)
     watched.add(table)
@@ -126,9 +125,7 @@ class _Outages(OutageReport):
 
     def _note(self, address: ResourceAddress, seconds: float | None) -> None:
         for other, table in self._tables():
-            # A database that has a default may be left out.
-            databases = {address.database, other.database} - {None}
-            if other.collection == address.collection and len(databases) < 2:
+            if is_same_collection(address, other):
                 table.outage(seconds)
 
 
@@ -157,10 +154,8 @@ def retry(
     as_json: bool,
 ) -> None:
     """Run the command with the folder of `--retry`."""
-    try:
+    with _installed():
         from multiclouddb_mirror import destination_of, retry_set_aside
-    except ImportError as error:
-        raise _missing(error) from error
     from multiclouddb_api.set_aside import SetAsideFolder
 
     with connect(config) as client:
@@ -193,10 +188,8 @@ def estimate(
     as_json: bool,
 ) -> None:
     """Print what a run will read, and end with the code of the first thing that is missing."""
-    try:
+    with _installed():
         from multiclouddb_mirror import destination_of, estimate_mirror
-    except ImportError as error:
-        raise _missing(error) from error
     with until_signal() as interrupt, connect(config) as client, interrupt.reading():
         found = estimate_mirror(
             client, address, destination_of(target, position), max_scan_rate=max_scan_rate,
@@ -221,10 +214,8 @@ def estimate(
 
 def status(target: str, position: str | None, folder: Path | None, *, as_json: bool) -> None:
     """Print how a table is, and end with 18 if something is set aside."""
-    try:
+    with _installed():
         from multiclouddb_mirror import destination_of, mirror_status
-    except ImportError as error:
-        raise _missing(error) from error
     from multiclouddb_api.set_aside import SetAsideFolder
 
     found = mirror_status(
@@ -282,10 +273,8 @@ def mirror_file(
     **settings: Unpack[MirrorSettings],
 ) -> None:
     """Run the mirrors of a file, with the texts of `--option`."""
-    try:
+    with _installed():
         from multiclouddb_mirror import MirrorFile, Mirrors
-    except ImportError as error:
-        raise _missing(error) from error
     file, codes = MirrorFile.read(path), list[int]()
     settings["provider_options"] = to_options(file.config, options)
 
@@ -363,11 +352,16 @@ def _ends_well(*, follows: bool) -> Iterator[None]:
             raise
 
 
-def _missing(error: ImportError) -> MulticloudDbError:
-    return MulticloudDbError(
-        f'mirror: cannot import {error.name}; run: pip install "multiclouddb[verify]"',
-        ErrorDetail(ErrorCategory.INVALID_REQUEST),
-    )
+@contextmanager
+def _installed() -> Iterator[None]:
+    """Say what to install if an import in the block fails."""
+    try:
+        yield
+    except ImportError as error:
+        raise MulticloudDbError(
+            f'mirror: cannot import {error.name}; run: pip install "multiclouddb[verify]"',
+            ErrorDetail(ErrorCategory.INVALID_REQUEST),
+        ) from error
 
 
 def _line(progress: MirrorProgress, a_second: float | None) -> str:

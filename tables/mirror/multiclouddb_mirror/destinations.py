@@ -402,6 +402,7 @@ class _Apart(_Stored):
 
     def __init__(self, table: Destination, store: CheckpointStore, name: str) -> None:
         super().__init__(table.target, store)
+        self.turn = table.turn
         self._table, self._checkpoint = table, name
 
     @property
@@ -563,9 +564,7 @@ def destination_among(
             "is no URL of a checkpoint",
             "write the store and a name, such as file:///data/positions/orders",
         )
-    apart = found.elsewhere(open_checkpoint_store(store), checkpoint)
-    apart.turn = shared.turn
-    return apart
+    return found.elsewhere(open_checkpoint_store(store), checkpoint)
 
 
 def _postgres(dsn: str, table: str, patience_seconds: float, shared: Shared) -> Destination:

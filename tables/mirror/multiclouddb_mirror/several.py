@@ -23,7 +23,8 @@ from multiclouddb_api import (
 from multiclouddb_api.config import config_of, from_environment, toml_of
 from multiclouddb_api.validators import path_here, unknown_name
 from multiclouddb_mirror.destinations import Shared, destination_among, destination_of
-from multiclouddb_mirror.mirroring import Mirror, MirrorProgress, MirrorReport, MirrorSettings
+from multiclouddb_mirror.mirroring import Mirror, MirrorSettings, is_outage
+from multiclouddb_mirror.report import MirrorProgress, MirrorReport
 from multiclouddb_spi.faults import unexpected
 
 __all__ = ["MirrorFile", "MirrorJob", "Mirrors", "Outcome"]
@@ -33,7 +34,6 @@ _ALL: Final = "*"
 _AGAIN_SECONDS: Final = 60.0
 """How long a mirror that follows rests after it has tried to reach a server for five minutes. A process with
 one table ends then, and what has started it starts it again; this one goes on for its other tables."""
-_MAY_PASS: Final = (ErrorCategory.TRANSIENT_FAILURE, ErrorCategory.THROTTLED)
 
 
 @attrs.frozen
@@ -221,8 +221,7 @@ class Mirrors:
                 try:
                     return one.run()
                 except MulticloudDbError as error:
-                    passes = error.retryable and error.category in _MAY_PASS
-                    if not self._settings.get("follow") or not passes:
+                    if not self._settings.get("follow") or not is_outage(error):
                         raise
                     if self._on_pause is not None:
                         self._on_pause(job, error)
