@@ -77,7 +77,8 @@ class Ended:
     """The partition has ended and nothing follows it.
 
     Attributes:
-        notice: A notice that tells the application about the end; None if no notice is needed.
+        notice: A notice that tells the application about the end; None if no notice is needed. An
+            `Invalidated` is told when the last partition has ended.
     """
 
     notice: Notice | None

@@ -206,10 +206,13 @@ class Answers:
                 self._tell_retired(name, moved.fresh)
             case Ended(notice) if notice is not None:
                 # Every partition of a dropped collection ends with this notice; after the last partition, the
-                # feed is over.
-                if notice not in self._result.notices and not isinstance(notice, FeedEnded):
+                # feed is over. That the resource is gone waits for the last one, because a sink refuses the
+                # page that says so, and the others still have changes.
+                is_last = not len(self._lineage)
+                waits = isinstance(notice, Invalidated) and not is_last
+                if not waits and not isinstance(notice, FeedEnded) and notice not in self._result.notices:
                     self._result.tell(notice, name)
-                if not len(self._lineage):
+                if is_last:
                     self._result.over = str(notice)
                     if isinstance(notice, FeedEnded | Invalidated):
                         self._result.over = notice.reason

@@ -261,12 +261,12 @@ class MicroBatches:
         self._rules = connection.feed
         before = offset.lineage(self._rules)
         if offset.gone:
-            what = f"{' and '.join(offset.gone)}, and all its changes were delivered"
+            what = f"{' and '.join(offset.gone)}, and all that the service still had was delivered"
             raise gone(self.settings.address, what)
         if not len(before):
             raise MulticloudDbError(
-                f"the feed of {self.settings.address} has ended, and all its changes were delivered; "
-                f"if the resource was recreated, {NEW_QUERY}",
+                f"the feed of {self.settings.address} has ended, and all that the service still had was "
+                f"delivered; if the resource was recreated, {NEW_QUERY}",
                 ErrorDetail(ErrorCategory.NOT_FOUND),
             )
         mark = self._mark()

@@ -404,17 +404,26 @@ def test_a_page_with_events_does_not_wait_for_a_partition_that_may_not_be_asked_
 class SwitchedOff(WrappedProvider):
     """A feed in which each partition ends after its last record."""
 
+    notice = api.FeedEnded("switched off")
+
     def fetch(self, reader, max_records, max_bytes, wait, deadline):
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         if not len(batch):
-            return attrs.evolve(batch, outcome=Ended(api.FeedEnded("switched off")))
+            return attrs.evolve(batch, outcome=Ended(self.notice))
         return batch
 
 
+class Gone(SwitchedOff):
+    """The same, of a resource that does not exist any more."""
+
+    notice = api.Invalidated("switched off")
+
+
+@pytest.mark.parametrize("kind", [SwitchedOff, Gone])
 @pytest.mark.parametrize("size", [1, 3, 0])
-def test_the_feed_ends_with_its_last_partition_and_says_so_once(make_bench, ended, size):
+def test_the_feed_ends_with_its_last_partition_and_says_so_once(make_bench, ended, size, kind):
     bench = make_bench(partitions=3)
-    bench.connect(provider=SwitchedOff(SimulationProvider(bench.sim)))
+    bench.connect(provider=kind(SimulationProvider(bench.sim)))
     for partition, count in (("p0", 0), ("p1", 2), ("p2", 9)):
         if count:
             bench.fill_partition(partition, count)
@@ -423,7 +432,10 @@ def test_the_feed_ends_with_its_last_partition_and_says_so_once(make_bench, ende
         pages.append(bench.page(token, size) if token else bench.page(size=size))
         token = pages[-1].continuation_token
     assert sum(len(page.events) for page in pages) == 11
-    assert [notice for page in pages for notice in page.notices] == [api.FeedEnded("switched off")]
+    told = [kind.notice] if kind is Gone else []
+    assert [*pages[-1].notices] == [*told, api.FeedEnded("switched off")]
+    # A sink refuses a page on which the resource is gone, so no page says so while others have changes.
+    assert not any(page.notices for page in pages[:-1])
     assert ended(bench.page(token)) == "switched off"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from multiclouddb_api import FeedEnded, Notice
+from multiclouddb_api import Invalidated, Notice
 from multiclouddb_dynamo.position import (
     EARLY_SECONDS,
     Horizon,
@@ -22,7 +22,11 @@ from multiclouddb_spi import Cursor, Deadline, Partition, PartitionState, Survey
 
 # Every available record is younger than a day. An hour is subtracted, because a reader needs time to start.
 _KEPT_SECONDS: Final = 23 * 3600
-_OVER: Final = FeedEnded("the stream was disabled or its table deleted; all its records have been read")
+# A sink refuses this, because the table that its rows come from may be gone. Whether those were all records
+# is not known: DynamoDB Local ends the shards of a deleted table without the records that nobody had read.
+_OVER: Final = Invalidated(
+    "the stream was disabled or its table deleted; what the service still delivered was read"
+)
 
 
 def survey_of_listing(

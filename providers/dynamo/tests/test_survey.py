@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 from botocore.exceptions import ClientError
 
-from multiclouddb_api import FeedEnded
+from multiclouddb_api import Invalidated
 from multiclouddb_dynamo import shards as shards_module
 from multiclouddb_dynamo.position import After, Horizon, Latest, Start, cursor_of, place_of
 from multiclouddb_dynamo.shards import Shard
@@ -185,7 +185,7 @@ class TestChildren:
             for _ in range(2):
                 feed.survey({}, soon())
             survey = feed.survey({b: OLD, c: OLD}, soon(), whole=False)
-            assert {name: type(notice) for name, notice in survey.final.items()} == {c: FeedEnded}
+            assert {name: type(notice) for name, notice in survey.final.items()} == {c: Invalidated}
 
 
 def listed(name, parent=None, *, last=None, seen=NOW):
