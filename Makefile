@@ -89,7 +89,7 @@ explore: setup ## check the lineage in every small history; half an hour; ARGS="
 	$(BIN)/python -m tests.lineage $(ARGS)
 	$(if $(ARGS),,$(BIN)/python -m tests.lineage --level all)
 
-demo: setup ## follow 336,776 flights into a table; ROWS=20000 bounds it, FAST=1 writes at once
+demo: setup ## mirror 336,776 flights into a table; ROWS=20000 bounds it, FAST=1 writes at once
 	@# ROWS and FAST reach it through the environment, where make puts what its command line sets.
 	$(BIN)/python -m demo
 

@@ -1,95 +1,66 @@
-"""The picture of a run: its rate, and the lag of every change."""
+"""The picture of a run: its rate, and how far the table was behind."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any
 
-import attrs
+from demo.places import Places, read_lines
+from demo.table import Merge, merges
 
-from demo.places import Places, merged_batches, read_lines
+__all__ = ["Behind", "draw", "lag", "quantile", "rate_of_merges", "rate_of_writes"]
 
-__all__ = ["BUCKET_SECONDS", "Lag", "draw", "lags_of", "quantile", "rate_of_batches", "rate_of_writes"]
-
-BUCKET_SECONDS: Final = 0.1
-"""Changes that were committed within this time are counted together, with the lag of the earliest moment."""
-
-
-@attrs.frozen
-class Lag:
-    """The time from the commit of some changes in the database until they were in the table.
-
-    Attributes:
-        committed: When the changes were committed, in seconds since 1970.
-        seconds: How long after that they were in the table.
-        changes: The number of changes.
-    """
-
-    committed: float
-    seconds: float
-    changes: int
+Behind = tuple[float, float]
+"""A moment, in seconds since 1970, and how many seconds the table was behind the store then."""
 
 
-def lags_of(merged: list[dict[str, Any]]) -> list[Lag]:
-    """Return the lags of all changes in the order of their commits.
+def lag(at: float, newest: float, written: Sequence[float]) -> float:
+    """Return how far the table was behind: for how long its oldest missing change had been committed.
 
     Args:
-        merged: The lines of the merged micro-batches.
+        at: The moment, in seconds since 1970.
+        newest: When the newest change of the table was committed.
+        written: When the writer committed its changes, in order.
     """
-    found = [
-        Lag(bucket * BUCKET_SECONDS, max(0.0, line["at"] - bucket * BUCKET_SECONDS), changes)
-        for line in merged
-        for bucket, changes in line["changes"]
-    ]
-    return sorted(found, key=lambda lag: lag.committed)
+    return at - min((each for each in written if newest < each <= at), default=at)
 
 
-def quantile(lags: list[Lag], share: float) -> float:
-    """Return the lag, in seconds, that this share of the changes does not exceed.
+def quantile(behind: Sequence[Behind], share: float) -> float:
+    """Return the lag, in seconds, that the table did not exceed in this share of the time.
 
     Args:
-        lags: The lags, at least one.
+        behind: The lags at moments of equal distance, at least one.
         share: From 0 to 1; with 1, the largest lag is returned.
     """
-    left = share * sum(lag.changes for lag in lags)
-    ordered = sorted(lags, key=lambda lag: lag.seconds)
-    for lag in ordered:
-        left -= lag.changes
-        if left <= 0:
-            return lag.seconds
-    return ordered[-1].seconds
+    ordered = sorted(seconds for _, seconds in behind)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def draw(places: Places, killed_at: float | None) -> None:
+def draw(places: Places, behind: Sequence[Behind], killed_at: float | None) -> None:
     """Write `places.chart`, which shows the rate and the lag over time, and the time of the kill."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    written, merged = read_lines(places.written), merged_batches(places)
+    written = read_lines(places.written)
     began = written[0]["at"]
-    figure, (rate, lag) = plt.subplots(2, 1, sharex=True, figsize=(5, 4.6), layout="constrained")
-    figure.suptitle("Flights from the change feed into a Delta table")
-    rate.step(*rate_of_batches(merged, began), where="post", label="merged into the table", color="#0a6fb7")
+    figure, (rate, late) = plt.subplots(2, 1, sharex=True, figsize=(5, 4.6), layout="constrained")
+    figure.suptitle("Flights mirrored into a Delta table")
+    merged = rate_of_merges(merges(places.table), began)
+    rate.step(*merged, where="post", label="merged into the table", color="#0a6fb7")
     rate.step(*rate_of_writes(written, began), where="post", label="written to the store", color="#8a8a8a")
-    rate.set_ylabel("events a second")
+    rate.set_ylabel("rows a second")
     rate.legend(loc="upper right", fontsize=9)
-    lags = lags_of(merged)
-    lag.plot(
-        [one.committed - began for one in lags],
-        [one.seconds for one in lags],
-        ".",
-        markersize=2,
-        color="#c4532d",
-    )
-    lag.set_ylabel("lag of each change\nin seconds")
-    lag.set_xlabel("seconds; a change stands at the time of its commit")
-    if lags:
-        median, most, largest = (quantile(lags, share) for share in (0.5, 0.99, 1))
-        lag.set_title(f"median {median:.1f} s, p99 {most:.1f} s, largest {largest:.1f} s", fontsize=9)
-    for axis in (rate, lag):
+    late.plot([at - began for at, _ in behind], [seconds for _, seconds in behind], color="#c4532d")
+    late.set_ylabel("seconds that the table\nis behind the store")
+    late.set_xlabel("seconds")
+    if behind:
+        median, most, largest = (quantile(behind, share) for share in (0.5, 0.99, 1))
+        late.set_title(f"median {median:.1f} s, p99 {most:.1f} s, largest {largest:.1f} s", fontsize=9)
+    for axis in (rate, late):
         axis.grid(alpha=0.3)
         axis.set_ylim(bottom=0)
         if killed_at is not None:
@@ -100,21 +71,17 @@ def draw(places: Places, killed_at: float | None) -> None:
     plt.close(figure)
 
 
-def rate_of_batches(merged: list[dict[str, Any]], began: float) -> tuple[list[float], list[float]]:
-    """Return the rate as steps: that of a micro-batch while it is merged, and zero while none is.
+def rate_of_merges(merged: Sequence[Merge], began: float) -> tuple[list[float], list[float]]:
+    """Return the rate of the mirror in each second.
 
     Args:
-        merged: The lines of the merged micro-batches.
+        merged: The merges.
         began: The time that is zero in the chart.
 
     Returns:
-        The seconds at which a step begins, and the events per second from then on.
+        The seconds, and the rows that were merged in each.
     """
-    times, rates = [0.0], [0.0]
-    for line in sorted(merged, key=lambda line: line["begun"]):
-        times += [line["begun"] - began, line["at"] - began]
-        rates += [line["events"] / max(1e-3, line["at"] - line["begun"]), 0.0]
-    return times, rates
+    return _each_second([(merge.at - began, merge.rows) for merge in merged])
 
 
 def rate_of_writes(written: list[dict[str, Any]], began: float) -> tuple[list[float], list[float]]:
@@ -125,11 +92,16 @@ def rate_of_writes(written: list[dict[str, Any]], began: float) -> tuple[list[fl
         began: The time that is zero in the chart.
 
     Returns:
-        The seconds, and the events that were written in each.
+        The seconds, and the writes in each.
     """
+    return _each_second(
+        [(line["at"] - began, line["writes"] - before["writes"]) for before, line in pairwise(written)]
+    )
+
+
+def _each_second(done: Sequence[tuple[float, int]]) -> tuple[list[float], list[float]]:
     seconds: Counter[int] = Counter()
-    for before, line in pairwise(written):
-        seconds[int(line["at"] - began)] += line["events"] - before["events"]
-    last = int(written[-1]["at"] - began)
-    times = [float(second) for second in range(last + 2)]
-    return times, [float(seconds[int(second)]) for second in times]
+    for at, many in done:
+        seconds[int(at)] += many
+    times = range(max(seconds, default=0) + 2)
+    return [float(second) for second in times], [float(seconds[second]) for second in times]

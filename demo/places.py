@@ -1,4 +1,4 @@
-"""The files of a run of the demo, and the lines in which its processes tell how far they are."""
+"""The files of a run of the demo, and the lines in which its writer tells how far it is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import attrs
 
-__all__ = ["COLLECTION", "Places", "append_line", "merged_batches", "read_lines"]
+__all__ = ["COLLECTION", "Places", "append_line", "read_lines"]
 
 COLLECTION: Final = "flights"
 
@@ -44,31 +44,12 @@ class Places:
         return self.root / "table"
 
     @property
-    def checkpoint(self) -> Path:
-        """Spark's checkpoint."""
-        return self.root / "checkpoint"
-
-    @property
-    def begun(self) -> Path:
-        """The file of Spark's checkpoint with the position at which the pipeline starts."""
-        return self.checkpoint / "offsets" / "0"
-
-    @property
     def written(self) -> Path:
-        """The progress of the writer: JSON lines with the time and the number of all events.
+        """The progress of the writer: JSON lines with the time and the number of writes until then.
 
-        The first line counts the flights that exist before the pipeline starts; the last one has `done`.
+        The first line counts the flights that exist before the mirror starts.
         """
         return self.root / "written.jsonl"
-
-    @property
-    def merged(self) -> Path:
-        """The progress of the pipeline: a JSON line for each merged micro-batch.
-
-        `begun` and `at` are the times when the merge began and ended. `changes` counts the changes by the
-        time of their commit (`demo.chart`); it is empty if the micro-batch contains only rows of the scan.
-        """
-        return self.root / "merged.jsonl"
 
     @property
     def proved(self) -> Path:
@@ -96,8 +77,3 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
-
-
-def merged_batches(places: Places) -> list[dict[str, Any]]:
-    """Return one line per merged micro-batch; for a repeated batch, the line of its first delivery."""
-    return list({line["batch"]: line for line in reversed(read_lines(places.merged))}.values())[::-1]

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from typing import Any
+import time
+from typing import Final
 
-from deltalake import DeltaTable
 from rich.console import Console
 
 from demo.places import COLLECTION, Places
-from multiclouddb_api import decode_json, encode_json
+from demo.table import documents
+from multiclouddb_api import encode_json
 from multiclouddb_embedded import EmbeddedStore
+from multiclouddb_mirror import destination_of, mirror_status
 
 __all__ = ["Proof", "compare"]
 
+_POLL_SECONDS: Final = 0.2
+
 
 class Proof:
-    """Runs `multiclouddb verify` in another thread, beside the writer and the pipeline."""
+    """Runs `multiclouddb verify` in another thread, beside the writer and the mirror."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
         self._words = ["multiclouddb", "verify", places.url, COLLECTION, "--target", f"delta:{places.table}"]
-        self._words += ["--position", f"spark:{places.checkpoint}"]
         self._ran: subprocess.CompletedProcess[str] | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -35,6 +36,9 @@ class Proof:
         command = [sys.executable, "-m", "multiclouddb_cli", *self._words[1:]]
         command += ["--state", str(self._places.root / "verify")]
         try:
+            # While the first copy is not complete, nobody knows what the table has to contain.
+            while mirror_status(destination_of(f"delta:{self._places.table}")).is_copying:
+                time.sleep(_POLL_SECONDS)
             self._ran = subprocess.run(command, capture_output=True, text=True, check=False)
         finally:
             # Until now the writer runs.
@@ -59,7 +63,7 @@ def compare(places: Places) -> tuple[int, list[str]]:
     Returns:
         The number of documents, and a line for each key that is missing, differs, or is in the table only.
     """
-    table, rows, differences = dict(_rows(places)), 0, list[str]()
+    table, rows, differences = dict(documents(places.table)), 0, list[str]()
     with EmbeddedStore(places.store) as store:
         for key, document in store.scan(COLLECTION):
             rows += 1
@@ -68,11 +72,3 @@ def compare(places: Places) -> tuple[int, list[str]]:
             if found != document:
                 differences.append(f"{name}: the store has {document}, the table {found or 'nothing'}")
     return rows, [*differences, *(f"{name}: only in the table" for name in table)]
-
-
-def _rows(places: Places) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return the key and the document of each row that is no tombstone."""
-    rows = DeltaTable(str(places.table)).to_pyarrow_dataset().scanner(["key", "new_item_state"]).to_table()
-    for row in rows.to_pylist():
-        if row["new_item_state"] is not None:
-            yield encode_json(json.loads(row["key"])).decode(), decode_json(row["new_item_state"])

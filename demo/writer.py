@@ -1,9 +1,8 @@
 """The application that writes the data: it creates, updates and deletes flights; `python -m demo.writer`.
 
-Half of the flights exist before the pipeline starts. The embedded store has already removed the changes that
-created these flights. While the application writes the other half of the flights, partitions split
-and merge, if the database does so. It writes its last changes one by one, and ends when the table has been
-compared beside it.
+Half of the flights exist before the mirror starts. The embedded store has already removed the changes that
+created these flights. While the application writes the other half of the flights, partitions split and merge.
+It writes its last changes one by one, and ends when the table has been compared beside it.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import Final
 
 from demo.flights import KEY, Flight, load_flights
 from demo.places import COLLECTION, Places, append_line
+from demo.table import look
 from multiclouddb_embedded import Delete, EmbeddedStore, Operation, Put
 
 __all__ = ["write"]
@@ -41,10 +41,9 @@ def write(places: Places, rows: int) -> None:
             total += len(past)
         # The store forgets these changes, so only a scan can find their documents.
         store.trim(COLLECTION, max_count=0)
-        append_line(places.written, at=time.time(), events=total)
-        # The pipeline must start first. Otherwise these writes would become rows of its snapshot instead of
-        # changes. They begin after its first batch, so that the lag does not contain the start of a JVM.
-        while not places.begun.exists() or (total and not places.merged.exists()):
+        append_line(places.written, at=time.time(), writes=total)
+        # The mirror must start first, or these writes would become rows of its copy instead of changes.
+        while total and not look(places.table).rows:
             time.sleep(_POLL_SECONDS)
         began, existed, changes = time.monotonic(), total, 2 * (rows - rows // 2)
 
@@ -53,7 +52,7 @@ def write(places: Places, rows: int) -> None:
             if operations:
                 store.batch(COLLECTION, operations)
                 total += len(operations)
-                append_line(places.written, at=time.time(), events=total)
+                append_line(places.written, at=time.time(), writes=total)
 
         batches = _batches(flights)
         last = next(batches)
@@ -70,7 +69,7 @@ def write(places: Places, rows: int) -> None:
             last = last[1:]
             time.sleep(_POLL_SECONDS)
         put(last)
-    append_line(places.written, at=time.time(), events=total, done=True)
+    append_line(places.written, at=time.time(), writes=total)
 
 
 def _reshapes(store: EmbeddedStore) -> Iterator[object]:

@@ -13,15 +13,12 @@ import pytest
 from deltalake import DeltaTable
 
 from demo.__main__ import main
-from demo.chart import lags_of, quantile, rate_of_batches, rate_of_writes
+from demo.chart import lag, quantile, rate_of_merges, rate_of_writes
 from demo.flights import KEY, load_flights
-from demo.pipeline import run_query
-from demo.places import Places, append_line, merged_batches, read_lines
+from demo.places import Places, read_lines
+from demo.table import Merge, Sample, look, merges
 from demo.writer import write
 from multiclouddb_tables.sql import quoted
-
-# The demo starts Spark in a process of its own.
-pytestmark = pytest.mark.xdist_group("jvm apart")
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,6 +27,10 @@ def run_demo(folder: Path, rows: str = "1500", **more: str) -> subprocess.Comple
     command = [sys.executable, "-m", "demo", "--rows", rows, "--folder", str(folder)]
     environment = {**os.environ, "FAST": "1", **more}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def table_keys(path: Path) -> list[str]:
+    return DeltaTable(str(path)).to_pyarrow_table(columns=["key"])["key"].to_pylist()  # type: ignore[no-any-return]
 
 
 def check_proved(ran: subprocess.CompletedProcess[str], folder: Path) -> None:
@@ -52,21 +53,19 @@ def test_table_equals_the_store_after_a_kill_and_one_row_changed_by_hand_fails_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ran = run_demo(tmp_path / "out")
-    log = tmp_path / "out" / "pipeline.log"
+    log = tmp_path / "out" / "demo.log"
     assert ran.returncode == 0, ran.stdout + ran.stderr + (log.read_text() if log.exists() else "")
     assert "EQUAL: all 1," in ran.stdout
-    assert "SIGKILL to the pipeline" in ran.stdout
+    assert "SIGKILL to the mirror" in ran.stdout
     check_proved(ran, tmp_path / "out")
-    assert (tmp_path / "out" / "chart.png").read_bytes().startswith(b"\x89PNG")
-    # The rows of the scan have no lag, and every change has one.
-    lines = merged_batches(Places(tmp_path / "out"))
-    assert [] in [line["changes"] for line in lines]
-    changes = sum(lag.changes for lag in lags_of(lines))
-    written = read_lines(Places(tmp_path / "out").written)
-    assert changes == written[-1]["events"] - written[0]["events"]
+    places = Places(tmp_path / "out")
+    assert places.chart.read_bytes().startswith(b"\x89PNG")
+    # Of a page, each key is merged once; what was merged when the mirror was killed may be merged again.
+    assert sum(merge.rows for merge in merges(places.table)) >= len(table_keys(places.table))
+    assert look(places.table).rows == len(table_keys(places.table))
 
     def same_again(run: Any, progress: object) -> None:
-        """Replace `_Run.run`: copy the files of the previous run, without Spark, and change one row."""
+        """Replace `_Run.run`: copy the files of the previous run, and change one row."""
         run._log.close()
         shutil.copytree(tmp_path / "out", tmp_path / "again", dirs_exist_ok=True)
         table = DeltaTable(str(tmp_path / "again" / "table"))
@@ -79,60 +78,20 @@ def test_table_equals_the_store_after_a_kill_and_one_row_changed_by_hand_fails_t
     assert "NOT EQUAL: 1 rows differ" in " ".join(capsys.readouterr().out.split())
 
 
-# A pipeline that merges 100 rows of a scan, is killed, and merges the changes of the outage 15 seconds later.
-OUTAGE: list[dict[str, Any]] = [
-    {"batch": 0, "begun": 1000.0, "at": 1002.0, "events": 100, "changes": []},
-    {"batch": 1, "begun": 1002.0, "at": 1003.0, "events": 98, "changes": [[10_020, 98]]},
-    {"batch": 2, "begun": 1017.0, "at": 1018.0, "events": 102, "changes": [[10_175, 100], [10_030, 2]]},
-]
-
-
-def test_lag_is_that_of_every_change_with_those_of_the_outage() -> None:
-    lags = lags_of(OUTAGE)
-    rounded = [(round(lag.committed, 3), round(lag.seconds, 3), lag.changes) for lag in lags]
-    assert rounded == [(1002.0, 1.0, 98), (1003.0, 15.0, 2), (1017.5, 0.5, 100)]
-    assert [quantile(lags, share) for share in (0.5, 0.99, 0.995, 1)] == pytest.approx([0.5, 1.0, 15.0, 15.0])
+def test_lag_is_the_age_of_the_oldest_change_that_is_missing() -> None:
+    written = [10.0, 11.0, 12.0]
+    assert [lag(at, 10.0, written) for at in (10.5, 11.0, 11.5, 13.0)] == [0.0, 0.0, 0.5, 2.0]
+    assert lag(13.0, 12.0, written) == 0.0
+    behind = [(float(at), float(at)) for at in range(100)]
+    assert [quantile(behind, share) for share in (0.5, 0.99, 1)] == [50.0, 99.0, 99.0]
+    assert quantile([(1.0, 7.0)], 0.5) == 7.0
 
 
 def test_rate_is_zero_while_nothing_runs() -> None:
-    times, rates = rate_of_batches(OUTAGE, 990.0)
-    assert list(zip(times, rates, strict=True)) == [
-        (0.0, 0.0), (10.0, 50.0), (12.0, 0.0), (12.0, 98.0), (13.0, 0.0), (27.0, 102.0), (28.0, 0.0)
-    ]  # fmt: skip
-    written = [{"at": at, "events": events} for at, events in ((990.0, 500), (991.2, 510), (993.5, 530))]
+    merged = [Merge(999.0, 1000.5, 100), Merge(1000.5, 1000.9, 50), Merge(1002.0, 1003.2, 20)]
+    assert rate_of_merges(merged, 1000.0) == ([0.0, 1.0, 2.0, 3.0, 4.0], [150.0, 0.0, 0.0, 20.0, 0.0])
+    written = [{"at": at, "writes": writes} for at, writes in ((990.0, 500), (991.2, 510), (993.5, 530))]
     assert rate_of_writes(written, 990.0) == ([0.0, 1.0, 2.0, 3.0, 4.0], [0.0, 10.0, 0.0, 20.0, 0.0])
-
-
-class Query:
-    """A query that fails with an error, or that ends by itself."""
-
-    def __init__(self, error: str | None) -> None:
-        self.isActive, self.status, self.error = True, {"isTriggerActive": False}, error
-
-    def awaitTermination(self, seconds: float) -> None:  # noqa: N802 - Spark's name
-        self.isActive = False
-        if self.error is not None:
-            raise RuntimeError(self.error)
-
-    def stop(self) -> None:
-        self.isActive = False
-
-    def exception(self) -> Exception | None:
-        return None if self.error is None else RuntimeError(self.error)
-
-
-LATE = "org.apache.spark.SparkException: Python worker failed to connect back."
-
-
-def test_query_is_started_again_if_spark_did_not_wait_for_python() -> None:
-    left: list[Any] = [Query(None), Query(LATE), Query(LATE)]
-    run_query(left.pop, lambda: False)
-    assert left == []
-    for error, tries in (("another error", 1), (LATE, 10)):
-        queries: list[Any] = [Query(error) for _ in range(20)]
-        with pytest.raises(RuntimeError, match=error):
-            run_query(queries.pop, lambda: False)
-        assert len(queries) == 20 - tries
 
 
 def test_flights_have_unique_keys_and_lives_of_all_kinds() -> None:
@@ -161,10 +120,8 @@ def test_changes_are_spread_over_two_minutes_unless_it_must_be_fast(
     fast: str, least: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places, clock = Places(tmp_path), Clock()
-    places.begun.parent.mkdir(parents=True)
-    places.begun.touch()
-    append_line(places.merged, events=1)
     places.proved.touch()
+    monkeypatch.setattr("demo.writer.look", lambda path: Sample(rows=1))
     monkeypatch.setenv("FAST", fast)
     monkeypatch.setattr("demo.writer.time", clock)
     write(places, 20_000)
