@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -13,32 +12,29 @@ import orjson
 from benchmarks.mongo import ADDRESS, Backlog, backlog
 from benchmarks.row import Bench, Done, Section, Sides, row
 from benchmarks.rows.postgres import by_copy
-from multiclouddb_api import BackfillDone, ChangeFeedPage, ChangeFeedRequest, Snapshot, connect
+from multiclouddb_api import connect
+from multiclouddb_mirror import mirror
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_ROWS: Final = 100_000
-_PAGE: Final = 50_000
+_ROWS: Final = 1_000_000
 _SOURCE: Final = (
-    "The figure is the time until 100,000 documents of 300 bytes of a MongoDB collection are in a new table: "
-    "`iterate_changes` with `Snapshot()`, as in the job *Mirror a table nightly*."
+    "The figure is the time until 1,000,000 documents of 300 bytes of a MongoDB collection are in a new "
+    "table, by the first run of `mirror`."
+)
+_BARE_DELTA: Final = (
+    "PyMongo's `find`, `orjson`, and deltalake's `write_deltalake` of all rows at once, without a merge and "
+    "without a position."
 )
 
 
-def _copied(rows: Backlog, merge: Callable[[ChangeFeedPage], Any]) -> None:
-    """Scan the collection, and merge its pages."""
-    done = False
-    request = ChangeFeedRequest(ADDRESS, Snapshot(), max_page_size=_PAGE)
-    with (
-        connect(rows.config) as client,
-        closing(client.iterate_changes(request, until_idle=True)) as changes,
-    ):
-        for page in changes.pages():
-            merge(page)
-            done = done or any(isinstance(notice, BackfillDone) for notice in page.notices)
-    if not done:
-        raise ValueError("the scan has not ended")
+def _mirrored(rows: Backlog, target: str, **settings: Any) -> None:
+    """Copy the collection into a table, by the first run of a mirror."""
+    with connect(rows.config) as client:
+        report = mirror(client, ADDRESS, target, **settings)
+    if report.began != "snapshot" or not report.caught_up:
+        raise ValueError("the table was not copied to its end")
 
 
 def _bare_rows(rows: Backlog) -> pa.Table:
@@ -69,52 +65,80 @@ def _timed(count: int, copy: Callable[[], int]) -> Done:
     return Done(count, value=seconds, seconds=seconds)
 
 
+def _into_delta(bench: Bench, rows: Backlog, **settings: Any) -> Sides:
+    from deltalake import DeltaTable, write_deltalake
+
+    table = bench.folder / "table"
+
+    def fresh(write: Callable[[], object]) -> Done:
+        shutil.rmtree(table, ignore_errors=True)
+
+        def copy() -> int:
+            write()
+            return int(DeltaTable(table).to_pyarrow_dataset().count_rows())
+
+        return _timed(rows.size, copy)
+
+    return Sides(
+        lambda: fresh(lambda: _mirrored(rows, f"delta:{table}", **settings)),
+        lambda: fresh(lambda: write_deltalake(table, _bare_rows(rows))),
+    )
+
+
 @row(
     "copy-delta",
     Section.TABLES,
-    title="First copy of 100,000 documents into Delta",
+    title="First copy of 1,000,000 documents into Delta",
     question="How long does a first copy into Delta take?",
     unit="s",
     goal=12,
     at_most=True,
-    pairs=3,
+    pairs=1,
+    warm_up=False,
     about=_SOURCE,
-    against="PyMongo's `find`, `orjson`, and deltalake's `write_deltalake` of all rows at once: no merge, no"
-    " position.",
+    against=_BARE_DELTA,
 )
 def copy_delta(bench: Bench) -> Iterator[Sides]:
     """Measure the first run of a mirror, which reads and merges every row."""
-    from deltalake import DeltaTable, write_deltalake
-
-    from pyspark_multiclouddb import merge_into_delta
-
-    table = bench.folder / "table"
     with backlog(bench.folder / "mongod", bench.size(_ROWS)) as rows:
+        yield _into_delta(bench, rows)
 
-        def ours() -> int:
-            _copied(rows, lambda page: merge_into_delta(page, None, table, None, missing_state="keep"))
-            return int(DeltaTable(table).to_pyarrow_dataset().count_rows())
 
-        def bare() -> int:
-            write_deltalake(table, _bare_rows(rows))
-            return int(DeltaTable(table).to_pyarrow_dataset().count_rows())
+@row(
+    "copy-spark",
+    Section.TABLES,
+    title="First copy of 1,000,000 documents into Delta by Spark",
+    question="How long does a first copy take with `--spark`?",
+    unit="s",
+    goal=15,
+    at_most=True,
+    pairs=1,
+    warm_up=False,
+    about=f"{_SOURCE} Spark reads, on the same two cores; its session runs already.",
+    against=_BARE_DELTA,
+)
+def copy_spark(bench: Bench) -> Iterator[Sides]:
+    """Measure the first run of a mirror whose collection is read by Spark."""
+    from pyspark_multiclouddb import local_session
 
-        def fresh(copy: Callable[[], int]) -> Done:
-            shutil.rmtree(table, ignore_errors=True)
-            return _timed(rows.size, copy)
-
-        yield Sides(lambda: fresh(ours), lambda: fresh(bare))
+    with (
+        backlog(bench.folder / "mongod", bench.size(_ROWS)) as rows,
+        local_session("benchmarks") as session,
+    ):
+        session.range(1).count()
+        yield _into_delta(bench, rows, spark=session)
 
 
 @row(
     "copy-postgres",
     Section.TABLES,
-    title="First copy of 100,000 documents into PostgreSQL",
+    title="First copy of 1,000,000 documents into PostgreSQL",
     question="How long does a first copy into PostgreSQL take?",
     unit="s",
     goal=8,
     at_most=True,
-    pairs=3,
+    pairs=1,
+    warm_up=False,
     about=f"{_SOURCE} The server runs with fsync.",
     against="PyMongo's `find`, `orjson`, and one `COPY` into an empty table with a primary key: no merge, no"
     " position.",
@@ -123,7 +147,6 @@ def copy_postgres(bench: Bench) -> Iterator[Sides]:
     """Measure the first run of a mirror, which reads and merges every row."""
     import psycopg
 
-    from multiclouddb_postgres import merge_into_postgres
     from testing.postgres_server import PostgresServer
 
     with (
@@ -132,25 +155,17 @@ def copy_postgres(bench: Bench) -> Iterator[Sides]:
         psycopg.connect(server.dsn, autocommit=True) as connection,
     ):
 
-        def ours() -> int:
-            _copied(
-                rows,
-                lambda page: merge_into_postgres(
-                    page, None, server.dsn, "mirror", None, missing_state="keep"
-                ),
-            )
-            return counted("mirror")
+        def fresh(table: str, write: Callable[[], object]) -> Done:
+            connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
 
-        def bare() -> int:
-            by_copy(connection, _bare_rows(rows))
-            return counted("bare")
+            def copy() -> int:
+                write()
+                found: Any = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+                return int(found[0])
 
-        def counted(table: str) -> int:
-            found: Any = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
-            return int(found[0])
-
-        def fresh(copy: Callable[[], int]) -> Done:
-            connection.execute("DROP TABLE IF EXISTS bare, mirror")
             return _timed(rows.size, copy)
 
-        yield Sides(lambda: fresh(ours), lambda: fresh(bare))
+        yield Sides(
+            lambda: fresh("mirror", lambda: _mirrored(rows, f"postgres:{server.dsn}#mirror")),
+            lambda: fresh("bare", lambda: by_copy(connection, _bare_rows(rows))),
+        )
