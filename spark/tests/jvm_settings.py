@@ -1,4 +1,4 @@
-"""Settings of Spark's JVM in tests and `make demo`: less work at the start, no failures on a busy machine.
+"""Settings of Spark's JVM in tests: less work at the start, no failures on a busy machine.
 
 The JVM runs with options for a short run, and with an archive of its classes. Spark loads more than ten
 thousand classes at each start. If a JVM has an archive of these classes, it neither reads them from the jars
@@ -33,18 +33,16 @@ SECONDS = 200
 
 def environment():
     """Return the environment variables for each process that starts Spark."""
-    # `runpy` runs this file too, so it cannot import the module beside it.
-    jar = runpy.run_path(str(CATALOG))["catalog_jar"]()
-    return {**quick_start(), "SPARK_DIST_CLASSPATH": str(jar)}
-
-
-def quick_start():
-    """Return the environment variables with which Spark starts quickly; `make demo` uses them too."""
-    python = str(_python())
     import pyspark
 
-    variables, packages = {"PYSPARK_PYTHON": python}, f"{pyspark.__file__} {pyspark.__version__}"
-    return {**variables, "SPARK_SUBMIT_OPTS": _java_options(Path(sys.prefix), packages, variables)}
+    # `runpy` runs this file too, so it cannot import the module beside it.
+    jar = runpy.run_path(str(CATALOG))["catalog_jar"]()
+    variables, packages = {"PYSPARK_PYTHON": str(_python())}, f"{pyspark.__file__} {pyspark.__version__}"
+    return {
+        **variables,
+        "SPARK_SUBMIT_OPTS": _java_options(Path(sys.prefix), packages, variables),
+        "SPARK_DIST_CLASSPATH": str(jar),
+    }
 
 
 def environment_of(place):
