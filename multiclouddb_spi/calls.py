@@ -236,8 +236,7 @@ class Calls:
             leaves_out=not options.ask_all and unchanged.may_leave_out(lineage, width),
         )  # fmt: skip
         result = filling.run()
-        in_hand = result.count or result.notices
-        if not in_hand and (lineage.ends() or lineage.waiting() or lineage.plan):
+        if not result.in_hand() and (lineage.ends() or lineage.waiting() or lineage.plan):
             self._fetcher.pause_briefly()
         start = request.start_position
         recreated: MulticloudDbError | None = None

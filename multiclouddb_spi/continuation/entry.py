@@ -1,9 +1,9 @@
 """Represents one partition of a token, and defines the JSON form of the partition.
 
     [id, cursor]                          it is read
-    [id, cursor, 2]                       it is read first and alone
+    [id, cursor, 2]                       it is read before all others
     [id, cursor, 8]                       it is read, and no listing of the service names it
-    [id, cursor, 10]                      it is read first and alone, and no listing names it
+    [id, cursor, 10]                      it is read before all others, and no listing names it
     [id, cursor, 1]                       it was read to its end, and no child is known
     [id, cursor, 1, [child, …], looks]    it was read to its end, and may have more children
     [id, cursor, 33, …]                   it was read to its end, and the service says that no child will come
@@ -70,7 +70,8 @@ class Entry:
         children: END: the children that were named, also those that were read to their end since then.
         looks: END: how often the engine has asked for more children, each time after a longer pause.
         failed_last: READ: the last read failed permanently after it had delivered events. The partition is
-            then read first and alone, so that its failure is not postponed for ever.
+            then read before all others, so that its failure is not postponed for ever; they wait for it up to
+            two seconds (`TURN_SECONDS`).
         final: END: True if the service has answered that no more children will come.
         listed: False for an entry that is not a partition of the service, for example a segment of a scan.
     """

@@ -259,7 +259,7 @@ class Lineage:
                 self._entries[name] = entry
 
     def failed_last(self, partition_id: str) -> None:
-        """Mark this partition: the next call reads it first and alone."""
+        """Mark this partition: the next call reads it before all others."""
         entry = self._entries[partition_id]
         if isinstance(entry, Entry) and entry.stage is _READ:
             self._entries[partition_id] = attrs.evolve(entry, failed_last=True)

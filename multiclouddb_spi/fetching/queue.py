@@ -335,6 +335,10 @@ class Queue:
         left.has_failed = time.monotonic() - stream.asked_at > self.turn
         return left, stream.asked_at < self.began and not stream.has_failed
 
+    def turn_left(self) -> float:
+        """Return how many seconds the others still wait for the front; 0 or less if its turn is over."""
+        return self.began + self.turn - time.monotonic()
+
     def _trouble(self) -> str | None:
         """Return the reason for the last retry of a running fetch."""
         failures = [stream.error for stream in self.running.values() if stream.error is not None]

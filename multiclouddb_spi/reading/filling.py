@@ -91,7 +91,7 @@ class Filling(Generic[T]):
         # while the next answer is on its way.
         self._is_large = limit > context.page_records
         self._full = set[str]()  # the partitions whose last answer in this call was full
-        # What failed last is read first and alone, to find a lasting error early.
+        # What failed last is read before all others, to find a lasting error early.
         self._first = [entry.partition_id for entry in active if entry.failed_last]
         self._queue = queue = Queue(
             context, consumer, lineage.reading, lineage.took, self._result, len(active), deadline
@@ -105,7 +105,7 @@ class Filling(Generic[T]):
         else:
             queue.ask.update([(entry.partition_id, entry) for entry in active])
         self._begins = bool(self._first or self._has_ends or plan is not None or lineage.audited is not None)
-        self._waiting, self._longest_wait = Waiting(deadline, wait), feed.longest_wait
+        self._waiting, self._longest_wait = Waiting(deadline, wait, queue.began), feed.longest_wait
         self._waits_at_once = feed.waits_at_service and len(active) == 1 and plan is None
 
     @computed_once
@@ -168,10 +168,10 @@ class Filling(Generic[T]):
     def _begin(self) -> None:
         """Do what comes before the partitions are read in their order."""
         result, scanning, lineage = self._result, self._scanning, self._lineage
-        if self._has_ends:
-            self._go_on(self._answers.discover())
+        found = self._answers.discover() if self._has_ends else []
         if self._first:
-            self._read_alone()
+            self._read_first()
+        self._go_on(found)
         self._queue.put(self._rest)
         if scanning is not None:
             self._go_on(scanning.refill())
@@ -180,12 +180,12 @@ class Filling(Generic[T]):
             if found is not None:
                 self._go_on(found)
 
-    def _read_alone(self) -> None:
-        """Read the partitions whose errors ended the last call, for as long as the first one has its turn."""
-        self._queue.put(self._first)
+    def _read_first(self) -> None:
+        """Read those whose errors ended the last calls, and no others while the front has its turn."""
+        self._go_on(self._first)
         while not (self._result.is_full() or all(name in self._queue.had_turn for name in self._first)):
             self._launch()
-            stream = self._queue.next(self._waiting.for_front()) if self._queue.running else None
+            stream = self._queue.next(self._queue.turn_left()) if self._queue.running else None
             if stream is None:
                 return
             if not (self._queue.is_shaken and self._queue.is_elsewhere(stream)):
@@ -233,7 +233,7 @@ class Filling(Generic[T]):
         """Return how long a fetch may wait for new records."""
         # In the first round, no fetch blocks, because the page also waits for other partitions. One that is
         # alone keeps nobody waiting, so its service gets one request that waits, and not another before it.
-        if not (self._waiting.repeats or self._waits_at_once) or self._result.count:
+        if not (self._waiting.repeats or self._waits_at_once) or self._result.in_hand():
             return 0.0
         is_small = len(self._lineage) <= self._context.width
         return self._waiting.of_fetch(self._longest_wait()) if is_small else 0.0
@@ -260,23 +260,25 @@ class Filling(Generic[T]):
 
     def _patience(self) -> float:
         """Return how long to wait for the next answer."""
-        result, queue, waiting = self._result, self._queue, self._waiting
+        queue, waiting, in_hand = self._queue, self._waiting, self._result.in_hand()
         # If there is something to return, the call ends as soon as no further answer is there. But it first
         # waits for the turn of the first partition, so that a slow one never starves.
-        if queue.front is not None and (result.count or queue.ready):
-            return waiting.for_front()
+        if queue.front is not None and (in_hand or queue.ready):
+            return queue.turn_left()
         if queue.ready and queue.scan_share is not None:
-            shares = queue.scan_share.patience(queue.running, waiting.for_front())
+            shares = queue.scan_share.patience(queue.running, queue.turn_left())
             if shares is not None:
                 return shares
-        if result.count:
+        if in_hand:
             return waiting.for_more(fills=self._is_filling())
         return waiting.for_answer(more_to_ask=bool(queue.ask))
 
     def _is_filling(self) -> bool:
         """Return whether an answer that is on its way probably has records for the rest of a large page."""
         result, running = self._result, self._queue.running
-        if not self._is_large or result.most_bytes - result.nbytes < result.nbytes / result.count:
+        if not (self._is_large and result.count):
+            return False
+        if result.most_bytes - result.nbytes < result.nbytes / result.count:
             return False
         return any(name in running and name not in result.noticed for name in self._full)
 
@@ -294,8 +296,8 @@ class Filling(Generic[T]):
         """Handle the case that no answer arrived in time; return True if there is still something to do."""
         now, queue = time.monotonic(), self._queue
         front, share, running = queue.front, queue.scan_share, queue.running
-        more = bool(queue.ready) or (not self._result.count and now < self._waiting.end)
-        over = now >= self._waiting.front_until or not running
+        more = bool(queue.ready) or (not self._result.in_hand() and now < self._waiting.end)
+        over = queue.turn_left() <= 0 or not running
         if over and front is not None:
             queue.has_turn(front)
         elif share is not None and (over or (front is None and share.is_stuck(running))) and share.end():
@@ -383,7 +385,7 @@ class Filling(Generic[T]):
     def _used_up(self, stream: Stream, batch: Batch) -> None:
         """After the last record of an answer, ask the partition again, or read what follows its end."""
         name, consumer, count = stream.partition_id, self._consumer, len(batch.records)
-        fresh = stream.asked_at >= self._waiting.began
+        fresh = stream.asked_at >= self._queue.began
         started = self._answers.finish(name, batch, stream.asked_at)
         if started is not None:  # it has left the lineage, and its children are read in this call
             self._go_on([*started, *(self._scanning.refill() if self._scanning is not None else ())])
@@ -437,17 +439,15 @@ class Waiting:
         last_ask: After this time, no fetch that waits for new records may begin. A fetch that waits must end
             before the deadline, because a read without new records is not a failure.
         until: How long the call waits for a first record.
-        front_until: How long the call waits for the first partition in the queue.
         end: When a call without records ends: after its wait, or at its deadline.
         repeats: True after the first round, when all partitions are read again.
     """
 
-    def __init__(self, deadline: Deadline, wait: float) -> None:
-        self.began = now = time.monotonic()
+    def __init__(self, deadline: Deadline, wait: float, began: float) -> None:
+        self.began = now = began
         self.end = self._last = deadline.at
         self.last_ask = deadline.at - min(_RETURN_SECONDS, (deadline.at - now) / 4)
         self.until = min(self.last_ask, now + wait)
-        self.front_until = now + min(TURN_SECONDS, (deadline.at - now) / 2)
         self.repeats = False
         self._round_began, self._pause = now, _FIRST_PAUSE_SECONDS
         self._lingering: float | None = None
@@ -461,17 +461,13 @@ class Waiting:
         """Return how long a read may block for new records."""
         return min(longest, self.left())
 
-    def for_front(self) -> float:
-        """Return how long the call still waits for the first partition in the queue."""
-        return self.front_until - time.monotonic()
-
     def for_answer(self, *, more_to_ask: bool) -> float:
-        """Return how long to wait for the next answer if there are no records to return."""
+        """Return how long to wait for the next answer if there is nothing to return."""
         now = time.monotonic()
         return min(self.end - now, TURN_SECONDS if more_to_ask or now < self.until else math.inf)
 
     def for_more(self, *, fills: bool) -> float:
-        """If there are records to return, return how long to wait for more answers.
+        """If there is something to return, return how long to wait for more answers.
 
         This wait is short, unless the next answer probably has records for the rest of the page (`fills`): a
         sink writes each page in one commit, so a backlog in pages of one answer each costs many times the

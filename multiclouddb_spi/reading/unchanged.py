@@ -50,7 +50,7 @@ def check(consumer: Consumer, options: OperationOptions, context: ReadContext, d
     last, feed = consumer.last_page, consumer.feed
     if last is None:
         return Check(options.wait_seconds)
-    waiting = Waiting(deadline, options.wait_seconds)
+    waiting = Waiting(deadline, options.wait_seconds, time.monotonic())
     if isinstance(feed, SupportsChangeMark):
         return _compared(consumer, last, feed.change_mark, waiting, context, deadline)
     return (

@@ -16,6 +16,8 @@ SKIP = api.SkipToOldest()
 
 
 NAMES = ("p0", "p1", "p2")
+FIRST = [("p0", False), ("p1", False)]
+"""Each partition is asked once, without a wait."""
 
 
 def subsets(names):
@@ -33,6 +35,35 @@ class TestOrder:
         bench.sim.announce("p0", FACT)
         assert bench.page(wait=20.0).notices == (FACT,)
         assert bench.calls.fetches == {"p0": 1, "p1": 1}
+
+    @pytest.mark.parametrize("silent", ["p0", "p2"], ids=["the front", "another one"])
+    def test_a_page_with_a_notice_alone_leaves_a_silent_partition(self, make_bench, monkeypatch, silent):
+        """As one with a record: it waits for the turn of the front, and not until its deadline."""
+        monkeypatch.setattr("multiclouddb_spi.fetching.queue.TURN_SECONDS", 0.1)
+        bench = make_bench(partitions=3)
+        bench.connect(threads=True)
+        bench.sim.announce("p1", FACT)
+        bench.sim.hold(silent)
+        page = bench.page(timeout=3.0)
+        assert page.notices == (FACT,)
+        assert not page.diagnostics.partition_errors, "it waited until its deadline"
+        assert not page.idle
+
+    def test_a_notice_alone_ends_the_waits_at_the_service(self, make_bench, monkeypatch):
+        """Once there is something to return, a fetch that begins does not wait for new records."""
+        bench, waits, fetch = make_bench(partitions=2), [], SimulationReader.fetch
+        unsure, sure = ServiceBehaviour(empty_batch=1.0), bench.sim.behaviour
+
+        def noted(reader, records, nbytes, wait, deadline):
+            waits.append((reader._id, wait > 0))
+            if waits.count(("p0", True)) and reader._id == "p0":
+                bench.sim.announce("p0", FACT)
+            bench.sim.behaviour = unsure if waits == [*FIRST, ("p0", True), ("p1", True)] else sure
+            return fetch(reader, records, nbytes, 0.0, deadline)
+
+        monkeypatch.setattr(SimulationReader, "fetch", noted)
+        assert bench.page(api.Now(), wait=20.0).notices == (FACT,)
+        assert waits == [*FIRST, ("p0", True), ("p1", True), ("p1", False)]
 
 
 class TestHeirs:

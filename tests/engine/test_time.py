@@ -23,9 +23,10 @@ from multiclouddb_conformance.simulation import (
 from multiclouddb_conformance.waiting import assert_prompt
 from multiclouddb_spi import Deadline
 from multiclouddb_spi.fetching.fetcher import Fetcher
+from multiclouddb_spi.fetching.page_content import PageContent
+from multiclouddb_spi.fetching.queue import Queue
 from multiclouddb_spi.interrupts import End
 from multiclouddb_spi.observing import Observing
-from multiclouddb_spi.reading.filling import Waiting
 
 pytestmark = pytest.mark.slow
 
@@ -609,9 +610,10 @@ def test_a_control_call_sleeps_while_it_waits_for_its_answer(bench, monkeypatch)
 
 
 @pytest.mark.parametrize(("timeout", "seconds"), [(1, 0.5), (3600, 2)])
-def test_the_first_partition_has_at_most_half_of_the_time(timeout, seconds):
-    waiting = Waiting(Deadline.after(timeout), 0)
-    assert waiting.front_until - waiting.began == pytest.approx(seconds, abs=0.1)
+def test_the_first_partition_has_at_most_half_of_the_time(bench, timeout, seconds):
+    context, content = bench.engine._calls.kept.context, PageContent(1, 1)
+    queue = Queue(context, None, None, None, content, 1, Deadline.after(timeout))
+    assert queue.turn == pytest.approx(seconds, abs=0.1)
 
 
 def test_a_part_of_a_call_can_be_ended_like_the_call():

@@ -207,6 +207,25 @@ class TestPartialTrouble:
         written = [event for child in children for event in bench.fill_partition(child)]
         assert ids(bench.page(page.continuation_token)) == written
 
+    def test_children_that_are_found_beside_it_are_asked_after_it(self, make_bench, ids, monkeypatch):
+        bench = make_bench(partitions=2)
+        token = bench.page(api.Now()).continuation_token
+        bench.fill_partition("p0", 1)
+        bench.sim.delay_children("p0", 100)
+        children = bench.sim.split("p0")
+        bench.sim.fail_next("p1", CorruptError("p1 is broken"))
+        token = bench.page(token).continuation_token
+        bench.sim.delay_children("p0", 0)
+        asked, fetch = [], SimulationReader.fetch
+
+        def noted(reader, *limits):
+            asked.append(reader._id)
+            return fetch(reader, *limits)
+
+        monkeypatch.setattr(SimulationReader, "fetch", noted)
+        bench.page(token)
+        assert asked == ["p1", *children]
+
     @pytest.mark.parametrize("restart", [False, True], ids=["one engine", "an engine a page"])
     def test_permanent_failure_is_raised_though_others_are_always_busy(self, make_bench, restart):
         bench = make_bench(partitions=8)
