@@ -44,7 +44,7 @@ from multiclouddb_api import (
     TokenReport,
     invalid_request,
 )
-from multiclouddb_spi.abilities import SupportsCollections, SupportsInterrupts, SupportsLookup
+from multiclouddb_spi.abilities import SupportsCollections, SupportsLookup
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.consumer_opener import ConsumerOpener, key_of
 from multiclouddb_spi.continuation.entry import Stage
@@ -105,13 +105,11 @@ class Calls:
 
     def interrupted(self) -> None:
         """Let the provider throw away what a call that was interrupted may have used."""
-        if isinstance(self._provider, SupportsInterrupts):
-            self._provider.interrupted()
+        self.context.interrupted()
 
     def end(self) -> None:
         """End all calls within a second, and free what they have kept."""
-        self.context.stop()
-        self._fetcher.shut_down()
+        self.context.end()
         self.feeds.close()
 
     def read_changes(self, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:

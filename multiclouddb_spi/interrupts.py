@@ -39,9 +39,10 @@ class End(threading.Event):
         self._may_pass = True
         self.set()
 
-    def fault(self) -> ProviderFault:
-        """Make the fault for a call that must end."""
-        return ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, self._reason, retryable=self._may_pass)
+    def fault(self, *, may_pass: bool = True) -> ProviderFault:
+        """Make the fault for a call that must end; with `may_pass=False`, nobody tries again what it ends."""
+        may_pass = may_pass and self._may_pass
+        return ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, self._reason, retryable=may_pass)
 
 
 class Endable(Protocol):

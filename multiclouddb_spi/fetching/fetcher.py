@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 from attrs import frozen
 
 from multiclouddb_api import ClientConfig, ErrorCategory
+from multiclouddb_spi.abilities import SupportsInterrupts
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.errors import fault_of
@@ -126,6 +127,11 @@ class Fetcher:
                 future.cancel()
             wait_for(futures)
 
+    def interrupted(self) -> None:
+        """Let the provider throw away what a call that was interrupted may have used."""
+        if isinstance(self._provider, SupportsInterrupts):
+            self._provider.interrupted()
+
     def shut_down(self) -> None:
         """Accept no more work; does not wait for what is running."""
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -154,22 +160,25 @@ class Fetcher:
         def is_given_up() -> bool:
             return live.cancelled or self._closed.is_set()
 
+        def given_up() -> ProviderFault:
+            return self._closed.fault(may_pass=False)
+
         def once() -> Batch:
             if is_given_up():
-                raise self._closed.fault()
+                raise given_up()
             try:
                 reader = live.reader
                 if reader is None:
                     arrival.begin_call(silence=CALL_SILENT_SECONDS)
                     reader = live.open()
                     if is_given_up():  # before the reader was open
-                        raise self._closed.fault()
+                        raise given_up()
                 arrival.begin_call(wait)
                 return reader.fetch(live.size.of(records), live.size.of(nbytes), wait, deadline)
             except Exception as error:
                 live.drop_reader()
                 if is_given_up():  # whoever gives it up wants no other try
-                    raise self._closed.fault() from error
+                    raise given_up() from error
                 if self.fault(error).retryable:
                     live.size.failed(arrival)
                 raise
@@ -237,10 +246,15 @@ class ReadContext:
             watch_seconds=config.child_watch_seconds, audit_seconds=config.coverage_audit_seconds,
         )  # fmt: skip
 
-    def stop(self) -> None:
+    def interrupted(self) -> None:
+        """Let the provider throw away what a call that was interrupted may have used."""
+        self.fetcher.interrupted()
+
+    def end(self) -> None:
         """Cancel all fetches, and close all readers; every call that is running ends within a second."""
         self.closed.set()
         self.consumers.close()
+        self.fetcher.shut_down()
 
     def pause(self, seconds: float, deadline: Deadline) -> None:
         """Wait until the time has passed; `deadline` is that of the call, which may be ended before."""

@@ -191,8 +191,7 @@ class Planner:
     def close(self) -> None:
         """Close the readers of a planner that was made without `context`."""
         if self._own is not None:
-            self._own.stop()
-            self._own.fetcher.shut_down()
+            self._own.end()
 
     def start(self, position: FeedStart | Snapshot, deadline: Deadline, field: str = "AtTime.utc") -> Lineage:
         """Convert a start position into a lineage.

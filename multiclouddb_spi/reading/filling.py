@@ -168,10 +168,10 @@ class Filling(Generic[T]):
     def _begin(self) -> None:
         """Do what comes before the partitions are read in their order."""
         result, scanning, lineage = self._result, self._scanning, self._lineage
-        found = self._answers.discover() if self._has_ends else []
+        children = self._answers.discover() if self._has_ends else []
         if self._first:
             self._read_first()
-        self._go_on(found)
+        self._go_on(children)
         self._queue.put(self._rest)
         if scanning is not None:
             self._go_on(scanning.refill())

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from datetime import datetime
+from functools import partial
 from typing import Final, TypeVar
 
 from multiclouddb_api import (
@@ -44,6 +45,7 @@ from multiclouddb_spi.cursor import InvalidCursor
 from multiclouddb_spi.errors import fault_of, user_errors
 from multiclouddb_spi.fetching.daemon_pool import DaemonPool
 from multiclouddb_spi.fetching.fetcher import ReadContext
+from multiclouddb_spi.interrupts import Renewed
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.request_check import spec_of
@@ -60,7 +62,7 @@ _TRIES: Final = 100
 _MOST_OPEN: Final = 16
 _LOG: Final = logging.getLogger("multiclouddb.spark")
 
-_open: dict[Hashable, Connection] = {}
+_open: dict[Hashable, Renewed[Connection]] = {}
 
 
 class Connection:
@@ -78,6 +80,7 @@ class Connection:
         self._context = ReadContext.made(
             self.provider, settings.config, Observing(_Retries()), attempts=_TRIES
         )
+        self.closed = self._context.closed
         # How much to request from partitions whose connection broke, for later tasks.
         self.sizes = dict[str, AnswerSize]()
         self._tries = Tries(self.provider, _TRIES, on_retry=self._on_retry)
@@ -172,16 +175,19 @@ class Connection:
             keep_bytes=BATCH_PAYLOADS * self.settings.max_payload,
         )
 
-    def close(self) -> None:
+    def interrupted(self) -> None:
+        """Let the provider, which is closed next, use no lock that the interrupt may have left held."""
+        self._context.interrupted()
+
+    def end(self) -> None:
         """Close the feed and the provider. Later calls do nothing, and neither does a call after a fork."""
         if not self._home.is_here:
             return
-        self._context.stop()
+        self._context.end()
         try:
             self.opened.close()
         finally:
             self.provider.close()
-            self._context.fetcher.shut_down()
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _on_retry(self, attempt: int, seconds: float, error: Exception) -> None:
@@ -203,8 +209,20 @@ def _warn(attempt: int, seconds: float, reason: str) -> None:
 
 def connection_for(settings: Settings) -> Connection:
     """Return this process's connection for these options. The first call opens the connection."""
+    return _renewed_for(settings).kept
+
+
+def connected(settings: Settings, call: Callable[[Connection], T]) -> T:
+    """Make a call with this process's connection for these options; an interrupt of the call replaces it.
+
+    Spark itself ends its Python process after an interrupt.
+    """
+    return _renewed_for(settings).use(call)
+
+
+def _renewed_for(settings: Settings) -> Renewed[Connection]:
     key = os.getpid(), settings.of_the_connection
-    connection = _open.pop(key, None) or Connection(settings)
+    connection = _open.pop(key, None) or Renewed(partial(Connection, settings))
     while len(_open) >= _MOST_OPEN:
         _close(_open.pop(next(iter(_open))))
     _open[key] = connection
@@ -218,12 +236,12 @@ def close_connections() -> None:
         _close(connection)
 
 
-def _close(connection: Connection) -> None:
+def _close(connection: Renewed[Connection]) -> None:
     """Close a connection that nobody uses any more. A failure is only logged, because it harms no reader."""
     try:
         connection.close()
     except Exception as error:  # noqa: BLE001 - logged
-        _LOG.warning("a connection was not closed (%s)", fault_of(connection.provider, error).message)
+        _LOG.warning("a connection was not closed (%s)", fault_of(connection.kept.provider, error).message)
 
 
 atexit.register(close_connections)

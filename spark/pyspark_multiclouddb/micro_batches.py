@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import attrs
@@ -37,7 +38,7 @@ from pyspark_multiclouddb.checkpoint import (
     poison_state,
     ranges_of,
 )
-from pyspark_multiclouddb.connection import CALL_SECONDS, Connection, connection_for
+from pyspark_multiclouddb.connection import CALL_SECONDS, Connection, connected
 from pyspark_multiclouddb.errors import NEW_QUERY, REPAIR, gone, source_errors
 from pyspark_multiclouddb.options import Settings
 from pyspark_multiclouddb.payload import Payloads
@@ -122,38 +123,40 @@ class MicroBatches:
     def first(self, max_records: int | None) -> dict[str, Any]:
         """Return the end of the first micro-batch, for Spark 4.0 and 4.1."""
         with source_errors():
-            connection = connection_for(self.settings)
-            start = self._started(connection, self.settings.start)
-            step = self._step(connection, start, max_records)
-            state = self._begun_state(self.settings.start, start, step.after)
-            if start.plan is not None and not step.ranges():
-                # This step only creates segments. The segments become part of the start; otherwise the batch
-                # would have no rows.
-                start, step = step.after, self._step(connection, step.after, max_records)
-                state = snapshot_state(state, start, step.after)
-            read = Payloads(step, self.settings.max_payload)
-            self._search(connection, step, read)
-            said = _start_warning(self.settings)
-            offset = Pinned(
-                connection.incarnation, start.to_json(), snapshot=state, warning=said, feed=_feed(connection),
-                fresh=_is_fresh(self.settings.start), more=bool(step.left),
-            )  # fmt: skip
-            if step.moved and not step.empty:
-                more = not step.is_end
-                origin, after = offset.cursors, step.after.to_json()
-                offset = attrs.evolve(
-                    offset,
-                    cursors=after,
-                    ends=step.ends,
-                    origin=origin,
-                    more=more,
-                    fresh=False,
-                    gone=_gone(step),
-                )
-            self._saved = time.monotonic()
-            end = self._named(offset)
-            self._know(Known(end, is_searched=True, read=read))
-            return end
+            return connected(self.settings, partial(self._first, max_records))
+
+    def _first(self, max_records: int | None, connection: Connection) -> dict[str, Any]:
+        start = self._started(connection, self.settings.start)
+        step = self._step(connection, start, max_records)
+        state = self._begun_state(self.settings.start, start, step.after)
+        if start.plan is not None and not step.ranges():
+            # This step only creates segments. The segments become part of the start; otherwise the batch
+            # would have no rows.
+            start, step = step.after, self._step(connection, step.after, max_records)
+            state = snapshot_state(state, start, step.after)
+        read = Payloads(step, self.settings.max_payload)
+        self._search(connection, step, read)
+        said = _start_warning(self.settings)
+        offset = Pinned(
+            connection.incarnation, start.to_json(), snapshot=state, warning=said, feed=_feed(connection),
+            fresh=_is_fresh(self.settings.start), more=bool(step.left),
+        )  # fmt: skip
+        if step.moved and not step.empty:
+            more = not step.is_end
+            origin, after = offset.cursors, step.after.to_json()
+            offset = attrs.evolve(
+                offset,
+                cursors=after,
+                ends=step.ends,
+                origin=origin,
+                more=more,
+                fresh=False,
+                gone=_gone(step),
+            )
+        self._saved = time.monotonic()
+        end = self._named(offset)
+        self._know(Known(end, is_searched=True, read=read))
+        return end
 
     def after(
         self, start: dict[str, Any], max_records: int | None, *, tell_more: bool = False
@@ -171,11 +174,12 @@ class MicroBatches:
         if is_known and not self.ends_by_itself and not is_hinted:
             return start
         with source_errors():
-            if self._stands_still():
+            if connected(self.settings, self._stands_still):
                 self._know(attrs.evolve(known, empty_at=time.monotonic(), is_misled=False))
                 return start
             # Returning `start` means that nothing is left to read, so it needs the service's answer.
-            while (known := self._plan(start, max_records, tell_more)).value is start and known.is_unread:
+            plan = partial(self._plan, start, max_records, tell_more)
+            while (known := connected(self.settings, plan)).value is start and known.is_unread:
                 time.sleep(_NAP_SECONDS)
         end = known.value
         assert end is not None
@@ -202,14 +206,20 @@ class MicroBatches:
             skips, planned_here = isinstance(self.settings.on_loss, SkipToOldest), self._planned != -math.inf
             # Only a batch that another process has planned needs the database, to name what it leaves out.
             if skips and not planned_here and isinstance(before, Pinned):
-                connection = connection_for(self.settings)
-                after.check_incarnation(connection.opened)
-                self._check_kept(connection, before, surely=True)
+
+                def check(connection: Connection) -> None:
+                    after.check_incarnation(connection.opened)
+                    self._check_kept(connection, before, surely=True)
+
+                connected(self.settings, check)
             if self.settings.skip_poison and after.poison is None and not self._known.is_searched:
                 self._know(attrs.evolve(self._known, is_searched=True))
-                connection = connection_for(self.settings)
-                after.check_incarnation(connection.opened)
-                self._leave_out(find_poison(connection, ranges))
+
+                def search(connection: Connection) -> list[tuple[str, str]]:
+                    after.check_incarnation(connection.opened)
+                    return find_poison(connection, ranges)
+
+                self._leave_out(connected(self.settings, search))
             skip = self.settings.skip_poison or after.poison is not None
             return work_of(
                 self.settings, after.incarnation, ranges, skip_poison=skip, is_told=bool(after.gone),
@@ -240,12 +250,13 @@ class MicroBatches:
             return known.before[1]
         return offset_from_json(self.settings, value)
 
-    def _plan(self, start: dict[str, Any], max_records: int | None, tell_more: bool) -> Known:
+    def _plan(
+        self, start: dict[str, Any], max_records: int | None, tell_more: bool, connection: Connection
+    ) -> Known:
         """Plan the next step, and return what is then known: of `start` if the step needs no new offset."""
         # The database may have changed even if this plan fails, so an earlier mark proves nothing.
         self._know(attrs.evolve(self._known, mark=None))
         known, offset = self._known, self._offset(start)
-        connection = connection_for(self.settings)
         if isinstance(offset, Symbolic):
             lineage = self._started(connection, offset.position)
             state = self._begun_state(offset.position, lineage, lineage)
@@ -269,7 +280,7 @@ class MicroBatches:
                 f"delivered; if the resource was recreated, {NEW_QUERY}",
                 ErrorDetail(ErrorCategory.NOT_FOUND),
             )
-        mark = self._mark()
+        mark = _mark(connection)
         try:
             self._check_kept(connection, offset)
             # The step begins after what an earlier call has found to be empty.
@@ -397,18 +408,11 @@ class MicroBatches:
         time.sleep(seconds)
         return False
 
-    def _stands_still(self) -> bool:
+    def _stands_still(self, connection: Connection) -> bool:
         """Return True if an earlier call with this start found no change, and the database is unchanged."""
         known = self._known
         is_fresh = known.mark is not None and time.monotonic() - known.marked_at < _STILL_SECONDS
-        return is_fresh and self._mark() == known.mark
-
-    def _mark(self) -> Hashable:
-        """Return the change mark of the feed, or None if the database does not provide a mark."""
-        connection = connection_for(self.settings)
-        if not isinstance(connection.feed, SupportsChangeMark):
-            return None
-        return connection.opened.call("mark", connection.feed.change_mark)
+        return is_fresh and _mark(connection) == known.mark
 
     def _begun_state(
         self, position: FeedStart | Snapshot | FromContinuationToken, before: Lineage, after: Lineage
@@ -482,3 +486,10 @@ def _start_warning(settings: Settings) -> str | None:
     if isinstance(settings.start, Snapshot | FromContinuationToken):
         return None
     return f"the query does not begin with a snapshot; if its table already has rows, then {REPAIR}"
+
+
+def _mark(connection: Connection) -> Hashable:
+    """Return the change mark of the feed, or None if the database does not provide a mark."""
+    if not isinstance(connection.feed, SupportsChangeMark):
+        return None
+    return connection.opened.call("mark", connection.feed.change_mark)

@@ -20,7 +20,7 @@ from multiclouddb_api import invalid_request
 from multiclouddb_api.registry import load_plugin
 from multiclouddb_spi import Deadline, Planner, ProviderPlugin, Range
 from pyspark_multiclouddb.columns import SPARK_SCHEMA, columns_of
-from pyspark_multiclouddb.connection import CALL_SECONDS, connection_for
+from pyspark_multiclouddb.connection import CALL_SECONDS, Connection, connected
 from pyspark_multiclouddb.errors import source_errors
 from pyspark_multiclouddb.micro_batches import MicroBatches
 from pyspark_multiclouddb.options import Settings, parse_options
@@ -60,21 +60,23 @@ class ChangeFeedReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Resolve the start and the end, and assign the ranges between them to tasks."""
         with source_errors():
-            connection = connection_for(self._settings)
-            # Spark reuses the process that plans, so its open feed may belong to a resource that has since
-            # been recreated.
-            connection.opened.renew()
-            start = connection.start(self._settings.start)
-            end = self._settings.end
-            target = None if end is None else connection.target_at(end)
+            return connected(self._settings, self._planned)
 
-            def ranges(planner: Planner, _: Deadline) -> list[Range]:
-                steps = planner.steps(start, CALL_SECONDS, target)
-                return [part for step in steps for part in step.ranges()]
+    def _planned(self, connection: Connection) -> list[InputPartition]:
+        # Spark reuses the process that plans, so its open feed may belong to a resource that has since
+        # been recreated.
+        connection.opened.renew()
+        start = connection.start(self._settings.start)
+        end = self._settings.end
+        target = None if end is None else connection.target_at(end)
 
-            found = connection.plan("plan", ranges)
-            skip = self._settings.skip_poison
-            return work_of(self._settings, connection.incarnation, found, skip_poison=skip)
+        def ranges(planner: Planner, _: Deadline) -> list[Range]:
+            steps = planner.steps(start, CALL_SECONDS, target)
+            return [part for step in steps for part in step.ranges()]
+
+        found = connection.plan("plan", ranges)
+        skip = self._settings.skip_poison
+        return work_of(self._settings, connection.incarnation, found, skip_poison=skip)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one task."""

@@ -126,10 +126,10 @@ def test_connection_that_fails_to_close_harms_no_other(providers, monkeypatch, c
 
     first = opened("a")
     opened("b")
-    monkeypatch.setattr(first, "close", broken)
+    monkeypatch.setattr(first, "end", broken)
     third = opened("c")
     assert opened("c") is third
-    monkeypatch.setattr(third, "close", broken)
+    monkeypatch.setattr(third, "end", broken)
     close_connections()
     assert 1 in providers.closed(), "the second connection is closed although the third is not"
     assert [record.message for record in caplog.records] == ["a connection was not closed (503)"] * 2

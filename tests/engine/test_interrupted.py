@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Snapshot, SnapshotOrder
+from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Observer, Snapshot, SnapshotOrder
 from multiclouddb_conformance.interrupting import interrupted_at, lines_of
 from multiclouddb_spi import ProviderFault, interrupts
 from multiclouddb_spi.batch import resume_collector
@@ -194,6 +194,31 @@ def test_calls_of_other_threads_end_with_an_error_that_may_pass(threaded, ids):
     assert (error.category, error.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
     assert "another call of this client was interrupted" in error.message
     assert ids(bench.page(token)) == bench.written()
+
+
+def test_a_fetch_that_it_ends_is_not_tried_again(make_bench):
+    """Its call may be made again, but that is for the caller to do."""
+    bench, observer = make_bench(1), Retries()
+    bench.connect(threads=True, observer=observer)
+    token = bench.page(Beginning()).continuation_token
+    client = bench.engine
+    bench.sim.hold("p0")
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(bench.page, token)
+        bench.sim.wait_until_held("p0")
+        with pytest.raises(KeyboardInterrupt):
+            client._calls.use(interrupt)
+        assert other.exception(30).retryable
+        eventually_true(lambda: client.provider.calls.open_readers == 0)
+    assert observer.reasons == []
+
+
+class Retries(Observer):
+    def __init__(self):
+        self.reasons = []
+
+    def retry(self, address, partition_id, attempt, seconds, reason):
+        self.reasons.append(reason)
 
 
 def test_an_interrupt_that_the_caller_is_handling_is_not_one_of_the_call(bench):

@@ -115,12 +115,12 @@ class Reading(Consumer):
     def restart(self):
         """Plan as another process does, which has no reader yet."""
         if hasattr(self, "context"):
-            self.context.stop()
+            self.context.end()
         self.context = context_of(self.provider, self.executor, **self.limits)
         self.planner = Planner(self.provider, self.planned, self.on_expired, context=self.context)
 
     def close(self):
-        self.context.stop()
+        self.context.end()
         self.executor.shutdown()
         assert self.context.budget.used == 0
         super().close()
