@@ -328,6 +328,7 @@ def unusable(path: Path | str, problem: str, way_out: str = "restore it from a b
         _named(path),
         problem,
         f"{way_out}, or delete it to begin again at the request's start_position",
+        ErrorReason.MALFORMED,
     )
 
 
@@ -337,6 +338,7 @@ def newer(path: Path | str, version: int, known: int, distribution: str) -> Mult
         _named(path),
         f"has format version {version}, newer than {known}",
         f"read it with the {distribution} version that wrote it, or a later one",
+        ErrorReason.UNKNOWN_VERSION,
     )
 
 
@@ -490,13 +492,14 @@ def open_checkpoint_store(url: str) -> CheckpointStore:
         raise invalid_request("checkpoint_store", f"has the unknown scheme {scheme!r}", known)
     advice = f'run: pip install "multiclouddb[{_EXTRAS.get(scheme, scheme)}]"'
     if point is None:
-        raise invalid_request("checkpoint_store", f"the store for {scheme}:// is not installed", advice)
+        problem = f"the store for {scheme}:// is not installed"
+        raise invalid_request("checkpoint_store", problem, advice, ErrorReason.NOT_INSTALLED)
     try:
         return cast("Callable[[str], CheckpointStore]", point.load())(url)
     except ImportError as error:
         raise MulticloudDbError(
             f"checkpoint_store: the store for {scheme}:// cannot be imported ({error}); {advice}",
-            ErrorDetail(ErrorCategory.INVALID_REQUEST),
+            ErrorDetail(ErrorCategory.INVALID_REQUEST, reason=ErrorReason.NOT_INSTALLED),
         ) from error
 
 

@@ -98,27 +98,27 @@ class ErrorReason(str):
     ROLLED_BACK: ClassVar[ErrorReason]
     """A failover has lost changes, and gives their positions to others."""
     REPLACED: ClassVar[ErrorReason]
-    """Another collection has taken the place of the one that was read."""
+    """The collection was dropped or renamed, or another one has taken its place."""
     MALFORMED: ClassVar[ErrorReason]
-    """A token or an id is damaged, or no token or id of this library."""
+    """A token, an id, a checkpoint or the mark of a table is damaged, or none of this library."""
     UNKNOWN_VERSION: ClassVar[ErrorReason]
-    """A token was made by a newer version of this library."""
+    """A token, a checkpoint or the mark of a table was made by a newer version of this library."""
     WRONG_PROVIDER: ClassVar[ErrorReason]
     """A token or an id belongs to another database service."""
     WRONG_RESOURCE: ClassVar[ErrorReason]
-    """A token or an id belongs to another collection."""
+    """A token, an id or a table belongs to another collection, or a table to no sink."""
     WRONG_SCOPE: ClassVar[ErrorReason]
     """A token was made for another scope, such as another partition."""
     WRONG_OPTIONS: ClassVar[ErrorReason]
     """A token was made with other provider options, for example another mode."""
     RECREATED: ClassVar[ErrorReason]
-    """The resource was deleted and created again since the token or the id was made."""
+    """The resource was deleted and created again since the token, the id or the table was made."""
     CLOCK: ClassVar[ErrorReason]
-    """A start time is ahead of the service's clock."""
+    """A start time is ahead of the service's clock, or this machine's clock is wrong."""
     NOT_PROVISIONED: ClassVar[ErrorReason]
     """The feed, or what the request needs of it, is not switched on."""
     NOT_OFFERED: ClassVar[ErrorReason]
-    """The database does not offer it."""
+    """The database, the service of a checkpoint or the table does not offer it."""
     NEEDS_OPT_IN: ClassVar[ErrorReason]
     """The library can emulate it, if the request opts in."""
     NOT_INSTALLED: ClassVar[ErrorReason]
@@ -128,9 +128,15 @@ class ErrorReason(str):
     TLS: ClassVar[ErrorReason]
     """One side refuses the other's certificate or version of TLS."""
     OTHER_WRITER: ClassVar[ErrorReason]
-    """Another process has saved first."""
+    """Another process has saved or written first, or is about to."""
     UNDECODABLE: ClassVar[ErrorReason]
     """A record cannot be decoded."""
+    MISFIT: ClassVar[ErrorReason]
+    """A table cannot take a row: a value does not fit its column, or a constraint refuses it."""
+    OTHER_COLUMNS: ClassVar[ErrorReason]
+    """A table has another declaration of columns."""
+    ROWS_MISSING: ClassVar[ErrorReason]
+    """A table lacks rows that were written to it: it was dropped, emptied or restored, or is another one."""
 
     @classmethod
     def known(cls) -> tuple[ErrorReason, ...]:

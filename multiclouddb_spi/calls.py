@@ -26,6 +26,7 @@ from multiclouddb_api import (
     EntireCollection,
     ErrorCategory,
     ErrorDetail,
+    ErrorReason,
     FeedEnded,
     FromContinuationToken,
     Invalidated,
@@ -359,7 +360,12 @@ class Calls:
         if not isinstance(provider, SupportsCollections):
             raise MulticloudDbError(
                 f"{provider.provider_id} does not list collections; name the one to follow",
-                ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, provider.provider_id, "collections"),
+                ErrorDetail(
+                    ErrorCategory.UNSUPPORTED_CAPABILITY,
+                    provider.provider_id,
+                    "collections",
+                    reason=ErrorReason.NOT_OFFERED,
+                ),
             )
         deadline = Deadline.after(options.timeout_seconds)
         with user_errors(provider, "collections"):

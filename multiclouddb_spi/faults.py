@@ -384,6 +384,7 @@ def clock_row(signed: str | None = None, told: str | None = None) -> FaultRule:
         f"the clock of this machine differs from the service's{which}; set the clock, for example with NTP",
         confidential=True,
         retryable=True,
+        reason=ErrorReason.CLOCK,
     )
 
 

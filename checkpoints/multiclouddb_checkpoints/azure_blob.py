@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, ClassVar, Final
 
-from multiclouddb_api import ErrorCategory, invalid_request
+from multiclouddb_api import ErrorCategory, ErrorReason, invalid_request
 from multiclouddb_api.checkpoint import MOST_BYTES
 from multiclouddb_checkpoints.store import (
     ATTEMPTS,
@@ -27,6 +27,7 @@ _REFUSED: Final = ("BlobAlreadyExists", "ConditionNotMet", "BlobNotFound")
 _LEASED: Final = FaultRule(
     ErrorCategory.CONFLICT,
     "another process holds a lease on the blob; end it there, or run: az storage blob lease break",
+    reason=ErrorReason.OTHER_WRITER,
 )
 
 

@@ -13,7 +13,14 @@ from typing import Any, ClassVar, Final, TypeVar
 
 import attrs
 
-from multiclouddb_api import Checkpoint, ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api import (
+    Checkpoint,
+    ErrorCategory,
+    ErrorDetail,
+    ErrorReason,
+    MulticloudDbError,
+    invalid_request,
+)
 from multiclouddb_api.checkpoint import (
     check_name,
     conflict,
@@ -54,10 +61,12 @@ _NOT_OFFERED: Final = FaultRule(
     ErrorCategory.UNSUPPORTED_CAPABILITY,
     "the service does not offer this call, which a checkpoint needs (conditional writes among others); use "
     "another service, or FileCheckpointStore on one machine",
+    reason=ErrorReason.NOT_OFFERED,
 )
 UNCONDITIONAL: Final = FaultRule(
     ErrorCategory.UNSUPPORTED_CAPABILITY,
     "use a service that takes conditional writes, or FileCheckpointStore on one machine",
+    reason=ErrorReason.NOT_OFFERED,
 )
 """The row for a service that ignores the condition of a write."""
 
@@ -320,6 +329,7 @@ class SharedCheckpointStore(ABC):
                     "checkpoint_store",
                     f"the library for {self.scheme}:// is not installed ({error})",
                     f'run: pip install "{self.extra}"',
+                    ErrorReason.NOT_INSTALLED,
                 ) from error
             except Exception as error:  # noqa: BLE001 - raised again
                 # What the library has read, such as a file of credentials, is in its frames.
@@ -418,7 +428,7 @@ class SharedCheckpointStore(ABC):
             raise MulticloudDbError(
                 f"checkpoint {self._named(name)}: this service ignores the condition of a write, so that a "
                 f"position could go back; {UNCONDITIONAL.way_out}",
-                ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, self.scheme, "checkpoint"),
+                ErrorDetail(UNCONDITIONAL.category, self.scheme, "checkpoint", reason=UNCONDITIONAL.reason),
             )
         self._proved_in = os.getpid()
 

@@ -28,6 +28,7 @@ from multiclouddb_api import (
     EntireDatabase,
     ErrorCategory,
     ErrorDetail,
+    ErrorReason,
     Fail,
     FeedScope,
     FromContinuationToken,
@@ -285,7 +286,7 @@ def _table_token(target: str, option: str) -> str:
     except ImportError as error:
         raise MulticloudDbError(
             f'table:: cannot import {error.name}; run: pip install "multiclouddb[verify]"',
-            ErrorDetail(ErrorCategory.INVALID_REQUEST),
+            ErrorDetail(ErrorCategory.INVALID_REQUEST, reason=ErrorReason.NOT_INSTALLED),
         ) from error
     destination = destination_of(target)
     token = destination.load()
@@ -300,7 +301,7 @@ def _spark_token(folder: str) -> str:
     except ImportError as error:
         raise MulticloudDbError(
             f'spark:: cannot import {error.name}; run: pip install "multiclouddb[verify]"',
-            ErrorDetail(ErrorCategory.INVALID_REQUEST),
+            ErrorDetail(ErrorCategory.INVALID_REQUEST, reason=ErrorReason.NOT_INSTALLED),
         ) from error
     return spark_token(folder)
 

@@ -17,6 +17,7 @@ from multiclouddb_api import (
     ClientConfig,
     ErrorCategory,
     ErrorDetail,
+    ErrorReason,
     MulticloudDbError,
     ProviderOptions,
     ResourceAddress,
@@ -288,7 +289,7 @@ def mirror_file(
         watched.turned()
 
     def paused(job: MirrorJob, error: MulticloudDbError) -> None:
-        tables[job].failed(ends=False)
+        tables[job].failed(error, ends=False)
         watched.turned()
         lines[job].clear()
         typer.echo(f"{job.address}, {job.table}, which is tried again every minute:", err=True)
@@ -297,14 +298,18 @@ def mirror_file(
     def told(job: MirrorJob, outcome: Outcome) -> None:
         lines[job].clear()
         if isinstance(outcome, MulticloudDbError):
-            tables[job].failed(ends=True)
+            tables[job].failed(outcome, ends=True)
             watched.turned()
             follows = settings.get("follow", False) and len(tables) > 1
             what = ", which is not followed any more" if follows else ""
             typer.echo(f"{job.address}, {job.table}{what}:", err=True)
             codes.append(report_error(outcome, debug=False))
             if as_json:
-                failure = {"category": str(outcome.category), "message": scrub(outcome.message)}
+                failure = {
+                    "category": str(outcome.category),
+                    "reason": outcome.reason,
+                    "message": scrub(outcome.message),
+                }
                 typer.echo(json.dumps({"address": str(job.address), "table": job.table, "error": failure}))
             return
         codes.append(_code(outcome))
@@ -360,7 +365,7 @@ def _installed() -> Iterator[None]:
     except ImportError as error:
         raise MulticloudDbError(
             f'mirror: cannot import {error.name}; run: pip install "multiclouddb[verify]"',
-            ErrorDetail(ErrorCategory.INVALID_REQUEST),
+            ErrorDetail(ErrorCategory.INVALID_REQUEST, reason=ErrorReason.NOT_INSTALLED),
         ) from error
 
 

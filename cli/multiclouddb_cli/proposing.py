@@ -16,6 +16,7 @@ from multiclouddb_api import (
     ClientConfig,
     ErrorCategory,
     ErrorDetail,
+    ErrorReason,
     FeedEnded,
     FromContinuationToken,
     MulticloudDbClient,
@@ -60,7 +61,7 @@ def propose(
     except ImportError as error:
         raise MulticloudDbError(
             f'columns: cannot import {error.name}; run: pip install "multiclouddb[verify]"',
-            ErrorDetail(ErrorCategory.INVALID_REQUEST),
+            ErrorDetail(ErrorCategory.INVALID_REQUEST, reason=ErrorReason.NOT_INSTALLED),
         ) from error
     found = Survey() if check is None else Check(Columns.from_toml(check))
     limit = MOST if most is None and check is None else most or 0

@@ -25,6 +25,7 @@ from multiclouddb_api import (
     EntireDatabase,
     ErrorCategory,
     ErrorDetail,
+    ErrorReason,
     MulticloudDbError,
     Observer,
     OperationOptions,
@@ -306,7 +307,12 @@ def _newest(
         raise MulticloudDbError(
             f"--last is not possible on {contact.client.config.provider}, which cannot start at a given "
             f"time; run tail --from beginning --until-idle and keep the last lines (tail -n)",
-            ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, contact.client.config.provider, "tail"),
+            ErrorDetail(
+                ErrorCategory.UNSUPPORTED_CAPABILITY,
+                contact.client.config.provider,
+                "tail",
+                reason=ErrorReason.NOT_OFFERED,
+            ),
         )
     now = datetime.now(UTC)
     for seconds in _WINDOWS:

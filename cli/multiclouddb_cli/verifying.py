@@ -17,6 +17,7 @@ from multiclouddb_api import (
     ClientConfig,
     ErrorCategory,
     ErrorDetail,
+    ErrorReason,
     MulticloudDbClient,
     MulticloudDbError,
     ProviderOptions,
@@ -87,7 +88,7 @@ def verify(
     except ImportError as error:
         raise MulticloudDbError(
             f'verify: cannot import {error.name}; run: pip install "multiclouddb[verify]"',
-            ErrorDetail(ErrorCategory.INVALID_REQUEST),
+            ErrorDetail(ErrorCategory.INVALID_REQUEST, reason=ErrorReason.NOT_INSTALLED),
         ) from error
     target = destination_of(table, patience_seconds=settings["patience_seconds"]).target
     options = settings["provider_options"]

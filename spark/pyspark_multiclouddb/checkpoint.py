@@ -51,6 +51,7 @@ import pyarrow as pa
 
 from multiclouddb_api import (
     ChangeFeedPage,
+    ErrorReason,
     FromContinuationToken,
     MulticloudDbError,
     ResourceAddress,
@@ -156,12 +157,14 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
                 "checkpoint",
                 f"was written by a later version of this source (form {version})",
                 "update multiclouddb-spark, or " + _NEW_CHECKPOINT,
+                ErrorReason.UNKNOWN_VERSION,
             )
         case {"v": 1, "src": str(source)} if source != settings.source:
             raise invalid_request(
                 "checkpoint",
                 f"is of another source than {settings.config.provider} {settings.address}",
                 f"set provider, database and collection as they were, or {_NEW_CHECKPOINT}",
+                ErrorReason.WRONG_RESOURCE,
             )
         case {"v": 1, "c": _} if value.get("modes", {}) != settings.modes:
             raise invalid_request(
@@ -169,6 +172,7 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
                 f"was written with {_modes_text(value.get('modes'))}, but the query has "
                 f"{_modes_text(settings.modes)}",
                 f"set newItemState and oldItemState as they were, or {_NEW_CHECKPOINT}",
+                ErrorReason.WRONG_OPTIONS,
             )
         case {"v": 1, "src": str(), "from": str(text)}:
             if isinstance(settings.start, FromContinuationToken) and text == position_text(settings.start):

@@ -158,7 +158,7 @@ def gone(where: object, what: str) -> MulticloudDbError:
     return MulticloudDbError(
         f"the feed of {where} says that {what}; if a collection of this name exists again, the changes say "
         f"nothing of the rows of the old one, which may still be in a table; {NEW_QUERY}",
-        ErrorDetail(ErrorCategory.NOT_FOUND),
+        ErrorDetail(ErrorCategory.NOT_FOUND, reason=ErrorReason.REPLACED),
     )
 
 

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
 from pyspark.storagelevel import StorageLevel
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
+from multiclouddb_api import ErrorCategory, ErrorDetail, ErrorReason, MulticloudDbError
 from multiclouddb_spi.scan.contract import LATEST_MARK
 from multiclouddb_tables.batch import MissingState, Piece
 from multiclouddb_tables.changes import LACKING, LACKS_STATE, incomplete_rows, missing_state_error, source_of
@@ -120,7 +120,7 @@ def kept_frame(frame: DataFrame, *, once: bool) -> Iterator[DataFrame]:
                 f"this platform refuses localCheckpoint ({_first_line(error)}), and without it the rows that "
                 "were checked may not be those that are written; run the query on compute that allows it, or "
                 "write a Delta table with merge_into_delta",
-                ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY),
+                ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, reason=ErrorReason.NOT_OFFERED),
             ) from error
     else:
         try:

@@ -29,7 +29,7 @@ from pyspark.errors import AnalysisException, IllegalArgumentException, Unsuppor
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType, TimestampType
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api import ErrorCategory, ErrorDetail, ErrorReason, MulticloudDbError, invalid_request
 from multiclouddb_api.validators import check_type
 from multiclouddb_spi.faults import one_line, without_data
 from multiclouddb_tables.changes import LACKING
@@ -411,6 +411,7 @@ class TableTarget(Table):
                         ErrorDetail(
                             ErrorCategory.CONFLICT,
                             retryable=True,
+                            reason=ErrorReason.OTHER_WRITER,
                             native_text=without_data(str(error))[:1000],
                         ),
                     ) from error
@@ -723,6 +724,7 @@ def _refused_row(table: str, code: str, error: Exception) -> MulticloudDbError:
             native_class=f"{type(error).__module__}.{type(error).__name__}",
             native_code=code,
             native_text=said[:1000],
+            reason=ErrorReason.MISFIT,
         ),
     )
 

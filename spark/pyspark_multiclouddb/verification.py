@@ -34,6 +34,7 @@ from multiclouddb_api import (
     ClientConfig,
     ErrorCategory,
     ErrorDetail,
+    ErrorReason,
     FromContinuationToken,
     MulticloudDbClient,
     MulticloudDbError,
@@ -170,7 +171,7 @@ class _OnExecutors(Verification):
                     "this platform refuses persist, and without it the rows may be read again later than the "
                     "changes that they are compared with; run it on compute that allows persist, or use "
                     "verify, which needs no Spark",
-                    ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY),
+                    ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, reason=ErrorReason.NOT_OFFERED),
                 ) from error
             self._while_following(joined[0].count)
 

@@ -12,6 +12,7 @@ from multiclouddb_api import (
     BackfillDone,
     ChangeFeedPage,
     Dropped,
+    ErrorReason,
     FeedEnded,
     Gap,
     Invalidated,
@@ -299,6 +300,7 @@ def rows_stay(what: str) -> MulticloudDbError:
         "if a collection of this name exists again, read it from Snapshot(), in Spark with "
         "startingPosition=snapshot, which removes the rows of the old one from the table; else drop the "
         f"table, or stop the sink before this batch; {AFTER_AN_OUTAGE}",
+        ErrorReason.REPLACED,
     )
 
 

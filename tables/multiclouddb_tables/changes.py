@@ -25,6 +25,7 @@ from multiclouddb_api import (
     ChangeFeedPage,
     ErrorCategory,
     ErrorDetail,
+    ErrorReason,
     MulticloudDbError,
     ResourceAddress,
     encode_json,
@@ -109,7 +110,7 @@ def _no_json(number: int, event: ChangeEvent, error: MulticloudDbError) -> Multi
         f"batch: event {number} of the page, at {event.order_key} in {event.partition_id} of the key "
         f"{key_digest(key)}, {problem}; nothing was merged; change or delete the document in the database, "
         f"and merge the page without page.events[{number}]",
-        ErrorDetail(ErrorCategory.PROVIDER_ERROR),
+        ErrorDetail(ErrorCategory.PROVIDER_ERROR, reason=ErrorReason.MISFIT),
     )
 
 

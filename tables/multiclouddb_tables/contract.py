@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 import attrs
 import pyarrow as pa
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
+from multiclouddb_api import ErrorCategory, ErrorDetail, ErrorReason, MulticloudDbError
 from multiclouddb_tables.batch import Numbered
 from multiclouddb_tables.column_values import ColumnType
 from multiclouddb_tables.conversion import Unheld
@@ -223,7 +223,7 @@ class Table(Target, Protocol):
         raise MulticloudDbError(
             f"columns: the columns {', '.join(names)} of {self.where} cannot be filled again in this kind of "
             "table; fill a new table with the new declaration, from Snapshot(), and then drop this one",
-            ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY),
+            ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, reason=ErrorReason.NOT_OFFERED),
         )
 
     def count(self) -> int:
@@ -396,7 +396,7 @@ def check_position(stored: object, before: str | None, where: str) -> None:
         raise MulticloudDbError(
             f"table: another process has stored a position in {where} meanwhile; let one process write the "
             "table, and start this one again when the other has ended",
-            ErrorDetail(ErrorCategory.CONFLICT),
+            ErrorDetail(ErrorCategory.CONFLICT, reason=ErrorReason.OTHER_WRITER),
         )
 
 
@@ -415,7 +415,7 @@ def check_writer(stored: object, writer: str | None, where: str) -> None:
         raise MulticloudDbError(
             f"table: another process has begun to write {where}, and nothing of this step was written; let "
             "one process write the table, and start this one again when the other has ended",
-            ErrorDetail(ErrorCategory.CONFLICT),
+            ErrorDetail(ErrorCategory.CONFLICT, reason=ErrorReason.OTHER_WRITER),
         )
 
 

@@ -22,7 +22,7 @@ import attrs
 import orjson
 import pyarrow as pa
 
-from multiclouddb_api import MulticloudDbError, encode_json, invalid_request
+from multiclouddb_api import ErrorReason, MulticloudDbError, encode_json, invalid_request
 from multiclouddb_api.codec import deep_json
 from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables.batch import Cut
@@ -503,6 +503,7 @@ def refused(column: Column, count: int, kind: str, key: str, others: Sequence[st
         "give the column another type, such as string or json, which fit all values; or set "
         'misfits = "rescue", so that the column is null, and _rescued has the value; multiclouddb columns … '
         "--check columns.toml names every column that does not fit",
+        ErrorReason.MISFIT,
     )
 
 

@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api import ErrorCategory, ErrorDetail, ErrorReason, MulticloudDbError, invalid_request
 from multiclouddb_spi.faults import holds_data, key_digest, one_line, without_data
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _unsupported(where: str, features: Set[str], verb: str) -> MulticloudDbError
         f"table_path: {where} has the table feature {names}, and deltalake cannot {verb} such a table; drop "
         "the feature in Spark with ALTER TABLE … DROP FEATURE, or write and verify the table in Spark, with "
         "merge_into_table and TableTarget",
-        ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY),
+        ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, reason=ErrorReason.NOT_OFFERED),
     )
 
 
@@ -142,7 +142,7 @@ def refusal(table: DeltaTable, error: BaseException) -> MulticloudDbError | None
             f"table_path: the storage of {where} has no conditional writes, so two processes could overwrite "
             "each other's commits; use one that has them (Azure, GCS, S3 with conditional put, a local "
             f"disk), or configure the locking provider that deltalake names: {one_line(text)}",
-            _detail(ErrorCategory.UNSUPPORTED_CAPABILITY, error),
+            _detail(ErrorCategory.UNSUPPORTED_CAPABILITY, error, reason=ErrorReason.NOT_OFFERED),
         )
     if found := _FEATURES.search(text):
         return _unsupported(where, {name.strip() for name in found[1].split(",")}, "write")
@@ -152,7 +152,7 @@ def refusal(table: DeltaTable, error: BaseException) -> MulticloudDbError | None
         return MulticloudDbError(
             f"table_path: {where} refuses a row, because of {_constraints(table)}; the row of a deleted "
             "document has null in all columns of your own; change the documents or the constraint",
-            _detail(ErrorCategory.INVALID_REQUEST, error),
+            _detail(ErrorCategory.INVALID_REQUEST, error, reason=ErrorReason.MISFIT),
         )
     if is_gone(error):
         return None
@@ -189,6 +189,7 @@ def too_long(table: DeltaTable, rows: pa.Table, error: BaseException) -> Multicl
         f"has a value in the row of the key {key_digest(key)} that is too long for the name of a folder, and "
         f"{table.table_uri} is partitioned by it",
         "write a shorter value, or partition the table by another column",
+        ErrorReason.MISFIT,
     )
 
 
@@ -242,7 +243,7 @@ def unopened(where: str, error: BaseException) -> MulticloudDbError:
         return MulticloudDbError(
             f"table_path: deltalake cannot open {where} ({text}); update deltalake, or write and verify the "
             "table in Spark, with merge_into_table and TableTarget",
-            _detail(ErrorCategory.UNSUPPORTED_CAPABILITY, error),
+            _detail(ErrorCategory.UNSUPPORTED_CAPABILITY, error, reason=ErrorReason.NOT_OFFERED),
         )
     return MulticloudDbError(
         f"table_path: the log of {where} is damaged ({text}); bring back the file that is missing or cut "
@@ -282,11 +283,17 @@ def contended(where: str, tried: int, patience: float, error: BaseException) -> 
     return MulticloudDbError(
         f"table_path: other processes changed {where} during each of {tried} attempts in {patience:.0f} "
         "seconds; let them commit less often, and try again",
-        _detail(ErrorCategory.CONFLICT, error, retryable=True),
+        _detail(ErrorCategory.CONFLICT, error, retryable=True, reason=ErrorReason.OTHER_WRITER),
     )
 
 
-def _detail(category: ErrorCategory, error: BaseException, *, retryable: bool = False) -> ErrorDetail:
+def _detail(
+    category: ErrorCategory,
+    error: BaseException,
+    *,
+    retryable: bool = False,
+    reason: ErrorReason | None = None,
+) -> ErrorDetail:
     kind = type(error)
     name = f"deltalake.exceptions.{kind.__name__}" if kind.__module__ == "_internal" else None
     return ErrorDetail(
@@ -294,4 +301,5 @@ def _detail(category: ErrorCategory, error: BaseException, *, retryable: bool = 
         retryable=retryable,
         native_class=name or f"{kind.__module__}.{kind.__name__}",
         native_text=without_data(str(error)),
+        reason=reason,
     )

@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, encode_json, invalid_request
+from multiclouddb_api import (
+    ErrorCategory,
+    ErrorDetail,
+    ErrorReason,
+    MulticloudDbError,
+    encode_json,
+    invalid_request,
+)
 from multiclouddb_tables.column_values import ColumnType, as_compared, own_state
 from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE
 
@@ -69,7 +76,10 @@ def check_columns(
     for name in needed:
         if name not in names:
             raise invalid_request(
-                argument, f"{where} has no column {name}, so no sink has written it", "give a table of a sink"
+                argument,
+                f"{where} has no column {name}, so no sink has written it",
+                "give a table of a sink",
+                ErrorReason.WRONG_RESOURCE,
             )
 
 

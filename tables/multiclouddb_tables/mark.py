@@ -40,6 +40,7 @@ from multiclouddb_api import (
     ChangeFeedPage,
     ErrorCategory,
     ErrorDetail,
+    ErrorReason,
     MulticloudDbError,
     ResourceAddress,
     invalid_request,
@@ -265,6 +266,7 @@ class TableMark:
                     "table",
                     f"{where} has a mark of a later version of this sink (form {version})",
                     "update multiclouddb",
+                    ErrorReason.UNKNOWN_VERSION,
                 )
             case {
                 "v": 1 | 2 as version,
@@ -316,6 +318,7 @@ def _damaged(where: str) -> MulticloudDbError:
         "table",
         f"{where} has a damaged mark, so nobody knows which feed fills it",
         "fill a new table with a query that begins with a snapshot",
+        ErrorReason.MALFORMED,
     )
 
 
@@ -360,7 +363,7 @@ def refilled(where: str) -> MulticloudDbError:
     """
     return MulticloudDbError(
         f"columns: another sink has declared or begun to fill the columns of {where} meanwhile; try again",
-        ErrorDetail(ErrorCategory.CONFLICT, retryable=True),
+        ErrorDetail(ErrorCategory.CONFLICT, retryable=True, reason=ErrorReason.OTHER_WRITER),
     )
 
 
@@ -396,7 +399,7 @@ class FoundTable:
             raise MulticloudDbError(
                 f"table: {where} was made again, restored or marked by another sink during the merge; try "
                 "again",
-                ErrorDetail(ErrorCategory.CONFLICT, retryable=True),
+                ErrorDetail(ErrorCategory.CONFLICT, retryable=True, reason=ErrorReason.OTHER_WRITER),
             )
 
     def is_same(self, before: FoundTable) -> bool:

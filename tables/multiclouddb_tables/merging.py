@@ -16,7 +16,14 @@ from typing import Any, Final
 import attrs
 import pyarrow as pa
 
-from multiclouddb_api import ChangeFeedPage, ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api import (
+    ChangeFeedPage,
+    ErrorCategory,
+    ErrorDetail,
+    ErrorReason,
+    MulticloudDbError,
+    invalid_request,
+)
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_api.validators import check_type
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE
@@ -116,9 +123,11 @@ class MergeRules:
         where, source, columns = self._table.where, rows or batch.source, (*names, DELETED_AT)
         if rows is not None and batch.source is not None and not rows.may_be(batch.source):
             problem = f"is {batch.source} in source= or in the checkpoint, but the rows come from {rows}"
+            reason = ErrorReason.WRONG_RESOURCE
             if batch.source.address == rows.address and batch.source.provider == rows.provider:
                 problem += ", which was dropped and created again"
-            raise invalid_request("source", problem, "pass the rows of that feed")
+                reason = ErrorReason.RECREATED
+            raise invalid_request("source", problem, "pass the rows of that feed", reason)
         if source is None:
             return stored  # a batch without rows
         is_wide = stored is not None and (stored.provider, stored.address) == (
@@ -143,9 +152,11 @@ class MergeRules:
             return _since(self._declared(anew, stored, batch), batch)
         if not stored.source.may_be(source):
             same = stored.source.collection == source.collection
+            reason = ErrorReason.WRONG_RESOURCE
             if same and (stored.provider, stored.address) == (source.provider, source.address):
                 problem = f"comes from {source}, which was dropped and created again after {where} was filled"
                 way_out = f"rows of the old collection would stay; {new_query('the sink')}"
+                reason = ErrorReason.RECREATED
             elif is_wide:
                 problem = (
                     f"has rows of {source.collection}, but {where} has those of {stored.source.collection}"
@@ -154,7 +165,7 @@ class MergeRules:
             else:
                 problem = f"comes from {source}, but {where} is filled from {stored.source}"
                 way_out = "use a table of its own for each collection"
-            raise invalid_request("batch", problem, way_out)
+            raise invalid_request("batch", problem, way_out, reason)
         return _since(self._declared(stored.learned(source).with_columns(columns), stored, batch), batch)
 
     def check_columns(self, batch: MergeBatch) -> None:
@@ -164,7 +175,7 @@ class MergeRules:
                 f"columns: the catalog of {self._table.where} stores no properties, so nothing would keep "
                 "the declaration; make the columns of the DataFrame with .schema(…), or use a table "
                 "of another catalog",
-                ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY),
+                ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, reason=ErrorReason.NOT_OFFERED),
             )
         if self._table.exists and (stored := self._table.feed_mark()) is not None:
             self._declared(stored, stored, batch)
@@ -186,6 +197,7 @@ class MergeRules:
                     f"is not given, but {self._table.where} has declared columns: {', '.join(found.names)}",
                     "pass the same declaration, such as columns=Columns.from_toml(…); with Columns({}) and "
                     "refill=True, the table gets none",
+                    ErrorReason.OTHER_COLUMNS,
                 )
             return mark
         if wanted == found:
@@ -252,6 +264,7 @@ class MergeRules:
                 f"has another declaration than {where}, in which these columns have to be filled: {told}; "
                 f"{cost}; nothing was merged",
                 f"{begin}, with refill=True; or pass the declaration that the table has",
+                ErrorReason.OTHER_COLUMNS,
             )
         if not begins_anew:
             raise invalid_request(
@@ -320,7 +333,7 @@ class MergeRules:
             raise MulticloudDbError(
                 f"table: {where} does not exist, but the query of this batch has delivered rows before; it "
                 f"was dropped, or the checkpoint is that of another table; {way_out}",
-                ErrorDetail(ErrorCategory.NOT_FOUND),
+                ErrorDetail(ErrorCategory.NOT_FOUND, reason=ErrorReason.ROWS_MISSING),
             )
         if not self._is_known(batch.query):
             raise invalid_request(
@@ -329,6 +342,7 @@ class MergeRules:
                 "of it, so it was made again or belongs to another query, or the first batch, number 0, was "
                 "not passed",
                 f"pass every batch, also an empty one, or checkpoint=; else {way_out}",
+                ErrorReason.ROWS_MISSING,
             )
         if self._table.gone_back(batch.query, batch.done):
             raise invalid_request(
@@ -336,6 +350,7 @@ class MergeRules:
                 f"{where} was restored to an earlier version, and the query does not deliver again what the "
                 "table has lost by that",
                 way_out + because,
+                ErrorReason.ROWS_MISSING,
             )
 
     def _check_filled(self, batch: MergeBatch) -> None:
@@ -348,7 +363,7 @@ class MergeRules:
             way_out += '; or pass create="always" for this batch if only tombstones were removed'
         raise invalid_request(
             "table", f"{table.where} is empty, but a sink has merged rows into it: somebody has removed them",
-            way_out,
+            way_out, ErrorReason.ROWS_MISSING,
         )  # fmt: skip
 
     def filled(self) -> None:
@@ -488,6 +503,7 @@ class MergeRules:
             f"start a query {_NEW_QUERY}, and pass checkpoint= from its first batch on; without Spark, "
             "read the whole collection from Snapshot(), and pass every page; or use a new table; see "
             f"{AFTER_AN_OUTAGE}",
+            ErrorReason.ROWS_MISSING,
         )
 
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from multiclouddb_api import (
     ChangeType,
+    ErrorReason,
     MulticloudDbError,
     invalid_request,
 )
@@ -136,4 +137,5 @@ def empty_partition(where: str, name: str, key: str) -> MulticloudDbError:
         f"has an empty text in the row of the key {key_digest(key)}, but {where} is partitioned by it, and "
         "its format would store null",
         "write another value, or partition the table by another column",
+        ErrorReason.MISFIT,
     )

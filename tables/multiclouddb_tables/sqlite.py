@@ -21,7 +21,14 @@ from typing import Any, ClassVar, Final, Literal
 import attrs
 import pyarrow as pa
 
-from multiclouddb_api import ChangeFeedPage, ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api import (
+    ChangeFeedPage,
+    ErrorCategory,
+    ErrorDetail,
+    ErrorReason,
+    MulticloudDbError,
+    invalid_request,
+)
 from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables import layout, rules
 from multiclouddb_tables.batch import Create, MissingState, check_beside
@@ -469,7 +476,7 @@ class SqliteTable(Table):
             if self._lacking(shape, wanted):
                 raise MulticloudDbError(
                     f"table: {self.name} lost a column during the merge; try again",
-                    ErrorDetail(ErrorCategory.CONFLICT, retryable=True),
+                    ErrorDetail(ErrorCategory.CONFLICT, retryable=True, reason=ErrorReason.OTHER_WRITER),
                 )
             there = _orders(step.database, shape, values["key"])
             may_be_stale = STALE_SINCE in shape.kinds

@@ -15,7 +15,7 @@ from typing import Final
 
 import attrs
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api import ErrorCategory, ErrorDetail, ErrorReason, MulticloudDbError, invalid_request
 from multiclouddb_api.validators import check_type, path_here
 from multiclouddb_tables.layout import missing
 
@@ -145,7 +145,7 @@ class SqliteFile:
         if not is_same:
             raise MulticloudDbError(
                 f"path: the file of {self.table} was replaced or removed meanwhile; try again",
-                ErrorDetail(ErrorCategory.CONFLICT, retryable=True),
+                ErrorDetail(ErrorCategory.CONFLICT, retryable=True, reason=ErrorReason.OTHER_WRITER),
             )
 
     def _told(self, error: Exception) -> MulticloudDbError:
@@ -159,13 +159,14 @@ class SqliteFile:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest is a detail
         if code in _LOCKED:
             problem = f"was locked by another program for {self.patience_seconds:g} s; try again"
-            detail = ErrorDetail(ErrorCategory.CONFLICT, retryable=True)
+            detail = ErrorDetail(ErrorCategory.CONFLICT, retryable=True, reason=ErrorReason.OTHER_WRITER)
             return MulticloudDbError(f"path: {self.table} {problem}", detail)
         if code == sqlite3.SQLITE_CONSTRAINT:
             return invalid_request(
                 "table",
                 f"{self.table} has a constraint that does not allow the rows: {error}",
                 "drop the constraint, because the source decides which rows there are",
+                ErrorReason.MISFIT,
             )
         if code == sqlite3.SQLITE_NOTADB:
             return invalid_request("path", f"{self.given} is no database of SQLite", "correct the path")

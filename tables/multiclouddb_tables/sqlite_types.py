@@ -32,7 +32,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from multiclouddb_api import invalid_request
+from multiclouddb_api import ErrorReason, invalid_request
 from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables.column_values import ColumnType, as_stored
 
@@ -152,7 +152,8 @@ def as_written(name: str, kind: str, values: Sequence[Any], keys: Sequence[str])
             if not (isinstance(value, float) and math.isnan(value)):
                 problem = f"has a value of the type {type(value).__name__} that a column {kind} cannot hold"
             problem += f", in the row of the key {key_digest(key)}"
-            raise invalid_request(f"column {name}", problem, "convert it, or write it as a text")
+            way_out = "convert it, or write it as a text"
+            raise invalid_request(f"column {name}", problem, way_out, ErrorReason.MISFIT)
     return held
 
 

@@ -99,6 +99,7 @@ STATUSES: Final[Mapping[grpc.StatusCode, FaultRule]] = {
         ErrorCategory.UNSUPPORTED_CAPABILITY,
         "the server does not support what its message names; if it is another server, use Cloud Spanner or "
         "its emulator",
+        reason=ErrorReason.NOT_OFFERED,
     ),
     _Code.INTERNAL: _UNKNOWN,
     _Code.UNAVAILABLE: UNAVAILABLE,

@@ -21,6 +21,7 @@ from multiclouddb_api import (
     CheckpointStore,
     ErrorCategory,
     ErrorDetail,
+    ErrorReason,
     MulticloudDbError,
     SnapshotStarted,
     invalid_request,
@@ -356,7 +357,7 @@ class _Kept(Destination):
                 # What was merged since the stored position may be gone with the rows.
                 raise MulticloudDbError(
                     f"table: {self.name} was restored to an earlier version during the run; start it again",
-                    ErrorDetail(ErrorCategory.CONFLICT),
+                    ErrorDetail(ErrorCategory.CONFLICT, reason=ErrorReason.OTHER_WRITER),
                 )
             self._claim()
             self._made(None).store_position(token, self._stored)
@@ -364,7 +365,7 @@ class _Kept(Destination):
         elif self._stored is not None or self._has_merged:
             raise MulticloudDbError(
                 f"table: {self.name} was dropped during the run; start it again, which copies every row",
-                ErrorDetail(ErrorCategory.NOT_FOUND),
+                ErrorDetail(ErrorCategory.NOT_FOUND, reason=ErrorReason.ROWS_MISSING),
             )
 
 
@@ -573,7 +574,7 @@ def _postgres(dsn: str, table: str, patience_seconds: float, shared: Shared) -> 
     except ImportError as error:
         raise MulticloudDbError(
             f'target: cannot import {error.name}; run: pip install "multiclouddb[postgres]"',
-            ErrorDetail(ErrorCategory.INVALID_REQUEST),
+            ErrorDetail(ErrorCategory.INVALID_REQUEST, reason=ErrorReason.NOT_INSTALLED),
         ) from error
 
 

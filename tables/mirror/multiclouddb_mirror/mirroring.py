@@ -22,6 +22,7 @@ from multiclouddb_api import (
     ChangeType,
     ErrorCategory,
     ErrorDetail,
+    ErrorReason,
     Fail,
     FeedEnded,
     FromContinuationToken,
@@ -528,7 +529,10 @@ class Mirror:
         found, ours = decode_token(stored).address, self._address
         if found.collection != ours.collection or ours.database not in (None, found.database):
             raise invalid_request(
-                "target", f"{self._to.name} follows {found}, and not {ours}", "name another table"
+                "target",
+                f"{self._to.name} follows {found}, and not {ours}",
+                "name another table",
+                ErrorReason.WRONG_RESOURCE,
             )
 
     def _check_start(self, start: StartPosition) -> None:
@@ -576,7 +580,7 @@ class Mirror:
             raise MulticloudDbError(
                 f"target: a position is stored for {self._to.name}, but there is no such table, or one that "
                 "was made again; run once with resync=True (--resync), which copies the collection again",
-                ErrorDetail(ErrorCategory.NOT_FOUND),
+                ErrorDetail(ErrorCategory.NOT_FOUND, reason=ErrorReason.ROWS_MISSING),
             )
         return how
 
@@ -592,6 +596,7 @@ class Mirror:
                 f"{self._to.name} has rows, and no mark of a mirror: something else has filled it",
                 "name a new table; or pass adopt=True (--adopt) to make it the mirror, after which rows that "
                 "are not in the collection count as deleted",
+                ErrorReason.WRONG_RESOURCE,
             )
 
     def _check_same_feed(self, page: ChangeFeedPage) -> None:
@@ -604,6 +609,7 @@ class Mirror:
                 "target",
                 f"{self._to.name} is the table of {mark.source}, and not of {source}",
                 "name another table; or pass adopt=True (--adopt), which buries the rows that it has",
+                ErrorReason.WRONG_RESOURCE,
             )
 
     def _again(self) -> str:
@@ -623,6 +629,7 @@ class Mirror:
                     "collection",
                     f"{what}, and {self._to.name} still has its rows; nothing of this page was merged",
                     self._again(),
+                    ErrorReason.REPLACED,
                 )
 
     def _proved(self, report: MirrorReport) -> MirrorReport:
@@ -700,5 +707,5 @@ def _spark_reading() -> Any:
         trouble = "multiclouddb-spark is not installed"
     raise MulticloudDbError(
         f'spark: {trouble}; run: pip install "multiclouddb[spark]"',
-        ErrorDetail(ErrorCategory.INVALID_REQUEST),
+        ErrorDetail(ErrorCategory.INVALID_REQUEST, reason=ErrorReason.NOT_INSTALLED),
     )

@@ -9,6 +9,7 @@ from psycopg import sql
 
 from multiclouddb_api import (
     Checkpoint,
+    ErrorReason,
     invalid_request,
 )
 from multiclouddb_api.checkpoint import MOST_BYTES, check_name, conflict, next_version
@@ -135,6 +136,7 @@ def loaded(connection: Connection, place: str, name: str, *, locks: bool = False
             f"in {place} has more than {MOST_BYTES >> 20} MiB",
             f"restore it from a backup, or call delete({name!r}) to begin again at the request's "
             "start_position",
+            ErrorReason.MALFORMED,
         )
     if checksum != _checksum(name, version, token):
         raise invalid_request(
@@ -142,6 +144,7 @@ def loaded(connection: Connection, place: str, name: str, *, locks: bool = False
             f"in {place} does not match its checksum: it was changed or damaged",
             f"restore it from a backup, or call delete({name!r}) to begin again at the request's "
             "start_position",
+            ErrorReason.MALFORMED,
         )
     return Checkpoint(token, version)
 

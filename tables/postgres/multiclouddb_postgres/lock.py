@@ -9,7 +9,7 @@ from typing import Final
 import psycopg
 from attrs import define
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
+from multiclouddb_api import ErrorCategory, ErrorDetail, ErrorReason, MulticloudDbError
 from multiclouddb_postgres.server import Connection, connected, errors, transaction, where
 from multiclouddb_postgres.table import identifier
 
@@ -161,5 +161,5 @@ def _conflict(dsn: str, table: str, who: str) -> MulticloudDbError:
     return MulticloudDbError(
         f"table: another mirror{who} writes {where(dsn, table)}; let one process write the table, and start "
         "this one again when the other has ended",
-        ErrorDetail(ErrorCategory.CONFLICT),
+        ErrorDetail(ErrorCategory.CONFLICT, reason=ErrorReason.OTHER_WRITER),
     )

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
-from multiclouddb_api import MulticloudDbError, invalid_request
+from multiclouddb_api import ErrorReason, MulticloudDbError, invalid_request
 from multiclouddb_spi.faults import key_digest
 
 LongKeys: TypeAlias = Literal["refuse", "hash", "skip"]
@@ -138,6 +138,7 @@ def key_too_long(key: str, *, hashes: bool = False) -> MulticloudDbError:
         f"has a key of {len(key.encode(errors='surrogatepass'))} bytes, and an index of PostgreSQL has room "
         f"for {MOST_KEY_BYTES}: the key {key_digest(key)}",
         way_out,
+        ErrorReason.MISFIT,
     )
 
 

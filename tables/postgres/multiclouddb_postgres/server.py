@@ -16,7 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api import ErrorCategory, ErrorDetail, ErrorReason, MulticloudDbError, invalid_request
 from multiclouddb_api.config import SecretText, settled
 from multiclouddb_api.validators import type_name
 from multiclouddb_spi.connection import is_loopback, warn_of_plaintext
@@ -38,6 +38,8 @@ REPEATED: Final = ("40001", "40P01")
 """The codes of a serialization failure and a deadlock: the transaction can be repeated."""
 DATA: Final = ("22", "54")
 """The classes of errors in a value, or in its size."""
+_CONSTRAINT: Final = "23"
+"""The class of errors of a constraint, or of a trigger in its place."""
 _Row: TypeAlias = tuple[ErrorCategory, bool, str]
 _KINDS: Final[Mapping[str, _Row]] = {
     "40": (ErrorCategory.CONFLICT, True, "other transactions write the same rows; try again"),
@@ -66,7 +68,11 @@ _KINDS: Final[Mapping[str, _Row]] = {
         "a batch may move a value from one row to another, and the server checks each row as it is written: "
         "drop the constraint, or make it DEFERRABLE INITIALLY DEFERRED, so that it is checked at the commit",
     ),
-    "23": (ErrorCategory.INVALID_REQUEST, False, "drop the constraint or the trigger that refuses the row"),
+    _CONSTRAINT: (
+        ErrorCategory.INVALID_REQUEST,
+        False,
+        "drop the constraint or the trigger that refuses the row",
+    ),
     "25006": (
         ErrorCategory.PERMANENT_FAILURE,
         False,
@@ -362,6 +368,9 @@ def _told(place: str, error: psycopg.Error) -> MulticloudDbError:
     if code in ("42703", "42P01") and "function" in (error.diag.context or ""):
         row = _OF_USER
     category, retryable, way_out = row
+    reason = ErrorReason.OTHER_WRITER if category is ErrorCategory.CONFLICT else None
+    if code is not None and code[:2] in (*DATA, _CONSTRAINT):
+        reason = ErrorReason.MISFIT
     # A hint has only what the server knows about its own statement; one of a trigger may say anything.
     if error.diag.message_hint and not _quotes(error):
         way_out = f"{one_line(error.diag.message_hint).rstrip('.')}; {way_out}"
@@ -373,5 +382,6 @@ def _told(place: str, error: psycopg.Error) -> MulticloudDbError:
             native_class=f"{type(error).__module__}.{type(error).__name__}",
             native_code=code,
             native_text=text,
+            reason=reason,
         ),
     )

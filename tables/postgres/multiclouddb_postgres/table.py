@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api import ErrorCategory, ErrorDetail, ErrorReason, MulticloudDbError, invalid_request
 from multiclouddb_api.validators import check_type
 from multiclouddb_postgres.catalog import INSTANT, TEXT, Column, TableFacts, look, wrong
 from multiclouddb_postgres.checkpoints import stored_token
@@ -448,7 +448,7 @@ class PostgresTable(Table):
         if lost := [name for name in wanted if name not in known]:
             raise MulticloudDbError(
                 f"table: {self._where} lost the column {lost[0]} during the merge; try again",
-                ErrorDetail(ErrorCategory.CONFLICT, retryable=True),
+                ErrorDetail(ErrorCategory.CONFLICT, retryable=True, reason=ErrorReason.OTHER_WRITER),
             )
         self._check_types(wanted)
         check_values(rows, known)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from psycopg import sql
 from pyarrow import csv
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api import ErrorCategory, ErrorDetail, ErrorReason, MulticloudDbError, invalid_request
 from multiclouddb_postgres.catalog import INSTANT, TEXT, Column
 from multiclouddb_postgres.long_keys import digest_of
 from multiclouddb_postgres.server import DATA, Connection, repeated, said_by
@@ -126,6 +126,7 @@ def check_values(rows: pa.Table, known: Mapping[str, Column]) -> None:
                     f"has a text that does not fit into {known[name].type} in the row of the "
                     f"key {digest_of(key)}",
                     f"run ALTER TABLE … ALTER COLUMN {name} TYPE text",
+                    ErrorReason.MISFIT,
                 )
 
 
@@ -153,6 +154,7 @@ def far(name: str, key: str) -> MulticloudDbError:
         f"has a time outside the years 1 to {LAST_YEAR} in the row of the key {digest_of(key)}, which would "
         "be stored as another time",
         "replace it, or store the column as a number or a text",
+        ErrorReason.MISFIT,
     )
 
 
@@ -163,6 +165,7 @@ def nul(name: str, key: str) -> MulticloudDbError:
         f"has the character NUL in the row of the key {digest_of(key)}, which a text of PostgreSQL "
         "cannot contain",
         "remove it, or store the column as JSON text",
+        ErrorReason.MISFIT,
     )
 
 
@@ -237,7 +240,7 @@ def named(connection: Connection, refused: Refused) -> MulticloudDbError:
         f"({refused.text}); {way_out}",
         ErrorDetail(
             ErrorCategory.INVALID_REQUEST, native_class="psycopg.DataError", native_code=refused.code,
-            native_text=refused.text,
+            native_text=refused.text, reason=ErrorReason.MISFIT,
         ),
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from multiclouddb_api import (
     ChangeEvent,
     ChangeFeedPage,
+    ErrorReason,
     MulticloudDbError,
     MulticloudDbKey,
     NotKnown,
@@ -367,15 +368,19 @@ class Sides:
                     f"{where} has no mark of a sink, so nothing says that it is the table of {source}",
                     "let the sink merge a batch, which marks the table; or, if you know that it is, pass "
                     "adopt=True (--adopt)",
+                    ErrorReason.WRONG_RESOURCE,
                 )
             self.is_adopted = True
             return None
         if not mark.source.may_be(source):
             if (mark.provider, mark.address) == (source.provider, source.address):
                 problem = f"was filled from {source} before that was dropped and created again"
+                reason = ErrorReason.RECREATED
             else:
                 problem = f"is the table of {mark.source}, and not of {source}"
-            raise invalid_request("target", f"{where} {problem}", "correct the collection or the table")
+                reason = ErrorReason.WRONG_RESOURCE
+            way_out = "correct the collection or the table"
+            raise invalid_request("target", f"{where} {problem}", way_out, reason)
         return mark
 
     def check_table(self) -> None:

@@ -20,6 +20,7 @@ from multiclouddb_api import (
     EntireCollection,
     ErrorCategory,
     ErrorDetail,
+    ErrorReason,
     FeedEnded,
     FromContinuationToken,
     Gap,
@@ -128,7 +129,7 @@ class Source:
         if found is None:
             raise MulticloudDbError(
                 "verify: the database cannot read all rows of a collection; see client.capabilities()",
-                ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY),
+                ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, reason=ErrorReason.NOT_OFFERED),
             )
         return found
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api import ErrorCategory, ErrorDetail, ErrorReason, MulticloudDbError, invalid_request
 
 FILES: Final = re.compile(r"state\.db(-wal|-shm|-journal)?|lock|\d{6,}\.run")
 """The names of the files of a comparison."""
@@ -60,7 +60,7 @@ def locked(folder: Path, files: re.Pattern[str] = FILES) -> IO[str]:
                     raise MulticloudDbError(
                         f"state: {folder} is in use by another verify; wait for its end, or give another "
                         "folder",
-                        ErrorDetail(ErrorCategory.CONFLICT, retryable=True),
+                        ErrorDetail(ErrorCategory.CONFLICT, retryable=True, reason=ErrorReason.OTHER_WRITER),
                     ) from error
                 except BaseException:  # whatever ends it: nobody else can free the lock
                     lock.close()
