@@ -273,6 +273,6 @@ class TestReasons:
         sections = "\n".join(page.split("\n## ")[1:])
         assert [reason for reason in ErrorReason.known() if f"`{reason}`" not in sections] == []
         listed = re.findall(
-            r"`([a-z_]+)`", " ".join(re.findall(r"\*\*Reasons\*\*: (.*?)\n\n", page, re.DOTALL))
+            r"`([a-z_]+)`", " ".join(re.findall(r"\*\*Reasons\*\*(.*?)\n\n", page, re.DOTALL))
         )
         assert {*listed} == {*ErrorReason.known()}

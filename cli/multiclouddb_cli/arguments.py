@@ -225,7 +225,8 @@ def to_token(text: str, option: str = "TOKEN") -> str:
             text, where = path.read_text(encoding="utf-8").strip(), f"{path} "
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
-            raise _wrong(option, f"{path} cannot be read ({reason})") from error
+            found = "" if path.is_absolute() else f", looked for in {Path.cwd()}"
+            raise _wrong(option, f"{path} cannot be read ({reason}{found})") from error
     if not text.strip():
         raise _wrong(option, f"{where}is empty")
     is_file = False

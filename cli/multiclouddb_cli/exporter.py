@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Event, Lock, Semaphore, Thread
 from typing import Any, Final
@@ -32,13 +32,16 @@ _EXPIRED: Final = exit_code("CHECKPOINT_EXPIRED")
 _HELP: Final = {
     "lag_seconds": "How far the position is behind; there is no sample while that is not known.",
     "retention_headroom_seconds": "How long the service still keeps what comes after the position.",
-    "known": "1 if the last check has found out whether the reader is late, else 0.",
+    "known": "1 if the last check has found out whether the reader is late; 0 if not, or before the first.",
     "late": "1 if a change older than max_lag has not been read; no sample while that is not known.",
-    "expired": "1 if changes after the position are no longer kept.",
+    "expired": "1 if changes after the position are no longer kept; no sample while that is not known.",
+    "failed": "1 while the last check has ended with an error; its category and reason are labels.",
     "exit_code": "The exit code of the last token check.",
     "checked_timestamp_seconds": "When the last check has ended.",
     "checks_total": "The checks since the process began.",
 }
+_UNCHECKED: Final = {"known": 0.0, "checks_total": 0.0}
+"""The samples before the first check, so that an alert sees a position that never gets one."""
 
 
 @attrs.frozen
@@ -117,7 +120,8 @@ class Exporter:
         self._positions, self._every, self._limit = positions, every, limit
         self._free, self._lock, self._stopped = Semaphore(at_once), Lock(), Event()
         self._running = set[subprocess.Popen[str]]()
-        self._samples = dict[str, dict[str, float]]()
+        self._samples = {each.name: dict(_UNCHECKED) for each in positions}
+        self._failures = dict[str, Mapping[str, str]]()
 
     def run(self, *, once: bool = False) -> None:
         """Check until `stop` is called.
@@ -148,7 +152,7 @@ class Exporter:
             case "/live":
                 return 200, "live\n"
             case "/ready":
-                left = len(self._positions) - len(self._samples)
+                left = sum(not each["checks_total"] for each in self._samples.values())
                 return (503, f"{left} positions have not been checked yet\n") if left else (200, "ready\n")
             case _:
                 return 404, "there are /metrics, /live and /ready\n"
@@ -157,6 +161,7 @@ class Exporter:
         """Return what is known, in the text format of Prometheus."""
         with self._lock:
             samples = {name: dict(each) for name, each in sorted(self._samples.items())}
+            failures = sorted(self._failures.items())
         columns = {
             name: [
                 (labelled({"position": each}), found[name])
@@ -165,6 +170,7 @@ class Exporter:
             ]
             for name in _HELP
         }
+        columns["failed"] = [(labelled({"position": each, **labels}), 1) for each, labels in failures]
         return exposed("multiclouddb_position", _HELP, columns)
 
     def _follow(self, position: Position, once: bool) -> None:
@@ -174,12 +180,14 @@ class Exporter:
                     return
                 code, facts = self._check(position)
             with self._lock:
-                before = self._samples.get(position.name, {})
                 self._samples[position.name] = {
                     **_samples(code, facts),
-                    "checks_total": before.get("checks_total", 0) + 1,
+                    "checks_total": self._samples[position.name]["checks_total"] + 1,
                     "checked_timestamp_seconds": time.time(),
                 }
+                self._failures.pop(position.name, None)
+                if labels := _failure(facts):
+                    self._failures[position.name] = labels
             if once or self._stopped.wait(self._every):
                 return
 
@@ -212,20 +220,36 @@ class Exporter:
 
 def _samples(code: int, facts: Mapping[str, Any]) -> dict[str, float]:
     """Return the samples of a check; what it did not find out has none."""
-    found: dict[str, float] = {"exit_code": code, "expired": int(code == _EXPIRED)}
-    if code == _EXPIRED or facts.keys().isdisjoint(("late", "positions")):
-        return {**found, "known": 0}
+    found: dict[str, float] = {"exit_code": code, "known": 0}
+    if code == _EXPIRED:
+        return {**found, "expired": 1}
+    if facts.keys().isdisjoint(("late", "positions")):
+        return found
     for name in ("lag_seconds", "retention_headroom_seconds"):
         if facts.get(name) is not None:
             found[name] = facts[name]
-    parts = facts["positions"].values() if "positions" in facts else [facts]
-    lates = [each["late"] for each in parts]
+    lates = [each["late"] for each in _parts(facts)]
     answers = [each["is_late"] for each in lates if each is not None]
     if any(answers):
         found["late"] = 1
     elif answers and None not in answers:
         found["late"] = 0
-    return {**found, "known": int("late" in found if answers else "lag_seconds" in found)}
+    if "late" in found if answers else "lag_seconds" in found:
+        found |= {"known": 1, "expired": 0}
+    return found
+
+
+def _failure(facts: Mapping[str, Any]) -> Mapping[str, str] | None:
+    """Return the labels of the error of a check; an empty label is none for Prometheus."""
+    for each in _parts(facts):
+        if each.get("error") is not None:
+            return {"category": each["error"], "reason": each["reason"] or ""}
+    return None
+
+
+def _parts(facts: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the facts of each position of a group, or those of the only position."""
+    return [*facts["positions"].values()] if "positions" in facts else [facts]
 
 
 def export(

@@ -6,8 +6,9 @@ import asyncio
 import importlib
 import json
 import os
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from inspect import iscoroutinefunction
 from pathlib import Path
@@ -41,6 +42,26 @@ def list_records(folder: Path, *, as_json: bool) -> None:
         for each in records
     ]
     print_table(["at", "collection", "for", "type", "key", "reason"], rows)
+    for line in _next(folder, records):
+        typer.echo(line, err=True)
+
+
+def _next(folder: Path, records: Sequence[SetAside]) -> Iterator[str]:
+    """Return what to do with the records, for a handler and for each table of a mirror."""
+    given = shlex.quote(str(folder))
+    if not records:
+        yield f"{folder} has nothing that is set aside"
+        return
+    if any(not each.target for each in records):
+        yield (
+            "correct the handler or the documents, then: multiclouddb set-aside retry "
+            f"{given} MODULE:FUNCTION URL"
+        )
+    for address, table in sorted({(str(each.address), each.target) for each in records if each.target}):
+        yield (
+            f"correct {table} or the documents, then: multiclouddb mirror URL {address} --target … "
+            f"--retry {given}"
+        )
 
 
 def retry(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import typer
 
 if TYPE_CHECKING:
+    from multiclouddb_api import MulticloudDbError
     from multiclouddb_mirror import MirrorProgress
 
 _LIVE_SECONDS: Final = 600.0
@@ -28,7 +29,8 @@ _HELP: Final = {
     "proofs_total": "The proofs that have ended.",
     "proof_exit_code": "The exit code of the last proof; 0 is equal.",
     "proved_timestamp_seconds": "When the last proof has ended.",
-    "failed": "1 while the table is not followed; the log has the reason.",
+    "failed": "1 while the table is not followed; the log has the message.",
+    "failure": "1 while the table is not followed; category and reason of the error are labels.",
     "set_aside": "The rows of which a change is set aside.",
 }
 
@@ -48,7 +50,8 @@ class WatchedTable:
         set_aside: Callable[[], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.labels = labelled(labels)
+        self.labels = dict(labels)
+        self.failure: MulticloudDbError | None = None
         self._set_aside, self._clock, self._lock = set_aside, clock, Lock()
         self._values = dict[str, float]()
         self._before = (0, 0)
@@ -72,7 +75,7 @@ class WatchedTable:
             self._values["snapshot"] = int(progress.snapshot is not None)
             if progress.lag_seconds is not None:
                 self._values["lag_seconds"] = progress.lag_seconds
-            self._has_failed = False
+            self._has_failed, self.failure = False, None
         self.alive()
 
     def outage(self, seconds: float | None) -> None:
@@ -87,14 +90,15 @@ class WatchedTable:
         """Note that the loop turns, for example during a proof."""
         self._turned_at = self._tried_at = self._clock()
 
-    def failed(self, *, ends: bool) -> None:
+    def failed(self, error: MulticloudDbError, *, ends: bool) -> None:
         """Note that the table is not followed.
 
         Args:
+            error: Why.
             ends: False if it is tried again.
         """
         with self._lock:
-            self._values["failed"] = 1
+            self._values["failed"], self.failure = 1, error
             self._tried_at, self._has_failed = self._clock(), ends
 
     def run_ended(self) -> None:
@@ -184,10 +188,15 @@ class Watched:
         return bool(self._tables) and all(each.is_ready for each in self._tables)
 
     def _metrics(self) -> str:
-        tables = [(each.labels, each.values()) for each in self._tables]
+        tables = [(labelled(each.labels), each.values()) for each in self._tables]
         samples = {
             name: [(labels, values[name]) for labels, values in tables if name in values] for name in _HELP
         }
+        samples["failure"] = [
+            (labelled({**each.labels, "category": error.category, "reason": error.reason or ""}), 1)
+            for each in self._tables
+            if (error := each.failure) is not None
+        ]
         return exposed("multiclouddb_mirror", _HELP, samples)
 
 

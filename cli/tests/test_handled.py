@@ -1,10 +1,12 @@
 """Tests `multiclouddb set-aside list` and `set-aside retry`."""
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 
-from multiclouddb_api import Beginning, follow
+from multiclouddb_api import Beginning, ResourceAddress, follow
+from multiclouddb_api.set_aside import SetAside, SetAsideFolder
 
 HANDLER = """
 import pathlib
@@ -39,8 +41,11 @@ def worker(tmp_path):
 
 
 def test_list_shows_key_and_reason(run, aside):
-    lines = run("set-aside", "list", aside).stdout.splitlines()
+    done = run("set-aside", "list", aside)
+    lines = done.stdout.splitlines()
     assert len(lines) == 3
+    [hint] = done.stderr.splitlines()
+    assert hint.endswith(f"then: multiclouddb set-aside retry {aside} MODULE:FUNCTION URL")
     assert '{"id":"o-3"}' in lines[1]
     assert "ValueError in aside" in lines[1]
     assert "an earlier change of its key is set aside" in lines[2]
@@ -50,6 +55,18 @@ def test_list_shows_key_and_reason(run, aside):
 def test_list_as_json_has_one_line_for_each(run, aside):
     found = [json.loads(line) for line in run("set-aside", "list", aside, "--json").stdout.splitlines()]
     assert [each["key"] for each in found] == [{"id": "o-3"}, {"id": "o-3"}]
+
+
+def test_list_names_the_retry_of_each_table_of_a_mirror(run, tmp_path):
+    assert "nothing" in run("set-aside", "list", tmp_path).stderr
+    folder = SetAsideFolder(tmp_path)
+    for name in ("orders", "orders", "bills"):
+        address = ResourceAddress("main", name)
+        folder.add([SetAside(address, f"sqlite:t.db#{name}", "p", "1", "it", datetime.now(UTC))])
+    lines = run("set-aside", "list", tmp_path).stderr.splitlines()
+    assert [line.split("mirror ")[1] for line in lines] == [
+        f"URL main/{name} --target … --retry {tmp_path}" for name in ("bills", "orders")
+    ]
 
 
 @pytest.mark.parametrize("function", ["handle", "later"])

@@ -89,7 +89,7 @@ def test_following_it_ends_with_0_when_it_is_told_to(mirror, monkeypatch):
     [
         (["--follow", "--prove"], exits.USAGE, "leave out --follow"),
         (["--position", "orders"], 3, "is no URL of a checkpoint"),
-        (["--from", "@nowhere"], exits.USAGE, "cannot be read"),
+        (["--from", "@nowhere"], exits.USAGE, "looked for in /"),
         (["--on-expired", "skip"], exits.USAGE, "resnapshot"),
     ],
 )

@@ -14,7 +14,13 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from multiclouddb_api import ResourceAddress
+from multiclouddb_api import (
+    ErrorCategory,
+    ErrorDetail,
+    ErrorReason,
+    MulticloudDbError,
+    ResourceAddress,
+)
 from multiclouddb_cli import exits
 from multiclouddb_cli.mirroring import _Outages
 from multiclouddb_cli.watched import _HELP, Watched, WatchedTable, to_place
@@ -219,9 +225,24 @@ def samples(watched):
     }
 
 
+def failures(watched):
+    """Return the labels of what has failed."""
+    families = text_string_to_metric_families(watched.answer("/metrics")[1])
+    return [
+        sample.labels
+        for family in families
+        for sample in family.samples
+        if family.name == "multiclouddb_mirror_failure"
+    ]
+
+
 def test_several_tables_are_told_apart_and_one_that_has_failed_stops_no_probe():
     now = [1000.0]
     watched = Watched()
+    throttled = MulticloudDbError("wait", ErrorDetail(ErrorCategory.THROTTLED))
+    expired = MulticloudDbError(
+        "gone", ErrorDetail(ErrorCategory.CHECKPOINT_EXPIRED, reason=ErrorReason.AGED_OUT)
+    )
     assert watched.answer("/ready")[0] == 503
     orders, bills = (
         WatchedTable({"collection": name}, lambda: 7, clock=lambda: now[0]) for name in ("orders", "bills")
@@ -229,23 +250,28 @@ def test_several_tables_are_told_apart_and_one_that_has_failed_stops_no_probe():
     watched.add(orders, bills)
     orders.turned(MirrorProgress(3, 0, None, 2.0))
     assert watched.answer("/ready")[0] == 503
-    bills.failed(ends=False)
+    bills.failed(throttled, ends=False)
     assert watched.answer("/ready")[0] == 503
     bills.turned(MirrorProgress(5, 1, None, 1.0))
     assert watched.answer("/ready")[0] == 200
     found = samples(watched)
     assert found["multiclouddb_mirror_events_total"] == {"orders": 3, "bills": 5}
     assert found["multiclouddb_mirror_failed"] == {"orders": 0, "bills": 0}
+    assert failures(watched) == []
     assert found["multiclouddb_mirror_set_aside"] == {"orders": 7, "bills": 7}
     now[0] += 400
     orders.turned(MirrorProgress(4, 0, None, 0.0))
-    bills.failed(ends=False)  # and it is tried again
+    bills.failed(throttled, ends=False)  # and it is tried again
     now[0] += 400
     assert watched.answer("/live")[0] == 200
+    assert failures(watched) == [{"collection": "bills", "category": "THROTTLED", "reason": ""}]
     found = samples(watched)
     assert found["multiclouddb_mirror_failed"] == {"orders": 0, "bills": 1}
     assert found["multiclouddb_mirror_lag_seconds"] == {"orders": 400, "bills": 801}
-    bills.failed(ends=True)
+    bills.failed(expired, ends=True)
+    assert failures(watched) == [
+        {"collection": "bills", "category": "CHECKPOINT_EXPIRED", "reason": "aged_out"}
+    ]
     now[0] += 700
     assert watched.answer("/live")[0] == 503  # because of orders
     orders.turned(MirrorProgress(5, 0, None, 0.0))
@@ -272,3 +298,4 @@ def test_a_file_with_several_tables_is_watched_too(follow_file, store):
     assert ", which is not followed any more:\nerror: [NOT_FOUND]" in stderr
     failed, ended = map(json.loads, stdout.splitlines())
     assert (failed["error"]["category"], ended["events"]) == ("NOT_FOUND", 10)
+    assert failed["error"]["reason"] is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +33,7 @@ __all__ = ["MirrorFile", "MirrorJob", "Mirrors", "Outcome"]
 _KEYS: Final = ("collection", "target", "position", "columns")
 _ALL: Final = "*"
 _AGAIN_SECONDS: Final = 60.0
+_NAME: Final = re.compile(r"\w+(?:\.\w+)?")
 """How long a mirror that follows rests after it has tried to reach a server for five minutes. A process with
 one table ends then, and what has started it starts it again; this one goes on for its other tables."""
 
@@ -51,12 +53,17 @@ class MirrorJob:
 
     @property
     def table(self) -> str:
-        """The name of the table, without secrets; the kind alone if the text names no table."""
+        """The name of the table, without secrets, also if the text names none that can be used."""
         try:
             return destination_of(self.target).name
         except MulticloudDbError:
-            kind, _, _ = self.target.partition(":")
-            return self.target if kind in ("sqlite", "delta") and "@" not in self.target else f"{kind[:20]}:…"
+            kind, _, rest = self.target.partition(":")
+            if kind in ("sqlite", "delta") and "@" not in self.target:
+                return self.target
+            # Two tables of one collection are told apart, and what may be a part of a password is not shown.
+            place, _, name = rest.rpartition("#")
+            is_name = kind == "postgres" and place and _NAME.fullmatch(name)
+            return f"{kind[:20]}:…" + (f"#{name}" if is_name else "")
 
 
 @attrs.frozen
