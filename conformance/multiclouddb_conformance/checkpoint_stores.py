@@ -28,7 +28,8 @@ from typing import Any, Final, TypeAlias
 import attrs
 import pytest
 
-from multiclouddb_api import Checkpoint, CheckpointStore, ErrorCategory, MulticloudDbError
+from multiclouddb_api import Checkpoint, CheckpointStore, ErrorCategory, ErrorReason, MulticloudDbError
+from multiclouddb_conformance.refusals import check_refusal
 
 __all__ = [
     "FileStoreKind",
@@ -197,7 +198,7 @@ class TestSaveAndLoad(CheckpointStoreTests):
         with monkeypatch.context() as patched:
             patched.setattr("multiclouddb_api.checkpoint.MOST_BYTES", 1000)
             error = refusal(store.save, "orders", "x" * 2000, None)
-        assert error.category == ErrorCategory.INVALID_REQUEST
+        check_refusal(error, ErrorCategory.INVALID_REQUEST)
         assert store.load("orders") is None
 
     def test_another_store_in_the_same_place_sees_it(
@@ -234,7 +235,7 @@ class TestName(CheckpointStoreTests):
     def test_a_name_that_is_none_for_a_file_is_refused(self, store: CheckpointStore, name: Any) -> None:
         for call in (lambda: store.load(name), lambda: store.save(name, "t", None)):
             error = refusal(call)
-            assert error.category == ErrorCategory.INVALID_REQUEST
+            check_refusal(error, ErrorCategory.INVALID_REQUEST)
             assert "letters, digits" in error.message
 
     @pytest.mark.parametrize("name", ["a", "orders-1", "shop.orders_2", "7", "x" * 128])
@@ -255,7 +256,7 @@ class TestCompareAndSet(CheckpointStoreTests):
         assert mine == theirs == first
         store.save("orders", "2", mine.version)
         error = refusal(other.save, "orders", "3", theirs.version)
-        assert error.category == ErrorCategory.CONFLICT
+        check_refusal(error, ErrorCategory.CONFLICT, [ErrorReason.OTHER_WRITER])
         for word in (place, "orders", "one worker", first.version):
             assert word in error.message
         assert loaded(store).token == "2"
@@ -263,7 +264,7 @@ class TestCompareAndSet(CheckpointStoreTests):
     def test_a_second_first_save_conflicts(self, store: CheckpointStore, place: str) -> None:
         store.save("orders", "1", None)
         error = refusal(store.save, "orders", "2", None)
-        assert error.category == ErrorCategory.CONFLICT
+        check_refusal(error, ErrorCategory.CONFLICT, [ErrorReason.OTHER_WRITER])
         for word in (place, "one worker", "none yet"):
             assert word in error.message
         assert loaded(store).token == "1"
@@ -275,7 +276,8 @@ class TestCompareAndSet(CheckpointStoreTests):
         kind.delete(store)
         assert "it is gone" in refusal(store.save, "orders", "2", first.version).message
         store.save("orders", "2", None)
-        assert refusal(store.save, "orders", "3", first.version).category == ErrorCategory.CONFLICT
+        error = refusal(store.save, "orders", "3", first.version)
+        check_refusal(error, ErrorCategory.CONFLICT, [ErrorReason.OTHER_WRITER])
 
     def test_of_many_threads_one_wins_each_round(self, store: CheckpointStore) -> None:
         wins = []
@@ -286,7 +288,7 @@ class TestCompareAndSet(CheckpointStoreTests):
                 try:
                     store.save("orders", "t", None if found is None else found.version)
                 except MulticloudDbError as error:
-                    assert error.category == ErrorCategory.CONFLICT  # noqa: PT017
+                    check_refusal(error, ErrorCategory.CONFLICT, [ErrorReason.OTHER_WRITER])
                 else:
                     wins.append(1)
 
@@ -310,7 +312,7 @@ for _ in range({ROUNDS}):
         store.save("orders", "t", found and found.version)
         wins += 1
     except MulticloudDbError as error:
-        assert error.category == ErrorCategory.CONFLICT, error
+        check_refusal(error, ErrorCategory.CONFLICT, [ErrorReason.OTHER_WRITER])
 print(wins)
 """)
         runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
@@ -385,7 +387,7 @@ class TestDamage(CheckpointStoreTests):
         kind.overwrite(store, content)
         for call in (lambda: store.load("orders"), lambda: store.save("orders", "2", None)):
             error = refusal(call)
-            assert error.category == ErrorCategory.INVALID_REQUEST
+            check_refusal(error, ErrorCategory.INVALID_REQUEST, [ErrorReason.MALFORMED])
             assert place in error.message
         assert kind.content(store) == content
 
@@ -418,14 +420,14 @@ class TestFiles(CheckpointStoreTests):
     def test_a_folder_in_its_place_is_named(self, store: CheckpointStore, file: Path) -> None:
         file.mkdir(parents=True)
         error = refusal(store.load, "orders")
-        assert error.category == ErrorCategory.PERMANENT_FAILURE
+        check_refusal(error, ErrorCategory.PERMANENT_FAILURE)
         assert str(file) in error.message
 
     def test_a_file_in_the_place_of_its_folder_is_named(self, store: CheckpointStore, folder: Path) -> None:
         folder.parent.mkdir()
         folder.write_text("")
         error = refusal(store.save, "orders", "1", None)
-        assert error.category == ErrorCategory.PERMANENT_FAILURE
+        check_refusal(error, ErrorCategory.PERMANENT_FAILURE)
         assert str(folder) in error.message
         assert error.detail.native_code is not None
         assert error.detail.native_code.isdecimal()

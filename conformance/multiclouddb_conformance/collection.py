@@ -36,6 +36,7 @@ from multiclouddb_api import (
     Support,
 )
 from multiclouddb_conformance.harness import Harness, Write
+from multiclouddb_conformance.refusals import check_refusal
 
 __all__ = ["Collection", "feed_request", "ids"]
 
@@ -228,14 +229,12 @@ class Collection:
             category: The category of the error.
             start: The start of the read.
             size: `max_page_size`.
-            reasons: The reasons that the error may have; any reason or none if it is empty.
+            reasons: The reasons that the error may have, as in `check_refusal`.
             settings: Other fields of the request.
         """
         with pytest.raises(MulticloudDbError) as caught:
             self.page(start, size, **settings)
-        assert caught.value.category == category, caught.value
-        assert not reasons or caught.value.reason in reasons, caught.value.detail
-        return caught.value
+        return check_refusal(caught.value, category, reasons)
 
     def fails(self, problem: str) -> NoReturn:
         """Fail the test."""

@@ -16,6 +16,7 @@ from multiclouddb_api import (
     ChangeFeedPage,
     ChangeType,
     ErrorCategory,
+    ErrorReason,
     MulticloudDbError,
     MulticloudDbKey,
     Notice,
@@ -24,7 +25,7 @@ from multiclouddb_api import (
     encode_json,
 )
 from multiclouddb_api.arrow import events_to_arrow
-from multiclouddb_conformance.refusals import refusal
+from multiclouddb_conformance.refusals import check_refusal, refusal
 from multiclouddb_spi import encode_partition_id
 from multiclouddb_spi.continuation.token import Envelope, encode_token
 from multiclouddb_spi.partition import incarnation_digest
@@ -149,9 +150,12 @@ def read(sink: SinkHarness, keys: Sequence[str] | None = None) -> dict[str, dict
     return by_key
 
 
-def refused(call: Callable[..., object], *arguments: Any, **options: Any) -> MulticloudDbError:
-    """Return the error of a call that must be refused."""
-    return refusal(ErrorCategory.INVALID_REQUEST, partial(call, *arguments, **options))
+def refused(
+    call: Callable[..., object], *arguments: Any, reason: ErrorReason | None = None, **options: Any
+) -> MulticloudDbError:
+    """Return the error of a call that must be refused, with a reason if one is given."""
+    error = refusal(ErrorCategory.INVALID_REQUEST, partial(call, *arguments, **options))
+    return error if reason is None else check_refusal(error, ErrorCategory.INVALID_REQUEST, [reason])
 
 
 def expected(sink: SinkHarness) -> Expected:

@@ -27,6 +27,7 @@ from multiclouddb_api import (
     ChangeFeedPage,
     ChangeFeedRequest,
     ChangeType,
+    ErrorReason,
     MulticloudDbClient,
     MulticloudDbKey,
     Snapshot,
@@ -195,7 +196,7 @@ class TestDeclared:
         kind, value = MISFITS[number]
         columns = Columns({"c": {"path": ["a.b", "v"], "type": kind}, "n": "int64"})
         changes = events(("good", 1, {"n": 1}), ("bad", 1, {"a.b": {"v": value}, "n": 2}))
-        message = refused(sink.merge, page(changes), columns=columns).message
+        message = refused(sink.merge, page(changes), columns=columns, reason=ErrorReason.MISFIT).message
         assert "column c" in message
         assert kind in message
         assert "1 of the documents" in message
@@ -339,7 +340,7 @@ class TestDeclaredAgain:
         self._fill(sink, before)
         update = page(events(("a", 2, _DOCUMENTS["a"])))
         seen = expected(sink).found.mark
-        message = refused(sink.merge, update, columns=after).message
+        message = refused(sink.merge, update, columns=after, reason=ErrorReason.OTHER_COLUMNS).message
         assert "4 rows" in message
         assert "refill=True" in message
         assert refused(sink.merge, page([]), columns=after).message == message, "a page without changes"

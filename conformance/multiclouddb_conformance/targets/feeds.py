@@ -14,6 +14,7 @@ from multiclouddb_api import (
     ChangeFeedPage,
     Dropped,
     ErrorCategory,
+    ErrorReason,
     Invalidated,
     MulticloudDbError,
     Notice,
@@ -21,6 +22,7 @@ from multiclouddb_api import (
     ResourceAddress,
     SnapshotStarted,
 )
+from multiclouddb_conformance.refusals import check_refusal
 from multiclouddb_conformance.sink_harness import (
     ADDRESS,
     NOW,
@@ -91,7 +93,9 @@ class TestMarked:
     @pytest.mark.parametrize("other", _OTHERS)
     def test_a_batch_of_another_feed_is_refused(self, sink: SinkHarness, other: FeedSource) -> None:
         sink.merge(rows(("a", 1, {"n": 1})))
-        message = refused(sink.merge, _from(other, rows(("a", 2, {"n": 2})))).message
+        message = refused(
+            sink.merge, _from(other, rows(("a", 2, {"n": 2}))), reason=ErrorReason.WRONG_RESOURCE
+        ).message
         assert str(other) in message
         assert "orders" in message
         assert documents(sink) == {"a": {"n": 1}}
@@ -116,7 +120,12 @@ class TestMarked:
         assert mark.source == FeedSource("provider", ADDRESS)
         less = rows(("a", 2, {})).drop_columns(["database"])
         assert "customers" in refused(sink.merge, less, source="provider:main/customers").message
-        assert "customers" in refused(sink.merge, batch, source="provider:main/customers").message
+        assert (
+            "customers"
+            in refused(
+                sink.merge, batch, source="provider:main/customers", reason=ErrorReason.WRONG_RESOURCE
+            ).message
+        )
         assert "names no feed" in refused(sink.merge, less, source="orders").message
         sink.merge(rows(("a", 3, {"n": 3})))
         assert documents(sink) == {"a": {"n": 3}}
@@ -190,7 +199,7 @@ class TestMarked:
         sink.merge(page(events(("a", 5, {"n": 1}), ("b", 6, {"n": 1}))))
         token = token_of(FeedSource("provider", ADDRESS), "second")
         later = page(events(("a", 1, {"n": 2}), incarnation="second"), token=token)
-        assert "created again" in refused(sink.merge, later).message
+        assert "created again" in refused(sink.merge, later, reason=ErrorReason.RECREATED).message
         plan = encode_partition_id("provider", ADDRESS, "second", "snapshot:t")
         scanned = events(
             ("c", 0, {"n": 3}), mark="snapshot:t:", backfilled=True, floor="000002~", incarnation="second"
@@ -201,14 +210,16 @@ class TestMarked:
         assert mark is not None
         assert mark.incarnation not in (None, SOURCE.incarnation)
         assert documents(sink) == {"c": {"n": 3}}
-        assert "created again" in refused(sink.merge, rows(("a", 9, {}))).message
+        assert (
+            "created again" in refused(sink.merge, rows(("a", 9, {})), reason=ErrorReason.RECREATED).message
+        )
 
     def test_a_table_that_was_dropped_has_no_mark(self, sink: SinkHarness) -> None:
         sink.merge(rows(("a", 1, {})))
         sink.drop()
         with pytest.raises(MulticloudDbError) as caught:
             sink.target.found()
-        assert caught.value.category == ErrorCategory.NOT_FOUND
+        check_refusal(caught.value, ErrorCategory.NOT_FOUND)
 
 
 class TestEmptied:
@@ -225,7 +236,7 @@ class TestEmptied:
             return attrs.evolve(page(found, *notices), resumed_from=first.continuation_token)
 
         for each in (following(2), following(3)):
-            assert "is empty" in refused(sink.merge, each).message
+            assert "is empty" in refused(sink.merge, each, reason=ErrorReason.ROWS_MISSING).message
         assert documents(sink) == {}
         # The collection may be empty by now.
         sink.merge(following(4, SnapshotStarted("000010~", PLAN)))
@@ -307,6 +318,6 @@ class TestReplaced:
         assert mark is not None
         assert mark.source == SOURCE
         again = _from(attrs.evolve(SOURCE, incarnation=incarnation_digest("second")), rows(("a", 3, {})))
-        assert "created again" in refused(sink.merge, again).message
+        assert "created again" in refused(sink.merge, again, reason=ErrorReason.RECREATED).message
         sink.merge(less, source="provider:main/orders")
         assert sink.target.found().mark == mark

@@ -18,12 +18,14 @@ from multiclouddb_api import (
     ChangeEvent,
     ChangeFeedPage,
     ErrorCategory,
+    ErrorReason,
     MulticloudDbError,
     MulticloudDbKey,
     SnapshotStarted,
     decode_json,
     encode_json,
 )
+from multiclouddb_conformance.refusals import check_refusal
 from multiclouddb_conformance.sink_harness import (
     ADDRESS,
     NOW,
@@ -155,9 +157,9 @@ class TestMerged:
         try:
             sink.merge(batch)
         except MulticloudDbError as error:
-            said = error.category, "column total" in error.message
+            said = error.category, error.reason, "column total" in error.message
         if said is not None:
-            assert said == (ErrorCategory.INVALID_REQUEST, True)
+            assert said == (ErrorCategory.INVALID_REQUEST, ErrorReason.MISFIT, True)
             return
         [row] = [row for each in sink.target.rows(own=("total",)) for row in each.to_pylist()]
         held = as_stored(value, sink.target.columns()["total"])
@@ -289,7 +291,7 @@ class TestMerged:
     def test_a_table_that_must_exist(self, sink: SinkHarness) -> None:
         with pytest.raises(MulticloudDbError) as caught:
             sink.merge(rows(("a", 1, {})), create="never")
-        assert caught.value.category == ErrorCategory.NOT_FOUND
+        check_refusal(caught.value, ErrorCategory.NOT_FOUND)
 
     def test_soft_deletes_of_latest_versions_are_tombstones_and_other_feeds_are_refused(
         self, sink: SinkHarness

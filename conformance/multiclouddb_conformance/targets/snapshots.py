@@ -10,6 +10,7 @@ from multiclouddb_api import (
     BackfillDone,
     Dropped,
     ErrorCategory,
+    ErrorReason,
     Gap,
     Invalidated,
     MulticloudDbError,
@@ -18,7 +19,7 @@ from multiclouddb_api import (
     Renamed,
     SnapshotStarted,
 )
-from multiclouddb_conformance.refusals import refusal
+from multiclouddb_conformance.refusals import check_refusal, refusal
 from multiclouddb_conformance.sink_harness import (
     PLAN,
     Death,
@@ -65,7 +66,9 @@ class TestSnapshot:
     def test_rows_without_its_beginning_are_refused_if_the_table_has_rows(self, sink: SinkHarness) -> None:
         sink.merge(page(events(("a", 1, {}))))
         scanned = events(("b", 0, {}), mark="snapshot:s:", backfilled=True, floor="000010~")
-        assert "SnapshotStarted" in refused(sink.merge, page(scanned)).message
+        assert (
+            "SnapshotStarted" in refused(sink.merge, page(scanned), reason=ErrorReason.ROWS_MISSING).message
+        )
         assert documents(sink) == {"a": {}}
 
     @pytest.mark.parametrize("is_last", [False, True])
@@ -83,6 +86,7 @@ class TestSnapshot:
             with pytest.raises(MulticloudDbError, match="dropped") as caught:
                 sink.merge(rest)
             assert caught.value.category in (ErrorCategory.INVALID_REQUEST, ErrorCategory.NOT_FOUND)
+            assert caught.value.reason == ErrorReason.ROWS_MISSING
         plan = "provider:resource:snapshot:again"
         sink.merge(page([], SnapshotStarted(floor, plan)))
         sink.merge(page([], BackfillDone(plan, floor)))
@@ -125,7 +129,7 @@ class TestNoticesOfPages:
     )
     def test_a_page_after_which_other_rows_exist_is_refused(self, sink: SinkHarness, notice: Notice) -> None:
         sink.merge(page(events(("a", 1, {"n": 1}))))
-        message = refused(sink.merge, page(events(("b", 2, {})), notice)).message
+        message = refused(sink.merge, page(events(("b", 2, {})), notice), reason=ErrorReason.REPLACED).message
         assert "Snapshot()" in message
         assert documents(sink) == {"a": {"n": 1}}
 
@@ -142,6 +146,7 @@ class TestTexts:
             bad = attrs.evolve(bad, key=MulticloudDbKey({"id": "\udc00"}), new_item_state={})
         whole = page([good, bad, last])
         error = refusal(ErrorCategory.PROVIDER_ERROR, lambda: sink.merge(whole))
+        assert error.reason == ErrorReason.MISFIT
         assert "page.events[1]" in error.message
         assert f"at {bad.order_key} in {bad.partition_id}" in error.message
         assert "sha256:" in error.message
@@ -224,7 +229,7 @@ class TestVanished:
         for later in (page(events(("b", 2, {}))), page([], SnapshotStarted("000010~", PLAN, whole=False))):
             with pytest.raises(MulticloudDbError) as caught:
                 sink.merge(attrs.evolve(later, resumed_from="token"))
-            assert caught.value.category == ErrorCategory.NOT_FOUND
+            check_refusal(caught.value, ErrorCategory.NOT_FOUND, [ErrorReason.ROWS_MISSING])
             assert "delivered rows before" in caught.value.message
 
     def test_pages_without_events_come_before_the_first_one(self, sink: SinkHarness) -> None:

@@ -20,6 +20,7 @@ from multiclouddb_api import (
     encode_json,
 )
 from multiclouddb_api.arrow import events_to_arrow
+from multiclouddb_conformance.refusals import check_refusal
 from multiclouddb_conformance.simulated import collection_of
 from multiclouddb_conformance.sink_harness import (
     ADDRESS,
@@ -61,7 +62,7 @@ class TestRead:
     def test_a_table_that_does_not_exist(self, sink: SinkHarness) -> None:
         with pytest.raises(MulticloudDbError) as caught:
             list(sink.target.rows())
-        assert caught.value.category == ErrorCategory.NOT_FOUND
+        check_refusal(caught.value, ErrorCategory.NOT_FOUND)
 
 
 class TestFixed:

@@ -27,6 +27,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.collection import Collection, ids
 from multiclouddb_conformance.open_client import open_client
+from multiclouddb_conformance.refusals import check_refusal
 from multiclouddb_spi import Deadline
 from multiclouddb_spi.continuation.token import decode_token, encode_token
 
@@ -189,19 +190,19 @@ class TestRecreated:
             collection.fill(5)
             for _ in range(2):
                 start, left, until = token, unread, Deadline.after(_END_SECONDS)
-                refused: ErrorCategory | None = None
+                refused: MulticloudDbError | None = None
                 while refused is None:
                     assert not until.passed(), "the token is not refused"
                     try:
                         page = collection.page(start, client=client)
                     except MulticloudDbError as error:
-                        refused = error.category
+                        refused = error
                         break
                     left -= len(page.events)
                     assert left >= 0
                     assert not any(isinstance(each, Dropped | FeedEnded) for each in page.notices)
                     start = page.continuation_token
-                assert refused == _WRONG
+                check_refusal(refused, _WRONG, _RECREATED)
 
     @pytest.mark.needs("alone")
     def test_a_partition_id_of_the_old_one_is_refused(self, collection: Collection) -> None:
@@ -211,8 +212,7 @@ class TestRecreated:
         with pytest.raises(MulticloudDbError, match="recreated") as caught:
             collection.now(scope=PhysicalPartition(name))
         # Spanner knows a partition of its stream, and does not say of what stream another one is.
-        assert caught.value.category == _WRONG
-        assert caught.value.reason in (ErrorReason.RECREATED, ErrorReason.WRONG_RESOURCE)
+        check_refusal(caught.value, _WRONG, [ErrorReason.RECREATED, ErrorReason.WRONG_RESOURCE])
 
     def test_the_new_one_can_be_read(self, collection: Collection) -> None:
         collection.fill(5)

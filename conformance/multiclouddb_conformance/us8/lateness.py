@@ -20,6 +20,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.collection import Collection
 from multiclouddb_conformance.faults import ServerFailure
+from multiclouddb_conformance.refusals import check_refusal
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.lateness import Late, Lateness, OnTime, lateness
@@ -109,4 +110,4 @@ class TestLateness:
         collection.trim()
         with pytest.raises(MulticloudDbError) as caught:
             _lateness(collection, collection.begin, _HOUR)
-        assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
+        check_refusal(caught.value, ErrorCategory.CHECKPOINT_EXPIRED)

@@ -35,6 +35,7 @@ from multiclouddb_api import (
 from multiclouddb_conformance.collection import Collection, ids
 from multiclouddb_conformance.faults import Silent
 from multiclouddb_conformance.harness import Harness
+from multiclouddb_conformance.refusals import check_refusal
 from multiclouddb_conformance.waiting import SOON, assert_prompt, wait_until
 from multiclouddb_spi.continuation.token import decode_token, encode_token
 
@@ -69,7 +70,7 @@ def _failing_takes(call: Callable[[], object]) -> float:
     began = time.monotonic()
     with pytest.raises(MulticloudDbError) as caught:
         call()
-    assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
+    check_refusal(caught.value, ErrorCategory.TRANSIENT_FAILURE)
     assert caught.value.retryable
     return time.monotonic() - began
 

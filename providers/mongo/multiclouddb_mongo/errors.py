@@ -155,6 +155,7 @@ CODES: Final[Mapping[int, MongoRule]] = {
         "the required image is missing: the collection does not keep images, it kept none when the change "
         "was made, or the images have expired; turn changeStreamPreAndPostImages on and keep the images "
         "longer, or read with INCLUDE_IF_AVAILABLE",
+        reason=ErrorReason.NOT_PROVISIONED,
     ),
     EVENT_TOO_LARGE: MongoRule(
         ErrorCategory.PROVIDER_ERROR,
@@ -367,7 +368,9 @@ def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> M
     if code == OVERTAKEN and "modifyChangeStreams" in text:
         # The answer of Amazon DocumentDB, whose change streams are off at first.
         way_out = f"change streams are not enabled on this server, which is no MongoDB; see {_PAGE}"
-        return attrs.evolve(BAD_COMMAND, category=_UNSUPPORTED, way_out=way_out)
+        return attrs.evolve(
+            BAD_COMMAND, category=_UNSUPPORTED, way_out=way_out, reason=ErrorReason.NOT_OFFERED
+        )
     # Atlas' one code for all that it refuses itself: logins, actions, and what a tier does not allow.
     if code == _ATLAS and "bad auth" in text:
         return AUTHENTICATION
@@ -414,6 +417,7 @@ def _configuration(error: ConfigurationError) -> Fault:
             _UNSUPPORTED,
             "the server is too old or too new for this PyMongo; use MongoDB 4.4 or later, and a PyMongo that "
             "supports its version",
+            reason=ErrorReason.NOT_OFFERED,
         )
     return Fault(
         _INVALID,

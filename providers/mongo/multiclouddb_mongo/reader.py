@@ -360,6 +360,7 @@ class MongoReader(Reader):
             "or images were enabled after the change; continue from the same token with "
             "INCLUDE_IF_AVAILABLE",
             code=str(IMAGE_MISSING),
+            reason=ErrorReason.NOT_PROVISIONED,
         ) from None
 
     def _refuse(self, place: Place, error: PyMongoError) -> NoReturn:
