@@ -15,12 +15,13 @@ from multiclouddb_api import (
     FeedEnded,
     MulticloudDbError,
     Observer,
+    ResourceAddress,
     connect,
     pacing,
 )
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
-from multiclouddb_mirror import Mirror, MirrorFile, MirrorReport, Mirrors, mirroring
+from multiclouddb_mirror import Mirror, MirrorFile, MirrorJob, MirrorReport, Mirrors, mirroring, several
 from testing.postgres_server import PostgresServer
 
 
@@ -297,3 +298,22 @@ def test_two_collections_never_share_a_table(tmp_path, written):
     file = written(f'collection = "*"\ntarget = "sqlite:{tmp_path}/copy.db#rows"')
     with connect(file.config) as client, pytest.raises(MulticloudDbError, match=r"\{collection\}"):
         file.jobs(client)
+
+
+def test_tables_that_fail_at_the_start_have_labels_of_their_own_without_secrets(monkeypatch):
+    """Two samples with the same labels would make Prometheus refuse all of them."""
+
+    def refuse(text):
+        raise MulticloudDbError("psycopg is missing", ErrorDetail(ErrorCategory.INVALID_REQUEST))
+
+    monkeypatch.setattr(several, "destination_of", refuse)
+
+    def label(target):
+        return MirrorJob(ResourceAddress("shop", "orders"), target).table
+
+    server = "postgresql://user:secret@host/shop"
+    assert label(f"postgres:{server}#orders") == "postgres:…#orders"
+    assert label(f"postgres:{server}#other.orders") == "postgres:…#other.orders"
+    assert label("postgres:postgresql://user:sec#ret@host/shop") == "postgres:…"
+    assert label(f"mysql:{server}#orders") == "mysql:…"
+    assert label("sqlite:table.db#orders") == "sqlite:table.db#orders"
