@@ -9,15 +9,17 @@ import os
 import re
 import sys
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
+import orjson
 import typer
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_cli.exits import FAILURE, USAGE, exit_code
-from multiclouddb_cli.screen import printable
+from multiclouddb_cli.screen import printable, safe_json
 from multiclouddb_spi.faults import without_data
 
 # Maps words in a message of the library to the command-line options with the same effect.
@@ -80,6 +82,23 @@ def report(error: Exception, *, debug: bool) -> int:
             link = error.help_url
             typer.echo(link if os.environ.get("NO_COLOR") else typer.style(link, dim=True), err=True)
     return code
+
+
+def facts_of(error: MulticloudDbError) -> dict[str, str | None]:
+    """Return what a program is told of an error."""
+    reason = None if error.reason is None else str(error.reason)
+    return {"category": str(error.category), "reason": reason, "message": scrub(error.message)}
+
+
+@contextmanager
+def told(*, as_json: bool) -> Iterator[None]:
+    """With `as_json`, print an error of the block as JSON too, so that a program finds its reason."""
+    try:
+        yield
+    except MulticloudDbError as error:
+        if as_json:
+            typer.echo(safe_json(orjson.dumps({"error": facts_of(error)})))
+        raise
 
 
 def _traces(error: BaseException) -> str:

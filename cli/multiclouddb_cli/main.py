@@ -236,6 +236,7 @@ def mirror(
     """
     from multiclouddb_cli import mirroring as command
     from multiclouddb_cli.arguments import to_address, to_age, to_config, to_options, to_start
+    from multiclouddb_cli.failure import told
     from multiclouddb_cli.watched import to_place
 
     if url == "status" and collection is not None:
@@ -286,17 +287,19 @@ def mirror(
             as_json=as_json,
         )  # fmt: skip
         return
-    command.mirror(
-        config, to_address(collection), target, as_json=as_json, follow=follow, position=position,
-        listen=None if listen is None else to_place(listen),
-        prove_seconds=None if prove_every is None else to_age(prove_every, "--prove-every").total_seconds(),
-        start=None if start is None else to_start(start, max_scan_rate=max_scan_rate),
-        on_expired=on_expired, resync=resync, columns=columns, refill=refill, adopt=adopt, prove=prove,
-        max_scan_rate=max_scan_rate, timeout_seconds=timeout,
-        provider_options=to_options(config, options or ()), set_aside=set_aside,
-        set_aside_documents=set_aside_documents, max_set_aside=max_set_aside, spark=spark,
-        compact=compact, tombstones=None if tombstones is None else to_age(tombstones, "--tombstones"),
-    )  # fmt: skip
+    proves = None if prove_every is None else to_age(prove_every, "--prove-every")
+    with told(as_json=as_json):
+        command.mirror(
+            config, to_address(collection), target, as_json=as_json, follow=follow, position=position,
+            listen=None if listen is None else to_place(listen),
+            prove_seconds=None if proves is None else proves.total_seconds(),
+            start=None if start is None else to_start(start, max_scan_rate=max_scan_rate),
+            on_expired=on_expired, resync=resync, columns=columns, refill=refill, adopt=adopt, prove=prove,
+            max_scan_rate=max_scan_rate, timeout_seconds=timeout,
+            provider_options=to_options(config, options or ()), set_aside=set_aside,
+            set_aside_documents=set_aside_documents, max_set_aside=max_set_aside, spark=spark,
+            compact=compact, tombstones=None if tombstones is None else to_age(tombstones, "--tombstones"),
+        )  # fmt: skip
 
 
 def _check_only(context: typer.Context, kind: str, known: Collection[str]) -> None:
@@ -343,21 +346,23 @@ def verify(
     """
     from multiclouddb_cli import verifying as command
     from multiclouddb_cli.arguments import to_address, to_age, to_config, to_key, to_options
+    from multiclouddb_cli.failure import told
 
     if metrics is not None and every is None:
         raise typer.BadParameter("is for --every", param_hint="--metrics")
     if estimate and (key or partition_key is not None):
         raise typer.BadParameter("is for the whole table", param_hint="--estimate")
     config = to_config(url)
-    command.verify(
-        config, to_address(collection), target, position, as_json=as_json, estimate=estimate,
-        every=None if every is None else to_age(every, "--every"), metrics=metrics, repair=repair,
-        max_repairs=max_repairs, force=force, adopt=adopt, sample=command.to_sample(sample),
-        max_scan_rate=max_scan_rate, state=state, resume=resume, patience_seconds=patience,
-        show_values=show_values, record=record, provider_options=to_options(config, options or ()),
-        keys=[to_key(each, "--key") for each in key] if key else None,
-        partition_key=None if partition_key is None else to_key(partition_key, "--partition-key"),
-    )  # fmt: skip
+    with told(as_json=as_json):
+        command.verify(
+            config, to_address(collection), target, position, as_json=as_json, estimate=estimate,
+            every=None if every is None else to_age(every, "--every"), metrics=metrics, repair=repair,
+            max_repairs=max_repairs, force=force, adopt=adopt, sample=command.to_sample(sample),
+            max_scan_rate=max_scan_rate, state=state, resume=resume, patience_seconds=patience,
+            show_values=show_values, record=record, provider_options=to_options(config, options or ()),
+            keys=[to_key(each, "--key") for each in key] if key else None,
+            partition_key=None if partition_key is None else to_key(partition_key, "--partition-key"),
+        )  # fmt: skip
 
 
 @app.command(short_help="Propose columns with types for a table, or test a declaration of them.")

@@ -26,8 +26,8 @@ from multiclouddb_api import (
 from multiclouddb_api.request import is_same_collection
 from multiclouddb_cli.arguments import to_options
 from multiclouddb_cli.exits import SET_ASIDE
+from multiclouddb_cli.failure import facts_of, scrub
 from multiclouddb_cli.failure import report as report_error
-from multiclouddb_cli.failure import scrub
 from multiclouddb_cli.screen import ProgressLine, duration, moment, print_fields, snapshot_line
 from multiclouddb_cli.session import until_signal
 from multiclouddb_cli.tail import OutageReport, StatusLine
@@ -305,12 +305,8 @@ def mirror_file(
             typer.echo(f"{job.address}, {job.table}{what}:", err=True)
             codes.append(report_error(outcome, debug=False))
             if as_json:
-                failure = {
-                    "category": str(outcome.category),
-                    "reason": outcome.reason,
-                    "message": scrub(outcome.message),
-                }
-                typer.echo(json.dumps({"address": str(job.address), "table": job.table, "error": failure}))
+                failed = {"address": str(job.address), "table": job.table, "error": facts_of(outcome)}
+                typer.echo(json.dumps(failed))
             return
         codes.append(_code(outcome))
         if as_json:

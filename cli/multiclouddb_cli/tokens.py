@@ -37,7 +37,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_cli.exits import LATE, NOT_COVERED, NOT_KNOWN
-from multiclouddb_cli.failure import scrub
+from multiclouddb_cli.failure import facts_of, scrub
 from multiclouddb_cli.screen import Cell, duration, moment, print_fields, print_table, safe_json
 from multiclouddb_cli.session import ConnectedFeed
 from multiclouddb_spi.continuation.token import VERSION, Envelope, decode_token, scope_text
@@ -260,14 +260,8 @@ def _told(*, as_json: bool) -> Iterator[None]:
         yield
     except MulticloudDbError as error:
         if as_json:
-            reason = None if error.reason is None else str(error.reason)
-            facts = {
-                "resumes": False,
-                "error": str(error.category),
-                "reason": reason,
-                "message": scrub(error.message),
-                "late": None,
-            }
+            found = facts_of(error)
+            facts = {"resumes": False, "error": found.pop("category"), **found, "late": None}
             typer.echo(safe_json(orjson.dumps(facts)))
         raise
 

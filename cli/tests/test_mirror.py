@@ -103,9 +103,12 @@ def test_a_table_of_something_else_names_the_way_out(mirror, tmp_path):
     assert mirror().exit_code == 0
     rows = DeltaTable(tmp_path / "table").to_pyarrow_table()
     write_deltalake(tmp_path / "other", rows)
-    ran = mirror("--target", f"delta:{tmp_path}/other")
+    ran = mirror("--target", f"delta:{tmp_path}/other", "--json")
     assert ran.exit_code == 3
     assert "--adopt" in ran.stderr
+    error = json.loads(ran.stdout)["error"]
+    assert (error["category"], error["reason"]) == ("INVALID_REQUEST", "wrong_resource")
+    assert "--adopt" in error["message"]
 
 
 def test_the_tables_of_a_file_end_with_the_highest_code(run, tmp_path, path, store):

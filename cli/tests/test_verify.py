@@ -9,7 +9,7 @@ from contextlib import closing
 
 import attrs
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from prometheus_client.parser import text_string_to_metric_families
 
 import multiclouddb_api as api
@@ -65,6 +65,14 @@ def test_equal_table_ends_with_0(verify):
     ran = verify()
     assert ran.exit_code == 0, ran.output
     assert "EQUAL" in ran.stdout
+
+
+def test_an_error_has_its_reason_as_json(verify, table, tmp_path):
+    write_deltalake(tmp_path / "other", DeltaTable(table).to_pyarrow_table())
+    ran = verify("--target", f"delta:{tmp_path}/other", "--json")
+    assert ran.exit_code == 3
+    error = json.loads(ran.stdout)["error"]
+    assert (error["category"], error["reason"]) == ("INVALID_REQUEST", "wrong_resource")
 
 
 def test_equal_says_in_the_same_line_which_columns_were_not_compared(verify, table):

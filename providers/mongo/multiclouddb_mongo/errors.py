@@ -413,7 +413,7 @@ def _configuration(error: ConfigurationError) -> Fault:
         message = "DNS does not name the hosts of this mongodb+srv:// connection; try again"
         return Fault(_TRANSIENT, message, retryable=True, confidential=True)
     if "wire version" in str(error):
-        return _plain(
+        return Fault(
             _UNSUPPORTED,
             "the server is too old or too new for this PyMongo; use MongoDB 4.4 or later, and a PyMongo that "
             "supports its version",
