@@ -180,6 +180,11 @@ class MergeRules:
         if self._table.exists and (stored := self._table.feed_mark()) is not None:
             self._declared(stored, stored, batch)
 
+    def declares_anew(self, batch: MergeBatch) -> bool:
+        """Return whether the table has another declaration than a batch, which is stored without rows too."""
+        stored = self._table.feed_mark() if batch.columns is not None and self._table.exists else None
+        return stored is not None and stored.declared != batch.columns
+
     def _declared(self, mark: TableMark, stored: TableMark | None, batch: MergeBatch) -> TableMark:
         """Return a mark with the declaration of a batch, and with the columns that have to be filled for it.
 
@@ -590,7 +595,7 @@ def merge_batch(table: Table, sink: str, batch: MergeBatch) -> bool:
             merged = True
     if merged:
         rules.filled()
-    if batch.has_gap and not merged:
+    if not merged and (batch.has_gap or rules.declares_anew(batch)):
         rules.claim_empty(batch)
     if not merged and batch.done is not None and (batch.is_first or batch.begins_anew or batch.done.notes):
         # The first batch of a query may have no rows. It makes the table, so that a later batch can tell

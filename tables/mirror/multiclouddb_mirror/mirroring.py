@@ -321,11 +321,14 @@ class Mirror:
         page: ChangeFeedPage | None = None
         saved_at = began
         rescued: Sequence[int]
+        # Another declaration that needs no copy is stored even if no change comes, so that a retry finds it.
+        declares = columns is not None and self._mark is not None and self._mark.declared != columns
         with changes:
             for page in self._pages(changes, begins):
                 self._outage.begin(0.0)
-                matters, rescued = bool(page.events or page.notices), []
+                matters, rescued = bool(page.events or page.notices or declares), []
                 if matters:
+                    declares = False
                     self._check_page(page, begins)
                     with counted_rescues() as rescued:
                         self._merge(page, how)

@@ -437,6 +437,14 @@ def test_another_declaration_is_refused_at_the_start_although_no_change_waits(wo
     assert world.run(columns=Columns(after), refill=True, prove=True).proof.equal
 
 
+def test_another_declaration_that_needs_no_copy_is_stored_although_no_change_waits(world):
+    world.run(columns=Columns({"total": "int64"}))
+    rescues = Columns({"total": "int64"}, misfits="rescue")
+    assert world.run(columns=rescues).events == 0
+    assert destination_of(world.target).found().mark.declared == rescues
+    assert world.run(prove=True).proof.equal
+
+
 def test_a_refill_of_nothing_copies_nothing(world):
     columns = Columns({"total": "int64"})
     world.run(columns=columns, refill=True)

@@ -184,6 +184,19 @@ def test_a_value_that_does_not_fit_its_column_is_neither_retried_nor_repaired_in
     assert world.run(prove=True).proof.equal
 
 
+def test_a_declaration_that_rescues_lets_a_retry_write_the_row_although_no_change_comes(world):
+    world.run(columns=Columns({"total": "int32"}))
+    world.put("o-1", total="many")
+    assert world.run().set_aside == 1
+    assert world.retry().left == 1
+    report = world.run(columns=Columns({"total": "int32"}, misfits="rescue"))
+    assert (report.events, report.set_aside) == (0, 1)
+    assert (world.retry().written, world.retry().left) == (1, 0)
+    assert world.sql('SELECT total, _rescued FROM orders WHERE key = \'{"id":"o-1"}\'') == [
+        (None, '{"total":{"path":["total"],"value":"many"}}')
+    ]
+
+
 def test_a_collection_with_and_without_its_database_is_one(world):
     changed(world)
     world.run()
