@@ -114,8 +114,9 @@ class Reading(Consumer):
 
     def restart(self):
         """Plan as another process does, which has no reader yet."""
-        if hasattr(self, "context"):
-            self.context.end()
+        if hasattr(self, "context"):  # `end` would also end the executor, which is the test's
+            self.context.closed.set()
+            self.context.consumers.close()
         self.context = context_of(self.provider, self.executor, **self.limits)
         self.planner = Planner(self.provider, self.planned, self.on_expired, context=self.context)
 
