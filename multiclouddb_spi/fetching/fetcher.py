@@ -160,25 +160,22 @@ class Fetcher:
         def is_given_up() -> bool:
             return live.cancelled or self._closed.is_set()
 
-        def given_up() -> ProviderFault:
-            return self._closed.fault(may_pass=False)
-
         def once() -> Batch:
             if is_given_up():
-                raise given_up()
+                raise self._closed.fault(may_pass=False)
             try:
                 reader = live.reader
                 if reader is None:
                     arrival.begin_call(silence=CALL_SILENT_SECONDS)
                     reader = live.open()
                     if is_given_up():  # before the reader was open
-                        raise given_up()
+                        raise self._closed.fault(may_pass=False)
                 arrival.begin_call(wait)
                 return reader.fetch(live.size.of(records), live.size.of(nbytes), wait, deadline)
             except Exception as error:
                 live.drop_reader()
                 if is_given_up():  # whoever gives it up wants no other try
-                    raise given_up() from error
+                    raise self._closed.fault(may_pass=False) from error
                 if self.fault(error).retryable:
                     live.size.failed(arrival)
                 raise
