@@ -54,7 +54,8 @@ class Fault:
             feed, this is treated as a mistake in the connection, and is not retried.
         renewable: True if the service refuses the credentials, but may accept newer ones of the same
             identity. If the provider can renew them (`SupportsRenewal`), the call is made once more.
-        reason: Why the call has failed, within the category; None if nothing more is known.
+        reason: Why the call has failed, within the category; None if nothing more is known. us8 expects one
+            of `CHECKPOINT_EXPIRED` and `UNSUPPORTED_CAPABILITY`.
     """
 
     category: ErrorCategory
