@@ -37,18 +37,23 @@ def refused(locks, dsn, table):
     return str(caught.value)
 
 
+def await_connections(other, count):
+    """Wait for the number of connections: the server ends one some time after it was closed."""
+    wait_until(
+        lambda: other.execute(CONNECTIONS, (other.info.backend_pid,)).fetchall() == [(count,)], seconds=30
+    )
+
+
 def test_the_tables_of_a_server_share_one_connection(server, other):
     locks = TableLocks()
     names = [locks.take(server.dsn, f"t{number}") for number in range(100)]
-    [(count,)] = other.execute(CONNECTIONS, (other.info.backend_pid,)).fetchall()
-    assert count == 1
+    await_connections(other, 1)
     second = TableLocks()
     assert "process" in refused(second, server.dsn, "public.t42")
     for name in names:
         locks.release(server.dsn, name)
     second.release(server.dsn, second.take(server.dsn, "t42"))
-    [(count,)] = other.execute(CONNECTIONS, (other.info.backend_pid,)).fetchall()
-    assert count == 0
+    await_connections(other, 0)
 
 
 def test_a_lock_that_is_given_back_is_free_and_the_others_stay(server):
@@ -89,6 +94,5 @@ def test_a_refusal_leaves_no_connection(server, other):
     first, second = TableLocks(), TableLocks()
     name = first.take(server.dsn, "a")
     refused(second, server.dsn, "a")
-    # The server ends a connection some time after it was closed.
-    wait_until(lambda: other.execute(CONNECTIONS, (other.info.backend_pid,)).fetchall() == [(1,)], seconds=30)
+    await_connections(other, 1)
     first.release(server.dsn, name)
