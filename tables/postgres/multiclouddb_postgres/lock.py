@@ -8,6 +8,7 @@ from typing import Final
 
 import psycopg
 from attrs import define
+from psycopg import sql
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, ErrorReason, MulticloudDbError
 from multiclouddb_postgres.server import Connection, connected, errors, transaction, where
@@ -20,11 +21,12 @@ SELECT coalesce(
      WHERE pg_class.oid = to_regclass(%s)), current_schema(), '')
 """
 _NO_LIMITS: Final = """
-SELECT set_config(name, '0', true) FROM pg_settings
-WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')
+SELECT set_config('idle_in_transaction_session_timeout', '0', true),
+    CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL
+    THEN set_config('transaction_timeout', '0', true) END
 """
 _LOCK: Final = """
-SELECT name FROM unnest(%s::text[]) AS name WHERE pg_try_advisory_xact_lock(hashtext(%s), hashtext(name))
+SELECT name FROM unnest({}::text[]) AS name WHERE pg_try_advisory_xact_lock(hashtext({}), hashtext(name))
 """
 _OTHER: Final = """
 SELECT pid, host(client_addr), application_name FROM pg_locks LEFT JOIN pg_stat_activity USING (pid)
@@ -66,9 +68,11 @@ class TableLocks:
 
     The tables of one connection string share a connection, because it is taken for as long as the job runs,
     and a server has a hundred of them. The locks are those of a transaction and not of a session, because a
-    pooler keeps the session of a client that has gone. The transaction has no snapshot, so it does not hold
-    back VACUUM. If its connection is lost, the position in the transaction of the rows still lets only one
-    job write a table. Any thread may use this object.
+    pooler keeps the session of a client that has gone. The transaction keeps no snapshot and no lock of a
+    table, also none of the catalog, so it neither holds back VACUUM nor lets CREATE INDEX CONCURRENTLY or
+    REINDEX wait: what reads tables is undone with a savepoint, and no statement has parameters, because the
+    portal of one that has stays open with its snapshot. If its connection is lost, the position in the
+    transaction of the rows still lets only one job write a table. Any thread may use this object.
     """
 
     def __init__(self) -> None:
@@ -92,11 +96,13 @@ class TableLocks:
             held = self._held.get(dsn)
             if held is None or not _answers(held.connection):
                 held = self._open(dsn, set() if held is None else held.names)
-            name = _full(held.connection, table)
+            with held.connection.transaction(force_rollback=True):
+                name = _full(held.connection, table)
             if name in held.names:
                 raise _conflict(dsn, table, " of this process")
             if not _locked(held.connection, {name}):
-                other = held.connection.execute(_OTHER, (_CLASS, name)).fetchone()
+                with held.connection.transaction(force_rollback=True):
+                    other = held.connection.execute(_OTHER, (_CLASS, name)).fetchone()
                 if not held.names:
                     self._close(dsn)
                 raise _conflict(dsn, table, _who(other))
@@ -136,7 +142,8 @@ class TableLocks:
 
 def _locked(connection: Connection, names: set[str]) -> set[str]:
     """Return the names whose locks were free, and belong to this transaction now."""
-    return {name for (name,) in connection.execute(_LOCK, (list(names), _CLASS)).fetchall()}
+    statement = sql.SQL(_LOCK).format(list(names), _CLASS)
+    return {name for (name,) in connection.execute(statement).fetchall()}
 
 
 def _answers(connection: Connection) -> bool:

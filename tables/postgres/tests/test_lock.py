@@ -96,3 +96,26 @@ def test_a_refusal_leaves_no_connection(server, other):
     refused(second, server.dsn, "a")
     await_connections(other, 1)
     first.release(server.dsn, name)
+
+
+def test_a_lock_that_is_held_holds_nothing_else(server, other):
+    """Such as a snapshot, which lets CREATE INDEX CONCURRENTLY wait, and tables keep what was deleted."""
+    locks, second = TableLocks(), TableLocks()
+    names = [locks.take(server.dsn, name) for name in ("a", "b")]
+    refused(second, server.dsn, "a")
+    locks.release(server.dsn, names[0])
+    third = second.take(server.dsn, "c")
+    refused(second, server.dsn, "b")
+    found = other.execute(
+        "SELECT backend_xmin, backend_xid, "
+        "array(SELECT relation::regclass::text FROM pg_locks l WHERE l.pid = a.pid AND relation IS NOT NULL) "
+        "FROM pg_stat_activity a WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+    ).fetchall()
+    assert found == [(None, None, []), (None, None, [])]
+    other.execute("CREATE TABLE orders (key text)")
+    other.execute("SET lock_timeout = '20s'")
+    other.execute("CREATE INDEX CONCURRENTLY ON orders (key)")
+    other.execute("REINDEX TABLE pg_class")
+    other.execute("DROP TABLE orders")
+    locks.release(server.dsn, names[1])
+    second.release(server.dsn, third)
