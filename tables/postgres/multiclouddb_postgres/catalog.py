@@ -27,6 +27,10 @@ SELECT c.oid, (SELECT n.nspname FROM pg_namespace n WHERE n.oid = c.relnamespace
             SELECT FROM pg_class p WHERE p.relpersistence <> 'p'
             AND p.oid IN (SELECT relid FROM pg_partition_tree(c.oid))
         ) THEN 'is unlogged, so that a crash of the server empties it: make it SET LOGGED'
+        WHEN current_setting('server_encoding') <> 'UTF8'
+            AND pg_encoding_max_length(pg_char_to_encoding(current_setting('server_encoding'))) > 1
+        THEN 'is in a database with the encoding ' || current_setting('server_encoding')
+            || ', in which one character becomes another, and two keys become one: use a database with UTF8'
         WHEN row_security_active(c.oid) THEN 'has row-level security, which may hide rows from the user'
         WHEN EXISTS (SELECT FROM pg_rewrite w WHERE w.ev_class = c.oid) THEN 'has rules, which may drop rows'
         WHEN c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits h WHERE h.inhparent = c.oid)

@@ -14,7 +14,15 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.checkpoint import MOST_BYTES, check_name, conflict, next_version
 from multiclouddb_api.validators import check_type
-from multiclouddb_postgres.server import Connection, check_dsn, has_password, repeated, secret_dsn, where
+from multiclouddb_postgres.server import (
+    Connection,
+    check_dsn,
+    has_ours,
+    has_password,
+    repeated,
+    secret_dsn,
+    where,
+)
 
 CHECKPOINTS: Final = "multiclouddb_checkpoints"
 """The table with the checkpoints, in the first schema of the user's `search_path`."""
@@ -91,7 +99,9 @@ class PostgresCheckpointStore:
         return repeated(
             self._dsn,
             self._where,
-            lambda connection: _exists(connection) and connection.execute(delete, (name,)).rowcount > 0,
+            lambda connection: (
+                has_ours(connection, CHECKPOINTS) and connection.execute(delete, (name,)).rowcount > 0
+            ),
         )
 
     def __repr__(self) -> str:
@@ -108,11 +118,6 @@ def store_at(url: str) -> PostgresCheckpointStore:
     return PostgresCheckpointStore(url)
 
 
-def _exists(connection: Connection) -> bool:
-    [(found,)] = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (CHECKPOINTS,)).fetchall()
-    return bool(found)
-
-
 def stored_token(connection: Connection, name: str) -> str | None:
     """Return the token of a checkpoint, or None if there is none."""
     found = loaded(connection, CHECKPOINTS, name)
@@ -121,7 +126,7 @@ def stored_token(connection: Connection, name: str) -> str | None:
 
 def loaded(connection: Connection, place: str, name: str, *, locks: bool = False) -> Checkpoint | None:
     """Return a checkpoint, in a transaction of the caller."""
-    if not _exists(connection):
+    if not has_ours(connection, CHECKPOINTS):
         return None
     query = sql.SQL("SELECT version, substr(token, 1, %s), sha256 FROM {} WHERE name = %s {}").format(
         sql.Identifier(CHECKPOINTS), sql.SQL("FOR UPDATE" if locks else "")
@@ -151,7 +156,7 @@ def loaded(connection: Connection, place: str, name: str, *, locks: bool = False
 
 def saved(connection: Connection, place: str, name: str, token: str, expected: str | None) -> Checkpoint:
     """Replace a checkpoint, in a transaction of the caller."""
-    if not _exists(connection):
+    if not has_ours(connection, CHECKPOINTS):
         # Of two workers that create the table at the same time, the second waits for the first.
         connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (CHECKPOINTS,))
         connection.execute(_CREATE)

@@ -323,6 +323,28 @@ def repeated(dsn: str | Connection, place: str, work: Callable[[Connection], _T]
         wait = min(2 * wait, _LONGEST_WAIT)
 
 
+def has_ours(connection: Connection, table: str) -> bool:
+    """Return whether a table of marks or checkpoints exists; refuse one that may hide rows from this user.
+
+    Without a mark that it does not see, a sink would take a table for a new one.
+
+    Args:
+        connection: The connection.
+        table: The name of the table, as SQL.
+    """
+    [(found, hides)] = connection.execute(
+        "SELECT to_regclass(%s) IS NOT NULL, row_security_active(to_regclass(%s))", (table, table)
+    ).fetchall()
+    if hides:
+        raise invalid_request(
+            "table",
+            f"{table} has row-level security, which may hide rows from this user",
+            "let its owner run ALTER TABLE … DISABLE ROW LEVEL SECURITY, or let the user bypass it (ALTER "
+            "ROLE … BYPASSRLS)",
+        )
+    return bool(found)
+
+
 @contextmanager
 def errors(place: str) -> Iterator[None]:
     """Turn each error of psycopg into one with a way out."""

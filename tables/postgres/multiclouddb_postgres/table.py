@@ -32,7 +32,7 @@ from multiclouddb_postgres.long_keys import (
     stored,
     told,
 )
-from multiclouddb_postgres.server import DATA, LOG, Connection, where
+from multiclouddb_postgres.server import DATA, LOG, Connection, has_ours, where
 from multiclouddb_postgres.values import (
     BATCH,
     MOST_NAME_BYTES,
@@ -314,9 +314,7 @@ class PostgresTable(Table):
     def _has_marks(self) -> bool:
         if self._found is None:
             return False
-        text = self._marks.as_string(self.connection)
-        [(found,)] = self.connection.execute("SELECT to_regclass(%s) IS NOT NULL", (text,)).fetchall()
-        return bool(found)
+        return has_ours(self.connection, self._marks.as_string(self.connection))
 
     def store(self, numbers: Mapping[str, int], notes: Mapping[str, str]) -> None:
         """Store numbers and texts for the table."""
