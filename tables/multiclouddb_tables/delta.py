@@ -405,9 +405,15 @@ class DeltaTarget(Table):
             known = schema_of(table)
             check_cases(wanted, known.names)
             there = [name for name in names if name in known.names]
+            if table.file_uris() == []:
+                # In an empty table, a column of the right type stays, also one by which it is partitioned.
+                kinds = {field.name: kind_of(field.type) for field in table.schema().fields}
+                there = [
+                    name for name in there if name not in wanted or kind_of(wanted[name].type) != kinds[name]
+                ]
             if not there:
-                if wanted:
-                    table.alter.add_columns([*wanted.values()], commit_properties=said({}))
+                if new := [field for name, field in wanted.items() if name not in known.names]:
+                    table.alter.add_columns(new, commit_properties=said({}))
                 return
             if parted := [name for name in there if name in table.metadata().partition_columns]:
                 raise invalid_request(

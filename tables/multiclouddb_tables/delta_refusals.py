@@ -41,6 +41,8 @@ _READABLE: Final = frozenset({"timestampNtz", "variantType", "variantType-previe
 """The reader features that deltalake's Arrow data set knows; deltalake also merges where it cannot read."""
 _VECTORS: Final = "deletionVectors"
 _MAPPING: Final = "delta.columnMapping.mode"
+_GENERATED: Final = "delta.generationExpression"
+_DECIMAL: Final = re.compile(r"decimal\(\d+, ?(\d+)\)")
 _CONSTRAINT: Final = "delta.constraints."
 # Messages of the operating system that come through deltalake.
 _NO_ACCESS: Final = ("PermissionDenied", "ReadOnlyFilesystem", "StorageFull", "Permission denied")
@@ -78,6 +80,25 @@ def check_writable(table: DeltaTable, where: str) -> None:
         raise _unsupported(where, {_VECTORS}, "read or write")
     if table.metadata().configuration.get("delta.appendOnly", "").lower() == "true":
         raise _append_only(where)
+    parted = table.metadata().partition_columns
+    for field in table.schema().fields:
+        if _GENERATED in field.metadata:
+            # deltalake computes the column of a new row. It leaves that of a changed row as it is, and then
+            # refuses the commit, because the value does not fit any more.
+            raise invalid_request(
+                "table_path",
+                f"{where} computes the column {field.name} (GENERATED ALWAYS), and deltalake does not "
+                "compute it again when a row changes",
+                "drop the column, or write the table in Spark, with merge_into_table",
+            )
+        scale = _DECIMAL.search(str(field.type))
+        if field.name in parted and scale is not None and scale[1] != "0":
+            raise invalid_request(
+                "table_path",
+                f"{where} is partitioned by the column {field.name}, a decimal, and deltalake writes a "
+                "negative one, such as 0.-50, into the log, which nobody can read after that",
+                "partition the table by another column",
+            )
 
 
 def _check_mapping(table: DeltaTable, where: str) -> None:
