@@ -49,9 +49,9 @@ class Shape:
     name: str
     """Its name, as it is spelled in the schema."""
     kinds: Mapping[str, str]
-    """The type of each column, as `kind_of` returns it; without generated columns."""
+    """The type of each column, as `kind_of` returns it; without those of `generated`."""
     generated: Collection[str]
-    """The generated columns."""
+    """The columns into which SQLite writes values of its own."""
     identity: str | None = None
     """The id in the name of the index; None before the first merge."""
 
@@ -68,12 +68,12 @@ class Shape:
             MulticloudDbError: `INVALID_REQUEST` if it is a table in which SQLite damages rows.
         """
         listed = database.execute(
-            "SELECT name, type FROM pragma_table_list WHERE schema = 'main' AND name = ? COLLATE NOCASE",
+            "SELECT name, type, wr FROM pragma_table_list WHERE schema = 'main' AND name = ? COLLATE NOCASE",
             (table,),
         ).fetchone()
         if listed is None:
             return None
-        name, kind = listed
+        name, kind, has_no_rowid = listed
         if kind != "table":
             raise _refused(where, f"is a {kind} table" if kind != "view" else "is a view", "name a table")
         check_database(database, where)
@@ -84,10 +84,14 @@ class Shape:
             problem = f"has the trigger {trigger[0]}, which may change rows or leave them out"
             raise _refused(where, problem, "drop it")
         kinds, generated = dict[str, str](), list[str]()
-        for column, declared, not_null, hidden in database.execute(
-            'SELECT name, type, "notnull", hidden FROM pragma_table_xinfo(?)', (name,)
-        ):
-            if hidden:
+        columns = database.execute(
+            'SELECT name, type, "notnull", hidden, pk FROM pragma_table_xinfo(?)', (name,)
+        ).fetchall()
+        is_single = sum(pk > 0 for *_, pk in columns) == 1
+        for column, declared, not_null, hidden, pk in columns:
+            # SQLite puts a number of its own in place of a null into an INTEGER PRIMARY KEY.
+            is_number = pk and is_single and declared.upper() == "INTEGER" and not has_no_rowid
+            if hidden or is_number:
                 generated.append(column)
                 continue
             kinds[column] = kind_of(declared)
