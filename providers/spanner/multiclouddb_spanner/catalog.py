@@ -18,13 +18,35 @@ from multiclouddb_spi.faults import START_ANEW
 
 _WHOLE_ROWS: Final = "(value_capture_type = 'NEW_ROW_AND_OLD_VALUES')"
 _UNQUOTED: Final = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
+_RESERVED: Final = frozenset({
+    "all", "analyse", "analyze", "and", "any", "array", "as", "asc", "assert_rows_modified", "asymmetric",
+    "at", "authorization", "between", "binary", "both", "by", "case", "cast", "check", "collate",
+    "collation", "column", "concurrently", "constraint", "contains", "create", "cross", "cube", "current",
+    "current_catalog", "current_date", "current_role", "current_schema", "current_time",
+    "current_timestamp", "current_user", "default", "deferrable", "define", "desc", "distinct", "do",
+    "else", "end", "enum", "escape", "except", "exclude", "exists", "extract", "false", "fetch",
+    "following", "for", "foreign", "freeze", "from", "full", "grant", "graph_table", "group", "grouping",
+    "groups", "hash", "having", "if", "ignore", "ilike", "in", "initially", "inner", "intersect",
+    "interval", "into", "is", "isnull", "join", "lateral", "leading", "left", "like", "limit", "localtime",
+    "localtimestamp", "lookup", "merge", "natural", "new", "no", "not", "notnull", "null", "nulls", "of",
+    "offset", "on", "only", "or", "order", "outer", "over", "overlaps", "partition", "placing", "preceding",
+    "primary", "proto", "range", "recursive", "references", "respect", "returning", "right", "rollup",
+    "rows", "select", "session_user", "set", "similar", "some", "struct", "symmetric", "system_user",
+    "table", "tablesample", "then", "to", "trailing", "treat", "true", "unbounded", "union", "unique",
+    "unnest", "user", "using", "variadic", "verbose", "when", "where", "window", "with", "within",
+})  # fmt: skip
+"""The words that are no name without quotes, in one dialect or the other."""
 
 
 def quoted(name: str, *, postgres: bool) -> str:
     """Return a name in the form for a statement."""
-    if not postgres:
-        return name
-    return ".".join(part if _UNQUOTED.fullmatch(part) else f'"{part}"' for part in name.split("."))
+
+    def part_of(part: str) -> str:
+        if part.lower() in _RESERVED or (postgres and not _UNQUOTED.fullmatch(part)):
+            return f'"{part}"' if postgres else f"`{part}`"
+        return part
+
+    return ".".join(map(part_of, name.split(".")))
 
 
 def how_to_create(table: str, *, postgres: bool) -> str:
