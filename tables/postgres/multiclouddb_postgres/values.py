@@ -125,7 +125,7 @@ def check_values(rows: pa.Table, known: Mapping[str, Column]) -> None:
                     f"column {name}",
                     f"has a text that does not fit into {known[name].type} in the row of the "
                     f"key {digest_of(key)}",
-                    f"run ALTER TABLE … ALTER COLUMN {name} TYPE text",
+                    f"run ALTER TABLE … ALTER COLUMN {sql.Identifier(name).as_string()} TYPE text",
                     ErrorReason.MISFIT,
                 )
 
