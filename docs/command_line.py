@@ -63,6 +63,8 @@ _STEPS: Final = (
     ("## All options", "multiclouddb --help"),
     ("### Options of tail", "multiclouddb tail --help"),
     ("### Options of mirror", "multiclouddb mirror --help"),
+    ("### Options of mirror status", "multiclouddb mirror status --help"),
+    ("### Options of set-aside retry", "multiclouddb set-aside retry --help"),
     ("### Options of columns", "multiclouddb columns --help"),
     ("### Options of verify", "multiclouddb verify --help"),
     ("### Options of token check", "multiclouddb token check --help"),

@@ -1,4 +1,7 @@
-"""`multiclouddb set-aside list` shows what is set aside, and `retry` gives a handler its events again."""
+"""`multiclouddb set-aside list` shows what is set aside, and `retry` tries it again.
+
+The events of a handler go to the handler, and the rows of a mirror into their table.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from inspect import iscoroutinefunction
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import attrs
 import typer
 
-from multiclouddb_api import ChangeEvent, ClientConfig, ProviderOptions, connect, encode_json
+from multiclouddb_api import ChangeEvent, ClientConfig, MulticloudDbError, connect, encode_json
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_api.set_aside import SetAside, SetAsideFolder
+from multiclouddb_cli.arguments import to_config, to_options
 from multiclouddb_cli.exits import SET_ASIDE
-from multiclouddb_cli.screen import print_fields, print_table, safe_json
+from multiclouddb_cli.failure import scrub
+from multiclouddb_cli.mirrored import each_of, end_with, failure_of, installed, told_failure
+from multiclouddb_cli.screen import Cell, print_fields, print_table, safe_json
+
+_TABLES: Final = ("delta", "postgres", "sqlite")
+"""What the text of a table begins with, before a colon."""
 
 
 def list_records(folder: Path, *, as_json: bool) -> None:
@@ -59,18 +69,36 @@ def _next(folder: Path, records: Sequence[SetAside]) -> Iterator[str]:
         )
     for address, table in sorted({(str(each.address), each.target) for each in records if each.target}):
         yield (
-            f"correct {table} or the documents, then: multiclouddb mirror URL {address} --target … "
-            f"--retry {given}"
+            f"correct {table} or the documents of {address}, then: multiclouddb set-aside retry {given} "
+            "TARGET URL"
         )
 
 
-def retry(
-    folder: Path, name: str, config: ClientConfig | None, options: ProviderOptions | None, *, as_json: bool
+def retry(folder: Path, to: str, url: str | None, options: Sequence[str], *, as_json: bool) -> None:
+    """Try again what is for a handler, for a table or for those of a file; exit with 18 if some is left."""
+    kept = SetAsideFolder(_existing(folder))
+    if to.partition(":")[0] in _TABLES:
+        if url is None:
+            raise typer.BadParameter("is missing: a row is read from its database", param_hint="URL")
+        _retry_table(kept, to, to_config(url), options, as_json=as_json)
+    elif ":" not in to and Path(to).is_file():
+        if url is not None:
+            raise typer.BadParameter(
+                f"has no meaning beside {to}, which has the connection", param_hint="URL"
+            )
+        _retry_file(kept, to, options, as_json=as_json)
+    else:
+        config = None if url is None else to_config(url)
+        _retry_handler(kept, to, config, options, as_json=as_json)
+
+
+def _retry_handler(
+    folder: SetAsideFolder, name: str, config: ClientConfig | None, options: Sequence[str], *, as_json: bool
 ) -> None:
-    """Give the events of a folder to a handler, and exit with 18 if some are left."""
     handle = _handler(name)
     with ExitStack() as stack:
         client = None if config is None else stack.enter_context(connect(config))
+        chosen = None if config is None else to_options(config, options)
         runner = stack.enter_context(asyncio.Runner())
 
         def call(event: ChangeEvent) -> None:
@@ -79,7 +107,7 @@ def retry(
             else:
                 handle(event)
 
-        done = SetAsideFolder(_existing(folder)).retry(call, client, options)
+        done = folder.retry(call, client, chosen)
     if as_json:
         typer.echo(json.dumps({"handled": done.handled, "left": done.left, "reasons": done.reasons}))
     else:
@@ -92,6 +120,63 @@ def retry(
         )
     if done.left:
         raise typer.Exit(SET_ASIDE)
+
+
+def _retry_table(
+    folder: SetAsideFolder, target: str, config: ClientConfig, options: Sequence[str], *, as_json: bool
+) -> None:
+    with installed():
+        from multiclouddb_mirror import destination_of, retry_set_aside
+    table = destination_of(target)
+    records = folder.records(target=table.name)
+    if not records:
+        raise typer.BadParameter(
+            f"{folder.path} has nothing of {table.name}; set-aside list shows what it has", param_hint="TO"
+        )
+    with connect(config) as client:
+        done = retry_set_aside(client, records[0].address, table, folder, to_options(config, options))
+    if as_json:
+        typer.echo(json.dumps(attrs.asdict(done)))
+    else:
+        print_fields(
+            [
+                ("table", done.table),
+                ("written", f"{done.written:,} rows"),
+                ("newer", f"{done.newer:,} of which the table has a newer change"),
+                ("left", f"{done.left:,}"),
+                *(("because", scrub(each)) for each in done.reasons),
+            ]
+        )
+    end_with([SET_ASIDE if done.left else 0])
+
+
+def _retry_file(folder: SetAsideFolder, path: str, options: Sequence[str], *, as_json: bool) -> None:
+    with installed():
+        from multiclouddb_mirror import MirrorFile, destination_of, retry_set_aside
+    file = MirrorFile.read(path)
+    with connect(file.config) as client:
+        chosen = to_options(file.config, options)
+        found = each_of(
+            file.jobs(client),
+            lambda job: retry_set_aside(client, job.address, destination_of(job.target), folder, chosen),
+        )
+    answers, rows, codes = list[dict[str, object]](), list[list[Cell]](), list[int]()
+    for job, each in found:
+        name = str(job.address)
+        if isinstance(each, MulticloudDbError):
+            codes.append(told_failure(job, each))
+            answers.append(failure_of(job, each))
+            rows.append([name, job.table, "-", "-", "not known", ""])
+        else:
+            codes.append(SET_ASIDE if each.left else 0)
+            answers.append({"address": name, **attrs.asdict(each)})
+            because = "; ".join(map(scrub, each.reasons))
+            rows.append([name, each.table, f"{each.written:,}", f"{each.newer:,}", f"{each.left:,}", because])
+    if as_json:
+        typer.echo(json.dumps(answers))
+    else:
+        print_table(["collection", "table", "written", "newer", "left", "because"], rows)
+    end_with(codes)
 
 
 def _existing(folder: Path) -> Path:
@@ -111,11 +196,11 @@ def _handler(name: str) -> Callable[[ChangeEvent], Any]:
     try:
         found = getattr(importlib.import_module(module), function) if module and function else None
     except (ModuleNotFoundError, AttributeError) as error:
-        raise typer.BadParameter(f"{name}: {error}", param_hint="HANDLER") from error
+        raise typer.BadParameter(f"{name}: {error}", param_hint="TO") from error
     finally:
         sys.path.remove(os.getcwd())
     if not callable(found):
         raise typer.BadParameter(
-            f"{name} is no function: write MODULE:FUNCTION, such as worker:handle", param_hint="HANDLER"
+            f"{name} is no function: write MODULE:FUNCTION, such as worker:handle", param_hint="TO"
         )
     return found  # type: ignore[no-any-return]  # its arguments show when it is called

@@ -53,6 +53,16 @@ class Commands(TyperGroup):
             raise typer.BadParameter('it is not installed; run: pip install "multiclouddb[certify]"')
         return None
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the name and the command that the arguments begin with: `mirror status` before `mirror`."""
+        name = " ".join(args[:2])
+        found = self.commands.get(name)
+        return super().resolve_command(ctx, args) if found is None else (name, found, args[2:])
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Return what the first word may be."""
+        return [each for each in super().shell_complete(ctx, incomplete) if " " not in each.value]
+
     def main(
         self,
         args: Sequence[str] | None = None,
@@ -213,7 +223,6 @@ def mirror(
     set_aside: cli.SetAside = None,
     set_aside_documents: cli.SetAsideDocuments = False,
     max_set_aside: cli.MaxSetAside = 100,
-    retry: cli.Retry = None,
     estimate: cli.MirrorEstimate = False,
     tombstones: cli.Tombstones = None,
     compact: cli.Compact = False,
@@ -232,83 +241,91 @@ def mirror(
     Without COLLECTION, URL is a TOML file that has a [[table]] for each collection and its table; one that
     fails does not stop the others, and the exit code is the highest, but 18 only if there is no other.
 
-    multiclouddb mirror status TARGET prints how a table is, with --set-aside FOLDER also what is set aside.
+    multiclouddb mirror status prints how a table is, and multiclouddb set-aside retry tries again what is set
+    aside.
     """
-    from multiclouddb_cli import mirroring as command
     from multiclouddb_cli.arguments import to_address, to_age, to_config, to_options, to_start
     from multiclouddb_cli.failure import told
     from multiclouddb_cli.watched import to_place
 
-    if url == "status" and collection is not None:
-        _check_only(context, "status", ("url", "collection", "position", "set_aside", "as_json"))
-        command.status(collection, position, set_aside, as_json=as_json)
-        return
-    known = ("url", "collection", "target", "position", "options", "as_json")
-    if retry is not None:
-        _check_only(context, "--retry", (*known, "retry"))
-    elif estimate:
-        _check_only(context, "--estimate", (*known, "estimate", "max_scan_rate"))
+    if estimate:
+        known = ("url", "collection", "target", "position", "options", "as_json", "estimate", "max_scan_rate")
+        _check_only(context, known)
     if follow and prove:
         raise typer.BadParameter(
             "needs a run that ends: leave out --follow, or give --prove-every", param_hint="--prove"
         )
-    if listen is not None and not follow:
-        raise typer.BadParameter("is for --follow", param_hint="--listen")
-    if prove_every is not None and (not follow or collection is None):
-        raise typer.BadParameter("is for --follow with one table", param_hint="--prove-every")
+    for name, value in (("--listen", listen), ("--prove-every", prove_every)):
+        if value is not None and not follow:
+            raise typer.BadParameter("is for --follow", param_hint=name)
     if (collection is None) != (target is None) or (collection is None and position is not None):
         raise typer.BadParameter(
             "give both; or neither, with a TOML file that has [[table]]", param_hint="COLLECTION and --target"
         )
-    for name, is_given in (("--retry", retry is not None), ("--estimate", estimate)):
-        if is_given and (collection is None or target is None):
-            raise typer.BadParameter("needs COLLECTION and --target", param_hint=name)
-    if collection is None or target is None:
-        command.mirror_file(
-            url, options or (), as_json=as_json, follow=follow,
-            listen=None if listen is None else to_place(listen),
-            start=None if start is None else to_start(start, max_scan_rate=max_scan_rate),
-            on_expired=on_expired, resync=resync, columns=columns, refill=refill, adopt=adopt, prove=prove,
-            max_scan_rate=max_scan_rate, timeout_seconds=timeout, set_aside=set_aside,
-            set_aside_documents=set_aside_documents, max_set_aside=max_set_aside, spark=spark,
-            compact=compact, tombstones=None if tombstones is None else to_age(tombstones, "--tombstones"),
-        )  # fmt: skip
-        return
-    config = to_config(url)
     if estimate:
-        command.estimate(
+        from multiclouddb_cli import estimating
+
+        if collection is None or target is None:
+            estimating.estimate_file(url, max_scan_rate, options or (), as_json=as_json)
+            return
+        config = to_config(url)
+        estimating.estimate(
             config, to_address(collection), target, position, max_scan_rate,
             to_options(config, options or ()), as_json=as_json,
         )  # fmt: skip
         return
-    if retry is not None:
-        command.retry(
-            config, to_address(collection), target, position, retry, to_options(config, options or ()),
-            as_json=as_json,
-        )  # fmt: skip
+    from multiclouddb_cli import mirroring as command
+
+    place = None if listen is None else to_place(listen)
+    every = None if prove_every is None else to_age(prove_every, "--prove-every").total_seconds()
+    settings: dict[str, Any] = {
+        "follow": follow, "start": None if start is None else to_start(start, max_scan_rate=max_scan_rate),
+        "on_expired": on_expired, "resync": resync, "columns": columns, "refill": refill, "adopt": adopt,
+        "prove": prove, "max_scan_rate": max_scan_rate, "timeout_seconds": timeout, "set_aside": set_aside,
+        "set_aside_documents": set_aside_documents, "max_set_aside": max_set_aside, "spark": spark,
+        "compact": compact, "tombstones": None if tombstones is None else to_age(tombstones, "--tombstones"),
+    }  # fmt: skip
+    if collection is None or target is None:
+        command.mirror_file(
+            url, options or (), as_json=as_json, listen=place, prove_seconds=every, **settings
+        )
         return
-    proves = None if prove_every is None else to_age(prove_every, "--prove-every")
+    config = to_config(url)
     with told(as_json=as_json):
         command.mirror(
-            config, to_address(collection), target, as_json=as_json, follow=follow, position=position,
-            listen=None if listen is None else to_place(listen),
-            prove_seconds=None if proves is None else proves.total_seconds(),
-            start=None if start is None else to_start(start, max_scan_rate=max_scan_rate),
-            on_expired=on_expired, resync=resync, columns=columns, refill=refill, adopt=adopt, prove=prove,
-            max_scan_rate=max_scan_rate, timeout_seconds=timeout,
-            provider_options=to_options(config, options or ()), set_aside=set_aside,
-            set_aside_documents=set_aside_documents, max_set_aside=max_set_aside, spark=spark,
-            compact=compact, tombstones=None if tombstones is None else to_age(tombstones, "--tombstones"),
+            config, to_address(collection), target, as_json=as_json, listen=place, prove_seconds=every,
+            position=position, provider_options=to_options(config, options or ()), **settings,
         )  # fmt: skip
 
 
-def _check_only(context: typer.Context, kind: str, known: Collection[str]) -> None:
-    """Refuse an option that has no meaning beside a kind of the command."""
+def _check_only(context: typer.Context, known: Collection[str]) -> None:
+    """Refuse an option that has no meaning for `--estimate`."""
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE" and name not in known:
-            raise typer.BadParameter(f"has no meaning for mirror {kind}", param_hint=parameter.opts[0])
+            raise typer.BadParameter("has no meaning for --estimate", param_hint=parameter.opts[0])
+
+
+@app.command(name="mirror status", short_help="Show how a mirrored table is, or those of a file.")
+def mirror_status(
+    table: Annotated[
+        str,
+        typer.Argument(metavar="TARGET", help="The table, as in mirror --target, or the file of a mirror."),
+    ],
+    position: cli.MirrorPosition = None,
+    set_aside: cli.StatusAside = None,
+    as_json: cli.Json = False,
+) -> None:
+    """Show the rows of a table, up to when it is right, the last proof, and what is set aside.
+
+    Nothing is written, and the database is not asked, unless a file names the collections of a database
+    by *. The exit code is 18 if something is set aside. For a file --json prints a list, and the exit code is
+    the highest, but 18 only if there is no other.
+    """
+    from multiclouddb_cli import status as command
+
+    command.status(table, position, set_aside, as_json=as_json)
 
 
 @app.command(short_help="Prove that a table equals its collection, and repair it.")
@@ -535,29 +552,34 @@ def list_set_aside(folder: cli.AsideFolder, as_json: cli.JsonLines = False) -> N
     handled.list_records(folder, as_json=as_json)
 
 
-@set_aside_app.command(name="retry", short_help="Handle the events of a folder again.")
+@set_aside_app.command(name="retry", short_help="Try again what is set aside.")
 def retry_set_aside(
     folder: cli.AsideFolder,
-    handler: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="Your handler of one event.")],
+    to: Annotated[
+        str,
+        typer.Argument(
+            metavar="TO",
+            help="Your handler of one event, as MODULE:FUNCTION; a table, as in mirror --target; or the file "
+            "of a mirror.",
+        ),
+    ],
     url: Annotated[
         str | None,
-        typer.Argument(metavar="URL", help="The database, if the documents were not kept in the folder."),
+        typer.Argument(metavar="URL", help="The database; a handler needs it if no documents are in FOLDER."),
     ] = None,
     options: cli.ProviderOption = None,
     as_json: cli.Json = False,
 ) -> None:
-    """Give a handler the events again that it could not handle, those of each key in their order.
+    """Give a handler its events again, or write the rows of a mirror, in the order of the changes.
 
-    An event that is handled leaves the folder. Of a key whose event fails again, the later ones wait. Without
-    documents in the folder, each document is read from URL as it is now. The worker may run meanwhile. For
-    what a mirror has set aside, use mirror --retry. The exit code is 18 if something is left.
+    What succeeds leaves the folder. Of a key whose event a handler cannot handle, the later ones wait.
+    Without documents in the folder, each document is read from URL as it is now, and a row of a table always
+    is; a newer row is never replaced. Worker and mirror may run meanwhile. For a file --json prints a list.
+    The exit code is 18 if something is left.
     """
     from multiclouddb_cli import handled
-    from multiclouddb_cli.arguments import to_config, to_options
 
-    config = None if url is None else to_config(url)
-    chosen = None if config is None else to_options(config, options or ())
-    handled.retry(folder, handler, config, chosen, as_json=as_json)
+    handled.retry(folder, to, url, options or (), as_json=as_json)
 
 
 def run() -> None:

@@ -6,28 +6,16 @@ import json
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from threading import Timer
 from typing import TYPE_CHECKING, Unpack
 
-import attrs
 import typer
 
-from multiclouddb_api import (
-    ClientConfig,
-    ErrorCategory,
-    ErrorDetail,
-    ErrorReason,
-    MulticloudDbError,
-    ProviderOptions,
-    ResourceAddress,
-    connect,
-)
+from multiclouddb_api import ClientConfig, MulticloudDbError, ResourceAddress, connect
 from multiclouddb_api.request import is_same_collection
 from multiclouddb_cli.arguments import to_options
 from multiclouddb_cli.exits import SET_ASIDE
-from multiclouddb_cli.failure import facts_of, scrub
 from multiclouddb_cli.failure import report as report_error
+from multiclouddb_cli.mirrored import end_with, failure_of, installed, told_failure
 from multiclouddb_cli.screen import ProgressLine, duration, moment, print_fields, snapshot_line
 from multiclouddb_cli.session import until_signal
 from multiclouddb_cli.tail import OutageReport, StatusLine
@@ -35,7 +23,15 @@ from multiclouddb_cli.verifying import print_report, verify_line
 from multiclouddb_cli.watched import Watched, WatchedTable, served
 
 if TYPE_CHECKING:
-    from multiclouddb_mirror import MirrorJob, MirrorProgress, MirrorReport, MirrorSettings, Outcome
+    from multiclouddb_mirror import (
+        Mirror,
+        MirrorJob,
+        MirrorProgress,
+        MirrorReport,
+        MirrorSettings,
+        Outcome,
+        ProvedMirror,
+    )
     from multiclouddb_verify import Progress, Report
 
 
@@ -50,10 +46,11 @@ def mirror(
     **settings: Unpack[MirrorSettings],
 ) -> None:
     """Run the command with the text of `--target`, and the settings of `mirror`."""
-    with _installed():
-        from multiclouddb_mirror import Mirror, MirrorJob
+    with installed():
+        from multiclouddb_mirror import Mirror, MirrorJob, ProvedMirror
     line, proof = ProgressLine(_line), ProgressLine(verify_line)
-    watched, table = Watched(), _watched(MirrorJob(address, target), settings)
+    job = MirrorJob(address, target)
+    watched, table = Watched(), _watched(job, settings)
     watched.add(table)
 
     def on_progress(progress: MirrorProgress) -> None:
@@ -66,45 +63,44 @@ def mirror(
         table.alive()
         watched.turned()
 
+    def on_run(report: MirrorReport) -> None:
+        line.clear()
+        proof.clear()
+        table.run_ended()
+        if report.proof is not None:
+            table.proved(int(report.proof.exit_code))
+            if prove_seconds is not None:
+                typer.echo(f"proof: {_counts(report.proof)}", err=True)
+
     settings.update({"on_progress": on_progress, "on_proof_progress": on_proof_progress})
-    outages, code = _Outages(lambda: [(address, table)]), 0
+    outages = _Outages(lambda: [(address, table)])
     with (
         served(watched, listen),
         _ends_well(follows=settings.get("follow", False)),
         until_signal() as interrupt,
         connect(config, observer=outages) as client,
     ):
-        proved: Report | None = None
-        while True:
-            job = Mirror(client, address, target, **settings)
-            interrupt.stop = job.stop
-            if interrupt.signal is not None:  # meanwhile
-                job.stop()
-            is_following = settings.get("follow", False)
-            try:
-                with _after(prove_seconds if is_following else None, job.stop):
-                    report = job.run()
-            finally:
-                line.clear()
-                proof.clear()
-            table.run_ended()
-            if report.proof is not None:
-                proved = report.proof
-                table.proved(int(proved.exit_code))
-            if prove_seconds is None or interrupt.signal is not None:
-                break
-            if report.proof is not None:
-                typer.echo(f"proof: {_counts(report.proof)}", err=True)
-            # It follows until a proof is due; the proof goes on merging, and the next run from there.
-            settings.update(
-                {"follow": not is_following, "prove": is_following, "resync": False, "refill": False}
-            )
+
+        def made(chosen: MirrorSettings) -> Mirror:
+            return Mirror(client, address, target, **chosen)
+
+        if prove_seconds is None:
+            running: Mirror | ProvedMirror = made(settings)
+        else:
+            running = ProvedMirror(made, settings, prove_seconds, on_run)
+        interrupt.stop = running.stop
+        if interrupt.signal is not None:  # meanwhile
+            running.stop()
+        try:
+            report = running.run()
+        finally:
+            line.clear()
+            proof.clear()
+        if prove_seconds is None:
+            on_run(report)
         watched.stopping()
-        report = attrs.evolve(report, proof=proved)
         _print(report, as_json=as_json)
-        code = _code(report)
-    if code:
-        raise typer.Exit(code)
+    end_with([_code(report)])
 
 
 class _Outages(OutageReport):
@@ -128,123 +124,6 @@ class _Outages(OutageReport):
         for other, table in self._tables():
             if is_same_collection(address, other):
                 table.outage(seconds)
-
-
-@contextmanager
-def _after(seconds: float | None, call: Callable[[], None]) -> Iterator[None]:
-    """Call a function when a block has run for some time."""
-    timer = None if seconds is None else Timer(seconds, call)
-    if timer is not None:
-        timer.daemon = True
-        timer.start()
-    try:
-        yield
-    finally:
-        if timer is not None:
-            timer.cancel()
-
-
-def retry(
-    config: ClientConfig,
-    address: ResourceAddress,
-    target: str,
-    position: str | None,
-    folder: Path,
-    options: ProviderOptions | None,
-    *,
-    as_json: bool,
-) -> None:
-    """Run the command with the folder of `--retry`."""
-    with _installed():
-        from multiclouddb_mirror import destination_of, retry_set_aside
-    from multiclouddb_api.set_aside import SetAsideFolder
-
-    with connect(config) as client:
-        table = destination_of(target, position)
-        report = retry_set_aside(client, address, table, SetAsideFolder(folder), options)
-    if as_json:
-        typer.echo(json.dumps(attrs.asdict(report)))
-    else:
-        print_fields(
-            [
-                ("table", report.table),
-                ("written", f"{report.written:,} rows"),
-                ("newer", f"{report.newer:,} of which the table has a newer change"),
-                ("left", f"{report.left:,}"),
-                *(("because", scrub(each)) for each in report.reasons),
-            ]
-        )
-    if report.left:
-        raise typer.Exit(SET_ASIDE)
-
-
-def estimate(
-    config: ClientConfig,
-    address: ResourceAddress,
-    target: str,
-    position: str | None,
-    max_scan_rate: float | None,
-    options: ProviderOptions | None,
-    *,
-    as_json: bool,
-) -> None:
-    """Print what a run will read, and end with the code of the first thing that is missing."""
-    with _installed():
-        from multiclouddb_mirror import destination_of, estimate_mirror
-    with until_signal() as interrupt, connect(config) as client, interrupt.reading():
-        found = estimate_mirror(
-            client, address, destination_of(target, position), max_scan_rate=max_scan_rate,
-            provider_options=options,
-        )  # fmt: skip
-    if as_json:
-        typer.echo(json.dumps(found.to_dict()))
-    else:
-        fields = [("table", found.table), ("begins", _BEGAN[found.begins])]
-        if (scan := found.scan) is not None:
-            fields += [
-                ("rows", "not known" if scan.rows is None else f"about {scan.rows:,}"),
-                ("units", "not known" if scan.units is None else f"{scan.units:,.0f}: {scan.price}"),
-                ("time", duration(scan.seconds) if scan.seconds else "not known: give --max-scan-rate"),
-            ]
-        may = {None: "not known", True: "yes", False: "no"}[found.may_write]
-        print_fields([*fields, ("may write", may), ("missing", f"{len(found.problems)}")])
-    codes = [report_error(each, debug=False) for each in found.problems]
-    if codes:
-        raise typer.Exit(codes[0])
-
-
-def status(target: str, position: str | None, folder: Path | None, *, as_json: bool) -> None:
-    """Print how a table is, and end with 18 if something is set aside."""
-    with _installed():
-        from multiclouddb_mirror import destination_of, mirror_status
-    from multiclouddb_api.set_aside import SetAsideFolder
-
-    found = mirror_status(
-        destination_of(target, position), None if folder is None else SetAsideFolder(folder)
-    )
-    if as_json:
-        typer.echo(json.dumps(found.to_dict()))
-    else:
-        rows = "there is no table"
-        if found.rows is not None:
-            rows = f"{found.rows:,}, and {found.deleted:,} of deleted documents"
-        aside = "not asked: give --set-aside" if found.set_aside is None else f"{found.set_aside:,}"
-        print_fields(
-            [
-                ("table", found.table),
-                ("collection", "not known" if found.address is None else str(found.address)),
-                ("rows", rows),
-                *([("copy", "not complete: rows may be missing")] if found.is_copying else []),
-                ("right at", moment(found.watermark)),
-                ("lag", f"at most {duration(found.lag_seconds)}" if found.watermark else "not known"),
-                ("position of", moment(found.stored_at)),
-                ("incomplete", "no" if found.incomplete_since is None else f"since {found.incomplete_since}"),
-                ("proved equal", moment(found.proved_at) if found.proved_at else "never with --prove"),
-                ("set aside", aside),
-            ]
-        )
-    if found.set_aside:
-        raise typer.Exit(SET_ASIDE)
 
 
 def _code(report: MirrorReport) -> int:
@@ -271,10 +150,11 @@ def mirror_file(
     *,
     as_json: bool,
     listen: tuple[str, int] | None = None,
+    prove_seconds: float | None = None,
     **settings: Unpack[MirrorSettings],
 ) -> None:
     """Run the mirrors of a file, with the texts of `--option`."""
-    with _installed():
+    with installed():
         from multiclouddb_mirror import MirrorFile, Mirrors
     file, codes = MirrorFile.read(path), list[int]()
     settings["provider_options"] = to_options(file.config, options)
@@ -292,8 +172,14 @@ def mirror_file(
         tables[job].failed(error, ends=False)
         watched.turned()
         lines[job].clear()
-        typer.echo(f"{job.address}, {job.table}, which is tried again every minute:", err=True)
-        report_error(error, debug=False)
+        told_failure(job, error, ", which is tried again every minute")
+
+    def ran(job: MirrorJob, report: MirrorReport) -> None:
+        lines[job].clear()
+        tables[job].run_ended()
+        if report.proof is not None:
+            tables[job].proved(int(report.proof.exit_code))
+            typer.echo(f"{job.address}, {job.table}: proof: {_counts(report.proof)}", err=True)
 
     def told(job: MirrorJob, outcome: Outcome) -> None:
         lines[job].clear()
@@ -301,27 +187,31 @@ def mirror_file(
             tables[job].failed(outcome, ends=True)
             watched.turned()
             follows = settings.get("follow", False) and len(tables) > 1
-            what = ", which is not followed any more" if follows else ""
-            typer.echo(f"{job.address}, {job.table}{what}:", err=True)
-            codes.append(report_error(outcome, debug=False))
+            codes.append(told_failure(job, outcome, ", which is not followed any more" if follows else ""))
             if as_json:
-                failed = {"address": str(job.address), "table": job.table, "error": facts_of(outcome)}
-                typer.echo(json.dumps(failed))
+                typer.echo(json.dumps(failure_of(job, outcome)))
             return
         codes.append(_code(outcome))
-        if as_json:
-            typer.echo(json.dumps(outcome.to_dict()))
-            return
-        state = "every change is read" if outcome.caught_up else "stopped"
-        proof = "" if outcome.proof is None else "  EQUAL" if outcome.proof.equal else "  NOT EQUAL"
-        aside = f"  {outcome.set_aside:,} set aside" if outcome.set_aside else ""
-        if outcome.incomplete_since:
-            aside = f"  incomplete since {outcome.incomplete_since}"
-        rescued = "" if outcome.rescued is None else f"  {outcome.rescued:,} with values in _rescued"
-        merged = f"{outcome.events:,} merged{rescued}{aside}"
-        typer.echo(f"{outcome.address}  {outcome.table}  {merged}  {state}{proof}")
+        typer.echo(json.dumps(outcome.to_dict()) if as_json else _summary(outcome))
 
-    outages = _Outages(lambda: [(job.address, table) for job, table in tables.items()], several=True)
+    def listed() -> list[MirrorJob]:
+        found = file.jobs(client)
+        new = [job for job in found if job not in tables]
+        lines.update({job: ProgressLine(_line_of(job)) for job in new})
+        tables.update({job: _watched(job, settings) for job in new})
+        watched.add(*(tables[job] for job in new))
+        return found
+
+    def listed_again() -> list[MirrorJob]:
+        try:
+            return listed()
+        except MulticloudDbError as error:
+            typer.echo(f"the collections of {file.path.name}, which are listed again every minute:", err=True)
+            report_error(error, debug=False)
+            return []
+
+    # A copy, because collections may be found meanwhile.
+    outages = _Outages(lambda: [(job.address, table) for job, table in tuple(tables.items())], several=True)
     with (
         served(watched, listen),
         _ends_well(follows=settings.get("follow", False)),
@@ -329,18 +219,26 @@ def mirror_file(
         connect(file.config, observer=outages) as client,
     ):
         with interrupt.reading():
-            jobs = file.jobs(client)
-        tables |= {job: _watched(job, settings) for job in jobs}
-        lines |= {job: ProgressLine(_line_of(job)) for job in jobs}
-        watched.add(*tables.values())
-        mirrors = Mirrors(client, jobs, told, on_page=on_page, on_pause=paused, **settings)
+            jobs = listed()
+        mirrors = Mirrors(
+            client, jobs, told, on_page=on_page, on_pause=paused, find=listed_again if file.lists else None,
+            prove_seconds=prove_seconds, on_run=ran, **settings,
+        )  # fmt: skip
         interrupt.stop = mirrors.stop
         mirrors.run()
         watched.stopping()
-    # What is set aside comes after the failure of another table, which says more.
-    code = max((each for each in codes if each != SET_ASIDE), default=0) or max(codes, default=0)
-    if code:
-        raise typer.Exit(code)
+    end_with(codes)
+
+
+def _summary(report: MirrorReport) -> str:
+    """Return what became of one of several tables, in a line."""
+    state = "every change is read" if report.caught_up else "stopped"
+    proof = "" if report.proof is None else "  EQUAL" if report.proof.equal else "  NOT EQUAL"
+    aside = f"  {report.set_aside:,} set aside" if report.set_aside else ""
+    if report.incomplete_since:
+        aside = f"  incomplete since {report.incomplete_since}"
+    rescued = "" if report.rescued is None else f"  {report.rescued:,} with values in _rescued"
+    return f"{report.address}  {report.table}  {report.events:,} merged{rescued}{aside}  {state}{proof}"
 
 
 @contextmanager
@@ -351,18 +249,6 @@ def _ends_well(*, follows: bool) -> Iterator[None]:
     except typer.Exit as end:
         if not follows or end.exit_code != 128 + signal.SIGTERM:
             raise
-
-
-@contextmanager
-def _installed() -> Iterator[None]:
-    """Say what to install if an import in the block fails."""
-    try:
-        yield
-    except ImportError as error:
-        raise MulticloudDbError(
-            f'mirror: cannot import {error.name}; run: pip install "multiclouddb[verify]"',
-            ErrorDetail(ErrorCategory.INVALID_REQUEST, reason=ErrorReason.NOT_INSTALLED),
-        ) from error
 
 
 def _line(progress: MirrorProgress, a_second: float | None) -> str:

@@ -312,21 +312,15 @@ SetAside: TypeAlias = Annotated[
         help="Put what cannot be decoded, and rows that the table refuses, into files, and go on.",
     ),
 ]
+StatusAside: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--set-aside", metavar="FOLDER", help="Show how many rows are set aside in this folder."),
+]
 SetAsideDocuments: TypeAlias = Annotated[
     bool, typer.Option("--set-aside-documents", help="Put the documents into these files too.")
 ]
 MaxSetAside: TypeAlias = Annotated[
     int, typer.Option("--max-set-aside", min=1, metavar="N", help="End when more are set aside.")
-]
-Retry: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        "--retry",
-        metavar="FOLDER",
-        exists=True,
-        file_okay=False,
-        help="Try again what is set aside in this folder, and do nothing else.",
-    ),
 ]
 ColumnsFile: TypeAlias = Annotated[
     Path | None,

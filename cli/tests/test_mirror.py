@@ -136,7 +136,9 @@ def test_the_tables_of_a_file_end_with_the_highest_code(run, tmp_path, path, sto
     assert "--option" in ran.stderr
 
 
-def test_what_is_set_aside_ends_with_18_until_it_is_written(mirror, store, tmp_path, monkeypatch):
+def test_what_is_set_aside_ends_with_18_until_it_is_written(
+    mirror, run, url, target, store, tmp_path, monkeypatch
+):
     assert mirror().exit_code == 0
     store.put("orders", "o-3", {"total": "geheim"})
     store.put("orders", "o-4", {"total": 400})
@@ -161,26 +163,25 @@ def test_what_is_set_aside_ends_with_18_until_it_is_written(mirror, store, tmp_p
     assert ran.exit_code == exits.SET_ASIDE, ran.output
     assert "1 row, which the table lacks" in ran.stdout
     assert json.loads(mirror("--set-aside", folder, "--json").stdout)["set_aside"] == 1
-    ran = mirror("--retry", folder)
-    assert ran.exit_code == exits.SET_ASIDE
+    ran = run("set-aside", "retry", folder, target, url)
+    assert ran.exit_code == exits.SET_ASIDE, ran.output
     assert "has a value that does not fit" in ran.stdout
     refused = "nothing of this text"
-    assert json.loads(mirror("--retry", folder, "--json").stdout)["written"] == 1
+    assert json.loads(run("set-aside", "retry", folder, target, url, "--json").stdout)["written"] == 1
     assert mirror("--set-aside", folder, "--prove").exit_code == 0
+    ran = run("set-aside", "retry", folder, target, url)
+    assert ran.exit_code == exits.USAGE
+    assert "has nothing of" in ran.stderr
+    ran = run("set-aside", "retry", folder, target)
+    assert ran.exit_code == exits.USAGE
+    assert "URL: is missing" in ran.stderr.replace("Invalid value for ", "")
 
 
-@pytest.mark.parametrize(
-    "words", [["--follow"], ["--resync"], ["--set-aside", "aside"], ["--max-scan-rate", "5"]]
-)
-def test_an_option_without_a_meaning_is_named(mirror, run, target, tmp_path, words):
-    ran = mirror("--retry", str(tmp_path), *words)
+@pytest.mark.parametrize("words", [["--follow"], ["--resync"], ["--set-aside", "aside"]])
+def test_an_option_without_a_meaning_is_named(mirror, words):
+    ran = mirror("--estimate", *words)
     assert ran.exit_code == exits.USAGE, ran.output
-    assert f"{words[0]}: has no meaning for mirror --retry" in ran.stderr.replace("Invalid value for ", "")
-    if words[0] != "--set-aside":
-        ran = run("mirror", "status", target, *words)
-        assert ran.exit_code == exits.USAGE, ran.output
-        assert "has no meaning for mirror status" in ran.stderr
-    assert run("mirror", "status", target, "--target", target).exit_code == exits.USAGE
+    assert f"{words[0]}: has no meaning for --estimate" in ran.stderr.replace("Invalid value for ", "")
 
 
 def test_each_proof_of_a_mirror_that_follows_is_counted_in_the_log(mirror, monkeypatch):
@@ -206,13 +207,6 @@ def test_an_estimate_ends_with_the_code_of_what_is_missing(mirror, run, url, tar
     ran = run("mirror", url, "main/gone", "--target", target, "--estimate", "--json")
     assert ran.exit_code == 4, ran.output
     assert json.loads(ran.stdout)["problems"][0]["category"] == "NOT_FOUND"
-    assert run("mirror", "mirror.toml", "--estimate").exit_code == exits.USAGE
-
-
-def test_a_retry_names_what_it_needs(run, tmp_path):
-    ran = run("mirror", "mirror.toml", "--retry", str(tmp_path))
-    assert ran.exit_code == exits.USAGE
-    assert "COLLECTION and --target" in ran.stderr
 
 
 def test_its_status_is_that_of_the_table(mirror, run, store, target, tmp_path):

@@ -84,11 +84,11 @@ class Side:
         return found
 
     def command(self, *words: str, seconds: float = 300.0) -> dict[str, Any]:
-        """Run `multiclouddb mirror`, and return what became of it."""
+        """Run `multiclouddb`, and return what became of it."""
         began = time.monotonic()
         try:
             ran = subprocess.run(
-                [_COMMAND, "mirror", *words], capture_output=True, text=True, timeout=seconds, check=False,
+                [_COMMAND, *words], capture_output=True, text=True, timeout=seconds, check=False,
                 env={**os.environ, **_ENVIRONMENT},
             )  # fmt: skip
         except subprocess.TimeoutExpired:
@@ -388,9 +388,11 @@ class Run:
             self.note("stop after a drop", side, **side.end(signal.SIGTERM))
             address, target = side.source.address("notes"), side.copies["notes"].target
             words = [address, "--target", target, "--columns", str(side.folder / "columns.toml"), "--resync"]
-            self.note("a run with the file", side, **side.command(str(side.file), seconds=60))
-            self.note("--resync with mirror.toml", side, **side.command(str(side.file), *words))
-            resynced = side.command(str(side.folder / "source.toml"), *words, "--set-aside", str(side.aside))
+            self.note("a run with the file", side, **side.command("mirror", str(side.file), seconds=60))
+            self.note("--resync with mirror.toml", side, **side.command("mirror", str(side.file), *words))
+            resynced = side.command(
+                "mirror", str(side.folder / "source.toml"), *words, "--set-aside", str(side.aside)
+            )
             self.note("--resync", side, **resynced)
             if resynced["code"] not in (0, 18):
                 self.wrong("--resync", side, f"code {resynced['code']}")
@@ -440,7 +442,7 @@ class Run:
             self.note("writers stopped", side, written=side.writer.written, failed=side.writer.failed)
             self.note("last SIGTERM", side, **side.end(signal.SIGTERM))
             words = [str(side.file), "--set-aside", str(side.aside)]
-            ended = side.command(*words)
+            ended = side.command("mirror", *words)
             self.note("catch up", side, **ended)
             wanted = 18 if any(side.set_aside().values()) else 0
             if ended["code"] != wanted:
@@ -449,14 +451,14 @@ class Run:
         for side in self.sides:
             self.note("set aside at the end", side, aside=side.set_aside())
             for name, copy in side.copies.items():
-                found = side.command("status", copy.target, "--set-aside", str(side.aside))
+                found = side.command("mirror", "status", copy.target, "--set-aside", str(side.aside))
                 self.note(f"status of {name}", side, **found)
             self._correct(side)
-        self.compare("compared after --retry", may_lack=False)
+        self.compare("compared after the retry", may_lack=False)
         for side in self.sides:
             words = [str(side.file), "--set-aside", str(side.aside), "--prove"]
             # Where nothing is written, verify has to wait for the clock of the service, a minute for a table.
-            ended = side.command(*words, seconds=1200)
+            ended = side.command("mirror", *words, seconds=1200)
             self.note("proved", side, **ended)
             if ended["code"]:
                 self.wrong("proved", side, f"code {ended['code']}")
@@ -471,12 +473,11 @@ class Run:
                 side.source.put(name, key, document(2))
         for name, copy in side.copies.items():
             ended = side.command(
-                str(side.folder / "source.toml"), side.source.address(name), "--target", copy.target,
-                "--retry", str(side.aside),
-            )  # fmt: skip
-            self.note(f"--retry of {name}", side, **ended)
+                "set-aside", "retry", str(side.aside), copy.target, str(side.folder / "source.toml")
+            )
+            self.note(f"retry of {name}", side, **ended)
             if ended["code"]:
-                self.wrong(f"--retry of {name}", side, f"code {ended['code']}")
+                self.wrong(f"retry of {name}", side, f"code {ended['code']}")
 
     def run(self) -> None:
         """Run everything."""

@@ -28,6 +28,8 @@ __all__ = ["MirrorEstimate", "estimate_mirror"]
 class MirrorEstimate:
     """What the next run of a mirror will do."""
 
+    address: ResourceAddress
+    """The collection."""
     table: str
     """The name of the table, without secrets."""
     begins: Literal["snapshot", "position"]
@@ -42,6 +44,7 @@ class MirrorEstimate:
     def to_dict(self) -> dict[str, Any]:
         """Return the estimate for JSON."""
         return {
+            "address": str(self.address),
             "table": self.table,
             "begins": self.begins,
             "scan": None if self.scan is None else attrs.asdict(self.scan),
@@ -102,4 +105,4 @@ def estimate_mirror(
     except MulticloudDbError as error:
         problems.append(error)
     begins: Literal["snapshot", "position"] = "snapshot" if stored is None else "position"
-    return MirrorEstimate(table.name, begins, scan, may_write, tuple(problems))
+    return MirrorEstimate(address, table.name, begins, scan, may_write, tuple(problems))

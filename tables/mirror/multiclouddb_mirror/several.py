@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any, Final, TypeAlias, Unpack
@@ -25,6 +25,7 @@ from multiclouddb_api.config import config_of, from_environment, toml_of
 from multiclouddb_api.validators import path_here, unknown_name
 from multiclouddb_mirror.destinations import Shared, destination_among, destination_of
 from multiclouddb_mirror.mirroring import Mirror, MirrorSettings, is_outage
+from multiclouddb_mirror.proving import ProvedMirror
 from multiclouddb_mirror.report import MirrorProgress, MirrorReport
 from multiclouddb_spi.faults import unexpected
 
@@ -35,7 +36,10 @@ _ALL: Final = "*"
 _AGAIN_SECONDS: Final = 60.0
 _NAME: Final = re.compile(r"\w+(?:\.\w+)?")
 """How long a mirror that follows rests after it has tried to reach a server for five minutes. A process with
-one table ends then, and what has started it starts it again; this one goes on for its other tables."""
+one table ends then, and what has started it starts it again; this one goes on for its other tables. And how
+often it looks for new collections."""
+_MOST: Final = 10_000
+"""More threads than there are collections; each is made when it is needed."""
 
 
 @attrs.frozen
@@ -103,6 +107,11 @@ class MirrorFile:
             raise invalid_request(file, "has no table to mirror", way_out)
         return cls(config_of(read, place.name), [_entry(place.name, each) for each in tables], place)
 
+    @property
+    def lists(self) -> bool:
+        """True if an entry names all collections, of which there may be others later."""
+        return any(each["collection"].rpartition("/")[2] == _ALL for each in self.entries)
+
     def jobs(self, client: MulticloudDbClient) -> list[MirrorJob]:
         """Return what is to be done now; the collections of `*` are listed at each call.
 
@@ -159,6 +168,11 @@ class Mirrors:
         on_page: Called after each page.
         on_pause: With `follow`, called when a server could not be reached for five minutes; the mirror is
             tried again every minute.
+        find: With `follow`, called every minute: what it returns, and was not there before, is followed too.
+            Its errors end all mirrors.
+        prove_seconds: With `follow`, the time from one proof of a table to the next; one table is proved at a
+            time.
+        on_run: With `prove_seconds`, called after each proof and before it, as by `ProvedMirror`.
         **settings: The settings of `mirror` for each; without `follow` they run one after the other, and with
             it all at the same time.
     """
@@ -171,11 +185,17 @@ class Mirrors:
         *,
         on_page: Callable[[MirrorJob, MirrorProgress], None] | None = None,
         on_pause: Callable[[MirrorJob, MulticloudDbError], None] | None = None,
+        find: Callable[[], Sequence[MirrorJob]] | None = None,
+        prove_seconds: float | None = None,
+        on_run: Callable[[MirrorJob, MirrorReport], None] | None = None,
         **settings: Unpack[MirrorSettings],
     ) -> None:
-        self._client, self._jobs, self._settings = client, jobs, settings
+        self._client, self._jobs, self._settings = client, list(jobs), settings
         self._on_end, self._on_page, self._on_pause = on_end, on_page, on_pause
-        self._stopped, self._lock, self._running = Event(), Lock(), set[Mirror]()
+        self._follows = settings.get("follow", False)
+        self._find = find if self._follows else None
+        self._prove_seconds, self._on_run, self._proving = prove_seconds, on_run, Lock()
+        self._stopped, self._lock, self._running = Event(), Lock(), set[Mirror | ProvedMirror]()
         self._shared = Shared()
 
     def stop(self) -> None:
@@ -186,10 +206,26 @@ class Mirrors:
 
     def run(self) -> list[Outcome]:
         """Run the mirrors, and return what became of each that has begun."""
-        workers = len(self._jobs) if self._settings.get("follow") else 1
-        with ThreadPoolExecutor(max(1, workers), "multiclouddb-mirror") as pool:
-            running = [pool.submit(self._run, job) for job in self._jobs]
-            return [outcome for each in running if (outcome := each.result()) is not None]
+        running = list[Future[Outcome | None]]()
+        with ThreadPoolExecutor(_MOST if self._follows else 1, "multiclouddb-mirror") as pool:
+            new = self._jobs
+            try:
+                while new or not all(each.done() for each in running):
+                    running += [pool.submit(self._run, job) for job in new]
+                    wait(running, None if self._find is None else _AGAIN_SECONDS)
+                    new = self._found()
+            except BaseException:
+                self.stop()
+                raise
+        return [outcome for each in running if (outcome := each.result()) is not None]
+
+    def _found(self) -> list[MirrorJob]:
+        """Return what is there to be mirrored since the last time."""
+        if self._find is None or self._stopped.is_set():
+            return []
+        new = [job for job in self._find() if job not in self._jobs]
+        self._jobs += new
+        return new
 
     def _run(self, job: MirrorJob) -> Outcome | None:
         outcome: Outcome
@@ -207,7 +243,7 @@ class Mirrors:
             self._on_end(job, outcome)
         return outcome
 
-    def _made(self, job: MirrorJob) -> Mirror:
+    def _made(self, job: MirrorJob) -> Mirror | ProvedMirror:
         settings = self._settings.copy()
         if job.columns is not None:
             settings["columns"] = job.columns
@@ -216,9 +252,20 @@ class Mirrors:
         if (on_page := self._on_page) is not None:
             settings["on_progress"] = lambda progress: on_page(job, progress)
         table = destination_among(self._shared, job.target, job.position)
-        return Mirror(self._client, job.address, table, **settings)
 
-    def _follow(self, job: MirrorJob, one: Mirror) -> MirrorReport:
+        def made(settings: MirrorSettings) -> Mirror:
+            return Mirror(self._client, job.address, table, **settings)
+
+        if self._prove_seconds is None:
+            return made(settings)
+
+        def ran(report: MirrorReport) -> None:
+            if self._on_run is not None:
+                self._on_run(job, report)
+
+        return ProvedMirror(made, settings, self._prove_seconds, ran, self._proving)
+
+    def _follow(self, job: MirrorJob, one: Mirror | ProvedMirror) -> MirrorReport:
         """Run a mirror, and again for as long as a server that it follows cannot be reached."""
         self._running.add(one)
         try:
@@ -228,7 +275,7 @@ class Mirrors:
                 try:
                     return one.run()
                 except MulticloudDbError as error:
-                    if not self._settings.get("follow") or not is_outage(error):
+                    if not self._follows or not is_outage(error):
                         raise
                     if self._on_pause is not None:
                         self._on_pause(job, error)

@@ -1,0 +1,153 @@
+"""Tests what `multiclouddb mirror` does with a file besides running it: status, estimate, proofs, a retry."""
+
+import json
+import os
+import signal
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from multiclouddb_cli import exits
+from multiclouddb_embedded.feed import EmbeddedFeed
+from multiclouddb_mirror import several
+from multiclouddb_mirror.mirroring import Mirror
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(EmbeddedFeed, "visible_after", lambda feed: 0.02)
+    monkeypatch.setattr("multiclouddb_verify.source._CLOCK_ERROR", 0.0)
+
+
+@pytest.fixture
+def file(tmp_path, path, store):
+    """Return a file with the tables of two collections; orders has ten rows, and bills two."""
+    store.create_collection("bills")
+    store.put("bills", "b-0", {"n": 0})
+    store.put("bills", "b-1", {"n": 1})
+    return written(tmp_path, path, "orders", "bills")
+
+
+def written(tmp_path, path, *collections):
+    entry = '[[table]]\ncollection = "main/{0}"\ntarget = "sqlite:{1}/copy.db#{2}"\n'
+    entries = [entry.format(each, tmp_path, each.replace("*", "{collection}")) for each in collections]
+    made = tmp_path / "mirror.toml"
+    made.write_text(f'provider = "embedded"\n[connection]\npath = "{path}"\n' + "".join(entries))
+    return made
+
+
+def test_the_status_of_a_file_has_a_row_for_each_table(run, file, tmp_path):
+    ran = run("mirror", "status", file)
+    assert ran.exit_code == 0, ran.output
+    assert ran.stdout.count("there is no table") == 2
+    assert run("mirror", file).exit_code == 0
+    head, orders, bills = run("mirror", "status", file).stdout.splitlines()
+    assert head.split()[:3] == ["collection", "table", "rows"]
+    assert orders.split()[:3] == ["main/orders", f"sqlite:{tmp_path}/copy.db#orders", "10"]
+    assert "complete" in bills
+    told = json.loads(run("mirror", "status", file, "--set-aside", tmp_path / "aside", "--json").stdout)
+    assert [(each["address"], each["rows"], each["set_aside"]) for each in told] == [
+        ("main/orders", 10, 0),
+        ("main/bills", 2, 0),
+    ]
+
+
+def test_a_table_that_cannot_be_read_hides_no_other(run, file, tmp_path):
+    assert run("mirror", file).exit_code == 0
+    with closing(sqlite3.connect(tmp_path / "copy.db")) as database:
+        database.execute("DROP TABLE orders")
+        database.execute("CREATE TABLE orders (n INTEGER)")
+    ran = run("mirror", "status", file, "--json")
+    assert ran.exit_code == 3, ran.output
+    broken, whole = json.loads(ran.stdout)
+    assert broken["error"]["category"] == "INVALID_REQUEST"
+    assert whole["rows"] == 2
+    assert f"main/orders, sqlite:{tmp_path}/copy.db#orders:" in ran.stderr
+    assert "not known" in run("mirror", "status", file).stdout
+
+
+def test_the_position_of_one_table_is_not_for_a_file(run, file):
+    ran = run("mirror", "status", file, "--position", "file:///p/orders")
+    assert ran.exit_code == exits.USAGE
+    assert "is for one table" in ran.stderr
+
+
+def test_an_estimate_of_a_file_ends_with_the_highest_code(run, file, tmp_path, path):
+    ran = run("mirror", file, "--estimate")
+    assert ran.exit_code == 0, ran.output
+    assert [line.split()[2:5] for line in ran.stdout.splitlines()[1:]] == [
+        ["snapshot", "about", "10"],
+        ["snapshot", "about", "2"],
+    ]
+    assert not (tmp_path / "copy.db").exists()
+    file = written(tmp_path, path, "gone", "orders")
+    ran = run("mirror", file, "--estimate", "--json")
+    assert ran.exit_code == 4, ran.output
+    gone, orders = json.loads(ran.stdout)
+    assert (gone["address"], gone["problems"][0]["category"]) == ("main/gone", "NOT_FOUND")
+    assert (orders["scan"]["rows"], orders["problems"]) == (10, [])
+    assert "main/gone, sqlite:" in ran.stderr
+
+
+def test_what_is_set_aside_of_each_table_of_a_file_is_tried_again(run, file, store, tmp_path):
+    (tmp_path / "columns.toml").write_text('[columns]\nn = "int64"')
+    file.write_text(file.read_text() + 'columns = "columns.toml"\n')
+    aside = tmp_path / "aside"
+    store.put("bills", "b-2", {"n": "many"})
+    assert run("mirror", file, "--set-aside", aside).exit_code == exits.SET_ASIDE
+    assert run("mirror", "status", file, "--set-aside", aside).exit_code == exits.SET_ASIDE
+    ran = run("set-aside", "retry", aside, file)
+    assert ran.exit_code == exits.SET_ASIDE, ran.output
+    assert "does not fit" in ran.stdout
+    store.put("bills", "b-2", {"n": 2})
+    ran = run("set-aside", "retry", aside, file, "--json")
+    assert ran.exit_code == 0, ran.output
+    orders, bills = json.loads(ran.stdout)
+    assert (orders["written"], bills["written"], bills["left"]) == (0, 1, 0)
+    assert run("set-aside", "retry", aside, file, "embedded://x").exit_code == exits.USAGE
+
+
+def test_each_table_of_a_file_is_proved_while_it_is_followed(run, file, monkeypatch):
+    run_once, told = Mirror.run, []
+
+    def stopped(self):
+        told.append((str(self._address), self._settings["prove"]))
+        report = run_once(self)
+        if {(f"main/{name}", True) for name in ("orders", "bills")} <= set(told) and report.proof is not None:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return report
+
+    monkeypatch.setattr(Mirror, "run", stopped)
+    ran = run("mirror", file, "--follow", "--prove-every", "1s")
+    assert ran.exit_code == 0, ran.output
+    assert "main/orders, sqlite:" in ran.stderr
+    assert "proof: equal: 10 equal" in ran.stderr
+    assert "proof: equal: 2 equal" in ran.stderr
+
+
+def test_a_collection_that_is_made_meanwhile_is_followed(run, file, store, tmp_path, path, monkeypatch):
+    file = written(tmp_path, path, "*")
+    monkeypatch.setattr(several, "_AGAIN_SECONDS", 0.05)
+    run_once = Mirror.run
+
+    def stopped(self):
+        def on_progress(progress):
+            shown(progress)
+            if self._address.collection == "bills" and progress.events == 2 and not made:
+                made.append(store.create_collection("later"))
+                store.put("later", "l-0", {})
+            if self._address.collection == "later" and progress.events:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        shown = self._settings["on_progress"]
+        self._settings["on_progress"] = on_progress
+        return run_once(self)
+
+    made = []
+    monkeypatch.setattr(Mirror, "run", stopped)
+    ran = run("mirror", file, "--follow")
+    assert ran.exit_code == 0, ran.output
+    assert "main/later" in ran.stdout
+    with closing(sqlite3.connect(tmp_path / "copy.db")) as database:
+        assert database.execute("SELECT count(*) FROM later").fetchone() == (1,)
