@@ -241,10 +241,10 @@ def scans_in(batch: object) -> tuple[list[MergedSnapshot], list[MergedSnapshot]]
     for notice in batch.notices if isinstance(batch, ChangeFeedPage) else ():
         match notice:
             case SnapshotStarted(floor, where, whole):
-                begun.append(MergedSnapshot(_plan_of(where) or where, floor, True, False, False, whole))
+                begun.append(MergedSnapshot(plan_of(where) or where, floor, True, False, False, whole))
             case BackfillDone(where, floor):
-                ended.append(MergedSnapshot(_plan_of(where) or where, floor, False, False, True))
-            case RecordSkipped(where, position) if _plan_of(where) is not None:
+                ended.append(MergedSnapshot(plan_of(where) or where, floor, False, False, True))
+            case RecordSkipped(where, position) if plan_of(where) is not None:
                 raise invalid_request(
                     "batch",
                     f"lacks a row of a snapshot that cannot be decoded ({position}); at the end of the "
@@ -320,10 +320,10 @@ def is_of_scan(notice: RecordSkipped) -> bool:
     Args:
         notice: The notice.
     """
-    return _plan_of(notice.partition_id) is not None
+    return plan_of(notice.partition_id) is not None
 
 
-def _plan_of(partition_id: str) -> str | None:
+def plan_of(partition_id: str) -> str | None:
     """Return the id of a snapshot from a public id, in which the provider and the resource come first."""
     return plan_id_of(partition_id.split(":", 2)[-1])
 

@@ -33,7 +33,7 @@ from multiclouddb_api.set_aside import SetAside, SetAsideFolder
 from multiclouddb_mirror.advice import advised
 from multiclouddb_mirror.destinations import Destination, How
 from multiclouddb_spi.faults import without_data
-from multiclouddb_tables.batch import is_of_scan
+from multiclouddb_tables.batch import is_of_scan, plan_of
 from multiclouddb_tables.contract import Fix
 from multiclouddb_tables.layout import NO_ORDER
 from multiclouddb_tables.mark import Expected, FeedSource
@@ -59,6 +59,8 @@ class Setter:
     ) -> None:
         self._table, self._address, self._folder = table, address, folder
         self._documents = documents
+        self._before: dict[str, set[str]] = {}
+        """By scan, what was set aside before it began."""
 
     def records(self) -> list[SetAside]:
         """Return what is set aside of the table."""
@@ -80,6 +82,9 @@ class Setter:
     def merge(self, page: ChangeFeedPage, how: How) -> None:
         """Merge a page without what the table refuses.
 
+        When a copy of every row ends with the page, older records are removed, because the table has now what
+        they lacked.
+
         Args:
             page: The page.
             how: How it is merged.
@@ -87,6 +92,31 @@ class Setter:
         Raises:
             MulticloudDbError: That of the table, if it is about no single row.
         """
+        for notice in page.notices:
+            if isinstance(notice, SnapshotStarted) and notice.whole:
+                self._before[notice.partition_id] = {each.name for each in self.records()}
+        self._merge(page, how)
+        for notice in page.notices:
+            if isinstance(notice, BackfillDone):
+                self._forget_copied(notice)
+
+    def _forget_copied(self, copied: BackfillDone) -> None:
+        """Remove what was set aside before a copy, apart from the rows that the copy has set aside again.
+
+        A change that is older than the floor is older than the copy. Where the floor is low, as on DynamoDB,
+        or a record has no key, only the run that has begun the copy knows what is older.
+        """
+        records, before = self.records(), self._before.pop(copied.partition_id, set[str]())
+        plan = plan_of(copied.partition_id)
+        if plan is None:  # the backfill of one partition
+            return
+        again = {each.key for each in records if plan_of(each.partition_id) == plan}
+        for each in records:
+            is_older = each.name in before or (each.order_key or copied.floor) < copied.floor
+            if is_older and each.key not in again:
+                self._folder.remove(each)
+
+    def _merge(self, page: ChangeFeedPage, how: How) -> None:
         # A row of a scan that cannot be decoded has no key, so the sink refuses its page, and the job stops.
         skipped = [
             SetAside.of_notice(each, self._address, self._table.name)
