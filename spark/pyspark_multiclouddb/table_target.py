@@ -49,7 +49,15 @@ from multiclouddb_tables.layout import (
     state_of,
 )
 from multiclouddb_tables.layout import check_table as check_table_columns
-from multiclouddb_tables.mark import Expected, FeedSource, FoundTable, TableMark, emptied, refilled
+from multiclouddb_tables.mark import (
+    Expected,
+    FeedSource,
+    FoundTable,
+    TableMark,
+    declared_names,
+    emptied,
+    refilled,
+)
 from multiclouddb_tables.merging import FILLED
 from multiclouddb_tables.rules import (
     DELETED_AT,
@@ -454,7 +462,8 @@ class TableTarget(Table):
                     "change its type to STRING, or leave the column out",
                 )
         known = {field.name: type_text(field.dataType) for field in self._known()}
-        new = {name: wanted[name] for name in lacking_columns(self._table, wanted, known, self._new_columns)}
+        lacking = lacking_columns(self._table, wanted, known, self._new_columns, declared_names(mark))
+        new = {name: wanted[name] for name in lacking}
         if may_be_stale and STALE_SINCE not in known:
             new[STALE_SINCE] = type_text(TimestampType())
         if new:

@@ -60,6 +60,7 @@ from multiclouddb_tables.mark import (
     FeedSource,
     FoundTable,
     TableMark,
+    declared_names,
     emptied,
     refilled,
 )
@@ -384,8 +385,9 @@ class DeltaTarget(Table):
         if not self.exists:
             self._table = created(self._where, schema, mark, self.writer)
             self._seen = found_in(self._table, self._where)
-        if self._lacking(wanted):
-            self._commit(lambda: self._add(wanted))
+        declared = declared_names(mark)
+        if self._lacking(wanted, declared):
+            self._commit(lambda: self._add(wanted, declared))
 
     def redeclare(self, schema: pa.Schema, names: Sequence[str], mark: TableMark) -> None:
         """Give columns the types of another declaration, in one commit, which writes the table anew.
@@ -630,15 +632,15 @@ class DeltaTarget(Table):
         self._commit(lambda: write_deltalake(table, nothing, mode="append", commit_properties=properties))
         table.update_incremental()
 
-    def _lacking(self, wanted: Mapping[str, Field]) -> list[str]:
+    def _lacking(self, wanted: Mapping[str, Field], declared: Sequence[str]) -> list[str]:
         """Return the columns that the loaded version lacks; refuse one that it has with another type."""
         known = {field.name: kind_of(field.type) for field in self._known().schema().fields}
         kinds = {name: kind_of(field.type) for name, field in wanted.items()}
-        return lacking_columns(self._where, kinds, known, self._new_columns)
+        return lacking_columns(self._where, kinds, known, self._new_columns, declared)
 
-    def _add(self, wanted: Mapping[str, Field]) -> None:
+    def _add(self, wanted: Mapping[str, Field], declared: Sequence[str]) -> None:
         """Add the columns that the table does not have yet; another sink may have added some of them."""
-        if new := self._lacking(wanted):
+        if new := self._lacking(wanted, declared):
             fields = [wanted[name] for name in new]
             self._known().alter.add_columns(fields, commit_properties=said({}))
 

@@ -322,6 +322,15 @@ def _damaged(where: str) -> MulticloudDbError:
     )
 
 
+def declared_names(mark: TableMark | None) -> tuple[str, ...]:
+    """Return the columns that the mark of a table declares.
+
+    Args:
+        mark: The mark of the table.
+    """
+    return () if mark is None or mark.declared is None else mark.declared.names
+
+
 def emptied(mark: TableMark | None, names: Iterable[str], written: Iterable[str] = ()) -> list[str]:
     """Return the columns of a table that a tombstone leaves empty, beside those that are written anyway.
 

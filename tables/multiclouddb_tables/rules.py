@@ -6,7 +6,7 @@ a batch, `changes.py` which of its rows count, and `merging.py` merges it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, Literal, TypeVar
 
 import pyarrow as pa
@@ -103,18 +103,52 @@ def check_cases(wanted: Iterable[str], known: Iterable[str] = ()) -> None:
             )
 
 
+def other_type(
+    where: str, name: str, kinds: tuple[object, object], declared: Collection[str]
+) -> MulticloudDbError:
+    """Return the error of a column whose type the table does not have.
+
+    Args:
+        where: The name of the table.
+        name: The name of the column.
+        kinds: Its types in the batch and in the table.
+        declared: The columns of the declaration.
+    """
+    mine, there = kinds
+    if name in declared:
+        problem = f"is declared so that it needs the type {mine}, and it is {there} in {where}"
+        way_out = (
+            "give it the declared type again there; or declare another type, which a refill fills; or declare "
+            "the field under another name, with its path"
+        )
+    else:
+        problem = f"is {mine} in the batch and {there} in {where}"
+        way_out = "cast it, or give it another name"
+    return invalid_request(f"column {name}", problem, way_out)
+
+
 def lacking_columns(
-    where: str, wanted: Mapping[str, _Kind], known: Mapping[str, _Kind], what_to_do: Literal["add", "refuse"]
+    where: str,
+    wanted: Mapping[str, _Kind],
+    known: Mapping[str, _Kind],
+    what_to_do: Literal["add", "refuse"],
+    declared: Collection[str] = (),
 ) -> list[str]:
     """Return the names of the columns that a table lacks, from the types of both by name.
+
+    Args:
+        where: The name of the table.
+        wanted: The columns of the batch.
+        known: Those of the table.
+        what_to_do: What to do about those that it lacks.
+        declared: The columns of the declaration.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a column has another type in the table, or is new and refused.
     """
     for name, kind in wanted.items():
         if known.get(name, kind) != kind:
-            problem = f"is {kind} in the batch and {known[name]} in {where}"
-            raise invalid_request(f"column {name}", problem, "cast it, or give it another name")
+            raise other_type(where, name, (kind, known[name]), declared)
     check_cases(wanted, known)
     new = [name for name in wanted if name not in known]
     refused = ", ".join(name for name in new if name not in (DELETED_AT, STALE_SINCE))

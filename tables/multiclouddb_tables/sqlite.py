@@ -37,7 +37,15 @@ from multiclouddb_tables.column_values import ColumnType
 from multiclouddb_tables.columns import Columns
 from multiclouddb_tables.contract import Fix, Own, Table, check_position, check_writer
 from multiclouddb_tables.conversion import Unheld
-from multiclouddb_tables.mark import Expected, FoundTable, TableMark, emptied, lacked, refilled
+from multiclouddb_tables.mark import (
+    Expected,
+    FoundTable,
+    TableMark,
+    declared_names,
+    emptied,
+    lacked,
+    refilled,
+)
 from multiclouddb_tables.merging import FILLED, merge_changes
 from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE
 from multiclouddb_tables.sql import in_backticks
@@ -285,12 +293,13 @@ class SqliteTable(Table):
             wanted[STALE_SINCE] = TIMESTAMP
         if not self.exists:
             self._make(wanted, mark)
+        declared = declared_names(mark)
         with self._file.reading() as database:
             shape = self._look(database)
-            if not self._lacking(shape, wanted) and shape.identity is not None:
+            if not self._lacking(shape, wanted, declared) and shape.identity is not None:
                 return
         with self._step() as step:
-            for name in self._lacking(step.shape, wanted):
+            for name in self._lacking(step.shape, wanted, declared):
                 kind = wanted[name]
                 step.database.execute(f"ALTER TABLE {step.shape.sql} ADD COLUMN {in_backticks(name)} {kind}")
 
@@ -329,7 +338,7 @@ class SqliteTable(Table):
             [count] = database.execute(f"SELECT count(*) FROM {self._look(database).sql}").fetchone()
         return int(count)
 
-    def _lacking(self, shape: Shape, wanted: Mapping[str, str]) -> list[str]:
+    def _lacking(self, shape: Shape, wanted: Mapping[str, str], declared: Sequence[str] = ()) -> list[str]:
         layout.check_table(self.name, [*shape.kinds], own=True)
         computed = {each.lower() for each in shape.generated}
         for name in wanted:
@@ -337,7 +346,7 @@ class SqliteTable(Table):
                 raise invalid_request(
                     f"column {name}", f"is computed by {self.name}", "leave it out of the batch, or rename it"
                 )
-        return rules.lacking_columns(self.name, wanted, shape.kinds, self._new_columns)
+        return rules.lacking_columns(self.name, wanted, shape.kinds, self._new_columns, declared)
 
     def _make(self, wanted: Mapping[str, str], mark: TableMark | None) -> None:
         """Make the table, unless another process is faster."""

@@ -26,7 +26,7 @@ from multiclouddb_tables import (
 )
 from multiclouddb_tables.batch import check_beside
 from multiclouddb_tables.changes import LACKING
-from multiclouddb_tables.mark import emptied, lacked, refilled
+from multiclouddb_tables.mark import declared_names, emptied, lacked, refilled
 
 
 @attrs.define
@@ -133,7 +133,7 @@ class MemoryTable(Table):
             self._seen = self.found()
         known = self._now().columns
         layout.check_table(self.name, [*known], own=True)
-        new = rules.lacking_columns(self.name, wanted, known, self._new_columns)
+        new = rules.lacking_columns(self.name, wanted, known, self._new_columns, declared_names(mark))
         if may_be_stale and rules.STALE_SINCE not in known:
             new.append(rules.STALE_SINCE)
         if new:

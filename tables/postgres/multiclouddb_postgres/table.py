@@ -58,8 +58,8 @@ from multiclouddb_tables.layout import (
     state_of,
     used,
 )
-from multiclouddb_tables.mark import Expected, FoundTable, TableMark, emptied, refilled
-from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE, check_cases, check_stored
+from multiclouddb_tables.mark import Expected, FoundTable, TableMark, declared_names, emptied, refilled
+from multiclouddb_tables.rules import DELETED_AT, DOCUMENT, STALE_SINCE, check_cases, check_stored, other_type
 
 if TYPE_CHECKING:
     from multiclouddb_tables.column_values import ColumnType
@@ -180,7 +180,7 @@ class PostgresTable(Table):
                     f'is "skip", but {self._where} has the hashes of long keys, whose rows would get old',
                     'pass long_keys="hash", or fill another table',
                 )
-            self._check_types(wanted)
+            self._check_types(wanted, declared_names(mark))
             check_cases(wanted, known)
             new = {name: kind for name, kind in wanted.items() if name not in known}
             if new and self._new_columns == "refuse":
@@ -250,7 +250,7 @@ class PostgresTable(Table):
         """Return the type that each column of a batch needs in the table."""
         return {field.name: type_of(field, self._documents) for field in schema if field.name != "type"}
 
-    def _check_types(self, wanted: Mapping[str, str]) -> None:
+    def _check_types(self, wanted: Mapping[str, str], of_mark: Sequence[str] = ()) -> None:
         """Refuse a column of a batch that the table has with another type, or makes itself."""
         known = self.known().columns
         for name, kind in wanted.items():
@@ -261,13 +261,12 @@ class PostgresTable(Table):
                     "leave the column out, or give it another name",
                 )
             if name in known and not known[name].fits(kind):
-                is_other = name == DOCUMENT and known[name].type in ("json", "jsonb")
-                way_out = f'pass documents="{known[name].type}"' if is_other else "cast it"
-                raise invalid_request(
-                    f"column {name}",
-                    f"is {kind} in the batch and {known[name].type} in {self._where}",
-                    f"{way_out}, or give it another name",
-                )
+                there = known[name].type
+                if name == DOCUMENT and there in ("json", "jsonb"):
+                    problem = f"is {kind} in the batch and {there} in {self._where}"
+                    way_out = f'pass documents="{there}", or give it another name'
+                    raise invalid_request(f"column {name}", problem, way_out)
+                raise other_type(self._where, name, (kind, there), of_mark)
 
     def number(self, name: str) -> int | None:
         """Return a number that was stored for the table."""
