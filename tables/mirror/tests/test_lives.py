@@ -246,10 +246,9 @@ def life(request, tmp_path):
 def test_a_mirror_that_is_killed_in_and_out_of_spark_has_one_scan_and_an_equal_table(life):
     one = life("delta", 1)
     one.turn(spark=False, dies_at=17)
-    assert one.turn(spark=True, dies_at=12)[0] == -signal.SIGKILL
+    assert one.turn(spark=True, dies_at=8)[0] == -signal.SIGKILL  # in a batch, before its rows are merged
     one.refuse()
     one.put("o-00", {"bad": True})
-    assert one.turn(spark=False, dies_at=25)[0] == -signal.SIGKILL
     one.end()
 
 
