@@ -118,8 +118,8 @@ def other_type(
     if name in declared:
         problem = f"is declared so that it needs the type {mine}, and it is {there} in {where}"
         way_out = (
-            "give it the declared type again there; or declare another type, which a refill fills; or declare "
-            "the field under another name, with its path"
+            "give it the declared type again there; or declare another type, which a refill fills; or "
+            "declare the field under another name, with its path"
         )
     else:
         problem = f"is {mine} in the batch and {there} in {where}"
