@@ -7,8 +7,10 @@ import sqlite3
 from contextlib import closing
 
 import pytest
+from typer.main import get_command
 
 from multiclouddb_cli import exits
+from multiclouddb_cli.main import app
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_mirror import several
 from multiclouddb_mirror.mirroring import Mirror
@@ -151,3 +153,9 @@ def test_a_collection_that_is_made_meanwhile_is_followed(run, file, store, tmp_p
     assert "main/later" in ran.stdout
     with closing(sqlite3.connect(tmp_path / "copy.db")) as database:
         assert database.execute("SELECT count(*) FROM later").fetchone() == (1,)
+
+
+def test_a_shell_completes_words_and_no_command_of_two():
+    group = get_command(app)
+    context = group.make_context("multiclouddb", [], resilient_parsing=True)
+    assert [each.value for each in group.shell_complete(context, "mir")] == ["mirror"]
