@@ -64,8 +64,12 @@ def test_list_names_the_retry_of_each_table_of_a_mirror(run, tmp_path):
         address = ResourceAddress("main", name)
         folder.add([SetAside(address, f"sqlite:t.db#{name}", "p", "1", "it", datetime.now(UTC))])
     lines = run("set-aside", "list", tmp_path).stderr.splitlines()
-    assert [line.split("mirror ")[1] for line in lines] == [
-        f"URL main/{name} --target … --retry {tmp_path}" for name in ("bills", "orders")
+    assert [line.split(", then: ") for line in lines] == [
+        [
+            f"correct sqlite:t.db#{name} or the documents of main/{name}",
+            f"multiclouddb set-aside retry {tmp_path} TARGET URL",
+        ]
+        for name in ("bills", "orders")
     ]
 
 
