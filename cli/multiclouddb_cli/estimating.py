@@ -47,7 +47,7 @@ def estimate(
         if (scan := found.scan) is not None:
             fields += [
                 ("rows", _rows(found)),
-                ("units", "not known" if scan.units is None else f"{scan.units:,.0f}: {scan.price}"),
+                ("units", f"{'not known' if scan.units is None else f'{scan.units:,.0f}'}: {scan.price}"),
                 ("time", duration(scan.seconds) if scan.seconds else "not known: give --max-scan-rate"),
             ]
         missing = f"{len(found.problems)}"

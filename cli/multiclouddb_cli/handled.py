@@ -141,7 +141,7 @@ def _retry_table(
         print_fields(
             [
                 ("table", done.table),
-                ("written", f"{done.written:,} rows"),
+                ("written", "1 row" if done.written == 1 else f"{done.written:,} rows"),
                 ("newer", f"{done.newer:,} of which the table has a newer change"),
                 ("left", f"{done.left:,}"),
                 *(("because", scrub(each)) for each in done.reasons),

@@ -311,12 +311,12 @@ def _print(report: MirrorReport, *, as_json: bool) -> None:
             ("behind", duration(report.lag_seconds)),
             ("time", duration(report.seconds)),
             *(
-                [("set aside", f"{_rows(report.set_aside)}, which the table lacks as they are now")]
+                [("set aside", f"{_rows(report.set_aside)}, of which the table lacks the present one")]
                 if report.set_aside
                 else []
             ),
             *(
-                [("incomplete", f"since {report.incomplete_since}: give --set-aside, or --prove")]
+                [("incomplete", f"since {report.incomplete_since}: retry what is set aside, then --prove")]
                 if report.incomplete_since
                 else []
             ),

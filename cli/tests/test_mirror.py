@@ -161,7 +161,7 @@ def test_what_is_set_aside_ends_with_18_until_it_is_written(
     monkeypatch.setattr(DeltaTarget, "fix", fixing)
     ran = mirror("--set-aside", folder)
     assert ran.exit_code == exits.SET_ASIDE, ran.output
-    assert "1 row, which the table lacks" in ran.stdout
+    assert "1 row, of which the table lacks" in ran.stdout
     assert json.loads(mirror("--set-aside", folder, "--json").stdout)["set_aside"] == 1
     ran = run("set-aside", "retry", folder, target, url)
     assert ran.exit_code == exits.SET_ASIDE, ran.output

@@ -498,8 +498,8 @@ def refused(column: Column, count: int, kind: str, key: str, others: Sequence[st
     more = f"; so have {', '.join(others)}" if others else ""
     return invalid_request(
         f"column {column.name}",
-        f"is {column.type}, but {count:,} of the documents have a value at {column.place} that does "
-        f"not fit, for example {kind} in that {place}{more}; nothing was merged",
+        f"is {column.type}, but {count:,} of the documents {'has' if count == 1 else 'have'} a value at "
+        f"{column.place} that does not fit, for example {kind} in that {place}{more}; nothing was merged",
         "give the column another type, such as string or json, which fit all values; or set "
         'misfits = "rescue", so that the column is null, and _rescued has the value; multiclouddb columns … '
         "--check columns.toml names every column that does not fit",
