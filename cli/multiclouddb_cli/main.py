@@ -320,8 +320,8 @@ def mirror_status(
     """Show the rows of a table, up to when it is right, the last proof, and what is set aside.
 
     Nothing is written, and the database is not asked, unless a file names the collections of a database
-    by *. The exit code is 18 if something is set aside. For a file --json prints a list, and the exit code is
-    the highest, but 18 only if there is no other.
+    by *. The exit code is 18 if something is set aside, or the table is marked as incomplete. For a file
+    --json prints a list, and the exit code is the highest, but 18 only if there is no other.
     """
     from multiclouddb_cli import status as command
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def status(target: str, position: str | None, folder: Path | None, *, as_json: bool) -> None:
-    """Print how a table is, or each table of a file, and end with 18 if something is set aside."""
+    """Print how a table is, or each table of a file, and end with 18 if rows are missing."""
     with installed():
         from multiclouddb_mirror import destination_of, mirror_status
     from multiclouddb_api.set_aside import SetAsideFolder
@@ -35,8 +35,12 @@ def status(target: str, position: str | None, folder: Path | None, *, as_json: b
         typer.echo(json.dumps(found.to_dict()))
     else:
         _print(found)
-    if found.set_aside:
-        raise typer.Exit(SET_ASIDE)
+    end_with([_code(found)])
+
+
+def _code(found: MirrorStatus) -> int:
+    """Return the code with which a run of the mirror would end too."""
+    return SET_ASIDE if found.set_aside or found.incomplete_since else 0
 
 
 def _print(found: MirrorStatus) -> None:
@@ -82,8 +86,8 @@ def _of_file(path: str, folder: SetAsideFolder | None, *, as_json: bool) -> None
     for job, each in found:
         if isinstance(each, MulticloudDbError):
             codes.append(told_failure(job, each))
-        elif each.set_aside:
-            codes.append(SET_ASIDE)
+        else:
+            codes.append(_code(each))
     end_with(codes)
 
 

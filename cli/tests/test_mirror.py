@@ -166,6 +166,8 @@ def test_what_is_set_aside_ends_with_18_until_it_is_written(
     ran = run("set-aside", "retry", folder, target, url)
     assert ran.exit_code == exits.SET_ASIDE, ran.output
     assert "has a value that does not fit" in ran.stdout
+    ran = run("mirror", "status", target)  # the table's mark tells it without the folder
+    assert (ran.exit_code, "incomplete    since" in ran.stdout) == (exits.SET_ASIDE, True), ran.output
     refused = "nothing of this text"
     assert json.loads(run("set-aside", "retry", folder, target, url, "--json").stdout)["written"] == 1
     assert mirror("--set-aside", folder, "--prove").exit_code == 0
