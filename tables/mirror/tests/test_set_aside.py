@@ -179,6 +179,8 @@ def test_a_value_that_does_not_fit_its_column_is_neither_retried_nor_repaired_in
         notes = {json.loads(each.key)["id"]: each.note for each in report.differences}
         assert notes.keys() == {"o-1", "o-8"}
         assert all("does not fit" in note for note in notes.values())
+        decimal = "a decimal with 1 digits before the point and 3 after it that does not fit"
+        assert decimal in {each.source_type for each in report.differences}
     world.put("o-1", total=Decimal("1.50"))
     world.put("o-8", total=8, count=3)
     assert world.run(prove=True).proof.equal

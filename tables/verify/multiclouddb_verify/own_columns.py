@@ -18,7 +18,9 @@ from multiclouddb_tables.contract import SupportsHeld, SupportsUnheld
 from multiclouddb_tables.conversion import Misfit, Unheld, kind_of_json, refused
 from multiclouddb_tables.rules import DOCUMENT
 
-__all__ = ["DeclaredColumns", "OwnColumns"]
+__all__ = ["DeclaredColumns", "OwnColumns", "kind_of"]
+
+_MISFIT: Final = "does not fit"
 
 _AT: Final = datetime(2026, 1, 31, 12, 34, 56, 123457, UTC)
 _FULL: Final[Mapping[str, Any]] = {
@@ -104,7 +106,7 @@ class DeclaredColumns:
     def _compared(self, key: str, document: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return what is compared of each column: for a misfit, an object, which its column cannot have."""
         return {
-            name: {"does not fit": kind_of_json(value.value)}
+            name: {_MISFIT: kind_of_json(value.value)}
             if isinstance(value, Misfit)
             else as_stored(value, self.types[name])
             for name, value in conversion.values(document, key, self.columns, self.unheld).items()
@@ -252,3 +254,10 @@ def _check_given(values: object) -> None:
         raise invalid_request(
             "transform", f"returns a {type_name(values)}", "return a dictionary of columns and values"
         )
+
+
+def kind_of(value: object) -> str:
+    """Return the type of a value that is compared; of one that does not fit its column, what it is in JSON."""
+    if isinstance(value, dict) and value.keys() == {_MISFIT}:
+        return f"{value[_MISFIT]} that does not fit"
+    return type(value).__name__

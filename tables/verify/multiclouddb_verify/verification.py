@@ -49,7 +49,7 @@ from multiclouddb_verify.comparison import (
     DifferenceKind,
     first_difference,
 )
-from multiclouddb_verify.own_columns import DeclaredColumns
+from multiclouddb_verify.own_columns import DeclaredColumns, kind_of
 from multiclouddb_verify.repair import Repair
 from multiclouddb_verify.report import Cost, Counts, Difference, Progress, Report
 from multiclouddb_verify.rounds import Rounds
@@ -605,7 +605,7 @@ class Verification:
             return Difference(kind, key, order, note=note)
         path, ours, theirs = where
         values = (ours, theirs) if self._show_values else (None, None)
-        found = Difference(kind, key, order, path, type(ours).__name__, type(theirs).__name__, *values)
+        found = Difference(kind, key, order, path, kind_of(ours), kind_of(theirs), *values)
         return attrs.evolve(found, note=note)
 
 
