@@ -50,7 +50,7 @@ TABLE: Final = {
     LATE: "token check --max-lag: a change that is older than AGE has not been read",
     NOT_KNOWN: "token check --max-lag: nobody knows whether a change that is older than AGE was left unread",
     UNFIT: "columns --check: some values do not fit, and the declaration refuses them",
-    SET_ASIDE: "mirror, mirror status, set-aside retry: rows are missing: retry what is set aside, then prove",
+    SET_ASIDE: "mirror, mirror status, set-aside retry: rows are missing: retry what is set aside, prove",
     INTERRUPTED: "interrupted by ctrl-C (143: by SIGTERM)",
 }
 """Maps each exit code to its meaning; the help shows this table."""

@@ -257,7 +257,7 @@ def _check_given(values: object) -> None:
 
 
 def kind_of(value: object) -> str:
-    """Return the type of a value that is compared; of one that does not fit its column, what it is in JSON."""
+    """Return the type of a value that is compared; of one that does not fit, what it is in JSON."""
     if isinstance(value, dict) and value.keys() == {_MISFIT}:
         return f"{value[_MISFIT]} that does not fit"
     return type(value).__name__
