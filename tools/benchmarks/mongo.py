@@ -39,7 +39,6 @@ class Backlog:
     size: int
     token: str
     resume_token: Mapping[str, Any]
-    _server: Any
 
     @property
     def config(self) -> ClientConfig:
@@ -51,12 +50,6 @@ class Backlog:
         from pymongo import MongoClient
 
         return MongoClient(self.url, tz_aware=True)
-
-    def reads(self) -> int:
-        """Return how many requests for changes the server has received from clients."""
-        # This is the server's own count, because a listener in this process would slow down every later row.
-        counts = self._server.client().admin.command("serverStatus")["metrics"]["commands"]
-        return int(counts["aggregate"]["total"] + counts["getMore"]["total"])
 
 
 @contextmanager
@@ -84,4 +77,4 @@ def backlog(folder: Path, size: int, cache_gb: float = 0.25) -> Iterator[Backlog
         for first in range(0, size, _BATCH):
             numbers = range(first, min(size, first + _BATCH))
             collection.insert_many([document(number) for number in numbers])
-        yield Backlog(url, size, token, resume_token, server)
+        yield Backlog(url, size, token, resume_token)

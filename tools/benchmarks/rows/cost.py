@@ -216,30 +216,3 @@ def _azure(container: Any, continuation: str) -> _Reader:
             at = str(headers[-1]["etag"])
 
     return read
-
-
-@_row(
-    "mongo",
-    "MongoDB",
-    "A request has no price, but is work for the server.",
-    "PyMongo's `try_next` in a loop.",
-)
-def cost_mongo(bench: Bench) -> Iterator[Sides]:
-    """Count on a server, which states how many commands it has received."""
-    from benchmarks.mongo import ADDRESS, backlog
-
-    changes, seconds = bench.size(_CHANGES, 100), bench.size(_SECONDS)
-    with backlog(bench.folder, changes) as server:
-        ours = _ours(server.config, ChangeFeedRequest(ADDRESS, FromContinuationToken(server.token)))
-
-        def theirs(seen: _Seen) -> None:
-            with server.client() as client:
-                collection = client[ADDRESS.database][ADDRESS.collection]
-                with collection.watch(start_after=server.resume_token) as stream:
-                    while seen.take(stream.try_next() is not None):
-                        pass
-
-        yield Sides(
-            lambda: counted(ours, changes, seconds, server.reads),
-            lambda: counted(theirs, changes, seconds, server.reads),
-        )

@@ -110,7 +110,7 @@ def copy_delta(bench: Bench) -> Iterator[Sides]:
     title="First copy of 1,000,000 documents into Delta by Spark",
     question="How long does a first copy take with `--spark`?",
     unit="s",
-    goal=15,
+    goal=12,
     at_most=True,
     pairs=1,
     warm_up=False,

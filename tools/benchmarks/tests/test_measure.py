@@ -33,13 +33,17 @@ class TestTurns:
     def test_a_warm_up_is_one_pair_more(self, pairs, warm_up, expected):
         assert len(turns(pairs, warm_up=warm_up)) == expected
 
-    def test_every_row_counts_several_pairs_but_those_of_fresh_processes_and_of_counts(self):
+    def test_every_row_counts_several_pairs_but_those_of_fresh_processes_of_counts_and_of_a_million_rows(
+        self,
+    ):
         few = {name: row for name, row in load_rows().items() if row.pairs < 3}
         assert not any(row.warm_up for row in few.values())
         assert set(few) == {
+            "copy-delta",
+            "copy-postgres",
+            "copy-spark",
             "cost-cosmos",
             "cost-dynamo",
-            "cost-mongo",
             "lag-spark",
             "lag-worker",
             "memory",

@@ -156,8 +156,8 @@ class TestCosts:
 
         done = counted(reader, 10, 0.5, lambda: len(asked))
         assert done.count >= 5
-        # Each request waits for 50 ms or, on a busy machine, for longer.
-        assert done.value <= 3600 / 0.05
+        # Each request waits for 50 ms or, on a busy machine, for longer; its time is taken just after.
+        assert done.value <= 1.1 * 3600 / 0.05
 
 
 def notes(*calls):
