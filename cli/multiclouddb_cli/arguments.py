@@ -26,9 +26,6 @@ from multiclouddb_api import (
     EntireCluster,
     EntireCollection,
     EntireDatabase,
-    ErrorCategory,
-    ErrorDetail,
-    ErrorReason,
     Fail,
     FeedScope,
     FromContinuationToken,
@@ -51,6 +48,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.checkpoint import CheckpointFile, checkpoint_at
 from multiclouddb_api.validators import suggestion
+from multiclouddb_cli.failure import installed
 from multiclouddb_cli.screen import shorter
 
 
@@ -282,13 +280,8 @@ def to_group(text: str, option: str = "TOKEN") -> dict[str, str] | None:
 
 
 def _table_token(target: str, option: str) -> str:
-    try:
+    with installed("table:"):
         from multiclouddb_mirror import destination_of
-    except ImportError as error:
-        raise MulticloudDbError(
-            f'table:: cannot import {error.name}; run: pip install "multiclouddb[verify]"',
-            ErrorDetail(ErrorCategory.INVALID_REQUEST, reason=ErrorReason.NOT_INSTALLED),
-        ) from error
     destination = destination_of(target)
     token = destination.load()
     if token is None:
@@ -297,13 +290,8 @@ def _table_token(target: str, option: str) -> str:
 
 
 def _spark_token(folder: str) -> str:
-    try:
+    with installed("spark:"):
         from multiclouddb_verify.position import spark_token
-    except ImportError as error:
-        raise MulticloudDbError(
-            f'spark:: cannot import {error.name}; run: pip install "multiclouddb[verify]"',
-            ErrorDetail(ErrorCategory.INVALID_REQUEST, reason=ErrorReason.NOT_INSTALLED),
-        ) from error
     return spark_token(folder)
 
 

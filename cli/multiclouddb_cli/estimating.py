@@ -10,8 +10,9 @@ import typer
 
 from multiclouddb_api import ClientConfig, MulticloudDbError, ProviderOptions, ResourceAddress, connect
 from multiclouddb_cli.arguments import to_options
+from multiclouddb_cli.failure import installed
 from multiclouddb_cli.failure import report as report_error
-from multiclouddb_cli.mirrored import each_of, end_with, failure_of, installed, told_failure
+from multiclouddb_cli.mirrored import each_of, end_with, print_json, told_failure
 from multiclouddb_cli.screen import Cell, duration, print_fields, print_table
 from multiclouddb_cli.session import until_signal
 
@@ -33,7 +34,7 @@ def estimate(
     as_json: bool,
 ) -> None:
     """Print what a run will read, and end with the highest code of what is missing."""
-    with installed():
+    with installed("mirror"):
         from multiclouddb_mirror import destination_of, estimate_mirror
     with until_signal() as interrupt, connect(config) as client, interrupt.reading():
         found = estimate_mirror(
@@ -57,7 +58,7 @@ def estimate(
 
 def estimate_file(path: str, max_scan_rate: float | None, options: Sequence[str], *, as_json: bool) -> None:
     """Print what a run of a file will read for each of its tables, and end with the highest code."""
-    with installed():
+    with installed("mirror"):
         from multiclouddb_mirror import MirrorFile, destination_of, estimate_mirror
     file = MirrorFile.read(path)
     chosen = to_options(file.config, options)
@@ -70,11 +71,7 @@ def estimate_file(path: str, max_scan_rate: float | None, options: Sequence[str]
             ),
         )  # fmt: skip
     if as_json:
-        answers = [
-            failure_of(job, each) if isinstance(each, MulticloudDbError) else each.to_dict()
-            for job, each in found
-        ]
-        typer.echo(json.dumps(answers))
+        print_json(found)
     else:
         heads = ["collection", "table", "begins", "rows", "units", "time", "may write", "missing"]
         print_table(heads, [_row(job, each) for job, each in found])

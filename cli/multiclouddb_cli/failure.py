@@ -9,14 +9,14 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
 import orjson
 import typer
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_api import ErrorCategory, ErrorDetail, ErrorReason, MulticloudDbError
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_cli.exits import FAILURE, USAGE, exit_code
 from multiclouddb_cli.screen import printable, safe_json
@@ -91,14 +91,37 @@ def facts_of(error: MulticloudDbError) -> dict[str, str | None]:
 
 
 @contextmanager
-def told(*, as_json: bool) -> Iterator[None]:
-    """With `as_json`, print an error of the block as JSON too, so that a program finds its reason."""
+def told(
+    *, as_json: bool, answer: Callable[[dict[str, str | None]], object] = lambda facts: {"error": facts}
+) -> Iterator[None]:
+    """With `as_json`, print an error of the block as JSON too, so that a program finds its reason.
+
+    Args:
+        as_json: Whether the command prints JSON.
+        answer: Makes what is printed of the facts of an error.
+    """
     try:
         yield
     except MulticloudDbError as error:
         if as_json:
-            typer.echo(safe_json(orjson.dumps({"error": facts_of(error)})))
+            typer.echo(safe_json(orjson.dumps(answer(facts_of(error)))))
         raise
+
+
+@contextmanager
+def installed(what: str) -> Iterator[None]:
+    """Say what to install if an import in the block fails.
+
+    Args:
+        what: What needs it, for the message.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MulticloudDbError(
+            f'{what}: cannot import {error.name}; run: pip install "multiclouddb[verify]"',
+            ErrorDetail(ErrorCategory.INVALID_REQUEST, reason=ErrorReason.NOT_INSTALLED),
+        ) from error
 
 
 def _traces(error: BaseException) -> str:

@@ -547,9 +547,9 @@ def list_set_aside(folder: cli.AsideFolder, as_json: cli.JsonLines = False) -> N
 
     With --json each line is one file, and has the document if it was kept.
     """
-    from multiclouddb_cli import handled
+    from multiclouddb_cli import set_aside
 
-    handled.list_records(folder, as_json=as_json)
+    set_aside.list_records(folder, as_json=as_json)
 
 
 @set_aside_app.command(name="retry", short_help="Try again what is set aside.")
@@ -577,9 +577,9 @@ def retry_set_aside(
     is; a newer row is never replaced. Worker and mirror may run meanwhile. For a file --json prints a list.
     The exit code is 18 if something is left.
     """
-    from multiclouddb_cli import handled
+    from multiclouddb_cli import set_aside
 
-    handled.retry(folder, to, url, options or (), as_json=as_json)
+    set_aside.retry(folder, to, url, options or (), as_json=as_json)
 
 
 def run() -> None:

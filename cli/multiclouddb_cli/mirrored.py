@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import json
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, ErrorReason, MulticloudDbError
+from multiclouddb_api import MulticloudDbError
 from multiclouddb_cli.exits import SET_ASIDE
 from multiclouddb_cli.failure import facts_of
 from multiclouddb_cli.failure import report as report_error
 
 if TYPE_CHECKING:
-    from multiclouddb_mirror import MirrorJob
+    from multiclouddb_mirror import MirrorEstimate, MirrorJob, MirrorStatus
 
 _Found = TypeVar("_Found")
-
-
-@contextmanager
-def installed() -> Iterator[None]:
-    """Say what to install if an import in the block fails."""
-    try:
-        yield
-    except ImportError as error:
-        raise MulticloudDbError(
-            f'mirror: cannot import {error.name}; run: pip install "multiclouddb[verify]"',
-            ErrorDetail(ErrorCategory.INVALID_REQUEST, reason=ErrorReason.NOT_INSTALLED),
-        ) from error
 
 
 def each_of(
@@ -53,6 +41,15 @@ def told_failure(job: MirrorJob, error: MulticloudDbError, what: str = "") -> in
 def failure_of(job: MirrorJob, error: MulticloudDbError) -> dict[str, object]:
     """Return the error of a table for JSON."""
     return {"address": str(job.address), "table": job.table, "error": facts_of(error)}
+
+
+def print_json(found: Iterable[tuple[MirrorJob, MirrorEstimate | MirrorStatus | MulticloudDbError]]) -> None:
+    """Print what is found about each table as one list."""
+    answers = [
+        failure_of(job, each) if isinstance(each, MulticloudDbError) else each.to_dict()
+        for job, each in found
+    ]
+    typer.echo(json.dumps(answers))
 
 
 def end_with(codes: Sequence[int]) -> None:

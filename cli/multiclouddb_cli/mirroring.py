@@ -14,8 +14,9 @@ from multiclouddb_api import ClientConfig, MulticloudDbError, ResourceAddress, c
 from multiclouddb_api.request import is_same_collection
 from multiclouddb_cli.arguments import to_options
 from multiclouddb_cli.exits import SET_ASIDE
+from multiclouddb_cli.failure import installed
 from multiclouddb_cli.failure import report as report_error
-from multiclouddb_cli.mirrored import end_with, failure_of, installed, told_failure
+from multiclouddb_cli.mirrored import end_with, failure_of, told_failure
 from multiclouddb_cli.screen import ProgressLine, duration, moment, print_fields, snapshot_line
 from multiclouddb_cli.session import until_signal
 from multiclouddb_cli.tail import OutageReport, StatusLine
@@ -46,7 +47,7 @@ def mirror(
     **settings: Unpack[MirrorSettings],
 ) -> None:
     """Run the command with the text of `--target`, and the settings of `mirror`."""
-    with installed():
+    with installed("mirror"):
         from multiclouddb_mirror import Mirror, MirrorJob, ProvedMirror
     line, proof = ProgressLine(_line), ProgressLine(verify_line)
     job = MirrorJob(address, target)
@@ -154,7 +155,7 @@ def mirror_file(
     **settings: Unpack[MirrorSettings],
 ) -> None:
     """Run the mirrors of a file, with the texts of `--option`."""
-    with installed():
+    with installed("mirror"):
         from multiclouddb_mirror import MirrorFile, Mirrors
     file, codes = MirrorFile.read(path), list[int]()
     settings["provider_options"] = to_options(file.config, options)

@@ -15,8 +15,6 @@ from multiclouddb_api import (
     ChangeFeedRequest,
     ClientConfig,
     ErrorCategory,
-    ErrorDetail,
-    ErrorReason,
     FeedEnded,
     FromContinuationToken,
     MulticloudDbClient,
@@ -29,6 +27,7 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_cli.exits import UNFIT
+from multiclouddb_cli.failure import installed
 from multiclouddb_cli.screen import ProgressLine, counted, print_table, print_text, printable, scan_line
 from multiclouddb_cli.session import until_signal
 from multiclouddb_spi.faults import key_digest
@@ -55,14 +54,9 @@ def propose(
     show_values: bool,
 ) -> None:
     """Run the command; with `check`, test the declaration in this file."""
-    try:
+    with installed("columns"):
         from multiclouddb_tables import Columns
         from multiclouddb_tables.proposal import FEWEST, Check, Survey
-    except ImportError as error:
-        raise MulticloudDbError(
-            f'columns: cannot import {error.name}; run: pip install "multiclouddb[verify]"',
-            ErrorDetail(ErrorCategory.INVALID_REQUEST, reason=ErrorReason.NOT_INSTALLED),
-        ) from error
     found = Survey() if check is None else Check(Columns.from_toml(check))
     limit = MOST if most is None and check is None else most or 0
     skipped, is_whole = 0, True

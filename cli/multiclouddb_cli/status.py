@@ -10,7 +10,8 @@ import typer
 
 from multiclouddb_api import MulticloudDbError, connect
 from multiclouddb_cli.exits import SET_ASIDE
-from multiclouddb_cli.mirrored import each_of, end_with, failure_of, installed, told_failure
+from multiclouddb_cli.failure import installed
+from multiclouddb_cli.mirrored import each_of, end_with, print_json, told_failure
 from multiclouddb_cli.screen import Cell, duration, moment, print_fields, print_table
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def status(target: str, position: str | None, folder: Path | None, *, as_json: bool) -> None:
     """Print how a table is, or each table of a file, and end with 18 if rows are missing."""
-    with installed():
+    with installed("mirror"):
         from multiclouddb_mirror import destination_of, mirror_status
     from multiclouddb_api.set_aside import SetAsideFolder
 
@@ -72,11 +73,7 @@ def _of_file(path: str, folder: SetAsideFolder | None, *, as_json: bool) -> None
         jobs = file.jobs(client)
     found = each_of(jobs, lambda job: mirror_status(destination_of(job.target, job.position), folder))
     if as_json:
-        answers = [
-            failure_of(job, each) if isinstance(each, MulticloudDbError) else each.to_dict()
-            for job, each in found
-        ]
-        typer.echo(json.dumps(answers))
+        print_json(found)
     else:
         print_table(
             ["collection", "table", "rows", "right at", "lag at most", "state", "proved equal", "set aside"],

@@ -37,7 +37,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_cli.exits import LATE, NOT_COVERED, NOT_KNOWN
-from multiclouddb_cli.failure import facts_of, scrub
+from multiclouddb_cli.failure import scrub, told
 from multiclouddb_cli.screen import Cell, duration, moment, print_fields, print_table, safe_json
 from multiclouddb_cli.session import ConnectedFeed
 from multiclouddb_spi.continuation.token import VERSION, Envelope, decode_token, scope_text
@@ -233,7 +233,10 @@ def check(
     as_json: bool,
 ) -> None:
     """Print whether the token can be resumed and, with `max_lag`, whether its reader is late."""
-    with _told(as_json=as_json), _judged(config, token, key, options, max_lag) as (session, verdict):
+    with (
+        told(as_json=as_json, answer=_failed),
+        _judged(config, token, key, options, max_lag) as (session, verdict),
+    ):
         (_print_json if as_json else _print)(session, verdict)
     if verdict.error is not None:
         raise verdict.error
@@ -253,17 +256,9 @@ def check(
         raise typer.Exit(NOT_KNOWN)
 
 
-@contextmanager
-def _told(*, as_json: bool) -> Iterator[None]:
-    """With `as_json`, print an error of the block as JSON too, so that a program finds its reason."""
-    try:
-        yield
-    except MulticloudDbError as error:
-        if as_json:
-            found = facts_of(error)
-            facts = {"resumes": False, "error": found.pop("category"), **found, "late": None}
-            typer.echo(safe_json(orjson.dumps(facts)))
-        raise
+def _failed(found: dict[str, str | None]) -> dict[str, object]:
+    """Return the facts of a check that has failed."""
+    return {"resumes": False, "error": found.pop("category"), **found, "late": None}
 
 
 @contextmanager

@@ -15,18 +15,14 @@ import typer
 
 from multiclouddb_api import (
     ClientConfig,
-    ErrorCategory,
-    ErrorDetail,
-    ErrorReason,
     MulticloudDbClient,
-    MulticloudDbError,
     ProviderOptions,
     ResourceAddress,
     connect,
     invalid_request,
 )
 from multiclouddb_cli.arguments import to_token
-from multiclouddb_cli.failure import scrub
+from multiclouddb_cli.failure import installed, scrub
 from multiclouddb_cli.screen import (
     ProgressLine,
     counted,
@@ -82,14 +78,9 @@ def verify(
     **settings: Unpack[VerifySettings],
 ) -> None:
     """Run the command with the texts of `--target` and `--position`, and the other settings of `verify`."""
-    try:
+    with installed("verify"):
         import multiclouddb_verify
         from multiclouddb_mirror import destination_of
-    except ImportError as error:
-        raise MulticloudDbError(
-            f'verify: cannot import {error.name}; run: pip install "multiclouddb[verify]"',
-            ErrorDetail(ErrorCategory.INVALID_REQUEST, reason=ErrorReason.NOT_INSTALLED),
-        ) from error
     target = destination_of(table, patience_seconds=settings["patience_seconds"]).target
     options = settings["provider_options"]
     with until_signal() as interrupt, connect(config) as client:

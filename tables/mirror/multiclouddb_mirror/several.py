@@ -34,10 +34,11 @@ __all__ = ["MirrorFile", "MirrorJob", "Mirrors", "Outcome"]
 _KEYS: Final = ("collection", "target", "position", "columns")
 _ALL: Final = "*"
 _AGAIN_SECONDS: Final = 60.0
-_NAME: Final = re.compile(r"\w+(?:\.\w+)?")
 """How long a mirror that follows rests after it has tried to reach a server for five minutes. A process with
 one table ends then, and what has started it starts it again; this one goes on for its other tables. And how
 often it looks for new collections."""
+_NAME: Final = re.compile(r"\w+(?:\.\w+)?")
+"""The name of a table of PostgreSQL, which is told where the rest of its text may have a secret."""
 _MOST: Final = 10_000
 """More threads than there are collections; each is made when it is needed."""
 

@@ -25,8 +25,8 @@ from multiclouddb_api.redaction import rfc3339
 from multiclouddb_api.set_aside import SetAside, SetAsideFolder
 from multiclouddb_cli.arguments import to_config, to_options
 from multiclouddb_cli.exits import SET_ASIDE
-from multiclouddb_cli.failure import scrub
-from multiclouddb_cli.mirrored import each_of, end_with, failure_of, installed, told_failure
+from multiclouddb_cli.failure import installed, scrub
+from multiclouddb_cli.mirrored import each_of, end_with, failure_of, told_failure
 from multiclouddb_cli.screen import Cell, print_fields, print_table, safe_json
 
 _TABLES: Final = ("delta", "postgres", "sqlite")
@@ -125,7 +125,7 @@ def _retry_handler(
 def _retry_table(
     folder: SetAsideFolder, target: str, config: ClientConfig, options: Sequence[str], *, as_json: bool
 ) -> None:
-    with installed():
+    with installed("mirror"):
         from multiclouddb_mirror import destination_of, retry_set_aside
     table = destination_of(target)
     records = folder.records(target=table.name)
@@ -151,7 +151,7 @@ def _retry_table(
 
 
 def _retry_file(folder: SetAsideFolder, path: str, options: Sequence[str], *, as_json: bool) -> None:
-    with installed():
+    with installed("mirror"):
         from multiclouddb_mirror import MirrorFile, destination_of, retry_set_aside
     file = MirrorFile.read(path)
     with connect(file.config) as client:
