@@ -8,7 +8,12 @@ ROOT = Path(__file__).resolve().parents[2]
 GENERATE = runpy.run_path(str(ROOT / "docs" / "generate.py"))
 DATA = GENERATE["reports_data"]()
 ENTRIES = [(area, entry) for area, entries in DATA.items() if area != "page" for entry in entries]
-FOLDERS = {"spark": ROOT / "spark", "tables": ROOT / "tables", "postgres": ROOT / "tables" / "postgres"}
+FOLDERS = {
+    "spark": ROOT / "spark",
+    "tables": ROOT / "tables",
+    "verify": ROOT / "tables" / "verify",
+    "postgres": ROOT / "tables" / "postgres",
+}
 JUDGED = ("right", "silent", "wrong", "theirs")
 
 

@@ -33,7 +33,7 @@ from hypothesis import strategies as st
 from multiclouddb_api import ErrorCategory, MulticloudDbError, MulticloudDbKey, encode_json
 from multiclouddb_api.codec import Tagged, decode_json
 from multiclouddb_conformance import refusals
-from multiclouddb_mongo.values import CODEC, TEXT_CODEC, json_text, portable, to_bson
+from multiclouddb_mongo.values import CODEC, TEXT_CODEC, decode_all, json_text, portable, to_bson
 
 from .fuzz import fuzzed
 
@@ -387,3 +387,16 @@ def test_any_document_has_the_json_of_encode_json_and_comes_back_to_the_same_bso
     assert json_text(found) == encode_json(portable(deepcopy(found)))
     assert repr(found) == before
     assert encoded(to_bson(decode_json(json_text(found)))) == encoded(plain(found))
+
+
+def test_a_binary_that_is_no_uuid_does_not_spoil_its_document():
+    other, uuid = Binary(b"x" * 36, 4), UUID(int=7)
+    stored = {"a": other, "b": [uuid, {"c": other}], "d": DBRef("c", uuid), "e": Code("f", {"g": uuid})}
+    documents = bson.encode(stored, codec_options=CODEC) + bson.encode({"a": uuid}, codec_options=CODEC)
+    first, second = decode_all(documents)
+    assert first == stored
+    assert second == {"a": uuid}
+    assert type(first["a"]) is Binary
+    assert type(first["b"][0]) is UUID
+    with pytest.raises(InvalidBSON):
+        decode_all(documents[:-1])
