@@ -75,12 +75,17 @@ KEPT = [
     ("cosmos", "pages", "split 0 | page of one | page of one | trim"),
     ("cosmos", "planner", "trim"),
 ]
+# Depth 4, which only `make explore` reaches: a child that is read goes on beside its ended parent's loss.
+DESCENDED = [("late", reader, "split 0 | page | roll 1 hide | trim") for reader in ("pages", "kept")]
 
 
-@pytest.mark.parametrize(("name", "reader", "history"), KEPT)
-def test_a_kept_history_keeps_every_promise(service, name, reader, history):
+@pytest.mark.parametrize(
+    ("name", "reader", "history", "group"),
+    [(*each, "base") for each in KEPT] + [(*each, "descendants") for each in DESCENDED],
+)
+def test_a_kept_history_keeps_every_promise(service, name, reader, history, group):
     made = service(name)
-    Level(made, READERS[reader](), bounds_of(made.kind, "base")).replay(history.split(" | "))
+    Level(made, READERS[reader](), bounds_of(made.kind, group)).replay(history.split(" | "))
 
 
 def test_the_command_prints_what_was_explored(capsys):
