@@ -54,7 +54,7 @@ class EmbeddedFeed(Feed):
         return not self._store.pool.is_slow
 
     def visible_after(self) -> float:
-        """Return how long a transaction usually takes at most, after it has read the clock."""
+        """Return how long a commit may take, before which a long transaction reads the clock again."""
         return 5.0
 
     def clock(self, deadline: Deadline) -> datetime:

@@ -6,7 +6,7 @@ import threading
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from itertools import pairwise
+from itertools import count, pairwise
 from uuid import UUID
 
 import pytest
@@ -14,8 +14,10 @@ import pytest
 from multiclouddb_api import ChangeType, ErrorCategory, MulticloudDbError, MulticloudDbKey, ResourceAddress
 from multiclouddb_conformance.refusals import refused
 from multiclouddb_embedded import MAX_DOCUMENT_BYTES, Delete, EmbeddedStore, Put
+from multiclouddb_embedded.mapping import to_micros
 from multiclouddb_embedded.store.collection import HASH_END
 from multiclouddb_embedded.store.connection import enter_wal_mode
+from multiclouddb_embedded.store.log import LogWriter
 
 PRECIOUS = {
     "decimal": Decimal("1.50"),
@@ -264,7 +266,35 @@ class TestTime:
             store.create_collection("items")
             store.put("items", "a", {})
             store.split("items", store.partitions("items")[0].partition_id)
-        assert alone == [True] * 3
+        assert alone == [True] * 6  # as each of the three begins and as it ends
+
+    def test_a_long_transaction_has_the_time_of_its_end(self, store, clock, monkeypatch):
+        """What readers were told meanwhile, that they have everything of the last minute, stays right."""
+        store.create_collection("items", partitions=2)
+        store.put("items", "before", {})
+        (before,) = rows(store, "SELECT ts FROM log")
+        flush = LogWriter.flush
+
+        def late(writer):
+            flush(writer)
+            clock.tick(minutes=1)
+
+        monkeypatch.setattr(LogWriter, "flush", late)
+        store.batch("items", [Put(n, {}) for n in range(9)])
+        now = to_micros(clock())
+        assert rows(store, "SELECT DISTINCT ts FROM log ORDER BY seq") == [before, (now,)]
+        assert rows(store, "SELECT head_ts FROM store") == [(now,)]
+        assert rows(store, "SELECT max(ts) FROM commits") == [(now,)]
+
+    def test_a_long_split_has_the_time_of_its_end(self, store, clock):
+        store.create_collection("items")
+        times = count(clock().timestamp(), 60.0)
+        with EmbeddedStore(store.path, clock=lambda: datetime.fromtimestamp(next(times), UTC)) as slow:
+            slow.split("items", slow.partitions("items")[0].partition_id)
+        end = rows(store, "SELECT head_ts FROM store")
+        assert end[0][0] >= to_micros(clock() + timedelta(minutes=1))
+        assert rows(store, "SELECT end_ts FROM partitions WHERE children != '[]'") == end
+        assert rows(store, "SELECT DISTINCT start_ts FROM partitions WHERE parents != '[]'") == end
 
     def test_a_clock_without_time_zone_is_refused(self, tmp_path):
         naive = EmbeddedStore(tmp_path / "s.db", clock=lambda: datetime(2026, 1, 1))  # noqa: DTZ001

@@ -27,6 +27,8 @@ from multiclouddb_embedded.store.collection import (
 )
 
 MAX_DOCUMENT_BYTES: Final = 16 * 1024 * 1024
+_LONG: Final = 1_000_000
+"""After so many microseconds, a transaction takes its time anew."""
 
 Scalar: TypeAlias = str | int | float | bool | bytes | Decimal | datetime | UUID
 Key: TypeAlias = MulticloudDbKey | Mapping[str, Any] | Scalar
@@ -146,6 +148,10 @@ def write_transaction(connection: sqlite3.Connection, clock: Callable[[], dateti
         head_seq, head_ts = connection.execute("SELECT head_seq, head_ts FROM store").fetchone()
         moment = Moment(head_seq, max(now, head_ts))
         yield moment
+        if (now := to_micros(clock())) - moment.ts > _LONG:
+            # Readers have been told meanwhile that everything so old was returned (`visible_after`).
+            _set_times(connection, head_seq, now)
+            moment.ts = now
         connection.execute("UPDATE store SET head_seq = ?, head_ts = ?", moment.end)
         if moment.seq > head_seq:
             connection.execute(
@@ -156,6 +162,18 @@ def write_transaction(connection: sqlite3.Connection, clock: Callable[[], dateti
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
+
+
+def _set_times(connection: sqlite3.Connection, after: int, ts: int) -> None:
+    """Give all that the transaction has written the time at which it ends."""
+    for statement in (
+        # Its partitions' changes alone are searched, by the key of the table.
+        "UPDATE log SET ts = :ts WHERE partition IN (SELECT id FROM partitions WHERE last_seq > :after) "
+        "AND seq > :after",
+        "UPDATE partitions SET start_ts = :ts WHERE start_seq > :after",
+        "UPDATE partitions SET end_ts = :ts WHERE end_seq > :after",
+    ):
+        connection.execute(statement, {"ts": ts, "after": after})
 
 
 @define(eq=False, repr=False)
