@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
-from multiclouddb_api import OnExpired
+from multiclouddb_api import Gap, OnExpired
 from multiclouddb_spi.batch import Batch, collector_paused
 from multiclouddb_spi.computed_once import computed_once
 from multiclouddb_spi.continuation.lineage import Lineage
@@ -154,7 +154,9 @@ class Filling(Generic[T]):
             result.due_at = self._next_due(quiet)
         result.moved = result.moved or self._has_left_out  # the failure of others does not hide the feed
         if not (result.count or result.stopped()):
-            result.idle = self._lineage.is_quiet(quiet)
+            # A loss ends the look for late children before it has asked for those of the other partitions.
+            lost = any(isinstance(each, Gap) for each in result.notices)
+            result.idle = not lost and self._lineage.is_quiet(quiet)
         for name, trouble in late.items():  # a throttled call's error explains more than a late answer
             result.failed[name] = trouble or result.failed.get(name) or ProviderFault(late_fault())
         self._lineage.rotate([*queue.had_turn, *late])

@@ -75,8 +75,17 @@ KEPT = [
     ("cosmos", "pages", "split 0 | page of one | page of one | trim"),
     ("cosmos", "planner", "trim"),
 ]
-# Depth 4, which only `make explore` reaches: a child that is read goes on beside its ended parent's loss.
-DESCENDED = [("late", reader, "split 0 | page | roll 1 hide | trim") for reader in ("pages", "kept")]
+# Depth 4, which only `make explore` reaches. What is read goes on beside its ended parent's loss, and a page
+# that tells a loss has not looked for the other children, so it is not idle.
+DESCENDED = [
+    ("late", reader, history)
+    for reader in ("pages", "kept")
+    for history in (
+        "split 0 | page | roll 1 hide | trim",
+        "roll 0 | page | split 2 hide | trim",
+        "roll 0 | split 2 hide | page | trim",
+    )
+]
 
 
 @pytest.mark.parametrize(

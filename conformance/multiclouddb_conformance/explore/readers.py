@@ -478,10 +478,9 @@ def _told(
     told = {at.index(name) for name in (*gap, *left)}
     # What retention has removed was fetched before, so it comes before the notice.
     for i in {i for i, moment in events if moment > at.node.world.kept}:
-        # A partition that was read before the call goes on beside the notice of a parent that had ended: that
-        # notice tells of other children.
-        above = ancestors(at.node.world, i) & before if i in before else ancestors(at.node.world, i)
-        if not told.isdisjoint({i, *above}):
+        # What was read before the call goes on beside the notice of a parent that had ended, with all that
+        # descends from it: that notice tells of other children.
+        if not told.isdisjoint({i, *ancestors(at.node.world, i, until=before)}):
             raise BrokenError(f"{i} is read on the page that has a notice of {sorted(told)}")
     return Got(gap, left, again=again, events=events, idle=idle)
 

@@ -254,14 +254,14 @@ def end_of(world: World, i: int) -> int:
     return world.now if closed is None else closed
 
 
-def ancestors(world: World, i: int) -> set[int]:
-    """Return the ancestors of a partition."""
-    found, pending = set[int](), list(world.parts[i].parents)
+def ancestors(world: World, i: int, until: Collection[int] = ()) -> set[int]:
+    """Return the ancestors of a partition; those of the ones in `until` are left out."""
+    found, pending = set[int](), [*(() if i in until else world.parts[i].parents)]
     while pending:
         one = pending.pop()
         if one not in found:
             found.add(one)
-            pending += world.parts[one].parents
+            pending += () if one in until else world.parts[one].parents
     return found
 
 
