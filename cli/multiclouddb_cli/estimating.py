@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import typer
 
@@ -23,24 +24,31 @@ _BEGINS = {"snapshot": "with a copy of every row", "position": "where the last r
 _MAY = {None: "not known", True: "yes", False: "no"}
 
 
+class RunSettings(TypedDict):
+    """What an estimate is told of the run."""
+
+    columns: Path | None
+    refill: bool
+    max_scan_rate: float | None
+
+
 def estimate(
     config: ClientConfig,
     address: ResourceAddress,
     target: str,
     position: str | None,
-    max_scan_rate: float | None,
-    options: ProviderOptions | None,
+    provider_options: ProviderOptions | None,
     *,
     as_json: bool,
+    **settings: Unpack[RunSettings],
 ) -> None:
     """Print what a run will read, and end with the highest code of what is missing."""
     with installed("mirror"):
         from multiclouddb_mirror import destination_of, estimate_mirror
     with until_signal() as interrupt, connect(config) as client, interrupt.reading():
         found = estimate_mirror(
-            client, address, destination_of(target, position), max_scan_rate=max_scan_rate,
-            provider_options=options,
-        )  # fmt: skip
+            client, address, destination_of(target, position), provider_options=provider_options, **settings
+        )
     if as_json:
         typer.echo(json.dumps(found.to_dict()))
     else:
@@ -56,20 +64,25 @@ def estimate(
     end_with([report_error(each, debug=False) for each in found.problems][:1])
 
 
-def estimate_file(path: str, max_scan_rate: float | None, options: Sequence[str], *, as_json: bool) -> None:
+def estimate_file(
+    path: str, options: Sequence[str], *, as_json: bool, **settings: Unpack[RunSettings]
+) -> None:
     """Print what a run of a file will read for each of its tables, and end with the highest code."""
     with installed("mirror"):
         from multiclouddb_mirror import MirrorFile, destination_of, estimate_mirror
     file = MirrorFile.read(path)
     chosen = to_options(file.config, options)
     with until_signal() as interrupt, connect(file.config) as client, interrupt.reading():
-        found = each_of(
-            file.jobs(client),
-            lambda job: estimate_mirror(
-                client, job.address, destination_of(job.target, job.position), max_scan_rate=max_scan_rate,
+
+        def ask(job: MirrorJob) -> MirrorEstimate:
+            columns = job.columns or settings["columns"]
+            return estimate_mirror(
+                client, job.address, destination_of(job.target, job.position), columns=columns,
+                refill=settings["refill"] and columns is not None, max_scan_rate=settings["max_scan_rate"],
                 provider_options=chosen,
-            ),
-        )  # fmt: skip
+            )  # fmt: skip
+
+        found = each_of(file.jobs(client), ask)
     if as_json:
         print_json(found)
     else:

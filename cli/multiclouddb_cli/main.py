@@ -249,7 +249,10 @@ def mirror(
     from multiclouddb_cli.watched import to_place
 
     if estimate:
-        known = ("url", "collection", "target", "position", "options", "as_json", "estimate", "max_scan_rate")
+        known = (
+            "url", "collection", "target", "position", "columns", "refill", "max_scan_rate", "options",
+            "as_json", "estimate",
+        )  # fmt: skip
         _check_only(context, known)
     if follow and prove:
         raise typer.BadParameter(
@@ -266,12 +269,15 @@ def mirror(
         from multiclouddb_cli import estimating
 
         if collection is None or target is None:
-            estimating.estimate_file(url, max_scan_rate, options or (), as_json=as_json)
+            estimating.estimate_file(
+                url, options or (), as_json=as_json, columns=columns, refill=refill,
+                max_scan_rate=max_scan_rate,
+            )  # fmt: skip
             return
         config = to_config(url)
         estimating.estimate(
-            config, to_address(collection), target, position, max_scan_rate,
-            to_options(config, options or ()), as_json=as_json,
+            config, to_address(collection), target, position, as_json=as_json, columns=columns, refill=refill,
+            max_scan_rate=max_scan_rate, provider_options=to_options(config, options or ()),
         )  # fmt: skip
         return
     from multiclouddb_cli import mirroring as command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -16,7 +17,10 @@ from multiclouddb_api import (
     ProviderOptions,
     ResourceAddress,
 )
+from multiclouddb_mirror.advice import advising
 from multiclouddb_mirror.destinations import Destination
+from multiclouddb_mirror.mirroring import declaration_of, fills_columns
+from multiclouddb_tables.columns import Columns
 
 if TYPE_CHECKING:
     from multiclouddb_verify import Estimate
@@ -49,7 +53,10 @@ class MirrorEstimate:
             "begins": self.begins,
             "scan": None if self.scan is None else attrs.asdict(self.scan),
             "may_write": self.may_write,
-            "problems": [{"category": str(each.category), "message": each.message} for each in self.problems],
+            "problems": [
+                {"category": str(each.category), "reason": each.reason, "message": each.message}
+                for each in self.problems
+            ],
         }
 
 
@@ -58,6 +65,8 @@ def estimate_mirror(
     address: ResourceAddress | str,
     table: Destination,
     *,
+    columns: Columns | str | os.PathLike[str] | None = None,
+    refill: bool = False,
     max_scan_rate: float | None = None,
     provider_options: ProviderOptions | None = None,
 ) -> MirrorEstimate:
@@ -69,6 +78,8 @@ def estimate_mirror(
         client: The client of the source.
         address: The collection, or its text.
         table: The table, from `destination_of`.
+        columns: As `mirror` will get it; another declaration than the table has is a problem.
+        refill: As `mirror` will get it.
         max_scan_rate: As `mirror` will get it.
         provider_options: As `mirror` will get them.
     """
@@ -76,6 +87,7 @@ def estimate_mirror(
 
     address = ResourceAddress.parse(address) if isinstance(address, str) else address
     problems, scan, stored, may_write = list[MulticloudDbError](), None, None, None
+    refills = False
     try:
         scan = estimate(client, address, max_scan_rate=max_scan_rate, provider_options=provider_options)
         # The feed may be switched off, or be refused, where the collection can be read.
@@ -102,7 +114,10 @@ def estimate_mirror(
                     ErrorDetail(ErrorCategory.INVALID_REQUEST),
                 )
             )
+        mark = None if found is None else found.mark
+        with advising():
+            refills = fills_columns(table, declaration_of(columns, mark), mark, stored, agreed=refill)
     except MulticloudDbError as error:
         problems.append(error)
-    begins: Literal["snapshot", "position"] = "snapshot" if stored is None else "position"
+    begins: Literal["snapshot", "position"] = "snapshot" if stored is None or refills else "position"
     return MirrorEstimate(address, table.name, begins, scan, may_write, tuple(problems))

@@ -283,8 +283,12 @@ class Mirror:
             stored, self._found = self._to.load(), self._to.found()
             if self._first_stored is None:
                 self._first_stored = (stored,)
-            columns = self._columns()
-            begins, start = self._start(stored, refills=self._refills(columns, stored))
+            columns = declaration_of(settings.get("columns"), self._mark)
+            with advising():
+                refills = fills_columns(
+                    self._to, columns, self._mark, stored, agreed=settings.get("refill", False)
+                )
+            begins, start = self._start(stored, refills=refills)
             self._check_adopted(stored)
             how = self._how(begins, stored, columns)
         request = ChangeFeedRequest(
@@ -493,26 +497,6 @@ class Mirror:
             self._source_error = MulticloudDbError(f"{error.message}; {self._again()}", error.detail)
         return self._source_error
 
-    def _refills(self, columns: Columns | None, stored: str | None) -> bool:
-        """Refuse another declaration than the table has; return whether a copy has to fill its columns.
-
-        The merge asks too, but without a change there is none, and the run would seem to be right.
-        """
-        agreed = self._settings.get("refill", False)
-        if columns is None:
-            if agreed:
-                raise invalid_request(
-                    "refill", "is given without a declaration", "give columns= (--columns) too"
-                )
-            return False
-        if self._mark is None:
-            return False
-        with advising():
-            fills = self._to.check_declaration(columns, refill=agreed)
-        # A copy that fills them may have been killed before it stored a position; the one that is stored then
-        # comes from before the copy, and going on there would leave the columns empty.
-        return fills and (agreed or stored is None or not is_in_snapshot(stored))
-
     def _start(
         self, stored: str | None, *, refills: bool
     ) -> tuple[Literal["snapshot", "position", "start"], StartPosition]:
@@ -552,14 +536,6 @@ class Mirror:
                 f"is a token, but there is no {self._to.name} with the rows from before it",
                 "leave it out, which copies every row first; or name the table that was filled up to it",
             )
-
-    def _columns(self) -> Columns | None:
-        given = self._settings.get("columns")
-        if isinstance(given, str | os.PathLike):
-            return Columns.from_toml(given)
-        check_type("columns", given, Columns, type(None))
-        mark = self._mark if given is None else None
-        return given if mark is None else mark.declared
 
     @property
     def _mark(self) -> TableMark | None:
@@ -686,6 +662,45 @@ class Mirror:
             caught_up=proof is not None,
             proof=proof,
         )
+
+
+def declaration_of(given: Columns | str | os.PathLike[str] | None, mark: TableMark | None) -> Columns | None:
+    """Return the declaration of a run: the given one, else that of the table.
+
+    Args:
+        given: See `MirrorSettings.columns`.
+        mark: The mark of the table; None if it has none.
+    """
+    if isinstance(given, str | os.PathLike):
+        return Columns.from_toml(given)
+    check_type("columns", given, Columns, type(None))
+    return given if given is not None or mark is None else mark.declared
+
+
+def fills_columns(
+    table: Destination, columns: Columns | None, mark: TableMark | None, stored: str | None, *, agreed: bool
+) -> bool:
+    """Refuse another declaration than the table has; return whether a copy has to fill its columns.
+
+    The merge asks too, but without a change there is none, and the run would seem to be right.
+
+    Args:
+        table: The table.
+        columns: The declaration of the run.
+        mark: The mark of the table; None if it has none.
+        stored: The stored position.
+        agreed: See `MirrorSettings.refill`.
+    """
+    if columns is None:
+        if agreed:
+            raise invalid_request("refill", "is given without a declaration", "give columns= (--columns) too")
+        return False
+    if mark is None:
+        return False
+    fills = table.check_declaration(columns, refill=agreed)
+    # A copy that fills them may have been killed before it stored a position; the one that is stored then
+    # comes from before the copy, and going on there would leave the columns empty.
+    return fills and (agreed or stored is None or not is_in_snapshot(stored))
 
 
 def is_outage(error: MulticloudDbError) -> bool:

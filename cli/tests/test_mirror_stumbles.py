@@ -1,0 +1,58 @@
+"""Tests of the command `mirror` on what its first users stumbled over."""
+
+import json
+
+import pytest
+
+from multiclouddb_embedded.feed import EmbeddedFeed
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(EmbeddedFeed, "visible_after", lambda feed: 0.02)
+    monkeypatch.setattr("multiclouddb_verify.source._CLOCK_ERROR", 0.0)
+
+
+@pytest.fixture
+def mirror(run, url, store, tmp_path):
+    def invoke(*words):
+        return run("mirror", url, "main/orders", "--target", f"sqlite:{tmp_path}/copy.db#orders", *words)
+
+    return invoke
+
+
+@pytest.fixture
+def columns(tmp_path):
+    """Return a file that declares the total as a number."""
+    made = tmp_path / "columns.toml"
+    made.write_text('[columns]\ntotal = "int64"\n')
+    return made
+
+
+def test_an_estimate_says_whether_a_declaration_fits_the_table(mirror, columns):
+    ran = mirror("--estimate", "--columns", columns)
+    assert ran.exit_code == 0, ran.output
+    assert mirror("--columns", columns).exit_code == 0
+    columns.write_text('[columns]\ntotal = "string"\n')
+    ran = mirror("--estimate", "--columns", columns, "--json")
+    assert ran.exit_code == 3, ran.output
+    told = json.loads(ran.stdout)
+    assert (told["begins"], told["problems"][0]["reason"]) == ("position", "other_columns")
+    ran = mirror("--estimate", "--columns", columns, "--refill", "--json")
+    assert (ran.exit_code, json.loads(ran.stdout)["begins"]) == (0, "snapshot")
+
+
+def test_an_estimate_of_a_file_takes_the_declarations_in_it(run, mirror, columns, tmp_path, path):
+    assert mirror("--columns", columns).exit_code == 0
+    file, other = tmp_path / "mirror.toml", tmp_path / "other.toml"
+    other.write_text('[columns]\ntotal = "string"\n')
+    file.write_text(
+        f'provider = "embedded"\n[connection]\npath = "{path}"\n'
+        f'[[table]]\ncollection = "main/orders"\ntarget = "sqlite:{tmp_path}/copy.db#orders"\n'
+    )
+    assert run("mirror", file, "--estimate", "--columns", columns).exit_code == 0
+    assert run("mirror", file, "--estimate", "--columns", other).exit_code == 3
+    file.write_text(file.read_text() + 'columns = "other.toml"\n')
+    assert run("mirror", file, "--estimate").exit_code == 3
+    assert run("mirror", file, "--estimate", "--columns", columns).exit_code == 3  # the table's own counts
+    assert run("mirror", file, "--estimate", "--refill").exit_code == 0
