@@ -299,12 +299,13 @@ def _print(report: MirrorReport, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(report.to_dict()))
         return
+    merged = "1 row or change" if report.events == 1 else f"{report.events:,} rows and changes"
     deletes = f"{report.deletes:,} delete{'' if report.deletes == 1 else 's'}"
     print_fields(
         [
             ("table", report.table),
             ("began", _BEGAN[report.began]),
-            ("merged", f"{report.events:,} rows and changes, of them {deletes}"),
+            ("merged", f"{merged}, of them {deletes}"),
             *([] if report.tombstones is None else [("tombstones", f"{_rows(report.tombstones)} removed")]),
             *([] if report.rescued is None else [("rescued", _rescued(report.rescued))]),
             ("state", "every change is read" if report.caught_up else "stopped"),

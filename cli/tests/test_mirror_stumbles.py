@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from multiclouddb_cli import exits
 from multiclouddb_embedded.feed import EmbeddedFeed
 
 
@@ -56,3 +57,13 @@ def test_an_estimate_of_a_file_takes_the_declarations_in_it(run, mirror, columns
     assert run("mirror", file, "--estimate").exit_code == 3
     assert run("mirror", file, "--estimate", "--columns", columns).exit_code == 3  # the table's own counts
     assert run("mirror", file, "--estimate", "--refill").exit_code == 0
+
+
+def test_what_is_set_aside_is_not_counted_as_merged(mirror, store, columns, tmp_path):
+    assert mirror("--columns", columns).exit_code == 0
+    store.put("orders", "o-1", {"total": "many"})
+    store.put("orders", "o-2", {"total": 2})
+    ran = mirror("--set-aside", tmp_path / "aside")
+    assert ran.exit_code == exits.SET_ASIDE, ran.output
+    assert "merged     1 row or change, of them 0 deletes" in ran.stdout, ran.stdout
+    assert "set aside  1 row" in ran.stdout

@@ -15,8 +15,11 @@ from threading import BoundedSemaphore, Lock
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 from uuid import uuid4
 
+import attrs
+
 from multiclouddb_api import (
     ChangeFeedPage,
+    ChangeType,
     Checkpoint,
     CheckpointStore,
     ErrorCategory,
@@ -30,6 +33,7 @@ from multiclouddb_api import (
 from multiclouddb_tables.batch import Create, MissingState
 from multiclouddb_tables.columns import Columns
 from multiclouddb_tables.contract import SupportsPosition, Target, check_position
+from multiclouddb_tables.conversion import counted_rescues
 from multiclouddb_tables.delta import DeltaTarget
 from multiclouddb_tables.delta_upkeep import compact, drop_tombstones
 from multiclouddb_tables.mark import FoundTable
@@ -44,6 +48,7 @@ __all__ = [
     "PROVED",
     "Destination",
     "How",
+    "MergedRows",
     "PositionMovedError",
     "Shared",
     "destination_among",
@@ -80,6 +85,18 @@ class How(TypedDict, total=False):
 
 _AT_ONCE: Final = 8
 """How many tables are written at the same time: each takes connections, and the memory of a page."""
+
+
+@attrs.frozen
+class MergedRows:
+    """What of a page is in the table."""
+
+    events: int = 0
+    """The number of its rows and changes."""
+    deletes: int = 0
+    """How many of them were deletes."""
+    rescued: int = 0
+    """How many of the rows have values in `_rescued`."""
 
 
 class Shared:
@@ -181,6 +198,13 @@ class Destination(ABC):
             MulticloudDbError: `CONFLICT` if another process has begun to write the table since `load`. Then
                 nothing was merged.
         """
+
+    def merge_counted(self, page: ChangeFeedPage, how: How) -> MergedRows:
+        """Merge a page, and count what was merged; see `merge`."""
+        with counted_rescues() as rescued:
+            self.merge(page, **how)
+        deletes = sum(event.type is ChangeType.DELETE for event in page.events)
+        return MergedRows(len(page.events), deletes, sum(rescued))
 
     @abstractmethod
     def save(self, token: str, *, now: bool) -> None:

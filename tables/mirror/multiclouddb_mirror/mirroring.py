@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -47,6 +47,7 @@ from multiclouddb_mirror.destinations import (
     PROVED,
     Destination,
     How,
+    MergedRows,
     PositionMovedError,
     destination_of,
 )
@@ -324,21 +325,18 @@ class Mirror:
         )
         page: ChangeFeedPage | None = None
         saved_at = began
-        rescued: Sequence[int]
         # Another declaration that needs no copy is stored even if no change comes, so that a retry finds it.
         declares = columns is not None and self._mark is not None and self._mark.declared != columns
         with changes:
             for page in self._pages(changes, begins):
                 self._outage.begin(0.0)
-                matters, rescued = bool(page.events or page.notices or declares), []
+                matters, merged = bool(page.events or page.notices or declares), MergedRows()
                 if matters:
                     declares = False
                     self._check_page(page, begins)
-                    with counted_rescues() as rescued:
-                        self._merge(page, how)
+                    merged = self._merge(page, how)
                     how["create"] = "first"
-                deletes = sum(event.type is ChangeType.DELETE for event in page.events)
-                report = self._merged(page, begins, len(page.events), deletes, sum(rescued))
+                report = self._merged(page, begins, merged)
                 # An idle page moves the position too, so that the service keeps what follows it.
                 at = time.monotonic()
                 if matters or at - saved_at >= _IDLE_SECONDS:
@@ -423,7 +421,7 @@ class Mirror:
                 deletes += table.column("type").to_pylist().count(ChangeType.DELETE.value)
             self._to.merge(attrs.evolve(page, notices=ends), **how)
         how["create"] = "first"
-        self._merged(page, begins, events, deletes, sum(rescued))
+        self._merged(page, begins, MergedRows(events, deletes, sum(rescued)))
         self._save(page.continuation_token, now=not self._settings.get("follow", False))
         self._tell(page)
 
@@ -433,21 +431,19 @@ class Mirror:
             self._check_same_feed(page)
         self._check_notices(page)
 
-    def _merged(
-        self, page: ChangeFeedPage, begins: str, events: int, deletes: int, rescued: int
-    ) -> MirrorReport:
+    def _merged(self, page: ChangeFeedPage, begins: str, merged: MergedRows) -> MirrorReport:
         """Return the report after a page."""
         report = self._report
         assert report is not None
         if begins == "position" and any(isinstance(each, SnapshotStarted) for each in page.notices):
             report = attrs.evolve(report, began="expired")
         if report.rescued is not None:
-            report = attrs.evolve(report, rescued=report.rescued + rescued)
+            report = attrs.evolve(report, rescued=report.rescued + merged.rescued)
         self._report = attrs.evolve(
             report,
-            events=report.events + events,
-            deletes=report.deletes + deletes,
-            pages=report.pages + bool(events),
+            events=report.events + merged.events,
+            deletes=report.deletes + merged.deletes,
+            pages=report.pages + bool(merged.events),
             # During a copy it is the moment from which on changes are read, and rows are missing.
             watermark=None if page.diagnostics.snapshot is not None else page.diagnostics.watermark,
             lag_seconds=page.diagnostics.lag_seconds,
@@ -462,13 +458,12 @@ class Mirror:
             scan = page.diagnostics.snapshot
             on_progress(MirrorProgress(report.events, report.deletes, scan, report.lag_seconds))
 
-    def _merge(self, page: ChangeFeedPage, how: How) -> None:
+    def _merge(self, page: ChangeFeedPage, how: How) -> MergedRows:
         """Merge a page; a refusal names what a mirror can do about it."""
         with self._to.turn, advising():
-            if self._setter is None:
-                self._to.merge(page, **how)
-            else:
-                self._setter.merge(page, how)
+            return (
+                self._to.merge_counted(page, how) if self._setter is None else self._setter.merge(page, how)
+            )
 
     def _save(self, token: str, *, now: bool) -> None:
         with self._to.turn, advising():

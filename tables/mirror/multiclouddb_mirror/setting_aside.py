@@ -31,7 +31,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.set_aside import SetAside, SetAsideFolder
 from multiclouddb_mirror.advice import advised
-from multiclouddb_mirror.destinations import Destination, How
+from multiclouddb_mirror.destinations import Destination, How, MergedRows
 from multiclouddb_spi.faults import without_data
 from multiclouddb_tables.batch import is_of_scan, plan_of
 from multiclouddb_tables.contract import Fix
@@ -79,8 +79,8 @@ class Setter:
         for each in records:
             self._folder.remove(each)
 
-    def merge(self, page: ChangeFeedPage, how: How) -> None:
-        """Merge a page without what the table refuses.
+    def merge(self, page: ChangeFeedPage, how: How) -> MergedRows:
+        """Merge a page without what the table refuses, and count what was merged.
 
         When a copy of every row ends with the page, older records are removed, because the table has now what
         they lacked.
@@ -95,10 +95,11 @@ class Setter:
         for notice in page.notices:
             if isinstance(notice, SnapshotStarted) and notice.whole:
                 self._before[notice.partition_id] = {each.name for each in self.records()}
-        self._merge(page, how)
+        merged = self._merge(page, how)
         for notice in page.notices:
             if isinstance(notice, BackfillDone):
                 self._forget_copied(notice)
+        return merged
 
     def _forget_copied(self, copied: BackfillDone) -> None:
         """Remove what was set aside before a copy, apart from the rows that the copy has set aside again.
@@ -116,7 +117,7 @@ class Setter:
             if is_older and each.key not in again:
                 self._folder.remove(each)
 
-    def _merge(self, page: ChangeFeedPage, how: How) -> None:
+    def _merge(self, page: ChangeFeedPage, how: How) -> MergedRows:
         # A row of a scan that cannot be decoded has no key, so the sink refuses its page, and the job stops.
         skipped = [
             SetAside.of_notice(each, self._address, self._table.name)
@@ -125,8 +126,7 @@ class Setter:
         ]
         page = self._set_aside(skipped, page, how)
         try:
-            self._table.merge(page, **how)
-            return
+            return self._table.merge_counted(page, how)
         except MulticloudDbError as error:
             if not _is_of_a_row(error) or not page.events:
                 raise
@@ -153,7 +153,7 @@ class Setter:
         page = self._set_aside(records, page, how)
         ids = {event.event_id for event, _ in refused}
         left = tuple(event for event in page.events if event.event_id not in ids)
-        self._table.merge(attrs.evolve(page, events=left), **how)
+        return self._table.merge_counted(attrs.evolve(page, events=left), how)
 
     def _refused(
         self, page: ChangeFeedPage, events: Sequence[ChangeEvent], how: How

@@ -199,6 +199,29 @@ def test_a_declaration_that_rescues_lets_a_retry_write_the_row_although_no_chang
     ]
 
 
+def test_only_what_was_merged_is_counted(world):
+    changed(world)
+    told = []
+    report = world.run(on_progress=told.append)
+    assert (report.events, report.deletes, report.set_aside) == (2, 0, 2)
+    assert told[-1].events == 2
+    assert world.run(resync=True).events == 6  # of eight rows
+    world.put("o-4", total=1, bad=True)
+    world.store.delete("orders", "o-5")
+    report = world.run()
+    assert (report.events, report.deletes) == (1, 1)
+
+
+def test_a_rescued_row_counts_once_beside_one_that_the_table_refuses(world):
+    world.run(columns=Columns({"total": "int32"}, misfits="rescue"))
+    world.refuse()
+    world.put("o-1", total="many")
+    world.put("o-2", total=2, bad=True)
+    world.put("o-3", total="few")
+    report = world.run()
+    assert (report.events, report.rescued, report.set_aside) == (2, 2, 1)
+
+
 def test_a_collection_with_and_without_its_database_is_one(world):
     changed(world)
     world.run()
