@@ -24,6 +24,7 @@ from multiclouddb_api.config import from_environment, toml_of
 from multiclouddb_api.validators import unknown_name
 from multiclouddb_cli.arguments import to_age
 from multiclouddb_cli.exits import NOT_KNOWN, exit_code
+from multiclouddb_cli.log import begin_log, say
 from multiclouddb_cli.watched import exposed, labelled, served
 
 _KEYS: Final = ("name", "url", "position", "max_lag", "options")
@@ -206,12 +207,12 @@ class Exporter:
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-            typer.echo(f"{position.name}: no answer in {self._limit:g} seconds", err=True)
+            say(f"{position.name}: no answer in {self._limit:g} seconds")
             return NOT_KNOWN, {}
         finally:
             self._running.discard(process)
         if problem and not self._stopped.is_set():
-            typer.echo(f"{position.name}: {problem.strip()}", err=True)
+            say(f"{position.name}: {problem.strip()}")
         try:
             return process.returncode, json.loads(output)
         except ValueError:
@@ -259,6 +260,8 @@ def export(
     exporter = Exporter(read_positions(path), every, at_once, limit)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: exporter.stop())
+    if not once:
+        begin_log()
     with served(exporter, place):
         exporter.run(once=once)
     if once:

@@ -19,6 +19,7 @@ import typer
 from multiclouddb_api import ErrorCategory, ErrorDetail, ErrorReason, MulticloudDbError
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_cli.exits import FAILURE, USAGE, exit_code
+from multiclouddb_cli.log import say
 from multiclouddb_cli.screen import printable, safe_json
 from multiclouddb_spi.faults import without_data
 
@@ -75,7 +76,7 @@ def report(error: Exception, *, debug: bool) -> int:
         if debug:
             lines = scrub(_traces(error).rstrip()).split("\n")
             typer.echo("\n".join(map(printable, lines)), err=True)
-        typer.echo(f"error: {printable(scrub(' '.join(line.split())))}", err=True)
+        say(f"error: {printable(scrub(' '.join(line.split())))}")
         if isinstance(error, MulticloudDbError) and not debug and sys.stderr.isatty():
             # In a log, an error must stay on one line, so the link is omitted. A traceback already contains
             # the link.

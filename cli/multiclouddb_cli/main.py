@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from multiclouddb_cli import options as cli
 from multiclouddb_cli.exits import INTERRUPTED, OK, TABLE
+from multiclouddb_cli.log import one_command
 
 _NAME = "multiclouddb"
 # Where a shell writes which line it wants to complete.
@@ -77,7 +78,8 @@ class Commands(TyperGroup):
             return super().main(args, _NAME, complete_var, standalone_mode, windows_expand_args, **extra)
         words = list(sys.argv[1:] if args is None else args)
         debug = _take_debug(words)
-        sys.exit(self._run(words, extra, debug=debug))
+        with one_command():
+            sys.exit(self._run(words, extra, debug=debug))
 
     def _run(self, words: list[str], extra: MutableMapping[str, Any], *, debug: bool) -> int:
         try:
@@ -281,7 +283,10 @@ def mirror(
         )  # fmt: skip
         return
     from multiclouddb_cli import mirroring as command
+    from multiclouddb_cli.log import begin_log
 
+    if follow:
+        begin_log()
     place = None if listen is None else to_place(listen)
     every = None if prove_every is None else to_age(prove_every, "--prove-every").total_seconds()
     settings: dict[str, Any] = {

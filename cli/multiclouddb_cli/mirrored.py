@@ -12,6 +12,7 @@ from multiclouddb_api import MulticloudDbError
 from multiclouddb_cli.exits import SET_ASIDE
 from multiclouddb_cli.failure import facts_of
 from multiclouddb_cli.failure import report as report_error
+from multiclouddb_cli.log import say
 
 if TYPE_CHECKING:
     from multiclouddb_mirror import MirrorEstimate, MirrorJob, MirrorStatus
@@ -34,7 +35,7 @@ def each_of(
 
 def told_failure(job: MirrorJob, error: MulticloudDbError, what: str = "") -> int:
     """Print the error of a table to stderr, and return its exit code."""
-    typer.echo(f"{job.address}, {job.table}{what}:", err=True)
+    say(f"{job.address}, {job.table}{what}:")
     return report_error(error, debug=False)
 
 

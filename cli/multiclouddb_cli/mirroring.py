@@ -16,6 +16,7 @@ from multiclouddb_cli.arguments import to_options
 from multiclouddb_cli.exits import SET_ASIDE
 from multiclouddb_cli.failure import installed
 from multiclouddb_cli.failure import report as report_error
+from multiclouddb_cli.log import say
 from multiclouddb_cli.mirrored import end_with, failure_of, told_failure
 from multiclouddb_cli.screen import ProgressLine, duration, moment, print_fields, snapshot_line
 from multiclouddb_cli.session import until_signal
@@ -71,7 +72,7 @@ def mirror(
         if report.proof is not None:
             table.proved(int(report.proof.exit_code))
             if prove_seconds is not None:
-                typer.echo(f"proof: {_counts(report.proof)}", err=True)
+                say(f"proof: {_counts(report.proof)}")
 
     settings.update({"on_progress": on_progress, "on_proof_progress": on_proof_progress})
     outages = _Outages(lambda: [(address, table)])
@@ -180,7 +181,7 @@ def mirror_file(
         tables[job].run_ended()
         if report.proof is not None:
             tables[job].proved(int(report.proof.exit_code))
-            typer.echo(f"{job.address}, {job.table}: proof: {_counts(report.proof)}", err=True)
+            say(f"{job.address}, {job.table}: proof: {_counts(report.proof)}")
 
     def told(job: MirrorJob, outcome: Outcome) -> None:
         lines[job].clear()
@@ -207,7 +208,7 @@ def mirror_file(
         try:
             return listed()
         except MulticloudDbError as error:
-            typer.echo(f"the collections of {file.path.name}, which are listed again every minute:", err=True)
+            say(f"the collections of {file.path.name}, which are listed again every minute:")
             report_error(error, debug=False)
             return []
 

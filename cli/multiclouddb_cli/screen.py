@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
 import typer
 
 from multiclouddb_api import SnapshotProgress
+from multiclouddb_cli.log import say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -247,7 +248,10 @@ class Pace:
 
     def show(self, line: str) -> None:
         """Write the line to stderr."""
-        typer.echo(f"{CLEAR}{line}" if self._terminal else line, err=True, nl=not self._terminal)
+        if self._terminal:
+            typer.echo(f"{CLEAR}{line}", err=True, nl=False)
+        else:
+            say(line)
 
 
 class ProgressLine(Generic[P]):

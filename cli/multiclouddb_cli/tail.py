@@ -36,6 +36,7 @@ from multiclouddb_api import (
 from multiclouddb_api.request import FromContinuationToken
 from multiclouddb_cli.arguments import Bookmark, Selection
 from multiclouddb_cli.failure import scrub
+from multiclouddb_cli.log import say
 from multiclouddb_cli.rendering import Renderer, notice_line
 from multiclouddb_cli.screen import (
     CLEAR,
@@ -123,14 +124,14 @@ class OutageReport(Observer):
         else:
             self._reasons[address] = reason
             text = f"{reason.removesuffix('; try again')}; {self.promise()}"
-        typer.echo(f"warning: {self._name(address)}{printable(scrub(text))}", err=True)
+        say(f"warning: {self._name(address)}{printable(scrub(text))}")
 
     def outage_ended(self, address: ResourceAddress, seconds: float) -> None:
         """Print the end of the outage, if the outage was printed."""
         if self._reasons.pop(address, None) is not None and not self.muted:
             self._status.clear()
             what = "works" if self._several else "reads work"
-            typer.echo(f"notice: {self._name(address)}{what} again after {duration(seconds)}", err=True)
+            say(f"notice: {self._name(address)}{what} again after {duration(seconds)}")
 
     def _name(self, address: ResourceAddress) -> str:
         return f"{printable(str(address))}: " if self._several else ""

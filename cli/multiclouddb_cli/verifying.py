@@ -23,6 +23,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_cli.arguments import to_token
 from multiclouddb_cli.failure import installed, scrub
+from multiclouddb_cli.log import begin_log, say
 from multiclouddb_cli.screen import (
     ProgressLine,
     counted,
@@ -83,6 +84,8 @@ def verify(
         from multiclouddb_mirror import destination_of
     target = destination_of(table, patience_seconds=settings["patience_seconds"]).target
     options = settings["provider_options"]
+    if every is not None:
+        begin_log()
     with until_signal() as interrupt, connect(config) as client:
         if estimate or every is not None:
             with interrupt.reading():
@@ -121,7 +124,7 @@ def _warnings(line: ProgressLine[Progress]) -> Iterator[None]:
     class ToStderr(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             line.clear()
-            typer.echo(printable(scrub(record.getMessage())), err=True)
+            say(printable(scrub(record.getMessage())))
 
     logger, handler = logging.getLogger("multiclouddb.verify"), ToStderr(logging.WARNING)
     logger.addHandler(handler)

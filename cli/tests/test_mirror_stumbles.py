@@ -1,11 +1,15 @@
 """Tests of the command `mirror` on what its first users stumbled over."""
 
 import json
+import os
+import re
 
 import pytest
 
-from multiclouddb_cli import exits
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
+from multiclouddb_cli import exits, log
 from multiclouddb_embedded.feed import EmbeddedFeed
+from multiclouddb_mirror import Mirror
 
 
 @pytest.fixture(autouse=True)
@@ -67,3 +71,41 @@ def test_what_is_set_aside_is_not_counted_as_merged(mirror, store, columns, tmp_
     assert ran.exit_code == exits.SET_ASIDE, ran.output
     assert "merged     1 row or change, of them 0 deletes" in ran.stdout, ran.stdout
     assert "set aside  1 row" in ran.stdout
+
+
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z  ")
+
+
+def test_each_line_of_the_log_of_a_mirror_that_follows_has_its_time(mirror, monkeypatch):
+    run, runs = Mirror.run, []
+
+    def followed(self):
+        runs.append(self)
+        if len(runs) == 3:
+            raise MulticloudDbError("table: is gone", ErrorDetail(ErrorCategory.NOT_FOUND))
+        return run(self)
+
+    monkeypatch.setattr(Mirror, "run", followed)
+    ran = mirror("--follow", "--prove-every", "1s")
+    assert ran.exit_code == 4, ran.output
+    proof, error = ran.stderr.splitlines()
+    assert TIME.sub("", proof, count=1) == "proof: equal: 10 equal"
+    assert TIME.sub("", error, count=1) == "error: [NOT_FOUND] table: is gone"
+    assert TIME.match(proof)
+    assert TIME.match(error)
+    monkeypatch.setattr(Mirror, "run", run)
+    assert mirror("--from", "@nowhere").stderr.startswith("error: ")  # one that ends is read by its caller
+
+
+def test_a_log_that_the_journal_keeps_has_the_time_of_the_journal(tmp_path, monkeypatch):
+    with (tmp_path / "journal").open("w") as file:
+        found = os.fstat(file.fileno())
+        monkeypatch.setattr("sys.stderr", file)
+        for stream in ("1:2", f"{found.st_dev}:{found.st_ino}"):
+            monkeypatch.setenv("JOURNAL_STREAM", stream)
+            with log.one_command():
+                log.begin_log()
+                log.say("a line")
+    other, journal = (tmp_path / "journal").read_text().splitlines()
+    assert TIME.sub("", other, count=1) == journal == "a line"
+    assert other != journal
