@@ -45,10 +45,10 @@ class TokenReport:
     ended: str | None
     """How the feed or the partition ended; None if it has not ended."""
     resumes: bool | None
-    """Whether a read from the token works; None if it cannot be tried without the token's partition key,
-    which is then to be passed as `key`."""
+    """Whether a read from the token works. None if that is not known: the error says nothing of the token, or
+    there is none, and the read needs the token's partition key, which is then to be passed as `key`."""
     error: ErrorCategory | None
-    """Why the token does not resume, for example `CHECKPOINT_EXPIRED`; otherwise None."""
+    """Why the read has failed, for example `CHECKPOINT_EXPIRED`; otherwise None."""
     problem: str
     """The message of that error, which says what to do; otherwise empty."""
     changes_waiting: bool | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Final
 
 import attrs
 from attrs import frozen
@@ -14,6 +15,7 @@ from multiclouddb_api import (
     EntireCluster,
     EntireCollection,
     EntireDatabase,
+    ErrorCategory,
     ErrorReason,
     FeedScope,
     FromContinuationToken,
@@ -203,6 +205,33 @@ def scope_of(envelope: Envelope, key: MulticloudDbKey | None) -> FeedScope | Non
             return EntireCollection()
 
 
+_GONE: Final = (ErrorCategory.CHECKPOINT_EXPIRED, ErrorCategory.NOT_FOUND)
+_OF_THE_TOKEN: Final = (
+    ErrorReason.MALFORMED,
+    ErrorReason.UNKNOWN_VERSION,
+    ErrorReason.WRONG_PROVIDER,
+    ErrorReason.WRONG_RESOURCE,
+    ErrorReason.WRONG_SCOPE,
+    ErrorReason.WRONG_OPTIONS,
+    ErrorReason.RECREATED,
+    ErrorReason.REPLACED,
+)
+
+
+def resumes_after(error: MulticloudDbError | None) -> bool | None:
+    """Return whether a token can be resumed, by what a read from it has raised.
+
+    Args:
+        error: The error; None if there was none.
+
+    Returns:
+        None if the error tells nothing of the token, as when the service did not answer.
+    """
+    if error is None:
+        return True
+    return False if error.category in _GONE or error.reason in _OF_THE_TOKEN else None
+
+
 def before(page: ChangeFeedPage) -> tuple[datetime | None, float | None]:
     """Return the watermark and the lag before a page, which itself has those after its events."""
     told = page.diagnostics
@@ -265,7 +294,7 @@ def report(
             for each, (text, time) in zip(standings, described, strict=True)
         ),
         ended=ending(envelope),
-        resumes=None if scope is None else failure is None,
+        resumes=None if scope is None else resumes_after(failure),
         error=None if failure is None else failure.category,
         problem="" if failure is None else failure.message,
         changes_waiting=waiting,

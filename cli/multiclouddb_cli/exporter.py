@@ -230,19 +230,22 @@ def _samples(code: int, facts: Mapping[str, Any]) -> dict[str, float]:
         if facts.get(name) is not None:
             found[name] = facts[name]
     lates = [each["late"] for each in _parts(facts)]
+    resumes = all(each["resumes"] for each in _parts(facts))
     answers = [each["is_late"] for each in lates if each is not None]
     if any(answers):
         found["late"] = 1
-    elif answers and None not in answers:
+    elif answers and None not in answers and resumes:
         found["late"] = 0
-    if "late" in found if answers else "lag_seconds" in found:
-        found |= {"known": 1, "expired": 0}
+    if "late" in found if answers else "lag_seconds" in found and resumes:
+        found["known"] = 1
+    if found["known"] and resumes:
+        found["expired"] = 0
     return found
 
 
 def _failure(facts: Mapping[str, Any]) -> Mapping[str, str] | None:
     """Return the labels of the error of a check; an empty label is none for Prometheus."""
-    for each in _parts(facts):
+    for each in sorted(_parts(facts), key=lambda each: each.get("resumes") is not False):
         if each.get("error") is not None:
             return {"category": each["error"], "reason": each["reason"] or ""}
     return None

@@ -93,19 +93,21 @@ def facts_of(error: MulticloudDbError) -> dict[str, str | None]:
 
 @contextmanager
 def told(
-    *, as_json: bool, answer: Callable[[dict[str, str | None]], object] = lambda facts: {"error": facts}
+    *,
+    as_json: bool,
+    answer: Callable[[MulticloudDbError], object] = lambda error: {"error": facts_of(error)},
 ) -> Iterator[None]:
     """With `as_json`, print an error of the block as JSON too, so that a program finds its reason.
 
     Args:
         as_json: Whether the command prints JSON.
-        answer: Makes what is printed of the facts of an error.
+        answer: Makes what is printed of an error.
     """
     try:
         yield
     except MulticloudDbError as error:
         if as_json:
-            typer.echo(safe_json(orjson.dumps(answer(facts_of(error)))))
+            typer.echo(safe_json(orjson.dumps(answer(error))))
         raise
 
 

@@ -540,16 +540,18 @@ def check(
     """
     from multiclouddb_cli import tokens
     from multiclouddb_cli.arguments import to_age, to_config, to_group, to_key, to_options, to_token
+    from multiclouddb_cli.failure import told
 
-    config, wanted = to_config(url), None if key is None else to_key(key, "--key")
-    chosen, limit = (
-        to_options(config, options or ()),
-        None if max_lag is None else to_age(max_lag, "--max-lag"),
-    )
-    if (group := to_group(token)) is not None:
+    limit = None if max_lag is None else to_age(max_lag, "--max-lag")
+    wanted = None if key is None else to_key(key, "--key")
+    with told(as_json=as_json, answer=tokens.not_read):
+        config = to_config(url)
+        chosen, group = to_options(config, options or ()), to_group(token)
+        text = to_token(token) if group is None else ""
+    if group is not None:
         tokens.check_group(config, group, chosen, max_lag=limit, as_json=as_json)
-        return
-    tokens.check(config, to_token(token), wanted, chosen, max_lag=limit, as_json=as_json)
+    else:
+        tokens.check(config, text, wanted, chosen, max_lag=limit, as_json=as_json)
 
 
 @set_aside_app.command(name="list", short_help="List the records of a folder.")

@@ -37,7 +37,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_cli.exits import LATE, NOT_COVERED, NOT_KNOWN
-from multiclouddb_cli.failure import scrub, told
+from multiclouddb_cli.failure import facts_of, scrub, told
 from multiclouddb_cli.screen import Cell, duration, moment, print_fields, print_table, safe_json
 from multiclouddb_cli.session import ConnectedFeed
 from multiclouddb_spi.continuation.token import VERSION, Envelope, decode_token, scope_text
@@ -51,6 +51,7 @@ from multiclouddb_spi.token_report import (
     lineage_of,
     one_partition,
     read_standings,
+    resumes_after,
     scope_of,
     watermark_of,
 )
@@ -186,9 +187,15 @@ class Verdict:
 
     @property
     def error(self) -> MulticloudDbError | None:
-        """The reason why the token cannot be resumed, or None if it can be resumed."""
-        errors = [self.expired, *(answer.error for answer in self.answers)]
-        return next((error for error in errors if error is not None), None)
+        """The error of a read from the token, first one that proves that it cannot be resumed; or None."""
+        found = [self.expired, *(answer.error for answer in self.answers)]
+        errors = [error for error in found if error is not None]
+        return next((each for each in errors if resumes_after(each) is False), errors[0] if errors else None)
+
+    @property
+    def resumes(self) -> bool | None:
+        """Whether the token can be resumed; None if the service has not said so."""
+        return resumes_after(self.error)
 
     @property
     def watermark(self) -> datetime | None:
@@ -234,7 +241,7 @@ def check(
 ) -> None:
     """Print whether the token can be resumed and, with `max_lag`, whether its reader is late."""
     with (
-        told(as_json=as_json, answer=_failed),
+        told(as_json=as_json, answer=failed),
         _judged(config, token, key, options, max_lag) as (session, verdict),
     ):
         (_print_json if as_json else _print)(session, verdict)
@@ -256,9 +263,15 @@ def check(
         raise typer.Exit(NOT_KNOWN)
 
 
-def _failed(found: dict[str, str | None]) -> dict[str, object]:
-    """Return the facts of a check that has failed."""
-    return {"resumes": False, "error": found.pop("category"), **found, "late": None}
+def failed(error: MulticloudDbError) -> dict[str, object]:
+    """Return the facts of a check whose read has failed."""
+    return {**not_read(error), "resumes": resumes_after(error)}
+
+
+def not_read(error: MulticloudDbError) -> dict[str, object]:
+    """Return the facts of a check that has failed before the service was asked about the token."""
+    found = facts_of(error)
+    return {"resumes": None, "error": found.pop("category"), **found, "late": None}
 
 
 @contextmanager
@@ -316,7 +329,10 @@ def check_group(
     """
     verdicts = dict[str, Verdict]()
     for name, token in group.items():
-        with _judged(config, token, None, options, max_lag) as (_, verdict):
+        with (
+            told(as_json=as_json, answer=failed),
+            _judged(config, token, None, options, max_lag) as (_, verdict),
+        ):
             verdicts[name] = verdict
     oldest, headroom = _worst_of(verdicts.values())
     if as_json:
@@ -352,7 +368,7 @@ def _worst_of(verdicts: Iterable[Verdict]) -> tuple[float | None, float | None]:
 
 
 def _end_group(verdicts: Mapping[str, Verdict]) -> None:
-    for name, verdict in verdicts.items():
+    for name, verdict in sorted(verdicts.items(), key=lambda each: each[1].resumes is not False):
         if verdict.error is not None:
             typer.echo(f"error: the position {scrub(name)}:", err=True)
             raise verdict.error
@@ -376,7 +392,7 @@ def _group_row(name: str, verdict: Verdict) -> list[Cell]:
 
 def _group_facts(verdict: Verdict) -> dict[str, Any]:
     return {
-        "resumes": verdict.error is None,
+        "resumes": verdict.resumes,
         "error": None if verdict.error is None else str(verdict.error.category),
         "reason": None if verdict.error is None else verdict.error.reason,
         "lag_seconds": verdict.lag,
@@ -469,7 +485,7 @@ def _ask_each(
 def _print(session: ConnectedFeed, verdict: Verdict) -> None:
     watermark, headroom, end = verdict.watermark, verdict.headroom, ending(verdict.envelope)
     fields = [
-        ("resumes", "yes" if verdict.error is None else "no"),
+        ("resumes", {True: "yes", False: "no", None: "not known"}[verdict.resumes]),
         ("changes", verdict.changes),
         ("covers", verdict.covers),
         ("watermark", "-" if watermark is None else ago(watermark)),
@@ -506,11 +522,11 @@ def _row(session: ConnectedFeed, answer: PartitionCheck) -> list[Cell]:
 def _print_json(session: ConnectedFeed, verdict: Verdict) -> None:
     watermark, page, public_id = verdict.watermark, verdict.page, session.feed.public_id
     facts: dict[str, Any] = {
-        "resumes": verdict.error is None,
+        "resumes": verdict.resumes,
         "error": None if verdict.error is None else str(verdict.error.category),
         "reason": None if verdict.error is None else verdict.error.reason,
-        "changes_waiting": page is not None and bool(page.events),
-        "idle": page is not None and page.idle,
+        "changes_waiting": None if page is None else bool(page.events) or (False if page.idle else None),
+        "idle": None if page is None else page.idle,
         "covers": None if verdict.missed is None else not verdict.missed,
         "missed": None if verdict.missed is None else [public_id(name) for name in verdict.missed],
         "open_watches": sum(answer.standing.state == "watched" for answer in verdict.answers),

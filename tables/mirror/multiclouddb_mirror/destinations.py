@@ -200,7 +200,12 @@ class Destination(ABC):
         """
 
     def merge_counted(self, page: ChangeFeedPage, how: How) -> MergedRows:
-        """Merge a page, and count what was merged; see `merge`."""
+        """Merge a page, and count what was merged.
+
+        Args:
+            page: As in `merge`.
+            how: As in `merge`.
+        """
         with counted_rescues() as rescued:
             self.merge(page, **how)
         deletes = sum(event.type is ChangeType.DELETE for event in page.events)
