@@ -198,8 +198,8 @@ def print_report(report: Report, *, show_values: bool) -> None:
         print_text(f"nothing was repaired: {report.refused}; here: --max-repairs N, or --force")
     if report.incomplete_since:
         print_text(
-            f"the table is marked as incomplete since {report.incomplete_since}; an equal run with --record "
-            "or --repair removes that"
+            f"the table is marked as incomplete since {report.incomplete_since}, as by a mirror that sets "
+            "rows aside; an equal run with --record or --repair removes that"
         )
     if report.unfilled:
         print_text(

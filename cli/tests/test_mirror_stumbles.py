@@ -63,7 +63,7 @@ def test_an_estimate_of_a_file_takes_the_declarations_in_it(run, mirror, columns
     assert run("mirror", file, "--estimate", "--refill").exit_code == 0
 
 
-def test_what_is_set_aside_is_not_counted_as_merged(mirror, store, columns, tmp_path):
+def test_what_is_set_aside_is_not_counted_as_merged_and_told_by_a_proof(mirror, store, columns, tmp_path):
     assert mirror("--columns", columns).exit_code == 0
     store.put("orders", "o-1", {"total": "many"})
     store.put("orders", "o-2", {"total": 2})
@@ -71,6 +71,9 @@ def test_what_is_set_aside_is_not_counted_as_merged(mirror, store, columns, tmp_
     assert ran.exit_code == exits.SET_ASIDE, ran.output
     assert "merged     1 row or change, of them 0 deletes" in ran.stdout, ran.stdout
     assert "set aside  1 row" in ran.stdout
+    ran = mirror("--set-aside", tmp_path / "aside", "--prove")
+    assert ran.exit_code == exits.DIFFERENT, ran.output
+    assert re.search(rf"stale +sha256:\w+ +\d+~? +set aside in {tmp_path}/aside\n", ran.stdout), ran.stdout
 
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z  ")

@@ -60,6 +60,23 @@ def test_of_a_checkpoint_that_cannot_be_read_nothing_is_known(run, url, store, t
     assert told["error"] in ran.stderr
 
 
+def test_of_a_group_that_nobody_answers_for_nothing_is_known(run, url, store, tmp_path, monkeypatch):
+    with api.connect(url) as client:
+        [first, *_] = client.plan_partitions(api.ChangeFeedRequest("main/orders", api.Beginning()))
+    where = f"sqlite://{tmp_path}/positions.db"
+    plan = {"part-0": {"id": first[0], "start": first[1], "parents": []}}
+    api.open_checkpoint_store(where).save("plan", json.dumps(plan), None)
+
+    def silent(session, request, wait_seconds=0.0):
+        raise THROTTLED
+
+    monkeypatch.setattr(ConnectedFeed, "read", silent)
+    ran = run("token", "check", url, f"{where}/plan", "--json")
+    assert ran.exit_code == 8, ran.output
+    told = json.loads(ran.stdout)
+    assert (told["resumes"], told["error"]) == (None, "THROTTLED")
+
+
 def test_a_token_that_is_refused_cannot_be_resumed(run, url, store, token):
     store.create_collection("orders", recreate=True)
     ran = run("token", "check", url, token, "--json")

@@ -646,6 +646,8 @@ class Mirror:
             finally:
                 follower.stop()
             later = following.result()
+        if proof is not None and self._setter is not None:
+            proof = self._setter.noted(proof)
         if proof is not None and proof.equal and self._to.found() is not None:
             self._to.store({PROVED: to_micros(datetime.now(UTC))})
         return attrs.evolve(

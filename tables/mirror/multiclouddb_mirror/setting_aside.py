@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -21,6 +21,7 @@ from multiclouddb_api import (
     Gap,
     MulticloudDbClient,
     MulticloudDbError,
+    MulticloudDbKey,
     NotKnown,
     ProviderOptions,
     RecordSkipped,
@@ -37,6 +38,9 @@ from multiclouddb_tables.batch import is_of_scan, plan_of
 from multiclouddb_tables.contract import Fix
 from multiclouddb_tables.layout import NO_ORDER
 from multiclouddb_tables.mark import Expected, FeedSource
+
+if TYPE_CHECKING:
+    from multiclouddb_verify import Report
 
 __all__ = ["RetryReport", "Setter", "retry_set_aside"]
 
@@ -69,6 +73,19 @@ class Setter:
     def count(self) -> int:
         """Return how many rows the table lacks."""
         return rows_of(self.records())
+
+    def noted(self, proof: Report) -> Report:
+        """Return a proof whose differences say which rows are set aside, and where.
+
+        Args:
+            proof: What the comparison has found.
+        """
+        keys = {_key_text(each.key) for each in self.records() if each.key is not None}
+        differences = tuple(
+            attrs.evolve(each, note=f"set aside in {self._folder.path}") if each.key in keys else each
+            for each in proof.differences
+        )
+        return attrs.evolve(proof, differences=differences)
 
     def forget(self, records: Sequence[SetAside]) -> None:
         """Remove records, because a proof has found that the table lacks nothing.
@@ -282,7 +299,7 @@ def _retried(
         raise invalid_request(
             "target", f"{table.name} does not exist", "run the mirror, which copies every row"
         )
-    key = encode_json(dict(record.key.components)).decode()
+    key = _key_text(record.key)
     # The rows are read before the document, so that one that comes later is not replaced.
     orders = [order for batch in table.target.rows([key]) for order in batch.column("order_key").to_pylist()]
     last = max([record.order_key, *(each for each in orders if each != NO_ORDER)])
@@ -314,4 +331,9 @@ def _is_of_a_row(error: MulticloudDbError) -> bool:
 
 
 def _text(event: ChangeEvent) -> str:
-    return encode_json(event.key.components).decode()
+    return _key_text(event.key)
+
+
+def _key_text(key: MulticloudDbKey) -> str:
+    """Return the text that the table has for a key."""
+    return encode_json(dict(key.components)).decode()

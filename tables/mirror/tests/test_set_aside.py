@@ -276,6 +276,16 @@ def test_the_table_is_incomplete_until_it_is_proved(world):
     assert destination_of(world.target).found().mark.incomplete_since is None
 
 
+def test_a_proof_says_which_differences_are_set_aside_and_where(world):
+    changed(world)
+    world.run()
+    world.sql('UPDATE orders SET new_item_state = \'{"total":7}\' WHERE key = \'{"id":"o-6"}\'')
+    proof = world.run(prove=True).proof
+    notes = {json.loads(each.key)["id"]: each.note for each in proof.differences}
+    aside = f"set aside in {world.aside}"
+    assert notes == {"o-1": aside, "o-9": aside, "o-6": None}
+
+
 def test_a_run_without_the_folder_knows_that_the_table_is_incomplete(world):
     changed(world)
     world.run()
