@@ -92,10 +92,9 @@ class ScanFacts:
     passed the moment at which the row was read."""
     price: str = attrs.field(validator=is_a(str))
     """One line with what the service charges for reading rows, in its own unit."""
-    units_per_row: float | None = attrs.field(default=None, validator=is_a(int, float, type(None)))
-    """The charge for each row that is scanned, in the unit of `native_charge`; None if it is not known."""
-    units_per_kib: float | None = attrs.field(default=None, validator=is_a(int, float, type(None)))
-    """The charge for each KiB that is scanned, in the unit of `native_charge`; None if it is not known."""
+    is_charged: bool = attrs.field(default=False, validator=is_a(bool))
+    """True if the service reports a charge (`native_charge`), which `max_scan_rate` limits; False if that
+    limits the rows."""
     ceiling: str = attrs.field(default=":", validator=is_a(str))
     """A text that sorts after the `order_key` of every change that the service can ever deliver."""
 

@@ -301,6 +301,7 @@ def _progress_in(where: str, value: Any) -> SnapshotProgress | None:
         segments=progress.take("segments", int, type(None)),
         rows=progress.take("rows", int),
         records=progress.take("records", int, type(None)),
+        units=progress.take("units", int, type(None)),
     )
 
 

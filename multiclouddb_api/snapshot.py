@@ -150,3 +150,5 @@ class SnapshotProgress:
     for a segment of a plan, since the segment was planned."""
     records: int | None = attrs.field(validator=is_a(int, type(None)))
     """The approximate number of rows at the start of the scan; None if the service does not report it."""
+    units: int | None = attrs.field(default=None, validator=is_a(int, type(None)))
+    """The approximate charge of the whole scan, in the unit of `native_charge`; None if it is not known."""

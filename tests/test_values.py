@@ -47,7 +47,7 @@ VALUES = [
     api.Invalidated("a"), api.FeedEnded("a"), api.Gap("a", "1", "2"), api.PartitionFoundLate("a", "1"),
     api.RecordSkipped("a", "1"), api.BackfillDone("a"), api.SnapshotStarted("1", "a"),
     api.Snapshot(api.SnapshotOrder.ORDERED, 4, 10.0),
-    api.Resnapshot(api.Snapshot(segments=2)), api.ScanFacts(api.ScanFloor.LOW, 10, "one unit", None, 0.25),
+    api.Resnapshot(api.Snapshot(segments=2)), api.ScanFacts(api.ScanFloor.LOW, 10, "one unit", True),
     api.SnapshotProgress(api.SnapshotOrder.ORDERED, 1, 4, 10, None),
     api.OperationDiagnostics(watermark=MOMENT, partition_errors={"p": "slow"}), api.OperationOptions(5, 1),
     api.ProviderOptions(), SomeOptions("s", 1), api.CapabilityNote(api.Support.NATIVE, "within a second"),

@@ -54,10 +54,11 @@ def estimate(
     else:
         fields = [("table", found.table), ("begins", _BEGINS[found.begins])]
         if (scan := found.scan) is not None:
+            unlimited = "not known" + (": give --max-scan-rate" if settings["max_scan_rate"] is None else "")
             fields += [
                 ("rows", _rows(found)),
                 ("units", f"{'not known' if scan.units is None else f'{scan.units:,.0f}'}: {scan.price}"),
-                ("time", duration(scan.seconds) if scan.seconds else "not known: give --max-scan-rate"),
+                ("time", duration(scan.seconds) if scan.seconds else unlimited),
             ]
         missing = f"{len(found.problems)}"
         print_fields([*fields, ("may write", _MAY[found.may_write]), ("missing", missing)])

@@ -222,6 +222,7 @@ class Plan:
         credit: A fraction of a place on a page, in quarters: 0 to 3. The scan did not get this
             fraction on earlier pages.
         shared: What the provider needs in addition to read the segments; see `Scan`.
+        units: The approximate charge of the whole scan, or None.
     """
 
     partition_id: str
@@ -239,6 +240,7 @@ class Plan:
     records: int | None = None
     credit: int = 0
     shared: Cursor = None
+    units: int | None = None
 
     @property
     def scan(self) -> Scan:
@@ -248,7 +250,7 @@ class Plan:
     def progress(self) -> SnapshotProgress:
         """The progress of the scan, in the form that applications see."""
         order = SnapshotOrder.ORDERED if self.holds else SnapshotOrder.INTERLEAVED
-        return SnapshotProgress(order, self.done, self.segments, self.rows, self.records)
+        return SnapshotProgress(order, self.done, self.segments, self.rows, self.records, self.units)
 
 
 AnyEntry: TypeAlias = Entry | Plan
@@ -263,8 +265,10 @@ def plan_to_json(plan: Plan) -> Cursor:
     """Return a plan in the form that a token stores."""
     flags = _PLAN | plan.holds * _HOLDS | plan.announced * _ANNOUNCED | plan.auto * _AUTO
     counts: list[Cursor] = [plan.rate, plan.retention, plan.done, plan.segments, plan.rows, plan.records]
-    shared: list[Cursor] = [] if plan.shared is None else [plan.shared]
-    return [plan.partition_id, plan.cursor, flags, [plan.floor, plan.moment, *counts, plan.credit, *shared]]
+    more: list[Cursor] = [] if plan.shared is None else [plan.shared]
+    if plan.units is not None:
+        more = [plan.shared, plan.units]
+    return [plan.partition_id, plan.cursor, flags, [plan.floor, plan.moment, *counts, plan.credit, *more]]
 
 
 def is_plan(flags: int) -> bool:
@@ -278,16 +282,17 @@ def plan_from_json(item: Any) -> Plan:
         case [
             str() as partition_id, cursor, int() as flags,
             [str() as floor, moment, rate, retention, done, segments, rows, records, (0 | 1 | 2 | 3) as
-            credit, *shared],
+            credit, *more],
         ] if (
             floor and is_micros(moment) and _is_rate(rate) and _is_count(done) and _is_count(rows)
             and all(value is None or _is_count(value) for value in (retention, segments, records))
-            and type(credit) is int and len(shared) < 2
+            and type(credit) is int and len(more) < 3
+            and all(map(_is_count, more[1:]))
         ):  # fmt: skip
             return Plan(
                 partition_id, cursor, floor, moment, bool(flags & _HOLDS), bool(flags & _ANNOUNCED),
                 bool(flags & _AUTO), rate, retention, done, segments, rows, records, credit,
-                shared[0] if shared else None,
+                *more,
             )  # fmt: skip
         case _:
             raise InvalidCursor("the plan of a snapshot is unreadable")

@@ -27,6 +27,8 @@ class ScanPlan:
         seeds: The start positions of the stream, as `Feed.start` returns them for the whole scope.
         segments: The expected number of segments; None if the number is not known yet.
         records: The approximate number of rows, for display only; None if the service does not report it.
+        units: The approximate charge of the whole scan, in the unit of `Batch.charge`, for display only; None
+            if it is not known.
     """
 
     scan: Scan
@@ -34,6 +36,7 @@ class ScanPlan:
     seeds: tuple[Seed, ...]
     segments: int | None = None
     records: int | None = None
+    units: int | None = None
 
 
 @runtime_checkable

@@ -96,6 +96,7 @@ def _plan_of(scan: ScanPlan, wanted: Snapshot) -> Plan:
         rate=wanted.max_scan_rate,
         segments=shown(scan.segments),
         records=shown(scan.records),
+        units=shown(scan.units),
         shared=common.shared,
     )
 
@@ -125,6 +126,7 @@ def segment_lineages(
             segments=1,
             rows=0,
             records=shown(each.records),
+            units=None,
         )
         entry = Entry.read(each.segment_id, each.cursor, listed=False)
         found.append((each.segment_id, Lineage([alone, entry], feed)))

@@ -39,7 +39,7 @@ _CAN: Final = (
     Capability.LOOKUP,
 )
 _NOTES: Final[Any] = {can: CapabilityNote(Support.NATIVE) for can in _CAN}
-_SCAN: Final = ScanFacts(ScanFloor.HIGH, 0.0, "one unit for each fetch and for each row", units_per_row=1.0)
+_SCAN: Final = ScanFacts(ScanFloor.HIGH, 0.0, "one unit for each fetch and for each row", is_charged=True)
 ALL_CAPABILITIES: Final = CapabilitySet(_NOTES, _SCAN)
 """The default capabilities of a simulation: everything except wider scopes and commands."""
 

@@ -63,7 +63,8 @@ def plan_scan(view: View, seeds: list[Seed], segments: int | None) -> ScanPlan:
     plan_id = f"{sim.incarnation}x{sim.head}x{sim.next_snapshot()}"
     count = 1 if not view.whole else segments or sim.behaviour.segments or _SEGMENTS
     scan = Scan(floor_of(sim.head), sim.now, sim.head, plan_id)
-    return ScanPlan(scan, [-(-PLACES // count), 0], tuple(seeds), count, len(sim.documents()))
+    rows = len(sim.documents())
+    return ScanPlan(scan, [-(-PLACES // count), 0], tuple(seeds), count, rows, rows + count)
 
 
 def cut_segments(scan: Scan, rest: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:

@@ -68,6 +68,7 @@ CAPABILITIES: Final = CapabilitySet(
         ScanFloor.ROW,
         0.0,
         "request units for each page of the feed of latest versions, as for each read of the feed",
+        is_charged=True,
     ),
 )
 """The capabilities of a container in an account that offers the feed with all versions and deletes."""

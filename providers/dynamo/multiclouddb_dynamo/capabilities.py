@@ -63,8 +63,9 @@ CAPABILITIES: Final = CapabilitySet(
     ScanFacts(
         ScanFloor.LOW,
         _SETTLE_SECONDS,
-        "one read unit for every 4 KB that a scan reads, at least one for each request",
-        units_per_kib=0.25,
+        "one read unit for every 4 KB that a scan reads, at least one for each request; the service counts a "
+        "table's bytes every six hours",
+        is_charged=True,
         ceiling=CEILING,
     ),
 )

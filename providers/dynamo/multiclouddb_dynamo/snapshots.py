@@ -166,6 +166,7 @@ class ItemMapper(RowMapper):
 
 # A segment of this size is read in about a minute. If a Spark task fails, its segment is read again.
 _SEGMENT_BYTES: Final = 256 << 20
+_UNIT_BYTES: Final = 4096  # of one read unit; a consistent read costs twice as much as another
 _LEAST_SEGMENTS: Final = 8  # this many segments are read at a time
 _USUAL_SEGMENTS: Final = 32_000
 
@@ -273,7 +274,9 @@ def plan_scan(source: ReaderContext, seeds: list[Seed], wanted: int | None) -> S
         seconds = int(datetime.now(UTC).timestamp())
     items = source.table.items
     scan = Scan(FLOOR, moment_of(seconds), total)
-    return ScanPlan(scan, [items // total, 0], tuple(seeds), total, items or None)
+    # A table that was made within six hours may have no counts yet.
+    units = max(total, -(-source.table.nbytes // _UNIT_BYTES)) if source.table.nbytes else None
+    return ScanPlan(scan, [items // total, 0], tuple(seeds), total, items or None, units)
 
 
 def cut(scan: Scan, rest: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:

@@ -260,6 +260,20 @@ class TestReading:
         consumer.until_idle()
         assert [page.diagnostics.native_charge for page in consumer.pages if page.events] == [1.0]
 
+    def test_the_charge_is_told_before_a_row_is_read(self, world):
+        assert world.consumer(Snapshot()).read().diagnostics.snapshot.units is None  # as of a new table
+        for number in range(60):
+            item = {"id": {"S": f"k{number}"}, "n": {"N": "1"}, "text": {"S": "x" * 10_000}}
+            world.server.client().put_item(TableName=TABLE, Item=item)
+        consumer = world.consumer(Snapshot(ORDERED, segments=1), max_page_size=20)
+        first = consumer.read().diagnostics.snapshot
+        assert first.rows == 0
+        consumer.until_idle()
+        charges = [page.diagnostics.native_charge or 0 for page in consumer.pages]
+        assert 0.9 * sum(charges) < first.units < 1.1 * sum(charges)
+        told = [page.diagnostics.snapshot for page in consumer.pages]
+        assert {each.units for each in told if each is not None} == {first.units}
+
     def test_a_missing_right_is_known_at_the_first_page(self, world):
         world.troubles.fail("Scan", "AccessDeniedException", None)
         with refused(ErrorCategory.AUTHORIZATION_FAILED, "databases/dynamodb"):

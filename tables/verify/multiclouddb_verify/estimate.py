@@ -18,12 +18,13 @@ class Estimate:
     """The approximate number of rows of the source."""
     segments: int | None
     """The number of segments of the scan."""
-    units: float | None
-    """The charge for the scan, in the service's own unit, without the part that depends on the rows' size."""
+    units: int | None
+    """The approximate charge for the scan, in the service's own unit; 0 if it has no price of its own."""
     price: str
     """How the service charges for a scan, as text."""
     seconds: float | None
-    """The duration of the scan at `max_scan_rate`; None without `max_scan_rate`."""
+    """The duration of the scan at `max_scan_rate`; None without it, and if it limits units that are not
+    known."""
 
 
 def estimate(
@@ -44,7 +45,9 @@ def estimate(
     source = Source(client, address, provider_options, max_scan_rate)
     facts, progress = source.facts, source.first_page().diagnostics.snapshot
     rows = None if progress is None else progress.records
-    units = None if rows is None or facts.units_per_row is None else rows * facts.units_per_row
-    amount = rows if units is None else units
+    units: int | None = 0
+    if facts.is_charged:
+        units = None if progress is None else progress.units
+    amount = units if facts.is_charged else rows
     seconds = None if amount is None or max_scan_rate is None else amount / max_scan_rate
     return Estimate(rows, None if progress is None else progress.segments, units, facts.price, seconds)
