@@ -373,14 +373,18 @@ def broken_disk(path: Path, verb: str, error: OSError) -> MulticloudDbError:
 def conflict(
     path: Path | str, name: str, expected: str | None, found: Checkpoint | None
 ) -> MulticloudDbError:
-    """Make the error for a checkpoint that another worker has changed since it was loaded."""
-    now = "it is gone" if found is None else f"it is version {found.version} now"
+    """Make the error for a checkpoint that was changed or deleted since it was loaded."""
     before = "there should be none yet" if expected is None else f"version {expected} was expected"
+    if found is None and expected is not None:
+        problem, reason = f"{name!r} was deleted ({before}, it is gone)", ErrorReason.DELETED
+        way_out = "restore it, or start again, which begins as with a new name"
+    else:
+        now = "it was gone a moment later" if found is None else f"it is version {found.version} now"
+        problem, reason = f"another worker has written {name!r} ({before}, {now})", ErrorReason.OTHER_WRITER
+        way_out = "let one worker use this name, and start again, which resumes from the stored position"
     return MulticloudDbError(
-        f"{_named(path)}: another worker has written {name!r} ({before}, {now}); use this name in "
-        "one worker only, or give each worker its own name; then load it again to resume from the stored "
-        "position",
-        ErrorDetail(ErrorCategory.CONFLICT, operation="checkpoint", reason=ErrorReason.OTHER_WRITER),
+        f"{_named(path)}: {problem}; {way_out}",
+        ErrorDetail(ErrorCategory.CONFLICT, operation="checkpoint", reason=reason),
     )
 
 

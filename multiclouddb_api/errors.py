@@ -110,7 +110,7 @@ class ErrorReason(str):
     WRONG_SCOPE: ClassVar[ErrorReason]
     """A token was made for another scope, such as another partition."""
     WRONG_OPTIONS: ClassVar[ErrorReason]
-    """A token was made with other provider options, for example another mode."""
+    """A token was made, or a table was filled, with other provider options, for example another mode."""
     RECREATED: ClassVar[ErrorReason]
     """The resource was deleted and created again since the token, the id or the table was made."""
     CLOCK: ClassVar[ErrorReason]
@@ -129,12 +129,20 @@ class ErrorReason(str):
     """One side refuses the other's certificate or version of TLS."""
     OTHER_WRITER: ClassVar[ErrorReason]
     """Another process has saved or written first, or is about to."""
+    DELETED: ClassVar[ErrorReason]
+    """The checkpoint, or the position in a table, was there and is gone."""
     UNDECODABLE: ClassVar[ErrorReason]
     """A record cannot be decoded."""
     MISFIT: ClassVar[ErrorReason]
     """A table cannot take a row: a value does not fit its column, or a constraint refuses it."""
     OTHER_COLUMNS: ClassVar[ErrorReason]
     """A table has another declaration of columns."""
+    WRONG_COLUMNS: ClassVar[ErrorReason]
+    """A table lacks a column that is written, or has it with another type."""
+    LONG_KEY: ClassVar[ErrorReason]
+    """A key is longer than a table can take."""
+    NO_DOCUMENT: ClassVar[ErrorReason]
+    """A change has no document, and the table needs it."""
     ROWS_MISSING: ClassVar[ErrorReason]
     """A table lacks rows that were written to it: it was dropped, emptied or restored, or is another one."""
 

@@ -274,7 +274,10 @@ class TestCompareAndSet(CheckpointStoreTests):
     ) -> None:
         first = store.save("orders", "1", None)
         kind.delete(store)
-        assert "it is gone" in refusal(store.save, "orders", "2", first.version).message
+        error = refusal(store.save, "orders", "2", first.version)
+        check_refusal(error, ErrorCategory.CONFLICT, [ErrorReason.DELETED])
+        assert "'orders' was deleted" in error.message
+        assert "another worker" not in error.message
         store.save("orders", "2", None)
         error = refusal(store.save, "orders", "3", first.version)
         check_refusal(error, ErrorCategory.CONFLICT, [ErrorReason.OTHER_WRITER])

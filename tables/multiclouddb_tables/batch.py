@@ -250,6 +250,7 @@ def scans_in(batch: object) -> tuple[list[MergedSnapshot], list[MergedSnapshot]]
                     f"lacks a row of a snapshot that cannot be decoded ({position}); at the end of the "
                     "snapshot, the sink would treat the document as deleted",
                     "change or delete the document in the database, and begin another Snapshot()",
+                    ErrorReason.UNDECODABLE,
                 )
             case _:
                 pass  # `merge_batch` judges the others, because it knows the collection of the table

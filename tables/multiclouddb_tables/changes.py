@@ -72,6 +72,7 @@ def missing_state_error(key: str, count: int) -> MulticloudDbError:
         "switch full images on, and read with new_item_state_mode=REQUIRE (in Spark newItemState=require); "
         'or let MongoDB look documents up (full_document="updateLookup"); or keep the old documents with '
         f'missing_state="keep"; or leave the column {DOCUMENT} out if you need no documents',
+        ErrorReason.NO_DOCUMENT,
     )
 
 

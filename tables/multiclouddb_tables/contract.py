@@ -222,7 +222,7 @@ class Table(Target, Protocol):
         del schema, mark
         raise MulticloudDbError(
             f"columns: the columns {', '.join(names)} of {self.where} cannot be filled again in this kind of "
-            "table; fill a new table with the new declaration, from Snapshot(), and then drop this one",
+            "table; fill a new table with the new declaration, from a snapshot, and then drop this one",
             ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, reason=ErrorReason.NOT_OFFERED),
         )
 
@@ -382,7 +382,7 @@ class SupportsPosition(Protocol):
 
 
 def check_position(stored: object, before: str | None, where: str) -> None:
-    """Refuse to replace a position that another process has stored.
+    """Refuse to replace a position that another process has stored, or that was removed.
 
     Args:
         stored: The position that is stored now.
@@ -392,6 +392,7 @@ def check_position(stored: object, before: str | None, where: str) -> None:
     Raises:
         MulticloudDbError: `CONFLICT` if it is another one.
     """
+    _check_kept(stored, before, where)
     if stored != before:
         raise MulticloudDbError(
             f"table: another process has stored a position in {where} meanwhile; let one process write the "
@@ -401,7 +402,7 @@ def check_position(stored: object, before: str | None, where: str) -> None:
 
 
 def check_writer(stored: object, writer: str | None, where: str) -> None:
-    """Refuse a step of a job if another one has claimed the table.
+    """Refuse a step of a job if another one has claimed the table, or its claim was removed.
 
     Args:
         stored: The value that is stored now.
@@ -411,6 +412,7 @@ def check_writer(stored: object, writer: str | None, where: str) -> None:
     Raises:
         MulticloudDbError: `CONFLICT` if it is another one.
     """
+    _check_kept(stored, writer, where)
     if stored != writer:
         raise MulticloudDbError(
             f"table: another process has begun to write {where}, and nothing of this step was written; let "
@@ -488,3 +490,13 @@ class SupportsLeftOut(Protocol):
             keys: The keys, as JSON text.
         """
         ...
+
+
+def _check_kept(stored: object, expected: str | None, where: str) -> None:
+    """Refuse a step if what was stored before it is gone, which is no sign of another process."""
+    if stored is None and expected is not None:
+        raise MulticloudDbError(
+            f"table: what this process has stored in {where} is gone: somebody has removed it, or restored "
+            "the table; start this process again, which goes on from what the table has",
+            ErrorDetail(ErrorCategory.CONFLICT, reason=ErrorReason.DELETED),
+        )

@@ -421,7 +421,7 @@ class DeltaTarget(Table):
                 raise invalid_request(
                     f"column {parted[0]}",
                     f"is one by which {self._where} is partitioned, so it cannot be filled again",
-                    "fill a new table with the new declaration, from Snapshot(), and then drop this one",
+                    "fill a new table with the new declaration, from a snapshot, and then drop this one",
                 )
             fields = [by_name.get(each.name, each) if each.name in there else each for each in known]
             fields += [by_name[name] for name in wanted if name not in known.names]

@@ -277,6 +277,7 @@ class MergeRules:
                 f"needs a snapshot of the whole collection to fill {told} in {where}, and none begins on "
                 "this batch; nothing was merged",
                 begin,
+                ErrorReason.OTHER_COLUMNS,
             )
 
     def _redeclared(
@@ -483,6 +484,7 @@ class MergeRules:
                 f"{theirs}: deletes would be missing, or come back",
                 "read with the mode with which the table was filled; or begin again in a new table, with a "
                 "checkpointLocation and an app_id of its own, and start this feed at its beginning",
+                ErrorReason.WRONG_OPTIONS,
             )
         self._table.store({_LATEST: int(is_latest)}, {})
 

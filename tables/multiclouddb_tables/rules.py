@@ -154,7 +154,8 @@ def lacking_columns(
     refused = ", ".join(name for name in new if name not in (DELETED_AT, STALE_SINCE))
     if refused and what_to_do == "refuse":
         problem = f"has columns that {where} does not have: {refused}"
-        raise invalid_request("batch", problem, "leave them out, or set new_columns='add'")
+        way_out = "leave them out, or set new_columns='add'"
+        raise invalid_request("batch", problem, way_out, ErrorReason.WRONG_COLUMNS)
     return new
 
 

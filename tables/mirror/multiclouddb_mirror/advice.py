@@ -6,51 +6,43 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from multiclouddb_api import MulticloudDbError
+from multiclouddb_api import ErrorCategory, ErrorReason, MulticloudDbError
 
 __all__ = ["advised", "advising"]
 
 _AGAIN: Final = "run once with resync=True (--resync), which copies the collection and buries the old rows"
-_COLUMN: Final = (
-    "give the table the columns and types that it had, or name a new table; columns of the documents are "
-    "declared with columns= (--columns)"
-)
-_WAYS: Final = (
-    (
-        "long_keys",
-        "give the document a shorter key; or name a table of Delta or SQLite, which have room for it",
+_WAYS: Final = {
+    (ErrorCategory.INVALID_REQUEST, ErrorReason.LONG_KEY): (
+        "give the document a shorter key; or name a table of Delta or SQLite, which have room for it"
     ),
-    ("new_columns", _COLUMN),
-    (
-        "missing_state",
+    (ErrorCategory.INVALID_REQUEST, ErrorReason.WRONG_COLUMNS): (
+        "give the table the columns and types that it had, or name a new table; columns of the documents are "
+        "declared with columns= (--columns)"
+    ),
+    (ErrorCategory.INVALID_REQUEST, ErrorReason.NO_DOCUMENT): (
         "switch full images on; or wait for the next change of this document, and run once with resync=True "
-        "(--resync)",
+        "(--resync)"
     ),
-    (
-        "refill=True",
+    (ErrorCategory.INVALID_REQUEST, ErrorReason.OTHER_COLUMNS): (
         "run once with refill=True (--refill), which copies every row again; or leave columns= (--columns) "
-        "out, which takes the declaration that the table has",
+        "out, which takes the declaration that the table has"
     ),
-    (
-        "give each worker",
-        "two mirrors write one table: let one process do it, and start this one again, which goes on from "
-        "the stored position",
+    (ErrorCategory.INVALID_REQUEST, ErrorReason.WRONG_OPTIONS): (
+        "read with the option with which the table was filled, or name a new table"
     ),
-    ("documents=", "name a new table, whose column new_item_state the mirror makes"),
-    ("mode with which", "read with the option with which the table was filled, or name a new table"),
-    ("start a query", _AGAIN),
-    ("startingPosition", _AGAIN),
-    ("from Snapshot()", _AGAIN),
-    (
-        "another Snapshot()",
-        "change or delete the document in the database, and run once with resync=True (--resync)",
+    (ErrorCategory.INVALID_REQUEST, ErrorReason.UNDECODABLE): (
+        "change or delete the document in the database, and run once with resync=True (--resync)"
     ),
-    ('create="', _AGAIN),
-    ("checkpoint", _AGAIN),
-    ("app_id", _AGAIN),
-    ("batch_id", _AGAIN),
-)
-"""Words of a sink's way out, and what does the same in a mirror; the first that fits is taken."""
+    (ErrorCategory.INVALID_REQUEST, ErrorReason.ROWS_MISSING): _AGAIN,
+    (ErrorCategory.NOT_FOUND, ErrorReason.ROWS_MISSING): _AGAIN,
+    (ErrorCategory.INVALID_REQUEST, ErrorReason.RECREATED): _AGAIN,
+    (ErrorCategory.INVALID_REQUEST, ErrorReason.REPLACED): _AGAIN,
+    (ErrorCategory.CONFLICT, ErrorReason.DELETED): (
+        "restore it; or start the mirror again, which copies every row"
+    ),
+}
+"""What a mirror can do, by the category and the reason of a sink's error. The way out of any other error is
+right as it is."""
 
 
 _NOTHING: Final = "; nothing was merged; "
@@ -62,12 +54,12 @@ def advised(error: MulticloudDbError) -> MulticloudDbError:
     Args:
         error: The error of a sink.
     """
+    ours = _WAYS.get((error.category, error.reason))
+    if ours is None:
+        return error
     # What a copy costs belongs to the problem.
-    problem, _, way_out = error.message.partition(_NOTHING if _NOTHING in error.message else "; ")
-    for words, ours in _WAYS:
-        if words in way_out:
-            return MulticloudDbError(f"{problem}; {ours}", error.detail)
-    return error
+    problem, _, _ = error.message.partition(_NOTHING if _NOTHING in error.message else "; ")
+    return MulticloudDbError(f"{problem}; {ours}", error.detail)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from multiclouddb_api import (
     invalid_request,
     open_checkpoint_store,
 )
+from multiclouddb_mirror.advice import advising
 from multiclouddb_tables.batch import Create, MissingState
 from multiclouddb_tables.columns import Columns
 from multiclouddb_tables.contract import SupportsPosition, Target, check_position
@@ -389,7 +390,8 @@ class _Kept(Destination):
                     ErrorDetail(ErrorCategory.CONFLICT, reason=ErrorReason.OTHER_WRITER),
                 )
             self._claim()
-            self._made(None).store_position(token, self._stored)
+            with advising():
+                self._made(None).store_position(token, self._stored)
             self._stored, self._saved_at = token, at
         elif self._stored is not None or self._has_merged:
             raise MulticloudDbError(
@@ -424,7 +426,8 @@ class _Stored(Destination):
         before = self._saved
         if before is None or before.token != token:
             version = None if before is None else before.version
-            self._saved = self._store.save(self._name, token, version)
+            with advising():
+                self._saved = self._store.save(self._name, token, version)
 
 
 class _Apart(_Stored):

@@ -466,7 +466,7 @@ class Mirror:
             )
 
     def _save(self, token: str, *, now: bool) -> None:
-        with self._to.turn, advising():
+        with self._to.turn:
             self._to.save(token, now=now)
 
     def _pages(self, changes: ChangeFeedIterator, begins: str) -> Iterator[ChangeFeedPage]:

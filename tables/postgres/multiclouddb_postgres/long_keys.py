@@ -138,7 +138,7 @@ def key_too_long(key: str, *, hashes: bool = False) -> MulticloudDbError:
         f"has a key of {len(key.encode(errors='surrogatepass'))} bytes, and an index of PostgreSQL has room "
         f"for {MOST_KEY_BYTES}: the key {key_digest(key)}",
         way_out,
-        ErrorReason.MISFIT,
+        ErrorReason.LONG_KEY,
     )
 
 

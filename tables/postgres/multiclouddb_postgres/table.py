@@ -188,6 +188,7 @@ class PostgresTable(Table):
                     "batch",
                     f"has columns that {self._where} does not have: {', '.join(new)}",
                     "leave them out, or set new_columns='add'",
+                    ErrorReason.WRONG_COLUMNS,
                 )
             if may_be_stale and STALE_SINCE not in known:
                 new[STALE_SINCE] = INSTANT
@@ -265,7 +266,7 @@ class PostgresTable(Table):
                 if name == DOCUMENT and there in ("json", "jsonb"):
                     problem = f"is {kind} in the batch and {there} in {self._where}"
                     way_out = f'pass documents="{there}", or give it another name'
-                    raise invalid_request(f"column {name}", problem, way_out)
+                    raise invalid_request(f"column {name}", problem, way_out, ErrorReason.WRONG_COLUMNS)
                 raise other_type(self._where, name, (kind, there), of_mark)
 
     def number(self, name: str) -> int | None:
