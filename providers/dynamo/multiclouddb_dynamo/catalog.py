@@ -19,6 +19,14 @@ from multiclouddb_dynamo.errors import GONE, MISSING, code_of
 from multiclouddb_spi import FeedSpec, ProviderFault, unsupported
 from multiclouddb_spi.faults import START_ANEW
 
+# The service refuses calls for a table that is not active, and for its stream, with the code for one that
+# does not exist ("its status might not be ACTIVE" in the API reference of both).
+_LATER: Final = {
+    "CREATING": "wait until it is ACTIVE",
+    "INACCESSIBLE_ENCRYPTION_CREDENTIALS": "let DynamoDB use the table's KMS key again; a change is in the "
+    "stream for 24 hours",
+}
+_OVER: Final = frozenset({"ARCHIVING", "ARCHIVED", "DELETING"})
 _ENABLE: Final = (
     "enable it: aws dynamodb update-table --table-name {table} "
     "--stream-specification StreamEnabled=true,StreamViewType=NEW_AND_OLD_IMAGES"
@@ -41,8 +49,15 @@ def find_table(calls: Calls, address: ResourceAddress) -> tuple[Table, str]:
         raise ProviderFault.of(
             ErrorCategory.NOT_FOUND,
             f"address.collection: there is no table {name!r} in this region and account; check its name, the "
-            "region and the credentials",
+            "region and the credentials; name a table of another account by its ARN",
         ) from error
+    if table.arn is None and table.enabled:  # ScyllaDB Alternator enables one later (scylladb/scylladb#29224)
+        raise ProviderFault.of(
+            ErrorCategory.TRANSIENT_FAILURE,
+            f"the stream of table {name!r} is being enabled (StreamSpecification.StreamEnabled, and no "
+            "LatestStreamArn); try again",
+            retryable=True,
+        )
     if table.arn is None:
         raise ProviderFault.of(
             ErrorCategory.INVALID_REQUEST,
@@ -70,8 +85,33 @@ def check_table(table: Table, spec: FeedSpec) -> None:
             raise unsupported(said, way_out)
 
 
+def check_readable(calls: Calls, address: ResourceAddress) -> None:
+    """Raise the reason why a shard that is said to be missing may exist, because of its table's status."""
+    try:
+        table = calls.describe_table(str(address.collection))
+    except ClientError as error:
+        if code_of(error) not in GONE:
+            raise
+        return
+    fault = _not_now(table, address)
+    if fault is not None:
+        raise fault
+
+
+def _not_now(table: Table, address: ResourceAddress) -> ProviderFault | None:
+    way_out = _LATER.get(table.status or "")
+    if way_out is None:
+        return None
+    return ProviderFault.of(
+        ErrorCategory.TRANSIENT_FAILURE,
+        f"table {address.collection!r} is {table.status}, so neither it nor its stream can be read; "
+        f"{way_out}",
+        retryable=True,
+    )
+
+
 def replaced(calls: Calls, address: ResourceAddress, arn: str) -> ProviderFault | None:
-    """Return the reason why a stream no longer belongs to its table."""
+    """Return the reason why a stream no longer belongs to its table, or why it cannot be read now."""
     try:
         table = calls.describe_table(str(address.collection))
     except ClientError as error:
@@ -89,4 +129,10 @@ def replaced(calls: Calls, address: ResourceAddress, arn: str) -> ProviderFault 
             f"stream disabled and enabled again, and the old stream's changes are gone; {START_ANEW}",
             reason=ErrorReason.RECREATED,
         )
-    return None
+    if table.status in _OVER:
+        return ProviderFault.of(
+            ErrorCategory.NOT_FOUND,
+            f"table {address.collection!r} is {table.status}: it is being deleted, or replaced by a backup "
+            f"because its KMS key cannot be used; a table made of that is another table; {START_ANEW}",
+        )
+    return _not_now(table, address)

@@ -52,6 +52,7 @@ class Table:
     nbytes: int = 0
     items: int = 0
     replicated: bool = False  # true if it is a replica of a global table
+    status: str | None = None
 
 
 class RateLimiter:
@@ -124,6 +125,7 @@ class Calls:
             nbytes=answer.get("TableSizeBytes") or 0,
             items=answer.get("ItemCount") or 0,
             replicated=bool(answer.get("Replicas") or answer.get("GlobalTableVersion")),
+            status=answer.get("TableStatus"),
         )
 
     def table_names(self, deadline: Deadline) -> list[str]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from datetime import datetime
 from typing import Final
 
 import attrs
 from attrs import define
+from botocore.exceptions import ClientError
 
 from multiclouddb_api import ErrorCategory, ErrorReason, LookupAnswer, MulticloudDbKey, Now
-from multiclouddb_dynamo.catalog import find_table
-from multiclouddb_dynamo.errors import PROVIDER_ID
+from multiclouddb_dynamo.catalog import find_table, replaced
+from multiclouddb_dynamo.errors import MISSING, PROVIDER_ID, code_of
 from multiclouddb_dynamo.mapping import DynamoView
 from multiclouddb_dynamo.position import compare, cursor_of, describe, headroom, join, place_of, without_trail
 from multiclouddb_dynamo.reader import DynamoReader
@@ -104,7 +106,8 @@ class DynamoFeed(Feed):
                 reason=ErrorReason.NOT_PROVISIONED,
             )
         learned = self._learned or _Learned(Resolution(self._source))
-        seeds = learned.resolution.seeds(position, partition_id, deadline)
+        with self._explained():
+            seeds = learned.resolution.seeds(position, partition_id, deadline)
         learned.resolution = Resolution(self._source)
         return seeds
 
@@ -174,7 +177,9 @@ class DynamoFeed(Feed):
         return describe(place_of(cursor))
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
-        return plan_scan(self._source, self.start(Now(), None, deadline), segments)
+        seeds = self.start(Now(), None, deadline)
+        with self._explained():
+            return plan_scan(self._source, seeds, segments)
 
     def segments(
         self, scan: Scan, rest: Cursor, count: int, deadline: Deadline
@@ -186,6 +191,19 @@ class DynamoFeed(Feed):
     ) -> dict[MulticloudDbKey, LookupAnswer]:
         """Return the items of at most 100 keys with one call."""
         return look_up_items(self._source, self._same, self._view("", ""), keys)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Say why something that was there a moment ago is missing."""
+        try:
+            yield
+        except ClientError as error:
+            if code_of(error) != MISSING:
+                raise
+            fault = replaced(self._source.calls, self.spec.address, self._source.arn)
+            if fault is None:
+                raise
+            raise fault from error
 
     def _view(self, public_id: str, shard_id: str) -> DynamoView:
         spec = self.spec

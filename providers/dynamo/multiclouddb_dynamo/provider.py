@@ -19,7 +19,7 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_dynamo.capabilities import CAPABILITIES
-from multiclouddb_dynamo.catalog import check_table, find_table
+from multiclouddb_dynamo.catalog import check_readable, check_table, find_table
 from multiclouddb_dynamo.client import Calls
 from multiclouddb_dynamo.config import DynamoConfig
 from multiclouddb_dynamo.errors import PROVIDER_ID, classify
@@ -55,7 +55,8 @@ class DynamoProvider(Provider):
         """Find the table and its stream, and check that the records contain the required item images."""
         table, arn = find_table(self._calls, spec.address)
         check_table(table, spec)
-        return DynamoFeed(ReaderContext(self._calls, spec, table, arn, ShardMap(self._calls, arn)))
+        shards = ShardMap(self._calls, arn, partial(check_readable, self._calls, spec.address))
+        return DynamoFeed(ReaderContext(self._calls, spec, table, arn, shards))
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
         if database is not None:

@@ -14,7 +14,7 @@ from botocore.exceptions import ClientError, ParamValidationError
 
 from multiclouddb_api import ErrorCategory, NewItemStateMode, OldItemStateMode
 from multiclouddb_dynamo.capabilities import DELAY_SECONDS, EMPTY_ANSWERS
-from multiclouddb_dynamo.catalog import replaced
+from multiclouddb_dynamo.catalog import check_readable, replaced
 from multiclouddb_dynamo.client import RECORD_BYTES, memory_of
 from multiclouddb_dynamo.errors import (
     BROKEN,
@@ -221,6 +221,8 @@ class DynamoReader(Reader):
                 elif code == MISSING and self._may_appear(attempts := attempts + 1, deadline):
                     pass
                 elif code in GONE and isinstance(self._place, Horizon) and not self._is_missed(self._place):
+                    if code == MISSING:
+                        check_readable(self._source.calls, self._source.spec.address)
                     return None
                 elif code in GONE and isinstance(self._place, Latest) and self._place.seq is not None:
                     # The scanned records have been trimmed. The age of the remaining records shows which of

@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 import attrs
@@ -17,7 +17,7 @@ from botocore.exceptions import ClientError, ParamValidationError
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_dynamo.client import Calls, Series, whole
-from multiclouddb_dynamo.errors import GONE, ITS_OPERATOR, REJECTED, code_of
+from multiclouddb_dynamo.errors import GONE, ITS_OPERATOR, MISSING, REJECTED, code_of
 from multiclouddb_spi import Deadline, ProviderFault
 
 _LISTINGS: Final = 3
@@ -138,10 +138,15 @@ class ShardMap:
     """The shards of one stream. The object lists all shards once, and later lists only what it needs.
 
     `settled` is True if the last complete listing shows that no more children will be listed.
+
+    Args:
+        calls: Makes the calls.
+        arn: The stream.
+        check: Raises an error if the service may say of an existing shard that it does not exist.
     """
 
-    def __init__(self, calls: Calls, arn: str) -> None:
-        self._calls, self._arn = calls, arn
+    def __init__(self, calls: Calls, arn: str, check: Callable[[], None] = lambda: None) -> None:
+        self._calls, self._arn, self._check = calls, arn, check
         self._lock = threading.Lock()
         self._shards: dict[str, Shard] = {}
         self._children: dict[str, tuple[Shard, ...]] = {}
@@ -320,6 +325,7 @@ class ShardMap:
         self, names: Sequence[str], ask: Callable[[str], None], found: set[str], deadline: Deadline
     ) -> None:
         """Ask the service about each shard, with several concurrent calls."""
+        check = cache(self._check)
 
         def note(name: str) -> None:
             try:
@@ -327,6 +333,8 @@ class ShardMap:
             except ClientError as error:
                 if code_of(error) not in GONE:
                     raise
+                if code_of(error) == MISSING:
+                    check()
                 found.add(name)
 
         if len(names) <= 1:

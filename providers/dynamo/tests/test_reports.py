@@ -1,0 +1,214 @@
+"""Tests what users of other readers reported, and what AWS documents; docs/reports.toml has the sources."""
+
+import pytest
+from botocore.exceptions import ClientError
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ErrorCategory,
+    Fail,
+    FromContinuationToken,
+    MulticloudDbKey,
+    NotKnown,
+    Now,
+    ResourceAddress,
+    SkipToOldest,
+    Snapshot,
+)
+from multiclouddb_conformance.refusals import refused
+from multiclouddb_dynamo.shards import ShardMap
+from multiclouddb_spi import ProviderFault
+
+from .world import ADDRESS, TABLE, World, seconds, soon
+
+GONE = "ResourceNotFoundException"
+KEY_LOST = "INACCESSIBLE_ENCRYPTION_CREDENTIALS"
+A = MulticloudDbKey({"id": "a"})
+
+
+@pytest.fixture
+def world():
+    with World() as made:
+        yield made
+
+
+def described(world, **members):
+    return world.troubles.rewrite(lambda answer: answer["Table"].update(members), operation="DescribeTable")
+
+
+def read(world, start, client=None, **request):
+    asked = ChangeFeedRequest(request.pop("address", ADDRESS), start, **request)
+    return (client or world.client()).read_changes(asked, seconds(5))
+
+
+class TestATableThatIsNotActive:
+    """The service refuses calls for it and for its stream with the code for what does not exist."""
+
+    @pytest.fixture
+    def lock(self, world):
+        """Return a function that lets the service refuse all calls, with this status of the table."""
+
+        def lock(status):
+            described(world, TableStatus=status)
+            for operation in ("GetRecords", "GetShardIterator", "Scan", "BatchGetItem"):
+                world.troubles.fail(operation, GONE, None)
+
+        return lock
+
+    @pytest.mark.parametrize("on_expired", [Fail(), SkipToOldest()], ids=["fail", "skip"])
+    def test_its_changes_are_not_lost(self, world, lock, on_expired):
+        world.put("a", "b")
+        token = FromContinuationToken(read(world, Beginning(), max_page_size=1).continuation_token)
+        lock(KEY_LOST)
+        with refused(ErrorCategory.TRANSIENT_FAILURE, KEY_LOST, "KMS key") as caught:
+            read(world, token, on_expired=on_expired)
+        assert caught.value.detail.retryable
+        world.troubles.end()
+        page = read(world, token, on_expired=on_expired)
+        assert ([event.key["id"] for event in page.events], page.notices) == (["b"], ())
+
+    def test_a_shard_that_has_ended_is_not_left_out_at_the_beginning(self, world):
+        world.put("a")
+        (ended,) = world.open()
+        world.roll_over()
+        world.put("b")
+        described(world, TableStatus=KEY_LOST)
+        world.troubles.fail("GetShardIterator", GONE, None, shard=ended)
+        with refused(ErrorCategory.TRANSIENT_FAILURE, KEY_LOST):
+            read(world, Beginning())
+        world.troubles.end()
+        assert world.consumer().until_idle() == [1, 2]
+
+    @pytest.mark.parametrize("start", [Now(), Snapshot()], ids=["now", "snapshot"])
+    def test_a_start_says_why(self, world, lock, start):
+        lock("CREATING")
+        with refused(ErrorCategory.TRANSIENT_FAILURE, "CREATING", "wait until it is ACTIVE"):
+            read(world, start)
+
+    def test_a_scan_and_a_look_up_say_why(self, world):
+        world.put("a")
+        client = world.client()
+        described(world, TableStatus=KEY_LOST)
+        world.troubles.fail("Scan", GONE, None)
+        world.troubles.fail("BatchGetItem", GONE, None)
+        with refused(ErrorCategory.TRANSIENT_FAILURE, KEY_LOST):
+            read(world, Snapshot(), client)
+        with refused(ErrorCategory.TRANSIENT_FAILURE, KEY_LOST):
+            client.lookup(ADDRESS, [A])
+
+    @pytest.mark.parametrize("status", ["ARCHIVED", "ARCHIVING", "DELETING"])
+    def test_one_that_will_never_be_active_again_is_not_waited_for(self, world, lock, status):
+        world.put("a", "b")
+        token = FromContinuationToken(read(world, Beginning(), max_page_size=1).continuation_token)
+        lock(status)
+        with refused(ErrorCategory.NOT_FOUND, status, "is another table") as caught:
+            read(world, token)
+        assert not caught.value.detail.retryable
+
+    def test_no_shard_is_taken_for_gone(self):
+        """What is once taken for gone is never asked for again."""
+        fault = ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, "not now", retryable=True)
+
+        class Calls:
+            def iterator(self, *_):
+                raise ClientError({"Error": {"Code": GONE}}, "GetShardIterator")
+
+        def check():
+            if faults:
+                raise faults.pop()
+
+        faults, shards = [fault], ShardMap(Calls(), "arn", check)
+        with pytest.raises(ProviderFault, match="not now"):
+            shards.gone(["one"], soon())
+        assert shards.gone(["one"], soon()) == {"one"}
+
+
+def test_a_stream_that_is_being_enabled_is_waited_for(world):
+    enabling = world.troubles.rewrite(
+        lambda answer: answer["Table"].pop("LatestStreamArn"), operation="DescribeTable"
+    )
+    with refused(ErrorCategory.TRANSIENT_FAILURE, "is being enabled") as caught:
+        read(world, Beginning())
+    assert caught.value.detail.retryable
+    enabling.end()
+    assert read(world, Beginning()).events == ()
+
+
+@pytest.mark.parametrize("start", [Beginning(), Now()], ids=["beginning", "now"])
+def test_a_stream_without_shards_is_no_start(world, start):
+    def change(answer):
+        answer["StreamDescription"] |= {"StreamStatus": "ENABLING", "Shards": []}
+
+    enabling = world.troubles.rewrite(change, operation="DescribeStream")
+    with refused(ErrorCategory.TRANSIENT_FAILURE, "names no partition"):
+        read(world, start)
+    enabling.end()
+    consumer = world.consumer(start)
+    consumer.read()
+    assert consumer.restart().until_idle() + world.put("a") == [1]
+    assert consumer.until_idle() == [1]
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["orjson", "botocore"])
+def test_a_value_of_an_unknown_type_is_never_left_out(world, native):
+    """ScyllaDB Alternator has a type for vectors. botocore leaves out what it does not know."""
+    vector = {"FLOAT32VECTOR": [1.0, 2.5]}
+
+    def change(answer):
+        images = [record["dynamodb"]["NewImage"] for record in answer.get("Records", ())]
+        images += answer.get("Items", ())
+        images += [item for items in answer.get("Responses", {}).values() for item in items]
+        for image in images:
+            image["list"] = {"L": [vector]}
+
+    world.put("a", "b")
+    for operation in ("GetRecords", "Scan", "BatchGetItem"):
+        world.troubles.rewrite(change, operation=operation)
+    with refused(ErrorCategory.PROVIDER_ERROR, "cannot be decoded") as caught:
+        read(world, Beginning(), include_native=native)
+    assert caught.value.detail.skip_token is not None
+    (answer,) = world.client().lookup(ADDRESS, [A]).values()
+    assert isinstance(answer, NotKnown)
+    client = world.client()
+    page = read(world, Snapshot(), client, include_native=native)
+    with refused(ErrorCategory.PROVIDER_ERROR, "cannot be decoded"):
+        while not page.events:
+            page = read(world, FromContinuationToken(page.continuation_token), client, include_native=native)
+
+
+def test_what_a_newer_table_has_does_not_matter(world):
+    """A witness region, indexes of vectors and with several partition keys."""
+    kinds = {"x": "HASH", "y": "HASH", "z": "RANGE"}
+    keys = [{"AttributeName": name, "KeyType": kind} for name, kind in kinds.items()]
+    described(
+        world,
+        MultiRegionConsistency="STRONG",
+        Replicas=[{"RegionName": "us-east-2", "ReplicaStatus": "ACTIVE"}],
+        GlobalTableWitnesses=[{"RegionName": "us-west-2", "WitnessStatus": "ACTIVE"}],
+        GlobalSecondaryIndexes=[{"IndexName": "several", "KeySchema": keys}],
+        VectorIndexes=[{"IndexName": "vectors", "Dimensions": 3}],
+    )
+    world.put("a")
+    world.server.client().delete_item(TableName=TABLE, Key={"id": {"S": "a"}})
+    page = read(world, Beginning())
+    assert [(event.key, event.by_expiry) for event in page.events] == [(A, False), (A, None)]
+
+
+def test_a_table_is_named_by_its_arn(world):
+    """That is how a table of another account is read, if its policy and that of its stream allow it."""
+    arn = world.arn.partition("/stream/")[0]
+    address, client = ResourceAddress(collection=arn), world.client()
+    world.put("a")
+    page = read(world, Beginning(), client, address=address)
+    assert [(event.key, event.address) for event in page.events] == [(A, address)]
+    assert read(world, FromContinuationToken(page.continuation_token), client, address=address).events == ()
+    assert client.lookup(address, [A])[A].new_item_state == page.events[0].new_item_state
+    with refused(ErrorCategory.NOT_FOUND, "another account by its ARN"):
+        read(world, Beginning(), client, address=ResourceAddress(collection="elsewhere"))
+
+
+def test_an_empty_key_ends_a_scan(world):
+    world.put("a", "b", "c")
+    world.troubles.rewrite(lambda answer: answer.setdefault("LastEvaluatedKey", {}), operation="Scan")
+    assert sorted(world.consumer(Snapshot()).until_idle()) == [1, 2, 3]
