@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from traceback import walk_tb
 from typing import Final
 
@@ -38,7 +39,10 @@ GONE: Final = frozenset({TRIMMED, MISSING})
 
 ITS_OPERATOR: Final = "report it to whoever runs the service at this endpoint"
 """The advice for an answer that contradicts itself."""
-_DENIED: Final = f"grant the permissions in {DOCS_URL}databases/dynamodb/ to the identity that boto3 found"
+_DENIED: Final = (
+    "if the service names no other reason, such as a KMS key, grant the permissions in "
+    f"{DOCS_URL}databases/dynamodb/ to the identity that boto3 found"
+)
 _WHO: Final = (
     "check what boto3's credential chain finds (aws sts get-caller-identity): environment, profile, role"
 )
@@ -269,9 +273,12 @@ def _other(error: Exception, vendor_retried: bool) -> Fault:
 
 
 def _retry_after(error: ClientError) -> float | None:
-    """Return the number of seconds that the service asked the client to wait."""
-    asked = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("retry-after", "")
-    try:
-        return max(0.0, float(asked))
-    except ValueError:
-        return None
+    """Return the number of seconds that the service asked the client to wait.
+
+    AWS asks in milliseconds (boto/botocore#3678); another server or a proxy may do so in seconds.
+    """
+    headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    for name, unit in (("x-amz-retry-after", 1000), ("retry-after", 1)):
+        with suppress(ValueError):
+            return max(0.0, float(headers.get(name, "")) / unit)
+    return None

@@ -208,6 +208,15 @@ def test_the_service_may_ask_to_wait(asked, seconds):
 
 
 @pytest.mark.parametrize(
+    ("asked", "seconds"), [("2000", 2.0), ("50", 0.05), ("-3", 0.0), ("soon", 9.0), ("", 9.0)]
+)
+def test_aws_asks_to_wait_in_milliseconds(asked, seconds):
+    error = answered("ThrottlingException")
+    error.response["ResponseMetadata"]["HTTPHeaders"] = {"x-amz-retry-after": asked, "retry-after": "9"}
+    assert classify(error).retry_after == seconds
+
+
+@pytest.mark.parametrize(
     "message", ["first\nsecond", "first\r\n\r\nsecond", "\n first", "first\x85second", "first\u2028second"]
 )
 def test_a_message_of_several_lines_is_cut_to_one(message):

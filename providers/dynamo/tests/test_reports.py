@@ -177,6 +177,13 @@ def test_a_value_of_an_unknown_type_is_never_left_out(world, native):
             page = read(world, FromContinuationToken(page.continuation_token), client, include_native=native)
 
 
+def test_a_refused_kms_key_is_not_taken_for_a_missing_permission(world):
+    world.put("a")
+    world.troubles.fail("GetRecords", "AccessDeniedException", None, message="KMS key access denied error")
+    with refused(ErrorCategory.AUTHORIZATION_FAILED, "KMS key access denied", "names no other reason"):
+        read(world, Beginning())
+
+
 def test_what_a_newer_table_has_does_not_matter(world):
     """A witness region, indexes of vectors and with several partition keys."""
     kinds = {"x": "HASH", "y": "HASH", "z": "RANGE"}

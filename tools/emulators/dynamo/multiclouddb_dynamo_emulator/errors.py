@@ -71,7 +71,8 @@ class ServiceError(Exception):
             allowed.
         message: The message; None means the usual message.
         status: The HTTP status; None means the usual status.
-        retry_after: The number of seconds for a `Retry-After` header, which AWS itself never sends.
+        retry_after: The number of seconds for an `x-amz-retry-after` header, which is in milliseconds
+            (boto/botocore#3678).
     """
 
     def __init__(

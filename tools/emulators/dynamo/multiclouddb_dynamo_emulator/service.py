@@ -205,7 +205,7 @@ class Service:
     def _refusal(self, error: ServiceError) -> Reply:
         headers = self._headers()
         if error.retry_after is not None:
-            headers["Retry-After"] = f"{error.retry_after:g}"
+            headers["x-amz-retry-after"] = f"{error.retry_after * 1000:.0f}"
         return Reply(error.status, headers, error.body())
 
     def _note(self, running: _Running, began: float) -> None:

@@ -1335,7 +1335,7 @@ class TestTroubles:
         assert caught.value.response["Error"] == {"Code": "Odd", "Message": "so"}
         metadata = caught.value.response["ResponseMetadata"]
         assert metadata["HTTPStatusCode"] == 418
-        assert metadata["HTTPHeaders"]["retry-after"] == "0.5"
+        assert metadata["HTTPHeaders"]["x-amz-retry-after"] == "500"
 
     def test_modelled_errors_are_those_of_boto3(self, wire, server):
         exceptions = wire.streams.exceptions
