@@ -13,8 +13,10 @@ DELAY_SECONDS: Final = 30.0
 
 The last `EMPTY_ANSWERS` answers were requested within these seconds, unless the feed has very many shards.
 """
-CEILING: Final = "41"
-"""Sorts after every `order_key`, because a sequence number has at most 40 digits."""
+MOST_DIGITS: Final = 56
+"""How many digits a sequence number has at most: 40 in DynamoDB, and those of Kinesis in LocalStack."""
+CEILING: Final = f"{MOST_DIGITS + 1}"
+"""Sorts after every `order_key`, which begins with the number of digits."""
 _NATIVE, _UNSUPPORTED = Support.NATIVE, Support.UNSUPPORTED
 _NO_WIDER: Final = "a stream covers one table; read each table with EntireCollection()"
 # A stream usually shows a change within a second.

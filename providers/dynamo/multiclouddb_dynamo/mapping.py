@@ -64,7 +64,7 @@ def time_at(records: Sequence[Record], count: int, known: int | None) -> int | N
 
 def order_key(seq: str) -> str:
     """Return a text that sorts like the number: the number of its digits, followed by the digits."""
-    digits = seq.lstrip("0")
+    digits = seq.lstrip("0") or "0"  # not the floor of a snapshot
     return _LENGTHS[len(digits)] + digits
 
 

@@ -32,6 +32,7 @@ from typing import Any, Final, TypeAlias
 import attrs
 from attrs import frozen
 
+from multiclouddb_dynamo.capabilities import MOST_DIGITS
 from multiclouddb_spi import Cursor, InvalidCursor, Position
 
 EARLY_SECONDS: Final = 120
@@ -44,7 +45,6 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MOST_SECONDS: Final = 253_402_300_799  # the end of the year 9999
 RETENTION_SECONDS: Final = 24 * 3600
 MOST_LOOKS: Final = 10
-_MOST_DIGITS: Final = 56  # the service has up to 40; LocalStack has Kinesis's numbers
 _MOST_ITERATOR: Final = 2048  # the maximum length in the service model
 
 
@@ -214,7 +214,7 @@ def without_trail(cursor: Cursor) -> Cursor:
 
 def is_seq(seq: str) -> bool:
     """Return True for a sequence number."""
-    return seq.isascii() and seq.isdecimal() and len(seq) <= _MOST_DIGITS
+    return seq.isascii() and seq.isdecimal() and len(seq) <= MOST_DIGITS
 
 
 def _is_time(time: int | None) -> bool:

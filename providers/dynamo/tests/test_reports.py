@@ -17,7 +17,10 @@ from multiclouddb_api import (
     Snapshot,
 )
 from multiclouddb_conformance.refusals import refused
+from multiclouddb_dynamo.capabilities import CEILING, MOST_DIGITS
+from multiclouddb_dynamo.mapping import order_key
 from multiclouddb_dynamo.shards import ShardMap
+from multiclouddb_dynamo.snapshots import FLOOR
 from multiclouddb_spi import ProviderFault
 
 from .world import ADDRESS, TABLE, World, seconds, soon
@@ -148,6 +151,12 @@ def test_a_stream_without_shards_is_no_start(world, start):
     consumer.read()
     assert consumer.restart().until_idle() + world.put("a") == [1]
     assert consumer.until_idle() == [1]
+
+
+@pytest.mark.parametrize("seq", ["0", "0" * 21, "1", "9" * 40, "9" * MOST_DIGITS])
+def test_every_change_is_above_the_rows_of_a_snapshot_and_below_the_ceiling(seq):
+    """A server may count from 0, and LocalStack has Kinesis's numbers."""
+    assert FLOOR < order_key(seq) < CEILING
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["orjson", "botocore"])
