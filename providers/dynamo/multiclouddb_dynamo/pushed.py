@@ -32,8 +32,9 @@ def events_from_lambda(event: Mapping[str, Any], key: str | Sequence[str]) -> li
     """Return the changes in a batch of AWS Lambda for the stream of a table, in the batch's order.
 
     Of the same record, a reader of this library makes an event with the same `event_id`, `key`, `type`,
-    `timestamp`, `order_key`, `address`, `new_item_state` and `old_item_state`, if its request includes them.
-    Three things are different, because a batch says less than the stream:
+    `timestamp`, `order_key`, `address`, `new_item_state` and `old_item_state`, if its request includes them,
+    and if its address has the table's name, and not its ARN. Three things are different, because a batch says
+    less than the stream:
 
     - `partition_id` names the stream, but no shard, except with a tumbling window.
     - `by_expiry` is None for a delete that names no identity. A reader asks whether the table has replicas.
@@ -123,8 +124,13 @@ def _names_in(key: str | Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def _records_in(event: Mapping[str, Any]) -> list[Any]:
+def _records_in(event: object) -> list[Any]:
+    if isinstance(event, list):
+        raise invalid_request(
+            "event", "is a list, as a function of EventBridge Pipes gets it", 'pass {"Records": event}'
+        )
     check_type("event", event, Mapping)
+    assert isinstance(event, Mapping)
     records = event.get("Records")
     if isinstance(records, list):
         return records

@@ -9,6 +9,7 @@ from multiclouddb_api import (
     ErrorCategory,
     Fail,
     FromContinuationToken,
+    MulticloudDbError,
     MulticloudDbKey,
     NotKnown,
     Now,
@@ -17,6 +18,7 @@ from multiclouddb_api import (
     Snapshot,
 )
 from multiclouddb_conformance.refusals import refused
+from multiclouddb_dynamo import batch_item_failures, events_from_lambda
 from multiclouddb_dynamo.capabilities import CEILING, MOST_DIGITS
 from multiclouddb_dynamo.mapping import order_key
 from multiclouddb_dynamo.shards import ShardMap
@@ -228,3 +230,9 @@ def test_an_empty_key_ends_a_scan(world):
     world.put("a", "b", "c")
     world.troubles.rewrite(lambda answer: answer.setdefault("LastEvaluatedKey", {}), operation="Scan")
     assert sorted(world.consumer(Snapshot()).until_idle()) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("ask", [lambda event: events_from_lambda(event, "Id"), batch_item_failures])
+def test_a_batch_of_eventbridge_pipes_is_a_list(ask):
+    with pytest.raises(MulticloudDbError, match=r'EventBridge Pipes.*pass {"Records": event}'):
+        ask([{"eventSource": "aws:dynamodb"}])
