@@ -116,11 +116,18 @@ def _items(datas: Sequence[Record], name: str, decoded: Callable[[Any], Any]) ->
 def _expiries(records: Sequence[Record], types: Sequence[ChangeType], view: DynamoView) -> list[bool | None]:
     # The deletes of time to live are replicated (TTL.html in the service's developer guide), and nothing
     # promises that the record of a replicated one names the service too.
-    delete, without = ChangeType.DELETE, None if view.replicated else False
     return [
-        (_by_service(record["userIdentity"]) if _is_named(record) else without) if kind is delete else False
+        _by_expiry(record, view) if kind is ChangeType.DELETE else False
         for record, kind in zip(records, types, strict=True)
     ]
+
+
+def _by_expiry(record: Record, view: DynamoView) -> bool | None:
+    if _is_named(record):
+        return _by_service(record["userIdentity"])
+    # DescribeTable does not show that a table is a global one of 2017, but its items have this attribute.
+    is_old_replica = "aws:rep:updateregion" in (record["dynamodb"].get("OldImage") or ())
+    return None if view.replicated or is_old_replica else False
 
 
 def _is_named(record: Record) -> bool:

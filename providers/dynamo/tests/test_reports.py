@@ -213,6 +213,23 @@ def test_what_a_newer_table_has_does_not_matter(world):
     assert [(event.key, event.by_expiry) for event in page.events] == [(A, False), (A, None)]
 
 
+def test_a_delete_in_a_global_table_of_2017_is_not_called_the_applications(world):
+    """Only the attributes of its items show that it has replicas."""
+
+    def change(answer):
+        for record in answer["Records"]:
+            for image in ("OldImage", "NewImage"):
+                if image in record["dynamodb"]:
+                    record["dynamodb"][image]["aws:rep:updateregion"] = {"S": "eu-west-3"}
+
+    world.put("a", "b")
+    world.server.client().delete_item(TableName=TABLE, Key={"id": {"S": "a"}})
+    world.script.expire_item(TABLE, {"id": {"S": "b"}})
+    world.troubles.rewrite(change, operation="GetRecords")
+    events = read(world, Beginning()).events
+    assert [event.by_expiry for event in events] == [False, False, None, True]
+
+
 def test_a_table_is_named_by_its_arn(world):
     """That is how a table of another account is read, if its policy and that of its stream allow it."""
     arn = world.arn.partition("/stream/")[0]
