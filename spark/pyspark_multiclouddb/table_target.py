@@ -35,7 +35,7 @@ from multiclouddb_spi.faults import one_line, without_data
 from multiclouddb_tables.changes import LACKING
 from multiclouddb_tables.column_values import SINKS
 from multiclouddb_tables.contract import Own, Table
-from multiclouddb_tables.delta_log import MARK
+from multiclouddb_tables.delta_log import CHARACTERS, MARK
 from multiclouddb_tables.delta_refusals import safe_cause
 from multiclouddb_tables.layout import (
     NO_ORDER,
@@ -106,8 +106,6 @@ _TEXT_OF_JSON: Final = re.compile(r'"(?:[^"\\]|\\.)*"(:?)')
 _LETTER: Final = re.compile(r"(\\u[0-9a-f]{4}|\\.)|[A-Za-z']")
 _HIDDEN: Final = "(redacted)"
 """What Spark shows in place of a value that it hides ends with this."""
-_CUTS: Final = "__CHAR_VARCHAR_TYPE_STRING"
-"""What Spark says about a column of type `CHAR` or `VARCHAR`, whose type it calls `STRING`."""
 _KEEPS_EMPTY: Final = ("iceberg",)
 """The formats in which a text may be empty also where the table is partitioned by it. In Delta, Hudi, Paimon
 and the files of Hive it becomes null."""
@@ -455,7 +453,7 @@ class TableTarget(Table):
             self._spark.sql(statement)
             self._schema, self._stored = self._look(), None
         for field in self._known():
-            if field.name in wanted and (kind := field.metadata.get(_CUTS)) is not None:
+            if field.name in wanted and (kind := field.metadata.get(CHARACTERS)) is not None:
                 raise invalid_request(
                     f"column {field.name}",
                     f"is {kind} in {self._table}, which cuts spaces off a text or adds some in silence",

@@ -16,14 +16,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.parquet import ParquetFile
 
-from multiclouddb_api import invalid_request
+from multiclouddb_api import ErrorReason, invalid_request
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_api.validators import check_type, local_path
+from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables.batch import Numbered
 from multiclouddb_tables.changes import LACKING
 from multiclouddb_tables.column_values import SINKS
 from multiclouddb_tables.contract import Fix, Own, Part, Table, check_position, check_writer
 from multiclouddb_tables.delta_log import (
+    CHARACTERS,
     MARK,
     PLACE,
     POSITION,
@@ -91,6 +93,7 @@ _TEXT: Final = ("key", "order_key")
 _BATCH: Final = 8192
 _BUFFER: Final = 1 << 20
 _PART_BYTES: Final = 128 << 20
+_LENGTH: Final = re.compile(r"(?:var)?char\((\d+)\)")
 _OPENED: Final = re.compile(r'(?:\{"(?:[^"\\]|\\.)*": ?)*"?')
 """What comes before the first value in the text of a key, such as `{"_id":{"$oid":"`."""
 _SHOWN: Final = 4
@@ -317,7 +320,7 @@ class DeltaTarget(Table):
             rows,
             pa.schema([*fields, ("_match", pa.string()), ("_seen", pa.string()), ("_drop", pa.bool_())]),
         )
-        self._check_partitions(table, source)
+        self._check_values(table, source)
         columns = {in_backticks(name): f"s.{in_backticks(name)}" for name in names}
         gone = _gone(_emptied(table, feed_mark(table, self._where), names))
         merger = (
@@ -644,6 +647,37 @@ class DeltaTarget(Table):
             fields = [wanted[name] for name in new]
             self._known().alter.add_columns(fields, commit_properties=said({}))
 
+    def _check_values(self, table: DeltaTable, rows: pa.Table) -> None:
+        """Refuse values that deltalake would write, and that do not come back or must not be there."""
+        self._check_partitions(table, rows)
+        self._check_lengths(table, rows)
+
+    def _check_lengths(self, table: DeltaTable, rows: pa.Table) -> None:
+        """Refuse a text that is longer than its column allows.
+
+        In the schema of Delta, a column of type CHAR or VARCHAR is a text, and only Spark reads its length,
+        which is metadata. It would refuse to write such a row again, for example in OPTIMIZE or UPDATE.
+        """
+        for field in table.schema().fields:
+            kind = field.metadata.get(CHARACTERS)
+            if kind is None or field.name not in rows.column_names:
+                continue
+            if (found := _LENGTH.fullmatch(kind)) is None:
+                raise invalid_request(
+                    f"column {field.name}",
+                    f"is {kind} in {self._where}, and deltalake does not check lengths",
+                    "change its type to one with STRING, or leave the column out",
+                )
+            is_long = pc.greater(pc.utf8_length(rows[field.name].cast(pa.string())), int(found[1]))
+            if pc.any(is_long).as_py():
+                key = rows["key"][pc.index(is_long, True).as_py()].as_py()
+                raise invalid_request(
+                    f"column {field.name}",
+                    f"has a text that does not fit into {kind} in the row of the key {key_digest(key)}",
+                    f"run ALTER TABLE … ALTER COLUMN {in_backticks(field.name)} TYPE STRING in Spark",
+                    ErrorReason.MISFIT,
+                )
+
     def _check_partitions(self, table: DeltaTable, rows: pa.Table) -> None:
         """Refuse what Delta does not keep of a column by which the table is partitioned.
 
@@ -686,7 +720,7 @@ class DeltaTarget(Table):
         source = rows.drop_columns("type").append_column(pa.field(DELETED_AT, TIME), deleted)
         if may_be_stale := STALE_SINCE in {field.name for field in table.schema().fields}:
             source = source.append_column(pa.field(STALE_SINCE, TIME), pc.if_else(lacking, now, none))
-        self._check_partitions(table, source)
+        self._check_values(table, source)
         columns = {name: f"s.{name}" for name in map(in_backticks, source.column_names)}
         is_newer, has_state = "s.order_key > t.order_key", f"s.{STALE_SINCE} IS NULL"
         gone = _gone(self._emptied(source.column_names))

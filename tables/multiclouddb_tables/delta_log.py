@@ -21,6 +21,7 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from multiclouddb_api import MulticloudDbError, invalid_request
 from multiclouddb_tables.batch import Numbered
 from multiclouddb_tables.delta_refusals import (
+    check_files,
     check_path,
     check_readable,
     check_writable,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from pyarrow.dataset import FileSystemDataset
 
 __all__ = [
+    "CHARACTERS",
     "MARK",
     "PLACE",
     "POSITION",
@@ -61,6 +63,8 @@ __all__ = [
     "written",
 ]
 
+CHARACTERS: Final = "__CHAR_VARCHAR_TYPE_STRING"
+"""The metadata of a column of type `CHAR` or `VARCHAR`, whose type Spark calls `STRING`."""
 MARK: Final = "multiclouddb.mark"
 """The table property with the feed whose changes the table contains."""
 POSITION: Final = "multiclouddb.position"
@@ -103,7 +107,9 @@ def dataset_of(table: DeltaTable, where: str) -> FileSystemDataset:
     # Arrow's threads may still read when the interpreter ends. With deltalake's own file system, which is
     # written in Python, they would then abort the process.
     filesystem = None if "://" in where else SubTreeFileSystem(where, LocalFileSystem())
-    return cast("FileSystemDataset", table.to_pyarrow_dataset(filesystem=filesystem))
+    dataset = cast("FileSystemDataset", table.to_pyarrow_dataset(filesystem=filesystem))
+    check_files(dataset.files, where)
+    return dataset
 
 
 def feed_mark(table: DeltaTable, where: str) -> TableMark | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 __all__ = [
+    "check_files",
     "check_path",
     "check_readable",
     "check_writable",
@@ -59,6 +60,7 @@ _OF_STORAGE: Final = (
 )
 _UNSUPPORTED: Final = ("Unsupported", "catalog-managed")
 _LONG_NAME: Final = ("File name too long", "KeyTooLong", "filename, directory name, or volume label")
+_STRANGE_IN_URL: Final = re.compile(r"[?#]|%(?:23|3f|5c|25[0-9a-f]{2})", re.IGNORECASE)
 _GONE: Final = re.compile(r"Object at location .* not found|No such file or directory")
 
 
@@ -283,10 +285,34 @@ def damaged(where: str, error: BaseException) -> MulticloudDbError:
     )
 
 
+def check_files(paths: Iterable[str], where: str) -> None:
+    """Refuse to read a shallow clone, whose files are those of another table.
+
+    Args:
+        paths: The files of a version, as they are in its log: a URL if a file is not in the table's folder.
+        where: The name of the table, for the message.
+    """
+    if any("://" in path for path in paths):
+        raise MulticloudDbError(
+            f"table_path: {where} is a shallow clone: it has files of another table, which deltalake cannot "
+            "read; make a DEEP CLONE, or write and verify the table in Spark, with merge_into_table and "
+            "TableTarget",
+            ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, reason=ErrorReason.NOT_OFFERED),
+        )
+
+
 def check_path(where: str) -> None:
     """Refuse a folder whose name deltalake takes for that of another one."""
     # In some places, it decodes %20, takes a backslash for a slash, and reads a ? or a # as in a URL.
     if "://" in where:
+        # What follows a ? or a # is no part of the place, so two tables would have one folder.
+        if (cut := _STRANGE_IN_URL.search(where)) is not None:
+            raise invalid_request(
+                "table_path",
+                f"has {cut[0]!r} in a URL, and deltalake would write the table, or a part of it, into "
+                "another folder",
+                "give a folder without it",
+            )
         return
     path = os.path.abspath(where)
     strange = re.search(r"%[0-9A-Fa-f]{2}|[?#]" + (r"|\\" if os.sep == "/" else ""), path)

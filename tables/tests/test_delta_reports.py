@@ -1,0 +1,106 @@
+"""Tests what users of other writers of Delta reported, and what its documentation says, on our sink."""
+
+import json
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, Field
+
+from multiclouddb_api import ErrorCategory, ErrorReason
+from multiclouddb_conformance.refusals import refusal
+from multiclouddb_conformance.sink_harness import key_of
+from multiclouddb_spi.faults import key_digest
+from multiclouddb_tables import Columns
+from multiclouddb_tables.contract import Fix
+from multiclouddb_tables.delta import DeltaTarget
+from multiclouddb_tables.mark import Expected
+
+from .test_reports import made, merged, stored
+
+TYPE = "__CHAR_VARCHAR_TYPE_STRING"
+
+
+@pytest.mark.parametrize("kind", ["varchar(5)", "char(5)"])
+def test_a_text_that_is_longer_than_its_column_is_refused(tmp_path, kind):
+    """deltalake does not know the length, and Spark then refuses to write the row again."""
+    path, columns = tmp_path / "table", Columns({"code": "string"})
+    made(path, Field("code", "string", metadata={TYPE: kind}))
+    merged(path, ("a", 1, {"code": "ünïcö"}), ("b", 1, {}), columns=columns)
+    error = refusal(
+        ErrorCategory.INVALID_REQUEST,
+        lambda: merged(path, ("a", 2, {"code": "abcde"}), ("b", 2, {"code": "abcdef"}), columns=columns),
+        "column code",
+        kind,
+        key_digest(key_of("b")),
+    )
+    assert error.detail.reason is ErrorReason.MISFIT
+    target = DeltaTarget(path)
+    fix = Fix(key_of("b"), ("000001",), "000001", '{"code":"abcdef"}', {"code": "abcdef"}, datetime.now(UTC))
+    expected = Expected(target.feed_mark().source, target.found())
+    refusal(ErrorCategory.INVALID_REQUEST, lambda: target.fix([fix], expected), kind)
+    assert stored(path, "key", "code") == [(key_of("a"), "ünïcö"), (key_of("b"), None)]
+
+
+def test_lengths_inside_of_a_column_are_not_checked(tmp_path):
+    path = tmp_path / "table"
+    made(path, Field("code", "string", metadata={TYPE: "array<varchar(5)>"}))
+    refusal(
+        ErrorCategory.INVALID_REQUEST,
+        lambda: merged(path, ("a", 1, {"code": "x"}), columns=Columns({"code": "string"})),
+        "does not check lengths",
+    )
+
+
+@pytest.mark.parametrize("name", ["a#1", "a?1", "a%231", "a%3f1", "a%2520b", "a%5Cb"])
+def test_a_url_of_which_deltalake_takes_a_part_is_refused(tmp_path, name):
+    """The tables a#1 and a#2 would have one folder."""
+    refusal(
+        ErrorCategory.INVALID_REQUEST,
+        lambda: merged(f"{tmp_path.as_uri()}/{name}", ("a", 1, {})),
+        "into another folder",
+    )
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_url_with_other_characters_is_that_of_one_folder(tmp_path):
+    for name, folder in (("a b", "a b"), ("c%20d", "c d"), ("e%f", "e%f"), ("g=h", "g=h")):
+        for order in (1, 2):
+            merged(f"{tmp_path.as_uri()}/{name}", ("a", order, {"n": order}))
+        assert stored(tmp_path / folder, "new_item_state") == [('{"n":2}',)]
+    assert len([*tmp_path.iterdir()]) == 4
+
+
+def cloned(table, path):
+    """Make a shallow clone of a table, as Spark does: its log has the files of the table as URLs."""
+    files = pa.table(DeltaTable(table).get_add_actions()).to_pylist()
+    log = [
+        json.loads(line)
+        for each in sorted((table / "_delta_log").glob("*.json"))
+        for line in each.read_text().splitlines()
+    ]
+    actions = [
+        next(action for action in reversed(log) if kind in action) for kind in ("protocol", "metaData")
+    ]
+    for action in log:
+        if "add" in action and action["add"]["path"] in {each["path"] for each in files}:
+            where = (table / action["add"]["path"]).as_uri()
+            actions.append({"add": action["add"] | {"path": where}})
+    (path / "_delta_log").mkdir(parents=True)
+    text = "\n".join(map(json.dumps, actions))
+    (path / "_delta_log" / f"{0:020}.json").write_text(text)
+
+
+def test_a_shallow_clone_is_no_damaged_table(tmp_path):
+    """Its files are those of another table, and the Arrow data set of deltalake does not find them."""
+    merged(tmp_path / "table", ("a", 1, {"n": 1}))
+    cloned(tmp_path / "table", tmp_path / "clone")
+    for own in (False, True):
+        refusal(
+            ErrorCategory.UNSUPPORTED_CAPABILITY,
+            lambda own=own: [*DeltaTarget(tmp_path / "clone").rows(own=own)],
+            "is a shallow clone",
+        )
+    refusal(
+        ErrorCategory.UNSUPPORTED_CAPABILITY, lambda: DeltaTarget(tmp_path / "clone").parts(), "shallow clone"
+    )
