@@ -165,12 +165,10 @@ class PostgresTable(Table):
                 columns += [declared(DELETED_AT, INSTANT)]
                 columns += [declared(LONG_KEY, "text")] if self._long_keys == "hash" else []
                 columns += [sql.SQL("PRIMARY KEY (key)")]
-                self.connection.execute(
-                    sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(
-                        self._table, sql.SQL(", ").join(columns)
-                    )
-                )
+                is_ours = self._create(columns)
                 self._found = self._look()
+                if is_ours:
+                    self._forget_dropped()
                 if mark is not None and self.feed_mark() is None:
                     self.set_feed_mark(mark)
             known = self.known().columns
@@ -206,6 +204,36 @@ class PostgresTable(Table):
                     self._where, f"{lacking:,}",
                 )  # fmt: skip
                 self.store({SKIPPED: 0}, {})
+
+    def _create(self, columns: Sequence[sql.Composable]) -> bool:
+        """Create the table; return False if another process has done so."""
+        statement = sql.SQL("CREATE TABLE {} ({})").format(self._table, sql.SQL(", ").join(columns))
+        try:
+            with self.connection.transaction():
+                self.connection.execute(statement)
+        except psycopg.errors.DuplicateTable:
+            return False
+        return True
+
+    def _forget_dropped(self) -> None:
+        """Remove the marks of tables that are gone, and those of an older table with the number of this one.
+
+        pg_dump writes the number of a table that was dropped, and in another server a new table may get it.
+        """
+        if not self._has_marks():
+            return
+        marks = self._marks
+        may_delete = "SELECT has_table_privilege(to_regclass({}), 'DELETE')"
+        [(may,)] = self.connection.execute(
+            sql.SQL(may_delete).format(marks.as_string(self.connection))
+        ).fetchall()
+        if may:
+            self.connection.execute(
+                sql.SQL(
+                    "DELETE FROM {} AS m WHERE m.target = {} OR NOT EXISTS "
+                    "(SELECT FROM pg_class AS c WHERE c.oid = m.target)"
+                ).format(marks, self.known().oid)
+            )
 
     def redeclare(self, schema: pa.Schema, names: Sequence[str], mark: TableMark) -> None:
         """Give columns the types of another declaration, in one transaction."""
