@@ -24,6 +24,8 @@ __all__ = ["SqliteFile"]
 _OLDEST: Final = (3, 37, 0)
 """The version of SQLite that brought `PRAGMA table_list`."""
 _LOCKED: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_OF_PROGRAM: Final = ("no such function", "unknown function", "no such collation sequence", "no such module")
+"""What SQLite says of an index, a computed column or a constraint that needs more than SQLite itself has."""
 _UNUSABLE: Final = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
 _SETTINGS: Final = (
     # With NORMAL, a loss of power may take back commits in WAL mode that the sink's position is ahead of.
@@ -172,6 +174,13 @@ class SqliteFile:
             return invalid_request("path", f"{self.given} is no database of SQLite", "correct the path")
         if code in _UNUSABLE:
             return self._unusable(str(error))
+        if any(words in str(error) for words in _OF_PROGRAM):
+            return invalid_request(
+                "table",
+                f"{self.table} has an index, a computed column or a constraint with a function or a "
+                f"collation that only the program has which has made it ({error})",
+                "drop it, or make it with what SQLite has itself",
+            )
         return MulticloudDbError(
             f"path: SQLite reports of {self.table}: {error}", ErrorDetail(ErrorCategory.PERMANENT_FAILURE)
         )
