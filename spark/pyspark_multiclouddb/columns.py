@@ -91,6 +91,11 @@ _SCALARS: Final[dict[type[DataType], pa.DataType]] = {
     TimestampNTZType: pa.timestamp("us"),
     BinaryType: pa.binary(),
 }
+_WITHOUT_FORM: Final = (
+    "VariantType", "DayTimeIntervalType", "YearMonthIntervalType", "CalendarIntervalType", "GeometryType",
+    "GeographyType",
+)  # fmt: skip
+"""The types whose values have no form in a document; PySpark 4.0 does not have all of them."""
 _Converter: TypeAlias = Callable[[Any, "_Parser"], Any]
 
 
@@ -299,6 +304,19 @@ def arrow_type(kind: DataType) -> pa.DataType:
             return pa.decimal128(kind.precision, kind.scale)
         case _:
             return _SCALARS.get(type(kind), pa.string())
+
+
+def is_comparable(kind: DataType) -> bool:
+    """Return whether PySpark returns the values of a type in a form that a document may have."""
+    match kind:
+        case ArrayType():
+            return is_comparable(kind.elementType)
+        case MapType():
+            return is_comparable(kind.keyType) and is_comparable(kind.valueType)
+        case StructType():
+            return all(is_comparable(field.dataType) for field in kind)
+        case _:
+            return type(kind).__name__ not in _WITHOUT_FORM
 
 
 def spark_type(kind: pa.DataType) -> DataType:

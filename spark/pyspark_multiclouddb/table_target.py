@@ -25,7 +25,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 import pyarrow as pa
-from pyspark.errors import AnalysisException, IllegalArgumentException, UnsupportedOperationException
+from pyspark.errors import (
+    AnalysisException,
+    IllegalArgumentException,
+    PySparkNotImplementedError,
+    PySparkValueError,
+    UnsupportedOperationException,
+)
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType, TimestampType
 
@@ -69,7 +75,7 @@ from multiclouddb_tables.rules import (
     lacking_columns,
 )
 from multiclouddb_tables.sql import in_backticks, quoted
-from pyspark_multiclouddb.columns import arrow_type, spark_type, type_text
+from pyspark_multiclouddb.columns import arrow_type, is_comparable, spark_type, type_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -247,7 +253,11 @@ class TableTarget(Table):
     def columns(self) -> Mapping[str, pa.DataType | None]:
         """Return the columns that a document may be parsed into; see `Target.columns`."""
         schema = self._now(own=True)._known()
-        return {field.name: arrow_type(field.dataType) for field in schema if field.name not in SINKS}
+        return {
+            field.name: arrow_type(field.dataType) if is_comparable(field.dataType) else None
+            for field in schema
+            if field.name not in SINKS
+        }
 
     def found(self, since: FoundTable | None = None) -> FoundTable:
         """Return the mark of the sink, and the id that the sink has given the table; see `Target.found`.
@@ -374,6 +384,16 @@ class TableTarget(Table):
             if "NOT_FOUND" not in str(error) and "doesn't exist" not in str(error):
                 raise
             return None
+        except (PySparkValueError, PySparkNotImplementedError) as error:
+            raise MulticloudDbError(
+                f"table: {self._table} has a column of a type that PySpark does not have "
+                f"({one_line(str(error))}); give it another type, such as TIMESTAMP or STRING",
+                ErrorDetail(
+                    ErrorCategory.UNSUPPORTED_CAPABILITY,
+                    native_class=f"{type(error).__module__}.{type(error).__name__}",
+                    reason=ErrorReason.NOT_OFFERED,
+                ),
+            ) from error
 
     def _known(self) -> StructType:
         if not self.exists:
@@ -443,6 +463,7 @@ class TableTarget(Table):
                     f"column {name}", f"is {wanted[name]}", "pass the column of the data source"
                 )
         check_cases(wanted)
+        self._check_names(wanted)
         wanted[DELETED_AT] = type_text(TimestampType())
         if not self.exists:
             statement = (
@@ -453,10 +474,19 @@ class TableTarget(Table):
             self._spark.sql(statement)
             self._schema, self._stored = self._look(), None
         for field in self._known():
-            if field.name in wanted and (kind := field.metadata.get(CHARACTERS)) is not None:
+            kind = type_text(field.dataType)
+            if field.name in _TEXT and kind != "string":
+                # With a collation, two keys may be one, and an older change the later one.
                 raise invalid_request(
                     f"column {field.name}",
-                    f"is {kind} in {self._table}, which cuts spaces off a text or adds some in silence",
+                    f"is {kind} in {self._table}",
+                    "make the table with STRING COLLATE UTF8_BINARY there, or let a merge make it in a "
+                    "schema without a default collation",
+                )
+            if field.name in wanted and (cuts := field.metadata.get(CHARACTERS)) is not None:
+                raise invalid_request(
+                    f"column {field.name}",
+                    f"is {cuts} in {self._table}, which cuts spaces off a text or adds some in silence",
                     "change its type to STRING, or leave the column out",
                 )
         known = {field.name: type_text(field.dataType) for field in self._known()}
@@ -467,6 +497,16 @@ class TableTarget(Table):
         if new:
             self._commit(f"ALTER TABLE {self._table} ADD COLUMNS ({_declared(new)})")
             self._schema = self._look()
+
+    def _check_names(self, names: Iterable[str]) -> None:
+        """Refuse a column whose name Spark would replace, in part, by a setting or a variable."""
+        for name in names:
+            if "${" in name and self._spark.conf.get("spark.sql.variable.substitute", "true") != "false":
+                raise invalid_request(
+                    f"column {name}",
+                    "has ${ in its name, for which Spark puts the value of a setting into each statement",
+                    "rename it, or set spark.sql.variable.substitute to false",
+                )
 
     def redeclare(self, schema: pa.Schema, names: Sequence[str], mark: TableMark) -> None:
         """Give columns the types of another declaration, in several commits that can be repeated.
@@ -481,6 +521,7 @@ class TableTarget(Table):
         """
         wanted, known = _types(schema), {each.name: type_text(each.dataType) for each in self._known()}
         check_cases(wanted, known)
+        self._check_names(wanted)
         if self._found(anew=True).mark != mark and self.keeps_marks:
             raise refilled(self._table)
         others = [name for name in names if name in wanted and known.get(name, wanted[name]) != wanted[name]]

@@ -1,0 +1,102 @@
+"""Tests what Spark's documentation and release notes say about tables, on a table that Spark merges."""
+
+import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from multiclouddb_api import ErrorCategory
+from multiclouddb_conformance.refusals import refusal
+from multiclouddb_conformance.sink_harness import key_of, rows
+from multiclouddb_tables import Columns
+from pyspark_multiclouddb import TableTarget, merge_into_table
+
+from .scala_catalog import table_in
+
+COLUMNS = "order_key STRING, timestamp TIMESTAMP, new_item_state STRING, _deleted_at TIMESTAMP"
+
+
+@pytest.fixture
+def table(spark, tmp_path):
+    return table_in(spark, tmp_path / "lake")
+
+
+@pytest.fixture
+def settings(spark):
+    """Return a function that sets settings of the session until the end of the test."""
+    before = {}
+
+    def change(**wanted):
+        for name, value in wanted.items():
+            setting = f"spark.sql.{name.replace('__', '.')}"
+            before.setdefault(setting, spark.conf.get(setting, None))
+            spark.conf.set(setting, value)
+
+    yield change
+    for name, value in before.items():
+        spark.conf.unset(name) if value is None else spark.conf.set(name, value)
+
+
+def merge(spark, table, number, *changes, **more):
+    batch = rows(*changes)
+    frame = spark.createDataFrame(batch, from_arrow_schema(batch.schema, prefer_timestamp_ntz=True))
+    return merge_into_table(frame, number, table, create_using="test", **more)
+
+
+def test_a_column_whose_name_spark_would_replace_is_refused(spark, table, settings):
+    """In the text of a statement, Spark puts the value of a setting in place of ${...}, in names too."""
+    name = "total${spark.app.name}"
+    columns = Columns({name: {"path": ["n"], "type": "int64"}})
+    refusal(
+        ErrorCategory.INVALID_REQUEST,
+        lambda: merge(spark, table, 0, ("a", 1, {"n": 1}), columns=columns),
+        "has ${ in its name",
+        "spark.sql.variable.substitute",
+    )
+    assert not TableTarget(spark, table).exists
+    settings(variable__substitute="false")
+    assert merge(spark, table, 0, ("a", 1, {"n": 1}), columns=columns)
+    assert spark.table(table).select(f"`{name}`").collect() == [(1,)]
+
+
+def test_a_table_with_a_default_collation_is_refused(spark, table):
+    """With UTF8_LCASE, the keys A and a would be one."""
+    spark.sql(f"CREATE TABLE {table} (key STRING, {COLUMNS}) USING test DEFAULT COLLATION UTF8_LCASE")
+    refusal(
+        ErrorCategory.INVALID_REQUEST,
+        lambda: merge(spark, table, 0, ("a", 1, {}), ("A", 1, {})),
+        "column key: is string collate UTF8_LCASE",
+        "default collation",
+    )
+
+
+@pytest.mark.parametrize("kind", ["VARIANT", "INTERVAL YEAR TO MONTH", "STRUCT<v VARIANT>"])
+def test_a_column_whose_values_cannot_be_compared_is_said_to_be_one(spark, table, kind):
+    """`verify` refuses it by name, if `transform` returns a value for it, and else leaves it out."""
+    spark.sql(f"CREATE TABLE {table} (key STRING, {COLUMNS}, v {kind}, n BIGINT) USING test")
+    merge(spark, table, 0, ("a", 1, {"n": 1}), columns=Columns({"n": "int64"}))
+    found = TableTarget(spark, table).columns()
+    assert found["v"] is None
+    assert found["n"] is not None
+    [batch] = TableTarget(spark, table).rows(own=("n",))
+    assert batch["state"].to_pylist() == ['{"n":1}']
+
+
+def test_a_time_in_nanoseconds_is_refused(spark, table, settings):
+    """Spark 4.3 has the types, and PySpark 4.3 does not."""
+    kind = "TIMESTAMP_LTZ(9)"
+    settings(timestampNanosTypes__enabled="true")
+    spark.sql(f"CREATE TABLE {table} (key STRING, {COLUMNS}, at {kind}) USING test")
+    for work in (
+        lambda: merge(spark, table, 0, ("a", 1, {})),
+        lambda: [*TableTarget(spark, table).rows()],
+    ):
+        refusal(ErrorCategory.UNSUPPORTED_CAPABILITY, work, kind.lower(), "PySpark does not have")
+
+
+def test_reserved_words_are_names_of_columns(spark, table, settings):
+    settings(ansi__enforceReservedKeywords="true")
+    columns = Columns({"order": {"path": ["n"], "type": "int64"}})
+    merge(spark, table, 0, ("a", 1, {"n": 1}), ("b", 1, {"n": 1}), columns=columns)
+    merge(spark, table, 1, ("a", 2, {"n": 2}), ("b", 2, None), columns=columns)
+    found = spark.table(table).select("key", "`order`").orderBy("key").collect()
+    assert found == [(key_of("a"), 2), (key_of("b"), None)]
+    assert [each for batch in TableTarget(spark, table).rows(own=True) for each in batch["deleted"]]
