@@ -16,7 +16,8 @@ new data. Offsets have two forms:
   if the service has already deleted its part of the log.
 - `o`, on Spark 4.0 and 4.1: the lineage of the resolved start, if the first micro-batch already has rows.
   From 4.2 on, the first micro-batch has no rows, and its end contains the resolved start as `c`.
-- `more`, on Spark 4.0 and 4.1: it is not known that no records follow the step (see `caught_up`).
+- `more`, unless Spark repeats steps until the query has caught up: it is not known that no records follow the
+  step (see `caught_up`).
 - `poison`, with `onPoison=skip`: the changes that the step leaves out because they cannot be decoded: their
   number (`count`), and partition and position of the first ones (`first`). A repeated step leaves out the
   same changes, even if `onPoison` has been changed to `fail`.

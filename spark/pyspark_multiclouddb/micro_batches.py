@@ -265,7 +265,7 @@ class MicroBatches:
             said = _start_warning(self.settings)
             pinned = Pinned(
                 connection.incarnation, lineage.to_json(), snapshot=state, warning=said,
-                feed=_feed(connection), fresh=_is_fresh(offset.position),
+                feed=_feed(connection), fresh=_is_fresh(offset.position), more=tell_more,
             )  # fmt: skip
             return self._reached(offset_to_json(self.settings, pinned), start)
         offset.check_incarnation(connection.opened)
@@ -291,7 +291,8 @@ class MicroBatches:
             again = self.settings.on_loss
             if not isinstance(again, Resnapshot) or error.category != ErrorCategory.CHECKPOINT_EXPIRED:
                 raise
-            return self._reached(self._begun_again(connection, offset, again.snapshot, error), start)
+            snapshot = self._begun_again(connection, offset, again.snapshot, error, tell_more)
+            return self._reached(snapshot, start)
         nothing = step.empty or not step.moved
         self.caught_up |= step.is_end
         is_unread = nothing and bool(step.left)
@@ -320,7 +321,7 @@ class MicroBatches:
             self._know(known)
             return known
         stands = step.after if nothing or due else _without_idle_moves(before, step)
-        more = tell_more and not (nothing or step.is_end)
+        more = tell_more and (is_unread or step.after.plan is not None or not (nothing or step.is_end))
         pinned = Pinned(
             offset.incarnation, stands.to_json(), step.ends, nothing, more=more, snapshot=state,
             warning=warning, lost=lost, feed=_feed(connection),
@@ -384,7 +385,12 @@ class MicroBatches:
         _LOG.warning("%s: %s", self.settings.address, self._warning)
 
     def _begun_again(
-        self, connection: Connection, offset: Pinned, wanted: Snapshot, loss: MulticloudDbError
+        self,
+        connection: Connection,
+        offset: Pinned,
+        wanted: Snapshot,
+        loss: MulticloudDbError,
+        tell_more: bool,
     ) -> dict[str, Any]:
         """Return the offset at which another snapshot begins."""
         _LOG.warning("%s: a new snapshot begins, because %s", self.settings.address, loss)
@@ -396,7 +402,7 @@ class MicroBatches:
         self._target = None
         pinned = Pinned(
             offset.incarnation, lineage.to_json(), empty=True, snapshot=state, feed=_feed(connection),
-            fresh=offset.fresh,
+            fresh=offset.fresh, more=tell_more,
         )  # fmt: skip
         return offset_to_json(self.settings, pinned)
 

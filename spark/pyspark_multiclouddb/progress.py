@@ -165,8 +165,9 @@ def _scan(snapshot: Mapping[str, Any], lineage: Lineage) -> dict[str, Any]:
 def caught_up(query: StreamingQuery) -> bool:
     """Return True if a query with `trigger(availableNow=True)` has read everything.
 
-    Spark 4.0 and 4.1 run only one micro-batch with this trigger, so start the query again until this is True.
-    From Spark 4.2 on, one run reads everything, so this is always True.
+    Some runs have only one micro-batch: with Spark 4.0 and 4.1; with `trigger(once=True)`; and if another
+    source of the query, such as `rate`, does not support the trigger. Start the query again until this is
+    True. Any other run reads everything, so this is True after it.
 
     Args:
         query: The query, after `awaitTermination()`.

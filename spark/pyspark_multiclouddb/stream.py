@@ -25,7 +25,10 @@ class ChangeFeedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         """Return the end of the next micro-batch, or `start` itself if there is nothing to read."""
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         by_default = self._batches.settings.max_records is None and most == BACKLOG_RECORDS
-        return self._batches.after(start, None if by_default and self._batches.caught_up else most)
+        most = None if by_default and self._batches.caught_up else most
+        # Without `prepareForTriggerAvailableNow`, a run that ends has only one micro-batch: with the trigger
+        # `once`, and if another source of the query does not support `availableNow`.
+        return self._batches.after(start, most, tell_more=not self._batches.ends_by_itself)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return a summary for the query's progress. The summary is not an offset."""
