@@ -76,6 +76,22 @@ def test_what_is_set_aside_is_not_counted_as_merged_and_told_by_a_proof(mirror, 
     assert re.search(rf"stale +sha256:\w+ +\d+~? +set aside in {tmp_path}/aside\n", ran.stdout), ran.stdout
 
 
+def test_the_status_of_an_incomplete_table_needs_no_folder(run, mirror, store, columns, tmp_path, path):
+    assert mirror("--columns", columns).exit_code == 0
+    store.put("orders", "o-1", {"total": "many"})
+    assert mirror("--set-aside", tmp_path / "aside").exit_code == exits.SET_ASIDE
+    target, file = f"sqlite:{tmp_path}/copy.db#orders", tmp_path / "mirror.toml"
+    file.write_text(
+        f'provider = "embedded"\n[connection]\npath = "{path}"\n'
+        f'[[table]]\ncollection = "main/orders"\ntarget = "{target}"\n'
+    )
+    for what in (target, file):
+        ran = run("mirror", "status", what)
+        assert ran.exit_code == exits.SET_ASIDE, ran.output
+        assert "not asked" in ran.stdout
+        assert run("mirror", "status", what, "--json").exit_code == exits.SET_ASIDE
+
+
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z  ")
 
 

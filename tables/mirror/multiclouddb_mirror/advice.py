@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
@@ -11,7 +11,7 @@ from multiclouddb_api import ErrorCategory, ErrorReason, MulticloudDbError
 __all__ = ["advised", "advising"]
 
 _AGAIN: Final = "run once with resync=True (--resync), which copies the collection and buries the old rows"
-_WAYS: Final = {
+_WAYS: Final[Mapping[tuple[ErrorCategory, ErrorReason | None], str]] = {
     (ErrorCategory.INVALID_REQUEST, ErrorReason.LONG_KEY): (
         "give the document a shorter key; or name a table of Delta or SQLite, which have room for it"
     ),
