@@ -120,6 +120,14 @@ _OF_USER: Final[_Row] = (
     "a function, probably of a trigger on the table, names what does not exist; correct it, or drop the "
     "trigger",
 )
+# A standby has one code for this and for a serialization failure; its text depends on lc_messages.
+_INTERRUPTED: Final = re.compile("Process(RecoveryConflict)?Interrupts?")
+_STANDBY: Final[_Row] = (
+    ErrorCategory.TRANSIENT_FAILURE,
+    True,
+    "a standby ends a read when the primary removes old rows that the read may still see: set "
+    "hot_standby_feedback = on there, or raise max_standby_streaming_delay, or read from the primary",
+)
 _LOST: Final[_Row] = (ErrorCategory.TRANSIENT_FAILURE, True, "the server cannot be reached; try again")
 _OTHER: Final[_Row] = (ErrorCategory.PERMANENT_FAILURE, False, "look into the server's log")
 _OPTION: Final[_Row] = (
@@ -387,6 +395,8 @@ def _told(place: str, error: psycopg.Error) -> MulticloudDbError:
         row = next((_KINDS[code[:n]] for n in (5, 3, 2) if code[:n] in _KINDS), _OTHER)
     if code == "08P01" and not _REFUSED["08P01"].search(str(error)):
         row = _POOLER
+    if (code or "").startswith("40") and _INTERRUPTED.fullmatch(error.diag.source_function or ""):
+        row = _STANDBY
     if code in ("42703", "42P01") and "function" in (error.diag.context or ""):
         row = _OF_USER
     category, retryable, way_out = row
