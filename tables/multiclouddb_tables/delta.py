@@ -26,6 +26,7 @@ from multiclouddb_tables.column_values import SINKS
 from multiclouddb_tables.contract import Fix, Own, Part, Table, check_position, check_writer
 from multiclouddb_tables.delta_log import (
     CHARACTERS,
+    INT96,
     MARK,
     PLACE,
     POSITION,
@@ -821,7 +822,7 @@ def _batches(
     fields = [dataset.schema.field(name) for name in names]
     for path in dataset.files if paths is None else [each for each in dataset.files if each in paths]:
         with dataset.filesystem.open_input_file(path) as stream:
-            file = ParquetFile(stream, buffer_size=_BUFFER)
+            file = ParquetFile(stream, buffer_size=_BUFFER, coerce_int96_timestamp_unit=INT96)
             there = set(file.schema_arrow.names).intersection(names)
             count = _rows_at_once(file.metadata)
             for batch in file.iter_batches(count, columns=list(there), use_threads=False):

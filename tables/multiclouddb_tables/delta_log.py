@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHARACTERS",
+    "INT96",
     "MARK",
     "PLACE",
     "POSITION",
@@ -65,6 +66,9 @@ __all__ = [
 
 CHARACTERS: Final = "__CHAR_VARCHAR_TYPE_STRING"
 """The metadata of a column of type `CHAR` or `VARCHAR`, whose type Spark calls `STRING`."""
+INT96: Final = "us"
+"""The unit in which times of 96 bits are read, as Spark writes them; in nanoseconds, Arrow's own unit for
+them, the year 9999 becomes another one."""
 MARK: Final = "multiclouddb.mark"
 """The table property with the feed whose changes the table contains."""
 POSITION: Final = "multiclouddb.position"
@@ -106,8 +110,12 @@ def dataset_of(table: DeltaTable, where: str) -> FileSystemDataset:
     check_readable(table, where)
     # Arrow's threads may still read when the interpreter ends. With deltalake's own file system, which is
     # written in Python, they would then abort the process.
+    from pyarrow.dataset import ParquetReadOptions
+
     filesystem = None if "://" in where else SubTreeFileSystem(where, LocalFileSystem())
-    dataset = cast("FileSystemDataset", table.to_pyarrow_dataset(filesystem=filesystem))
+    options = ParquetReadOptions(coerce_int96_timestamp_unit=INT96)
+    found = table.to_pyarrow_dataset(filesystem=filesystem, parquet_read_options=options)
+    dataset = cast("FileSystemDataset", found)
     check_files(dataset.files, where)
     return dataset
 

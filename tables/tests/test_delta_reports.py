@@ -2,8 +2,10 @@
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Field
 
@@ -104,3 +106,43 @@ def test_a_shallow_clone_is_no_damaged_table(tmp_path):
     refusal(
         ErrorCategory.UNSUPPORTED_CAPABILITY, lambda: DeltaTarget(tmp_path / "clone").parts(), "shallow clone"
     )
+
+
+def optimized(path):
+    """Write the only file of a table anew, as OPTIMIZE of Spark does by default: with times of 96 bits."""
+    table = DeltaTable(path)
+    [old] = [Path(each) for each in table.file_uris()]
+    new = path / "optimized.parquet"
+    pq.write_table(pq.read_table(old), new, use_deprecated_int96_timestamps=True)
+    facts = {"partitionValues": {}, "dataChange": False}
+    actions = [
+        {"commitInfo": {"timestamp": 1, "operation": "OPTIMIZE", "operationParameters": {}}},
+        {"add": {"path": new.name, "size": new.stat().st_size, "modificationTime": 1, **facts}},
+        {"remove": {"path": old.name, "size": old.stat().st_size, "deletionTimestamp": 1, **facts}},
+    ]
+    log = path / "_delta_log" / f"{table.version() + 1:020}.json"
+    log.write_text("\n".join(map(json.dumps, actions)))
+
+
+def test_times_that_spark_has_written_are_read(tmp_path):
+    """In nanoseconds, as Arrow reads them by default, 9999 and 1 are other years, and no microseconds."""
+    path, columns = tmp_path / "table", Columns({"at": "timestamp", "there": "timestamp_ntz", "n": "int64"})
+    times = {"a": "9999-12-31T23:59:59.999999", "b": "0001-01-01T00:00:00", "c": "2026-01-31T12:00:00.5"}
+    changes = [(name, 1, {"at": f"{text}Z", "there": text}) for name, text in times.items()]
+    merged(path, *changes, columns=columns)
+
+    def found():
+        return sorted(
+            (row["key"], row["state"])
+            for batch in DeltaTarget(path).rows(own=True)
+            for row in batch.to_pylist()
+        )
+
+    before = found()
+    optimized(path)
+    assert found() == before
+    assert len([*DeltaTarget(path).rows()]) == 1
+    target = DeltaTarget(path)
+    mark = target.feed_mark()
+    target.redeclare(pa.schema(Columns({"n": "string"}).fields()), ["n"], mark)
+    assert found() == before
