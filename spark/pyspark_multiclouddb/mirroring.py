@@ -51,6 +51,8 @@ __all__ = ["SparkReading"]
 
 _PIECE_BYTES: Final = 64 << 20
 _LOOK_SECONDS: Final = 1
+_NAMED: Final = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+"""The setting of Spark 4.2 and newer with which every source of a query must have a name."""
 _Took: TypeAlias = Callable[[ChangeFeedPage, Callable[[], Iterator[pa.Table]]], None]
 
 
@@ -107,9 +109,15 @@ class SparkReading:
         from pyspark.errors import StreamingQueryException
 
         with tempfile.TemporaryDirectory(prefix="multiclouddb-mirror-") as self._folder:
-            made = self._spark.readStream.format("multiclouddb").options(**self._options).load()
-            writer = made.writeStream.foreachBatch(lambda frame, number: self._merge(took, frame, number))
-            writer = writer.option("checkpointLocation", Path(self._folder).as_uri())
+            reader = self._spark.readStream.format("multiclouddb").options(**self._options)
+            if self._spark.conf.get(_NAMED, "false") == "true":
+                reader = reader.name("multiclouddb")
+            writer = reader.load().writeStream.foreachBatch(
+                lambda frame, number: self._merge(took, frame, number)
+            )
+            # Spark takes an escape in a URL for the characters of a name.
+            url = "file:///" + Path(self._folder).as_posix().lstrip("/")
+            writer = writer.option("checkpointLocation", url)
             query = (writer if self._follows else writer.trigger(availableNow=True)).start()
             try:
                 while not self._over.is_set() and not query.awaitTermination(_LOOK_SECONDS):
