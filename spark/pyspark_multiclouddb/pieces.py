@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
 from pyspark.storagelevel import StorageLevel
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, ErrorReason, MulticloudDbError
+from multiclouddb_api import ErrorCategory, ErrorDetail, ErrorReason, MulticloudDbError, invalid_request
 from multiclouddb_spi.scan.contract import LATEST_MARK
 from multiclouddb_tables.batch import MissingState, Piece
 from multiclouddb_tables.changes import LACKING, LACKS_STATE, incomplete_rows, missing_state_error, source_of
@@ -51,11 +51,20 @@ _LAST: Final = "_multiclouddb_last_source"
 """The column of a frame with the highest text instead: another feed must not hide behind an equal key."""
 HELPERS: Final = (PLAN, SOURCE, _LAST)
 """The columns that `needed` adds to those of the table."""
+# PySpark 4.0 has no classes for some of them.
+_ONLY_IN_SPARK: Final = ("variant", "geography", "geometry", "yearmonthinterval", "interval")
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
 
 
 def latest_rows(frame: DataFrame) -> DataFrame:
     """Return the row with the highest `order_key` for each `key`. Spark computes the result."""
+    for name in ("key", "order_key"):
+        if "collate" in (kind := frame.schema[name].dataType.simpleString()):
+            raise invalid_request(
+                f"column {name}",
+                f"is {kind}, with which different texts may be equal, and have another order",
+                f"pass collate({name}, 'UTF8_BINARY'); a table or its schema may have a default collation",
+            )
     of_key = {SOURCE: F.min, _LAST: F.max} if SOURCE in frame.columns else {}
     row = F.struct(*(_column(name) for name in frame.columns if name not in of_key))
     order = F.coalesce("order_key", F.lit("\U0010ffff"))
@@ -76,6 +85,36 @@ def needed(batch: DataFrame) -> DataFrame:
         source = "to_json(named_struct('p', substring_index(partition_id, ':', 2), "
         source += "'d', database, 'c', collection))"
     return batch.selectExpr(*columns, f"{plan} AS {PLAN}", f"{source} AS {SOURCE}", f"{source} AS {_LAST}")
+
+
+def check_arrow(batch: DataFrame) -> None:
+    """Refuse a column of a type that only Spark has, before a sink in Python gets its values.
+
+    Of such a value Python gets the bytes in which Spark stores it, or an error that names no column.
+    """
+    for field in batch.schema:
+        if (found := _only_in_spark(field.dataType)) is not None:
+            raise invalid_request(
+                f"column {field.name}",
+                f"is {found.simpleString()}, a type that only Spark has",
+                "make it a text (to_json of a VARIANT), bytes or numbers, or leave it out; merge_into_table "
+                "keeps every type that the table has",
+            )
+
+
+def _only_in_spark(kind: DataType) -> DataType | None:
+    """Return the type that only Spark has, if a type is or contains one."""
+    parts: list[DataType] = []
+    match kind:
+        case ArrayType():
+            parts = [kind.elementType]
+        case MapType():
+            parts = [kind.keyType, kind.valueType]
+        case StructType():
+            parts = [field.dataType for field in kind]
+        case _:
+            return kind if kind.typeName() in _ONLY_IN_SPARK else None
+    return next((found for part in parts if (found := _only_in_spark(part)) is not None), None)
 
 
 @contextmanager

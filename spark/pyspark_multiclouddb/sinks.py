@@ -339,7 +339,9 @@ def _pieces(
         yield from piece_of(table_of(batch), missing_state, cut)
         return
     from pyspark_multiclouddb.declared import declared_rows
-    from pyspark_multiclouddb.pieces import collected_in_pieces, needed
+    from pyspark_multiclouddb.pieces import check_arrow, collected_in_pieces, needed
+
+    check_arrow(batch)
 
     def check(rows: DataFrame) -> None:
         # A misfit in a later piece has to be found before the first one is committed.
@@ -357,5 +359,8 @@ def _stored_schema(batch: DataFrame | pa.Table | ChangeFeedPage) -> pa.Schema:
     """Return the columns that a batch without rows gives the table."""
     if isinstance(batch, pa.Table | ChangeFeedPage):
         return stored_schema(batch)
+    from pyspark_multiclouddb.pieces import check_arrow
+
+    check_arrow(batch)
     kept = [name for name in batch.columns if name not in OF_THE_EVENT]
     return usual_types(cast("pa.Table", batch.selectExpr(*map(in_backticks, kept)).limit(0).toArrow())).schema

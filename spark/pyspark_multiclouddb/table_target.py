@@ -489,6 +489,13 @@ class TableTarget(Table):
                     f"is {cuts} in {self._table}, which cuts spaces off a text or adds some in silence",
                     "change its type to STRING, or leave the column out",
                 )
+            if field.name in wanted and "collate" in (kind := type_text(field.dataType)):
+                raise invalid_request(
+                    f"column {field.name}",
+                    f"is {kind} in {self._table}, with which different texts may be equal; a schema or a "
+                    "table may have such a collation as its default",
+                    "make the table with the type STRING COLLATE UTF8_BINARY for this column",
+                )
         known = {field.name: type_text(field.dataType) for field in self._known()}
         lacking = lacking_columns(self._table, wanted, known, self._new_columns, declared_names(mark))
         new = {name: wanted[name] for name in lacking}

@@ -117,7 +117,9 @@ def merge_frame(
 ) -> bool:
     """Merge a batch of Spark; each step is a transaction of its own, in the order of `merge_batch`."""
     from pyspark_multiclouddb.declared import declared_rows
-    from pyspark_multiclouddb.pieces import kept_rows, needed
+    from pyspark_multiclouddb.pieces import check_arrow, kept_rows, needed
+
+    check_arrow(batch)
 
     def pieces() -> Generator[Piece, None, None]:
         rows = needed(batch)

@@ -1,0 +1,38 @@
+"""Passes columns of types that only Spark has to the sinks that take rows out of Spark."""
+
+import pytest
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+from multiclouddb_api import ErrorCategory, MulticloudDbError
+from pyspark_multiclouddb import latest_by_key, merge_into_delta
+
+from .micro_batches import rows
+
+KINDS = {
+    "variant": "parse_json(new_item_state)",
+    "array of variant": "array(parse_json(new_item_state))",
+    "struct with a variant": "named_struct('v', parse_json(new_item_state))",
+    "map of variants": "map('v', parse_json(new_item_state))",
+    "interval of months": "INTERVAL '1' MONTH",
+}
+
+
+@pytest.fixture
+def frame(spark):
+    return spark.createDataFrame(rows(("a", 1, {"n": 1}), ("b", 2, {"n": 2})))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_one_that_would_become_bytes_in_a_delta_table_is_refused(frame, path, kind, is_empty):
+    batch = frame.withColumn("extra", F.expr(KINDS[kind])).where(F.lit(not is_empty))
+    with pytest.raises(MulticloudDbError, match=r"column extra: is (variant|interval month), ") as caught:
+        merge_into_delta(batch, 0, path, "app")
+    assert caught.value.category == ErrorCategory.INVALID_REQUEST
+    assert not path.exists()
+
+
+def test_what_stays_in_spark_is_not_refused(frame):
+    batch = frame.withColumn("extra", F.expr("parse_json(new_item_state)"))
+    found = latest_by_key(batch).selectExpr("extra:n::int AS n").toArrow()["n"].to_pylist()
+    assert sorted(found) == [1, 2]
