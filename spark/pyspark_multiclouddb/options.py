@@ -183,6 +183,8 @@ _HINTS: Final = {
     "checkpointlocation": "set it on the query: df.writeStream.option(…)",
     "maxpartitionsperbatch": "use the option maxTasksPerBatch",
 }
+_OF_A_TABLE: Final = "option."
+"""With this prefix, Spark repeats each option of a table of a catalog."""
 _SECONDS: Final = {
     "ms": 0.001, "millisecond": 0.001, "": 1, "s": 1, "sec": 1, "second": 1, "min": 60, "minute": 60,
     "h": 3600, "hour": 3600,
@@ -461,7 +463,9 @@ def _unknown(name: str) -> MulticloudDbError:
     known = {**_NAMES, **_ALIAS_NAMES}
     close = get_close_matches(name.lower(), known, n=1)
     hint = _HINTS.get(name.lower())
-    if hint is None:
+    if name.lower().startswith(_OF_A_TABLE):
+        hint = "Spark adds it for a table of a catalog; use CREATE TEMPORARY VIEW … USING multiclouddb"
+    elif hint is None:
         hint = f"did you mean {known[close[0]]}?" if close else f"known are {', '.join(_NAMES.values())}."
         hint += " The names of the provider's own options begin with connection."
     return invalid_request(name, "is not an option of this source", hint)

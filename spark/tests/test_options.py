@@ -161,6 +161,7 @@ WRONG = {
     ("path", "x"): UNKNOWN + "load() takes no path: ",
     ("topic", "x"): UNKNOWN + "use the option collection",
     ("checkpointLocation", "x"): UNKNOWN + "set it on the query: df.writeStream",
+    ("option.url", "embedded:///store.db"): UNKNOWN + "Spark adds it for a table of a catalog; use CREATE",
     ("maxPartitionsPerBatch", "3"): UNKNOWN + "use the option maxTasksPerBatch",
     ("zebra", "x"): UNKNOWN + "known are url, provider, ",
     ("connection.key", "hush"): SECRET,

@@ -337,8 +337,9 @@ class MergeRules:
             because = ", for example because the checkpoint was restored to the same time"
         if not self._table.exists:
             raise MulticloudDbError(
-                f"table: {where} does not exist, but the query of this batch has delivered rows before; it "
-                f"was dropped, or the checkpoint is that of another table; {way_out}",
+                f"table: {where} does not exist, but the query of this batch has delivered rows before, or "
+                "began with a batch without rows that was not passed: pass every batch, also an empty one; "
+                f"else the table was dropped, or the checkpoint is that of another table; {way_out}",
                 ErrorDetail(ErrorCategory.NOT_FOUND, reason=ErrorReason.ROWS_MISSING),
             )
         if not self._is_known(batch.query):
