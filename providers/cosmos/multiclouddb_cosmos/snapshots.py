@@ -22,7 +22,7 @@ from typing import Any, Final, cast
 import attrs
 from attrs import frozen
 from azure.cosmos.exceptions import CosmosHttpResponseError
-from azure.cosmos.partition_key import NonePartitionKeyValue
+from azure.cosmos.partition_key import NonePartitionKeyValue, NullPartitionKeyValue
 
 from multiclouddb_api import ChangeEvent, LookupAnswer, MulticloudDbKey, NotKnown, invalid_request
 from multiclouddb_cosmos.client import RangePage
@@ -293,12 +293,16 @@ def _places_of(key: MulticloudDbKey, view: CosmosView, *, hierarchical: bool) ->
     names = list(dict.fromkeys((*view.names, "id")))
     given = list(key.components)
     # If an item lacks its partition key, its key lacks the component.
-    if not given or given[-1] != names[-1] or given != [name for name in names if name in given]:
+    if "id" not in given or given != [name for name in names if name in given]:
         check_components(key, names)
     if not isinstance(key["id"], str):
         raise invalid_request("keys", "has a key whose 'id' is no text", "give the id as event.key has it")
     # azure-cosmos cannot send its own mark within a list; there, its form for a missing property is {}, which
-    # is the service's own (Azure/cosmos-explorer PR 2085).
+    # is the service's own (Azure/cosmos-explorer PR 2085). A query takes None alone for no partition key.
     missing: Any = {} if hierarchical else NonePartitionKeyValue
-    values = [spellings(key[name]) if name in given else (missing,) for name in view.names]
+    null: Any = None if hierarchical else NullPartitionKeyValue
+    values = [
+        tuple(null if each is None else each for each in spellings(key[name])) if name in given else (missing,)
+        for name in view.names
+    ]
     return [(key["id"], list(each) if hierarchical else each[0]) for each in product(*values)]

@@ -1,0 +1,54 @@
+"""Tests that a look-up finds each item of a feed, whatever its key."""
+
+import itertools
+
+import pytest
+
+from multiclouddb_api import Beginning, ChangeFeedRequest, MulticloudDbKey
+from multiclouddb_cosmos import CosmosOptions
+
+from .world import ADDRESS
+
+pytestmark = pytest.mark.usefixtures("hasty")
+LATEST = CosmosOptions(mode="latest")
+IDS = ["x", "with space", "y%41", "z#1", "q/"]
+VALUES = ['"pk": null', '"pk": ""', '"pk": 0', '"pk": false', '"pk": {"a": 1}', '"pk": 1.5e300']
+
+
+def keys_of(world):
+    request = ChangeFeedRequest(ADDRESS, Beginning(), provider_options=LATEST)
+    return [event.key for event in world.client().iterate_changes(request, until_idle=True)]
+
+
+def found(world, keys):
+    rows = world.client().lookup(ADDRESS, keys, provider_options=LATEST)
+    return {asked: row and row.key for asked, row in rows.items()}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_every_value_of_a_partition_key_with_every_form_of_an_id(make_world, put_text, version):
+    """Azure/azure-sdk-for-python issue 48420, PR 48422: a query failed for a missing and for an empty key."""
+    world = make_world(2, version=version)
+    for item_id, value in itertools.product(IDS, VALUES):
+        put_text(world, f'{{"id": "{item_id}", {value}}}')
+    keys = keys_of(world)
+    assert len(set(keys)) == len(IDS) * len(VALUES)
+    assert found(world, keys) == {key: key for key in keys}
+    absent = [MulticloudDbKey({"pk": None, "id": f"{item_id}-"}, 1) for item_id in IDS]
+    assert found(world, absent) == dict.fromkeys(absent)
+
+
+@pytest.mark.parametrize("paths", [["/id", "/b", "/c"], ["/a", "/id", "/c"], ["/a", "/b", "/id"]], ids=str)
+def test_the_id_may_be_any_level_of_a_hierarchical_key(make_world, put_text, paths):
+    """Azure/azure-cosmos-dotnet-v3 issue 4946: items that lack levels of their key were not found."""
+    world = make_world(2, key=paths)
+    others = [path[1:] for path in paths if path != "/id"]
+    number = 0
+    for given in itertools.chain.from_iterable(itertools.combinations(others, count) for count in range(3)):
+        for value in ('"x"', "null", "1"):
+            number += 1
+            members = ", ".join([f'"id": "i{number}"', *(f'"{each}": {value}' for each in given)])
+            put_text(world, f"{{{members}}}")
+    keys = keys_of(world)
+    assert len(keys) == number
+    assert found(world, keys) == {key: key for key in keys}
