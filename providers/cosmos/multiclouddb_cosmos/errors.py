@@ -54,6 +54,11 @@ _RENEW: Final = (
     "and check what azure-identity finds; azure-core keeps an expired token, so if the CosmosClient is the "
     "application's own, make a new one"
 )
+_KEYLESS: Final = "Local Authorization is disabled"
+"""What the service says if it accepts no keys, with the substatus 5202 or without one.
+
+Azure/data-api-builder issue 1939, Azure/azure-cosmosdb-ads-extension issue 120.
+"""
 _MERGED: Final = "more than two children"
 _SMALLER: Final = "Reduce page size"
 _EXPIRED: Final = re.compile(r"token has (?:been )?expired")
@@ -76,6 +81,12 @@ _NETWORK: Final = FaultRule(
 _CLOCK: Final = FaultRule(
     ErrorCategory.AUTHENTICATION_FAILED,
     "set the clock of this machine, which differs too much from the service's clock",
+    confidential=True,
+)
+_NO_KEYS: Final = FaultRule(
+    ErrorCategory.AUTHENTICATION_FAILED,
+    "the account accepts no keys: unset AZURE_COSMOS_KEY so that azure-identity finds an identity, or pass a "
+    f"credential; and grant the roles in {DOCS_URL}databases/cosmos/ to the identity",
     confidential=True,
 )
 _PROXY: Final = FaultRule(
@@ -194,6 +205,8 @@ def _answered(error: CosmosHttpResponseError, vendor_retried: bool) -> Fault:
         row = _TOO_LARGE
     if status in _IDENTITY and _UNTIMELY in text:
         row = _CLOCK
+    if status in _IDENTITY and _KEYLESS in text:
+        row = _NO_KEYS
     if status in _IDENTITY and _EXPIRED.search(text):
         row = _EXPIRED_TOKEN
     elif row is _DENIED_ROW and substatus in _OF_TOKENS:

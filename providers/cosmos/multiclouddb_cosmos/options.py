@@ -56,7 +56,9 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.CHANGE_FEED_DELETES: CapabilityNote(_NATIVE),
         Capability.CHANGE_FEED_CHANGE_TYPES: CapabilityNote(_NATIVE),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
-            _UNSUPPORTED, "the service does not send previous items; keep what you need from earlier events"
+            _UNSUPPORTED,
+            "the service does not send previous items, except in a preview, in which include_native=True has "
+            "them in event.native; keep what you need from earlier events",
         ),
         Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
         Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),

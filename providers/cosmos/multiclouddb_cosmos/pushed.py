@@ -4,8 +4,8 @@ The trigger's page, "Azure Cosmos DB trigger for Azure Functions", describes the
 calls `_etag`, `_lsn`, `_rid`, `_self` and `_ts` the system keys of its `Document`. The trigger's extension
 parses each document with Newtonsoft's JSON, which rewrites texts that look like times, unless host.json says
 otherwise (Azure/azure-webjobs-sdk-extensions issue 898 and pull request 923), and keeps one of two properties
-of one name. In the mode of all versions, which is a preview there (its pull request 972), it passes
-`ChangeFeedItem`s.
+of one name. In the mode of all versions (its pull requests 972 and 1000), it passes `ChangeFeedItem`s, in
+which a create has a `previousImageLSN` of 0 and an `id` of null in place of none.
 """
 
 from __future__ import annotations
@@ -121,10 +121,11 @@ def _paths_in(key: str | Sequence[Any]) -> tuple[tuple[str, ...], ...]:
 def _check(number: int, item: Any) -> None:
     if LSN in item and lsn_of(item, bare=True) is not None:
         return
-    if isinstance(item.get("metadata"), Mapping) and {"current", "previous"} & item.keys():
+    metadata = item.get("metadata")
+    if isinstance(metadata, Mapping) and {"lsn", "operationType"} <= metadata.keys():
         raise invalid_request(
             "documents",
-            "are changes of the trigger's mode of all versions, which is a preview",
+            "are changes of the trigger's mode of all versions, which are not mapped",
             "let the trigger read latest versions, or read all versions with read_changes",
         )
     _refuse(f"documents[{number}] has no _lsn, so its place among the changes of its key is not known", None)

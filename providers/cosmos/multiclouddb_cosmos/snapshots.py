@@ -301,8 +301,6 @@ def _places_of(key: MulticloudDbKey, view: CosmosView, *, hierarchical: bool) ->
     # is the service's own (Azure/cosmos-explorer PR 2085). A query takes None alone for no partition key.
     missing: Any = {} if hierarchical else NonePartitionKeyValue
     null: Any = None if hierarchical else NullPartitionKeyValue
-    values = [
-        tuple(null if each is None else each for each in spellings(key[name])) if name in given else (missing,)
-        for name in view.names
-    ]
+    levels = [key[name] if name in given else missing for name in view.names]
+    values = [(null,) if level is None else spellings(level) for level in levels]
     return [(key["id"], list(each) if hierarchical else each[0]) for each in product(*values)]

@@ -56,6 +56,7 @@ def test_every_status(status, substatus, category):
 
 
 UNPROVEN = "Tunnel connection failed: 407 Proxy Authentication Required"
+KEYLESS = "Local Authorization is disabled. Use an AAD token to authorize all requests."
 UNTIMELY = (
     "The authorization token is not valid at the current time. Please create another token and retry "
     "(token start time: Thu, 01 Jan 2026 00:00:00 GMT)."
@@ -75,6 +76,8 @@ UNTIMELY = (
         (OSError("network"), C.TRANSIENT_FAILURE, ""),
         (KeyError("x"), C.PERMANENT_FAILURE, ""),
         (answer(407, message="who are you"), C.AUTHENTICATION_FAILED, "HTTPS_PROXY"),
+        (answer(401, 5202, KEYLESS), C.AUTHENTICATION_FAILED, "unset AZURE_COSMOS_KEY"),
+        (answer(401, message=KEYLESS), C.AUTHENTICATION_FAILED, "unset AZURE_COSMOS_KEY"),
         (answer(401, message=UNTIMELY), C.AUTHENTICATION_FAILED, "clock"),
         (answer(403, message=UNTIMELY), C.AUTHENTICATION_FAILED, "clock"),
         (answer(500, message="Partition has more than two children"), C.PERMANENT_FAILURE, "merge"),
@@ -84,7 +87,7 @@ UNTIMELY = (
             "enableAllVersionsAndDeletesChangeFeed",
         ),
     ],
-    ids=range(14),
+    ids=range(16),
 )
 def test_every_exception(error, category, word):
     fault = classify(error)
