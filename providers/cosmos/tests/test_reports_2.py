@@ -114,9 +114,7 @@ def test_a_range_may_be_listed_in_several_revisions(world, monkeypatch):
 @pytest.mark.parametrize("counts", [(2, 5), (5, 2), (1, 4), (4, 1)], ids=str)
 @pytest.mark.parametrize("same_client", [True, False])
 def test_partitions_of_an_earlier_container_are_not_read(make_world, counts, same_client):
-    """Azure/azure-sdk-for-python PR 44080, and azure-cosmos 4.16: the clients of a process share what they know
-    of the partitions of a container, under its name.
-    """
+    """Azure/azure-sdk-for-python PR 44080: the clients of a process share their lists of partitions."""
     world = make_world(counts[0])
     world.fill(20)
     first = world.client()
