@@ -309,7 +309,9 @@ class Polls(Answers):
                     raise BrokenError(f"a call fails: {stuck[1]}") from stuck[1]
                 return at.token, Got(over=True)
         events = chain.from_iterable(result.values)
-        told = _told(at, self.state(at.token), result.notices, events, idle=result.idle)
+        told = _told(
+            at, self.state(at.token), result.notices, events, idle=result.idle, noticed=result.noticed
+        )
         found = result.count or result.notices
         if leaves_out:
             if result.idle:
@@ -468,12 +470,23 @@ def _found(at: At, found: Found) -> Got:
 
 
 def _told(
-    at: At, state: Any, notices: Collection[Notice], found: Iterable[ChangeEvent], *, idle: bool
+    at: At,
+    state: Any,
+    notices: Collection[Notice],
+    found: Iterable[ChangeEvent],
+    *,
+    idle: bool,
+    noticed: Collection[str] = (),
 ) -> Got:
-    """Return what a consumer was told by a page; check that no notice stands beside records after it."""
+    """Return what a consumer was told by a page; check that no notice stands beside records after it.
+
+    `noticed` are the partitions of the notices, and those at which reading goes on after a loss, which the
+    notice has only as text.
+    """
     before = {at.index(item[0]) for item in state.get("p", ()) if len(item) == 2}
     gap, again = _gaps(at, [each.partition_id for each in notices if isinstance(each, Gap)])
     left = [_native(at, each.partition_id) for each in notices if isinstance(each, PartitionFoundLate)]
+    left += [one for one in noticed if one not in (*gap, *left)]
     events = [moment_of(event) for event in found]
     told = {at.index(name) for name in (*gap, *left)}
     # What retention has removed was fetched before, so it comes before the notice.
