@@ -20,7 +20,7 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
-from multiclouddb_mongo.driver import retried
+from multiclouddb_mongo.driver import place_to_ask, retried
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.values import LENIENT_RAW
 from multiclouddb_spi import FeedSpec, ProviderFault, unsupported
@@ -31,6 +31,8 @@ _IMAGES: Final = (
 )
 
 _SERVERS_OWN: Final = ("admin", "config", "local")
+# The second prefix is that of the collections in which Queryable Encryption keeps its own data.
+_OWN_COLLECTIONS: Final = ("system.", "enxcol_.")
 _OTHERWISE: Final = {
     "view": "name the collection that the view reads (viewOn)",
     "timeseries": "also write to an ordinary collection, and name that collection",
@@ -104,7 +106,9 @@ def deployment_id(client: MongoClient[Any], *, sharded: bool) -> str | None:
         versions = client.get_database("config", codec_options=LENIENT_RAW)["version"]
         found = (versions.find_one({}, {"clusterId": 1}) or {}).get("clusterId")
     else:
-        answer = client.admin.command("replSetGetConfig", codec_options=LENIENT_RAW)
+        answer = client.admin.command(
+            "replSetGetConfig", read_preference=place_to_ask(client), codec_options=LENIENT_RAW
+        )
         found = answer.get("config", {}).get("settings", {}).get("replicaSetId")
     return None if found is None else str(found)
 
@@ -120,7 +124,12 @@ def _listed(client: MongoClient[Any], database: str, **settings: Any) -> list[Ra
     # validator, and the names of all collections.
     listing = client.get_database(database, codec_options=LENIENT_RAW)
     command = {"listCollections": 1, "cursor": {}, **settings}
-    return retried(client, lambda: list(listing.cursor_command(command, codec_options=LENIENT_RAW)))
+
+    def listed() -> list[RawBSONDocument]:
+        preference = place_to_ask(client)
+        return list(listing.cursor_command(command, read_preference=preference, codec_options=LENIENT_RAW))
+
+    return retried(client, listed)
 
 
 def list_collections(client: MongoClient[Any], database: str | None) -> list[ResourceAddress]:
@@ -133,7 +142,7 @@ def list_collections(client: MongoClient[Any], database: str | None) -> list[Res
         for entry in _listed(
             client, name, nameOnly=True, authorizedCollections=True, filter={"type": "collection"}
         )
-        if not (each := str(entry["name"])).startswith("system.")
+        if not (each := str(entry["name"])).startswith(_OWN_COLLECTIONS)
     ]
 
 

@@ -20,6 +20,7 @@ from pymongo.change_stream import ChangeStream
 from pymongo.cursor import Cursor
 from pymongo.database import Database
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError, ServerSelectionTimeoutError
+from pymongo.read_preferences import ReadPreference
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_mongo.errors import classify
@@ -120,7 +121,7 @@ def reach(client: MongoClient[Any], deadline: Deadline, *, opening: bool = False
     seconds = min(client.options.server_selection_timeout, max(remaining / 2, remaining - _TELL_SECONDS))
     before = list(_errors(client).values())  # they may be older than the servers' present state
     began, failure = time.monotonic(), ServerSelectionTimeoutError("No servers found yet")
-    while not client.topology_description.has_readable_server(client.read_preference):
+    while not _is_found(client):
         errors = _errors(client)
         if errors and None not in errors.values():
             fresh = [error for error in errors.values() if error is not None and error not in before]
@@ -128,6 +129,8 @@ def reach(client: MongoClient[Any], deadline: Deadline, *, opening: bool = False
                 raise _again(fresh[0])
             seconds = min(seconds, _REFUSED_SECONDS) if opening else seconds
         if time.monotonic() - began >= seconds:
+            if client.topology_description.has_readable_server(client.read_preference):
+                return
             raise failure
         try:
             # PyMongo connects if it is not connected, asks the servers, and waits half a second for news.
@@ -136,6 +139,24 @@ def reach(client: MongoClient[Any], deadline: Deadline, *, opening: bool = False
             time.sleep(_LOOK_SECONDS)  # there is a primary, which may not be read
         except ServerSelectionTimeoutError as error:
             failure = error
+
+
+def _is_found(client: MongoClient[Any]) -> bool:
+    """Return True if a server may be read, and if it is known whether there is a primary."""
+    topology = client.topology_description
+    servers = topology.server_descriptions().values()
+    return topology.has_readable_server(client.read_preference) and (
+        topology.has_writable_server()
+        or all(server.is_server_type_known or server.error is not None for server in servers)
+    )
+
+
+def place_to_ask(client: MongoClient[Any]) -> Any:
+    """Return the read preference for the library's own questions."""
+    # A secondary may not know a new collection yet, so the primary is asked. Without one, nothing is new, and
+    # a feed whose read preference allows it can be opened and read from a secondary.
+    there_is_one = client.topology_description.has_writable_server()
+    return ReadPreference.PRIMARY if there_is_one else client.read_preference
 
 
 def _again(error: Exception) -> PyMongoError:

@@ -91,7 +91,9 @@ UNAVAILABLE: Final = MongoRule(
 )
 _CURSOR: Final = MongoRule(_TRANSIENT, "the server has closed the cursor; read again from the same token")
 OUT_OF_TIME: Final = MongoRule(
-    _TRANSIENT, "the server needed more time than the call allowed; try again with a longer timeout"
+    _TRANSIENT,
+    "the server needed more time than the call, or its own parameter defaultMaxTimeMS, allowed; try again "
+    "with a longer timeout, or raise that parameter",
 )
 THROTTLED: Final = MongoRule(
     ErrorCategory.THROTTLED, "the server is overloaded; read with fewer processes, or later"

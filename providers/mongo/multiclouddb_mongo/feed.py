@@ -28,7 +28,7 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_mongo.catalog import FoundResource, find
-from multiclouddb_mongo.driver import retried
+from multiclouddb_mongo.driver import place_to_ask, retried
 from multiclouddb_mongo.errors import PROVIDER_ID
 from multiclouddb_mongo.mapping import MongoView
 from multiclouddb_mongo.position import (
@@ -162,7 +162,10 @@ class MongoFeed(Feed):
     def clock(self, deadline: Deadline) -> datetime:
         """Return the current time of the server that answers."""
         client = self._source.client
-        answer = retried(client, lambda: client.admin.command("hello", codec_options=CODEC))
+        answer = retried(
+            client,
+            lambda: client.admin.command("hello", read_preference=place_to_ask(client), codec_options=CODEC),
+        )
         self._source.clock.told(answer)
         moment: datetime = answer["localTime"]
         return moment

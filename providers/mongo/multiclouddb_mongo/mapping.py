@@ -139,10 +139,16 @@ def _moments(changes: Sequence[Change]) -> list[datetime]:
     ]
 
 
-def _documents(changes: Sequence[Change], name: str) -> list[Any]:
+def _documents(
+    changes: Sequence[Change], name: str, raws: Sequence[Raw], codec: CodecOptions[dict[str, Any]] = CODEC
+) -> list[Any]:
+    # PyMongo takes a document with the fields $ref and $id for a DBRef, which loses the order of the fields.
+    # It does not if the document is not part of another one, as in a scan.
     return [
-        document if (document := change.get(name)) is None or type(document) is dict else portable(document)
-        for change in changes
+        document
+        if (document := change.get(name)) is None or type(document) is dict
+        else decode_all(RawBSONDocument(bytes(raw), LENIENT_RAW)[name].raw, codec)[0]
+        for change, raw in zip(changes, raws, strict=True)
     ]
 
 
@@ -202,9 +208,9 @@ class MongoMapper(ColumnMapper):
         if not texts:
             return self._values(_decoded(raws), raws)
         try:
-            return self._texts(_decoded(raws, TEXT_CODEC), raws)
+            return self._texts(raws, TEXT_CODEC)
         except UNMAPPABLE:  # or there is a time without a zone in a value that rarely has times
-            return self._texts(_decoded(raws), raws)
+            return self._texts(raws, CODEC)
 
     def fault(self, records: Sequence[Raw], index: int, error: Exception | None) -> RecordFault:
         place = place_of_change(records[index])
@@ -215,29 +221,35 @@ class MongoMapper(ColumnMapper):
         view, ids = self.view, _ids(changes)
         # The native change is taken before its documents become portable, because it must stay unchanged.
         natives: Iterable[Any] = deepcopy(changes) if view.native else repeat(None)
+        new, old = (
+            _documents(changes, name, raws) if wanted else None
+            for name, wanted in zip(_DOCUMENTS, (view.with_new, view.with_old), strict=True)
+        )
         # Few changes contain a decimal, and searching the bytes is faster than visiting every value.
         for index in with_decimals(raws):
-            for name in _DOCUMENTS:
-                if type(document := changes[index].get(name)) is dict:
-                    portable(document)
+            for documents in (new, old):
+                if documents is not None and documents[index] is not None:
+                    portable(documents[index])
         return Columns(
             ids,
             _keys(_components(changes, raws)),
             [CHANGES[change["operationType"]] for change in changes],
             _times(changes),
             ids,
-            _documents(changes, "fullDocument") if view.with_new else repeat(None),
-            _documents(changes, "fullDocumentBeforeChange") if view.with_old else repeat(None),
+            repeat(None) if new is None else new,
+            repeat(None) if old is None else old,
             by_expiry=repeat(None),
             addresses=_addresses(changes, view),
             natives=natives,
         )
 
-    def _texts(self, changes: Sequence[Change], raws: Sequence[Raw]) -> Columns:
+    def _texts(self, raws: Sequence[Raw], codec: CodecOptions[dict[str, Any]]) -> Columns:
         import pyarrow as pa
 
+        changes = _decoded(raws, codec)
+
         def documents(name: str) -> pa.Array:
-            return _texts([change.get(name) for change in changes])
+            return _texts(_documents(changes, name, raws, codec))
 
         view, ids = self.view, pa.array(_ids(changes), pa.string())
         return Columns(

@@ -16,7 +16,7 @@ from multiclouddb_mongo.capabilities import CAPABILITIES
 from multiclouddb_mongo.catalog import check_provisioned, deployment_id, find, list_collections, resolve
 from multiclouddb_mongo.commands import Commands
 from multiclouddb_mongo.config import MongoConfig
-from multiclouddb_mongo.driver import Closer, hushed, is_told_at_once, reach, retried
+from multiclouddb_mongo.driver import Closer, hushed, is_told_at_once, place_to_ask, reach, retried
 from multiclouddb_mongo.errors import PROVIDER_ID, classify
 from multiclouddb_mongo.feed import MongoFeed
 from multiclouddb_mongo.members import Majority, ServerClock
@@ -118,7 +118,7 @@ class MongoProvider(Provider):
     def _server(self) -> tuple[bool, bool]:
         """Return whether the server splits large events, and whether it is a `mongos`."""
         if self._features is None:
-            hello = retried(self._client, lambda: self._client.admin.command("hello"))
+            hello = retried(self._client, lambda: self._command("hello"))
             self._clock.told(hello)
             wire = hello.get("maxWireVersion", 0)
             splits = wire >= _WIRE_OF_7_0 or (wire == _WIRE_OF_6_0 and self._is_late_6_0())
@@ -141,12 +141,15 @@ class MongoProvider(Provider):
 
     def _is_late_6_0(self) -> bool:
         try:
-            version = retried(self._client, self._client.server_info)["versionArray"]
+            version = retried(self._client, lambda: self._command("buildInfo"))["versionArray"]
         except OperationFailure as error:
             if classify(error).retryable:
                 raise
             return False  # the Stable API does not include this command
         return bool(tuple(version[:3]) >= _SPLITS_SINCE)
+
+    def _command(self, name: str) -> dict[str, Any]:
+        return self._client.admin.command(name, read_preference=place_to_ask(self._client))
 
 
 class MongoPlugin(ProviderPlugin):

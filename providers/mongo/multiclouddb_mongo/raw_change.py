@@ -8,12 +8,14 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
+import attrs
 import bson
 from attrs import frozen
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
 
-from multiclouddb_mongo.position import After, At, Place, token_text
+from multiclouddb_mongo.position import After, At, Place, ticks_at, token_text
 from multiclouddb_mongo.values import CODEC, LENIENT_RAW, decode
 
 Raw: TypeAlias = bytes | memoryview
@@ -41,6 +43,7 @@ _LONGEST: Final = max(map(len, _ITEM_CHANGES))
 
 _FIRST: Final = b"\x04firstBatch\x00"
 _NEXT: Final = b"\x04nextBatch\x00"
+_CURSOR: Final = b"\x03cursor\x00"
 
 
 @frozen
@@ -51,11 +54,14 @@ class Answer:
         count: How many changes it has.
         opened: True if it belongs to the command that opens a stream, which PyMongo repeats to resume one.
         over: True if the server has closed its cursor.
+        log_end: The cluster time, in ticks, up to which a majority had the log when the server answered; None
+            if the server does not tell it.
     """
 
     count: int
     opened: bool
     over: bool
+    log_end: int | None = None
 
 
 class _Received(threading.local):
@@ -115,6 +121,8 @@ class RawChange(RawDocument):
             name = _batch_of(bson_bytes)
             if name is not None:
                 _received.answer = Answer(len(self[name]), name == "firstBatch", not self["id"])
+            elif bson_bytes[_LENGTH : _LENGTH + len(_CURSOR)] == _CURSOR:
+                self._add_log_end()
 
     def items(self) -> ItemsView[str, Any]:
         return decoded(self._bytes).items() if self._is_change() else super().items()
@@ -135,6 +143,12 @@ class RawChange(RawDocument):
 
     def _is_change(self) -> bool:
         return self._bytes[_LENGTH:_TOKEN] == _HEAD
+
+    def _add_log_end(self) -> None:
+        # The first look at a field also makes the object of the field `cursor`, which stores the answer.
+        stamp, answer = self.get("operationTime"), _received.answer
+        if answer is not None and isinstance(stamp, Timestamp):
+            _received.answer = attrs.evolve(answer, log_end=ticks_at(At(stamp.time, stamp.inc)))
 
 
 def _batch_of(answer: Raw) -> str | None:

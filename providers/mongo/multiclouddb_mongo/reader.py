@@ -18,6 +18,7 @@ from multiclouddb_mongo.errors import (
     EVENT_TOO_LARGE,
     IMAGE_MISSING,
     OVERTAKEN,
+    TIME_LIMIT,
     code_of,
     is_too_large,
     lacks_image,
@@ -179,15 +180,23 @@ class MongoReader(Reader):
                 self._look()
                 self._searches = True
                 self._source.reach(self._deadline)
-                self._stream = self._source.open(
-                    taken.place, self._batch_size, FIXED_AWAIT_MS, lenient=self._lenient
-                )
+                self._stream = self._open(taken.place)
                 self._taker.begin(self._source.required() if self._lenient else ())
                 if self._cancelled.is_set():  # a stream cannot be closed while it is being opened
                     self.close()
             self._look()
         assert self._stream is not None
         return self._stream
+
+    def _open(self, place: Place) -> Stream:
+        try:
+            return self._source.open(place, self._batch_size, FIXED_AWAIT_MS, lenient=self._lenient)
+        except OperationFailure as error:
+            if error.code != TIME_LIMIT:
+                raise
+        # The server's `defaultMaxTimeMS` also ends the search for the first changes, each time at the same
+        # place. Without a batch, the stream opens at once, and its later answers have no such limit.
+        return self._source.open(place, 0, FIXED_AWAIT_MS, lenient=self._lenient)
 
     def _look(self) -> None:
         if self._cancelled.is_set():
@@ -231,7 +240,7 @@ class MongoReader(Reader):
             if self._until is None or not is_known:
                 # If PyMongo hides its answers, it may have resumed the stream without asking for changes.
                 stream = self._stream if is_known else None
-                taken.at_end = self._end.is_passed(taken.place, stream, self._begin)
+                taken.at_end = self._end.is_passed(taken.place, stream, self._begin, self._taker.log_end)
             else:  # the end of a bounded read is its bound
                 taken.at_end = not self._source.sharded
             taken.caught_up = None if taken.at_end else False

@@ -424,6 +424,10 @@ class LogEnd:
     #    has to pass the end that the log had during this fetch. A `mongos` does not say what a majority of a
     #    shard has.
     #
+    # 5. A server whose `operationResponseMaxMs` is set searches its log only for that time, and then answers
+    #    with the position that it has reached (SERVER-102900). Therefore, the stream also has to pass the end
+    #    of the log that the first answer of the fetch names.
+    #
     # `is_late` is True if another answer may be needed, and only after some time. `is_former` is True if the
     # server that PyMongo takes for the primary is none any more. PyMongo learns it from the next command that
     # needs a primary, such as one that opens a stream; its own question may come a minute later.
@@ -432,23 +436,31 @@ class LogEnd:
         self._source = source
         self._mark: After | None = None
         self._last: int | None = None
+        self._named: int | None = None
         self._election: object = None
         self._is_common = False
         self.is_late = self.is_former = False
 
-    def is_passed(self, place: Place, stream: Stream | None, begin: Place) -> bool:
+    def is_passed(
+        self, place: Place, stream: Stream | None, begin: Place, log_end: int | None = None
+    ) -> bool:
         """Return True if the answer after which a stream is at `place` was the end of the log.
 
         Args:
             place: The position of the stream.
             stream: The stream, or None if it is closed.
             begin: The position at which the reader has begun.
+            log_end: The end of the log that the answer names; see `Answer.log_end`.
         """
-        source = self._source
+        source, at = self._source, ticks_at(place)
         if source.sharded:
             self._mark = self._mark or source.now()
             self.is_late = compare(place, self._mark) not in (0, 1)
             return not self.is_late
+        self._named = log_end if self._named is None else self._named
+        if self._named is not None and at is not None and at < self._named:
+            self.is_late = False  # it searches, so it need not be given time
+            return False
         is_believed = source.is_believed(stream)
         if is_believed and source.majority.is_fresh():
             return True
@@ -463,7 +475,6 @@ class LogEnd:
                 return True
             if self._election is not None and source.election(stream) == self._election:
                 return before is not None
-        at = ticks_at(place)
         unmoved = place == begin or (isinstance(begin, At) and at == ticks_at(begin))
         self.is_late = at is not None and (at < self._last or (at == self._last and unmoved))
         if not self.is_late:

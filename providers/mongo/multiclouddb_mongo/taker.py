@@ -13,7 +13,7 @@ from bson.raw_bson import RawBSONDocument
 from multiclouddb_api import Dropped, ErrorCategory, Notice, Renamed
 from multiclouddb_mongo.driver import Stream
 from multiclouddb_mongo.mapping import CHANGES
-from multiclouddb_mongo.position import After, Kind, Place, compare, token_text
+from multiclouddb_mongo.position import After, Kind, Place, compare, ticks_at, token_text
 from multiclouddb_mongo.raw_change import (
     Answer,
     Raw,
@@ -98,6 +98,7 @@ class Taker:
         self._left: int | None = 0
         self._ended = self.resumed = self.is_lacking = False
         self.is_known = True
+        self.log_end: int | None = None  # see `Answer.log_end`
         # In a lenient stream: the fields whose images each change has to have.
         self._required: tuple[str, ...] = ()
         # Most changes are taken unchanged. The server and the caller decide which changes need a closer
@@ -130,6 +131,7 @@ class Taker:
             self._end_with(stream, taken)
             return False
         taken.requests += fresh
+        was_short = False
         change = self._next(stream)
         if change is None:
             self._follow(stream, taken, None)
@@ -145,14 +147,15 @@ class Taker:
             if len(taken.changes) >= room and not self._parts:
                 break
             if self._left == 0:
-                if fresh and self._size < batch_size:
-                    self._was_short(taken)
+                was_short = fresh and self._size < batch_size
                 break
             following = self._next(stream)
             if following is None:
                 break
             change = following
         self._follow(stream, taken, place_of_change(change.raw).data)
+        if was_short:
+            self._was_short(taken)
         return True
 
     def _next(self, stream: Stream) -> RawChange | None:
@@ -167,6 +170,7 @@ class Taker:
 
     def _told(self, answer: Answer | None, taken: int = 0) -> None:
         self.is_known = answer is not None
+        self.log_end = None if answer is None else answer.log_end
         if answer is None:
             self._left = None
             return
@@ -195,9 +199,12 @@ class Taker:
         return bool(self._takes([change])) and not (self._required and has_null(change, self._required))
 
     def _was_short(self, taken: Taken) -> None:
-        # A short answer contains all available changes, unless the answer comes from a `mongos` or is larger
-        # than `_FULL_BYTES`. A `mongos` may send only a part of the available changes.
-        if not self._source.sharded and sum(map(len, taken.changes)) < _FULL_BYTES:
+        # A short answer contains all available changes, unless the answer comes from a `mongos`, is larger
+        # than `_FULL_BYTES`, or ends before the end of the log. A `mongos` may send only a part of the
+        # available changes, and so does a server that may search its log only for a set time.
+        at, end = ticks_at(taken.place), self.log_end
+        is_at_end = at is None or end is None or at >= end
+        if is_at_end and not self._source.sharded and sum(map(len, taken.changes)) < _FULL_BYTES:
             taken.caught_up = True
 
     def _follow(self, stream: Stream, taken: Taken, last: str | None) -> None:

@@ -282,11 +282,8 @@ def portable_decimal(value: Decimal128) -> Decimal | Decimal128:
     return special if Decimal128(special).bid == value.bid else value
 
 
-def portable(document: dict[str, Any] | DBRef) -> dict[str, Any]:
+def portable(document: dict[str, Any]) -> dict[str, Any]:
     """Replace every `Decimal128` with a `Decimal`, in place."""
-    if type(document) is DBRef:
-        document = dict(document.as_doc())
-    assert type(document) is dict
     _make_portable(document, document.items())
     return document
 
@@ -520,11 +517,8 @@ def _name(name: object) -> str:
     return _text(str.__str__(name))
 
 
-def json_text(document: dict[str, Any] | DBRef) -> bytes:
+def json_text(document: dict[str, Any]) -> bytes:
     """Return the same text as `encode_json(portable(document))`, but faster; the document is not changed."""
-    if type(document) is DBRef:
-        document = dict(document.as_doc())
-    assert type(document) is dict
     try:
         # A document of plain values needs no copy.
         if _PLAIN.issuperset(map(type, document.values())) and "$" not in "".join(document):

@@ -139,16 +139,6 @@ class TestEveryType:
         for document in (objectid, {"$decimal": "1"}, {"$map": {"a": 1}}, {"a": {"$date": "soon"}}):
             assert decode_json(json_text(decoded(document))) == document
 
-    def test_a_document_that_pymongo_takes_for_a_reference_is_a_document_again(self):
-        stored = {"_id": 1, "$ref": "c", "$id": Decimal128("2"), "x": {"$ref": "d", "$id": 3}}
-        found = decoded(stored)
-        assert type(found) is DBRef
-        line = json_text(found)
-        document = portable(found)
-        assert document == {"_id": 1, "$ref": "c", "$id": Decimal(2), "x": DBRef("d", 3)}
-        assert line == encode_json(document)
-        assert decode_json(line) == document
-
 
 DIGITS = (
     "0 -0 0E-6176 -0E+6111 1E-6176 1E+6111 1E+3 1.500 NaN -NaN sNaN -sNaN Infinity -Infinity "
