@@ -143,8 +143,9 @@ CODES: Final[Mapping[int, MongoRule]] = {
         _INVALID,
         "the server cannot resume from this token, and its log has the reason; if it does not find the event "
         "that the token names, the pipeline leaves it out, the token is of another collection, database or "
-        "server, or the event was undone (a rollback, a restored backup): resume with the pipeline and the "
-        f"address that the token came from, or {START_ANEW}",
+        "server, the event was undone (a rollback, a restored backup), or it was split because of its size, "
+        "and with other item states it is not: resume with the pipeline, the item states and the address of "
+        f"the token, or {START_ANEW}",
         confidential=True,
     ),
     INVALIDATED_TOKEN: MongoRule(

@@ -1,6 +1,6 @@
 """Tests what public reports about MongoDB's change streams, and about other readers of them, describe.
 
-`docs/maintainers/reports-mongodb-spark.toml` lists the reports.
+`docs/reports.toml` lists the reports.
 """
 
 import threading

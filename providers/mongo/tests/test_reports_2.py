@@ -4,10 +4,13 @@ import threading
 from contextlib import closing
 
 import pytest
-from bson import Decimal128
+from bson import Binary, Decimal128
+from bson.binary import UUID_SUBTYPE
 from pymongo import WriteConcern
+from pymongo.errors import OperationFailure
 
 from multiclouddb_api import (
+    ErrorCategory,
     Now,
     OldItemStateMode,
     ResourceAddress,
@@ -15,7 +18,10 @@ from multiclouddb_api import (
     connect,
     encode_json,
 )
+from multiclouddb_conformance.refusals import refused
+from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.catalog import list_collections
+from multiclouddb_mongo.errors import classify
 
 from .monitor import IMAGES, ids, keys, read, walk
 from .test_heads import World, soon
@@ -207,3 +213,35 @@ def test_the_data_of_queryable_encryption_are_no_collections_of_the_user(one, da
     for name in ("people", "enxcol_.people.esc", "enxcol_.people.ecoc"):
         one.client()[database].create_collection(name)
     assert list_collections(one.client(), database) == [ResourceAddress(database, "people")]
+
+
+class Moved(Altered):
+    """A collection that `moveCollection` (MongoDB 8.0) has given another UUID; its changes go on."""
+
+    moved = False
+
+    def changed(self, command, answer):
+        if self.moved and "listCollections" in command:
+            for each in answer["cursor"]["firstBatch"]:
+                each["info"]["uuid"] = Binary(bytes(16), UUID_SUBTYPE)
+        return answer
+
+
+@pytest.mark.parametrize("server", [Moved], indirect=True)
+def test_a_collection_that_was_moved_to_another_shard_can_be_continued(server, written, here):
+    with by(server) as client:
+        token = read(client, here, Now()).continuation_token
+        server.moved = True
+        written.insert_one({"_id": 1})
+        assert ids(*walk(client, here, token)) == [1]
+    with by(server) as client:
+        with refused(ErrorCategory.INVALID_REQUEST, "recreated"):
+            read(client, here, token)
+        moved = MongoOptions(allow_missing=True)
+        assert ids(*walk(client, here, token, provider_options=moved)) == [1]
+
+
+def test_a_token_of_a_change_that_other_modes_do_not_split_says_so():
+    """debezium/dbz#2619: the token of a split change is only valid where the change is split again."""
+    error = OperationFailure("the event was not split", 280, {"code": 280})
+    assert "item states" in classify(error).message
