@@ -159,7 +159,7 @@ def broken(monkeypatch, error, times):
     def merging(self, page, how):
         if self._address.collection == "orders" and left:
             raise left.pop()
-        merge(self, page, how)
+        return merge(self, page, how)
 
     monkeypatch.setattr(Mirror, "_merge", merging)
 
