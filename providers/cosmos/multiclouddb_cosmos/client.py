@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from hashlib import blake2b
 from typing import Any, Final
 
 import orjson
@@ -88,6 +89,12 @@ class Definition:
     paths: tuple[tuple[str, ...], ...]  # the paths in the container's partition key, each as property names
     hierarchical: bool  # true if the partition key has several levels
     version: int = 2  # the version of the hash by which items are placed in partitions
+    restored: str = ""  # tells a container that was restored in its account from the deleted one
+
+    @property
+    def incarnation(self) -> str:
+        """Return what identifies the container, and differs from that of an earlier one with its name."""
+        return f"{self.rid}+{self.restored}" if self.restored else self.rid
 
 
 @frozen
@@ -241,7 +248,11 @@ class Calls:
             )
         # A container without a version has version 1.
         return Definition(
-            str(found["_rid"]), paths, key.get("kind") == "MultiHash", int(key.get("version") or 1)
+            str(found["_rid"]),
+            paths,
+            key.get("kind") == "MultiHash",
+            int(key.get("version") or 1),
+            _restored(found.get("restoreParameters")),
         )
 
     def addresses(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
@@ -400,6 +411,19 @@ class Calls:
         seen["nbytes"] = len(watch.body)
         body = _parsed(watch.body)
         return body["Documents"], body, watch.requests
+
+
+def _restored(parameters: Any) -> str:
+    """Return a digest of the restore parameters of a container; empty if it has none.
+
+    A container that is restored in its account has the resource id of the deleted one, and its changes have
+    LSNs of their own. Its restore parameters, which contain its instance id, are in its definition: "Restore
+    a deleted database or container in the same account by using continuous backup" on Microsoft Learn.
+    """
+    if not parameters:
+        return ""
+    text = json.dumps(parameters, sort_keys=True)
+    return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _is_doubled(text: bytes, documents: Sequence[Any]) -> bool:

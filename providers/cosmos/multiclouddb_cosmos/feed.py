@@ -54,7 +54,7 @@ class CosmosFeed(Feed):
 
     def __init__(self, source: ReaderContext) -> None:
         self.spec = source.spec
-        self.identity = FeedIdentity(PROVIDER_ID, self.spec.address, source.definition.rid)
+        self.identity = FeedIdentity(PROVIDER_ID, self.spec.address, source.definition.incarnation)
         self._source = source
         self._learned: Resolution | None = None
 

@@ -17,7 +17,7 @@ from azure.cosmos.exceptions import CosmosHttpResponseError
 from multiclouddb_api import ErrorCategory, ErrorReason, LogicalPartition, MulticloudDbKey, invalid_request
 from multiclouddb_cosmos.client import LARGEST_PAGE, LATE_SECONDS, Calls, Definition, RangePage
 from multiclouddb_cosmos.config import names_in
-from multiclouddb_cosmos.errors import BAD_REQUEST, asks_for_less, classify, is_disabled
+from multiclouddb_cosmos.errors import BAD_REQUEST, asks_for_less, classify, is_disabled, recreated
 from multiclouddb_cosmos.hashing import effective_key
 from multiclouddb_cosmos.options import CosmosOptions
 from multiclouddb_cosmos.position import LEAST, MOST, KeyRange, RangeMap
@@ -30,6 +30,8 @@ _WHOLE = KeyRange(LEAST, MOST)
 _SLACK_SECONDS = LATE_SECONDS
 _RENEW_SECONDS = 300.0
 _LAG_SECONDS = 10
+# In less time, a container cannot be deleted and restored; a restore takes many minutes.
+_UNSEEN_SECONDS = 60.0
 
 
 @define(eq=False)
@@ -48,6 +50,7 @@ class ReaderContext:
     page: int = LARGEST_PAGE  # how many items may be requested, after the service has asked for less
     late: int = 0  # a change can get its LSN so many seconds after its time
     _renewed: float = attrs.field(factory=time.monotonic)
+    _answered: float = attrs.field(factory=time.monotonic)  # the time of the last page
     _map: RangeMap | None = None
     _lock: threading.Lock = attrs.field(factory=threading.Lock)
 
@@ -151,11 +154,14 @@ class ReaderContext:
 
     def check_same(self, deadline: Deadline) -> None:
         """Refuse a start if the container was replaced by another container with the same name."""
-        if self.calls.define(self.spec.address, deadline).rid != self.definition.rid:
+        if not self._is_same(deadline):
             raise ProviderFault.of(
                 ErrorCategory.NOT_FOUND,
                 f"container {self.spec.address.collection!r} was deleted and recreated",
             )
+
+    def _is_same(self, deadline: Deadline) -> bool:
+        return self.calls.define(self.spec.address, deadline).incarnation == self.definition.incarnation
 
     def limit(self, max_records: int, max_bytes: int) -> int:
         """Return how many items to request."""
@@ -244,6 +250,9 @@ class ReaderContext:
     ) -> RangePage:
         """Return one page, which is smaller if the service asks for less."""
         refused = 0
+        # The service gives a restored container the resource id of the deleted one, and so answers its pages.
+        if time.monotonic() - self._answered >= _UNSEEN_SECONDS and not self._is_same(deadline):
+            raise recreated(self.spec.address)
         while True:
             limit = min(limit, self.page)
             try:
@@ -258,6 +267,7 @@ class ReaderContext:
             else:
                 # Only the pages that reach the same transaction have to be so small.
                 self.page = max(self.page, min(LARGEST_PAGE, 2 * limit))
+                self._answered = time.monotonic()
                 return attrs.evolve(answer, requests=answer.requests + refused) if refused else answer
 
     def _reached(self, span: KeyRange, etag: int | None, answer: RangePage) -> RangePage:
