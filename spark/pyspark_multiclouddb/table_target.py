@@ -400,7 +400,19 @@ class TableTarget(Table):
             raise missing(self._table, WAY_OUT)
         assert self._schema is not None
         check_columns(self._table, self._schema.names, _TEXT)
+        for name in _TEXT:
+            self._check_collation(self._schema[name])
         return self._schema
+
+    def _check_collation(self, field: StructField) -> None:
+        """Refuse a column whose texts Spark does not compare by their bytes."""
+        if "collate" in (kind := type_text(field.dataType)):
+            raise invalid_request(
+                f"column {field.name}",
+                f"is {kind} in {self._table}, with which different texts may be equal; a schema or a table "
+                "may have such a collation as its default",
+                "make the table with the type STRING COLLATE UTF8_BINARY for this column",
+            )
 
     def _commit(self, statement: str, check: Callable[[], object] | None = None) -> None:
         """Run a statement, and run it again if the commit of another writer prevents it.
@@ -489,13 +501,8 @@ class TableTarget(Table):
                     f"is {cuts} in {self._table}, which cuts spaces off a text or adds some in silence",
                     "change its type to STRING, or leave the column out",
                 )
-            if field.name in wanted and "collate" in (kind := type_text(field.dataType)):
-                raise invalid_request(
-                    f"column {field.name}",
-                    f"is {kind} in {self._table}, with which different texts may be equal; a schema or a "
-                    "table may have such a collation as its default",
-                    "make the table with the type STRING COLLATE UTF8_BINARY for this column",
-                )
+            if field.name in wanted:
+                self._check_collation(field)
         known = {field.name: type_text(field.dataType) for field in self._known()}
         lacking = lacking_columns(self._table, wanted, known, self._new_columns, declared_names(mark))
         new = {name: wanted[name] for name in lacking}

@@ -3,7 +3,7 @@
 import pytest
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
-from pyspark_multiclouddb import latest_by_key, merge_into_delta, merge_into_table
+from pyspark_multiclouddb import TableTarget, latest_by_key, merge_into_delta, merge_into_table
 
 from .micro_batches import rows
 from .scala_catalog import table_in
@@ -47,5 +47,10 @@ def test_keys_that_differ_in_case_are_not_taken_for_one(spark, frame, path, name
 def test_a_table_with_such_columns_is_refused_with_the_way_out(spark, frame, path, name, columns, default):
     table = table_in(spark, path)
     spark.sql(f"CREATE TABLE {table} ({columns}) USING test {default}")
-    refused(lambda: merge_into_table(frame, 0, table), name, "UTF8_LCASE")
+    for call in (
+        lambda: merge_into_table(frame, 0, table),
+        lambda: list(TableTarget(spark, table).rows()),
+        lambda: TableTarget(spark, table).fix([], None),
+    ):
+        refused(call, name, "UTF8_LCASE")
     assert spark.table(table).isEmpty()
