@@ -1,0 +1,46 @@
+"""Tests a mirror on Spark on machines and in sessions that are set up differently."""
+
+import tempfile
+
+import pytest
+
+from multiclouddb_api import connect
+from multiclouddb_embedded.feed import EmbeddedFeed
+from multiclouddb_mirror import mirror
+
+from .conftest import COLLECTION
+from .micro_batches import documents
+
+NAMED = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+
+
+@pytest.fixture
+def run(spark, source, path, monkeypatch):
+    monkeypatch.setattr(EmbeddedFeed, "visible_after", lambda feed: 0.02)
+
+    def call():
+        with connect(source.options()["url"]) as client:
+            mirror(client, COLLECTION, f"delta:{path}", spark=spark)
+        assert documents(path) == source.documents
+
+    return call
+
+
+def test_temporary_files_are_in_a_folder_whose_name_has_spaces_and_signs(run, source, tmp_path, monkeypatch):
+    folder = tmp_path / "Jörg Müller's 100% #1"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    source.fill(7)
+    run()
+    assert [*folder.iterdir()] == []
+
+
+def test_a_session_in_which_every_source_of_a_stream_has_a_name(run, source, spark):
+    spark.conf.set(NAMED, "true")
+    try:
+        source.fill(7)
+        run()
+        source.write(5)
+        run()
+    finally:
+        spark.conf.unset(NAMED)
