@@ -141,7 +141,7 @@ class MongoProvider(Provider):
 
     def _is_late_6_0(self) -> bool:
         try:
-            version = retried(self._client, lambda: self._command("buildInfo"))["versionArray"]
+            version = retried(self._client, lambda: self._command("buildinfo"))["versionArray"]
         except OperationFailure as error:
             if classify(error).retryable:
                 raise

@@ -853,7 +853,7 @@ class TestAMemberThatLags:
             def __init__(self, source):
                 self.is_late = self.is_former = False
 
-            def is_passed(self, place, stream, begin):
+            def is_passed(self, place, stream, begin, log_end):
                 clock[0] += 0.1  # what an answer takes
                 self.is_late, left[0] = left[0] > 0, left[0] - 1
                 return not self.is_late
