@@ -45,8 +45,6 @@ _STEPS: Final = (
     ("As JSON, in the exact JSON that `event_from_json` reads (`--exact`), or in a format of your own:",
      f"multiclouddb tail {_URL} main/orders --from beginning --max-events 1 --json",
      f"multiclouddb tail {_URL} main/orders --last 3 --until-idle --format %y:%{{key.id}}:%{{new.total}}"),
-    ("A wrong argument is refused before any event is read:",
-     f"multiclouddb tail {_URL} main/orders --option poll=1"),
     ("## partitions\n\nThe ids are for `--scope`. With `--mermaid` you get a diagram:",
      f"multiclouddb partitions {_URL} main/orders",
      f"multiclouddb tail {_URL} main/orders --from beginning --scope partition:p2 --max-events 1"),
@@ -58,8 +56,6 @@ _STEPS: Final = (
      "least 20 documents. With\n`--check` it prints what does not fit into a declaration, here one with "
      '`status = "string"` and\n`total = "boolean"`:',
      f"multiclouddb columns {_URL} main/orders --check columns.toml"),
-    ("## Changes that are no longer kept",
-     f"multiclouddb tail {_URL} main/orders --checkpoint orders.pos --until-idle"),
     ("## All options", "multiclouddb --help"),
     ("### Options of tail", "multiclouddb tail --help"),
     ("### Options of mirror", "multiclouddb mirror --help"),
@@ -105,9 +101,6 @@ def _transcript(folder: Path) -> str:
     filled = time.time()
     parts = [_HEAD]
     for title, *commands in _STEPS:
-        if "no longer kept" in title:
-            with EmbeddedStore(path) as store:
-                store.trim("orders", max_count=0)
         if any("--max-lag" in command for command in commands):
             # On a fast machine, the commands before this one take less than the age that it asks for.
             time.sleep(max(0.0, filled + _LAG - time.time()))
