@@ -140,19 +140,14 @@ def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
     )
     return f"""# Capabilities
 
-This page lists, for each capability, on what condition and at what price each database has it. [Which
-database can do what](databases.md#capabilities) is an overview, and the [portability
-warnings](../configuration.md#portability-warnings) have the differences that a yes or no can't show.
-
-A capability without a mark works without an opt-in. *emulated*: multiclouddb builds the capability on top of
-the service, if the request opts in as the note says. *unsupported*: a request that needs the capability is
-refused with [`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability), and the note says what to do
-instead.
+On what condition and at what price each database has each capability; [Which database can do
+what](databases.md#capabilities) is an overview. Without a mark, a capability needs no opt-in. *emulated*:
+multiclouddb builds it on top of the service, if the request opts in as the note says. *unsupported*: a
+request that needs it is refused with [`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability), and the
+note says what to do instead.
 
 In code, ask `client.capabilities().is_supported(Capability.CHANGE_FEED_POINT_IN_TIME)`, and read
-`client.capabilities()[capability].note`; in a terminal, `multiclouddb capabilities URL`. A
-[profile](../databases/embedded.md#as-another-database) of the embedded store refuses the same requests as its
-service; MongoDB's profile also lacks the last three capabilities of this page.
+`client.capabilities()[capability].note`; in a terminal, `multiclouddb capabilities URL`.
 
 {notes}
 
