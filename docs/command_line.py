@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import sys
 import tempfile
@@ -32,6 +33,11 @@ _SHOWN: Final = "/data/shop.db"
 _URL: Final = f"embedded://{_SHOWN}"
 _LAG: Final = 1
 """The age, in seconds, beyond which an unread change is late in the transcript."""
+_REPEATED: Final = re.compile(
+    r"^  URL <str> +cosmos:.*\n(?: {12,}.*\n)*|^  -h, --help +Show this message and exit\.(?:\n|$)",
+    re.MULTILINE,
+)
+"""What each help text repeats, and the page explains once."""
 _STEPS: Final = (
     ("## collections", f"multiclouddb collections {_URL}"),
     ("## tail\n\nThe first run prints changes, and the second resumes at its checkpoint:",
@@ -88,6 +94,8 @@ def _run(command: str, folder: Path) -> str:
         status = ran.wait(60)
         terminal.seek(0)
         said = terminal.read().rstrip().replace(str(folder), "/data")
+    if words[0] != "--help" and words[-1] == "--help":
+        said = _REPEATED.sub("", said).rstrip()
     lines = [f"$ {command}", *([said] if said else [])]
     if status:
         lines.append(f"(exit code {status})")
