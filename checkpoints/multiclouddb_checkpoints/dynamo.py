@@ -23,7 +23,8 @@ class DynamoCheckpointStore(AwsCheckpointStore):
     """Keeps each checkpoint in one item of a table whose only key is `name`, a string.
 
     The identity needs `dynamodb:GetItem` and `dynamodb:PutItem`, and for `delete` `dynamodb:DeleteItem`. Do
-    not use a global table from two regions, because there the last writer wins in spite of the conditions.
+    not use a global table from two regions, unless it has multi-Region strong consistency, because in others
+    the last writer wins in spite of the conditions.
 
     Args:
         url: `dynamodb://table/prefix`, with `?region=` and `?endpoint_url=` if boto3 does not find them.
