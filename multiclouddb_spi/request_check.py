@@ -151,9 +151,11 @@ def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> F
     scannable = isinstance(request.scope, EntireCollection | LogicalPartition)
     if (begins or isinstance(request.on_expired, Resnapshot)) and not scannable:
         what = "Snapshot()" if begins else "on_expired=Resnapshot()"
+        way_out = "read each collection with EntireCollection()"
+        if isinstance(request.scope, PhysicalPartition):
+            way_out = "read EntireCollection(), or spread it over processes with client.plan_partitions"
         raise MulticloudDbError(
-            f"{what} is not supported for {type(request.scope).__name__}; read EntireCollection(), or spread "
-            "it over processes with client.plan_partitions",
+            f"{what} is not supported for {type(request.scope).__name__}; {way_out}",
             ErrorDetail(
                 ErrorCategory.UNSUPPORTED_CAPABILITY,
                 provider=provider.provider_id,

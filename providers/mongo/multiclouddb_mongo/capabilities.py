@@ -43,10 +43,13 @@ CAPABILITIES: Final = CapabilitySet(
             _NATIVE, "needs a collection with pre-images (changeStreamPreAndPostImages)"
         ),
         Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(
-            _NATIVE, "needs the role `read` on the database"
+            _NATIVE,
+            "needs the role `read` on the database; Snapshot() and Resnapshot() need a collection each",
         ),
         Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(
-            _NATIVE, "needs the role `readAnyDatabase` on the cluster"
+            _NATIVE,
+            "needs the role `readAnyDatabase` on the cluster; Snapshot() and Resnapshot() need a collection "
+            "each",
         ),
         Capability.RUN_COMMAND: CapabilityNote(_NATIVE, "commands are sent unmodified and never retried"),
     },
