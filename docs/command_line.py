@@ -70,6 +70,7 @@ _STEPS: Final = (
     ("### Options of columns", "multiclouddb columns --help"),
     ("### Options of verify", "multiclouddb verify --help"),
     ("### Options of token check", "multiclouddb token check --help"),
+    ("### Options of exporter", "multiclouddb exporter --help"),
 )  # fmt: skip
 
 
