@@ -410,7 +410,7 @@ class TableTarget(Table):
             raise invalid_request(
                 f"column {field.name}",
                 f"is {kind} in {self._table}, with which different texts may be equal; a schema or a table "
-                "may have such a collation as its default",
+                "may have a default collation",
                 "make the table with the type STRING COLLATE UTF8_BINARY for this column",
             )
 
@@ -488,12 +488,10 @@ class TableTarget(Table):
         for field in self._known():
             kind = type_text(field.dataType)
             if field.name in _TEXT and kind != "string":
-                # With a collation, two keys may be one, and an older change the later one.
                 raise invalid_request(
                     f"column {field.name}",
                     f"is {kind} in {self._table}",
-                    "make the table with STRING COLLATE UTF8_BINARY there, or let a merge make it in a "
-                    "schema without a default collation",
+                    "make the table with STRING there, or let a merge make it",
                 )
             if field.name in wanted and (cuts := field.metadata.get(CHARACTERS)) is not None:
                 raise invalid_request(
