@@ -295,7 +295,7 @@ def test_a_file_with_several_tables_is_watched_too(follow_file, store):
     code, stdout, stderr = following.end()
     assert code == 4, stderr
     assert "main/gone, sqlite:" in stderr
-    assert ", which is not followed any more:\nerror: [NOT_FOUND]" in stderr
+    assert re.search(r", which is not followed any more:\n\S+Z  error: \[NOT_FOUND\]", stderr)
     failed, ended = map(json.loads, stdout.splitlines())
     assert (failed["error"]["category"], ended["events"]) == ("NOT_FOUND", 10)
     assert failed["error"]["reason"] is None
