@@ -110,6 +110,7 @@ class DynamoReader(Reader):
         self._last = LastRecord(source, view.shard_id)
         self._walks = self._fresh = self._closed = False
         self._unsure = 0  # how many answers in succession had no iterator, although no end is known
+        self._refused = False  # whether the service has refused the iterator of its own last answer
         self._outcome: Outcome = Continue()
         self._requests, self._asked, self._empty = 0, 0.0, EmptyAnswers()
         self._lost_at = -math.inf
@@ -146,9 +147,10 @@ class DynamoReader(Reader):
             return self._batch([], self._place)
         asked, self._iterator, self._fresh = self._iterator, answer.get(_NEXT), False
         has_ended: bool | None = False
-        if self._iterator is None:
+        if self._iterator is None or self._refused:  # one that is refused does not show an open shard either
             has_ended = self._has_ended(answer, deadline)
-            if not has_ended and isinstance(self._place, Latest) and not answer.get("Records"):
+            is_left = self._iterator is None and isinstance(self._place, Latest) and not answer.get("Records")
+            if is_left and not has_ended:
                 self._iterator = asked  # only a scan of the whole shard would give another one
         self._unsure = self._unsure + 1 if has_ended is None else 0
         return self._taken(answer, deadline, is_over=has_ended is True)
@@ -195,6 +197,7 @@ class DynamoReader(Reader):
                 # shows whether the last one has a number of its own.
                 most = min(limit + 2 * self._last.is_next, _MOST_RECORDS)
                 answer = self._source.calls.records(self._iterator, most, native=self._view.native)
+                self._refused = self._refused and self._fresh
                 if self._fresh and self._is_old(self._place):  # this answer has set the service's clock
                     raise expired_records(_UNREAD.format(self._view.shard_id))
                 return answer
@@ -217,6 +220,7 @@ class DynamoReader(Reader):
                 elif code in REJECTED and not self._fresh:
                     # The service's own iterator, which is of a shard's end in LocalStack ("…|None"), says as
                     # little as none.
+                    self._refused = True
                     return {"Records": []}
                 elif code == MISSING and self._may_appear(attempts := attempts + 1, deadline):
                     pass

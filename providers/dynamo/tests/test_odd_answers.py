@@ -31,6 +31,7 @@ from multiclouddb_dynamo.client import Calls
 from multiclouddb_dynamo.native import DynamoClients
 from multiclouddb_dynamo.position import Horizon, cursor_of
 from multiclouddb_dynamo.shards import Shard, ShardMap
+from multiclouddb_dynamo.source import ReaderContext
 from multiclouddb_dynamo_emulator import Remains, stream_calls
 from multiclouddb_dynamo_emulator.service import Service
 from multiclouddb_spi import Reached, RecordFault
@@ -314,6 +315,30 @@ class TestEndsAndNumbers:
                     world.put("c")
             consumer.until_idle()
             assert consumer.markers == list(range(1, 8))
+
+    @NO_ITERATOR
+    @pytest.mark.parametrize("late", [1, 2, 3, 7])
+    def test_a_page_is_not_idle_before_the_service_has_said_whether_the_shard_is_open(
+        self, monkeypatch, no_iterator, late
+    ):
+        """It may be asked seldom, and between two refused iterators it answers as an open shard does."""
+        has_ended, left = ReaderContext.has_ended, [0]
+
+        def asked(source, *about):
+            left[0] -= 1
+            return None if left[0] >= 0 else has_ended(source, *about)
+
+        monkeypatch.setattr(ReaderContext, "has_ended", asked)
+        with World() as world:
+            world.troubles.rewrite(no_iterator, operation="GetRecords")
+            consumer = world.consumer()
+            world.put("a")
+            consumer.until_idle()
+            world.roll_over()
+            world.put("b")
+            left[0] = late
+            consumer.until_idle()
+            assert consumer.markers == [1, 2]
 
     @pytest.mark.parametrize("end", ["", "None"])
     def test_a_shard_whose_end_is_not_told_by_null_ends(self, world, end):
