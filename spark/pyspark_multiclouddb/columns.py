@@ -6,7 +6,7 @@ A document is parsed once. Each column converts one value of the parsed JSON, by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, Final, Protocol, TypeAlias
 
 import attrs
@@ -91,11 +91,11 @@ _SCALARS: Final[dict[type[DataType], pa.DataType]] = {
     TimestampNTZType: pa.timestamp("us"),
     BinaryType: pa.binary(),
 }
-_WITHOUT_FORM: Final = (
-    "VariantType", "DayTimeIntervalType", "YearMonthIntervalType", "CalendarIntervalType", "GeometryType",
-    "GeographyType",
-)  # fmt: skip
-"""The types whose values have no form in a document; PySpark 4.0 does not have all of them."""
+# The names of types, because PySpark 4.0 does not have classes for all of them.
+_ONLY_IN_SPARK: Final = frozenset({"variant", "geography", "geometry", "yearmonthinterval", "interval"})
+"""The types whose values Python gets as Spark stores them, or not at all."""
+_WITHOUT_FORM: Final = _ONLY_IN_SPARK | {"daytimeinterval"}
+"""The types whose values have no form in a document."""
 _Converter: TypeAlias = Callable[[Any, "_Parser"], Any]
 
 
@@ -308,15 +308,27 @@ def arrow_type(kind: DataType) -> pa.DataType:
 
 def is_comparable(kind: DataType) -> bool:
     """Return whether PySpark returns the values of a type in a form that a document may have."""
+    return _part_of(kind, _WITHOUT_FORM) is None
+
+
+def only_in_spark(kind: DataType) -> DataType | None:
+    """Return the type that only Spark has, if a type is or contains one."""
+    return _part_of(kind, _ONLY_IN_SPARK)
+
+
+def _part_of(kind: DataType, names: Set[str]) -> DataType | None:
+    """Return the first of the named types that a type is or contains."""
+    parts: list[DataType] = []
     match kind:
         case ArrayType():
-            return is_comparable(kind.elementType)
+            parts = [kind.elementType]
         case MapType():
-            return is_comparable(kind.keyType) and is_comparable(kind.valueType)
+            parts = [kind.keyType, kind.valueType]
         case StructType():
-            return all(is_comparable(field.dataType) for field in kind)
+            parts = [field.dataType for field in kind]
         case _:
-            return type(kind).__name__ not in _WITHOUT_FORM
+            return kind if kind.typeName() in names else None
+    return next((found for part in parts if (found := _part_of(part, names)) is not None), None)
 
 
 def spark_type(kind: pa.DataType) -> DataType:

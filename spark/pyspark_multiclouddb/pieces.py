@@ -28,6 +28,7 @@ from multiclouddb_tables.changes import LACKING, LACKS_STATE, incomplete_rows, m
 from multiclouddb_tables.mark import FeedSource
 from multiclouddb_tables.rules import CHANGE_TYPES, DOCUMENT, PLACES, check_cases, check_needed
 from multiclouddb_tables.sql import in_backticks
+from pyspark_multiclouddb.columns import only_in_spark
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,8 +52,6 @@ _LAST: Final = "_multiclouddb_last_source"
 """The column of a frame with the highest text instead: another feed must not hide behind an equal key."""
 HELPERS: Final = (PLAN, SOURCE, _LAST)
 """The columns that `needed` adds to those of the table."""
-# PySpark 4.0 has no classes for some of them.
-_ONLY_IN_SPARK: Final = ("variant", "geography", "geometry", "yearmonthinterval", "interval")
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
 
 
@@ -93,28 +92,13 @@ def check_arrow(batch: DataFrame) -> None:
     Of such a value Python gets the bytes in which Spark stores it, or an error that names no column.
     """
     for field in batch.schema:
-        if (found := _only_in_spark(field.dataType)) is not None:
+        if (found := only_in_spark(field.dataType)) is not None:
             raise invalid_request(
                 f"column {field.name}",
                 f"is {found.simpleString()}, a type that only Spark has",
                 "make it a text (to_json of a VARIANT), bytes or numbers, or leave it out; merge_into_table "
                 "keeps every type that the table has",
             )
-
-
-def _only_in_spark(kind: DataType) -> DataType | None:
-    """Return the type that only Spark has, if a type is or contains one."""
-    parts: list[DataType] = []
-    match kind:
-        case ArrayType():
-            parts = [kind.elementType]
-        case MapType():
-            parts = [kind.keyType, kind.valueType]
-        case StructType():
-            parts = [field.dataType for field in kind]
-        case _:
-            return kind if kind.typeName() in _ONLY_IN_SPARK else None
-    return next((found for part in parts if (found := _only_in_spark(part)) is not None), None)
 
 
 @contextmanager

@@ -28,7 +28,16 @@ from multiclouddb_cosmos.config import names_in
 from multiclouddb_cosmos.credentials import RenewableCredential
 from multiclouddb_cosmos.errors import BAD_REQUEST, RECREATED, code_of, recreated
 from multiclouddb_cosmos.position import KeyRange
-from multiclouddb_cosmos.records import LSN, SYSTEM, Doubled, told_apart, with_halves_marked
+from multiclouddb_cosmos.records import (
+    ABSENT,
+    LSN,
+    NO_KEY,
+    SYSTEM,
+    Doubled,
+    told_apart,
+    value_at,
+    with_halves_marked,
+)
 from multiclouddb_cosmos.transport import (
     ALL_VERSIONS,
     LATEST,
@@ -286,12 +295,12 @@ class Calls:
         address: ResourceAddress,
         item_id: str,
         partition_key: Any,
-        paths: Sequence[Sequence[str]],
+        definition: Definition,
         deadline: Deadline,
     ) -> tuple[dict[str, Any], int | None] | None:
         """Return an item and the LSN of its last change, which a query does not return.
 
-        Return None if the service says that there is no such item. The `paths` are the partition key's.
+        Return None if the service says that there is no such item.
         """
         seen: dict[str, Any] = {}
 
@@ -308,13 +317,13 @@ class Calls:
                     )
                 named: list[dict[str, object]] = [{"name": "@id", "value": item_id}]
                 levels = partition_key if isinstance(partition_key, list) else [partition_key]
-                if {} in levels or "" in levels:
+                if {} in levels or (definition.version == 1 and "" in levels):
                     # Before 4.17, azure-cosmos takes a level that is missing for null, so it asks a partition
                     # that has no such item; and before 4.16.4, it cannot hash an empty text in version 1.
                     everywhere = container.query_items(
                         _BY_ID, parameters=named, enable_cross_partition_query=True, **settings
                     )
-                    found = [each for each in everywhere if _has_levels(each, paths, levels)]
+                    found = [each for each in everywhere if _has_levels(each, definition.paths, levels)]
                 else:
                     alone = container.query_items(
                         _BY_ID, parameters=named, partition_key=partition_key, **settings
@@ -429,12 +438,12 @@ class Calls:
 
 
 def _has_levels(item: Any, paths: Sequence[Sequence[str]], wanted: Sequence[Any]) -> bool:
-    """Return whether an item has these values of a hierarchical partition key; {} stands for none."""
+    """Return whether an item has these values of the partition key; {} stands for none."""
     for path, value in zip(paths, wanted, strict=True):
-        found = item
-        for name in path:
-            found = found.get(name, {}) if isinstance(found, dict) else {}
-        if found != value or isinstance(found, bool) is not isinstance(value, bool):
+        found = value_at(item, path)
+        if found is ABSENT or isinstance(found, NO_KEY):
+            found = {}
+        if found != value or isinstance(found, bool) is not isinstance(value, bool):  # in Python, True is 1
             return False
     return True
 

@@ -51,7 +51,7 @@ It is taken out of a document that comes from this feed. A document can have a p
 own (microsoft/kafka-connect-cosmosdb issue 46); then the feed contains the name twice.
 """
 _TOLD: Final = itemgetter("_rid", "_etag", "_ts")
-_NO_KEY: Final = (dict, list)
+NO_KEY: Final = (dict, list)
 """The types of values that are never part of a partition key."""
 
 
@@ -495,7 +495,7 @@ def key_of(item: Item, view: CosmosView) -> dict[str, Any]:
         at = value_at(current, path)
         if type(at) is str:
             found[full] = at
-        elif at is not ABSENT and not isinstance(at, _NO_KEY):
+        elif at is not ABSENT and not isinstance(at, NO_KEY):
             found[full] = normal(at)
     found["id"] = _text(current["id"])
     return found
@@ -521,7 +521,7 @@ def _deleted(item: Item, metadata: Mapping[str, Any], view: CosmosView) -> dict[
             value = next((key[name] for name in names if name in key), ABSENT)
             if value is ABSENT and (value := value_at(key, path)) is not ABSENT:
                 known.add(path[0])
-        if value is not ABSENT and not isinstance(value, _NO_KEY):
+        if value is not ABSENT and not isinstance(value, NO_KEY):
             found[full] = normal(value)
     # The service has changed the form of a delete before (Azure/azure-sdk-for-java PR 43881). A component
     # under an unknown name must not be taken for one that the item lacked: the key would be another item's.

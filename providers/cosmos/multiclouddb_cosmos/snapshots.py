@@ -259,7 +259,7 @@ def look_up_items(
     view = attrs.evolve(source.view(""), usual=ROW, single=True)
 
     def read(place: tuple[str, Any]) -> tuple[dict[str, Any], int | None] | None:
-        return source.calls.item(source.spec.address, *place, source.definition.paths, deadline)
+        return source.calls.item(source.spec.address, *place, source.definition, deadline)
 
     def row(item: dict[str, Any], lsn: int | None) -> ChangeEvent:
         mapper = _RowMapper(view, looked_up(datetime.fromtimestamp(item["_ts"], UTC)))

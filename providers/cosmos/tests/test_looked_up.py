@@ -52,3 +52,18 @@ def test_the_id_may_be_any_level_of_a_hierarchical_key(make_world, put_text, pat
     keys = keys_of(world)
     assert len(keys) == number
     assert found(world, keys) == {key: key for key in keys}
+
+
+def test_a_level_may_have_any_value_or_none(make_world, put_text):
+    """An object is no value of a partition key. With a missing level, all partitions are asked."""
+    world = make_world(2, key=["/a", "/b"])
+    values = ["", "null", '""', '"x"', "1", "true", "1.5", '{"c": 1}']
+    for number, (first, second) in enumerate(itertools.product(values, repeat=2)):
+        levels = [f'"{name}": {value}' for name, value in (("a", first), ("b", second)) if value]
+        put_text(world, "{" + ", ".join([f'"id": "i{number}#"', *levels]) + "}")
+    # The same id under keys that Python takes for equal, or that differ in a missing level.
+    for level in ("", '"b": null, ', '"b": 1, ', '"b": true, '):
+        put_text(world, f'{{{level}"id": "same#"}}')
+    keys = keys_of(world)
+    assert len(set(keys)) == len(values) ** 2 + 4
+    assert found(world, keys) == {key: key for key in keys}
