@@ -44,7 +44,9 @@ from multiclouddb_api import (
     Snapshot,
     SnapshotOrder,
     StartPosition,
+    connect,
     decode_json,
+    invalid_request,
 )
 from multiclouddb_api.checkpoint import CheckpointFile, checkpoint_at
 from multiclouddb_api.validators import suggestion
@@ -279,11 +281,48 @@ def to_group(text: str, option: str = "TOKEN") -> dict[str, str] | None:
     return found
 
 
+def is_mirror_file(url: str) -> bool:
+    """Return whether what stands in the place of a URL may be the file of a mirror."""
+    return ":" not in url or Path(url).is_file()
+
+
+def to_tables(path: str) -> dict[str, str | MulticloudDbError]:
+    """Read the positions of a mirror's tables, from its file.
+
+    Args:
+        path: The file, in the place of a URL.
+
+    Returns:
+        The token of each table, by the names of its collection and of the table; an error where the position
+        is missing, or cannot be read.
+
+    Raises:
+        MulticloudDbError: The errors of reading the file, and of listing the collections of `*`.
+    """
+    if not is_mirror_file(path):
+        raise _wrong("TOKEN", "is missing; only the file of a mirror, in place of URL, needs none")
+    with installed("mirror"):
+        from multiclouddb_mirror import MirrorFile, destination_of
+    file, found = MirrorFile.read(path), dict[str, str | MulticloudDbError]()
+    with connect(file.config) as client:  # asked only for the collections of *
+        jobs = file.jobs(client)
+    for job in jobs:
+        try:
+            token = destination_of(job.target, job.position).stored()
+            if token is None:
+                raise invalid_request(job.table, "has no position yet", f"run multiclouddb mirror {path}")
+        except MulticloudDbError as error:
+            found[f"{job.address}, {job.table}"] = error
+        else:
+            found[f"{job.address}, {job.table}"] = token
+    return found
+
+
 def _table_token(target: str, option: str) -> str:
     with installed("table:"):
         from multiclouddb_mirror import destination_of
     destination = destination_of(target)
-    token = destination.load()
+    token = destination.stored()
     if token is None:
         raise _wrong(option, f"there is no position with {destination.name} yet")
     return token

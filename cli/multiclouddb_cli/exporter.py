@@ -22,7 +22,7 @@ import typer
 from multiclouddb_api import invalid_request
 from multiclouddb_api.config import from_environment, toml_of
 from multiclouddb_api.validators import unknown_name
-from multiclouddb_cli.arguments import to_age
+from multiclouddb_cli.arguments import is_mirror_file, to_age
 from multiclouddb_cli.exits import NOT_KNOWN, exit_code
 from multiclouddb_cli.log import begin_log, say
 from multiclouddb_cli.watched import exposed, labelled, served
@@ -94,13 +94,19 @@ def _position(file: str, number: int, entry: Any) -> Position:
         name: from_environment(where.removeprefix("file "), name, value) for name, value in entry.items()
     }
     options = values.pop("options", [])
-    texts = {name: values.get(name) for name in ("name", "url", "position")} | values
+    texts = {name: values.get(name) for name in ("name", "url")} | values
     for name, value in texts.items():
         if not isinstance(value, str) or not value:
             raise invalid_request(f"{where}, {name}", "is missing or no text", "write it as a text")
+    if "position" not in texts and not is_mirror_file(texts["url"]):
+        raise invalid_request(
+            f"{where}, position",
+            "is missing",
+            "write it as a text; only the file of a mirror as url needs none",
+        )
     if not isinstance(options, list) or not all(isinstance(each, str) for each in options):
         raise invalid_request(f"{where}, options", "is no list of texts", 'write ["mode=latest"]')
-    words = ["token", "check", texts["url"], texts["position"], "--json"]
+    words = ["token", "check", *(texts[each] for each in ("url", "position") if each in texts), "--json"]
     if "max_lag" in texts:
         to_age(texts["max_lag"], f"max_lag of {texts['name']}")
         words += ["--max-lag", texts["max_lag"]]

@@ -521,7 +521,7 @@ def inspect(token: cli.Token, as_json: cli.Json = False) -> None:
 @token_app.command(short_help="Show whether a token can still be resumed, and for how long.")
 def check(
     url: cli.Url,
-    token: cli.Token,
+    token: cli.CheckedToken = None,
     max_lag: cli.MaxLag = None,
     key: cli.Key = None,
     options: cli.ProviderOption = None,
@@ -536,18 +536,28 @@ def check(
     the token of an idle feed may be old.
 
     The URL of the plan of workers that share a feed (the page "Spread over machines") stands for all their
-    positions: the lag is that of the oldest one.
+    positions: the lag is that of the oldest one. So does the file of a mirror, without a TOKEN, for the
+    positions of its tables.
     """
     from multiclouddb_cli import tokens
-    from multiclouddb_cli.arguments import to_age, to_config, to_group, to_key, to_options, to_token
+    from multiclouddb_cli.arguments import (
+        to_age,
+        to_config,
+        to_group,
+        to_key,
+        to_options,
+        to_tables,
+        to_token,
+    )
     from multiclouddb_cli.failure import told
 
     limit = None if max_lag is None else to_age(max_lag, "--max-lag")
     wanted = None if key is None else to_key(key, "--key")
     with told(as_json=as_json, answer=tokens.not_read):
         config = to_config(url)
-        chosen, group = to_options(config, options or ()), to_group(token)
-        text = to_token(token) if group is None else ""
+        chosen = to_options(config, options or ())
+        group = to_tables(url) if token is None else to_group(token)
+        text = "" if token is None or group is not None else to_token(token)
     if group is not None:
         tokens.check_group(config, group, chosen, max_lag=limit, as_json=as_json)
     else:

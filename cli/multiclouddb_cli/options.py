@@ -89,6 +89,13 @@ Token: TypeAlias = Annotated[
         "table:TARGET for the position of a mirror (TARGET as in mirror), spark:CHECKPOINT, or - (stdin).",
     ),
 ]
+CheckedToken: TypeAlias = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TOKEN", show_default=False,
+        help="As in token inspect. Without it, URL is the file of a mirror, and stands for all its tables.",
+    ),
+]  # fmt: skip
 MaxLag: TypeAlias = Annotated[
     str | None,
     typer.Option(

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from multiclouddb_api import MulticloudDbError, connect
+from multiclouddb_cli.arguments import is_mirror_file
 from multiclouddb_cli.exits import SET_ASIDE
 from multiclouddb_cli.failure import installed
 from multiclouddb_cli.mirrored import each_of, end_with, print_json, told_failure
-from multiclouddb_cli.screen import Cell, duration, moment, print_fields, print_table
+from multiclouddb_cli.screen import Cell, duration, moment, print_fields, print_table, print_text
 
 if TYPE_CHECKING:
     from multiclouddb_api.set_aside import SetAsideFolder
@@ -26,7 +27,7 @@ def status(target: str, position: str | None, folder: Path | None, *, as_json: b
     from multiclouddb_api.set_aside import SetAsideFolder
 
     kept = None if folder is None else SetAsideFolder(folder)
-    if ":" not in target or Path(target).is_file():
+    if is_mirror_file(target):
         if position is not None:
             raise typer.BadParameter("is for one table: write it into the file", param_hint="--position")
         _of_file(target, kept, as_json=as_json)
@@ -35,7 +36,7 @@ def status(target: str, position: str | None, folder: Path | None, *, as_json: b
     if as_json:
         typer.echo(json.dumps(found.to_dict()))
     else:
-        _print(found)
+        _print(found, _not_counted(kept))
     end_with([_code(found)])
 
 
@@ -44,11 +45,20 @@ def _code(found: MirrorStatus) -> int:
     return SET_ASIDE if found.set_aside or found.incomplete_since else 0
 
 
-def _print(found: MirrorStatus) -> None:
+def _not_counted(folder: SetAsideFolder | None) -> str:
+    """Return why nobody knows how many records are set aside."""
+    if folder is None:
+        return "not asked: give --set-aside"
+    if not folder.path.is_dir():
+        return f"not known: there is no folder {folder.path} (yet)"
+    return "not known: the collection is not"
+
+
+def _print(found: MirrorStatus, not_counted: str) -> None:
     rows = "there is no table"
     if found.rows is not None:
         rows = f"{found.rows:,}, and {found.deleted:,} of deleted documents"
-    aside = "not asked: give --set-aside" if found.set_aside is None else f"{found.set_aside:,}"
+    aside = not_counted if found.set_aside is None else f"{found.set_aside:,}"
     print_fields(
         [
             ("table", found.table),
@@ -77,8 +87,10 @@ def _of_file(path: str, folder: SetAsideFolder | None, *, as_json: bool) -> None
     else:
         print_table(
             ["collection", "table", "rows", "right at", "lag at most", "state", "proved equal", "set aside"],
-            [_row(job, each) for job, each in found],
+            [_row(job, each, folder) for job, each in found],
         )
+        if folder is not None and not folder.path.is_dir():
+            print_text(f"set aside: {_not_counted(folder)}")
     codes = list[int]()
     for job, each in found:
         if isinstance(each, MulticloudDbError):
@@ -88,7 +100,9 @@ def _of_file(path: str, folder: SetAsideFolder | None, *, as_json: bool) -> None
     end_with(codes)
 
 
-def _row(job: MirrorJob, found: MirrorStatus | MulticloudDbError) -> list[Cell]:
+def _row(
+    job: MirrorJob, found: MirrorStatus | MulticloudDbError, folder: SetAsideFolder | None
+) -> list[Cell]:
     if isinstance(found, MulticloudDbError):
         return [str(job.address), job.table, *["-"] * 3, "not known", *["-"] * 2]
     if not found.exists:
@@ -105,5 +119,5 @@ def _row(job: MirrorJob, found: MirrorStatus | MulticloudDbError) -> list[Cell]:
         duration(found.lag_seconds),
         state,
         moment(found.proved_at) if found.proved_at else "never",
-        "not asked" if found.set_aside is None else f"{found.set_aside:,}",
+        _not_counted(folder).partition(":")[0] if found.set_aside is None else f"{found.set_aside:,}",
     ]

@@ -219,6 +219,7 @@ def test_its_status_is_that_of_the_table(mirror, run, store, target, tmp_path):
     store.delete("orders", "o-3")
     assert mirror().exit_code == 0
     version = DeltaTable(tmp_path / "table").version()
+    (tmp_path / "aside").mkdir()
     ran = run("mirror", "status", target, "--set-aside", str(tmp_path / "aside"), "--json")
     assert ran.exit_code == 0, ran.output
     told = json.loads(ran.stdout)

@@ -7,10 +7,12 @@ import sqlite3
 from contextlib import closing
 
 import pytest
+from deltalake import DeltaTable
 from typer.main import get_command
 
 from multiclouddb_cli import exits
 from multiclouddb_cli.main import app
+from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_mirror import several
 from multiclouddb_mirror.mirroring import Mirror
@@ -48,11 +50,97 @@ def test_the_status_of_a_file_has_a_row_for_each_table(run, file, tmp_path):
     assert head.split()[:3] == ["collection", "table", "rows"]
     assert orders.split()[:3] == ["main/orders", f"sqlite:{tmp_path}/copy.db#orders", "10"]
     assert "complete" in bills
+    (tmp_path / "aside").mkdir()
     told = json.loads(run("mirror", "status", file, "--set-aside", tmp_path / "aside", "--json").stdout)
     assert [(each["address"], each["rows"], each["set_aside"]) for each in told] == [
         ("main/orders", 10, 0),
         ("main/bills", 2, 0),
     ]
+
+
+def test_a_folder_that_is_not_there_is_no_count_of_what_is_set_aside(run, file, tmp_path):
+    assert run("mirror", file).exit_code == 0
+    wrong = ("--set-aside", tmp_path / "asdie")
+    told = json.loads(run("mirror", "status", file, *wrong, "--json").stdout)
+    assert [each["set_aside"] for each in told] == [None, None]
+    assert (
+        f"set aside: not known: there is no folder {wrong[1]}" in run("mirror", "status", file, *wrong).stdout
+    )
+    one = run("mirror", "status", f"sqlite:{tmp_path}/copy.db#orders", *wrong)
+    assert f"not known: there is no folder {wrong[1]}" in one.stdout
+
+
+class TestLateness:
+    """`token check FILE` asks for the positions of all tables of a mirror."""
+
+    def check(self, run, file, *words):
+        ran = run("token", "check", file, "--json", *words)
+        return ran, json.loads(ran.stdout)["positions"]
+
+    def test_each_table_is_late_or_not(self, run, file, store, tmp_path):
+        assert run("mirror", file).exit_code == 0
+        ran, found = self.check(run, file, "--max-lag", "1h")
+        assert ran.exit_code == 0, ran.output
+        assert [each["late"] for each in found.values()] == [{"is_late": False}] * 2
+        store.put("bills", "b-2", {"n": 2})
+        wait_until(lambda: self.check(run, file, "--max-lag", "0.01s")[0].exit_code == exits.LATE)
+        ran, found = self.check(run, file, "--max-lag", "0.01s")
+        assert {name: each["late"]["is_late"] for name, each in found.items()} == {
+            f"main/orders, sqlite:{tmp_path}/copy.db#orders": False,
+            f"main/bills, sqlite:{tmp_path}/copy.db#bills": True,
+        }
+        assert "[LATE] main/bills" in ran.stderr
+
+    def test_a_table_without_a_position_hides_no_other(self, run, file, tmp_path):
+        text = file.read_text()
+        orders, _, bills = text.rpartition("[[table]]")
+        file.write_text(orders)
+        assert run("mirror", file).exit_code == 0
+        file.write_text("[[table]]".join((orders, bills)))
+        ran, found = self.check(run, file, "--max-lag", "1h")
+        assert ran.exit_code == 3
+        first, second = found.values()
+        assert (first["resumes"], first["late"]) == (True, {"is_late": False})
+        assert (second["error"], second["resumes"], second["late"]) == ("INVALID_REQUEST", None, None)
+        assert f"copy.db#bills: has no position yet; run multiclouddb mirror {file}" in ran.stderr
+
+    def test_lost_changes_of_one_table_come_before_another_error(self, run, file, store):
+        assert run("mirror", file).exit_code == 0
+        store.put("orders", "o-1", {})
+        store.put("orders", "o-2", {})
+        store.trim("orders", max_count=0)
+        store.drop_collection("bills")
+        ran, found = self.check(run, file)
+        assert ran.exit_code == 6
+        assert [each["error"] for each in found.values()] == ["CHECKPOINT_EXPIRED", "NOT_FOUND"]
+        assert "[NOT_FOUND]" in ran.stderr
+
+    def test_a_connection_without_tables_needs_a_token(self, run, url):
+        ran = run("token", "check", url)
+        assert ran.exit_code == exits.USAGE
+        assert "only the file of a mirror" in ran.stderr
+
+    def test_the_exporter_asks_for_all_of_them(self, run, file, tmp_path):
+        assert run("mirror", file).exit_code == 0
+        positions = tmp_path / "positions.toml"
+        positions.write_text(f'[[position]]\nname = "night"\nurl = "{file}"\nmax_lag = "26h"\n')
+        ran = run("exporter", positions, "--once")
+        assert ran.exit_code == 0, ran.output
+        assert 'multiclouddb_position_known{position="night"} 1' in ran.stdout
+        assert 'multiclouddb_position_late{position="night"} 0' in ran.stdout
+
+
+def test_reading_the_position_of_a_restored_table_writes_nothing(run, url, store, tmp_path):
+    target = f"delta:{tmp_path}/table"
+    assert run("mirror", url, "main/orders", "--target", target).exit_code == 0
+    before = DeltaTable(tmp_path / "table").version()
+    store.put("orders", "o-1", {"total": 7})
+    assert run("mirror", url, "main/orders", "--target", target).exit_code == 0
+    DeltaTable(tmp_path / "table").restore(before)
+    version = DeltaTable(tmp_path / "table").version()
+    assert run("token", "check", url, f"table:{target}").exit_code == 0
+    assert run("token", "inspect", f"table:{target}").exit_code == 0
+    assert DeltaTable(tmp_path / "table").version() == version
 
 
 def test_a_table_that_cannot_be_read_hides_no_other(run, file, tmp_path):

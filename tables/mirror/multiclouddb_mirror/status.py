@@ -46,7 +46,8 @@ class MirrorStatus:
     proved_at: datetime | None
     """When a proof of a mirror (`prove`) has last found the table equal; None if none has."""
     set_aside: int | None
-    """As in `MirrorReport`; None without a folder."""
+    """As in `MirrorReport`; None without a folder, or if there is no such folder: a mirror makes it with the
+    first record that it sets aside."""
 
     @property
     def lag_seconds(self) -> float | None:
@@ -96,6 +97,8 @@ def mirror_status(table: Destination, folder: SetAsideFolder | None = None) -> M
     is_copying = token is not None and is_in_snapshot(token)
     at = None if position is None or is_copying else position.watermark
     proved = None if found is None else table.number(PROVED)
+    # A mirror makes the folder with the first record; a folder that is not there may as well be a wrong name.
+    aside = folder if folder is not None and folder.path.is_dir() else None
     return MirrorStatus(
         table.name,
         address,
@@ -107,5 +110,5 @@ def mirror_status(table: Destination, folder: SetAsideFolder | None = None) -> M
         None if position is None else datetime.fromtimestamp(position.issued_at, UTC),
         None if found is None or found.mark is None else found.mark.incomplete_since,
         None if proved is None else to_moment(proved),
-        None if folder is None or address is None else rows_of(folder.records(address, table.name)),
+        None if aside is None or address is None else rows_of(aside.records(address, table.name)),
     )
