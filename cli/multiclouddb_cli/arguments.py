@@ -221,12 +221,7 @@ def to_token(text: str, option: str = "TOKEN") -> str:
         if "://" in text:
             raise _wrong(option, "what stands after the @ is a URL; write it without the @")
         path = Path(text[1:])
-        try:
-            text, where = path.read_text(encoding="utf-8").strip(), f"{path} "
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not text"
-            found = "" if path.is_absolute() else f", looked for in {Path.cwd()}"
-            raise _wrong(option, f"{path} cannot be read ({reason}{found})") from error
+        text, where = _content(path, option).strip(), f"{path} "
     if not text.strip():
         raise _wrong(option, f"{where}is empty")
     is_file = False
@@ -239,6 +234,15 @@ def to_token(text: str, option: str = "TOKEN") -> str:
     checkpoint = Bookmark(str(path)).load()
     assert checkpoint is not None
     return checkpoint.token
+
+
+def _content(path: Path, option: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        found = "" if path.is_absolute() else f", looked for in {Path.cwd()}"
+        raise _wrong(option, f"{path} cannot be read ({reason}{found})") from error
 
 
 _DONE: Final = "done"
@@ -355,7 +359,7 @@ def to_key(text: str, option: str) -> MulticloudDbKey:
     try:
         components: Any = decode_json(text)
     except MulticloudDbError as error:
-        raise _wrong(option, f"{text!r} is not JSON; {example}") from error
+        raise _wrong(option, f"the text is not JSON; {example}") from error
     if not isinstance(components, dict) or not components:
         raise _wrong(option, example)
     try:
@@ -365,6 +369,26 @@ def to_key(text: str, option: str) -> MulticloudDbKey:
 
 
 _HINT = "--option"
+
+
+def to_keys(texts: Sequence[str], option: str) -> list[MulticloudDbKey]:
+    """Read keys, each as in `to_key`, or `@FILE` with a key in each line."""
+    found = list[MulticloudDbKey]()
+    for text in texts:
+        if not text.startswith("@"):
+            found.append(to_key(text, option))
+            continue
+        path = Path(text[1:])
+        lines = [line.strip() for line in _content(path, option).split("\n")]
+        if not any(lines):
+            raise _wrong(option, f"{path} has no key")
+        for number, line in enumerate(lines, 1):
+            if line:
+                try:
+                    found.append(to_key(line, option))
+                except typer.BadParameter as error:
+                    raise _wrong(option, f"line {number} of {path}: {error.message}") from error
+    return found
 
 
 def to_options(config: ClientConfig, texts: Sequence[str]) -> ProviderOptions | None:

@@ -373,7 +373,7 @@ def verify(
     oldest proof of a row is, and how many differences are open and healed.
     """
     from multiclouddb_cli import verifying as command
-    from multiclouddb_cli.arguments import to_address, to_age, to_config, to_key, to_options
+    from multiclouddb_cli.arguments import to_address, to_age, to_config, to_key, to_keys, to_options
     from multiclouddb_cli.failure import told
 
     if metrics is not None and every is None:
@@ -388,7 +388,7 @@ def verify(
             max_repairs=max_repairs, force=force, adopt=adopt, sample=command.to_sample(sample),
             max_scan_rate=max_scan_rate, state=state, resume=resume, patience_seconds=patience,
             show_values=show_values, record=record, provider_options=to_options(config, options or ()),
-            keys=[to_key(each, "--key") for each in key] if key else None,
+            keys=to_keys(key, "--key") if key else None,
             partition_key=None if partition_key is None else to_key(partition_key, "--partition-key"),
         )  # fmt: skip
 

@@ -406,7 +406,8 @@ ComparedKeys: TypeAlias = Annotated[
     typer.Option(
         "--key",
         metavar="JSON",
-        help='Compare only this key, such as {"id":"o-1"}, with look-ups; may be given several times.',
+        help='Compare only this key, such as {"id":"o-1"}, with look-ups; or @FILE with a key in each line. '
+        "May be given several times.",
     ),
 ]
 ComparedPartition: TypeAlias = Annotated[

@@ -337,3 +337,18 @@ def test_single_keys_are_compared_and_repaired_and_the_verdict_says_so(verify, t
     assert verify("--partition-key", '{"id":"o-4"}').exit_code == 11
     assert verify("--key", '{"id":"o-3"}', "--estimate").exit_code == 2
     assert verify("--key", "o-3").exit_code == 2
+
+
+def test_keys_are_read_from_a_file_and_a_wrong_line_is_named(verify, tmp_path):
+    file = tmp_path / "keys"
+    file.write_text('{"id": "o-1"}\n\n{"id": "o-2"}\r\n')
+    told = json.loads(verify("--key", f"@{file}", "--key", '{"id":"o-4"}', "--json").stdout)
+    assert told["counts"]["equal"] == 3
+    file.write_text("\n")
+    ran = verify("--key", f"@{file}")
+    assert (ran.exit_code, "has no key" in ran.stderr) == (2, True)
+    file.write_text('{"id": "o-1"}\no-2\n')
+    ran = verify("--key", f"@{file}")
+    assert (ran.exit_code, f"line 2 of {file}: " in ran.stderr) == (2, True)
+    assert "o-2" not in ran.stderr
+    assert "cannot be read" in verify("--key", f"@{tmp_path}/nothing").stderr
