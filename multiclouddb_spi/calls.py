@@ -12,7 +12,7 @@ from contextlib import closing
 from datetime import datetime
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import attrs
 
@@ -78,6 +78,20 @@ _PAGES_IN_BUFFER: Final = 4
 _ENDS: Final = (Dropped, Renamed, Invalidated, FeedEnded)
 
 
+@attrs.frozen(eq=False)
+class _PageCall(Generic[T]):
+    """A call for a page: what its caller asked for, and until when."""
+
+    request: ChangeFeedRequest
+    spec: FeedSpec
+    options: OperationOptions
+    view: Callable[[Batch, int, int], T]
+    """Makes the page's values, as in `Engine.read`."""
+    deadline: Deadline
+    began: float
+    """When the call began, by the monotonic clock."""
+
+
 class Calls:
     """Makes calls until it is ended; the arguments are those of `Engine`."""
 
@@ -132,21 +146,13 @@ class Calls:
             with self._opener.open(request, spec, deadline, keeps=True) as consumer:
                 if isinstance(consumer, EndedFeed):
                     return finished(consumer)
-                return self._used(consumer, request, spec, options, view, deadline, began)
+                call = _PageCall(request, spec, options, view, deadline, began)
+                return self._used(consumer, call)
         except Exception:
             with user_errors(self._provider, "read_changes"):
                 raise
 
-    def _used(
-        self,
-        consumer: Consumer,
-        request: ChangeFeedRequest,
-        spec: FeedSpec,
-        options: OperationOptions,
-        view: Callable[[Batch, int, int], T],
-        deadline: Deadline,
-        began: float,
-    ) -> Reading[T]:
+    def _used(self, consumer: Consumer, call: _PageCall[T]) -> Reading[T]:
         """Read a page, and keep the consumer for the next call, also if this one fails.
 
         Its keys are the token of the page and, after a page without news, the token or start of the request,
@@ -154,9 +160,9 @@ class Calls:
         It is not kept if its feed may have been recreated or has ended, or if the page has the token of the
         request although something was read.
         """
-        asked, skip = key_of(request, spec), None
+        asked, skip = key_of(call.request, call.spec), None
         try:
-            reading = self._reading(consumer, request, options, view, deadline, began)
+            reading = self._reading(consumer, call)
         except Exception as error:
             # The next call takes over what still stands at the positions of its token.
             consumer.token = None
@@ -179,16 +185,9 @@ class Calls:
         self.consumers.put(consumer, *keys)
         return reading
 
-    def _reading(
-        self,
-        consumer: Consumer,
-        request: ChangeFeedRequest,
-        options: OperationOptions,
-        view: Callable[[Batch, int, int], T],
-        deadline: Deadline,
-        began: float,
-    ) -> Reading[T]:
-        check = unchanged.check(consumer, options, self.context, deadline)
+    def _reading(self, consumer: Consumer, call: _PageCall[T]) -> Reading[T]:
+        request, deadline, began = call.request, call.deadline, call.began
+        check = unchanged.check(consumer, call.options, self.context, deadline)
         if check.page is not None:
             return Reading((), check.page)
         consumer.last_page = None
@@ -212,27 +211,18 @@ class Calls:
             whole = bool(is_whole) and isinstance(request.scope, EntireCollection)
             if (started := announced(consumer.feed, lineage, whole=whole)) is not None:
                 return self.pages.reading(consumer, lineage, started, deadline, began)
-        return self._polled(consumer, lineage, request, options, check, view, deadline, began)
+        return self._polled(consumer, lineage, check, call)
 
-    def _polled(
-        self,
-        consumer: Consumer,
-        lineage: Lineage,
-        request: ChangeFeedRequest,
-        options: OperationOptions,
-        check: Check,
-        view: Callable[[Batch, int, int], T],
-        deadline: Deadline,
-        began: float,
-    ) -> Reading[T]:
+    def _polled(self, consumer: Consumer, lineage: Lineage, check: Check, call: _PageCall[T]) -> Reading[T]:
+        request, deadline = call.request, call.deadline
         scope, width = request.scope, self.context.width
         filling = Filling(
             self.context, consumer, request.max_page_size or self._provider.page_records,
-            request.max_page_bytes or self._page_bytes, view, deadline,
+            request.max_page_bytes or self._page_bytes, call.view, deadline,
             wait=check.wait, on_expired=request.on_expired,
             single=isinstance(scope, PhysicalPartition) and not scope.with_descendants,
             now=lambda: self.feeds.soon(consumer.feed, deadline),
-            leaves_out=not options.ask_all and unchanged.may_leave_out(lineage, width),
+            leaves_out=not call.options.ask_all and unchanged.may_leave_out(lineage, width),
         )  # fmt: skip
         result = filling.run()
         if not result.in_hand() and (lineage.ends() or lineage.waiting() or lineage.plan):
@@ -252,7 +242,7 @@ class Calls:
             lineage = fresh
         if not result.count:
             self.pages.raise_failure(consumer, lineage, result, deadline)
-        reading = self.pages.reading(consumer, lineage, result, deadline, began)
+        reading = self.pages.reading(consumer, lineage, result, deadline, call.began)
         if recreated is not None:
             # These are the last events of the earlier resource. The next read refuses the token, so no notice
             # says that the feed has ended.
