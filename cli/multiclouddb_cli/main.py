@@ -559,7 +559,9 @@ def check(
         group = to_tables(url) if token is None else to_group(token)
         text = "" if token is None or group is not None else to_token(token)
     if group is not None:
-        tokens.check_group(config, group, chosen, max_lag=limit, as_json=as_json)
+        from multiclouddb_cli.positions import check_group
+
+        check_group(config, group, chosen, max_lag=limit, as_json=as_json)
     else:
         tokens.check(config, text, wanted, chosen, max_lag=limit, as_json=as_json)
 
