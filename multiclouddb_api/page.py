@@ -127,9 +127,9 @@ class SnapshotStarted:
     partition_id: str = attrs.field(validator=is_a(str))
     """The id of the snapshot; the matching `BackfillDone` has the same id."""
     whole: bool = attrs.field(default=True, validator=is_a(bool))
-    """True if the snapshot delivers every row of the collection, so that a target may delete all its other
-    rows at `BackfillDone`. False for one segment of a plan, for one partition or partition key, for a
-    snapshot without changes, and for a backfill from `AtTime`."""
+    """True if the snapshot delivers every row of the collection, or of the database that is read as a whole,
+    so that a target may delete all its other rows at `BackfillDone`. False for one segment of a plan, for one
+    partition or partition key, for a snapshot without changes, and for a backfill from `AtTime`."""
 
 
 @frozen

@@ -80,8 +80,8 @@ class Snapshot:
 
     Portability:
         Check `Capability.CHANGE_FEED_SNAPSHOT`, whose note also says whether all rows are of one moment, or
-        each row is as it was when the scan read it. The scope must be a whole collection or one partition
-        key, and not `PhysicalPartition`, `EntireDatabase` or `EntireCluster`. See warnings 23 and 24 in
+        each row is as it was when the scan read it. The scope must be a whole collection, one partition key
+        or a database, and not `PhysicalPartition` or `EntireCluster`. See warnings 23 and 24 in
         docs/configuration.md.
     """
 
@@ -95,8 +95,9 @@ class Snapshot:
             attrs.validators.optional(_is_holdable),
         ],
     )
-    """Into how many segments to divide the collection; None lets the provider decide. One client reads up to
-    eight at the same time; with `plan_partitions`, each has a token of its own."""
+    """Into how many segments to divide the collection (of a database, each collection); None lets the
+    provider decide. One client reads up to eight at the same time; with `plan_partitions`, each has a token
+    of its own."""
     max_scan_rate: float | None = attrs.field(
         default=None, validator=[is_a(int, float, type(None)), _is_rate]
     )

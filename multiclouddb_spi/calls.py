@@ -24,6 +24,7 @@ from multiclouddb_api import (
     ClientConfig,
     Dropped,
     EntireCollection,
+    EntireDatabase,
     ErrorCategory,
     ErrorDetail,
     ErrorReason,
@@ -208,7 +209,7 @@ class Calls:
             from multiclouddb_spi.scan.start import announced
 
             is_whole = isinstance(request.start_position, Beginning | Snapshot) and lineage.listed()
-            whole = bool(is_whole) and isinstance(request.scope, EntireCollection)
+            whole = bool(is_whole) and isinstance(request.scope, EntireCollection | EntireDatabase)
             if (started := announced(consumer.feed, lineage, whole=whole)) is not None:
                 return self.pages.reading(consumer, lineage, started, deadline, began)
         return self._polled(consumer, lineage, check, call)
@@ -237,7 +238,7 @@ class Calls:
         again = request.on_expired
         if isinstance(again, Resnapshot) and lineage.listed() and self.pages.has_expired(result):
             fresh = self._opener.snapshot(consumer.feed, again.snapshot, deadline)
-            whole = isinstance(scope, EntireCollection)
+            whole = isinstance(scope, EntireCollection | EntireDatabase)
             result = self.pages.begun_again(consumer, lineage, fresh, result, whole=whole)
             lineage = fresh
         if not result.count:

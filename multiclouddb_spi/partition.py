@@ -4,7 +4,7 @@
     provider:address.incarnation:the service's own id
 
 The address and the incarnation are digests, so an id of another resource is detected, and an id reveals no
-names.
+names, except that a segment of a database's scan names its collection.
 """
 
 from __future__ import annotations

@@ -148,10 +148,10 @@ def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> F
             "is Resnapshot(), which reads changes, but the start is Snapshot(changes=False)",
             "leave out on_expired: the rows alone do not expire while the collection exists",
         )
-    scannable = isinstance(request.scope, EntireCollection | LogicalPartition)
+    scannable = isinstance(request.scope, EntireCollection | EntireDatabase | LogicalPartition)
     if (begins or isinstance(request.on_expired, Resnapshot)) and not scannable:
         what = "Snapshot()" if begins else "on_expired=Resnapshot()"
-        way_out = "read each collection with EntireCollection()"
+        way_out = "read each database with EntireDatabase(), or each collection with EntireCollection()"
         if isinstance(request.scope, PhysicalPartition):
             way_out = "read EntireCollection(), or spread it over processes with client.plan_partitions"
         raise MulticloudDbError(

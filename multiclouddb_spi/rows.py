@@ -90,7 +90,7 @@ class RowMapper(ColumnMapper):
             keys = list(keys)
             canonical = [key.canonical() for key in keys]
         return Columns(
-            event_ids_of(scan, canonical),
+            event_ids_of(scan, canonical, self.segment.collection),
             keys,
             repeat(ChangeType.CREATE),
             repeat(scan.moment),
@@ -120,17 +120,19 @@ def looked_up(moment: datetime, shared: Cursor = None) -> Segment:
     return Scan("", moment, shared, LOOKUP_PLAN).segment("")
 
 
-def event_ids_of(scan: Scan, canonical: Iterable[bytes]) -> list[str]:
+def event_ids_of(scan: Scan, canonical: Iterable[bytes], collection: str = "") -> list[str]:
     """Return the event ids of rows; an id is the same whenever this scan reads the row again.
 
     Args:
         scan: The scan.
         canonical: The texts of the rows' keys (`MulticloudDbKey.canonical`).
+        collection: `Segment.collection`; rows of two collections of a database may have the same key.
     """
-    # To copy an empty hash object takes less time than to make one.
-    begin, empty, ids = f"{scan.partition_id}:", blake2b(digest_size=_DIGEST_BYTES).copy, []
+    # To copy a hash object takes less time than to make one.
+    begin, ids = f"{scan.partition_id}:", []
+    start = blake2b(collection.encode(), digest_size=_DIGEST_BYTES).copy
     for text in canonical:
-        digest = empty()
+        digest = start()
         digest.update(text)
         ids.append(begin + digest.hexdigest())
     return ids

@@ -50,9 +50,17 @@ class Scan:
         """The id of the whole scan, which is used like the id of a partition."""
         return f"{_PREFIX}{self.plan_id}"
 
-    def segment(self, name: str, after: str = "", last: str = "", records: int | None = None) -> Segment:
-        """Return a segment of this scan with a `name`, `after`, `last` and `records`; see `Segment`."""
-        return Segment(self, name, after, last, records)
+    def segment(
+        self,
+        name: str,
+        after: str = "",
+        last: str = "",
+        records: int | None = None,
+        *,
+        collection: str = "",
+    ) -> Segment:
+        """Return a segment of this scan; the arguments are the attributes of `Segment`."""
+        return Segment(self, name, after, last, records, collection)
 
 
 @frozen
@@ -61,12 +69,15 @@ class Segment:
 
     Attributes:
         scan: The scan to which the segment belongs.
-        name: The name of the segment, which is unique in its scan, such as a number or a range. Each piece of
-            a segment needs a name of its own.
+        name: The name of the segment, without a slash, such as a number or a range. In a collection's scan it
+            is unique, in a database's it is unique together with `collection`. Each piece of a segment needs
+            a name of its own.
         after: The key after which to read, as text in the provider's own form; empty at the beginning.
         last: Where the segment ends, as text in the provider's own form.
         records: The approximate number of rows, which the Spark source counts against its limits; None if the
             service does not report it. It is not part of a token.
+        collection: The collection that the segment is a part of, if the scan is one of a database; else
+            empty. It is part of the rows' event ids.
     """
 
     scan: Scan
@@ -74,6 +85,7 @@ class Segment:
     after: str = attrs.field(default="", repr=False)
     last: str = attrs.field(default="", repr=False)
     records: int | None = None
+    collection: str = ""
 
     @classmethod
     def of(cls, segment_id: str, cursor: Cursor) -> Segment:
@@ -82,20 +94,22 @@ class Segment:
         Raises:
             InvalidCursor: Raised if these are not the id and the cursor of a segment.
         """
-        plan_id, colon, name = segment_id.removeprefix(_PREFIX).partition(":")
+        plan_id, colon, place = segment_id.removeprefix(_PREFIX).partition(":")
+        name, _, collection = place.partition("/")
         match cursor:
             case [str() as floor, int() as micros, str() as after, str() as last, *shared] if (
                 colon and type(micros) is int and micros in _TIMES and len(shared) < 2
             ):
                 scan = Scan(floor, _EPOCH + micros * _MICROSECOND, shared[0] if shared else None, plan_id)
-                return cls(scan, name, after, last)
+                return cls(scan, name, after, last, collection=collection)
             case _:
                 raise InvalidCursor("it is not a position in a segment of a snapshot")
 
     @property
     def segment_id(self) -> str:
         """The id of the segment; it never equals the id of a partition."""
-        return f"{_PREFIX}{self.scan.plan_id}:{self.name}"
+        place = f"{self.name}/{self.collection}" if self.collection else self.name
+        return f"{_PREFIX}{self.scan.plan_id}:{place}"
 
     @property
     def cursor(self) -> Cursor:

@@ -34,6 +34,15 @@ def test_a_segment_comes_back_from_its_id_and_cursor(shared):
     assert again.cursor == segment.cursor
 
 
+@pytest.mark.parametrize("collection", ["orders", "a/b:c", "/", "é \n", "snapshot:"])
+def test_a_segment_of_a_database_comes_back_with_its_collection(collection):
+    segment = SCAN.segment("0-1f", "a", "b", collection=collection)
+    assert Segment.of(segment.segment_id, json.loads(json.dumps(segment.cursor))) == segment
+    assert plan_id_of(segment.segment_id) == "plan"
+    assert segment.piece("1", "a", "b").collection == segment.at("x").collection == collection
+    assert segment.segment_id != attrs.evolve(segment, collection="other").segment_id
+
+
 @pytest.mark.parametrize(
     ("name", "cursor"),
     [

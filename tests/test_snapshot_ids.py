@@ -38,3 +38,10 @@ def test_the_ids_are_those_that_were_recorded() -> None:
         "snapshot:plan:83d2bfdf6408536fb411036adfc85148",
         "snapshot:plan:441b070550547256552104b9ee7c5591",
     ]
+
+
+def test_equal_keys_of_two_collections_of_a_database_have_ids_of_their_own() -> None:
+    scan, key = Scan("f", datetime(2026, 1, 1, tzinfo=UTC)), MulticloudDbKey({"id": 1}).canonical()
+    made = [event_ids_of(scan, [key], name) for name in ("", "a", "b", "a")]
+    assert made[1] == made[3]
+    assert len({each for (each,) in made}) == 3

@@ -16,6 +16,12 @@ for the scan.
   and is read like a partition: the engine calls `Feed.open_segment` and fetches from the reader. About eight
   segments are active at the same time, so a plan of 32,000 segments is never listed as a whole. Each key is
   in exactly one segment of a plan.
+- *Databases.* The scan of a database reads one collection after the other, in an order that other processes
+  know too, such as that of their names. The rest of the plan names the collection that is divided, and the
+  provider lists the following ones again each time, so a token never contains all of them. Each segment
+  names its collection, and so does the `View` of its reader. A collection that is dropped meanwhile has no
+  rows any more, so its segments end with `Scanned`, and the scan goes on with the others. All rows of one
+  that is created meanwhile are in the stream, so it need not be scanned.
 - *Cursors.* The engine writes and reads the cursor of a segment (`multiclouddb_spi.segment`). It contains
   everything that a reader needs: the scan, and as texts of the provider the last key that was read and the
   end of the segment. The texts keep their meaning in any process, for days, even if the service splits or
@@ -38,10 +44,10 @@ for the scan.
 - *Stream.* The start positions lie at or before the floor, so every change after the floor is read from the
   stream. The stream may return a change although the scan has already returned the changed row.
 - *End.* A segment ends with the outcome `Scanned`, on the batch with its last row or on an empty batch. A
-  segment never ends with `Drained` or `Awaiting`. It ends with `Ended` and a notice only if the collection is
-  dropped. If it is better to read the rest of a segment in pieces (for example, because its keys are now on
-  several nodes), the segment ends with `Scanned(pieces)`. The pieces contain the unread rest of the segment,
-  and no key of another segment.
+  segment never ends with `Drained` or `Awaiting`. It ends with `Ended` and a notice only if the only
+  collection of the feed is dropped. If it is better to read the rest of a segment in pieces (for example,
+  because its keys are now on several nodes), the segment ends with `Scanned(pieces)`. The pieces contain the
+  unread rest of the segment, and no key of another segment.
 - *Batches of a segment.* `caught_up` is False while more rows follow. `watermark` and `headroom` are None.
   `charge` is the cost of the scan; `Snapshot.max_scan_rate` limits the charge, or the rows if `charge` is
   None.

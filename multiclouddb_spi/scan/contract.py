@@ -43,8 +43,8 @@ class ScanPlan:
 class SupportsSnapshot(Protocol):
     """A feed that can scan its collection for a snapshot.
 
-    The scope of such a feed is a whole collection or one partition key. `Feed.open_segment` opens a reader
-    of a segment.
+    The scope of such a feed is a whole collection, one partition key, or, if the provider has
+    `Capability.CHANGE_FEED_DATABASE_SCOPE`, a database. `Feed.open_segment` opens a reader of a segment.
     """
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
@@ -56,7 +56,8 @@ class SupportsSnapshot(Protocol):
         Args:
             segments: Into how many segments to divide the scan; None for a number that suits the size of the
                 collection and its partitions. A provider may make fewer, and more only if its service
-                requires it. The scan of one partition key has one segment.
+                requires it. The scan of one partition key has one segment; in the scan of a database, this is
+                the number for each collection.
             deadline: The time by which the call must end.
         """
         ...

@@ -9,6 +9,7 @@ from __future__ import annotations
 from multiclouddb_conformance.us8.capability import TestCapabilities, TestNoFeed
 from multiclouddb_conformance.us8.checkpoint import TestCheckpoint, TestPageSize
 from multiclouddb_conformance.us8.coverage import TestLateSiblings, TestUncovered
+from multiclouddb_conformance.us8.database_snapshot import TestDatabaseSnapshot
 from multiclouddb_conformance.us8.delivery import TestPropagation, TestTransactions
 from multiclouddb_conformance.us8.document import TestImages, TestKeys, TestValues
 from multiclouddb_conformance.us8.expiry import TestExpiry, TestPoison
@@ -55,6 +56,7 @@ __all__ = [
     "TestCapabilities",
     "TestCheckpoint",
     "TestClosing",
+    "TestDatabaseSnapshot",
     "TestDeadline",
     "TestDescendants",
     "TestEndlessTrouble",

@@ -51,7 +51,8 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(
             _NATIVE,
             "reads one change stream once for all its tables: the only one FOR ALL, or the one named by "
-            "change_stream, which may watch some tables; Snapshot() and Resnapshot() need a table each",
+            "change_stream, which may watch some tables; a Snapshot() reads all of them as they were at one "
+            "moment",
         ),
         Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
         Capability.RUN_COMMAND: CapabilityNote(

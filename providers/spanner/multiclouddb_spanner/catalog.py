@@ -129,10 +129,7 @@ def find(
         table = table.partition(".")[2]  # records name a table in the default schema without its schema
     key = _key_of(client, table, scope, postgres=postgres) if table else {}
     if table and not key and _is_there(client, table, scope):
-        raise unsupported(
-            f"table {table!r} has no key column (PRIMARY KEY ()), so events cannot name its only row",
-            "create a table with a key column, and read that one",
-        )
+        raise without_key(table, "create a table with a key column, and read that one")
     if table and not key:
         raise ProviderFault.of(
             ErrorCategory.NOT_FOUND,
@@ -278,13 +275,46 @@ def retention_of(client: DatabaseClient, info: ChangeStreamInfo, scope: CancelSc
     return _retention(_options(client, scope).get(info.stream, {}).get("retention_period", ""))
 
 
-def columns_at(client: DatabaseClient, info: ChangeStreamInfo, at: int, scope: CancelScope) -> list[str]:
-    """Return the columns of a table that its changes contained at a given time."""
+def columns_at(
+    client: DatabaseClient, info: ChangeStreamInfo, at: int, scope: CancelScope
+) -> dict[str, list[str]]:
+    """Return the columns of each table that is read, as its changes contained them at a given time."""
     names = "table_schema, table_name, column_name, is_generated"
-    rows = _select(client, scope, names, "columns ORDER BY ordinal_position", at)
-    here = [row[2:] for row in rows if list(row[:2]) == _place(info.table, postgres=info.postgres)]
-    rest = (name for name, generated in here if generated != "ALWAYS" and name not in info.key_names)
-    return [*info.key_names, *rest] if here else []
+    found = dict[str, list[str]]()
+    for schema, table, column, generated in _select(
+        client, scope, names, "columns ORDER BY ordinal_position", at
+    ):
+        name = _name(schema, table, postgres=info.postgres)
+        if info.table in ("", name):
+            columns = found.setdefault(name, [])
+            if generated != "ALWAYS":
+                columns.append(column)
+    return found
+
+
+def tables_at(
+    client: DatabaseClient, info: ChangeStreamInfo, at: int, scope: CancelScope
+) -> dict[str, ChangeStreamInfo]:
+    """Return each table that the stream of a database watched at a given time, as a feed of it has it."""
+    watch, keys = watch_of(client, info, scope, at), keys_of(client, scope, postgres=info.postgres, at=at)
+    found = dict[str, ChangeStreamInfo]()
+    for table in _table_names(client, scope, at):
+        whole, key = watch.whole(table), keys.get(table, {})
+        if whole is None:
+            continue
+        if not key:
+            raise without_key(table, "read each other table with EntireCollection(), or drop this one")
+        found[table] = attrs.evolve(
+            info, table=table, key_names=tuple(key), key_types=tuple(key.values()), whole=whole
+        )
+    return found
+
+
+def without_key(table: str, way_out: str) -> ProviderFault:
+    """Return the refusal of a table that has no key column."""
+    return unsupported(
+        f"table {table!r} has no key column (PRIMARY KEY ()), so events cannot name its only row", way_out
+    )
 
 
 def types_of(client: DatabaseClient, info: ChangeStreamInfo, scope: CancelScope) -> dict[str, dict[str, str]]:
@@ -328,13 +358,8 @@ def _select(
 
 
 def _name(schema: str, name: str, *, postgres: bool) -> str:
-    """Return the name of a table in change records; the inverse of `_place`."""
+    """Return the name of a table in change records."""
     return name if schema == (_PUBLIC if postgres else "") else f"{schema}.{name}"
-
-
-def _place(table: str, *, postgres: bool) -> list[str]:
-    schema, _, name = table.rpartition(".")
-    return [schema or (_PUBLIC if postgres else ""), name]
 
 
 _GOOGLE_TYPE: Final = re.compile(

@@ -49,6 +49,7 @@ from multiclouddb_spi import (
     FeedStart,
     Follows,
     Head,
+    InvalidCursor,
     Partition,
     PartitionState,
     Position,
@@ -159,7 +160,12 @@ class SpannerFeed(Feed):
         )
 
     def open_segment(self, segment: Segment) -> Reader:
-        return SegmentReader(self._scans, self._view(self.public_id(segment.segment_id)), segment)
+        view = self._view(self.public_id(segment.segment_id))
+        if bool(segment.collection) == bool(self._source.info.table):
+            raise InvalidCursor("it is a segment of another scope")
+        if segment.collection:
+            view = attrs.evolve(view, address=attrs.evolve(view.address, collection=segment.collection))
+        return SegmentReader(self._scans, view, segment)
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
         seeds = self.start(Now(), None, deadline)
@@ -168,7 +174,7 @@ class SpannerFeed(Feed):
     def segments(
         self, scan: Scan, rest: Cursor, count: int, deadline: Deadline
     ) -> tuple[list[Segment], Cursor | None]:
-        return cut(scan, rest, count)
+        return cut(self._scans, scan, rest, count, CancelScope(deadline))
 
     def lookup(
         self, keys: Sequence[MulticloudDbKey], deadline: Deadline

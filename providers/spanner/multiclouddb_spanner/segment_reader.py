@@ -14,6 +14,7 @@ from google.cloud.spanner_v1 import PartialResultSet, TypeCode
 
 from multiclouddb_api import ChangeEvent, LookupAnswer, MulticloudDbKey, encode_json
 from multiclouddb_api.key import trusted_keys
+from multiclouddb_spanner.catalog import ChangeStreamInfo
 from multiclouddb_spanner.client import CancelScope, QueryResult
 from multiclouddb_spanner.errors import is_broken, is_lost_version
 from multiclouddb_spanner.mapping import SpannerView
@@ -201,6 +202,7 @@ class SegmentReader(Reader):
         self._scans, self._source = scans, scans.source
         self._view, self._segment = view, segment
         self._began = self._at = micros(segment.scan.moment)  # the time at which rows are read may be later
+        self._table: ChangeStreamInfo | None = None
         self._scope = CancelScope()
         self._outcome: Outcome = Continue()
         # The state of the answer: the received rows, the number of taken rows, their size, and the last key.
@@ -226,23 +228,21 @@ class SegmentReader(Reader):
         if isinstance(self._outcome, Scanned):
             return self._batch(begin, taken, 0)
         try:
-            found = self._scans.check(self._began, self._scope.at(deadline), lately=self._looked)
-            self._looked = True
-            if found.whole != self._view.whole:
-                self._end_answer()
-                self._rows, self._used, self._received = _NO_ROWS, 0, self._segment.after
-                self._view = attrs.evolve(self._view, whole=found.whole)
-            nbytes = self._take(taken, max_records, max_bytes, deadline)
+            nbytes = self._take(taken, max_records, max_bytes, deadline) if self._look(deadline) else 0
         except Exception as error:
             if self._answer is not None and is_broken(error):
                 self._source.row_limits.broke(self._view.partition_id, self._limit or _FIRST_LIMIT)
             self._end_answer()
             if not taken:
-                if not is_lost_version(error):
+                scope = self._scope.at(deadline)
+                if is_lost_version(error):
+                    # Read at a later time. This is correct, because the stream also delivers the changes
+                    # since the snapshot.
+                    self._at = self._scans.later(self._at, scope)
+                elif self._scans.is_gone(self._table, error, scope):
+                    self._outcome = Scanned()
+                else:
                     raise
-                # Read at a later time. This is correct, because the stream also delivers the changes since
-                # the snapshot.
-                self._at = self._source.client.now(self._scope.at(deadline))
         if self._answer is not None and not self._kept:  # it stays open if a slot is free
             self._kept = self._source.slots.acquire(blocking=False)
             if not self._kept:
@@ -255,16 +255,33 @@ class SegmentReader(Reader):
     def close(self) -> None:
         self._end_answer()
 
+    def _look(self, deadline: Deadline) -> bool:
+        """Check that the table and the stream are still those of the snapshot; False if nothing is left."""
+        scope = self._scope.at(deadline)
+        checked = self._scans.check(self._began, scope, lately=self._looked)
+        self._looked = True
+        self._table = found = self._scans.table(self._segment, self._at, checked, scope)
+        if found is None:
+            self._end_answer()
+            self._outcome = Scanned()
+            return False
+        shown = attrs.evolve(self._view, key_names=found.key_names, whole=found.whole)
+        if shown != self._view:
+            self._end_answer()
+            self._rows, self._used, self._received = _NO_ROWS, 0, self._segment.after
+            self._view = shown
+        return True
+
     # -- The answer
 
     def _begin(self, deadline: Deadline) -> None:
-        view, scans = self._view, self._scans
+        view, scans, info = self._view, self._scans, self._table
+        assert info is not None
         whole = view.whole and (view.with_new or view.native)
-        names = scans.columns(self._at, whole=whole, scope=self._scope.at(deadline))
+        names = scans.columns(info, self._at, whole=whole, scope=self._scope.at(deadline))
         self._requests += 1
-        table = self._source.info.table
         self._limit, self._arrived = self._source.row_limits.of(view.partition_id) or 0, 0
-        request = range_read(table, names, self._received, self._segment.last, self._at, self._limit)
+        request = range_read(info.table, names, self._received, self._segment.last, self._at, self._limit)
         self._answer = self._source.client.read(request, self._scope.at(deadline))
         messages, width = self._metered(self._answer), len(names)
         self._messages = (_Rows(values, width) for values in values_of(messages, width))
@@ -363,7 +380,7 @@ def look_up_rows(
         at = client.now(scope)
         shown = attrs.evolve(view, whole=scans.check(at, scope, lately=True).whole)
         whole = shown.whole and (view.with_new or view.native)
-        names, segment = scans.columns(at, whole=whole, scope=scope), looked_up(moment_of(at))
+        names, segment = scans.columns(info, at, whole=whole, scope=scope), looked_up(moment_of(at))
         answer = client.read(keys_read(info.table, names, wanted, at), scope)
         fields, events, unread = list[_Fields](), list[ChangeEvent](), list[MulticloudDbKey | None]()
 

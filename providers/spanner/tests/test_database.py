@@ -14,16 +14,13 @@ from multiclouddb_api import (
     MulticloudDbError,
     NewItemStateMode,
     OldItemStateMode,
-    Resnapshot,
     ResourceAddress,
-    Snapshot,
 )
 from multiclouddb_spanner_emulator import Write
 
 from .feeds import MINUTE, Feed, once
 from .servers.emulator import STILL
 
-UNSUPPORTED = ErrorCategory.UNSUPPORTED_CAPABILITY
 CAPTURE = "(value_capture_type = 'NEW_ROW_AND_OLD_VALUES')"
 ALL = f"CREATE CHANGE STREAM everything FOR ALL OPTIONS {CAPTURE}"
 SOME = f"CREATE CHANGE STREAM some FOR items, orders OPTIONS {CAPTURE}"
@@ -161,14 +158,6 @@ class TestStream:
             assert found["orders"] == {"b": 1, "a": "k1", "n": 1}
             whole = {"new_item_state_mode": NewItemStateMode.REQUIRE}
             assert "FOR ALL" in shop.refused(ErrorCategory.UNSUPPORTED_CAPABILITY, Beginning(), **whole)
-
-    def test_a_snapshot_is_refused_by_name(self):
-        with database() as shop:
-            way_out = "is not supported for EntireDatabase; read each collection with EntireCollection()"
-            for start in (Snapshot(), Snapshot(changes=False)):
-                assert f"Snapshot() {way_out}" in shop.refused(UNSUPPORTED, start)
-            again = shop.refused(UNSUPPORTED, shop.token(), on_expired=Resnapshot())
-            assert f"on_expired=Resnapshot() {way_out}" in again
 
 
 @pytest.mark.usefixtures("at_once")

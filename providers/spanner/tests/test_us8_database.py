@@ -10,6 +10,7 @@ HARNESS = DatabaseHarness
 # The scope decides which records are read, and how their tables are told apart. Partitions, faults and
 # positions are those of the stream.
 FORM = {
+    "TestDatabaseSnapshot": "the rows of several tables",
     "TestDescendants": "the partitions of the stream of a database",
     "TestEventIdentity": "events of several tables",
     "TestForeignTokens": "a token of another scope",

@@ -29,6 +29,15 @@ class TestWiderScopes(us8.TestWiderScopes):
         return type("ForAll", (harness_class,), {"for_all": True})
 
 
+class TestDatabaseSnapshot(us8.TestDatabaseSnapshot):
+    """The changes of a whole database need one change stream that watches every table."""
+
+    @pytest.fixture
+    def harness_class(self, harness_class):
+        """Make one change stream FOR ALL, in place of one for each table."""
+        return type("ForAll", (harness_class,), {"for_all": True})
+
+
 class TestIdle(us8.TestIdle):
     """Retention is a duration: a position that is a day old has expired, even if no changes follow it."""
 
