@@ -44,7 +44,7 @@ CAPABILITIES: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(
             _NATIVE,
-            "needs the role `read` on the database; Snapshot() and Resnapshot() need a collection each",
+            "needs the role `read` on the database",
         ),
         Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(
             _NATIVE,

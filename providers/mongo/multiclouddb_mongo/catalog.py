@@ -32,7 +32,8 @@ _IMAGES: Final = (
 
 _SERVERS_OWN: Final = ("admin", "config", "local")
 # The second prefix is that of the collections in which Queryable Encryption keeps its own data.
-_OWN_COLLECTIONS: Final = ("system.", "enxcol_.")
+_SYSTEM: Final = "system."
+_OWN_COLLECTIONS: Final = (_SYSTEM, "enxcol_.")
 _OTHERWISE: Final = {
     "view": "name the collection that the view reads (viewOn)",
     "timeseries": "also write to an ordinary collection, and name that collection",
@@ -75,17 +76,32 @@ def resolve(spec: FeedSpec, default_database: str | None) -> ResourceAddress:
     return ResourceAddress(default_database, address.collection)
 
 
-def find(client: MongoClient[Any], spec: FeedSpec, address: ResourceAddress) -> FoundResource:
+def find(client: MongoClient[Any], address: ResourceAddress) -> FoundResource:
     """Look up a collection or database. The role `read` is sufficient."""
-    if isinstance(spec.scope, EntireCluster):
+    if address.database is None:
         return FoundResource(there=True)
-    assert address.database is not None
-    if isinstance(spec.scope, EntireDatabase):
+    if address.collection is None:
         return FoundResource(there=bool(_listed(client, address.database, nameOnly=True)))
     listed = _listed(client, address.database, filter={"name": address.collection})
-    if not listed:
-        return FoundResource(there=False)
-    (entry,) = listed
+    return _found(listed[0]) if listed else FoundResource(there=False)
+
+
+def collections_after(client: MongoClient[Any], database: str, uuid: str) -> dict[str, FoundResource]:
+    """Return the collections that a feed of a database reads, by name; only those after a UUID.
+
+    Args:
+        client: The client.
+        database: The name of the database.
+        uuid: A UUID in hexadecimal form; empty for all collections.
+    """
+    wanted: dict[str, Any] = {"type": "collection"}
+    if uuid:
+        wanted["info.uuid"] = {"$gt": Binary(bytes.fromhex(uuid), UUID_SUBTYPE)}
+    listed = {str(entry["name"]): _found(entry) for entry in _listed(client, database, filter=wanted)}
+    return {name: found for name, found in listed.items() if not name.startswith(_SYSTEM)}
+
+
+def _found(entry: RawBSONDocument) -> FoundResource:
     options = entry.get("options", {})
     images = options.get("changeStreamPreAndPostImages", {}).get("enabled") is True
     uuid = entry.get("info", {}).get("uuid")

@@ -28,6 +28,7 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_mongo.catalog import FoundResource, find
+from multiclouddb_mongo.database_scan import cut_database, plan_database
 from multiclouddb_mongo.driver import place_to_ask, retried
 from multiclouddb_mongo.errors import PROVIDER_ID
 from multiclouddb_mongo.mapping import MongoView
@@ -67,6 +68,7 @@ from multiclouddb_spi import (
     FeedStart,
     Follows,
     Head,
+    InvalidCursor,
     Partition,
     PartitionState,
     Position,
@@ -178,7 +180,7 @@ class MongoFeed(Feed):
         if not self._options.allow_missing:
             # A feed may have been open for a long time. If its resource was recreated, the engine opens
             # another feed, unless the feed follows its name.
-            found = find(self._source.client, self.spec, self._source.address)
+            found = find(self._source.client, self._source.address)
             if not found.there or (self._bound and found.uuid != self._found.uuid):
                 raise _missing(self._source.address)
             self._source.images = found.images
@@ -207,7 +209,14 @@ class MongoFeed(Feed):
         return self._reader(partition_id, cursor, until, self._options.batch_size)
 
     def open_segment(self, segment: Segment) -> SegmentReader:
-        reader = SegmentReader(self._scan, self._view(segment.segment_id), segment, self._look_at_log)
+        view = self._view(segment.segment_id)
+        if bool(segment.collection) != self._is_wide:
+            raise InvalidCursor("it is a segment of another scope")
+        if segment.collection:
+            own = attrs.evolve(self._source.address, collection=segment.collection)
+            view = attrs.evolve(view, address=own)
+        scan = self._scan.of(segment.collection)
+        reader = SegmentReader(scan, view, segment, self._look_at_log)
         self._readers.add(reader)
         return reader
 
@@ -217,16 +226,21 @@ class MongoFeed(Feed):
         seeds = self.start(Now(), None, deadline)
         # The collection is checked after the start of the stream, because from this start on the stream shows
         # each drop and recreation.
-        found = find(self._source.client, self.spec, self._source.address)
+        found = find(self._source.client, self._source.address)
         encrypted = self._source.client.options.auto_encryption_opts is not None
         check_snapshot(self.spec, self._source.address, found, encrypted=encrypted)
         self._look_at_log()
+        if self._is_wide:
+            return plan_database(self._scan, seeds, segments, began)
         return plan_scan(self._scan, self.spec, found, seeds, segments, began)
 
     def segments(
         self, scan: Scan, rest: Cursor, count: int, deadline: Deadline
     ) -> tuple[list[Segment], Cursor | None]:
         """Return segments with about the same number of rows."""
+        if self._is_wide:
+            self._source.reach(deadline)
+            return cut_database(self._scan, scan, rest, count, deadline)
         left = rest_of(scan, rest)
         self._source.reach(deadline)
         return cut(self._scan, left, count, deadline)
@@ -237,7 +251,7 @@ class MongoFeed(Feed):
         """Return the rows of at most 200 keys, at the current end of the log or later."""
         source = self._source
         source.reach(deadline)
-        found = find(source.client, self.spec, source.address)
+        found = find(source.client, source.address)
         if not (found.there or self._options.allow_missing):
             raise _missing(source.address)
         told = source.clock.now()
@@ -320,7 +334,7 @@ class MongoFeed(Feed):
             return None
         if not self._endless:
             # The watched resource may have been dropped or renamed.
-            found = find(self._source.client, self.spec, self._source.address)
+            found = find(self._source.client, self._source.address)
             if found.uuid != self._uuid:
                 return None
         return Head(cursor_of(now, start_of(cursor)), None, Continue(), Follows.END)
@@ -380,14 +394,14 @@ class MongoFeed(Feed):
     def _goes_on(self) -> bool:
         if self._options.after_invalidate != "follow":
             return False
-        self._source.images = find(self._source.client, self.spec, self._source.address).images
+        self._source.images = find(self._source.client, self._source.address).images
         return True
 
     def _check(self) -> None:
         """At the end of the log, refuse a missing collection, because it gets no more changes."""
         if self._found.there or not self._bound:
             return
-        self._found = find(self._source.client, self.spec, self._source.address)
+        self._found = find(self._source.client, self._source.address)
         if not self._found.there:
             raise _missing(self._source.address, f", or {_FOLLOW}")
         if self._found.uuid is None:  # a database has no incarnation; it is enough that it exists now

@@ -19,7 +19,9 @@ checks the resource itself.
 
 The segments of a scan have positions of another form, which `UnreadRange` and `Rest` describe.
 `Scan.shared` is `[uuid, name, …]`: the UUID of the collection, empty if the collection did not exist, and the
-fields of the shard key. The rest of a plan is `[low, width, left, number]`.
+fields of the shard key. The rest of a plan is `[low, width, left, number]`. In the scan of a database, each
+collection has its own: they follow in the rest, after the collection's name, and in the end of each segment,
+which is JSON then.
 
 An `_id` is written as the byte of its BSON type and its BSON value, in hexadecimal. Therefore the server gets
 back exactly the bytes that it sent, for every type.
@@ -29,9 +31,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias
 
@@ -339,6 +342,7 @@ class Rest:
         width: The number of rows in a segment, found by counting; 0 if the keys are sampled instead.
         left: The maximum number of segments; 0 means as many as needed.
         number: The number of the next segment.
+        collection: The collection, if the scan is one of a database; else empty.
     """
 
     scan: Scan
@@ -348,16 +352,20 @@ class Rest:
     low: str = attrs.field(default="", repr=False)
     number: int = 0
     names: tuple[str, ...] = ()
+    collection: str = ""
 
     def cursor(self) -> Cursor:
         """Return the rest of the plan in the form that a token stores."""
-        return [self.low, self.width, self.left, self.number]
+        rest: list[Cursor] = [self.low, self.width, self.left, self.number]
+        return [*rest, self.collection, self.uuid, *self.names] if self.collection else rest
 
     def until(self, end: str) -> Segment:
         """Return the segment from `low` up to an `_id`, which is not included."""
-        return self.scan.segment(
-            f"{self.number:x}", f"[{self.low}" if self.low else "", end, self.width or None
-        )
+        name, last = f"{self.number:x}", end
+        if self.collection:  # the segments of a database's scan do not share the UUID and the shard key
+            name, last = f"{name}-{self.uuid}", json.dumps([end, self.uuid, *self.names])
+        begin = f"[{self.low}" if self.low else ""
+        return self.scan.segment(name, begin, last, self.width or None, collection=self.collection)
 
     def after(self, end: str) -> Rest:
         """Return the rest of the plan after the segment that ends at an `_id`."""
@@ -388,23 +396,56 @@ def scan_at(time: str, began: datetime, uuid: str, names: tuple[str, ...]) -> Sc
 def range_of(segment: Segment) -> UnreadRange:
     """Return the range of a segment."""
     time, uuid, names = _common(segment.scan)
+    end = segment.last
+    if segment.collection:
+        end, uuid, names = _own(segment.last)
     begin, *seen = segment.after.split(" ")
     has_begin = begin[:1] in ("[", "(") and _is_id(begin[1:])
-    if not (has_begin or segment.after == "") or not (segment.last == "" or _is_id(segment.last)):
+    if not (has_begin or segment.after == "") or not (end == "" or _is_id(end)):
         raise InvalidCursor("it is not a segment of a scan")
-    return UnreadRange(time, uuid, begin, segment.last, names, tuple(seen))
+    return UnreadRange(time, uuid, begin, end, names, tuple(seen))
+
+
+def _own(last: str) -> tuple[str, str, tuple[str, ...]]:
+    """Return the end of a segment of a database's scan, the UUID of its collection, and the shard key."""
+    try:
+        found = json.loads(last)
+    except ValueError:
+        found = None
+    match found:
+        case [str() as end, str() as uuid, *names] if uuid and _UUID.fullmatch(uuid) and _are_texts(names):
+            return end, uuid, tuple(map(str, names))
+    raise InvalidCursor("it is not a segment of a database's scan")
+
+
+def is_uuid(text: str) -> bool:
+    """Return True for a UUID in hexadecimal form, and for an empty text."""
+    return _UUID.fullmatch(text) is not None
+
+
+def _are_texts(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def rest_of(scan: Scan, rest: Cursor) -> Rest:
     """Return the rest of a plan."""
     _, uuid, names = _common(scan)
     match rest:
-        case [str() as low, int() as width, int() as left, int() as number] if (
+        case [str() as low, int() as width, int() as left, int() as number, *own] if (
             not low or _is_id(low)
         ) and all(type(each) is int and 0 <= each < _MOST_NUMBER for each in (width, left, number)):
-            return Rest(scan, uuid, width, left, low, number, names)
+            pass
         case _:
             raise InvalidCursor("it is not a plan of a scan")
+    match own:
+        case []:
+            return Rest(scan, uuid, width, left, low, number, names)
+        case [str() as name, str() as uuid, *names] if (
+            name and uuid and _UUID.fullmatch(uuid) and _are_texts(names)
+        ):
+            return Rest(scan, uuid, width, left, low, number, tuple(map(str, names)), name)
+        case _:
+            raise InvalidCursor("it is not a plan of a database's scan")
 
 
 def _common(scan: Scan) -> tuple[str, str, tuple[str, ...]]:

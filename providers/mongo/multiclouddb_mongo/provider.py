@@ -61,7 +61,7 @@ class MongoProvider(Provider):
         # reads the last changes and the drop of a missing collection from the log.
         address = resolve(spec, self._database)
         reach(self._client, deadline, opening=True)
-        found = find(self._client, spec, address)
+        found = find(self._client, address)
         check_provisioned(spec, address, found)
         splits, sharded = self._server()
         source = ReaderContext(

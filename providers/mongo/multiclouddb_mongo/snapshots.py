@@ -10,6 +10,7 @@ from datetime import datetime
 from itertools import accumulate
 from typing import Any, Final
 
+import attrs
 import bson
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
@@ -92,15 +93,27 @@ _MOST_BYTES: Final = 12 * 1024 * 1024
 
 
 class ScanSource:
-    """The objects that the readers of one collection's segments share."""
+    """The objects that the readers of one collection's segments share.
 
-    def __init__(self, source: ReaderContext) -> None:
+    Args:
+        source: The objects that all readers of the feed share.
+        collection: The collection, if the feed reads a whole database.
+    """
+
+    def __init__(self, source: ReaderContext, collection: str = "") -> None:
         self.client, self._source = source.client, source
+        self.address = source.address
+        if collection:
+            self.address = attrs.evolve(source.address, collection=collection)
         self.at_work, self.opening = source.at_work, source.opening
         self.calm, self.be_patient = source.calm, source.be_patient
         spec = source.spec
         self._key = spec.scope.key if isinstance(spec.scope, LogicalPartition) else None
         self._keys_only = spec.new_item_state_mode is NewItemStateMode.OMIT and not spec.include_native
+
+    def of(self, collection: str) -> ScanSource:
+        """Return the source of a collection of the database that the feed reads; itself if it is empty."""
+        return ScanSource(self._source, collection) if collection else self
 
     def longest_answer(self) -> float:
         """Return for how many seconds the server may not answer."""
@@ -165,7 +178,7 @@ class ScanSource:
         return [row for row in rows if mapper.has(row, wanted)]
 
     def _collection(self) -> Collection[dict[str, Any]]:
-        address = self._source.address
+        address = self.address
         assert address.database is not None
         assert address.collection is not None
         database = self.client.get_database(address.database, codec_options=CODEC, read_concern=_MAJORITY)
@@ -175,8 +188,8 @@ class ScanSource:
 
     def gone(self, place: UnreadRange) -> Notice | None:
         """Return the notice for a collection that was dropped or renamed."""
-        address = self._source.address
-        found = find(self.client, self._source.spec, address)
+        address = self.address
+        found = find(self.client, address)
         if found.uuid == place.uuid:
             return None
         name = f"{address.database}/{address.collection}"
@@ -196,7 +209,7 @@ class ScanSource:
         """Return the fields of the shard key; empty for a collection that is not sharded."""
         if not self._source.sharded:
             return ()
-        address = self._source.address
+        address = self.address
         config = self.client.get_database("config", codec_options=CODEC, read_concern=_MAJORITY)
         wanted = {"_id": f"{address.database}.{address.collection}"}
         entry = config.collections.find_one(wanted, {"key": 1, "dropped": 1}) or {}
@@ -429,7 +442,18 @@ class SegmentReader(Reader):
 
     def _end(self, notice: Notice) -> None:
         self._close_cursor()
-        self._rows, self._exhausted, self._outcome = [], True, Ended(notice)
+        self._rows, self._exhausted = [], True
+        if not self._segment.collection:
+            self._outcome = Ended(notice)
+            return
+        # The feed of a database goes on. The stream tells that a collection was dropped, or has another name.
+        if isinstance(notice, Renamed):
+            raise ProviderFault.of(
+                ErrorCategory.CHECKPOINT_EXPIRED,
+                f"{notice.name} was renamed while the snapshot read it; {START_AGAIN}",
+                reason=ErrorReason.REPLACED,
+            )
+        self._outcome = Scanned()
 
     def _close_cursor(self) -> None:
         cursor, self._cursor = self._cursor, None
@@ -458,11 +482,6 @@ def check_snapshot(
     spec: FeedSpec, address: ResourceAddress, found: FoundResource, *, encrypted: bool
 ) -> None:
     """Refuse a snapshot whose content would differ from that of the stream."""
-    if not isinstance(spec.scope, EntireCollection | LogicalPartition):
-        raise unsupported(
-            f"Snapshot() is not supported for {type(spec.scope).__name__}",
-            "read each collection with EntireCollection()",
-        )
     if encrypted:
         raise _encrypted("Snapshot()")
     options = spec.options
@@ -481,6 +500,12 @@ def check_snapshot(
             "leave it out and filter the events",
         )
     check_provisioned(spec, address, found)
+    if address.collection is not None:
+        check_has_uuid(found)
+
+
+def check_has_uuid(found: FoundResource) -> None:
+    """Refuse a collection whose UUID is not known."""
     if found.there and found.uuid is None:
         raise unsupported(
             "Snapshot() needs the UUID of the collection, which this server does not tell; without it, a "
@@ -510,7 +535,7 @@ def plan_scan(
     scan = scan_at(time_in(place_of(seeds[0].cursor)), began, found.uuid or "", names)
     records = source.count() if found.there else 0
     whole = isinstance(spec.scope, EntireCollection)
-    width, left = (0, 1) if found.clustered or not whole else _cuts(records, segments, sharded=bool(names))
+    width, left = (0, 1) if found.clustered or not whole else cuts(records, segments, sharded=bool(names))
     rest = Rest(scan, found.uuid or "", width, left, names=names)
     number = left or max(1, -(-records // width))
     if segments is not None and width:
@@ -529,7 +554,7 @@ def time_in(place: Place) -> str:
     return place.data[_TIME].upper()
 
 
-def _cuts(records: int, segments: int | None, *, sharded: bool) -> tuple[int, int]:
+def cuts(records: int, segments: int | None, *, sharded: bool) -> tuple[int, int]:
     """Return the number of rows per segment and the maximum number of segments."""
     if segments is None:
         width = min(_MOST_WIDTH, max(_LEAST_WIDTH, -(-records // _FEW_SEGMENTS)))

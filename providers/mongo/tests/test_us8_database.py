@@ -8,6 +8,7 @@ from .harness import SharedHarness
 
 # The scope is an option of the change stream. Collections, partitions and keys do not depend on it.
 FORM = {
+    "TestDatabaseSnapshot": "the rows of several collections",
     "TestEventIdentity": "events of several collections",
     "TestForeignTokens": "a token of another scope",
     "TestLoss::test_nothing_is_lost_by_a_consumer_of_pages": "test_loss.py reads with an iterator",
