@@ -31,6 +31,7 @@ from multiclouddb_mongo.catalog import FoundResource, find
 from multiclouddb_mongo.database_scan import cut_database, plan_database
 from multiclouddb_mongo.driver import place_to_ask, retried
 from multiclouddb_mongo.errors import PROVIDER_ID
+from multiclouddb_mongo.look_up import look_up_documents
 from multiclouddb_mongo.mapping import MongoView
 from multiclouddb_mongo.position import (
     After,
@@ -52,7 +53,6 @@ from multiclouddb_mongo.snapshots import (
     SegmentReader,
     check_snapshot,
     cut,
-    look_up_documents,
     plan_scan,
     time_in,
 )

@@ -440,10 +440,10 @@ def rest_of(scan: Scan, rest: Cursor) -> Rest:
     match own:
         case []:
             return Rest(scan, uuid, width, left, low, number, names)
-        case [str() as name, str() as uuid, *names] if (
-            name and uuid and _UUID.fullmatch(uuid) and _are_texts(names)
+        case [str() as name, str() as uuid, *fields] if (
+            name and uuid and _UUID.fullmatch(uuid) and _are_texts(fields)
         ):
-            return Rest(scan, uuid, width, left, low, number, tuple(map(str, names)), name)
+            return Rest(scan, uuid, width, left, low, number, tuple(map(str, fields)), name)
         case _:
             raise InvalidCursor("it is not a plan of a database's scan")
 

@@ -23,7 +23,6 @@ from multiclouddb_api import (
     ErrorCategory,
     ErrorReason,
     LogicalPartition,
-    LookupAnswer,
     MulticloudDbKey,
     NewItemStateMode,
     Notice,
@@ -43,7 +42,6 @@ from multiclouddb_mongo.position import (
     UnreadRange,
     as_field,
     id_of,
-    moment_of,
     place_of,
     range_of,
     scan_at,
@@ -52,7 +50,6 @@ from multiclouddb_mongo.rows import ROW_CODEC, DocumentMapper, copied, rows_of
 from multiclouddb_mongo.source import BY_MINIMUM, REFUSALS, ReaderContext
 from multiclouddb_mongo.values import CODEC, asked_key, to_bson
 from multiclouddb_spi import (
-    AnsweredRows,
     Batch,
     Continue,
     Cursor,
@@ -67,9 +64,6 @@ from multiclouddb_spi import (
     Seed,
     Segment,
     cancelled,
-    check_components,
-    look_up,
-    looked_up,
     unsupported,
 )
 from multiclouddb_spi.faults import START_AGAIN
@@ -80,7 +74,6 @@ _EXACT: Final = {"locale": "simple"}
 _MAJORITY: Final = ReadConcern("majority")
 _COMMENT: Final = "multiclouddb scan"
 _LOOKUP: Final = "multiclouddb lookup"
-_MOST_KEYS: Final = 200
 _SHORT: Final = 600
 """The largest number of hexadecimal digits in an `_id` that may be the end of a segment.
 
@@ -483,7 +476,7 @@ def check_snapshot(
 ) -> None:
     """Refuse a snapshot whose content would differ from that of the stream."""
     if encrypted:
-        raise _encrypted("Snapshot()")
+        raise encrypted_refused("Snapshot()")
     options = spec.options
     assert isinstance(options, MongoOptions)
     native = options.start()
@@ -514,7 +507,8 @@ def check_has_uuid(found: FoundResource) -> None:
         )
 
 
-def _encrypted(what: str) -> ProviderFault:
+def encrypted_refused(what: str) -> ProviderFault:
+    """Return the refusal of a client that encrypts."""
     return unsupported(
         f"{what} is not supported by a client with auto_encryption_opts, because PyMongo cannot read raw "
         "batches with that option",
@@ -595,38 +589,3 @@ def _ends(source: ScanSource, rest: Rest, count: int) -> Iterator[str]:
         yield from ends
         if len(ends) < count:
             yield ""
-
-
-def look_up_documents(
-    source: ScanSource,
-    view: MongoView,
-    time: str,
-    keys: Sequence[MulticloudDbKey],
-    began: datetime,
-    *,
-    collated: bool = False,
-) -> dict[MulticloudDbKey, LookupAnswer]:
-    """Return the rows of some of the keys, at this cluster time or later; see `FoundResource.collated`."""
-    if source.client.options.auto_encryption_opts is not None:
-        raise _encrypted("lookup")
-    place = UnreadRange(time, "", names=source.shard_key())
-    names = tuple(dict.fromkeys((*place.names, "_id")))
-
-    def normal(key: MulticloudDbKey) -> MulticloudDbKey:
-        # If a document lacks a field of the shard key, its key lacks the component.
-        if list(key.components) != [name for name in names if name in key.components or name == "_id"]:
-            check_components(key, names)
-        return MulticloudDbKey(asked_key(key), key.partition_components)
-
-    def ask(asked: list[MulticloudDbKey]) -> AnsweredRows:
-        rows = source.found(place, asked)
-        mapper = DocumentMapper(view, looked_up(moment_of(time, began)), place)
-        events, unread = mapper.readable(rows)
-        if collated:
-            # With its collation, the server uses the index, but it may also find other texts that compare
-            # equal.
-            wanted = set(asked)
-            events = [event for event in events if event.key in wanted]
-        return AnsweredRows(events, unread=map(mapper.key_of, unread))
-
-    return look_up(keys, _MOST_KEYS, normal, ask)

@@ -269,6 +269,27 @@ def test_a_segment_and_a_plan_are_read_back():
             assert range_of(rest.until(ONE)).end == ONE
 
 
+@pytest.mark.parametrize("names", [(), ("region", "a b/c")])
+@pytest.mark.parametrize("end", ["", ONE])
+def test_a_segment_of_a_database_has_the_uuid_and_the_shard_key_of_its_collection(names, end):
+    scan = scan_at(TIME, BEGAN, "", ())
+    rest = Rest(scan, UUID, 50_000, 7, ONE, 3, names, "a/b")
+    assert rest_of(scan, rest.cursor()) == rest
+    segment = rest.until(end)
+    assert (segment.name, segment.collection) == (f"3-{UUID}", "a/b")
+    assert range_of(segment) == UnreadRange(TIME, UUID, f"[{ONE}", end, names)
+
+
+@pytest.mark.parametrize(
+    "last",
+    ["", "[", "{}", "7", "[]", '[""]', '["", ""]', f'["zz", "{UUID}"]', f'["", "{UUID}", 1]', "[1, 2]"],
+)
+def test_what_is_no_segment_of_a_database_is_refused(last):
+    scan = scan_at(TIME, BEGAN, "", ())
+    with pytest.raises(InvalidCursor):
+        range_of(scan.segment("0", "", last, collection="c"))
+
+
 @pytest.mark.parametrize(
     ("begin", "names", "operator"), [("[", (), "$gte"), ("(", (), "$gt"), ("(", ("region",), "$gte")]
 )
@@ -288,7 +309,21 @@ def test_what_is_no_position_is_refused(after, last):
         range_of(scan_at(TIME, BEGAN, UUID, ()).segment("0", after, last))
 
 
-@pytest.mark.parametrize("rest", [None, [], ["", 1, 1, True], ["", -1, 1, 1], ["", 1, 1], ["zz", 1, 1, 1]])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        None,
+        [],
+        ["", 1, 1, True],
+        ["", -1, 1, 1],
+        ["", 1, 1],
+        ["zz", 1, 1, 1],
+        ["", 1, 1, 1, "c"],
+        ["", 1, 1, 1, "c", ""],
+        ["", 1, 1, 1, "", UUID],
+        ["", 1, 1, 1, "c", UUID, 1],
+    ],
+)
 def test_what_is_no_plan_is_refused(rest):
     with pytest.raises(InvalidCursor):
         rest_of(scan_at(TIME, BEGAN, UUID, ()), rest)
