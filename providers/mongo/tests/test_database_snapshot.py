@@ -23,7 +23,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_mongo import MongoOptions
-from multiclouddb_mongo.provider import PLUGIN
+from multiclouddb_mongo.provider import PLUGIN, MongoProvider
 from multiclouddb_spi import Deadline, FeedSpec, InvalidCursor
 
 from .monitor import read, walk
@@ -209,3 +209,22 @@ def test_a_rest_of_another_shape_is_refused(one, native, whole, rest):
     with pytest.raises(InvalidCursor):
         feed.open_segment(plan.scan.segment("0"))
     provider.close()
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+def test_each_collection_has_its_own_shard_key(one, native, whole, reader, segments, monkeypatch):
+    monkeypatch.setattr(MongoProvider, "_server", lambda provider: (False, True))
+    keys = {"a": {"of": 1, "_id": 1}, "b": {"x/y": 1}}
+    config = native.client.config.collections
+    config.insert_many({"_id": f"{native.name}.{name}", "key": key} for name, key in keys.items())
+    try:
+        pages = list(walk(reader, whole, Snapshot(segments=segments), 2, **SCOPE))
+    finally:
+        config.delete_many({"_id": {"$in": [f"{native.name}.{name}" for name in keys]}})
+    rows = [event for page in pages for event in page.events]
+    assert found_in(rows) == documents(native)
+    assert {event.address.collection: list(event.key.components) for event in rows} == {
+        "a": ["of", "_id"],
+        "b": ["_id"],
+        "c": ["_id"],
+    }
