@@ -48,8 +48,8 @@ CAPABILITIES: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(
             _NATIVE,
-            "needs the role `readAnyDatabase` on the cluster; Snapshot() and Resnapshot() need a collection "
-            "each",
+            "needs the role `readAnyDatabase` on the cluster; Snapshot() and Resnapshot() need a database or "
+            "a collection each",
         ),
         Capability.RUN_COMMAND: CapabilityNote(_NATIVE, "commands are sent unmodified and never retried"),
     },

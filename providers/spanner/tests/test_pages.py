@@ -89,9 +89,12 @@ def test_a_whole_database(made, word, dialect):
     whole = PAGE[PAGE.index("### A whole database") :]
     table = blocks(PAGE, "sql" if word == "OPTIONS" else "postgresql")[0].partition(";")[0]
     stream = blocks(whole, "sql")[0].strip().rstrip(";").replace("OPTIONS", word)
-    with made([table, stream], dialect):
+    with made([table, stream], dialect) as database:
         run(PAGE, "write.py")
         assert run(PAGE, "database.py") == blocks(whole, "text")[0]
+        with database.batch() as batch:
+            batch.insert("orders", ("id", "status"), [["o-2", "new"], ["o-3", "new"]])
+        assert run(PAGE, "tables.py") == blocks(whole, "text")[1]
 
 
 def test_both_programs_of_moving_print_what_the_page_says(made):
