@@ -59,7 +59,15 @@ class Scan:
         *,
         collection: str = "",
     ) -> Segment:
-        """Return a segment of this scan; the arguments are the attributes of `Segment`."""
+        """Return a segment of this scan.
+
+        Args:
+            name: See `Segment`, as for the others.
+            after: The key after which to read.
+            last: Where the segment ends.
+            records: The approximate number of rows.
+            collection: The collection, in the scan of a database.
+        """
         return Segment(self, name, after, last, records, collection)
 
 
