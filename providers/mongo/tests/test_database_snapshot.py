@@ -132,6 +132,24 @@ def test_a_renamed_collection_has_each_document_under_one_name_or_another_snapsh
         assert found_in(events[-9:]) == documents(native)
 
 
+@pytest.mark.parametrize("fresh", [False, True])
+def test_collections_that_are_renamed_before_their_turn_have_their_documents(one, native, whole, fresh):
+    """Their new names come before those that were scanned already."""
+    for number in range(20):
+        native[f"m{number:02}"].insert_one({"_id": number})
+    listed = {each["info"]["uuid"]: each["name"] for each in native.list_collections()}
+    last = [listed[uuid] for uuid in sorted(listed, key=bytes)[-6:]]
+
+    def rename(number):
+        if number == 2:
+            for name in last:
+                native[name].rename(f"0{name}")
+
+    events, notices = scan(one, whole, rename, fresh=fresh)
+    assert found_in(events) == documents(native)
+    assert sum(isinstance(notice, Renamed) for notice in notices) == len(last)
+
+
 def test_a_rename_within_a_collection_that_is_read_ends_the_snapshot(one, native, whole):
     """Nothing of the old name can be read any more, and the rows after the position have another name."""
 

@@ -235,7 +235,9 @@ class TestLost:
             }
 
     @pytest.mark.parametrize(
-        "again", [(), (ORDERS,), (ORDERS.replace("(b, a)", "(n, a)"),)], ids=["dropped", "again", "other key"]
+        "again",
+        [(), (ORDERS,), *((ORDERS.replace("(b, a)", key),) for key in ("(n, a)", "(a)", "(a, b)"))],
+        ids=["dropped", "again", "other key", "shorter key", "other types"],
     )
     @pytest.mark.parametrize("fresh", [False, True])
     @pytest.mark.parametrize("after", range(7))
@@ -249,9 +251,12 @@ class TestLost:
                 if number == after:
                     shop.server.advance(2 * HOUR)
                     shop.run("DROP TABLE orders", *again)
+                    if again:
+                        shop.write("orders", ("z", 9, 90), names=NAMES)
 
             found = state(walk(shop, Snapshot(), 1, pass_time, fresh=fresh))
             assert found["items"] == found["others"] == {("k0",): 0, ("k1",): 1}
+            assert (90 in found.get("orders", {}).values()) == bool(again)
 
     def test_time_passes_again_and_again(self):
         with database(ITEMS, ORDERS, OTHERS, ALL) as shop:
