@@ -251,10 +251,14 @@ def _samples(code: int, facts: Mapping[str, Any]) -> dict[str, float]:
 
 def _failure(facts: Mapping[str, Any]) -> Mapping[str, str] | None:
     """Return the labels of the error of a check; an empty label is none for Prometheus."""
-    for each in sorted(_parts(facts), key=lambda each: each.get("resumes") is not False):
-        if each.get("error") is not None:
-            return {"category": each["error"], "reason": each["reason"] or ""}
-    return None
+    failed = [each for each in _parts(facts) if each.get("error") is not None]
+    if not failed:
+        return None
+    # As the command does: lost changes of one of several positions come before another error.
+    worst = max(
+        failed, key=lambda each: (each["error"] == "CHECKPOINT_EXPIRED", each.get("resumes") is False)
+    )
+    return {"category": worst["error"], "reason": worst["reason"] or ""}
 
 
 def _parts(facts: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""Tests what `multiclouddb mirror` does with a file besides running it: status, estimate, proofs, a retry."""
+"""Tests what is done with the file of a mirror besides running it: status, lateness, estimate, proofs."""
 
 import json
 import os
@@ -128,6 +128,18 @@ class TestLateness:
         assert ran.exit_code == 0, ran.output
         assert 'multiclouddb_position_known{position="night"} 1' in ran.stdout
         assert 'multiclouddb_position_late{position="night"} 0' in ran.stdout
+
+    def test_the_exporter_names_the_lost_changes_before_another_error(self, run, file, store, tmp_path):
+        assert run("mirror", file).exit_code == 0
+        store.drop_collection("orders")
+        store.put("bills", "b-0", {})
+        store.put("bills", "b-1", {})
+        store.trim("bills", max_count=0)
+        positions = tmp_path / "positions.toml"
+        positions.write_text(f'[[position]]\nname = "night"\nurl = "{file}"\n')
+        ran = run("exporter", positions, "--once")
+        assert 'multiclouddb_position_expired{position="night"} 1' in ran.stdout
+        assert 'category="CHECKPOINT_EXPIRED"' in ran.stdout
 
 
 def test_reading_the_position_of_a_restored_table_writes_nothing(run, url, store, tmp_path):

@@ -129,7 +129,7 @@ def find(
         table = table.partition(".")[2]  # records name a table in the default schema without its schema
     key = _key_of(client, table, scope, postgres=postgres) if table else {}
     if table and not key and _is_there(client, table, scope):
-        raise without_key(table, "create a table with a key column, and read that one")
+        raise _without_key(table, "create a table with a key column, and read that one")
     if table and not key:
         raise ProviderFault.of(
             ErrorCategory.NOT_FOUND,
@@ -303,14 +303,14 @@ def tables_at(
         if whole is None:
             continue
         if not key:
-            raise without_key(table, "read each other table with EntireCollection(), or drop this one")
+            raise _without_key(table, "read each other table with EntireCollection(), or drop this one")
         found[table] = attrs.evolve(
             info, table=table, key_names=tuple(key), key_types=tuple(key.values()), whole=whole
         )
     return found
 
 
-def without_key(table: str, way_out: str) -> ProviderFault:
+def _without_key(table: str, way_out: str) -> ProviderFault:
     """Return the refusal of a table that has no key column."""
     return unsupported(
         f"table {table!r} has no key column (PRIMARY KEY ()), so events cannot name its only row", way_out

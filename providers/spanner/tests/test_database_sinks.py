@@ -2,7 +2,15 @@
 
 import pytest
 
-from multiclouddb_api import Beginning, ErrorCategory, FeedEnded, ResourceAddress, Snapshot
+from multiclouddb_api import (
+    BackfillDone,
+    Beginning,
+    ErrorCategory,
+    FeedEnded,
+    ResourceAddress,
+    Snapshot,
+    SnapshotOrder,
+)
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_tables.sqlite import merge_into_sqlite
 
@@ -52,3 +60,18 @@ def test_changes_of_a_database_do_not_follow_the_rows_of_a_table_alone(copy):
             merge(copy, page)
         shop.write("items", ("k2", 2))
         refused(copy, shop.page(token), f"spanner {shop.scripted.name}", "is filled from", "items")
+
+
+def test_the_rows_of_a_database_are_refused_and_none_is_buried(copy):
+    """The table is never told that the scan is complete."""
+    with database() as shop:
+        shop.both(1)
+        shop.both(2)
+        pages = list(shop.pages(Snapshot(SnapshotOrder.ORDERED), 1))
+        started, first, *others = (page for page in pages if page.events or page.notices)
+        merge(copy, started)
+        merge(copy, first)
+        assert [notice for page in (started, first) for notice in page.notices] == [*started.notices]
+        assert any(isinstance(notice, BackfillDone) for notice in others[-1].notices)
+        for page in others:
+            refused(copy, page, f"spanner {shop.scripted.name}", "fill a new table for each collection")

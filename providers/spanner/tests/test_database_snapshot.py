@@ -1,5 +1,7 @@
 """Tests snapshots of a database: its tables change while they are scanned, or their old rows are lost."""
 
+from contextlib import contextmanager
+
 import attrs
 import pytest
 
@@ -61,6 +63,16 @@ def state(events):
         table: {tuple(key.components.values()): row["n"] for key, row in sink.rows().items()}
         for table, sink in sinks.items()
     }
+
+
+@contextmanager
+def three_tables():
+    """Return a database of three tables, each with the keys k0 and k1."""
+    with database(ITEMS, ORDERS, OTHERS, ALL) as shop:
+        for number in range(2):
+            shop.both(number)
+            shop.write("others", (f"k{number}", number))
+        yield shop
 
 
 def place(event):
@@ -153,10 +165,7 @@ class TestAltered:
     @pytest.mark.parametrize("fresh", [False, True])
     @pytest.mark.parametrize("after", range(7))
     def test_a_table_that_is_dropped_after_any_page(self, after, fresh):
-        with database(ITEMS, ORDERS, OTHERS, ALL) as shop:
-            for number in range(2):
-                shop.both(number)
-                shop.write("others", (f"k{number}", number))
+        with three_tables() as shop:
 
             def drop(number):
                 if number == after:
@@ -171,10 +180,7 @@ class TestAltered:
     @pytest.mark.parametrize("after", range(7))
     @pytest.mark.parametrize("key", ["(b, a)", "(n, a)"])
     def test_a_table_that_is_created_again_after_any_page(self, after, fresh, key):
-        with database(ITEMS, ORDERS, OTHERS, ALL) as shop:
-            for number in range(2):
-                shop.both(number)
-                shop.write("others", (f"k{number}", number))
+        with three_tables() as shop:
 
             def again(number):
                 if number == after:
@@ -212,10 +218,7 @@ class TestLost:
     @pytest.mark.parametrize("fresh", [False, True])
     @pytest.mark.parametrize("after", range(7))
     def test_the_rows_of_a_later_time_are_read(self, after, fresh):
-        with database(ITEMS, ORDERS, OTHERS, ALL) as shop:
-            for number in range(2):
-                shop.both(number)
-                shop.write("others", (f"k{number}", number))
+        with three_tables() as shop:
 
             def pass_time(number):
                 if number == after:
@@ -242,10 +245,7 @@ class TestLost:
     @pytest.mark.parametrize("fresh", [False, True])
     @pytest.mark.parametrize("after", range(7))
     def test_a_table_that_is_gone_by_then_has_no_rows(self, after, fresh, again):
-        with database(ITEMS, ORDERS, OTHERS, ALL) as shop:
-            for number in range(2):
-                shop.both(number)
-                shop.write("others", (f"k{number}", number))
+        with three_tables() as shop:
 
             def pass_time(number):
                 if number == after:
@@ -259,10 +259,7 @@ class TestLost:
             assert (90 in found.get("orders", {}).values()) == bool(again)
 
     def test_time_passes_again_and_again(self):
-        with database(ITEMS, ORDERS, OTHERS, ALL) as shop:
-            for number in range(2):
-                shop.both(number)
-                shop.write("others", (f"k{number}", number))
+        with three_tables() as shop:
             found = state(walk(shop, Snapshot(), 1, lambda _: shop.server.advance(1.5 * HOUR)))
             assert [len(each) for each in found.values()] == [2, 2, 2]
 
