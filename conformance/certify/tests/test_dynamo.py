@@ -270,8 +270,10 @@ class TestRefusals:
         from multiclouddb_certify.certification import RunPlace
         from multiclouddb_certify.dynamo import DynamoCertification
 
-        there = RunPlace("123", "eu-west-1", "Amazon DynamoDB", datetime.now(UTC) - timedelta(hours=1))
-        monkeypatch.setattr(DynamoCertification, "place", lambda self, url: there)
+        def an_hour_ago(self, url):  # when it is asked, because the command takes a while to begin
+            return RunPlace("123", "eu-west-1", "Amazon DynamoDB", datetime.now(UTC) - timedelta(hours=1))
+
+        monkeypatch.setattr(DynamoCertification, "place", an_hour_ago)
         ran = certified(run, dynamo.url)
         assert ran.exit_code == 3
         assert "+3600 s off" in ran.stderr
