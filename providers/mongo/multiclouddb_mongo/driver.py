@@ -159,6 +159,21 @@ def place_to_ask(client: MongoClient[Any]) -> Any:
     return ReadPreference.PRIMARY if there_is_one else client.read_preference
 
 
+def may_read_primary(client: MongoClient[Any]) -> bool:
+    """Return True if the client's read preference allows the primary, whatever its tags are."""
+    preference = client.read_preference
+    is_strict = preference.mode == ReadPreference.SECONDARY.mode
+    is_strict |= preference.mode == ReadPreference.NEAREST.mode and {} not in preference.tag_sets
+    return not is_strict
+
+
+def whose_log(client: MongoClient[Any]) -> Any:
+    """Return the read preference for the member whose oplog says what can be read."""
+    # The oplogs of two members differ in length. A stream that a member can no longer begin is read from the
+    # primary, if the read preference allows that.
+    return place_to_ask(client) if may_read_primary(client) else client.read_preference
+
+
 def _again(error: Exception) -> PyMongoError:
     """Return an error that says what an error of PyMongo's monitor says."""
     if isinstance(error, OperationFailure):  # its code is its meaning

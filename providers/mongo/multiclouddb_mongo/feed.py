@@ -33,6 +33,7 @@ from multiclouddb_mongo.driver import place_to_ask, retried
 from multiclouddb_mongo.errors import PROVIDER_ID
 from multiclouddb_mongo.look_up import look_up_documents
 from multiclouddb_mongo.mapping import MongoView
+from multiclouddb_mongo.oplog import Log, LogBeginning
 from multiclouddb_mongo.position import (
     After,
     At,
@@ -56,7 +57,7 @@ from multiclouddb_mongo.snapshots import (
     plan_scan,
     time_in,
 )
-from multiclouddb_mongo.source import Log, LogBeginning, ReaderContext
+from multiclouddb_mongo.source import ReaderContext
 from multiclouddb_mongo.values import CODEC
 from multiclouddb_spi import (
     Batch,

@@ -171,6 +171,8 @@ class MongoReader(Reader):
         if self._stream is not None and used_up and self._source.is_replaced(self._stream):
             # PyMongo would wait for this server, although another server may be the primary now.
             self.close()
+        elif self._stream is not None and not self._searches and self._source.is_elsewhere(self._stream):
+            self.close()  # it has caught up, so the member that the caller prefers can be read again
         elif used_up and self._batch_size < min(size, _LEAST_BATCH) and not self._wanted_size:
             self.close()  # the batch size of an open stream cannot be changed
         if self._stream is None:

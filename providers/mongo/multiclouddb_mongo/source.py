@@ -1,14 +1,13 @@
-"""Opens the streams of one watched resource, and finds where its operation log begins."""
+"""Opens the streams of one watched resource."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias, TypeVar
+from weakref import WeakSet
 
-from attrs import frozen
-from bson.timestamp import Timestamp
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, NetworkTimeout, OperationFailure
 from pymongo.read_concern import ReadConcern
@@ -28,6 +27,7 @@ from multiclouddb_mongo.driver import (
     Stream,
     await_next,
     is_told_at_once,
+    may_read_primary,
     reach,
     retried,
     server_of,
@@ -41,7 +41,6 @@ from multiclouddb_mongo.errors import (
     HISTORY_LOST,
     TIME_LIMIT,
     TOKEN_NOT_FOUND,
-    classify,
 )
 from multiclouddb_mongo.members import Majority, ServerClock, ticks_in
 from multiclouddb_mongo.options import MongoOptions
@@ -51,6 +50,7 @@ from multiclouddb_mongo.values import CODEC, LENIENT_RAW, to_bson
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, unsupported
 from multiclouddb_spi.time_limits import ANSWER_SECONDS
 
+T = TypeVar("T")
 Stage: TypeAlias = Mapping[str, Any]
 
 ENDINGS: Final = ("invalidate", "drop", "rename", "dropDatabase")
@@ -126,6 +126,7 @@ class ReaderContext:
         self.patience = ANSWER_SECONDS
         limits = (client.options.timeout, client.options.pool_options.socket_timeout)
         self.closed_at: Place | None = None
+        self._elsewhere = WeakSet[Stream]()
         self.believed = set() if believed is None else believed
         self.majority = Majority() if majority is None else majority
         self.clock = ServerClock() if clock is None else clock
@@ -151,7 +152,26 @@ class ReaderContext:
     ) -> Stream:
         """Open a stream at a position; `lenient` means that the server sends changes without their images."""
         lenient = lenient or slim  # slim changes need the images too: the caller's pipeline may use them
-        return self._watch(batch_size, self._awaiting(await_ms), slim=slim, lenient=lenient, **_start(place))
+
+        def watch(preference: Any) -> Stream:
+            own = preference == self.client.read_preference
+            stream = self._watch(
+                batch_size,
+                self._awaiting(await_ms),
+                slim=slim,
+                lenient=lenient,
+                preference=None if own else preference,
+                **_start(place),
+            )
+            if not own:
+                self._elsewhere.add(stream)
+            return stream
+
+        return self._by_a_longer_log(place, watch)
+
+    def is_elsewhere(self, stream: Stream) -> bool:
+        """Return True if the primary is read only because the preferred member's log is too short."""
+        return stream in self._elsewhere
 
     def required(self) -> tuple[str, ...]:
         """Return the fields with the images that each change has to have."""
@@ -233,7 +253,46 @@ class ReaderContext:
         return server.topology_version is not None and self.election(stream) in self.believed
 
     def reaches(self, place: At) -> bool:
-        """Return True if the log still contains everything from a cluster time on."""
+        """Return True if changes can be read from a cluster time on."""
+        try:
+            self._by_a_longer_log(place, lambda preference: self._probe(place, preference))
+        except OperationFailure as error:
+            if error.code != HISTORY_LOST:
+                raise
+            return False
+        return True
+
+    def has(self, place: At, preference: Any) -> bool:
+        """Return True if the log of one member still contains everything from a cluster time on."""
+        try:
+            self._probe(place, preference)
+        except OperationFailure as error:
+            if error.code != HISTORY_LOST:
+                raise
+            return False
+        return True
+
+    def _by_a_longer_log(self, place: Place, ask: Callable[[Any], T]) -> T:
+        """Ask a member that may be read; if its log does not reach back to a position, ask the primary."""
+        # The members' oplogs differ in length, and no member knows what another one still has.
+        client, preference = self.client, self.client.read_preference
+        try:
+            return ask(preference)
+        except OperationFailure as error:
+            topology = client.topology_description
+            is_only = preference == ReadPreference.PRIMARY or topology.topology_type_name == "Single"
+            ticks = ticks_at(place)
+            if error.code != HISTORY_LOST or is_only or ticks is None:
+                raise
+            there = topology.has_writable_server()
+            if there and may_read_primary(client):
+                return ask(ReadPreference.PRIMARY)
+            if there and not self.has(At.of(ticks), ReadPreference.PRIMARY):
+                raise
+            raise _too_short(client, there) from error
+
+    def _probe(self, place: At, preference: Any) -> None:
+        """Raise the server's error if its log no longer contains everything from a cluster time on."""
         # The check is a command that may scan the log for only 50 ms. If the log still contains the cluster
         # time, the server begins to scan, and the time limit may end the command. If the log no longer
         # contains the cluster time, the server refuses the command at once. A `mongos` gets more time,
@@ -252,24 +311,19 @@ class ReaderContext:
         }
         database = self.client[self.address.database or "admin"]
         try:
-            # Ask the member from which the streams are read, because the members' logs differ in length.
-            preference = self.client.read_preference
             with self.opening():
                 database.cursor_command(
                     command, read_preference=preference, codec_options=LENIENT_RAW
                 ).close()
         except NetworkTimeout:
-            return True  # a `timeoutMS` in the connection string replaces these 50 ms
+            pass  # a `timeoutMS` in the connection string replaces these 50 ms
         except OperationFailure as error:
-            if error.code == HISTORY_LOST:
-                return False
             if error.code not in (TIME_LIMIT, EVENT_TOO_LARGE):
                 raise
         except AutoReconnect as error:
             # The server closes the connection if the first change is larger than an answer may be.
             if CLOSED not in str(error) or self.oversized(place) is None:
                 raise
-        return True
 
     def oversized(self, place: Place) -> At | None:
         """Return the cluster time of the next change if its key is too large for an answer."""
@@ -279,11 +333,13 @@ class ReaderContext:
         time = {"$concat": [_QUOTE, {"$substrBytes": ["$_id._data", 2, 16]}]}
         size = {"$bsonSize": {"$ifNull": ["$documentKey", {}]}}
         quoting = {"$match": {"$expr": {"$cond": [{"$gt": [size, _LARGE_KEY]}, {"$toInt": time}, True]}}}
+
+        def watch(preference: Any) -> Stream:
+            settings = {"slim": True, "lenient": True, "preference": preference, **_start(place)}
+            return self._watch(1, self._awaiting(1), also=quoting, **settings)
+
         try:
-            with (
-                self.opening(),
-                self._watch(1, self._awaiting(1), also=quoting, slim=True, lenient=True, **_start(place)),
-            ):
+            with self.opening(), self._by_a_longer_log(place, watch):
                 return None
         except OperationFailure as error:
             found = _QUOTED.search(str(error))
@@ -349,6 +405,7 @@ class ReaderContext:
         slim: bool = False,
         lenient: bool = False,
         also: Stage | None = None,
+        preference: Any = None,
         **start: Any,
     ) -> Stream:
         without: list[str] = []
@@ -356,7 +413,7 @@ class ReaderContext:
         while True:
             try:
                 stream = self._asked(
-                    batch_size, await_ms, slim, lenient, also, {*self.refused, *without}, start
+                    batch_size, await_ms, slim, lenient, also, preference, {*self.refused, *without}, start
                 )
             except OperationFailure as error:
                 first = first or error
@@ -385,6 +442,7 @@ class ReaderContext:
         slim: bool,
         lenient: bool,
         also: Stage | None,
+        preference: Any,
         without: set[str],
         start: Mapping[str, Any],
     ) -> Stream:
@@ -401,7 +459,7 @@ class ReaderContext:
         stages = [stage for stage in stages if without.isdisjoint(stage)]
         # The client's own codec and read concern may not be suitable.
         name = "admin" if self.address.database is None else self.address.database
-        database = self.client.get_database(name, codec_options=RAW_CODEC, read_concern=_MAJORITY)
+        database = self.client.get_database(name, RAW_CODEC, preference, read_concern=_MAJORITY)
         if isinstance(self.spec.scope, EntireCluster):
             return watch_cluster(database, stages, settings)
         collection = self.address.collection
@@ -507,6 +565,20 @@ def elected(hello: Mapping[str, Any]) -> object:
     return hello.get("electionId") if knows and hello.get("isWritablePrimary") else None
 
 
+def _too_short(client: MongoClient[Any], is_there: bool) -> ProviderFault:
+    """Return the fault for a position that the member that was read no longer has."""
+    members = ", ".join(sorted(f"{host}:{port}" for host, port in client.secondaries)) or "a secondary"
+    has_it = "but that of the primary does" if is_there else "and no primary can be asked whether it does"
+    return ProviderFault.of(
+        ErrorCategory.TRANSIENT_FAILURE,
+        f"the oplog of the member that was read ({members}) does not reach back to this position, {has_it}; "
+        "read the same token with readPreference=secondaryPreferred, which reads from the primary until it "
+        "has caught up, and give all members oplogs of one size (replSetResizeOplog)",
+        retryable=True,
+        vendor_retried=True,
+    )
+
+
 def _start(place: Place) -> dict[str, Any]:
     """Convert a position to a single start option of PyMongo."""
     # PyMongo would silently drop a second start option.
@@ -546,78 +618,3 @@ def _may_mean_split(code: int | None) -> bool:
 
 def _if_there(image: str | None, lenient: bool) -> str | None:
     return "whenAvailable" if lenient and image == _REQUIRED else image
-
-
-OPLOG: Final = "oplog.rs"
-_TRIES: Final = 5
-_LOOK_MS: Final = 1000
-# A replica set writes this entry before its first election, so it has no term. In an entry that is not a
-# note, `o.msg` is a field of a user's document.
-_IS_FIRST_OF_ALL: Final = {
-    "$and": [
-        {"$eq": ["$op", "n"]},
-        {"$eq": ["$o.msg", "initiating set"]},
-        {"$lt": [{"$ifNull": ["$t", -1]}, 0]},
-    ]
-}
-
-
-@frozen
-class LogBeginning:
-    """The first entry of the log; `whole` is True if nothing has been removed from the log yet."""
-
-    place: At
-    whole: bool
-
-
-class Log:
-    """Finds out where the operation log begins."""
-
-    def __init__(self, source: ReaderContext) -> None:
-        self._source = source
-        self._readable = True
-
-    def oldest(self) -> At:
-        """Return the oldest cluster time from which the log still contains all entries."""
-        # If `local` can be read, the result is the time of the log's first entry. If `local` cannot be read,
-        # a search finds the exact time with about sixty requests. The time limit of such a request is 50 ms,
-        # or 400 ms on a `mongos`.
-        for _ in range(_TRIES):
-            entry = self.first_entry()
-            place = self._searched() if entry is None else entry.place
-            if self._source.reaches(place):
-                return place
-        raise ProviderFault.of(
-            ErrorCategory.TRANSIENT_FAILURE,
-            "the operation log removes entries faster than its beginning can be read; try again, and make "
-            "the operation log larger",
-            retryable=True,
-            vendor_retried=True,
-        )
-
-    def first_entry(self) -> LogBeginning | None:
-        if not self._readable:
-            return None
-        # The entry may be the change of any document of the deployment, so the answer contains nothing of it.
-        log = self._source.client.get_database("local", codec_options=LENIENT_RAW)[OPLOG]
-        fields = {"_id": 0, "ts": 1, "whole": _IS_FIRST_OF_ALL}
-        try:
-            entry = log.find_one({}, fields, sort=[("$natural", 1)], max_time_ms=_LOOK_MS)
-        except OperationFailure as error:
-            self._readable = classify(error).retryable  # an election is temporary, a missing role is not
-            return None
-        stamp = None if entry is None else entry.get("ts")
-        if entry is None or not isinstance(stamp, Timestamp):
-            self._readable = False
-            return None
-        return LogBeginning(At(stamp.time, stamp.inc), entry.get("whole") is True)
-
-    def _searched(self) -> At:
-        low, high = 0, ticks_at(self._source.now()) or 0
-        while low < high:
-            middle = (low + high) // 2
-            if self._source.reaches(At.of(middle)):
-                high = middle
-            else:
-                low = middle + 1
-        return At.of(low)

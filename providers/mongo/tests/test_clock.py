@@ -7,8 +7,8 @@ import pytest
 from bson import Int64, Timestamp
 
 from multiclouddb_api import AtTime, Beginning, MulticloudDbKey, Now, ResourceAddress, Snapshot, connect
+from multiclouddb_mongo.oplog import Log, LogBeginning
 from multiclouddb_mongo.position import At
-from multiclouddb_mongo.source import Log, LogBeginning
 
 from .monitor import read, walk
 from .servers.mongod import shared

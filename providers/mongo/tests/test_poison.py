@@ -36,9 +36,9 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_conformance.refusals import refusal
-from multiclouddb_mongo import MongoOptions, snapshots, source
+from multiclouddb_mongo import MongoOptions, oplog, snapshots
+from multiclouddb_mongo.oplog import Log, LogBeginning
 from multiclouddb_mongo.position import At
-from multiclouddb_mongo.source import Log, LogBeginning
 
 from .monitor import IMAGES, ids, in_scope, read, walk
 from .test_rollover import World
@@ -186,7 +186,7 @@ class TestTheLog:
     def test_only_the_set_s_own_first_note_shows_that_nothing_was_removed(
         self, one, monkeypatch, entry, whole
     ):
-        monkeypatch.setattr(source, "OPLOG", "copy")
+        monkeypatch.setattr(oplog, "OPLOG", "copy")
         document = {"ts": Timestamp(7, 1), **entry}
         with MongoClient(one.uri(retryWrites="false")) as client:
             log = client["local"]["copy"]

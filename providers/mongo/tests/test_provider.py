@@ -39,9 +39,10 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.refusals import refusal as refused
 from multiclouddb_mongo import MongoOptions, provider, snapshots
+from multiclouddb_mongo.oplog import Log, LogBeginning
 from multiclouddb_mongo.position import At
 from multiclouddb_mongo.provider import PLUGIN
-from multiclouddb_mongo.source import SPLIT, Log, LogBeginning
+from multiclouddb_mongo.source import SPLIT
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault
 
 from .monitor import IMAGES, Feed, hanging, ids, in_scope, keys, native, patient, read, told, walk, watched
@@ -104,7 +105,7 @@ class TestStarts:
 
     def test_a_beginning_that_runs_away_is_said_so(self, room, monkeypatch):
         room.collection()
-        monkeypatch.setattr("multiclouddb_mongo.source.ReaderContext.reaches", lambda self, place: False)
+        monkeypatch.setattr("multiclouddb_mongo.source.ReaderContext.has", lambda *_: False)
         act = lambda: read(room.client(), room.address())  # noqa: E731
         assert refused(ErrorCategory.TRANSIENT_FAILURE, act, "removes entries faster").retryable
 

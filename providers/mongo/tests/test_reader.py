@@ -262,6 +262,9 @@ class Server:
     calm = be_patient = staticmethod(lambda: None)
     patience = 60.0
 
+    def is_elsewhere(self, stream):
+        return False
+
     def is_replaced(self, stream):
         return False
 

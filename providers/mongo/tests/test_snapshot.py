@@ -34,11 +34,11 @@ from multiclouddb_conformance.sink import Sink
 from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.look_up import look_up_documents
 from multiclouddb_mongo.mapping import MongoView
+from multiclouddb_mongo.oplog import Log, LogBeginning
 from multiclouddb_mongo.position import At, scan_at
 from multiclouddb_mongo.provider import MongoProvider
 from multiclouddb_mongo.rows import RawRow
 from multiclouddb_mongo.snapshots import SegmentReader, _in_commands, check_snapshot
-from multiclouddb_mongo.source import Log, LogBeginning
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Scanned
 
 from .monitor import ids, keys, read, told, walk
