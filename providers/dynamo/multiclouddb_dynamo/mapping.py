@@ -50,7 +50,20 @@ def seconds_of(record: Record) -> float | None:
     moment = record["dynamodb"].get("ApproximateCreationDateTime")
     if isinstance(moment, datetime):
         return moment.timestamp()
-    return moment if isinstance(moment, int | float) and 0 <= moment <= MOST_SECONDS else None
+    seconds = in_seconds(moment) if isinstance(moment, int | float) else -1
+    return seconds if 0 <= seconds <= MOST_SECONDS else None
+
+
+def in_seconds(number: float) -> float:
+    """Return a time in seconds since 1970 that may be in milliseconds or microseconds.
+
+    AWS has both for the same member in a Kinesis data stream, and some servers send milliseconds. None of
+    them can be taken for seconds: in milliseconds, the year 9999 of seconds is 1978.
+    """
+    for _ in range(2):
+        if number > MOST_SECONDS:
+            number /= 1000
+    return number
 
 
 def time_at(records: Sequence[Record], count: int, known: int | None) -> int | None:
@@ -102,7 +115,9 @@ def _times(datas: Sequence[Record], known: int | None) -> list[datetime]:
         elif value != previous:
             previous = value
             moment = (
-                value.astimezone(UTC) if isinstance(value, datetime) else _EPOCH + timedelta(seconds=value)
+                value.astimezone(UTC)
+                if isinstance(value, datetime)
+                else _EPOCH + timedelta(seconds=in_seconds(value))
             )
         moments.append(moment)
     return moments

@@ -152,6 +152,13 @@ def test_a_time_is_the_same_in_every_form_or_none():
     assert seconds_of(record) is None
 
 
+@pytest.mark.parametrize("factor", [1000, 1000_000])
+def test_a_time_in_smaller_units_is_that_time(factor):
+    record = one()
+    record["dynamodb"]["ApproximateCreationDateTime"] = SECONDS * factor
+    assert (event_of(record).timestamp, seconds_of(record)) == (EPOCH + timedelta(seconds=SECONDS), SECONDS)
+
+
 @pytest.mark.parametrize("absent", [True, False], ids=["absent", "null"])
 @pytest.mark.parametrize(("known", "first"), [(None, 0), (7, 7)], ids=["nothing known", "known"])
 def test_a_record_without_a_time_has_the_last_known_time_of_its_shard(absent, known, first):

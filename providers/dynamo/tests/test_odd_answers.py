@@ -86,6 +86,24 @@ class TestOptionalFields:
         (event,) = consumer.events
         assert 0 < (now - event.timestamp).total_seconds() <= 24 * HOUR
 
+    @pytest.mark.parametrize("native", [False, True])
+    @pytest.mark.parametrize("kind", [int, float])
+    def test_a_time_in_milliseconds_is_a_time(self, world, native, kind):
+        def later(record):
+            data = record["dynamodb"]
+            data["ApproximateCreationDateTime"] = kind(data["ApproximateCreationDateTime"] * 1000)
+
+        world.put("a")
+        told = f'"ApproximateCreationDateTime": {10**12}, '
+        for name in ("b", told):
+            world.script.write_record(TABLE, {"id": {"S": name}}, later)
+        consumer = world.consumer(max_page_size=1, include_native=native)
+        while not consumer.read().idle:
+            consumer.restart()
+        assert [event.key["id"] for event in consumer.events] == ["a", "b", told]
+        first, *later_ones = (event.timestamp for event in consumer.events)
+        assert all(0 <= (each - first).total_seconds() < HOUR for each in later_ones)
+
     @pytest.mark.parametrize(
         "field", ["StreamStatus", "StreamViewType", "KeySchema", "CreationRequestDateTime"]
     )
