@@ -15,8 +15,8 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_dynamo.client import Calls, Table
-from multiclouddb_dynamo.errors import GONE, MISSING, code_of
-from multiclouddb_spi import FeedSpec, ProviderFault, unsupported
+from multiclouddb_dynamo.errors import GONE, MISSING, STREAMS_ENDPOINT, code_of
+from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, unsupported
 from multiclouddb_spi.faults import START_ANEW
 
 # The service refuses calls for a table that is not active, and for its stream, with the code for one that
@@ -136,3 +136,28 @@ def replaced(calls: Calls, address: ResourceAddress, arn: str) -> ProviderFault 
             f"because its KMS key cannot be used; a table made of that is another table; {START_ANEW}",
         )
     return _not_now(table, address)
+
+
+def elsewhere(calls: Calls, address: ResourceAddress, arn: str, deadline: Deadline) -> ProviderFault | None:
+    """Return a fault if the service that is asked for streams does not know the stream of the table.
+
+    boto3 finds the endpoints of tables and of streams apart. Nothing else shows that they are of two
+    services: one that does not know a stream says of its shards what it says of trimmed ones.
+    """
+    tables, streams = calls.hosts
+    if tables == streams:
+        return None
+    try:
+        calls.describe_stream(arn, deadline)
+    except ClientError as error:
+        if code_of(error) != MISSING:
+            raise
+    else:
+        return None
+    if not calls.describe_table(str(address.collection)).enabled:
+        return None  # the stream of a table that has none any more is removed after a day
+    return ProviderFault.of(
+        ErrorCategory.NOT_FOUND,
+        f"table {address.collection!r} at {tables} has the stream {arn}, which {streams} does not know; let "
+        f"both be of one service, region and account: with AWS_ENDPOINT_URL_DYNAMODB, set {STREAMS_ENDPOINT}",
+    )

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import orjson
 from attrs import frozen
@@ -115,6 +116,15 @@ class Calls:
                 client.meta.events.register(f"before-parse.{call}", self._parse, unique_id="multiclouddb")
         if self._closed:
             self.close()
+
+    @property
+    def hosts(self) -> tuple[str, str]:
+        """The hosts that are asked for tables and for streams."""
+        tables, streams = (
+            urlsplit(client.meta.endpoint_url).netloc.rpartition("@")[2]
+            for client in (self._clients.dynamodb, self._clients.streams)
+        )
+        return tables, streams
 
     def describe_table(self, name: str) -> Table:
         answer = self.hear(self._clients.dynamodb.describe_table(TableName=name))

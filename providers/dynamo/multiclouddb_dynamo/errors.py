@@ -32,6 +32,7 @@ PROVIDER_ID: Final = "dynamo"
 EXPIRED_ITERATOR: Final = "ExpiredIteratorException"
 REJECTED: Final = frozenset({"ValidationException", "ParamValidation"})
 BROKEN: Final = frozenset({"InternalFailure", "InternalServerError"})
+_NO_OPERATION: Final = "UnknownOperationException"
 MISSING: Final = "ResourceNotFoundException"
 TRIMMED: Final = "TrimmedDataAccessException"
 GONE: Final = frozenset({TRIMMED, MISSING})
@@ -51,6 +52,8 @@ _SLOWER: Final = (
     "second"
 )
 _ASKED: Final = "pass a token or partition id unchanged, and a table name that DynamoDB allows"
+STREAMS_ENDPOINT: Final = "AWS_ENDPOINT_URL_DYNAMODB_STREAMS"
+"""The variable with which boto3 finds another endpoint for streams than for tables."""
 _KEPT: Final = "DynamoDB keeps a stream record for 24 hours"
 
 # A key that was replaced is refused by another code than a token that has expired.
@@ -88,6 +91,12 @@ _SETTINGS: Final = FaultRule(
     "check boto3's settings that this text names: variables (AWS_…), the profile, the connection's options",
 )
 _DAMAGED: Final = FaultRule(ErrorCategory.TRANSIENT_FAILURE, "the answer arrived damaged; try again")
+_STREAMLESS: Final = FaultRule(
+    ErrorCategory.INVALID_REQUEST,
+    "streams are not at this endpoint: a VPC (PrivateLink) has another one for them, so set "
+    f"AWS_ENDPOINT_URL_DYNAMODB and {STREAMS_ENDPOINT} in place of endpoint_url; a server without streams "
+    "has no changes to read",
+)
 _LOOKED_UP: Final = FaultRule(
     ErrorCategory.INVALID_REQUEST, "look up keys of the table's own types, as event.key has"
 )
@@ -208,7 +217,10 @@ def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
         case boto.HTTPClientError() if isinstance(found := error.kwargs.get("error"), ProviderFault):
             return found.fault  # botocore wraps what is raised while an answer is read
         case boto.ConnectionError() | boto.HTTPClientError():
-            way_out = "check the region, the endpoint_url and the network (proxy, VPC endpoint)"
+            way_out = (
+                "check the region, the endpoint_url and the network (proxy, VPC endpoint; streams need "
+                f"another one, {STREAMS_ENDPOINT})"
+            )
             row = row_of_connection(error) or FaultRule(ErrorCategory.TRANSIENT_FAILURE, way_out)
         case boto.ChecksumError():  # of our own check, of which botocore's retries know nothing
             row, vendor_retried = _DAMAGED, False
@@ -240,6 +252,8 @@ def _row_of(error: ClientError, code: str) -> FaultRule:
         return _CREDENTIAL_CODES.get(code) or row_of_status(status) or _AUTHENTICATION
     row = _CODES.get(code) or row_of_status(status) or {401: _AUTHENTICATION, 403: _AUTHORIZATION}.get(status)
     match row, error.operation_name:
+        case None, "DescribeStream" | "GetShardIterator" | "GetRecords" if code == _NO_OPERATION:
+            return _STREAMLESS
         case None, _:
             return _UNKNOWN
         case _, "Scan" if row is _THROTTLED:

@@ -13,7 +13,7 @@ from attrs import define
 from botocore.exceptions import ClientError
 
 from multiclouddb_api import ErrorCategory, ErrorReason, LookupAnswer, MulticloudDbKey, Now
-from multiclouddb_dynamo.catalog import find_table, replaced
+from multiclouddb_dynamo.catalog import elsewhere, find_table, replaced
 from multiclouddb_dynamo.errors import MISSING, PROVIDER_ID, code_of
 from multiclouddb_dynamo.mapping import DynamoView
 from multiclouddb_dynamo.position import compare, cursor_of, describe, headroom, join, place_of, without_trail
@@ -106,7 +106,7 @@ class DynamoFeed(Feed):
                 reason=ErrorReason.NOT_PROVISIONED,
             )
         learned = self._learned or _Learned(Resolution(self._source))
-        with self._explained():
+        with self._explained(deadline):
             seeds = learned.resolution.seeds(position, partition_id, deadline)
         learned.resolution = Resolution(self._source)
         return seeds
@@ -178,7 +178,7 @@ class DynamoFeed(Feed):
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
         seeds = self.start(Now(), None, deadline)
-        with self._explained():
+        with self._explained(deadline):
             return plan_scan(self._source, seeds, segments)
 
     def segments(
@@ -193,14 +193,16 @@ class DynamoFeed(Feed):
         return look_up_items(self._source, self._same, self._view("", ""), keys)
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explained(self, deadline: Deadline) -> Iterator[None]:
         """Say why something that was there a moment ago is missing."""
         try:
             yield
         except ClientError as error:
             if code_of(error) != MISSING:
                 raise
-            fault = replaced(self._source.calls, self.spec.address, self._source.arn)
+            calls, arn = self._source.calls, self._source.arn
+            fault = replaced(calls, self.spec.address, arn)
+            fault = fault or elsewhere(calls, self.spec.address, arn, deadline)
             if fault is None:
                 raise
             raise fault from error

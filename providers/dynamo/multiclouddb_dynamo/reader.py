@@ -14,7 +14,7 @@ from botocore.exceptions import ClientError, ParamValidationError
 
 from multiclouddb_api import ErrorCategory, NewItemStateMode, OldItemStateMode
 from multiclouddb_dynamo.capabilities import DELAY_SECONDS, EMPTY_ANSWERS
-from multiclouddb_dynamo.catalog import check_readable, replaced
+from multiclouddb_dynamo.catalog import check_readable, elsewhere, replaced
 from multiclouddb_dynamo.client import RECORD_BYTES, memory_of
 from multiclouddb_dynamo.errors import (
     BROKEN,
@@ -316,9 +316,11 @@ class DynamoReader(Reader):
     ) -> ProviderFault | None:
         shard_id, code = self._view.shard_id, code_of(error)
         if code in GONE:
-            return replaced(
-                self._source.calls, self._source.spec.address, self._source.arn
-            ) or expired_records(f"records after this position in {shard_id} were trimmed")
+            calls, address, arn = self._source.calls, self._source.spec.address, self._source.arn
+            fault = replaced(calls, address, arn)
+            if fault is None and code == MISSING:
+                fault = elsewhere(calls, address, arn, deadline)
+            return fault or expired_records(f"records after this position in {shard_id} were trimmed")
         if code in REJECTED | BROKEN and isinstance(self._place, After):
             # A number below the shard's first number is refused like an invalid number. DynamoDB Local fails
             # if a number is far above the shard's last number.

@@ -6,6 +6,7 @@ from botocore.exceptions import ClientError
 from multiclouddb_api import (
     Beginning,
     ChangeFeedRequest,
+    ClientConfig,
     ErrorCategory,
     Fail,
     FromContinuationToken,
@@ -16,6 +17,7 @@ from multiclouddb_api import (
     ResourceAddress,
     SkipToOldest,
     Snapshot,
+    connect,
 )
 from multiclouddb_conformance.refusals import refused
 from multiclouddb_dynamo import batch_item_failures, events_from_lambda
@@ -25,6 +27,7 @@ from multiclouddb_dynamo.shards import ShardMap
 from multiclouddb_dynamo.snapshots import FLOOR
 from multiclouddb_spi import ProviderFault
 
+from .servers.server import REGION, session
 from .world import ADDRESS, TABLE, World, seconds, soon
 
 GONE = "ResourceNotFoundException"
@@ -253,3 +256,36 @@ def test_an_empty_key_ends_a_scan(world):
 def test_a_batch_of_eventbridge_pipes_is_a_list(ask):
     with pytest.raises(MulticloudDbError, match=r'EventBridge Pipes.*pass {"Records": event}'):
         ask([{"eventSource": "aws:dynamodb"}])
+
+
+class TestStreamsAtAnotherEndpoint:
+    """boto3 finds the endpoint of streams apart from that of tables; PrivateLink has two."""
+
+    @pytest.fixture
+    def apart(self, world):
+        with World() as other, pytest.MonkeyPatch.context() as patch:
+            other.server.client().delete_table(TableName=TABLE)
+            patch.setenv("AWS_ENDPOINT_URL_DYNAMODB", world.script.endpoint_url)
+            patch.setenv("AWS_ENDPOINT_URL_DYNAMODB_STREAMS", other.script.endpoint_url)
+            with connect(ClientConfig("dynamo", {"session": session(), "region": REGION})) as client:
+                yield other, client
+
+    @pytest.mark.parametrize("on_expired", [Fail(), SkipToOldest()], ids=["fail", "skip"])
+    @pytest.mark.parametrize("start", [Beginning(), Now()], ids=["beginning", "now"])
+    def test_a_service_that_does_not_know_the_stream_has_not_trimmed_it(
+        self, world, apart, start, on_expired
+    ):
+        world.put("a", "b")
+        token = FromContinuationToken(read(world, start, max_page_size=1).continuation_token)
+        other, client = apart
+        hosts = (world.script.endpoint_url, other.script.endpoint_url)
+        words = [*(host.partition("//")[2] for host in hosts), "AWS_ENDPOINT_URL_DYNAMODB_STREAMS"]
+        for position in (start, Snapshot(), token):
+            with refused(ErrorCategory.NOT_FOUND, *words):
+                read(world, position, client, on_expired=on_expired)
+
+    def test_an_endpoint_without_streams_is_named(self, world, apart):
+        other, client = apart
+        other.troubles.fail("DescribeStream", "UnknownOperationException", None)
+        with refused(ErrorCategory.INVALID_REQUEST, "PrivateLink", "AWS_ENDPOINT_URL_DYNAMODB_STREAMS"):
+            read(world, Beginning(), client)
