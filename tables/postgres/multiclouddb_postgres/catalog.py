@@ -40,6 +40,12 @@ SELECT c.oid, (SELECT n.nspname FROM pg_namespace n WHERE n.oid = c.relnamespace
             AND NOT g.tgisinternal
             AND (g.tgrelid = c.oid OR g.tgrelid IN (SELECT relid FROM pg_partition_tree(c.oid)))
         ) THEN 'has a deferred trigger, which may change rows after the sink has compared them'
+        ELSE (
+            SELECT 'has the foreign key ' || min(f.conname) || ' with ON DELETE CASCADE, which removes rows '
+                'that the source still has: make it ON DELETE NO ACTION' FROM pg_constraint f
+            WHERE f.contype = 'f' AND f.confdeltype = 'c'
+            AND (f.conrelid = c.oid OR f.conrelid IN (SELECT relid FROM pg_partition_tree(c.oid)))
+        )
     END, a.attname, format_type(a.atttypid, a.atttypmod), CASE t.typtype WHEN 'e' THEN 'enum'
         WHEN 'd' THEN format_type(t.typbasetype, t.typtypmod) ELSE format_type(a.atttypid, a.atttypmod)
     END, l.collname, a.attnotnull,
@@ -48,6 +54,9 @@ SELECT c.oid, (SELECT n.nspname FROM pg_namespace n WHERE n.oid = c.relnamespace
         AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum
         AND i.indcollation[0] = a.attcollation
         AND EXISTS (SELECT FROM pg_opclass o WHERE o.oid = i.indclass[0] AND o.opcdefault)
+    ), (
+        SELECT min(f.conname) FROM pg_constraint f WHERE f.conrelid = c.oid AND f.contype = 'f'
+        AND a.attnum = ANY (f.conkey) AND (f.confdeltype IN ('n', 'd') OR f.confupdtype IN ('c', 'n', 'd'))
     ), current_setting('transaction_isolation') <> 'read committed' OR EXISTS (
         SELECT FROM pg_trigger g WHERE g.tgtype & 3 = 3 AND g.tgtype & 20 <> 0 AND g.tgenabled <> 'D'
         AND (g.tgrelid = c.oid OR g.tgrelid IN (SELECT relid FROM pg_partition_tree(c.oid)))
@@ -73,6 +82,7 @@ class Column:
     not_null: bool
     is_generated: bool  # the server refuses a value for it
     is_unique: bool  # by an index that takes two values for one exactly if they are equal
+    changed_by: str | None  # a foreign key that changes values when a row of another table changes
 
     def fits(self, wanted: str) -> bool:
         """Return True if values of another type can be stored in the column."""
@@ -138,8 +148,8 @@ def look(connection: Connection, table: sql.Identifier, *, holds: bool) -> Table
         return None
     named: Callable[[str], str] = _unquoted if rows[0][-1] == "on" else str
     columns = {
-        name: Column(name, named(kind), named(held), collation, not_null, is_generated, is_unique)
-        for _, _, _, name, kind, held, collation, not_null, is_generated, is_unique, *_ in rows
+        name: Column(name, named(kind), named(held), *more)
+        for _, _, _, name, kind, held, *more, _, _, _ in rows
     }
     oid, schema, problem = rows[0][:3]
     return TableFacts(oid, schema, problem, columns, *rows[0][-3:-1])

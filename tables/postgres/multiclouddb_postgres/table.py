@@ -289,6 +289,13 @@ class PostgresTable(Table):
                     f"is in the batch, but {self._where} makes its values itself (GENERATED ALWAYS)",
                     "leave the column out, or give it another name",
                 )
+            if name in known and (foreign := known[name].changed_by) is not None:
+                raise invalid_request(
+                    f"column {name}",
+                    f"is in the batch, and the foreign key {foreign} of {self._where} changes its values "
+                    "when a row of another table changes",
+                    "make it ON UPDATE NO ACTION and ON DELETE NO ACTION, or leave the column out",
+                )
             if name in known and not known[name].fits(kind):
                 there = known[name].type
                 if name == DOCUMENT and there in ("json", "jsonb"):

@@ -106,3 +106,68 @@ def test_a_line_with_a_backslash_and_a_dot_does_not_end_the_copy(dsn):
     changes = [(f"k{at}", 1, {"x": text}) for at, text in enumerate(texts)]
     merge_into_postgres(page(events(*changes)), None, dsn, "orders", None, columns=Columns({"x": "string"}))
     assert [text for (text,) in run(dsn, "SELECT x FROM orders ORDER BY key")] == texts
+
+
+FOREIGN = ", CONSTRAINT of_customer FOREIGN KEY (n) REFERENCES customers (id) {action}"
+
+
+@pytest.mark.parametrize("is_partitioned", [False, True])
+def test_a_foreign_key_that_removes_rows_is_refused(dsn, is_partitioned):
+    """No change tells the sink that the server has removed a row, and the source still has the document."""
+    create = TABLE.format(more=FOREIGN.format(action="ON DELETE CASCADE"))
+    if is_partitioned:
+        create += " PARTITION BY HASH (key)"
+    run(dsn, "CREATE TABLE customers (id bigint PRIMARY KEY)", "INSERT INTO customers VALUES (1)", create)
+    if is_partitioned:
+        run(dsn, "CREATE TABLE one PARTITION OF orders FOR VALUES WITH (MODULUS 1, REMAINDER 0)")
+
+    def merge():
+        merge_into_postgres(
+            page(events(("a", 1, {"n": 1}))), None, dsn, "orders", None,
+            create="always", columns=Columns({"n": "int64"}),
+        )  # fmt: skip
+
+    refusal(ErrorCategory.INVALID_REQUEST, merge, "of_customer", "ON DELETE CASCADE", "removes rows")
+    run(dsn, "ALTER TABLE orders DROP CONSTRAINT of_customer")
+    merge()
+
+
+@pytest.mark.parametrize("action", ["ON DELETE SET NULL", "ON UPDATE CASCADE", "ON DELETE SET DEFAULT"])
+def test_a_foreign_key_that_changes_a_column_of_the_sink_is_refused(dsn, action):
+    run(
+        dsn,
+        "CREATE TABLE customers (id bigint PRIMARY KEY)",
+        "INSERT INTO customers VALUES (1)",
+        TABLE.format(more=FOREIGN.format(action=action)),
+    )
+
+    def merge(order, columns):
+        merge_into_postgres(
+            page(events(("a", order, {"n": 1}))), None, dsn, "orders", None, create="always", columns=columns
+        )
+
+    refusal(
+        ErrorCategory.INVALID_REQUEST, lambda: merge(1, Columns({"n": "int64"})), "column n", "of_customer"
+    )
+    merge(1, None)  # another program may write the column
+    run(dsn, "UPDATE orders SET n = 1", "UPDATE customers SET id = 2" if "UPDATE" in action else "SELECT 1")
+    merge(2, None)
+
+
+def test_a_foreign_key_without_an_action_refuses_a_row_and_changes_none(dsn):
+    run(
+        dsn,
+        "CREATE TABLE customers (id bigint PRIMARY KEY)",
+        "INSERT INTO customers VALUES (1)",
+        TABLE.format(more=FOREIGN.format(action="DEFERRABLE INITIALLY DEFERRED")),
+    )
+
+    def merge(order, n):
+        merge_into_postgres(
+            page(events(("a", order, {"n": n}))), None, dsn, "orders", None,
+            create="always", columns=Columns({"n": "int64"}),
+        )  # fmt: skip
+
+    merge(1, 1)
+    refusal(ErrorCategory.INVALID_REQUEST, lambda: merge(2, 2), "of_customer", "drop the constraint")
+    assert run(dsn, "SELECT n FROM orders") == [(1,)]
