@@ -237,12 +237,6 @@ def databases_page() -> str:
     return page
 
 
-def options_page() -> str:
-    """Make the page that lists every option with its default; see `docs/tables.py`."""
-    page: str = tables()["options_page"]()
-    return page
-
-
 def outage_page() -> str:
     """Make the page that compares the ways to continue after an outage, from `docs/outage.toml`."""
     data = tomllib.loads((_ROOT / "docs" / "outage.toml").read_text(encoding="utf-8"))
@@ -313,7 +307,6 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "capabilities.md").write_text(capabilities_page(known_capabilities()), encoding="utf-8")
     (folder / "databases.md").write_text(databases_page(), encoding="utf-8")
-    (folder / "options.md").write_text(options_page(), encoding="utf-8")
     (folder / "after-an-outage.md").write_text(outage_page(), encoding="utf-8")
     command_line_page(folder / "command-line.md")
 
