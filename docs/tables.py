@@ -57,8 +57,8 @@ hide: [toc]
 
 # Which database can do what
 
-The page of each database has set-up, permissions, costs and limits. The [portability
-warnings](../configuration.md#portability-warnings) say what to do about a difference.
+The page of each database has set-up, permissions, costs, limits, and which servers of its protocol work. The
+[portability warnings](../configuration.md#portability-warnings) say what to do about a difference.
 
 ## Capabilities
 
