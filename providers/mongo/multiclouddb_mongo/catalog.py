@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 from uuid import UUID
 
@@ -15,6 +16,7 @@ from multiclouddb_api import (
     EntireCluster,
     EntireDatabase,
     ErrorCategory,
+    ErrorReason,
     NewItemStateMode,
     OldItemStateMode,
     ResourceAddress,
@@ -34,6 +36,10 @@ _SERVERS_OWN: Final = ("admin", "config", "local")
 # The second prefix is that of the collections in which Queryable Encryption keeps its own data.
 _SYSTEM: Final = "system."
 _OWN_COLLECTIONS: Final = (_SYSTEM, "enxcol_.")
+# A server up to MongoDB 8.2 looks for a name with a regular expression in which it does not escape braces.
+# With the collection `a{2}` it finds the changes of `aa`. Later versions of the library PCRE also allow
+# spaces, and no first number.
+_PATTERN: Final = re.compile(r"\{ *(\d+ *(, *\d* *)?|, *\d+ *)\}", re.ASCII)
 _OTHERWISE: Final = {
     "view": "name the collection that the view reads (viewOn)",
     "timeseries": "also write to an ordinary collection, and name that collection",
@@ -160,6 +166,18 @@ def list_collections(client: MongoClient[Any], database: str | None) -> list[Res
         )
         if not (each := str(entry["name"])).startswith(_OWN_COLLECTIONS)
     ]
+
+
+def check_names(spec: FeedSpec, address: ResourceAddress) -> None:
+    """Refuse names with which a server finds no changes, or those of another collection."""
+    for name, wider in ((address.database, "EntireCluster()"), (address.collection, "EntireDatabase()")):
+        if name is not None and not isinstance(spec.scope, EntireCluster) and _PATTERN.search(name):
+            raise unsupported(
+                f"the name {name!r} has a number in braces, which the server takes for a part of a regular "
+                "expression, so that it may send the changes of another collection, or none",
+                f"read with {wider}, and take the events with this address, or rename the collection",
+                ErrorReason.NOT_OFFERED,
+            )
 
 
 def check_provisioned(spec: FeedSpec, address: ResourceAddress, found: FoundResource) -> None:

@@ -13,7 +13,14 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from multiclouddb_api import CapabilitySet, ClientConfig, ResourceAddress
 from multiclouddb_mongo.capabilities import CAPABILITIES
-from multiclouddb_mongo.catalog import check_provisioned, deployment_id, find, list_collections, resolve
+from multiclouddb_mongo.catalog import (
+    check_names,
+    check_provisioned,
+    deployment_id,
+    find,
+    list_collections,
+    resolve,
+)
 from multiclouddb_mongo.commands import Commands
 from multiclouddb_mongo.config import MongoConfig
 from multiclouddb_mongo.driver import Closer, hushed, is_told_at_once, place_to_ask, reach, retried
@@ -60,6 +67,7 @@ class MongoProvider(Provider):
         # A missing collection is an error at the start of a feed. A feed that continues from a token still
         # reads the last changes and the drop of a missing collection from the log.
         address = resolve(spec, self._database)
+        check_names(spec, address)
         reach(self._client, deadline, opening=True)
         found = find(self._client, address)
         check_provisioned(spec, address, found)

@@ -1,0 +1,66 @@
+"""Tests names of collections and databases that are unusual."""
+
+import pytest
+
+from multiclouddb_api import EntireDatabase, ErrorCategory, Now, ResourceAddress, Snapshot
+from multiclouddb_conformance.refusals import refused
+
+from .monitor import ids, read, walk
+
+# Names that are no patterns, although they have characters of patterns.
+ODD = [
+    "{x}",
+    "{",
+    "a{b}2",
+    "x%(a)s",
+    "a[b]",
+    "a|b",
+    "a^b",
+    "a*",
+    "a+",
+    "(x)",
+    "a\\b",
+    "a/b",
+    "a\nb",
+    "\x01",
+    "\u202e",
+]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_collection_of_an_odd_name_is_read(one, reader, database, name):
+    collection = one.client()[database][name]
+    collection.insert_one({"_id": 0})
+    here = ResourceAddress(database, name)
+    token = read(reader, here, Now()).continuation_token
+    collection.insert_one({"_id": 1})
+    collection.delete_one({"_id": 0})
+    assert ids(*walk(reader, here, token)) == [1, 0]
+    assert ids(*walk(reader, here, Snapshot())) == [1]
+
+
+@pytest.mark.parametrize("name", ["a{2}", "a{1,2}", "{1,}"])
+def test_a_name_that_the_server_takes_for_a_pattern_is_refused(one, reader, database, name):
+    here = ResourceAddress(database, name)
+    one.client()[database][name].insert_one({"_id": 0})
+    for start in (Now(), Snapshot()):
+        with refused(ErrorCategory.UNSUPPORTED_CAPABILITY, "EntireDatabase()"):
+            read(reader, here, start)
+    # The feed of its database has its changes.
+    wide = {"scope": EntireDatabase()}
+    token = read(reader, ResourceAddress(database=database), Now(), **wide).continuation_token
+    one.client()[database][name].insert_one({"_id": 1})
+    pages = walk(reader, ResourceAddress(database=database), token, **wide)
+    assert [event.address for page in pages for event in page.events] == [here]
+
+
+@pytest.mark.parametrize("collection", [None, "c"])
+def test_so_is_such_a_name_of_a_database(one, reader, collection):
+    """A database `db{2}` would have the changes of `dbb`."""
+    asked = {} if collection else {"scope": EntireDatabase()}
+    one.client()["db{2}"]["c"].insert_one({"_id": 0})
+    try:
+        with refused(ErrorCategory.UNSUPPORTED_CAPABILITY, "EntireCluster()"):
+            read(reader, ResourceAddress("db{2}", collection), Now(), **asked)
+    finally:
+        one.client().drop_database("db{2}")
