@@ -258,7 +258,9 @@ class MongoFeed(Feed):
         told = source.clock.now()
         began = self.clock(deadline) if told is None else datetime.fromtimestamp(told, UTC)
         time, view = time_in(source.now()), attrs.evolve(self._view(_PARTITION_ID), partition_id="")
-        return look_up_documents(self._scan, view, time, keys, began, collated=found.collated)
+        return look_up_documents(
+            self._scan, view, time, keys, began, collated=found.collated, clustered=found.clustered
+        )
 
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline

@@ -25,8 +25,9 @@ def look_up_documents(
     began: datetime,
     *,
     collated: bool = False,
+    clustered: bool = False,
 ) -> dict[MulticloudDbKey, LookupAnswer]:
-    """Return the rows of some of the keys, at this cluster time or later; see `FoundResource.collated`."""
+    """Return the rows of some of the keys, at this cluster time or later; see `FoundResource`."""
     if source.client.options.auto_encryption_opts is not None:
         raise encrypted_refused("lookup")
     place = UnreadRange(time, "", names=source.shard_key())
@@ -39,7 +40,7 @@ def look_up_documents(
         return MulticloudDbKey(asked_key(key), key.partition_components)
 
     def ask(asked: list[MulticloudDbKey]) -> AnsweredRows:
-        rows = source.found(place, asked)
+        rows = source.found(place, asked, clustered=clustered)
         mapper = DocumentMapper(view, looked_up(moment_of(time, began)), place)
         events, unread = mapper.readable(rows)
         if collated:

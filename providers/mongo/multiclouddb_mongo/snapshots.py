@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import datetime
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, Final
 
 import attrs
@@ -131,14 +131,20 @@ class ScanSource:
             session=session, collation=collation,
         )  # fmt: skip
 
-    def found(self, place: UnreadRange, keys: Sequence[MulticloudDbKey]) -> list[bytes]:
-        """Return the undecoded rows with these keys, in any order."""
+    def found(
+        self, place: UnreadRange, keys: Sequence[MulticloudDbKey], *, clustered: bool = False
+    ) -> list[bytes]:
+        """Return the undecoded rows with these keys, in any order; see `FoundResource.clustered`."""
         rows: list[bytes] = []
-        for wanted in _in_commands(place, keys):
+        # For several keys, the server scans a whole clustered collection. With notablescan, it refuses even
+        # one key without the hint.
+        groups = ([key] for key in keys) if clustered else [keys]
+        settings = {"hint": _BY_ID if clustered else None, "comment": _LOOKUP}
+        for wanted in chain.from_iterable(_in_commands(place, group) for group in groups):
             with (
                 self.opening(),
                 self.session(place) as session,
-                closing(self._find(place, wanted, comment=_LOOKUP, session=session)) as cursor,
+                closing(self._find(place, wanted, session=session, **settings)) as cursor,
             ):
                 rows += copied(cursor)
             self.calm()

@@ -532,6 +532,30 @@ def test_keys_that_are_too_large_for_one_command_are_asked_in_several(ours, here
     assert sizes == [1, 1, 1]
 
 
+CLUSTERED = {"clusteredIndex": {"key": {"_id": 1}, "unique": True}}
+
+
+def test_no_lookup_scans_a_clustered_collection(one, ours, database):
+    """The server would scan all of it for several keys, and with notablescan it refuses even one."""
+    client, commands = ours
+    native = one.client()[database].create_collection("c", **CLUSTERED)
+    native.insert_many([{"_id": number} for number in range(1000)])
+    address = ResourceAddress(database, "c")
+    asked = [MulticloudDbKey({"_id": number}) for number in (3, 990, 1000, "3")]
+    one.client().admin.command("setParameter", 1, notablescan=True)
+    try:
+        found = client.lookup(address, asked)
+        rows = sum(len(page.events) for page in walk(client, address, Snapshot()))
+    finally:
+        one.client().admin.command("setParameter", 1, notablescan=False)
+    assert [found[key] is None for key in asked] == [False, False, True, True]
+    assert rows == 1000
+    for body in commands.bodies("find")[: len(asked)]:
+        ran = {name: body[name] for name in ("find", "filter", "hint")}
+        told = one.client()[database].command({"explain": ran, "verbosity": "executionStats"})
+        assert told["executionStats"]["totalDocsExamined"] <= 2
+
+
 def test_a_client_that_encrypts_is_refused():
     """PyMongo reads no raw batches with this option."""
     client = SimpleNamespace(options=SimpleNamespace(auto_encryption_opts=object()))
