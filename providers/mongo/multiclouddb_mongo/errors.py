@@ -124,6 +124,19 @@ _BAD_NAMESPACE: Final = MongoRule(
 _MISSING: Final = MongoRule(
     ErrorCategory.NOT_FOUND, "there is no such database or collection; check both names of the address"
 )
+_NO_STREAMS: Final = MongoRule(
+    _UNSUPPORTED,
+    f"this server has no change streams, without which nothing can be read; {_PAGE} says which servers have "
+    "them",
+    quoted=True,
+    reason=ErrorReason.NOT_OFFERED,
+)
+_MEMORY: Final = MongoRule(
+    _INVALID,
+    "the pipeline or the command needs more memory than the server allows it; make it smaller, or let a "
+    "command of your own use the disk (allowDiskUse)",
+    quoted=True,
+)
 UNKNOWN: Final = MongoRule(_PERMANENT, REPORT, quoted=True)
 
 # Maps each of the server's codes to its meaning.
@@ -175,18 +188,42 @@ CODES: Final[Mapping[int, MongoRule]] = {
     376: MongoRule(  # ChangeStreamNotEnabled
         _UNSUPPORTED, "change streams are not enabled on this server", reason=ErrorReason.NOT_PROVISIONED
     ),
+    238: MongoRule(  # NotImplemented
+        _UNSUPPORTED, "this server does not have it", quoted=True, reason=ErrorReason.NOT_OFFERED
+    ),
     26: _MISSING,  # NamespaceNotFound
+    12050: _BAD_NAMESPACE,  # a delete in a system collection
     73: _BAD_NAMESPACE,  # InvalidNamespace
     166: _BAD_NAMESPACE,  # CommandNotSupportedOnView
     18: AUTHENTICATION,  # AuthenticationFailed
     334: AUTHENTICATION,  # MechanismUnavailable
     391: AUTHENTICATION,  # ReauthenticationRequired
     NOT_AUTHORIZED: _AUTHORIZATION,
-    462: THROTTLED,  # IngressRequestRateLimitExceeded
+    # TooManyLogicalSessions, ResourceExhausted, AdmissionQueueOverflow, RateLimitExceeded,
+    # PooledConnectionAcquisitionRejected, IngressRequestRateLimitExceeded
+    **dict.fromkeys((261, 402, 433, 449, 450, 462), THROTTLED),
     16500: THROTTLED,  # services that use MongoDB's protocol send this code for an exhausted quota
     43: _CURSOR,  # CursorNotFound
     237: _CURSOR,  # CursorKilled
     175: _CURSOR,  # QueryPlanKilled
+    70: MongoRule(  # ShardNotFound
+        _TRANSIENT,
+        "a shard is not there; try again; if the shard was removed from the cluster, its changes are gone "
+        f"with it, and a position from before that cannot be read: {START_ANEW}",
+        quoted=True,
+    ),
+    411: MongoRule(  # QueryRejectedBySettings
+        ErrorCategory.AUTHORIZATION_FAILED,
+        "the query settings of this server reject queries of this form; ask its administrator to take that "
+        "back (removeQuerySettings)",
+    ),
+    **dict.fromkeys((146, 292), _MEMORY),  # ExceededMemoryLimit, QueryExceededMemoryLimitNoDiskUseAllowed
+    291: MongoRule(  # NoQueryExecutionPlans
+        _INVALID,
+        "the server has no plan for this query, for example because no index fits and its parameter "
+        "notablescan forbids to scan; make an index, or switch the parameter off",
+        quoted=True,
+    ),
     TIME_LIMIT: OUT_OF_TIME,
     262: OUT_OF_TIME,  # ExceededTimeLimit
     # HostUnreachable, HostNotFound, LockTimeout, StaleShardVersion, NetworkTimeout, ShutdownInProgress,
@@ -198,13 +235,15 @@ CODES: Final[Mapping[int, MongoRule]] = {
     # ShardCannotRefreshDueToLocksHeld, InterruptedDueToStorageChange, TemporarilyUnavailable,
     # SocketException, LegacyNotPrimary, NotWritablePrimary, InterruptedAtShutdown, Interrupted,
     # InterruptedDueToReplStateChange, StaleConfig, NotPrimaryNoSecondaryOk, NotPrimaryOrSecondary,
-    # ClientMarkedKilled
+    # ClientMarkedKilled, PooledConnectionAcquisitionExceededTimeLimit,
+    # InterruptedDueToReshardingCriticalSection, BackupCursorOpenConflictWithCheckpoint,
+    # ConfigServerUnreachable, RetriableRemoteCommandFailure, InterruptedDueToFCVChange
     **dict.fromkeys(
         (6, 7, 24, 63, 89, 91, 112, 133, 134, 145, 150, 189, 202, 216, 234, 239, 246, 249, 250, 272, 279),
         UNAVAILABLE,
     ),
     **dict.fromkeys((317, 338, 342, 343, 355, 365, 9001, 10058, 10107, 11600, 11601, 11602), UNAVAILABLE),
-    **dict.fromkeys((13388, 13435, 13436, 46841), UNAVAILABLE),
+    **dict.fromkeys((13388, 13435, 13436, 46841, 407, 453, 50915, 56846, 91331, 10045600), UNAVAILABLE),
     # Location codes of the server's parser for resume tokens.
     **dict.fromkeys((40647, 40648, 40649), BAD_TOKEN),
     # BadValue, FailedToParse, TypeMismatch, Overflow, InvalidLength, IllegalOperation, InvalidBSON,
@@ -248,6 +287,15 @@ _DAMAGED: Final = MongoRule(
     "log, and run validate on the collection",
     confidential=True,
 )
+# How servers without change streams refuse the command that opens one: CommandNotFound, CommandNotSupported,
+# NotImplemented, a feature that Amazon DocumentDB does not have, an unknown stage.
+_REFUSING: Final = (59, 115, 238, 303, 40324)
+_STREAMS: Final = re.compile(r"\$changeStream\b|change ?streams?\b|command:? '?aggregate\b", re.IGNORECASE)
+# MongoDB has this code for another failure, which is over as soon as the driver has connected again.
+_SPLIT_HORIZON: Final = 303
+# Before these words, the server's text contains the whole query, with its keys.
+_PLANNED: Final = re.compile(r"error processing query: .*planner returned error :: caused by :: ", re.DOTALL)
+
 # The text of code 10334, which also stands for damage. The server itself makes no object of more than 64 MB.
 _SIZE: Final = re.compile(r"BSONObj size: (-?\d+)")
 _MOST_OBJECT: Final = 1 << 26
@@ -368,6 +416,10 @@ def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> M
     if row is not None and code == NOT_AUTHORIZED and (denied := _DENIED.match(text)):
         database, command = denied.groups()
         return attrs.evolve(row, way_out=f"{command} on database {database!r}: {row.way_out}")
+    if code in _REFUSING and _STREAMS.search(text):
+        return _NO_STREAMS
+    if code == _SPLIT_HORIZON:
+        return BAD_COMMAND if "support" in text else UNAVAILABLE
     if code == OVERTAKEN and "modifyChangeStreams" in text:
         # The answer of Amazon DocumentDB, whose change streams are off at first.
         way_out = f"change streams are not enabled on this server, which is no MongoDB; see {_PAGE}"
@@ -442,7 +494,7 @@ def _said(row: MongoRule, error: Exception, code: int | None) -> Fault:
         f"{said}: {row.way_out}",
         None if code is None else str(code),
         retryable=row.retryable,
-        confidential=row.confidential,
+        confidential=row.confidential or _PLANNED.search(_whole_text(error)) is not None,
         reason=row.reason,
     )
 
@@ -466,7 +518,11 @@ def _backoff(error: BaseException) -> float | None:
 
 
 def _text(error: BaseException) -> str:
-    """Return the server's message, without the rest of the reply."""
+    """Return the server's message, without the rest of the reply, and without the query."""
+    return _PLANNED.sub("", _whole_text(error))
+
+
+def _whole_text(error: BaseException) -> str:
     text = _details(error).get("errmsg")
     return text if isinstance(text, str) else str(error)
 

@@ -36,12 +36,16 @@ THROTTLED = ErrorCategory.THROTTLED
 KEY = "C5345435245544B4559"
 TOKEN = f'{{ _data: "826B004BB1000000142B022C0100296E5A1004F6EF5D{KEY}000004" }}'
 AT_WORK = "PlanExecutor error during aggregation :: caused by :: "
+PLANNED = (
+    f"error processing query: ns=shop.cTree: _id $in [ {KEY} ]\nSort: {{}}\nProj: {{}}\n"
+    " planner returned error :: caused by :: "
+)
 SECRET = "p@ss:w0rd"
 DENIED = "not authorized on shop to execute command"
 UNAVAILABLE = (
     *(6, 7, 24, 63, 89, 91, 112, 133, 134, 145, 150, 189, 202, 216, 234, 239, 246, 249, 250, 272, 279),
     *(317, 338, 342, 343, 355, 365, 9001, 10058, 10107),
-    *(11600, 11601, 11602, 13388, 13435, 13436, 46841),
+    *(11600, 11601, 11602, 13388, 13435, 13436, 46841, 407, 453, 50915, 56846, 91331, 10045600),
 )
 
 # Each row: the server's code and message (in version 6.0.5) → the category, whether to retry, and a part of
@@ -96,7 +100,31 @@ CODES = [
     (13, f"{DENIED} {{ {TOKEN} }}", AUTHORIZATION, False, "/databases/mongodb/"),
     (13, f'{DENIED} {{ find: "{TOKEN}" }}', AUTHORIZATION, False, "find on database 'shop': "),
     (31, "Could not find role: reader@shop", PERMANENT, False, "reader@shop"),  # of grantRolesToUser
-    (462, "rate limit", THROTTLED, True, "fewer processes"),
+    *((code, "it is so", THROTTLED, True, "fewer processes") for code in (261, 402, 433, 449, 450, 462)),
+    # Servers without change streams: MongoDB before 3.6, open-source DocumentDB, FerretDB, Amazon DocumentDB.
+    (40324, "Unrecognized pipeline stage name: '$changeStream'", UNSUPPORTED, False, "no change streams"),
+    (115, "Stage $changeStream is not supported yet", UNSUPPORTED, False, "no change streams"),
+    (
+        238,
+        '`aggregate` stage "$changeStream" is not implemented yet',
+        UNSUPPORTED,
+        False,
+        "no change streams",
+    ),
+    (303, "Feature not supported: change streams on a database", UNSUPPORTED, False, "no change streams"),
+    (59, "no such command: 'aggregate'", UNSUPPORTED, False, "no change streams"),
+    (238, "`collMod` is not implemented yet", UNSUPPORTED, False, "does not have it"),
+    (303, "Feature not supported: $mergeObjects", INVALID, False, "$mergeObjects"),
+    (303, "split horizons of the set have changed", TRANSIENT, True, "try again"),
+    (115, "Stage $changeStreamSplitLargeEvent is not supported", INVALID, False, "SplitLargeEvent"),
+    (40324, "Unrecognized pipeline stage name: '$changeStreamSplitLargeEvent'", INVALID, False, "SplitLarge"),
+    (70, "Shard s2 not found", TRANSIENT, True, "removed from the cluster"),
+    (146, "$group exceeded the memory limit", INVALID, False, "allowDiskUse"),
+    (292, "Sort exceeded memory limit of 104857600 bytes", INVALID, False, "allowDiskUse"),
+    (411, "Query rejected by admin query settings", AUTHORIZATION, False, "removeQuerySettings"),
+    (12050, "cannot delete from system namespace", INVALID, False, "system namespace"),
+    (291, f"{PLANNED}No indexed plans available", INVALID, False, "(No indexed plans available)"),
+    (2, f"{PLANNED}hint provided does not correspond to an existing index", INVALID, False, "(hint provided"),
     (16500, "TooManyRequests", THROTTLED, True, "fewer processes"),
     (43, "cursor id 12345 not found", TRANSIENT, True, "same token"),
     (237, "operation was interrupted", TRANSIENT, True, "same token"),

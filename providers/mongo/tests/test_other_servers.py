@@ -73,6 +73,43 @@ def test_tokens_of_another_form_are_kept_but_rows_cannot_be_put_in_order(other, 
             read(client, here, Snapshot())
 
 
+class Without(Mongos):
+    """A server without change streams, such as FerretDB 2, and without commands of a replica set."""
+
+    said = ""
+    code = 0
+
+    def answer(self, asked, ask):
+        command = _document(asked)
+        stage = (command.get("pipeline") or [{}])[0]
+        if "$changeStream" not in stage and "replSetGetConfig" not in command:
+            return ask(asked)
+        code, said = (self.code, self.said) if stage else (59, "no such command: 'replSetGetConfig'")
+        answer = ask(_rewritten(asked, {"ping": 1, "$db": "admin"}))
+        return _rewritten(answer, {"ok": 0.0, "code": code, "errmsg": said})
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (40324, "Unrecognized pipeline stage name: '$changeStream'"),
+        (115, "Stage $changeStream is not supported yet in native pipeline"),
+        (238, "stage $changeStream is not implemented yet"),
+        (303, "Feature not supported: change streams"),
+    ],
+)
+def test_a_server_without_change_streams_says_so(written, code, said):
+    with Without(shared("other").members[0], 0) as made:
+        made.code, made.said = code, said
+        threading.Thread(target=made.serve_forever, args=(0.05,)).start()
+        here = ResourceAddress(written.database.name, "c")
+        with connect(ClientConfig("mongo", {"url": made.uri + "&directConnection=true"})) as client:
+            for start in (Now(), Beginning(), Snapshot()):
+                with refused(ErrorCategory.UNSUPPORTED_CAPABILITY, "no change streams"):
+                    read(client, here, start)
+        made.shutdown()
+
+
 def test_a_server_that_sends_no_token_without_a_change_is_refused(other, written):
     other.has_tokens = False
     here = ResourceAddress(written.database.name, "c")
