@@ -51,13 +51,14 @@ class DynamoConfig:
             max_pool_connections=concurrency + _SPARE_CONNECTIONS,
             user_agent_extra="multiclouddb",
         )
-        settings = {
-            "region_name": self.region,
-            "endpoint_url": self.endpoint_url,
-            "config": ours if self.config is None else ours.merge(self.config),
-        }
+        config = ours if self.config is None else ours.merge(self.config)
+        settings = {"region_name": self.region, "endpoint_url": self.endpoint_url}
+        # botocore refuses ids of shards that are shorter than DynamoDB's, which other servers have
+        # (ExtendDB/extenddb#247). The service checks them too.
+        unchecked = config.merge(Config(parameter_validation=False))
         return DynamoClients(
-            session.client("dynamodb", **settings), session.client("dynamodbstreams", **settings)
+            session.client("dynamodb", config=config, **settings),
+            session.client("dynamodbstreams", config=unchecked, **settings),
         )
 
 

@@ -97,6 +97,11 @@ _STREAMLESS: Final = FaultRule(
     f"AWS_ENDPOINT_URL_DYNAMODB and {STREAMS_ENDPOINT} in place of endpoint_url; a server without streams "
     "has no changes to read",
 )
+_SHORT: Final = FaultRule(
+    ErrorCategory.INVALID_REQUEST,
+    "pass a token or partition id unchanged; or if the server at this endpoint has ids of shards that boto3 "
+    "refuses, let multiclouddb make the client, or make it with Config(parameter_validation=False)",
+)
 _LOOKED_UP: Final = FaultRule(
     ErrorCategory.INVALID_REQUEST, "look up keys of the table's own types, as event.key has"
 )
@@ -213,7 +218,7 @@ def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
         case boto.NoRegionError() | boto.InvalidRegionError():
             row = FaultRule(ErrorCategory.INVALID_REQUEST, "name the region: dynamo://eu-west-1")
         case ParamValidationError():
-            row = _REFUSED
+            row = _SHORT if "ShardId" in str(error) else _REFUSED
         case boto.HTTPClientError() if isinstance(found := error.kwargs.get("error"), ProviderFault):
             return found.fault  # botocore wraps what is raised while an answer is read
         case boto.ConnectionError() | boto.HTTPClientError():

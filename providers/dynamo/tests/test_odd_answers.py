@@ -34,6 +34,7 @@ from multiclouddb_dynamo.shards import Shard, ShardMap
 from multiclouddb_dynamo.source import ReaderContext
 from multiclouddb_dynamo_emulator import Remains, stream_calls
 from multiclouddb_dynamo_emulator.service import Service
+from multiclouddb_dynamo_emulator.stream import Stream
 from multiclouddb_spi import Reached, RecordFault
 
 from .world import ADDRESS, HOUR, TABLE, World, all_of, fetch, seconds, soon, state_of
@@ -578,6 +579,41 @@ class TestServersThatNumberOtherwise:
             original(feed._source.calls, world.arn, world.chain(), "AFTER_SEQUENCE_NUMBER", number)
         assert asked == [number.zfill(21)]
         provider.close()
+
+
+class TestShortIds:
+    """ExtendDB/extenddb#247: botocore refuses ids that are shorter than DynamoDB's before it sends them."""
+
+    @pytest.fixture(autouse=True)
+    def _short(self, monkeypatch):
+        monkeypatch.setattr(stream_calls, "_SHARD_LENGTHS", (1, 65))
+        add = Stream._add
+
+        def short(stream, parent, low, high):
+            shard = add(stream, parent, low, high)
+            del stream.shards[shard.shard_id]
+            shard.shard_id = f"s{len(stream.shards)}"
+            stream.shards[shard.shard_id] = shard
+            return shard
+
+        monkeypatch.setattr(Stream, "_add", short)
+
+    def test_their_shards_are_read(self, world):
+        consumer = world.consumer(Now())
+        consumer.read()
+        markers = world.put("a", "b")
+        world.roll_over()
+        markers += world.put("c")
+        while len(consumer.events) < 3:
+            consumer.restart().read()
+        assert consumer.markers == markers
+        assert world.chain() == "s1"
+
+    def test_a_client_that_refuses_them_is_named(self, world):
+        tables, streams = (world.server.client(name) for name in ("dynamodb", "dynamodbstreams"))
+        client = connect(ClientConfig("dynamo"), native_client=DynamoClients(tables, streams))
+        with client, refused(ErrorCategory.INVALID_REQUEST, "ShardId", "parameter_validation=False"):
+            client.read_changes(ChangeFeedRequest(ADDRESS, Beginning()), seconds(5))
 
 
 class TestServersThatUseNumbersAgain:
