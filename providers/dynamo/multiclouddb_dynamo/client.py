@@ -54,6 +54,7 @@ class Table:
     enabled: bool
     view_type: str | None
     key_names: tuple[str, ...]
+    key_types: tuple[str | None, ...] = ()
     nbytes: int = 0
     items: int = 0
     replicated: bool = False  # true if it is a replica of a global table
@@ -131,11 +132,17 @@ class Calls:
         answer = whole(answer, "Table")
         specification = answer.get("StreamSpecification") or {}
         kinds = {entry["KeyType"]: entry["AttributeName"] for entry in whole(answer, "KeySchema")}
+        types = {
+            entry["AttributeName"]: entry["AttributeType"]
+            for entry in answer.get("AttributeDefinitions") or ()
+        }
+        names = tuple(kinds[kind] for kind in ("HASH", "RANGE") if kind in kinds)
         return Table(
             arn=answer.get("LatestStreamArn"),
             enabled=bool(specification.get("StreamEnabled")),
             view_type=specification.get("StreamViewType"),
-            key_names=tuple(kinds[kind] for kind in ("HASH", "RANGE") if kind in kinds),
+            key_names=names,
+            key_types=tuple(map(types.get, names)),
             nbytes=answer.get("TableSizeBytes") or 0,
             items=answer.get("ItemCount") or 0,
             replicated=bool(answer.get("Replicas") or answer.get("GlobalTableVersion")),

@@ -20,7 +20,7 @@ import orjson
 from attrs import frozen
 from botocore.exceptions import ClientError, ParamValidationError
 
-from multiclouddb_api import ErrorCategory, LookupAnswer, MulticloudDbKey
+from multiclouddb_api import ErrorCategory, LookupAnswer, MulticloudDbKey, invalid_request
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_dynamo.catalog import replaced
 from multiclouddb_dynamo.client import RECORD_BYTES, Table, memory_of
@@ -53,7 +53,7 @@ from multiclouddb_spi import (
     look_up,
     looked_up,
 )
-from multiclouddb_spi.faults import key_digest
+from multiclouddb_spi.faults import key_digest, one_line
 
 FLOOR: Final = "00"
 """The floor of a snapshot: every `order_key` sorts after it, because no change's number of digits is 0."""
@@ -65,6 +65,7 @@ Item: TypeAlias = Mapping[str, Any]  # maps each attribute to its value in typed
 _END: Final = "."
 _LETTERS: Final = "SNB"
 _MOST_KEYS: Final = 100  # of one BatchGetItem call
+_KEY_BYTES: Final = (2048, 1024)  # the service's maximum for the partition key and for the sort key
 _MOST_DIGITS: Final = 8  # the maximum number of digits of a segment's number
 _MOST_TEXT: Final = 4096  # a key has at most 2,048 bytes; base64 makes it longer by a third
 
@@ -223,7 +224,13 @@ def look_up_items(
 
     def ask(asked: list[MulticloudDbKey]) -> AnsweredRows:
         table, wanted = str(source.spec.address.collection), list(map(encoded, asked))
-        items, unprocessed = same.checked(lambda: source.calls.items(table, wanted))
+        try:
+            items, unprocessed = same.checked(lambda: source.calls.items(table, wanted))
+        except ClientError as error:
+            fault = _refused(source.table, wanted, error) if code_of(error) in REJECTED else None
+            if fault is None:
+                raise
+            raise fault from error
         left = {_key_of(each, view) for each in unprocessed}
         if left.issuperset(asked):
             raise ProviderFault.of(
@@ -241,6 +248,28 @@ def look_up_items(
         return AnsweredRows(mapper.events(readable, 0, len(readable)), left, unread)
 
     return look_up(keys, _MOST_KEYS, normal, ask)
+
+
+def _refused(table: Table, wanted: Sequence[Item], error: ClientError) -> Exception | None:
+    """Return the fault for keys that the service has refused; None if nobody knows whose it is."""
+    for name, kind, most in zip(table.key_names, table.key_types, _KEY_BYTES, strict=False):
+        if kind is None:
+            return None
+        for tag, value in (each for item in wanted for each in item[name].items()):
+            size = len(value.encode(errors="surrogatepass") if isinstance(value, str) else value)
+            if tag != kind or not 0 < size <= most:
+                return invalid_request(
+                    "keys",
+                    f"has a key whose attribute {name!r} is of the type {tag} and has {size} bytes",
+                    f"give one of the table's type {kind}, as event.key has it, with 1 to {most} bytes",
+                )
+    said = one_line(str(error.response.get("Error", {}).get("Message", "")))
+    return ProviderFault.of(
+        ErrorCategory.PERMANENT_FAILURE,
+        f"BatchGetItem: {code_of(error)} ({said}), although the keys have the types and sizes of the table's "
+        f"keys; {ITS_OPERATOR}",
+        code_of(error),
+    )
 
 
 def _decoded(decode: Callable[[Item], T], item: Item) -> T | None:

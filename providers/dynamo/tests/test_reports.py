@@ -258,6 +258,27 @@ def test_a_batch_of_eventbridge_pipes_is_a_list(ask):
         ask([{"eventSource": "aws:dynamodb"}])
 
 
+class TestRefusedKeys:
+    """BatchGetItem refuses a request as a whole, with one code for every reason."""
+
+    def test_a_refusal_of_right_keys_is_the_services(self, world):
+        world.troubles.fail("BatchGetItem", "ValidationException", None)
+        with refused(ErrorCategory.PERMANENT_FAILURE, "types and sizes", "whoever runs the service"):
+            world.client().lookup(ADDRESS, [A])
+
+    @pytest.mark.parametrize("value", [7, b"a", "", "x" * 2049, "é" * 1025])
+    def test_a_key_that_no_item_has_is_the_callers(self, world, value):
+        world.troubles.fail("BatchGetItem", "ValidationException", None)
+        with refused(ErrorCategory.INVALID_REQUEST, "keys", "'id'", "type S, as event.key has it"):
+            world.client().lookup(ADDRESS, [A, MulticloudDbKey({"id": value})])
+
+    def test_without_the_types_of_the_table_nobody_is_blamed_alone(self, world):
+        described(world, AttributeDefinitions=[])
+        world.troubles.fail("BatchGetItem", "ValidationException", None)
+        with refused(ErrorCategory.INVALID_REQUEST, "BatchGetItem: ValidationException", "event.key"):
+            world.client().lookup(ADDRESS, [A])
+
+
 class TestStreamsAtAnotherEndpoint:
     """boto3 finds the endpoint of streams apart from that of tables; PrivateLink has two."""
 
