@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from json import JSONDecodeError
 from typing import Any, Final
 
@@ -60,6 +61,11 @@ _CREDENTIALS: Final = (
     "UnknownCredentialError",
     "UnknownTokenProviderError",
 )
+
+AWS_HOST: Final = re.compile(
+    r".+\.(amazonaws\.com(\.cn)?|amazonaws\.eu|api\.aws|api\.amazonwebservices\.com\.cn)"
+)
+"""The hosts of AWS."""
 
 CODES: Final = {
     **dict.fromkeys(

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Final
 
 from multiclouddb_api import ErrorCategory, invalid_request
 from multiclouddb_api.checkpoint import MOST_BYTES
-from multiclouddb_checkpoints.aws import CODES, WHO, AwsCheckpointStore, code_of
-from multiclouddb_checkpoints.store import MET, Advice, RefusedError
+from multiclouddb_checkpoints.aws import AWS_HOST, CODES, WHO, AwsCheckpointStore, code_of
+from multiclouddb_checkpoints.store import MET, Advice, RefusedError, host_of
 from multiclouddb_spi.connection import Location
 from multiclouddb_spi.faults import FaultRule
 
@@ -35,7 +35,7 @@ class DynamoCheckpointStore(AwsCheckpointStore):
     form = "write dynamodb://TABLE/PREFIX or dynamodb://TABLE/PREFIX?region=REGION"
     extra = "multiclouddb[checkpoints-dynamo]"
     other_tag = "-"
-    promises_conditions = True
+    keeps_conditions = AWS_HOST
     advice = Advice(WHO, "grant dynamodb:GetItem and dynamodb:PutItem on the table", _TABLE)
     meanings: ClassVar = {
         **CODES,
@@ -50,6 +50,9 @@ class DynamoCheckpointStore(AwsCheckpointStore):
 
     def _connect(self) -> Any:
         return self._service("dynamodb", self._location)
+
+    def _host(self) -> str:
+        return host_of(self._client.meta.endpoint_url)
 
     def _check(self, location: Location) -> None:
         if ":" in location.host:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final
 
 from multiclouddb_api import ErrorCategory
@@ -15,6 +16,7 @@ from multiclouddb_checkpoints.store import (
     Refusal,
     RefusedError,
     SharedCheckpointStore,
+    host_of,
 )
 from multiclouddb_spi.faults import FaultRule, row_of_connection
 from multiclouddb_spi.machine_role import NO_GOOGLE_TOKENS, MachineRole, google_fails
@@ -44,7 +46,7 @@ class GcsCheckpointStore(SharedCheckpointStore):
     form = "write gs://BUCKET/PREFIX"
     extra = "multiclouddb[checkpoints-gcs]"
     other_tag = "1"
-    promises_conditions = True
+    keeps_conditions = re.compile(r"(.+\.)?googleapis\.com")
     advice = Advice(
         _WHO,
         "grant storage.objects.get, storage.objects.create and storage.objects.delete on the bucket",
@@ -55,6 +57,9 @@ class GcsCheckpointStore(SharedCheckpointStore):
         from google.cloud.storage import Client
 
         return Client()
+
+    def _host(self) -> str:
+        return host_of(getattr(self._client, "api_endpoint", ""))
 
     def _blob(self, key: str) -> Any:
         return self._client.bucket(self._location.host).blob(key)

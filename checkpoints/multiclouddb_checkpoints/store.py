@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, TypeVar
+from urllib.parse import urlsplit
 
 import attrs
 
@@ -150,8 +151,8 @@ class SharedCheckpointStore(ABC):
     """A tag that no content has."""
     meanings: ClassVar[Mapping[str, FaultRule]] = {}
     """The error codes of the service whose meaning differs from that of their status."""
-    promises_conditions: ClassVar[bool] = False
-    """Whether every service with this scheme keeps the condition of a write, so that nobody has to try."""
+    keeps_conditions: ClassVar[re.Pattern[str] | None] = None
+    """The hosts that are known to keep the condition of a write, so that nobody has to try."""
 
     def __init__(self, url: str, client: Any = None) -> None:
         check_type("url", url, str)
@@ -226,11 +227,12 @@ class SharedCheckpointStore(ABC):
                 saved: `load` shows it.
 
         Portability:
-            Some servers with the API of S3 ignore the condition of a write, and would let two workers share a
-            checkpoint unnoticed. So on `s3://` and `azblob://`, the first save in each process tests this,
-            with an object `NAME.probe-….checkpoint.json` that it writes and deletes. If the identity may not
-            write that name, it stays unknown whether the service keeps conditions, and a warning is logged.
-            Amazon S3, Azure Blob Storage, Google Cloud Storage and DynamoDB keep them.
+            Some servers with the API of a cloud ignore the condition of a write, and would let two workers
+            share a checkpoint unnoticed. So the first save in each process tests this, with an object or item
+            `NAME.probe-….checkpoint.json` that it writes and deletes. If the identity may not write that
+            name, it stays unknown whether the service keeps conditions, and a warning is logged. Amazon S3,
+            Azure Blob Storage, Google Cloud Storage and DynamoDB keep them; at the hosts of the last two,
+            nothing is tested.
         """
         check_name(name)
         check_type("expected", expected, str, type(None))
@@ -239,7 +241,7 @@ class SharedCheckpointStore(ABC):
         draft = Checkpoint(token, next_version(Checkpoint("-", before)))
         body = encode_checkpoint(name, draft)
         # In each process, because another one may reach the name through another service or proxy.
-        if not self.promises_conditions and self._proved_in != os.getpid():
+        if self._proved_in != os.getpid():
             self._prove(name)
         for _ in range(_WRITES):
             try:
@@ -302,6 +304,10 @@ class SharedCheckpointStore(ABC):
     @abstractmethod
     def _answer(self, error: Exception) -> Refusal | FaultRule | None:
         """Return what the service answered, or a row for an error without an answer, or None for another."""
+
+    def _host(self) -> str:
+        """Return the host that is asked; empty if the library does not tell."""
+        return ""
 
     def _check(self, location: Location) -> None:  # noqa: B027 - not every URL needs it
         """Refuse a URL that is not one of this service."""
@@ -394,6 +400,11 @@ class SharedCheckpointStore(ABC):
         An object of its own is written, because a proof on the name itself could overwrite the position of
         another worker.
         """
+        if self.keeps_conditions is not None:
+            host = self._called(name, self._host)
+            if self.keeps_conditions.fullmatch(host):
+                self._proved_in = os.getpid()
+                return
         probe = f"{name}.probe-{secrets.token_hex(8)}"
         key, ignored = self._key(probe), False
 
@@ -438,6 +449,14 @@ class SharedCheckpointStore(ABC):
             self._called(probe, partial(self._delete, self._key(probe)))
         except MulticloudDbError as error:
             _LOG.warning("%s was left behind and may be deleted: %s", self._named(probe), error.message)
+
+
+def host_of(url: str) -> str:
+    """Return the host of an endpoint; empty if it has none."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 def _tagged(checkpoint: Checkpoint, tag: str) -> Checkpoint:

@@ -16,7 +16,13 @@ from multiclouddb_conformance.checkpoint_stores import (  # noqa: F401
 )
 
 from .stores import dynamo_put, opened
-from .trouble import TestExceptionClasses, TestPromisedConditions, TestRenewal, TestTrouble  # noqa: F401
+from .trouble import (  # noqa: F401
+    TestExceptionClasses,
+    TestIgnoredConditions,
+    TestPromisedConditions,
+    TestRenewal,
+    TestTrouble,
+)
 
 SCHEME = "dynamodb"
 

@@ -21,7 +21,12 @@ from multiclouddb_conformance.checkpoint_stores import (  # noqa: F401
 from multiclouddb_spi.machine_role import MachineRole
 
 from .stores import opened
-from .trouble import TestPromisedConditions, TestRenewal, TestTrouble  # noqa: F401
+from .trouble import (  # noqa: F401
+    TestIgnoredConditions,
+    TestPromisedConditions,
+    TestRenewal,
+    TestTrouble,
+)
 
 SCHEME = "gs"
 

@@ -142,8 +142,9 @@ class Between:
         lost: How many answers to writes are still lost after the service has given them.
         weak: Whether it marks each ETag as weak, as a proxy does that compresses.
         unconditional: Which conditions are taken out of the requests: "every" one, or those on the "version".
-        forbidden: A text; a write whose path contains it is answered with 403.
+        forbidden: A text, and the answer to a request that contains it and is no read; or None.
         asked: The method and path of every request.
+        texts: The path and the body of every request.
         signed: Who has signed every request, in the words of its service.
         once: The answer to the next request, or None.
         refused: The answer to requests of the identities that have signed requests so far, or None.
@@ -152,7 +153,7 @@ class Between:
     def __init__(self, target):
         self.peers = set()
         self.answer, self.lost, self.weak, self.unconditional = None, 0, False, ""
-        self.forbidden, self.asked, self.signed = None, [], []
+        self.forbidden, self.asked, self.texts, self.signed = None, [], [], []
         self.refused, self.aged, self.once = None, set(), None
         target = urlsplit(target)
         between = self
@@ -168,6 +169,7 @@ class Between:
                 # Some clients send chunks, which this server does not read: they name a length here.
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 between.asked.append((self.command, self.path))
+                between.texts.append(self.path + body.decode("latin-1"))
                 between.signed.append(self.headers.get("Authorization", "").partition(", ")[0])
                 if between.refused is not None and between.signed[-1] in between.aged:
                     self.give(*between.refused)
@@ -179,8 +181,8 @@ class Between:
                 if between.answer is not None:
                     self.give(*between.answer)
                     return
-                if between.forbidden and between.forbidden in self.path and self.command != "GET":
-                    self.give(*xml(403, "AccessDenied"))
+                if between.forbidden and between.forbidden[0] in between.texts[-1] and self.command != "GET":
+                    self.give(*between.forbidden[1])
                     return
                 path, headers = self.path, dict(self.headers.items())
                 if between.unconditional:
@@ -495,8 +497,33 @@ class TestRenewal(Troubled):
         assert (between.count(), own._client) == (asked + 1, store._client)
 
 
+# Of each scheme: hosts of the vendor, and others.
+HOSTS = {
+    "gs": (
+        ["storage.googleapis.com", "storage-psc.p.googleapis.com"],
+        ["", "localhost", "storage.googleapis.com.example", "agoogleapis.com"],
+    ),
+    "dynamodb": (
+        [
+            "dynamodb.eu-west-1.amazonaws.com",
+            "vpce-1a2b-3c4d.dynamodb.eu-west-1.vpce.amazonaws.com",
+            "dynamodb-fips.us-east-1.amazonaws.com",
+            "dynamodb.cn-north-1.amazonaws.com.cn",
+            "dynamodb.eu-west-1.api.aws",
+        ],
+        ["", "localhost", "dynamodb.amazonaws.com.example", "dynamodb.localhost.localstack.cloud"],
+    ),
+}
+PROBE = re.compile(r"orders\.probe-[0-9a-f]{16}")
+
+
+def probes(between):
+    """Return the names of the objects of proofs, one for each request that has one."""
+    return [found[0] for text in between.texts if (found := PROBE.search(text))]
+
+
 class TestIgnoredConditions(Troubled):
-    """Tests a service that takes every write. S3's servers differ; DynamoDB and GCS promise conditions."""
+    """Tests a service that takes every write, as look-alikes of each of the four do."""
 
     @pytest.mark.parametrize("unconditional", ["every", "version"])
     def test_a_service_that_ignores_conditions_is_refused_before_a_name_is_written(
@@ -505,7 +532,8 @@ class TestIgnoredConditions(Troubled):
         between.unconditional = unconditional
         self.check(refusal(store.save, "orders", "1", None), "UNSUPPORTED_CAPABILITY")
         assert store.load("orders") is None
-        assert between.asked[-2][0] == "DELETE", "the object of the proof is deleted"
+        (probe,) = {*probes(between)}
+        assert store.load(probe) is None, "the object of the proof is deleted"
 
     @pytest.mark.parametrize("unconditional", ["every", "version"])
     def test_a_process_that_finds_a_checkpoint_finds_it_out_too(
@@ -520,17 +548,15 @@ class TestIgnoredConditions(Troubled):
 
     def test_the_proof_is_made_once_and_leaves_nothing(self, store, between):
         first = store.save("orders", "1", None)
-        asked = [path for _, path in between.asked if "probe" in path]
-        assert len(asked) == 4
-        assert len({path.partition("?")[0] for path in asked}) == 1
+        asked = probes(between)
+        assert (len(asked), len({*asked})) == (4, 1)
         store.save("orders", "2", first.version)
         store.save("others", "1", None)
-        assert len([path for _, path in between.asked if "probe" in path]) == 4
-        probe = asked[0].partition("?")[0].rpartition("/")[2].removesuffix(".checkpoint.json")
-        assert store.load(probe) is None
+        assert probes(between) == asked
+        assert store.load(asked[0]) is None
 
-    def test_a_role_that_may_write_the_name_alone_is_warned(self, store, between, caplog):
-        between.forbidden = ".probe-"
+    def test_a_role_that_may_write_the_name_alone_is_warned(self, served, store, between, caplog):
+        between.forbidden = ".probe-", ANSWERS[served.scheme]["AUTHORIZATION_FAILED"]
         first = store.save("orders", "1", None)
         assert store.save("orders", "2", first.version).token == "2"
         (record,) = [each for each in caplog.records if each.name == "multiclouddb.checkpoints"]
@@ -539,11 +565,18 @@ class TestIgnoredConditions(Troubled):
 
 
 class TestPromisedConditions(Troubled):
-    """Tests that nobody pays for a proof where the service's conditions are documented."""
+    """Tests that nobody pays for a proof at a host of the vendor, which documents its conditions."""
 
-    def test_a_save_is_one_write(self, store, between):
+    def test_a_save_is_one_write(self, store, between, monkeypatch):
+        monkeypatch.setattr(type(store), "keeps_conditions", re.compile(r"127\.0\.0\.1"))
         store.save("orders", "1", None)
         assert [method for method, _ in between.asked if method != "GET"] == ["POST"]
+
+    def test_the_hosts_of_the_vendor_are_known(self, served):
+        kind = type(opened(served))
+        theirs, others = HOSTS[served.scheme]
+        assert [host for host in theirs if not kind.keeps_conditions.fullmatch(host)] == []
+        assert [host for host in others if kind.keeps_conditions.fullmatch(host)] == []
 
 
 class TestExceptionClasses:

@@ -9,6 +9,7 @@ GENERATE = runpy.run_path(str(ROOT / "docs" / "generate.py"))
 DATA = GENERATE["reports_data"]()
 ENTRIES = [(area, entry) for area, entries in DATA.items() if area != "page" for entry in entries]
 FOLDERS = {
+    "checkpoints": ROOT / "checkpoints",
     "spark": ROOT / "spark",
     "tables": ROOT / "tables",
     "verify": ROOT / "tables" / "verify",
