@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 import psycopg
 from psycopg import IsolationLevel
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.pq import TransactionStatus
+from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, ErrorReason, MulticloudDbError, invalid_request
@@ -48,8 +48,19 @@ _KINDS: Final[Mapping[str, _Row]] = {
         True,
         "another transaction has locked the table, or a row of it; try again",
     ),
+    "55006": (
+        ErrorCategory.INVALID_REQUEST,
+        False,
+        "close the cursor of this connection that reads the table, or pass another connection",
+    ),
     **dict.fromkeys(
-        DATA, (ErrorCategory.INVALID_REQUEST, False, "change the value, or leave the column out")
+        DATA,
+        (
+            ErrorCategory.INVALID_REQUEST,
+            False,
+            "change the value, or leave the column out; if an index, a generated column, a constraint or a "
+            "trigger of yours computes something with it, change or drop that",
+        ),
     ),
     "54000": (
         ErrorCategory.INVALID_REQUEST,
@@ -295,8 +306,23 @@ def transaction(dsn: str | Connection, place: str, *, reads: bool = False) -> It
                     "is a connection with client_encoding SQL_ASCII, which does not say what a text is",
                     "run SET client_encoding = 'UTF8' on it, or pass a connection string",
                 )
+            _check_free(dsn)
             with _with_our_cursors(dsn), dsn.transaction():
                 yield dsn
+
+
+def _check_free(connection: Connection) -> None:
+    """Refuse a connection of the caller on which nothing can be run now, also by another try."""
+    status = connection.info.transaction_status
+    if connection.pgconn.pipeline_status != PipelineStatus.OFF:
+        problem = "is a connection in pipeline mode, in which there is no COPY"
+        raise invalid_request("dsn", problem, "leave the block of connection.pipeline() first")
+    if status == TransactionStatus.INERROR:
+        problem = "is a connection whose transaction has failed before"
+        raise invalid_request("dsn", problem, "roll the transaction back, and do its work again")
+    if status == TransactionStatus.ACTIVE:
+        problem = "is a connection with a statement that has not ended, such as COPY"
+        raise invalid_request("dsn", problem, "end it first, or pass another connection")
 
 
 @contextmanager

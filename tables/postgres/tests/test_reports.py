@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 
-from multiclouddb_api import ErrorCategory
+from multiclouddb_api import ErrorCategory, ErrorReason
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.sink_harness import events, key_of, page, rows
 from multiclouddb_postgres import PostgresCheckpointStore, merge_into_postgres
@@ -171,3 +171,24 @@ def test_a_foreign_key_without_an_action_refuses_a_row_and_changes_none(dsn):
     merge(1, 1)
     refusal(ErrorCategory.INVALID_REQUEST, lambda: merge(2, 2), "of_customer", "drop the constraint")
     assert run(dsn, "SELECT n FROM orders") == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("statement", "value"),
+    [
+        ("CREATE INDEX ON orders (((new_item_state->>'n')::int))", "private"),
+        ("ALTER TABLE orders ADD n text GENERATED ALWAYS AS (new_item_state->>'n') STORED", "private\0"),
+        ("ALTER TABLE orders ADD CHECK (1 / (new_item_state->>'n')::int >= 0)", 0),
+    ],
+)
+def test_what_the_table_computes_with_a_document_and_cannot(dsn, statement, value):
+    """The document has been stored as it is, so its value alone is not what is wrong."""
+    merge_into_postgres(page(events(("a", 1, {"n": 1}))), None, dsn, "orders", None)
+    run(dsn, statement)
+    error = refusal(
+        ErrorCategory.INVALID_REQUEST,
+        lambda: merge_into_postgres(page(events(("b", 1, {"n": value}))), None, dsn, "orders", None),
+        "an index, a generated column, a constraint or a trigger",
+    )
+    assert error.detail.reason is ErrorReason.MISFIT
+    assert "private" not in str(error)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from contextlib import ExitStack
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
@@ -153,6 +154,38 @@ class TestExactlyOnce:
             error = refused(partial(repeated, connection, "orders", work), ErrorCategory.CONFLICT)
         assert error.detail.native_code == "40001"
         assert len(done) == 1
+
+    @pytest.mark.parametrize(
+        ("busy", "said"),
+        [("failed", "has failed before"), ("pipeline", "pipeline mode"), ("copy", "has not ended")],
+    )
+    def test_a_connection_on_which_nothing_can_be_run_is_refused(self, dsn, busy, said):
+        """Another try changes nothing, so the error must not ask for one."""
+        with psycopg.connect(dsn) as connection, ExitStack() as stack:
+            if busy == "failed":
+                with pytest.raises(psycopg.Error):
+                    connection.execute("SELECT 1 / 0")
+            elif busy == "pipeline":
+                stack.enter_context(connection.pipeline())
+            else:
+                copy = stack.enter_context(connection.cursor().copy("COPY (SELECT 1) TO STDOUT"))
+                stack.callback(lambda: [*copy])
+            error = refused(
+                lambda: merge_into_postgres(page(events(("a", 1, {}))), None, connection, "orders", None),
+                ErrorCategory.INVALID_REQUEST,
+            )
+            assert said in str(error)
+
+    def test_a_table_that_the_caller_reads_gets_no_column(self, dsn):
+        merge_into_postgres(rows(("a", 1, {})), None, dsn, "orders", None)
+        with psycopg.connect(dsn) as connection, connection.cursor("mine") as cursor:
+            cursor.execute("SELECT * FROM orders")
+            batch = rows(("a", 2, {})).append_column("n", pa.array([1]))
+            error = refused(
+                lambda: merge_into_postgres(batch, None, connection, "orders", None, new_columns="add"),
+                ErrorCategory.INVALID_REQUEST,
+            )
+            assert "close the cursor" in str(error)
 
     @pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.soak)])
     def test_program_that_adds_to_a_counter_survives_kills(self, dsn, tmp_path, kills):
