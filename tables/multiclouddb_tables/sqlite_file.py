@@ -135,6 +135,7 @@ class SqliteFile:
                 # SQLite opens the file for the first statement that reads it.
                 database.execute("SELECT 1 FROM sqlite_schema").fetchone()
                 self._check(number)
+                self._check_names()
                 yield database
         except (sqlite3.Error, OSError) as error:
             raise self._told(error) from error
@@ -148,6 +149,20 @@ class SqliteFile:
             raise MulticloudDbError(
                 f"path: the file of {self.table} was replaced or removed meanwhile; try again",
                 ErrorDetail(ErrorCategory.CONFLICT, retryable=True, reason=ErrorReason.OTHER_WRITER),
+            )
+
+    def _check_names(self) -> None:
+        """Refuse a file with several names, because SQLite has a log of commits for each of them.
+
+        What was committed by one name is not read by the other, and is lost when that one writes too. SQLite
+        itself follows symbolic links.
+        """
+        if self.path.stat().st_nlink > 1:
+            raise invalid_request(
+                "path",
+                f"{self.given} is a file with several names (hard links), each of which has a log of commits "
+                "of its own, so that commits would be lost",
+                "copy the file in place of a link to it: a backup that is a link is none",
             )
 
     def _told(self, error: Exception) -> MulticloudDbError:
@@ -181,8 +196,12 @@ class SqliteFile:
                 f"collation that only the program has which has made it ({error})",
                 "drop it, or make it with what SQLite has itself",
             )
+        way_out = "check the disk, the space on it and the limits of this process, and try again"
+        if code == sqlite3.SQLITE_CORRUPT:
+            way_out = "the file is damaged: bring it back from a backup, or fill a new one from a snapshot"
         return MulticloudDbError(
-            f"path: SQLite reports of {self.table}: {error}", ErrorDetail(ErrorCategory.PERMANENT_FAILURE)
+            f"path: SQLite reports of {self.table}: {error}; {way_out}",
+            ErrorDetail(ErrorCategory.PERMANENT_FAILURE),
         )
 
     def _unusable(self, problem: str) -> MulticloudDbError:

@@ -1,5 +1,7 @@
 """Tests what SQLite's documentation says about a database that several programs use."""
 
+import resource
+import signal
 import sqlite3
 from contextlib import closing
 
@@ -65,3 +67,52 @@ def test_an_order_key_with_a_collation_is_compared_by_its_code_points(tmp_path):
     table.outdate("c", {})
     assert [row["order_key"] for batch in table.rows() for row in batch.to_pylist()] == ["b"]
     assert [row["key"] for batch in table.rows() for row in batch.to_pylist()] == [key_of("a")]
+
+
+@pytest.mark.parametrize("damage", ["cut off", "overwritten"])
+def test_a_damaged_file_says_what_to_do(tmp_path, damage):
+    path = tmp_path / "shop.db"
+    merge(path, *((f"k{at}", 1, {"x": "x" * 3000}) for at in range(50)))
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        if damage == "cut off":
+            file.truncate(size // 2)
+        else:
+            file.seek(5 * 4096)
+            file.write(b"\xff" * (size // 2))
+    for call in (lambda: merge(path, ("k3", 2, {})), lambda: [*SqliteTable(path, "orders").rows()]):
+        refusal(ErrorCategory.PERMANENT_FAILURE, call, "malformed", "bring it back from a backup")
+
+
+def test_a_disk_without_space_says_what_to_do(tmp_path):
+    path = tmp_path / "shop.db"
+    merge(path, ("a", 1, {}))
+    limit, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+        changes = [(f"k{at}", 1, {"x": "x" * 3000}) for at in range(50)]
+        refusal(ErrorCategory.PERMANENT_FAILURE, lambda: merge(path, *changes), "check the disk")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    merge(path, ("a", 2, {}))
+    assert sum(batch.num_rows for batch in SqliteTable(path, "orders").rows()) == 1
+
+
+def test_a_file_with_two_names_is_refused(tmp_path):
+    """SQLite has a log of commits for each name: what one has committed, the other one overwrites."""
+    path, link = tmp_path / "shop.db", tmp_path / "link.db"
+    merge(path, ("a", 1, {"n": 1}))
+    link.hardlink_to(path)
+    for each in (path, link):
+        for call in (
+            lambda each=each: merge(each, ("b", 1, {})),
+            lambda each=each: SqliteTable(each, "orders"),
+        ):
+            refusal(ErrorCategory.INVALID_REQUEST, call, "hard links")
+    link.unlink()
+    link.symlink_to(path)
+    merge(link, ("b", 1, {}))
+    merge(path, ("c", 1, {}))
+    assert sum(batch.num_rows for batch in SqliteTable(link, "orders").rows()) == 3
