@@ -6,6 +6,7 @@ while files are read; it has hardly any error classes, so its texts decide.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Set
@@ -42,6 +43,13 @@ _READABLE: Final = frozenset({"timestampNtz", "variantType", "variantType-previe
 """The reader features that deltalake's Arrow data set knows; deltalake also merges where it cannot read."""
 _VECTORS: Final = "deletionVectors"
 _MAPPING: Final = "delta.columnMapping.mode"
+_IN_LOWER_CASE: Final = {
+    # Of a merge without its changes, a reader makes them of the files that were written anew.
+    "delta.enableChangeDataFeed": ("true", "each row of a file would seem to be deleted and inserted"),
+    "delta.enableExpiredLogCleanup": ("false", "it would remove older entries of the log"),
+}
+"""For each property, the value that deltalake only knows in lower case, and what it would do otherwise."""
+_INVARIANT: Final = "delta.invariants"
 _GENERATED: Final = "delta.generationExpression"
 _DECIMAL: Final = re.compile(r"decimal\(\d+, ?(\d+)\)")
 _CONSTRAINT: Final = "delta.constraints."
@@ -82,7 +90,23 @@ def check_writable(table: DeltaTable, where: str) -> None:
         raise _unsupported(where, {_VECTORS}, "read or write")
     if table.metadata().configuration.get("delta.appendOnly", "").lower() == "true":
         raise _append_only(where)
+    for name, (value, problem) in _IN_LOWER_CASE.items():
+        found = table.metadata().configuration.get(name, value)
+        if found != value and found.lower() == value:
+            raise invalid_request(
+                "table_path",
+                f"{where} has the property {name} with the value {found}, which Spark takes for {value} and "
+                f"deltalake does not: {problem}",
+                f"set the property to {value}, in lower case",
+            )
     parted = table.metadata().partition_columns
+    if "order_key" in parted:
+        raise invalid_request(
+            "table_path",
+            f"{where} is partitioned by order_key, which each change of a row replaces, and which a snapshot "
+            "makes empty for a while; Delta stores null in place of an empty text there",
+            "partition the table by another column",
+        )
     for field in table.schema().fields:
         if _GENERATED in field.metadata:
             # deltalake computes the column of a new row. It leaves that of a changed row as it is, and then
@@ -229,9 +253,22 @@ def _constraints(table: DeltaTable) -> str:
         if name.startswith(_CONSTRAINT)
     ]
     rules += [
+        f"the invariant of the column {field.name} ({_rule(field.metadata[_INVARIANT])})"
+        for field in table.schema().fields
+        if _INVARIANT in field.metadata
+    ]
+    rules += [
         f"the column {field.name}, which is NOT NULL" for field in table.schema().fields if not field.nullable
     ]
     return " or ".join(rules) or "a constraint"
+
+
+def _rule(invariant: object) -> str:
+    """Return the condition of an invariant, which is JSON in the metadata of a column."""
+    try:
+        return str(json.loads(str(invariant))["expression"]["expression"])
+    except (ValueError, LookupError, TypeError):
+        return str(invariant)
 
 
 def unwritable(where: str, error: BaseException) -> MulticloudDbError:

@@ -146,3 +146,63 @@ def test_times_that_spark_has_written_are_read(tmp_path):
     mark = target.feed_mark()
     target.redeclare(pa.schema(Columns({"n": "string"}).fields()), ["n"], mark)
     assert found() == before
+
+
+@pytest.mark.parametrize("value", ["TRUE", "True"])
+def test_a_change_data_feed_that_only_spark_sees_is_refused(tmp_path, value):
+    """Its merges have no changes of their own, so each row of a file seems to be deleted and inserted."""
+    path, property_ = tmp_path / "table", "delta.enableChangeDataFeed"
+    made(path, configuration={property_: value})
+    refusal(
+        ErrorCategory.INVALID_REQUEST,
+        lambda: merged(path, ("a", 1, {})),
+        f"{property_} with the value {value}",
+    )
+    DeltaTable(path).alter.set_table_properties({property_: "true"})
+    merged(path, ("a", 1, {}), ("b", 1, {}))
+    merged(path, ("a", 2, {}))
+    table = DeltaTable(path)
+    found = pa.table(table.load_cdf(starting_version=table.version()).read_all())
+    assert sorted(found["_change_type"].to_pylist()) == ["update_postimage", "update_preimage"]
+
+
+@pytest.mark.parametrize("value", ["FALSE", "False"])
+def test_a_log_that_only_spark_would_keep_is_refused(tmp_path, value):
+    """deltalake would remove its entries at a checkpoint of the log, although the user has forbidden it."""
+    path, property_ = tmp_path / "table", "delta.enableExpiredLogCleanup"
+    more = {"delta.logRetentionDuration": "interval 0 seconds", "delta.checkpointInterval": "2"}
+    made(path, configuration={property_: value, **more})
+    refusal(ErrorCategory.INVALID_REQUEST, lambda: merged(path, ("a", 1, {})), f"{property_} with the value")
+    DeltaTable(path).alter.set_table_properties({property_: "false"})
+    for order in range(1, 6):
+        merged(path, ("a", order, {}))
+    assert len([*(path / "_delta_log").glob("*.json")]) == DeltaTable(path).version() + 1
+
+
+def test_a_change_data_feed_that_is_off_in_any_spelling_is_off(tmp_path):
+    made(tmp_path / "table", configuration={"delta.enableChangeDataFeed": "FALSE"})
+    merged(tmp_path / "table", ("a", 1, {}))
+    assert stored(tmp_path / "table", "key") == [(key_of("a"),)]
+
+
+def test_an_invariant_that_refuses_a_row_is_named(tmp_path):
+    path, columns = tmp_path / "table", Columns({"n": "int64"})
+    rule = json.dumps({"expression": {"expression": "n > 2"}})
+    made(path, Field("n", "long", metadata={"delta.invariants": rule}))
+    merged(path, ("a", 1, {"n": 3}), columns=columns)
+    refusal(
+        ErrorCategory.INVALID_REQUEST,
+        lambda: merged(path, ("b", 1, {"n": 1}), columns=columns),
+        "the invariant of the column n (n > 2)",
+    )
+    assert stored(path, "n") == [(3,)]
+
+
+def test_a_table_that_is_partitioned_by_the_order_is_refused(tmp_path):
+    """A snapshot could not begin: it makes the order of each row empty, which Delta stores as null."""
+    made(tmp_path / "table", partition_by=["order_key"])
+    refusal(
+        ErrorCategory.INVALID_REQUEST,
+        lambda: merged(tmp_path / "table", ("a", 1, {})),
+        "partitioned by order_key",
+    )
