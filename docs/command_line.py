@@ -62,15 +62,14 @@ _STEPS: Final = (
      "least 20 documents. With\n`--check` it prints what does not fit into a declaration, here one with "
      '`status = "string"` and\n`total = "boolean"`:',
      f"multiclouddb columns {_URL} main/orders --check columns.toml"),
-    ("## All options", "multiclouddb --help"),
+    ("## All options\n\n`multiclouddb COMMAND --help` prints the options of a command. These pages explain "
+     "those of\n[`mirror` and `mirror status`](../jobs/mirror-nightly.md),\n"
+     "[`set-aside retry`](../jobs/react-to-changes.md#a-change-that-the-handler-cannot-digest),\n"
+     "[`verify`](../jobs/prove-and-repair.md), [`token check`](metrics.md#am-i-behind), "
+     "[`exporter`](metrics.md#forty-readers-one-process)\nand [`certify`](../project/certify.md).",
+     "multiclouddb --help"),
     ("### Options of tail", "multiclouddb tail --help"),
-    ("### Options of mirror", "multiclouddb mirror --help"),
-    ("### Options of mirror status", "multiclouddb mirror status --help"),
-    ("### Options of set-aside retry", "multiclouddb set-aside retry --help"),
     ("### Options of columns", "multiclouddb columns --help"),
-    ("### Options of verify", "multiclouddb verify --help"),
-    ("### Options of token check", "multiclouddb token check --help"),
-    ("### Options of exporter", "multiclouddb exporter --help"),
 )  # fmt: skip
 
 
