@@ -59,6 +59,12 @@ _KEYLESS: Final = "Local Authorization is disabled"
 
 Azure/data-api-builder issue 1939, Azure/azure-cosmosdb-ads-extension issue 120.
 """
+_METADATA: Final = "metadata requests"
+_TRANSIENT: Final = "transient service error"
+"""What the service says if it answers 429 for another reason than used-up request units.
+
+https://learn.microsoft.com/azure/cosmos-db/troubleshoot-request-rate-too-large
+"""
 _MERGED: Final = "more than two children"
 _SMALLER: Final = "Reduce page size"
 _EXPIRED: Final = re.compile(r"token has (?:been )?expired")
@@ -98,6 +104,12 @@ _MERGE_ROW: Final = FaultRule(
     "the service cannot read all versions after partitions were merged; use a container without merges, or "
     "read the latest versions with CosmosOptions(mode='latest')",
 )
+_METADATA_ROW: Final = FaultRule(
+    ErrorCategory.THROTTLED,
+    "reads of definitions and of lists have a limit of their own, which more request units do not raise: "
+    "keep clients open instead of making new ones, and list less often",
+)
+_TRANSIENT_ROW: Final = FaultRule(ErrorCategory.THROTTLED, "more request units do not help; try again")
 _TOO_LARGE: Final = FaultRule(
     ErrorCategory.PROVIDER_ERROR,
     "the service cannot return one transaction even if a page of one item is asked for; " + REPORT,
@@ -203,6 +215,10 @@ def _answered(error: CosmosHttpResponseError, vendor_retried: bool) -> Fault:
         row = _MERGE_ROW
     if asks_for_less(error):
         row = _TOO_LARGE
+    if status == TOO_MANY and _METADATA in text:
+        row = _METADATA_ROW
+    elif status == TOO_MANY and _TRANSIENT in text:
+        row = _TRANSIENT_ROW
     if status in _IDENTITY and _UNTIMELY in text:
         row = _CLOCK
     if status in _IDENTITY and _KEYLESS in text:

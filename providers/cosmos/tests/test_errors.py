@@ -57,6 +57,8 @@ def test_every_status(status, substatus, category):
 
 UNPROVEN = "Tunnel connection failed: 407 Proxy Authentication Required"
 KEYLESS = "Local Authorization is disabled. Use an AAD token to authorize all requests."
+METADATA = "due to a high rate of metadata requests."
+TRANSIENT = "The request did not complete due to a transient service error."
 UNTIMELY = (
     "The authorization token is not valid at the current time. Please create another token and retry "
     "(token start time: Thu, 01 Jan 2026 00:00:00 GMT)."
@@ -81,13 +83,17 @@ UNTIMELY = (
         (answer(401, message=UNTIMELY), C.AUTHENTICATION_FAILED, "clock"),
         (answer(403, message=UNTIMELY), C.AUTHENTICATION_FAILED, "clock"),
         (answer(500, message="Partition has more than two children"), C.PERMANENT_FAILURE, "merge"),
+        (answer(429, 3200, f"The request did not complete {METADATA}"), C.THROTTLED, "keep clients open"),
+        (answer(429, message=f"The request didn't complete {METADATA}"), C.THROTTLED, "keep clients open"),
+        (answer(429, message=TRANSIENT), C.THROTTLED, "do not help"),
+        (answer(429, 3200, "Request rate is large."), C.THROTTLED, "raise the container's request units"),
         (
             answer(400, message="Change Feed 'All Versions and Deletes' mode must be enabled."),
             C.INVALID_REQUEST,
             "enableAllVersionsAndDeletesChangeFeed",
         ),
     ],
-    ids=range(16),
+    ids=range(20),
 )
 def test_every_exception(error, category, word):
     fault = classify(error)
