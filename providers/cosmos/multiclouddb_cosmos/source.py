@@ -191,16 +191,19 @@ class ReaderContext:
         try:
             answer = self._asked(place, etag, limit, deadline)
         except CosmosHttpResponseError as error:
-            if error.status_code != BAD_REQUEST or etag is None or is_disabled(error) or asks_for_less(error):
+            if etag is None or not _may_be_expired(error):
                 raise
             refusal = error
         else:
             return self._reached(place, etag, answer)
-        if limit > 1:
-            # The service refuses an expired position however little is asked for.
-            with contextlib.suppress(CosmosHttpResponseError):
-                answer = self._asked(place, etag, 1, deadline)
-                return self._reached(place, etag, answer)
+        # The service refuses an expired position each time, and however little is asked for.
+        try:
+            answer = self._asked(place, etag, 1, deadline)
+        except CosmosHttpResponseError as error:
+            if not _may_be_expired(error):  # it was not refused again: what it is, is not known
+                raise
+        else:
+            return self._reached(place, etag, answer)
         self._asked(place, None, 1, deadline)
         raise expired(
             f"LSN {etag} is older than the account's continuous backup ({classify(refusal).message})"
@@ -308,6 +311,11 @@ class ReaderContext:
     def end(self, place: KeyRange, deadline: Deadline) -> int:
         """Return the LSN of the last change in a range."""
         return self.read(place, None, 1, deadline).etag
+
+
+def _may_be_expired(error: CosmosHttpResponseError) -> bool:
+    # The refusal of an expired position has no substatus of its own.
+    return error.status_code == BAD_REQUEST and not is_disabled(error) and not asks_for_less(error)
 
 
 def _wanted(key: MulticloudDbKey, definition: Definition) -> tuple[object, ...]:

@@ -22,7 +22,7 @@ from multiclouddb_api import (
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos import client as client_room
-from multiclouddb_cosmos_emulator import service
+from multiclouddb_cosmos_emulator import faults, service
 from multiclouddb_cosmos_emulator.errors import bad_request
 from multiclouddb_cosmos_emulator.reading import Reach, page_size
 
@@ -481,6 +481,24 @@ class TestAPageThatIsTooLarge:
         start = FromContinuationToken(token.continuation_token)
         words = ("page of one item", "Reduce page size")
         refusal(ErrorCategory.PROVIDER_ERROR, lambda: everything(lone, start, options), *words)
+
+    @pytest.mark.parametrize("size", [1, 50])
+    @pytest.mark.parametrize("second", [(429, 3200), (503, 0), (410, 1007), (404, 1002)], ids=str)
+    def test_a_400_is_no_expiry_if_another_refusal_follows(self, lone, size, second):
+        """The reference of .NET's ChangeFeedMode: an expiry is a 400, as other faults are."""
+        token = lone.client().read_changes(ChangeFeedRequest(ADDRESS, Now())).continuation_token
+        written = lone.fill(5)
+        lone.server.faults.add(faults.Fail(400, message="Something else."), READ)
+        lone.server.faults.add(faults.Fail(*second, retry_after=0.01), READ)
+        found = everything(lone, FromContinuationToken(token), None, max_page_size=size)
+        assert [event.new_item_state["n"] for event in found] == written
+
+    def test_a_400_that_happens_once_is_no_expiry(self, lone):
+        token = lone.client().read_changes(ChangeFeedRequest(ADDRESS, Now())).continuation_token
+        written = lone.fill(5)
+        lone.server.faults.add(faults.Fail(400, message="Something else."), READ)
+        found = everything(lone, FromContinuationToken(token), None, max_page_size=1)
+        assert [event.new_item_state["n"] for event in found] == written
 
     def test_a_400_with_other_words_is_no_expiry_if_less_can_be_read(self, lone, monkeypatch):
         strict, options = Strict(monkeypatch, most=1, text="Something else."), CosmosOptions()
