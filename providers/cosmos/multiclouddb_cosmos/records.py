@@ -60,7 +60,7 @@ class UnknownKey(ValueError):  # noqa: N818 - its name stands in the message of 
 
 
 class Halved(dict[str, Any]):
-    """A document with half of a surrogate pair, which JSON's escapes can hold and no form of an event can."""
+    """A document with half of a surrogate pair or a text that is no UTF-8, which no event can hold."""
 
 
 def with_halves_marked(documents: list[Any]) -> list[Any]:
@@ -70,6 +70,8 @@ def with_halves_marked(documents: list[Any]) -> list[Any]:
 
 def is_halved(document: dict[str, Any]) -> bool:
     """Return True if a document has half of a surrogate pair in a text or a name."""
+    if isinstance(document, Halved):
+        return True
     try:
         json.dumps(document, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -419,8 +421,9 @@ def _chain(group: list[Any], lsn: int) -> list[Any]:
 
 
 def _is_first(item: Item, lsn: int) -> bool:
+    # Where a create has no earlier version, some of the vendor's own forms say 0.
     previous = item["metadata"].get("previousImageLSN")
-    return isinstance(previous, int) and previous < lsn
+    return isinstance(previous, int) and 0 < previous < lsn
 
 
 def _version_of(item: Item) -> str:

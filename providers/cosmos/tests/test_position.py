@@ -198,6 +198,17 @@ class TestInsideOneLsn:
         assert records.orders == sorted(set(records.orders))
         assert records.orders[-1] == records.order_key(2) == f"{7:020d}"
 
+    @pytest.mark.parametrize("turned", [False, True])
+    @pytest.mark.parametrize("none", [None, 0])
+    def test_a_create_has_no_earlier_version(self, none, turned):
+        """Azure/azure-webjobs-sdk-extensions PR 972: there, a create's `previousImageLSN` is 0."""
+        items = [change(7, "a", "create", etag="1", previous=none)]
+        items += [change(7, "a", "replace", etag=etag, previous=7) for etag in "23"]
+        records = records_of(items[::-1] if turned else items, Place(6), VIEW)
+        assert records.items[0] == items[0]
+        again = [change(7, "a", "delete", previous=3), items[0]]
+        assert records_of(again[::-1] if turned else again, Place(6), VIEW).items == again
+
     def test_another_order_of_one_document_s_changes_repeats_and_loses_nothing(self):
         one, two, three = (change(7, "a", "replace", etag=str(n), previous=7) for n in range(3))
         records = records_of([one, two, three], Place(6), VIEW)
