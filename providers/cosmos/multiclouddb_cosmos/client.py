@@ -34,6 +34,7 @@ from multiclouddb_cosmos.records import (
     NO_KEY,
     SYSTEM,
     Doubled,
+    Halved,
     told_apart,
     value_at,
     with_halves_marked,
@@ -49,8 +50,10 @@ from multiclouddb_cosmos.transport import (
     close_client,
     end_if_throttled,
     feed_range_of,
+    is_of_item,
     position_headers,
     ranges_in,
+    uncached,
     unwrapped,
 )
 from multiclouddb_spi import Deadline, ProviderFault, collector_paused, unsupported
@@ -72,6 +75,7 @@ _QUORUM: Final = ("Strong", "BoundedStaleness")
 
 https://learn.microsoft.com/azure/cosmos-db/consistency-levels#consistency-levels-and-throughput
 """
+_LEVEL_SECONDS: Final = 300.0
 _NO_ITEM: Final = (404, 0)
 _PLAIN_ID: Final = re.compile(r"(?![ .])[\w ,;:=~+@()^${}\[\]!.-]+(?<![ .])")
 """Ids that a gateway can be asked for.
@@ -134,6 +138,7 @@ class Calls:
         self._date: str | None = None
         self._told_at: tuple[datetime, float] | None = None
         self._level: str | None = None
+        self._level_asked = 0.0
 
     # -- The client
 
@@ -307,7 +312,8 @@ class Calls:
         def hook(headers: Any, _: Any) -> None:
             seen.update(headers)
 
-        container, settings = self.container(address), {"response_hook": hook, **self._limits(deadline)}
+        container = self.container(address)
+        settings = {"response_hook": hook, "raw_request_hook": uncached, **self._limits(deadline)}
         try:
             with self._guarded(deadline):
                 settings |= self._as_account(deadline)
@@ -333,8 +339,14 @@ class Calls:
             self._hear(error.headers or {})
             if code_of(error) == (BAD_REQUEST, RECREATED):
                 raise recreated(address) from error
-            if code_of(error) == _NO_ITEM and _PLAIN_ID.fullmatch(item_id):
+            if code_of(error) == _NO_ITEM and _PLAIN_ID.fullmatch(item_id) and is_of_item(error):
                 return None
+            if error.status_code == BAD_REQUEST:
+                self._level = None  # the account may have a weaker level now, and refuse the earlier one
+            raise
+        except DecodeError as error:
+            if isinstance(error.__cause__, UnicodeDecodeError):
+                return Halved(), None
             raise
         finally:
             self._hear(seen)
@@ -347,7 +359,8 @@ class Calls:
         # one request only in `request_options`; it ignores its parameter `initial_headers`.
         if self._make is None:
             return {}
-        if self._level is None:
+        if self._level is None or time.monotonic() - self._level_asked >= _LEVEL_SECONDS:
+            self._level_asked = time.monotonic()
             policy = self._connected().get_database_account(**self._limits(deadline)).ConsistencyPolicy
             self._level = str((policy or {}).get("defaultConsistencyLevel", ""))
         return {"request_options": {"consistencyLevel": self._level}} if self._level in _QUORUM else {}
@@ -479,6 +492,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _read(text: bytes, **options: Any) -> Any:
+    # What is no UTF-8 becomes half of a surrogate pair, so that only its document cannot be read.
+    return json.loads(text.decode("utf-8-sig", "surrogateescape"), **options)
+
+
 def _parsed(text: bytes) -> dict[str, Any]:
     # If orjson refuses the text, for example because of half a surrogate pair, Python's own parser reads it.
     # It also does so if the text may contain a whole number of more than 64 bits, which orjson would round:
@@ -495,13 +513,13 @@ def _parsed(text: bytes) -> dict[str, Any]:
                 is_plain = False
         if not is_plain:
             try:
-                found = json.loads(text)
+                found = _read(text)
             except ValueError as error:
                 raise DecodeError("the page is not JSON", error=error) from None
     if not isinstance(found, dict) or not isinstance(found.get("Documents"), list):
         raise DecodeError("the page has no Documents")
     if _is_doubled(text, found["Documents"]):
-        found = json.loads(text, object_pairs_hook=_object)
+        found = _read(text, object_pairs_hook=_object)
     if not is_plain:
         found["Documents"] = with_halves_marked(found["Documents"])
     body: dict[str, Any] = found

@@ -238,7 +238,9 @@ class CosmosMapper(ColumnMapper):
         item, view = records.items[index], self.view
         text = f"it cannot be decoded as an item of a change feed ({reason_of(error)})"
         if isinstance(item, Halved):
-            text = "a text in it has half of a surrogate pair, which no form of an event can hold"
+            text = (
+                "a text in it is no UTF-8 or has half of a surrogate pair, which no form of an event can hold"
+            )
         if view.usual is not None and kind_of(item, view) == REFUSED:
             kind = type(value_at(item, view.marker)).__name__
             path = "".join(f"/{name}" for name in view.marker)

@@ -198,6 +198,7 @@ BEGINNING: Final = "Beginning"
 _OK: Final = 200
 _NOT_MODIFIED: Final = 304
 _PAGE_PARTS: Final = 5
+_ITEM_PARTS: Final = 6
 _SPARE_CONNECTIONS: Final = 8
 _CONNECT_SECONDS: Final = 5
 _READ_SECONDS: Final = 10
@@ -411,6 +412,26 @@ def begin_at(headers: Mapping[str, str], rid: str, recreated: Exception) -> Call
             request.headers.update(headers)
 
     return hook
+
+
+def uncached(asked: Any) -> None:
+    """Let a dedicated gateway answer a look-up from the container, and not from its cache.
+
+    With Session consistency and weaker, its integrated cache answers with items that may be minutes old:
+    https://learn.microsoft.com/azure/cosmos-db/integrated-cache
+    """
+    asked.http_request.headers["x-ms-dedicatedgateway-bypass-cache"] = "true"
+
+
+def is_of_item(error: CosmosHttpResponseError) -> bool:
+    """Return True if it is the service that refused a request, and the request asked for an item."""
+    # During a call for an item, azure-cosmos may also ask for the account, the container and its partitions.
+    # And a proxy has answers of its own, without the service's headers.
+    answer: Any = error.response
+    if not any(str(name).lower().startswith("x-ms-") for name in getattr(answer, "headers", None) or ()):
+        return False
+    parts = urlsplit(str(answer.request.url)).path.strip("/").split("/")
+    return len(parts) == _ITEM_PARTS and parts[-2] == "docs"
 
 
 def ranges_in(continuation: str) -> list[KeyRange]:

@@ -1,11 +1,22 @@
 """Tests that a look-up finds each item of a feed, whatever its key."""
 
+import contextlib
 import itertools
 
 import pytest
 
-from multiclouddb_api import Beginning, ChangeFeedRequest, MulticloudDbKey
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ErrorCategory,
+    MulticloudDbError,
+    MulticloudDbKey,
+    Now,
+)
+from multiclouddb_conformance.refusals import refusal
 from multiclouddb_cosmos import CosmosOptions
+from multiclouddb_cosmos.transport import Adapter, Headers
+from multiclouddb_cosmos_emulator import Fail
 
 from .world import ADDRESS
 
@@ -36,6 +47,34 @@ def test_every_value_of_a_partition_key_with_every_form_of_an_id(make_world, put
     assert found(world, keys) == {key: key for key in keys}
     absent = [MulticloudDbKey({"pk": None, "id": f"{item_id}-"}, 1) for item_id in IDS]
     assert found(world, absent) == dict.fromkeys(absent)
+
+
+@pytest.mark.parametrize("times", [1, 2, None])
+@pytest.mark.parametrize("operation", ["ReadAccount", "ReadContainer", "ListPartitions"])
+def test_only_the_answer_about_an_item_says_that_it_is_not_there(lone, operation, times):
+    """azure-cosmos asks for more than the item, and may get a 404 without a substatus for each."""
+    lone.put("a")
+    client, key = lone.client(), MulticloudDbKey({"pk": "a", "id": "a"}, 1)
+    client.read_changes(ChangeFeedRequest(ADDRESS, Now()))
+    lone.server.faults.add(Fail(404), operation, times=times)
+    with contextlib.suppress(MulticloudDbError):
+        assert client.lookup(ADDRESS, [key])[key] is not None
+
+
+def test_only_the_service_says_that_an_item_is_not_there(lone, monkeypatch):
+    """A proxy's own 404, for example of a private endpoint's gateway, has no header of the service."""
+    client, key = lone.client(), MulticloudDbKey({"pk": "a", "id": "a"}, 1)
+    assert client.lookup(ADDRESS, [key]) == {key: None}
+    build = Adapter.build_response
+
+    def bare(self, request, response):
+        answer = build(self, request, response)
+        if "/docs/" in request.url:
+            answer.headers = Headers({"Content-Type": "text/html"})
+        return answer
+
+    monkeypatch.setattr(Adapter, "build_response", bare)
+    refusal(ErrorCategory.NOT_FOUND, lambda: client.lookup(ADDRESS, [key]), "404")
 
 
 @pytest.mark.parametrize("paths", [["/id", "/b", "/c"], ["/a", "/id", "/c"], ["/a", "/b", "/id"]], ids=str)

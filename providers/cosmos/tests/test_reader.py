@@ -30,7 +30,7 @@ from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos import client as client_room
 from multiclouddb_cosmos.position import KeyRange
 from multiclouddb_cosmos.source import ReaderContext
-from multiclouddb_cosmos_emulator import documents
+from multiclouddb_cosmos_emulator import documents, service
 from multiclouddb_cosmos_emulator.faults import Fail
 from multiclouddb_spi import Continue, Deadline, Drained, PartitionState, ProviderFault, Reached
 from multiclouddb_spi.faults import key_digest
@@ -482,6 +482,36 @@ class TestTokensAndCosts:
         whole = client_room._parsed
         monkeypatch.setattr(client_room, "_parsed", lambda text: whole(text[: len(text) // 2]))
         refusal(ErrorCategory.TRANSIENT_FAILURE, lambda: consumer.read(seconds(1)))
+
+    @pytest.mark.parametrize("options", [None, CosmosOptions(mode="latest")], ids=["all_versions", "latest"])
+    def test_a_text_that_is_no_utf_8_is_a_record_that_can_be_skipped(self, lone, monkeypatch, options):
+        """Azure/azure-sdk-for-python PR 47008 (2026-05): one such text made a page unreadable."""
+        consumer = lone.consumer(provider_options=options or CosmosOptions())
+        lone.put("a")
+        lone.put("b", x="CUT", _lsn=1)
+        lone.put("c")
+        whole = client_room._parsed
+        monkeypatch.setattr(client_room, "_parsed", lambda text: whole(text.replace(b"CUT", b"C\xffT")))
+        told = lambda: [consumer.read(seconds(2)) for _ in range(9)]  # noqa: E731
+        error = refusal(ErrorCategory.PROVIDER_ERROR, told, "no UTF-8")
+        consumer.start = FromContinuationToken(error.detail.skip_token)
+        consumer.until_idle()
+        assert consumer.markers == [1, 3]
+
+    def test_a_look_up_of_a_text_that_is_no_utf_8_says_that_it_does_not_know(self, lone, monkeypatch):
+        lone.put("a")
+        lone.put("b", x="CUT")
+        read = service._CALLS["ReadItem"]
+
+        def cut(call):
+            reply = read(call)
+            reply.body = reply.body.replace(b"CUT", b"C\xffT")
+            return reply
+
+        monkeypatch.setattr(service, "_CALLS", {**service._CALLS, "ReadItem": cut})
+        keys = [MulticloudDbKey({"pk": each, "id": each}, 1) for each in "ab"]
+        found = lone.client().lookup(ADDRESS, keys, options=seconds(5))
+        assert [type(found[key]) for key in keys] == [ChangeEvent, NotKnown]
 
     def test_half_a_surrogate_pair_does_not_hide_its_page(self, world):
         assert client_room._parsed(b'{"Documents":[{"a":"\\ud800"}]}')["Documents"] == [{"a": "\ud800"}]

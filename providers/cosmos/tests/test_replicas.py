@@ -14,13 +14,16 @@ from multiclouddb_api import (
     Snapshot,
     connect,
 )
+from multiclouddb_conformance.refusals import refusal
 from multiclouddb_cosmos import CosmosOptions
+from multiclouddb_cosmos import client as client_room
 from multiclouddb_cosmos_emulator import CosmosEmulator, Lag
+from multiclouddb_cosmos_emulator.errors import bad_request
 from multiclouddb_cosmos_emulator.service import Service
 from multiclouddb_spi import ProviderFault
 from testing.consumer import markers
 
-from .world import DATABASE, NAME, READ, seconds, soon
+from .world import ADDRESS, DATABASE, NAME, READ, seconds, soon
 
 pytestmark = pytest.mark.usefixtures("hasty")
 
@@ -221,6 +224,52 @@ class TestLag:
         lone.server.faults.add(Lag(15), READ, after=1, times=3)
         consumer.until_idle()
         assert sorted(consumer.markers) == written
+
+
+@pytest.mark.parametrize("item", ["a", "a%41"])
+def test_a_look_up_passes_by_the_cache_of_a_dedicated_gateway(lone, monkeypatch, item):
+    """Microsoft Learn, Integrated cache: by default, its items may be five minutes old."""
+    told, answer = [], Service.answer
+    lone.put(item)
+
+    def noting(service, request, route):
+        if route.operation in ("ReadItem", "QueryItems"):
+            told.append(request.headers.get("x-ms-dedicatedgateway-bypass-cache"))
+        return answer(service, request, route)
+
+    monkeypatch.setattr(Service, "answer", noting)
+    key = MulticloudDbKey({"pk": item, "id": item}, 1)
+    for native in (None, lone.native):
+        with connect(lone.config(), native_client=native) as client:
+            assert client.lookup(ADDRESS, [key])[key].new_item_state["id"] == item
+    assert told == ["true", "true"]
+
+
+@pytest.mark.parametrize(("before", "after"), [("Session", "Strong"), ("Strong", "Session")])
+def test_the_level_of_an_account_may_change(make_world, monkeypatch, before, after):
+    """Microsoft Learn, Manage consistency levels: it can be changed at any time, and relaxed per request."""
+    server = CosmosEmulator(consistency=before)
+    world, answer, levels = make_world(1, server=server), Service.answer, []
+    world.put("a")
+
+    def noting(service, request, route):
+        if route.operation == "ReadItem":
+            levels.append(request.headers.get("x-ms-consistency-level"))
+            if after == "Session" and levels[-1] == "Strong" and server._account.consistency != "Strong":
+                raise bad_request("The consistency level of the request is stronger than the account's.")
+        return answer(service, request, route)
+
+    monkeypatch.setattr(Service, "answer", noting)
+    key = MulticloudDbKey({"pk": "a", "id": "a"}, 1)
+    client = world.client()
+    client.lookup(ADDRESS, [key])
+    server._account.consistency = after
+    if after == "Strong":
+        monkeypatch.setattr(client_room, "_LEVEL_SECONDS", 0.0)
+    else:
+        refusal(ErrorCategory.INVALID_REQUEST, lambda: client.lookup(ADDRESS, [key]), "consistency")
+    client.lookup(ADDRESS, [key])
+    assert [levels[0], levels[-1]] == [{"Session": "Eventual"}.get(each, each) for each in (before, after)]
 
 
 @pytest.mark.parametrize(
