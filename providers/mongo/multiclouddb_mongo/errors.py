@@ -131,6 +131,12 @@ _NO_STREAMS: Final = MongoRule(
     quoted=True,
     reason=ErrorReason.NOT_OFFERED,
 )
+_SHARD_REMOVED: Final = MongoRule(
+    ErrorCategory.CHECKPOINT_EXPIRED,
+    "a shard that had changes after this position was removed from the cluster, and its changes with it; "
+    f"{START_AGAIN}",
+    reason=ErrorReason.TRIMMED,
+)
 _MEMORY: Final = MongoRule(
     _INVALID,
     "the pipeline or the command needs more memory than the server allows it; make it smaller, or let a "
@@ -322,6 +328,16 @@ def lacks_image(error: BaseException) -> bool:
     return code_of(error) == IMAGE_MISSING and "configured to require" in _text(error)
 
 
+def is_unknown_token(error: BaseException) -> bool:
+    """Return True if a server does not find the change of a resume token."""
+    # A mongos of MongoDB 8.3 or 9.0 may send the token of an event of its own, which no client gets, as the
+    # position of an answer without changes (SERVER-135376).
+    code = code_of(error)
+    return code == TOKEN_NOT_FOUND or (
+        code == INVALIDATED_TOKEN and "does not include a UUID" in _text(error)
+    )
+
+
 def is_too_large(error: BaseException) -> bool:
     """Return True if a stream has met an event that is too large for an answer."""
     found = _SIZE.search(_text(error))
@@ -436,6 +452,8 @@ def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> M
         return AUTHENTICATION
     if code == IMAGE_MISSING and not lacks_image(error):
         row = UNKNOWN
+    if _details(error).get("codeName") == "ShardRemovedError":
+        return _SHARD_REMOVED
     if code == EVENT_TOO_LARGE and not is_too_large(error):
         return _DAMAGED
     if code == TOKEN_NOT_FOUND and "_id field" in text:

@@ -21,6 +21,7 @@ from multiclouddb_mongo.errors import (
     TIME_LIMIT,
     code_of,
     is_too_large,
+    is_unknown_token,
     lacks_image,
 )
 from multiclouddb_mongo.mapping import MongoMapper, MongoView
@@ -104,6 +105,8 @@ class MongoReader(Reader):
         # True if the server does not check whether the next changes have the images that are required. It
         # also checks the change after which a stream resumes.
         self._lenient = False
+        # True if the server does not resume after the position that it has sent without a change.
+        self._by_time = False
         # True unless the server's last answer came from the end of its log.
         self._searches = True
         # When the fetch began, and when it asked for its last answer.
@@ -191,6 +194,9 @@ class MongoReader(Reader):
         return self._stream
 
     def _open(self, place: Place) -> Stream:
+        ticks = ticks_at(place)
+        if self._by_time and _is_mark(place) and ticks is not None:
+            place = At.of(ticks)
         try:
             return self._source.open(place, self._batch_size, FIXED_AWAIT_MS, lenient=self._lenient)
         except OperationFailure as error:
@@ -286,6 +292,7 @@ class MongoReader(Reader):
                 if self._cancelled.is_set():  # PyMongo may have resumed a stream that was already closed
                     self.close()
             self._overtaken = False
+            self._by_time = self._by_time and not taken.changes
             self._searches = looked
             self._source.calm()
             if self._taker.is_lacking or (self._lenient and taken.changes):
@@ -302,6 +309,9 @@ class MongoReader(Reader):
             if isinstance(error, OperationFailure):
                 if error.code == OVERTAKEN and not self._overtaken:
                     self._overtaken = True  # opening the stream again shows the reason: error 286 or no error
+                    return None
+                if is_unknown_token(error) and _is_mark(taken.place) and not self._by_time:
+                    self._by_time = True  # no change is at such a position, so its time is as good
                     return None
                 if lacks_image(error) and not self._lenient:
                     self._lenient = True
@@ -461,3 +471,8 @@ class MongoReader(Reader):
             headroom=self._headroom(self._place),
             requests=taken.requests,
         )
+
+
+def _is_mark(place: Place) -> bool:
+    """Return True if the server has sent a position without a change."""
+    return isinstance(place, After) and place.kind == "h"

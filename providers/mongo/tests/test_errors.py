@@ -223,6 +223,12 @@ class TestTable:
             assert classify(answered(code)).retryable, code
 
 
+def test_a_shard_that_was_removed_has_taken_its_changes_with_it():
+    """MongoDB 8.3 and 9.0; the name of the code is known, and not its number."""
+    found = classify(answered(99998, codeName="ShardRemovedError"))
+    assert found.category == ErrorCategory.CHECKPOINT_EXPIRED
+
+
 class TestLabels:
     def test_a_resumable_error_is_transient_whatever_its_code(self):
         found = classify(answered(99999, errorLabels=["ResumableChangeStreamError"]))

@@ -178,3 +178,37 @@ def test_a_stage_that_is_refused_in_other_words_is_left_out(altered, written, he
     written.insert_one({"_id": 2})
     with by(altered) as client:
         assert keys(read(client, here, token, wait=10.0).events) == [2]
+
+
+class Leaking(Altered):
+    """SERVER-135376: a position that comes without a change is that of a hidden event, and is not found."""
+
+    refused = 0
+    error = (280, "cannot resume stream; the resume token was not found.")
+
+    def refusal(self, command):
+        stage = (command.get("pipeline") or [{}])[0].get("$changeStream", {})
+        if not stage.get("resumeAfter", {}).get("_data", "").endswith("0229296E04"):
+            return None
+        self.refused += 1
+        return dict(zip(("code", "errmsg"), self.error, strict=True))
+
+
+@pytest.mark.parametrize("altered", [Leaking], indirect=True)
+@pytest.mark.parametrize(
+    "error",
+    [
+        Leaking.error,
+        (260, "Attempted to resume a single-collection stream, but the resume token does not include a UUID"),
+    ],
+    ids=["280", "260"],
+)
+def test_a_position_that_the_server_does_not_find_is_resumed_by_its_time(altered, written, here, error):
+    altered.error = error
+    with by(altered) as client:
+        token = read(client, here, Now()).continuation_token
+    written.insert_many([{"_id": key} for key in (1, 2, 3)])
+    with by(altered) as client:
+        pages = list(walk(client, here, token))
+    assert [key for page in pages for key in keys(page.events)] == [1, 2, 3]
+    assert altered.refused
