@@ -25,7 +25,17 @@ def _is_utf8(instance: object, attribute: attrs.Attribute[Any], value: str | Non
     utf8(f"{type(instance).__name__}.{attribute.name}", value or "")
 
 
-_NAME = [is_a(str, type(None)), not_blank("give its name, or None if the scope is wider"), _is_utf8]
+_OR_NONE = "give its name, or None if the scope is wider"
+
+
+def _is_not_empty(instance: object, attribute: attrs.Attribute[Any], value: str | None) -> None:
+    # MongoDB has collections whose names are only spaces or control characters.
+    if value == "":
+        raise invalid_request(f"{type(instance).__name__}.{attribute.name}", "is empty", _OR_NONE)
+
+
+_NAME = [is_a(str, type(None)), not_blank(_OR_NONE), _is_utf8]
+_COLLECTION = [is_a(str, type(None)), _is_not_empty, _is_utf8]
 
 
 @frozen(init=False)
@@ -53,7 +63,7 @@ class ResourceAddress:
 
     database: str | None = attrs.field(default=None, validator=_NAME)
     """Name of the database, or None if the provider has no databases."""
-    collection: str | None = attrs.field(default=None, validator=_NAME)
+    collection: str | None = attrs.field(default=None, validator=_COLLECTION)
     """Name of the collection, or None with `EntireDatabase()` and `EntireCluster()`."""
 
     def __init__(

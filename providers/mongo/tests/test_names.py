@@ -4,6 +4,7 @@ import pytest
 
 from multiclouddb_api import EntireDatabase, ErrorCategory, Now, ResourceAddress, Snapshot
 from multiclouddb_conformance.refusals import refused
+from multiclouddb_mongo.catalog import list_collections
 
 from .monitor import ids, read, walk
 
@@ -24,6 +25,9 @@ ODD = [
     "a\nb",
     "\x01",
     "\u202e",
+    " ",
+    "\r",
+    "\u2028",
 ]
 
 
@@ -37,6 +41,7 @@ def test_a_collection_of_an_odd_name_is_read(one, reader, database, name):
     collection.delete_one({"_id": 0})
     assert ids(*walk(reader, here, token)) == [1, 0]
     assert ids(*walk(reader, here, Snapshot())) == [1]
+    assert list_collections(one.client(), database) == [here]
 
 
 @pytest.mark.parametrize("name", ["a{2}", "a{1,2}", "{1,}"])
