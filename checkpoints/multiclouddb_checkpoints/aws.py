@@ -45,7 +45,11 @@ _SETTINGS: Final = FaultRule(
     "check boto3's settings that this text names: variables (AWS_…), the profile, the options of the URL",
 )
 _LATE: Final = ("RequestExpired", "RequestTimeTooSkewed", "RequestInTheFuture")
-_OPERATIONS: Final = ("GetObject", "PutObject", "DeleteObject", "GetItem", "PutItem", "DeleteItem")
+# CreateSession is that of a directory bucket.
+_OPERATIONS: Final = (
+    *("GetObject", "PutObject", "DeleteObject", "CreateSession"),
+    *("GetItem", "PutItem", "DeleteItem"),
+)
 _CREDENTIALS: Final = (
     "LoginAuthorizationCodeError",
     "LoginError",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from typing import Any, ClassVar, Final
 
 from multiclouddb_api import ErrorCategory
@@ -20,6 +23,9 @@ _REFUSED: Final = (
     "409",
     "304",
 )
+# A bucket with Object Lock needs a digest, which a directory bucket (S3 Express) refuses with 501. The one of
+# the header Content-MD5 is known to every server.
+_DIRECTORY: Final = re.compile(r"--xa?-s3$")
 _CHECKSUM: Final = FaultRule(
     ErrorCategory.INVALID_REQUEST,
     "boto3 sends a checksum that this server does not take; set "
@@ -31,6 +37,8 @@ class S3CheckpointStore(AwsCheckpointStore):
     """Keeps each checkpoint in one object, whose ETag is the condition of the next write.
 
     The identity needs `s3:GetObject`, `s3:PutObject` and `s3:ListBucket`; `delete` needs `s3:DeleteObject`.
+    For a directory bucket it needs `s3express:CreateSession` in place of them. A bucket with Object Lock
+    keeps every version of a checkpoint.
 
     Args:
         url: `s3://bucket/prefix`, with `?region=` and `?endpoint_url=` if boto3 does not find them.
@@ -44,7 +52,7 @@ class S3CheckpointStore(AwsCheckpointStore):
     advice = Advice(
         WHO,
         "grant s3:GetObject, s3:PutObject and s3:ListBucket: without ListBucket, S3 refuses to say that an "
-        "object does not exist",
+        "object does not exist; for a directory bucket, grant s3express:CreateSession",
         "check the name of the bucket, and its region",
     )
     meanings: ClassVar = {**CODES, "XAmzContentSHA256Mismatch": _CHECKSUM, "OperationAborted": MET}
@@ -68,11 +76,14 @@ class S3CheckpointStore(AwsCheckpointStore):
             return content, found["ETag"]
 
     def _write(self, key: str, body: bytes, tag: str | None) -> str:
-        client = self._client
-        condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
+        client, bucket = self._client, self._location.host
+        more = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
+        if not _DIRECTORY.search(bucket):
+            digest = hashlib.md5(body, usedforsecurity=False).digest()
+            more["ContentMD5"] = base64.b64encode(digest).decode()
         try:
             done = client.put_object(
-                Bucket=self._location.host, Key=key, Body=body, ContentType="application/json", **condition
+                Bucket=bucket, Key=key, Body=body, ContentType="application/json", **more
             )
         except client.exceptions.ClientError as error:
             code = code_of(error)

@@ -1,7 +1,9 @@
 """Tests that this store keeps the promises of every checkpoint store, also when its service fails."""
 
+from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
+import boto3
 import pytest
 from botocore.awsrequest import AWSResponse
 
@@ -60,6 +62,87 @@ def test_no_checksum_is_sent_as_a_trailer(served):
     refusal(store.save, "orders", "1", None)
     assert sent
     assert not sent[0] & {"x-amz-trailer", "content-encoding", "transfer-encoding"}
+
+
+XML = {"content-type": "application/xml"}
+
+
+def error(request, status, code):
+    body = f"<Error><Code>{code}</Code><Message>it is so</Message></Error>"
+    return AWSResponse(request.url, status, XML, Raw(body.encode()))
+
+
+def test_a_bucket_with_object_lock_gets_a_digest_of_the_body(served):
+    """apache/arrow-rs-object-store#190: S3 refuses a write without one if objects are locked by default."""
+    store = opened(served, f"locked-{uuid4().hex}")
+
+    def answered(request, **_):
+        if "Content-MD5" not in request.headers:
+            return error(request, 400, "InvalidRequest")
+        return None  # moto compares the digest
+
+    store._client.meta.events.register("before-send.s3.PutObject", answered)
+    first = store.save("orders", "1", None)
+    assert store.save("orders", "2", first.version).token == "2"
+
+
+DIRECTORIES = ["mine--usw2-az1--x-s3", "mine--usw2-az1--xa-s3"]
+
+
+def directory_bucket(name, session):
+    """Return a store in a directory bucket, which answers to a session as told, and refuses digests."""
+    client, stored = boto3.client("s3", region_name="us-west-2"), {}
+
+    def answered(request, **_):
+        if "?session" in request.url:
+            if isinstance(session, tuple):
+                return error(request, *session)
+            return AWSResponse(request.url, 200, XML, Raw(session.encode()))
+        headers = {key.lower(): value for key, value in request.headers.items()}
+        if "content-md5" in headers:
+            return error(request, 501, "NotImplemented")
+        tag, path = stored.get(request.url), request.url
+        if request.method == "DELETE":
+            stored.pop(path, None)
+            return AWSResponse(path, 204, {}, Raw(b""))
+        if tag is not None if "if-none-match" in headers else headers["if-match"].decode() != tag:
+            return error(request, 412, "PreconditionFailed")
+        stored[path] = f'"{uuid4().hex[:16]}"'  # no MD5
+        return AWSResponse(path, 200, {"etag": stored[path]}, Raw(b""))
+
+    client.meta.events.register("before-send.s3", answered)
+    return s3.S3CheckpointStore(f"s3://{name}/p", client)
+
+
+@pytest.mark.parametrize("name", DIRECTORIES)
+def test_a_directory_bucket_gets_no_digest_and_its_tags_are_taken_as_they_are(monkeypatch, name):
+    """TileDB-Inc/TileDB#5226: it refuses Content-MD5, and an ETag is no MD5 there."""
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    members = {
+        "SessionToken": "t",
+        "SecretAccessKey": "s",
+        "AccessKeyId": "a",
+        "Expiration": f"{soon:%Y-%m-%dT%H:%M:%SZ}",
+    }
+    inner = "".join(f"<{key}>{value}</{key}>" for key, value in members.items())
+    session = f"<CreateSessionResult><Credentials>{inner}</Credentials></CreateSessionResult>"
+    store = directory_bucket(name, session)
+    first = store.save("orders", "1", None)
+    assert store.save("orders", "2", first.version).token == "2"
+
+
+@pytest.mark.parametrize(
+    ("answer", "category", "word"),
+    [
+        ((403, "AccessDenied"), ErrorCategory.AUTHORIZATION_FAILED, "s3express:CreateSession"),
+        ((404, "NoSuchBucket"), ErrorCategory.NOT_FOUND, "name of the bucket"),
+        ((400, "InvalidRequest"), ErrorCategory.INVALID_REQUEST, "InvalidRequest"),
+    ],
+)
+def test_a_session_of_a_directory_bucket_that_is_refused_is_an_answer_of_the_store(answer, category, word):
+    found = refusal(directory_bucket(DIRECTORIES[0], answer).save, "orders", "1", None)
+    assert found.category == category
+    assert word in found.message
 
 
 class Raw:
