@@ -33,6 +33,15 @@ CREATE TABLE IF NOT EXISTS {CHECKPOINTS} (
 )"""
 
 
+_SCHEMA: Final = """
+SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)
+"""
+_MAY_READ: Final = """
+SELECT has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s
+"""
+
+
 class PostgresCheckpointStore:
     """Keeps checkpoints by name in the table `multiclouddb_checkpoints`; it implements `CheckpointStore`.
 
@@ -118,18 +127,44 @@ def store_at(url: str) -> PostgresCheckpointStore:
     return PostgresCheckpointStore(url)
 
 
-def stored_token(connection: Connection, name: str) -> str | None:
-    """Return the token of a checkpoint, or None if there is none."""
-    found = loaded(connection, CHECKPOINTS, name)
+def stored_token(connection: Connection, name: str, schema: str | None = None) -> str | None:
+    """Return the token of a checkpoint, or None if there is none.
+
+    Args:
+        connection: The connection.
+        name: The name of the checkpoint.
+        schema: The schema of its table. With None, or if no table is there now, the `search_path` decides.
+    """
+    if schema is not None and connection.execute(_MAY_READ, (schema, CHECKPOINTS)).fetchone() is None:
+        schema = None
+    found = loaded(connection, CHECKPOINTS, name, schema=schema)
     return None if found is None else found.token
 
 
-def loaded(connection: Connection, place: str, name: str, *, locks: bool = False) -> Checkpoint | None:
+def current_schema(connection: Connection) -> str | None:
+    """Return the schema with the table of checkpoints to which the `search_path` leads; None if to none."""
+    found = connection.execute(_SCHEMA, (CHECKPOINTS,)).fetchone()
+    return None if found is None else str(found[0])
+
+
+def is_kept_in(connection: Connection, schema: str, name: str) -> bool:
+    """Return whether a checkpoint is in another schema, or may be there where this user cannot look."""
+    found = connection.execute(_MAY_READ, (schema, CHECKPOINTS)).fetchone()
+    if found is None:
+        return False
+    [may_read] = found
+    return not may_read or stored_token(connection, name, schema) is not None
+
+
+def loaded(
+    connection: Connection, place: str, name: str, *, locks: bool = False, schema: str | None = None
+) -> Checkpoint | None:
     """Return a checkpoint, in a transaction of the caller."""
-    if not has_ours(connection, CHECKPOINTS):
+    table = sql.Identifier(CHECKPOINTS) if schema is None else sql.Identifier(schema, CHECKPOINTS)
+    if not has_ours(connection, table.as_string(connection)):
         return None
     query = sql.SQL("SELECT version, substr(token, 1, %s), sha256 FROM {} WHERE name = %s {}").format(
-        sql.Identifier(CHECKPOINTS), sql.SQL("FOR UPDATE" if locks else "")
+        table, sql.SQL("FOR UPDATE" if locks else "")
     )
     row = connection.execute(query, (MOST_BYTES + 1, name)).fetchone()
     if row is None:

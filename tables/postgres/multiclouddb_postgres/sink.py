@@ -19,7 +19,7 @@ from multiclouddb_api.validators import check_type, local_path, type_name
 from multiclouddb_postgres.checkpoints import CHECKPOINTS, saved
 from multiclouddb_postgres.long_keys import LongKeys, check_long_keys
 from multiclouddb_postgres.server import Connection, check_dsn, repeated, secret_dsn, where
-from multiclouddb_postgres.table import POSITION, PostgresTable, identifier
+from multiclouddb_postgres.table import PostgresTable, identifier
 from multiclouddb_postgres.values import Documents, naming
 from multiclouddb_tables.batch import Create, MissingState, Told, batch_of, check_options
 from multiclouddb_tables.changes import piece_of, table_of, usual_types
@@ -194,12 +194,8 @@ def merge_into_postgres(
             holds=True,
         )
         merged = merge_batch(target, _SINK, work)
-        if (
-            checkpoint_name is not None
-            and target.exists
-            and target.number(POSITION + checkpoint_name) is None
-        ):
-            target.store({POSITION + checkpoint_name: 1}, {})
+        if checkpoint_name is not None and target.exists:
+            target.remember_position(checkpoint_name)
         return merged
 
     return naming(dsn, place, lambda: repeated(dsn, place, merge))

@@ -13,7 +13,7 @@ from psycopg import sql
 from multiclouddb_api import ErrorCategory, ErrorDetail, ErrorReason, MulticloudDbError, invalid_request
 from multiclouddb_api.validators import check_type
 from multiclouddb_postgres.catalog import INSTANT, TEXT, Column, TableFacts, look, wrong
-from multiclouddb_postgres.checkpoints import stored_token
+from multiclouddb_postgres.checkpoints import current_schema, is_kept_in, stored_token
 from multiclouddb_postgres.column_types import column_type, read_every_time
 from multiclouddb_postgres.long_keys import (
     LONG_KEY,
@@ -71,7 +71,7 @@ MARKS: Final = "multiclouddb_marks"
 _FEED: Final = "multiclouddb-feed"
 """The name of the mark with the feed whose changes the table contains."""
 POSITION: Final = "multiclouddb-checkpoint:"
-"""The beginning of the name of the mark with the checkpoint that is stored with the table's rows."""
+"""The beginning of the name of the mark with the schema of the checkpoint that is stored with the rows."""
 _WRITTEN: Final = "multiclouddb_written"
 _USED: Final = (
     psycopg.errors.FeatureNotSupported,
@@ -320,13 +320,8 @@ class PostgresTable(Table):
         return self._last_mark
 
     def _read_mark(self) -> TableMark | None:
-        if not self._has_marks():
-            return None
-        query = sql.SQL("SELECT note FROM {} WHERE target = {} AND name = {}").format(
-            self._marks, self.known().oid, _FEED
-        )
-        row = self.connection.execute(query).fetchone()
-        return None if row is None else TableMark.from_json(row[0], self._where)
+        text = self._note(_FEED)
+        return None if text is None else TableMark.from_json(text, self._where)
 
     def set_feed_mark(self, mark: TableMark) -> None:
         """Store the mark of the table, unless another sink has stored that of its own feed meanwhile."""
@@ -709,7 +704,38 @@ class PostgresTable(Table):
                 f"is not given, and {self._where} was written with several: {', '.join(names[:5])}",
                 "give the name of the one whose position the table has reached",
             )
-        return stored_token(self.connection, names[0]) if names else None
+        return stored_token(self.connection, names[0], self._note(POSITION + names[0])) if names else None
+
+    def remember_position(self, name: str) -> None:
+        """Store where the checkpoint is that was just stored with the rows.
+
+        With another `search_path`, a worker finds no checkpoint, and begins where it began at first: what
+        comes between would be missing, or be read again.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if the checkpoint of this name is in another schema.
+        """
+        before, schema = self._note(POSITION + name), current_schema(self.connection)
+        if schema is None or before == schema:
+            return
+        if before is not None and is_kept_in(self.connection, before, name):
+            raise invalid_request(
+                "dsn",
+                f"has a search_path that leads to the checkpoints of the schema {schema}, and the checkpoint "
+                f"{name!r} of {self._where} is in the schema {before}",
+                f"connect with the search_path of before, for example with options=-csearch_path={before}",
+            )
+        self.store({}, {POSITION + name: schema})
+
+    def _note(self, name: str) -> str | None:
+        """Return a text that was stored for the table."""
+        if not self._has_marks():
+            return None
+        query = sql.SQL("SELECT note FROM {} WHERE target = {} AND name = {}").format(
+            self._marks, self.known().oid, name
+        )
+        row = self.connection.execute(query).fetchone()
+        return None if row is None else row[0]
 
     def complete(self, expected: Expected) -> None:
         """Store the mark without its time; see `Target.complete`."""

@@ -14,7 +14,8 @@ from multiclouddb_conformance.checkpoint_stores import (  # noqa: F401
     TestSaveAndLoad,
     refusal,
 )
-from multiclouddb_postgres import PostgresCheckpointStore
+from multiclouddb_conformance.sink_harness import events, page
+from multiclouddb_postgres import PostgresCheckpointStore, PostgresTarget, merge_into_postgres
 
 
 def overwrite(dsn, content):
@@ -117,3 +118,67 @@ class TestPlace:
         message = refusal(store.load, name).message
         assert 'sslmode value: "verify-full/orders"' in message
         assert "the name of a checkpoint before the ?" in message
+
+
+class TestSearchPath:
+    """Tests two workers of which the `search_path` leads to different tables of checkpoints."""
+
+    @pytest.fixture
+    def other(self, dsn):
+        with psycopg.connect(dsn) as connection:
+            connection.execute("CREATE SCHEMA other")
+        return f"{dsn} options=-csearch_path=other"
+
+    def merge(self, dsn, order, checkpoint):
+        merge_into_postgres(
+            page(events(("a", order, {}))), None, dsn, "public.orders", None,
+            checkpoint_name="w", checkpoint=checkpoint,
+        )  # fmt: skip
+
+    def test_a_worker_that_does_not_find_the_checkpoint_is_refused(self, dsn, other):
+        """It would begin where it began at first, and what came before it would be missing."""
+        self.merge(dsn, 1, None)
+        assert PostgresCheckpointStore(other).load("w") is None
+        error = refusal(self.merge, other, 2, None)
+        assert error.category == ErrorCategory.INVALID_REQUEST
+        assert "in the schema public" in str(error)
+        with psycopg.connect(dsn) as connection:
+            assert connection.execute("SELECT to_regclass('other.multiclouddb_checkpoints')").fetchone() == (
+                None,
+            )
+        token = PostgresCheckpointStore(dsn).load("w").token
+        assert [PostgresTarget(each, "public.orders").position() for each in (dsn, other)] == [token, token]
+
+    def test_a_checkpoint_that_was_deleted_may_be_made_anew_elsewhere(self, dsn, other):
+        self.merge(dsn, 1, None)
+        PostgresCheckpointStore(dsn).delete("w")
+        self.merge(other, 2, None)
+        self.merge(other, 3, PostgresCheckpointStore(other).load("w"))
+        assert PostgresTarget(dsn, "public.orders").position() is not None
+
+    def test_a_table_of_checkpoints_may_move_with_its_schema(self, dsn, other):
+        self.merge(other, 1, None)
+        with psycopg.connect(dsn) as connection:
+            connection.execute("ALTER SCHEMA other RENAME TO moved")
+        moved = other.replace("search_path=other", "search_path=moved")
+        assert PostgresTarget(moved, "public.orders").position() is not None
+        self.merge(moved, 2, PostgresCheckpointStore(moved).load("w"))
+        assert PostgresTarget(dsn, "public.orders").position() is not None
+
+    def test_a_user_who_may_not_look_there_is_refused(self, dsn, other):
+        with psycopg.connect(dsn) as connection:
+            connection.execute("DROP ROLE IF EXISTS app")
+            connection.execute("CREATE ROLE app LOGIN")
+        try:
+            self.merge(other, 1, None)
+            with psycopg.connect(dsn) as connection:
+                connection.execute("GRANT TEMPORARY ON DATABASE tests TO app")
+                connection.execute("GRANT ALL ON SCHEMA public TO app")
+                connection.execute("GRANT ALL ON ALL TABLES IN SCHEMA public TO app")
+            error = refusal(self.merge, dsn.replace("user=postgres", "user=app"), 2, None)
+            assert error.category == ErrorCategory.INVALID_REQUEST
+            assert "in the schema other" in str(error)
+        finally:
+            with psycopg.connect(dsn) as connection:
+                connection.execute("DROP OWNED BY app")
+                connection.execute("DROP ROLE app")
