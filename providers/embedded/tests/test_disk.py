@@ -206,3 +206,17 @@ class TestCannotOpen:
         fault = self.fault(path)
         assert (fault.category, fault.retryable) == (DENIED, False)
         assert "folder is read-only" in fault.message
+
+
+def test_a_file_with_two_names(path):
+    """SQLite has a log of commits for each name, so one would overwrite what the other has committed."""
+    link = path.with_name("link.db")
+    link.hardlink_to(path)
+    for each in (path, link):
+        told(partial(open_store, each), INVALID, each, "hard links")
+        told(partial(read, each), INVALID, each, "hard links")
+    link.unlink()
+    link.symlink_to(path)
+    with EmbeddedStore(link) as store:
+        store.put("items", "b", {"n": 1})
+    assert read(path) == read(link) == ["a", "b"]

@@ -410,7 +410,14 @@ def create_store(connection: sqlite3.Connection, path: str, patience: float) -> 
 
 
 def check_store(connection: sqlite3.Connection, path: str) -> None:
-    """Refuse a file that is not a store, or is a store in a later format version."""
+    """Refuse a file that is not a store, has several names, or is a store in a later format version."""
+    if os.stat(path).st_nlink > 1:
+        # SQLite has a log of commits for each name: what one has committed, the other one overwrites.
+        raise ProviderFault.of(
+            ErrorCategory.INVALID_REQUEST,
+            f"the file {path} has several names (hard links), each with a log of commits of its own, so that "
+            "changes would be lost; copy the file in place of a link to it",
+        )
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != _APPLICATION_ID:
         if _is_empty(connection, path):
