@@ -95,6 +95,8 @@ class Shape:
                 generated.append(column)
                 continue
             kinds[column] = kind_of(declared)
+            if column not in NOT_NULL and column.lower() in NOT_NULL:
+                raise _refused(where, f"has the column {column} in place of {column.lower()}", "rename it")
             if column not in NOT_NULL and not_null:
                 problem = f"has the column {column}, which is NOT NULL, but a tombstone has no value in it"
                 raise _refused(where, problem, "make the table again without NOT NULL")

@@ -116,3 +116,12 @@ def test_a_file_with_two_names_is_refused(tmp_path):
     merge(link, ("b", 1, {}))
     merge(path, ("c", 1, {}))
     assert sum(batch.num_rows for batch in SqliteTable(link, "orders").rows()) == 3
+
+
+def test_a_column_of_the_sink_in_capitals_is_named(tmp_path):
+    """SQLite does not tell KEY from key, but the sink would not find its column."""
+    path = tmp_path / "shop.db"
+    made(path, f"CREATE TABLE orders ({COLUMNS})".replace("key TEXT", "KEY TEXT", 1))
+    refusal(
+        ErrorCategory.INVALID_REQUEST, lambda: merge(path, ("a", 1, {})), "KEY in place of key", "rename it"
+    )

@@ -77,7 +77,8 @@ _KINDS: Final[Mapping[str, _Row]] = {
         ErrorCategory.INVALID_REQUEST,
         False,
         "a batch may move a value from one row to another, and the server checks each row as it is written: "
-        "drop the constraint, or make it DEFERRABLE INITIALLY DEFERRED, so that it is checked at the commit",
+        "drop the constraint, or make it DEFERRABLE INITIALLY DEFERRED, so that it is checked at the commit; "
+        "with NULLS NOT DISTINCT it takes deleted rows for one, whose columns are null: leave that out",
     ),
     _CONSTRAINT: (
         ErrorCategory.INVALID_REQUEST,
