@@ -346,6 +346,13 @@ class SqliteTable(Table):
                 raise invalid_request(
                     f"column {name}", f"is computed by {self.name}", "leave it out of the batch, or rename it"
                 )
+            if (other := shape.changed_by.get(name.lower())) is not None:
+                raise invalid_request(
+                    f"column {name}",
+                    f"is in the batch, and a foreign key of {self.name} changes its values when a row of "
+                    f"{other} changes",
+                    "make the table again without ON UPDATE and ON DELETE, or leave the column out",
+                )
         return rules.lacking_columns(self.name, wanted, shape.kinds, self._new_columns, declared)
 
     def _make(self, wanted: Mapping[str, str], mark: TableMark | None) -> None:

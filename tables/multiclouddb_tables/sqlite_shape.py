@@ -52,6 +52,8 @@ class Shape:
     """The type of each column, as `kind_of` returns it; without those of `generated`."""
     generated: Collection[str]
     """The columns into which SQLite writes values of its own."""
+    changed_by: Mapping[str, str]
+    """The columns, in lower case, that a foreign key changes in other programs, and the table it names."""
     identity: str | None = None
     """The id in the name of the index; None before the first merge."""
 
@@ -111,13 +113,24 @@ class Shape:
         for column in generated:
             if column in (*layout.HIDDEN, DOCUMENT):
                 raise _refused(where, f"computes the column {column}", "make a usual column of it")
+        changed_by = dict[str, str]()
+        for column, other, on_update, on_delete in database.execute(
+            'SELECT "from", "table", on_update, on_delete FROM pragma_foreign_key_list(?)', (name,)
+        ):
+            if on_delete == "CASCADE":
+                problem = (
+                    f"has a foreign key to {other} with ON DELETE CASCADE, which removes rows of the source"
+                )
+                raise _refused(where, problem, "make the table again without ON DELETE CASCADE")
+            if {on_update, on_delete} & {"CASCADE", "SET NULL", "SET DEFAULT"}:
+                changed_by[column.lower()] = other
         indexes = database.execute(
             'SELECT name FROM pragma_index_list(?) AS i WHERE "unique" AND NOT partial AND '
             "(SELECT group_concat(coalesce(name, '')) FROM pragma_index_info(i.name)) = 'key'",
             (name,),
         )
         ids = [index.removeprefix(_INDEX) for (index,) in indexes if index.startswith(_INDEX)]
-        return cls(where, name, kinds, generated, min(ids, default=None))
+        return cls(where, name, kinds, generated, changed_by, min(ids, default=None))
 
     @property
     def sql(self) -> str:

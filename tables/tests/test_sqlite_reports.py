@@ -10,6 +10,7 @@ import pytest
 from multiclouddb_api import ErrorCategory
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.sink_harness import events, key_of, page
+from multiclouddb_tables import Columns
 from multiclouddb_tables.sqlite import SqliteTable, merge_into_sqlite
 
 COLUMNS = (
@@ -125,3 +126,35 @@ def test_a_column_of_the_sink_in_capitals_is_named(tmp_path):
     refusal(
         ErrorCategory.INVALID_REQUEST, lambda: merge(path, ("a", 1, {})), "KEY in place of key", "rename it"
     )
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        ("ON DELETE CASCADE", "removes rows of the source"),
+        ("ON DELETE SET NULL", "column n"),
+        ("ON UPDATE CASCADE", "column n"),
+        ("", None),
+    ],
+)
+def test_a_foreign_key_that_changes_rows_is_refused(tmp_path, action, said):
+    """The sink switches foreign keys off for itself, and another program does not."""
+    path = tmp_path / "shop.db"
+    made(
+        path,
+        "CREATE TABLE customers (id INTEGER PRIMARY KEY)",
+        f"CREATE TABLE orders ({COLUMNS}, N INTEGER REFERENCES customers (id) {action})",
+    )
+
+    def run():
+        merge_into_sqlite(
+            page(events(("a", 1, {"n": 1}))), None, path, "orders", None,
+            create="always", columns=Columns({"n": "int64"} if said else {"N": "int64"}),
+        )  # fmt: skip
+
+    if said is None:
+        run()
+        return
+    refusal(ErrorCategory.INVALID_REQUEST, run, said)
+    if action != "ON DELETE CASCADE":  # the column may be one of another program
+        merge_into_sqlite(page(events(("b", 1, {}))), None, path, "orders", None, create="always")
