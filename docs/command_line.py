@@ -65,11 +65,11 @@ _STEPS: Final = (
     ("## All options\n\n`multiclouddb COMMAND --help` prints the options of a command. These pages explain "
      "those of\n[`mirror` and `mirror status`](../jobs/mirror-nightly.md),\n"
      "[`set-aside retry`](../jobs/react-to-changes.md#a-change-that-the-handler-cannot-digest),\n"
-     "[`verify`](../jobs/prove-and-repair.md), [`token check`](metrics.md#am-i-behind), "
+     "[`columns`](columns.md#declare-them), [`verify`](../jobs/prove-and-repair.md),\n"
+     "[`token check`](metrics.md#am-i-behind), "
      "[`exporter`](metrics.md#forty-readers-one-process)\nand [`certify`](../project/certify.md).",
      "multiclouddb --help"),
     ("### Options of tail", "multiclouddb tail --help"),
-    ("### Options of columns", "multiclouddb columns --help"),
 )  # fmt: skip
 
 
