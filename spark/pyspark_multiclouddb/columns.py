@@ -77,6 +77,10 @@ EVENT_COLUMNS: Final = ", ".join(
 `.schema(f"{EVENT_COLUMNS}, status STRING, total DOUBLE")`."""
 
 _CORRUPT: Final = "_corrupt_record"
+_PERMISSIVE: Final = (
+    f"; or set mode=PERMISSIVE, so that the value is null; then a column {_CORRUPT} STRING contains the "
+    "document"
+)
 _OURS: Final = {field.name.lower(): field for field in SPARK_SCHEMA}
 _SCALARS: Final[dict[type[DataType], pa.DataType]] = {
     BooleanType: pa.bool_(),
@@ -125,7 +129,7 @@ class Columns:
                     value = None if document is None else document.get(name)
                     append(None if value is None else parser.field(name, value, convert))
                 if parser.misfit is not None and self.is_strict:
-                    raise _unfit(keys[number].as_py(), *parser.misfit, self.schema)
+                    raise _unfit(keys[number].as_py(), *parser.misfit, self.schema, _PERMISSIVE)
                 if self.corrupt is not None:
                     made[self.corrupt].append(None if parser.misfit is None else text)
         fields = [pa.field(field.name, arrow_type(field.dataType)) for field in self.schema]
@@ -205,6 +209,36 @@ def columns_of(schema: StructType, settings: ColumnSettings) -> Columns | None:
     return Columns(schema, None if found is None else found.name, settings.is_strict is not False)
 
 
+def with_documents(rows: pa.Table, kind: StructType) -> pa.Table:
+    """Return rows of `ROW_SCHEMA` with structures in place of the JSON of the documents.
+
+    Args:
+        rows: The rows.
+        kind: The fields of the documents, with their types.
+    """
+    check_cases(kind.fieldNames())
+    for field in kind:
+        _check_type(field.name, field.dataType)
+    wanted = [(field.name, _converter(field.dataType)) for field in kind]
+    made: list[dict[str, Any] | None] = []
+    for text, key in zip(rows[DOCUMENT].to_pylist(), rows["key"], strict=True):
+        document = None if text is None else members(orjson.loads(text))
+        if document is None:
+            made.append(None)
+            continue
+        parser = _Parser()
+        made.append(
+            {
+                name: None if document.get(name) is None else parser.field(name, document[name], convert)
+                for name, convert in wanted
+            }
+        )
+        if parser.misfit is not None:
+            raise _unfit(key.as_py(), *parser.misfit, kind)
+    place = rows.column_names.index(DOCUMENT)
+    return rows.set_column(place, DOCUMENT, pa.array(made, arrow_type(kind)))
+
+
 def _check_options(settings: ColumnSettings, typed: list[StructField], corrupt: StructField | None) -> None:
     """Refuse options that have no meaning with this schema."""
     name = settings.named("columnNameOfCorruptRecord")
@@ -277,7 +311,7 @@ def _is_not_null(path: str) -> MulticloudDbError:
     )  # fmt: skip
 
 
-def _unfit(key: str, path: list[str], value: object, schema: StructType) -> MulticloudDbError:
+def _unfit(key: str, path: list[str], value: object, schema: StructType, more: str = "") -> MulticloudDbError:
     [column] = [field for field in schema if field.name == path[0]]
     kind = column.dataType.simpleString()
     if path[1:]:
@@ -286,8 +320,7 @@ def _unfit(key: str, path: list[str], value: object, schema: StructType) -> Mult
         f"column {column.name}",
         f"is {kind}, but the document of the key {key_digest(key)} has {kind_of_json(value)} there, which "
         "does not fit",
-        "give the column another type, such as STRING; or set mode=PERMISSIVE, so that the value is null; "
-        f"then a column {_CORRUPT} STRING contains the document",
+        f"give the column another type, such as STRING{more}",
     )
 
 
@@ -314,6 +347,11 @@ def is_comparable(kind: DataType) -> bool:
 def only_in_spark(kind: DataType) -> DataType | None:
     """Return the type that only Spark has, if a type is or contains one."""
     return _part_of(kind, _ONLY_IN_SPARK)
+
+
+def has_void(kind: DataType) -> bool:
+    """Return whether a type is, or contains, that of a column which has only nulls."""
+    return _part_of(kind, {"void"}) is not None
 
 
 def _part_of(kind: DataType, names: Set[str]) -> DataType | None:

@@ -18,8 +18,9 @@ from multiclouddb_api.validators import check_type, type_name
 from multiclouddb_spi import Range, RecordFault, collector_paused, read_range
 from multiclouddb_spi.segment import plan_id_of
 from multiclouddb_tables.batch import other_rows
+from multiclouddb_tables.rules import DOCUMENT
 from pyspark_multiclouddb.checkpoint import Pinned
-from pyspark_multiclouddb.columns import ROW_SCHEMA, SPARK_SCHEMA
+from pyspark_multiclouddb.columns import ROW_SCHEMA, SPARK_SCHEMA, with_documents
 from pyspark_multiclouddb.connection import Connection, connection_for
 from pyspark_multiclouddb.errors import check_has, gone, poisoned, source_errors
 from pyspark_multiclouddb.options import Settings
@@ -173,21 +174,22 @@ def pages_to_dataframe(
         spark: The session.
         pages: Pages of `client.read_changes`, or of an iterator that ends, such as
             `iterate_changes(…, until_idle=True).pages()`.
-        schema: The schema of the documents, as `StructType` or DDL, which makes `new_item_state` a struct.
-            Without one it is JSON text, in which a value without a JSON type is an object, such as
-            `{"$decimal": "1.50"}`.
+        schema: The schema of the documents, as `StructType` or DDL, which makes `new_item_state` a struct;
+            a value gets its type as in a column of documents of the data source. Without one it is JSON text,
+            in which a value without a JSON type is an object, such as `{"$decimal": "1.50"}`.
 
     Returns:
         One row for each event; a page without events has no rows. `sequence` counts the rows of each
         partition.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` if a value of a document does not fit its type in `schema`.
 
     Examples:
         >>> with connect(url) as client:
         ...     pages = [client.read_changes(request)]
         >>> pages_to_dataframe(spark, pages, "status STRING, total DOUBLE").show()
     """
-    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
-
     check_has("spark", spark, "createDataFrame", "a SparkSession")
     if not isinstance(pages, Iterable):
         raise invalid_request(
@@ -205,7 +207,11 @@ def pages_to_dataframe(
             seen[event.partition_id] += 1
         if page.events:
             batches.append(_with_sequence(events_to_arrow(page.events), sequence))
-    frame = spark.createDataFrame(pa.Table.from_batches(batches, schema=ROW_SCHEMA), schema=SPARK_SCHEMA)
-    if schema is None:
-        return frame
-    return frame.withColumn("new_item_state", F.from_json("new_item_state", schema))
+    rows, kinds = pa.Table.from_batches(batches, schema=ROW_SCHEMA), SPARK_SCHEMA
+    if schema is not None:
+        kind = spark.createDataFrame([], schema).schema
+        rows = with_documents(rows, kind)
+        kinds = type(kind)(
+            [each if each.name != DOCUMENT else type(each)(DOCUMENT, kind) for each in SPARK_SCHEMA]
+        )
+    return spark.createDataFrame(rows, schema=kinds)

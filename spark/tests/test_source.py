@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 
@@ -12,7 +13,6 @@ import attrs
 import pyspark
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
-from pyspark.sql import Row
 from pyspark.sql.types import DoubleType, StringType, StructField, StructType
 
 import pyspark_multiclouddb
@@ -24,6 +24,7 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_api.arrow import events_to_arrow
+from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.sink_harness import events, page
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_verify import spark_position
@@ -385,22 +386,42 @@ def test_one_row_an_event(spark):
 @pytest.mark.parametrize(
     "schema",
     [
-        "status STRING, total DOUBLE, price STRUCT<`$decimal`: STRING>",
+        "status STRING, total DOUBLE, price DECIMAL(5, 2), at TIMESTAMP, raw BINARY, type STRING",
         StructType([StructField("status", StringType()), StructField("total", DoubleType())]),
     ],
     ids=["DDL", "StructType"],
 )
 def test_documents_are_parsed_with_a_schema(spark, schema):
-    first = {"status": "new", "total": 9.5, "price": Decimal("1.50")}
+    """Also values that JSON does not have, and a field with the name of a column of ours."""
+    at = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    first = {"status": "new", "total": 9.5, "price": Decimal("1.50"), "at": at, "raw": b"x", "type": "T"}
     changes = events(("a", 1, first), ("b", 2, None), ("c", 3, {"total": 1}))
     frame = pages_to_dataframe(spark, [page(changes)], schema)
     documents = [row.new_item_state for row in frame.orderBy("order_key").collect()]
     assert (documents[0].status, documents[0].total) == ("new", 9.5)
     if isinstance(schema, str):
-        assert documents[0].price == Row(**{"$decimal": "1.50"}), "a value beyond JSON stays readable"
+        found = documents[0]
+        assert (found.price, found.raw, found.type) == (Decimal("1.50"), b"x", "T")
+        assert found["at"].astimezone(UTC) == at
     assert documents[1] is None
     assert (documents[2].status, documents[2].total) == (None, 1.0)
     assert frame.columns == SPARK_SCHEMA.fieldNames()
+
+
+def test_a_value_that_does_not_fit_the_schema_is_refused(spark):
+    """Spark's `from_json` makes null of it."""
+    pages = [page(events(("a", 1, {"n": 1, "in": [{"n": 2**40}]})))]
+    refusal(
+        ErrorCategory.INVALID_REQUEST,
+        lambda: pages_to_dataframe(spark, pages, "n INT, `in` ARRAY<STRUCT<n: INT>>"),
+        "column in: is array<struct<n:int>>, and in[0].n, but the document of the key",
+        "another type, such as STRING",
+    )
+    refusal(
+        ErrorCategory.INVALID_REQUEST,
+        lambda: pages_to_dataframe(spark, pages, "n INTERVAL DAY"),
+        "column n: is interval day, which a document cannot give",
+    )
 
 
 def test_pages_of_an_iterator_and_of_nothing(spark, source):
