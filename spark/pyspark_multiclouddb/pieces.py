@@ -28,7 +28,8 @@ from multiclouddb_tables.changes import LACKING, LACKS_STATE, incomplete_rows, m
 from multiclouddb_tables.mark import FeedSource
 from multiclouddb_tables.rules import CHANGE_TYPES, DOCUMENT, PLACES, check_cases, check_needed
 from multiclouddb_tables.sql import in_backticks
-from pyspark_multiclouddb.columns import only_in_spark
+from pyspark_multiclouddb.columns import has_void, only_in_spark
+from pyspark_multiclouddb.session import setting
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,7 +66,7 @@ def latest_rows(frame: DataFrame) -> DataFrame:
                 f"pass collate({name}, 'UTF8_BINARY'); a table or its schema may have a default collation",
             )
     of_key = {SOURCE: F.min, _LAST: F.max} if SOURCE in frame.columns else {}
-    row = F.struct(*(_column(name) for name in frame.columns if name not in of_key))
+    row = F.struct(*(column(name) for name in frame.columns if name not in of_key))
     order = F.coalesce("order_key", F.lit("\U0010ffff"))
     found = [choose(name).alias(name) for name, choose in of_key.items()]
     return frame.groupBy("key").agg(F.max_by(row, order).alias("row"), *found).select("row.*", *of_key)
@@ -73,8 +74,9 @@ def latest_rows(frame: DataFrame) -> DataFrame:
 
 def needed(batch: DataFrame) -> DataFrame:
     """Return the columns of a frame that a table needs, with `type` and the snapshot or kind of each row."""
-    columns = [*map(in_backticks, check_needed(batch.columns))]
+    columns = [*map(column, check_needed(batch.columns))]
     check_cases(batch.columns)
+    _check_typed(batch)
     plan = (
         "CASE WHEN backfilled AND event_id LIKE 'snapshot:%' THEN split(event_id, ':')[1] "
         f"WHEN event_id LIKE '{LATEST_MARK}%' THEN '{LATEST_MARK}' END"
@@ -83,7 +85,19 @@ def needed(batch: DataFrame) -> DataFrame:
     if all(name in batch.columns for name in PLACES):
         source = "to_json(named_struct('p', substring_index(partition_id, ':', 2), "
         source += "'d', database, 'c', collection))"
-    return batch.selectExpr(*columns, f"{plan} AS {PLAN}", f"{source} AS {SOURCE}", f"{source} AS {_LAST}")
+    of_row = F.expr(plan).alias(PLAN), F.expr(source).alias(SOURCE), F.expr(source).alias(_LAST)
+    return batch.select(*columns, *of_row)
+
+
+def _check_typed(batch: DataFrame) -> None:
+    """Refuse a column without a type: in a column that a table gets for it, no batch could store a value."""
+    for field in batch.schema:
+        if has_void(field.dataType):
+            raise invalid_request(
+                f"column {field.name}",
+                f"is {field.dataType.simpleString()}, so it is not known of which type its values will be",
+                "cast it, or leave it out",
+            )
 
 
 def check_arrow(batch: DataFrame) -> None:
@@ -109,9 +123,9 @@ def kept_rows(
 
     With `once`, rows that are lost with an executor are an error; otherwise, Spark reads them again.
     """
-    columns = [_column(name) for name in frame.columns if name not in HELPERS]
+    columns = [column(name) for name in frame.columns if name not in HELPERS]
     bucket = F.pmod(F.xxhash64("key"), F.lit(_BUCKETS)).cast("int")
-    size = sum((_bytes_of(_column(field.name), field.dataType) for field in frame.schema), F.lit(0))
+    size = sum((_bytes_of(column(field.name), field.dataType) for field in frame.schema), F.lit(0))
     found = latest_rows(frame).select(*columns, *HELPERS, bucket.alias(_BUCKET), size.alias(_SIZE))
     with kept_frame(found, once=once) as kept:
         total = _total(kept)
@@ -212,7 +226,7 @@ def last_changes_in_pieces(frame: DataFrame, max_bytes: int) -> Generator[pa.Tab
         max_bytes: See `merge_into_delta`.
     """
     bucket = F.pmod(F.xxhash64("key"), F.lit(_BUCKETS)).cast("int")
-    size = sum((_bytes_of(_column(field.name), field.dataType) for field in frame.schema), F.lit(0))
+    size = sum((_bytes_of(column(field.name), field.dataType) for field in frame.schema), F.lit(0))
     found = latest_rows(frame).select("*", bucket.alias(_BUCKET), size.alias(_SIZE))
     with kept_frame(found, once=False) as kept:
         row = kept.agg(F.count(F.lit(1)).alias("rows"), F.sum(_SIZE).alias("size")).toArrow().to_pylist()[0]
@@ -220,8 +234,15 @@ def last_changes_in_pieces(frame: DataFrame, max_bytes: int) -> Generator[pa.Tab
             yield kept.where(F.col(_BUCKET).between(first, last)).drop(_BUCKET, _SIZE).toArrow()
 
 
-def _column(name: str) -> Column:
-    """Return the column with exactly this name; dots in the name do not select nested fields."""
+def column(name: str) -> Column:
+    """Return the column with exactly this name; dots in the name do not select nested fields.
+
+    In the text of an expression, with `spark.sql.parser.quotedRegexColumnNames`, a name in backticks is a
+    pattern for the names of several columns.
+
+    Args:
+        name: The name.
+    """
     return F.col(in_backticks(name))
 
 
@@ -290,10 +311,7 @@ def _bytes_of(value: Column, kind: DataType) -> Column:
 
 def _bound(frame: DataFrame, max_bytes: int) -> int:
     """Return `max_bytes`, or half of Spark's limit on collected results if this half is smaller."""
-    try:
-        limit = frame.sparkSession.conf.get("spark.driver.maxResultSize", "1g") or "1g"
-    except AnalysisException:  # serverless Spark lets nobody read most settings
-        limit = "1g"
+    limit = setting(frame.sparkSession, "spark.driver.maxResultSize", "1g") or "1g"
     found = re.fullmatch(r"(\d+)([kmgtp]?)b?", limit.strip().lower())
     allowed = int(found[1]) * _UNITS[found[2]] if found else 0
     return min(max_bytes, allowed // 2) if allowed else max_bytes

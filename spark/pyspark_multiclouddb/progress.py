@@ -50,6 +50,7 @@ from multiclouddb_spi.continuation.token import ReadUntil, to_micros
 from multiclouddb_spi.continuation.watermark import Standings
 from multiclouddb_spi.segment import plan_id_of
 from pyspark_multiclouddb.errors import check_has
+from pyspark_multiclouddb.session import setting
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import QueryProgressEvent, QueryStartedEvent, QueryTerminatedEvent
@@ -184,7 +185,7 @@ def caught_up(query: StreamingQuery) -> bool:
     """
     check_has("query", query, "lastProgress", "a streaming query")
     session = SparkSession.getActiveSession()
-    if query.lastProgress is None and session is not None and session.conf.get(_KEPT, "100") == "0":
+    if query.lastProgress is None and session is not None and setting(session, _KEPT, "100") == "0":
         raise invalid_request(
             "query",
             f"keeps no progress, because {_KEPT} is 0",

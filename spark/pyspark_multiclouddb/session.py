@@ -91,6 +91,22 @@ def local_session(app_name: str, **conf: object) -> SparkSession:
     return builder.getOrCreate()
 
 
+def setting(session: SparkSession, name: str, default: str) -> str | None:
+    """Return the value of a setting of a session; the default also if the platform lets nobody read it.
+
+    Args:
+        session: The session.
+        name: The name of the setting.
+        default: Its default in Spark.
+    """
+    from pyspark.errors import AnalysisException
+
+    try:
+        return session.conf.get(name, default)
+    except AnalysisException:  # serverless Spark, for most settings
+        return default
+
+
 def ensure_java() -> str | None:
     """Make sure that the next Spark session finds a suitable Java.
 

@@ -30,7 +30,6 @@ from multiclouddb_tables.delta_refusals import damaged, missing, unreadable
 from multiclouddb_tables.delta_upkeep import drop_tombstones as drop_delta_tombstones
 from multiclouddb_tables.merging import merge_batch
 from multiclouddb_tables.rules import DELETED_AT, OF_THE_EVENT
-from multiclouddb_tables.sql import in_backticks
 from pyspark_multiclouddb.checkpoint import Checkpoint, told
 from pyspark_multiclouddb.errors import check_has
 
@@ -359,8 +358,8 @@ def _stored_schema(batch: DataFrame | pa.Table | ChangeFeedPage) -> pa.Schema:
     """Return the columns that a batch without rows gives the table."""
     if isinstance(batch, pa.Table | ChangeFeedPage):
         return stored_schema(batch)
-    from pyspark_multiclouddb.pieces import check_arrow
+    from pyspark_multiclouddb.pieces import check_arrow, column
 
     check_arrow(batch)
     kept = [name for name in batch.columns if name not in OF_THE_EVENT]
-    return usual_types(cast("pa.Table", batch.selectExpr(*map(in_backticks, kept)).limit(0).toArrow())).schema
+    return usual_types(cast("pa.Table", batch.select(*map(column, kept)).limit(0).toArrow())).schema

@@ -76,6 +76,8 @@ from multiclouddb_tables.rules import (
 )
 from multiclouddb_tables.sql import in_backticks, quoted
 from pyspark_multiclouddb.columns import arrow_type, is_comparable, spark_type, type_text
+from pyspark_multiclouddb.pieces import column
+from pyspark_multiclouddb.session import setting
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -96,9 +98,10 @@ _IDENTITY: Final = "multiclouddb.table"
 _TRIES: Final = 10
 _FIRST_WAIT: Final = 0.1
 _LONGEST_WAIT: Final = 5.0
-# How Delta, Iceberg and Java name the commit of another writer.
+# How Delta, Iceberg and Java name the commit of another writer; some texts of Delta have no name of a class.
 _CONFLICTS: Final = re.compile(
-    r"\b(Concurrent\w*(Modification|Append|Delete\w*|Write|Transaction|Metadata)\w*Exception|MetadataChangedException"
+    r"\b(DELTA_(CONCURRENT_\w+|METADATA_CHANGED|PROTOCOL_CHANGED)"
+    r"|Concurrent\w*(Modification|Append|Delete\w*|Write|Transaction|Metadata)\w*Exception|MetadataChangedException"
     r"|ProtocolChangedException|CommitFailedException"
     r"|ValidationException: (Found (new )?conflicting|Cannot commit|Missing required files))\b"
 )
@@ -223,12 +226,11 @@ class TableTarget(Table):
             }
             return state_of(held, kinds)
 
-        quoted_names = ((name, in_backticks(name)) for name in names)
-        found = frame.selectExpr(
+        found = frame.select(
             "key",
-            f"coalesce(order_key, '{NO_ORDER}')",
-            f"{DELETED_AT} IS NOT NULL",
-            *(f"unix_micros({each}) AS {each}" if name in times else each for name, each in quoted_names),
+            F.expr(f"coalesce(order_key, '{NO_ORDER}')"),
+            F.col(DELETED_AT).isNotNull(),
+            *(F.unix_micros(column(name)).alias(name) if name in times else column(name) for name in names),
         ).toLocalIterator()
         for rows in grouped(found, _ROWS):
             states = [state(row) if own else row[3] for row in rows]
@@ -513,7 +515,7 @@ class TableTarget(Table):
     def _check_names(self, names: Iterable[str]) -> None:
         """Refuse a column whose name Spark would replace, in part, by a setting or a variable."""
         for name in names:
-            if "${" in name and self._spark.conf.get("spark.sql.variable.substitute", "true") != "false":
+            if "${" in name and setting(self._spark, "spark.sql.variable.substitute", "true") != "false":
                 raise invalid_request(
                     f"column {name}",
                     "has ${ in its name, for which Spark puts the value of a setting into each statement",
@@ -742,7 +744,7 @@ class TableTarget(Table):
         """
         del notes, is_last
         for name in self._not_empty(field for field in rows.schema if field.name != "type"):
-            is_empty = F.length(in_backticks(name)) == 0
+            is_empty = F.length(column(name)) == 0
             if found := rows.where(is_empty).select("key").head(1):
                 raise empty_partition(self._table, name, found[0][0])
         known = self._known().names

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import attrs
 import pytest
+from pyspark.errors import AnalysisException
 
 from multiclouddb_api import MulticloudDbError
 from multiclouddb_spi import Position, Step
@@ -227,6 +228,16 @@ def test_a_query_that_keeps_no_progress_is_refused(spark):
             caught_up(SimpleNamespace(lastProgress=None))
     finally:
         spark.conf.unset(name)
+
+
+def test_a_query_without_progress_where_nobody_may_read_a_setting(spark, monkeypatch):
+    """As on Databricks' serverless compute, where `conf.get` raises also with a default."""
+
+    def get(conf, name, *_):
+        raise AnalysisException(f"[CONFIG_NOT_AVAILABLE] Configuration {name} is not available.")
+
+    monkeypatch.setattr(type(spark.conf), "get", get)
+    assert caught_up(SimpleNamespace(lastProgress=None))
 
 
 def test_what_has_no_progress_or_is_no_query():

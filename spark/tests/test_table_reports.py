@@ -1,13 +1,14 @@
 """Tests what Spark's documentation and release notes say about tables, on a table that Spark merges."""
 
 import pytest
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.sink_harness import key_of, rows
 from multiclouddb_tables import Columns
-from pyspark_multiclouddb import TableTarget, merge_into_table
+from pyspark_multiclouddb import TableTarget, live_rows, merge_into_delta, merge_into_table
 
 from .scala_catalog import table_in
 
@@ -55,6 +56,21 @@ def test_a_column_whose_name_spark_would_replace_is_refused(spark, table, settin
     settings(variable__substitute="false")
     assert merge(spark, table, 0, ("a", 1, {"n": 1}), columns=columns)
     assert spark.table(table).select(f"`{name}`").collect() == [(1,)]
+
+
+def test_a_name_in_backticks_is_no_pattern(spark, table, path, settings):
+    """In a text, Spark takes `total (net)` for the pattern of a name, which no column has."""
+    settings(parser__quotedRegexColumnNames="true")
+    columns = Columns({"total (net)": {"path": ["n"], "type": "int64"}})
+    merge(spark, table, 0, ("a", 1, {"n": 1}), columns=columns)
+    merge(spark, table, 1, ("a", 2, {"n": 2}), ("b", 2, {"n": 3}), columns=columns)
+    merge(spark, table, 2, ("b", 3, None), columns=columns)
+    [batch] = TableTarget(spark, table).rows(own=True)
+    assert sorted(batch["state"].to_pylist()) == ['{"total (net)":2}', "{}"]
+    frame = spark.createDataFrame(rows(("a", 1, {"n": 1}))).withColumn("total (net)", F.lit(7))
+    merge_into_delta(frame.limit(0), 0, path, "app")
+    merge_into_delta(frame, 1, path, "app")
+    assert live_rows(path, ["total (net)"]).read_all().to_pylist() == [{"total (net)": 7}]
 
 
 def test_a_table_with_a_default_collation_is_refused(spark, table):

@@ -256,6 +256,9 @@ def test_another_commit_between_plan_and_commit_is_merged_over(sink, spark, monk
     left = [
         "java.util.ConcurrentModificationException: another commit",
         "io.delta.exceptions.ConcurrentDeleteReadException: files were removed",
+        "[DELTA_CONCURRENT_APPEND.WITHOUT_HINT] Transaction conflict detected. A concurrent UPDATE added "
+        "data to table main.shop.orders committed at version 3. Please retry the operation. SQLSTATE: 2D521",
+        "[DELTA_METADATA_CHANGED] The metadata of the table has been changed. SQLSTATE: 2D521",
         "org.apache.iceberg.exceptions.CommitFailedException: Cannot commit",
         "org.apache.iceberg.exceptions.ValidationException: Found conflicting files",
         "org.apache.iceberg.exceptions.ValidationException: Found new conflicting delete files",

@@ -156,17 +156,19 @@ def merge_frame(
 
 def _check_values(kept: DataFrame, *, refuses_long: bool) -> None:
     """Refuse what PostgreSQL cannot store before anything is written."""
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+    from pyspark_multiclouddb.pieces import column
+
     texts = [name for name, kind in kept.dtypes if kind == "string"]
-    quoted = ["`" + name.replace("`", "``") + "`" for name in texts]
-    tests = [f"min(CASE WHEN {_IS_LONG} THEN key END)"]
-    tests += [f"min(CASE WHEN contains({name}, char(0)) THEN key END)" for name in quoted]
+    tests = [F.expr(_IS_LONG)]
+    tests += [F.contains(column(name), F.char(F.lit(0))) for name in texts]
     times = {name: _LIMITS[kind] for name, kind in kept.dtypes if kind in _LIMITS}
     for name, literal in times.items():
-        quoted_name = "`" + name.replace("`", "``") + "`"
-        first, end = (literal.format(year) for year in ("0001", f"+{LAST_YEAR + 1}"))
-        tests.append(f"min(CASE WHEN {quoted_name} < {first} OR {quoted_name} >= {end} THEN key END)")
-    columns = [f"{test} AS c{number}" for number, test in enumerate(tests)]
-    [found] = kept.selectExpr(*columns).toArrow().to_pylist()
+        first, end = (F.expr(literal.format(year)) for year in ("0001", f"+{LAST_YEAR + 1}"))
+        tests.append((column(name) < first) | (column(name) >= end))
+    columns = [F.min(F.when(test, F.col("key"))).alias(f"c{number}") for number, test in enumerate(tests)]
+    [found] = kept.select(*columns).toArrow().to_pylist()
     if found["c0"] is not None and refuses_long:
         raise key_too_long(found["c0"])
     for number, name in enumerate(texts, 1):

@@ -70,6 +70,18 @@ def test_what_cannot_be_written_is_named_before_anything_is_written(merge, dsn):
     refused(fine.append_column("s", pa.array([{"a": 1}] * 20)), "column s")
 
 
+def test_a_name_in_backticks_is_no_pattern(merge, dsn, spark):
+    """In a text, Spark takes `total (net)` for the pattern of a name, which no column has."""
+    name = "spark.sql.parser.quotedRegexColumnNames"
+    spark.conf.set(name, "true")
+    try:
+        batch = rows(("a", 1, {})).append_column("total (net)", pa.array(["x"]))
+        assert merge(batch.append_column("day (net)", pa.array([date(2026, 1, 31)])), 0)
+    finally:
+        spark.conf.unset(name)
+    assert query(dsn, 'SELECT "total (net)", "day (net)" FROM orders') == [("x", date(2026, 1, 31))]
+
+
 def test_rows_that_nobody_may_keep_are_read_again(merge, dsn, monkeypatch, caplog):
     """As on Databricks' serverless compute."""
 
