@@ -4,9 +4,11 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
-from pyspark_multiclouddb import latest_by_key, merge_into_delta
+from multiclouddb_conformance.refusals import refusal
+from pyspark_multiclouddb import latest_by_key, merge_into_delta, merge_into_table
 
 from .micro_batches import rows
+from .scala_catalog import table_in
 
 KINDS = {
     "variant": "parse_json(new_item_state)",
@@ -29,6 +31,21 @@ def test_one_that_would_become_bytes_in_a_delta_table_is_refused(frame, path, ki
     with pytest.raises(MulticloudDbError, match=r"column extra: is (variant|interval month), ") as caught:
         merge_into_delta(batch, 0, path, "app")
     assert caught.value.category == ErrorCategory.INVALID_REQUEST
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("value", ["NULL", "array()", "map()", "named_struct('x', NULL)"])
+def test_a_column_without_a_type_is_refused(spark, frame, path, value):
+    """A table would get a column in which no later batch can store a value."""
+    batch = frame.withColumn("extra", F.expr(value))
+    table = table_in(spark, path)
+    for call in (
+        lambda: merge_into_delta(batch, 0, path, "app"),
+        lambda: merge_into_table(batch, 0, table, create_using="test"),
+    ):
+        refusal(
+            ErrorCategory.INVALID_REQUEST, call, "column extra: is ", "not known of which type", "cast it"
+        )
     assert not path.exists()
 
 

@@ -318,19 +318,26 @@ def stored_fields(schema: pa.Schema) -> dict[str, Field]:
         except Exception as error:  # noqa: BLE001 - deltalake raises no narrower class
             cause = error
         # deltalake creates a table with nanoseconds, but cannot read it. It takes an unsigned column for a
-        # signed one, and panics at the first number that does not fit.
+        # signed one, and panics at the first number that does not fit. A column without a type (void) makes
+        # the whole table unreadable for other readers, and no later batch can give it a type.
         is_lossy = cause is None and "timestamp_nanos" in _json(fields[each.name].type)
-        if cause is not None or is_lossy or _has_unsigned(each.type):
+        if cause is not None or is_lossy or _has(each.type, _is_unstorable):
             problem = f"is {each.type}, which a Delta table cannot store"
             raise invalid_request(f"column {each.name}", problem, "cast it, or leave it out") from cause
     return fields
 
 
-def _has_unsigned(kind: pa.DataType) -> bool:
+def _is_unstorable(kind: pa.DataType) -> bool:
+    is_empty = pa.types.is_struct(kind) and not kind.num_fields
+    return pa.types.is_unsigned_integer(kind) or pa.types.is_null(kind) or is_empty
+
+
+def _has(kind: pa.DataType, wanted: Callable[[pa.DataType], bool]) -> bool:
+    """Return whether a type is, or contains, a wanted one."""
     if pa.types.is_dictionary(kind):
-        return _has_unsigned(kind.value_type)
+        return _has(kind.value_type, wanted)
     parts = [kind.field(number).type for number in range(kind.num_fields)]
-    return pa.types.is_unsigned_integer(kind) or any(map(_has_unsigned, parts))
+    return wanted(kind) or any(_has(part, wanted) for part in parts)
 
 
 def kind_of(of: object) -> str:

@@ -220,6 +220,20 @@ def test_an_unsigned_column_is_refused_before_anything_is_written(tmp_path, kind
     assert not (tmp_path / "table").exists()
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [pa.null(), pa.list_(pa.null()), pa.struct([("a", pa.null())]), pa.map_(pa.string(), pa.null()),
+     pa.struct([])],
+    ids=str,
+)  # fmt: skip
+def test_a_column_without_a_type_is_refused_before_anything_is_written(tmp_path, kind):
+    """Most readers cannot open a table with a column of the type void, and no batch can change its type."""
+    batch = rows(("a", 1, {})).append_column("v", pa.nulls(1, kind))
+    error = refused(lambda: merge_into_delta(batch, None, str(tmp_path / "table"), None))
+    assert (error.category, "column v" in error.message) == (ErrorCategory.INVALID_REQUEST, True)
+    assert not (tmp_path / "table").exists()
+
+
 def test_a_panic_of_deltalake_is_an_error_of_ours(table):
     """It is no `Exception` in Python, and its text shows the value."""
     opened = DeltaTable(table)
