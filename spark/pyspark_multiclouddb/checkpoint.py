@@ -41,6 +41,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
 
 _VERSION: Final = 1
 _PLACES: Final = 20
+_PATTERN: Final = re.compile(r"[{}\[\]*?\\]")
 _NEW_CHECKPOINT: Final = "use a checkpointLocation of its own"
 
 
@@ -372,7 +374,12 @@ class Checkpoint:
         if batch_id not in self._ends:
             text = self._read(f"offsets/{batch_id}")
             if text is None:
-                raise self._wrong(f"has no offsets/{batch_id}")
+                raise invalid_request(
+                    "checkpoint",
+                    f"{self._where} has no offsets/{batch_id}",
+                    f"{_THIS_QUERY}; with asyncProgressTrackingEnabled, Spark writes this file later, so "
+                    "leave the option or checkpoint= out",
+                )
             try:
                 self._ends[batch_id] = logged_end(text)
             except ValueError as error:
@@ -391,7 +398,7 @@ class Checkpoint:
             names = os.listdir(folder) if os.path.isdir(folder) else []
         else:
             files = self._session().read.format("binaryFile").option("pathGlobFilter", "[0-9]*")
-            names = [row.path for row in files.load(f"{self._where}/commits").select("path").collect()]
+            names = [row.path for row in files.load(self._path("commits")).select("path").collect()]
         for name in names:
             number = name.rpartition("/")[2]
             if number.isdigit():
@@ -408,12 +415,16 @@ class Checkpoint:
         from pyspark.errors import AnalysisException
 
         try:
-            rows = self._session().read.text(f"{self._where}/{name}", wholetext=True).collect()
+            rows = self._session().read.text(self._path(name), wholetext=True).collect()
         except AnalysisException as error:
             if "PATH_NOT_FOUND" not in str(error):
                 raise
             return None
         return str(rows[0].value) if rows else None
+
+    def _path(self, name: str) -> str:
+        """Return the path of a file for a reader of Spark, which takes some characters for a pattern."""
+        return _PATTERN.sub(r"\\\g<0>", f"{self._where}/{name}")
 
     def _session(self) -> SparkSession:
         from pyspark.sql import SparkSession
