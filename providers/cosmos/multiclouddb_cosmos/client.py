@@ -91,6 +91,7 @@ _ESCAPED_LSN: Final = re.compile(rb"\\u00(?:5[fF]|6[cCeE]|73)").search
 _LONG: Final = b"0" * 20, b"-" + b"0" * 19
 """The shortest whole numbers that may have more than 64 bits, with each digit as 0."""
 _AS_ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
+_INDEXED: Final = "consistent"
 _BY_ID: Final = "SELECT * FROM c WHERE c.id = @id"
 
 
@@ -103,6 +104,7 @@ class Definition:
     hierarchical: bool  # true if the partition key has several levels
     version: int = 2  # the version of the hash by which items are placed in partitions
     restored: str = ""  # tells a container that was restored in its account from the deleted one
+    indexed: bool = True  # true if a query finds each item as soon as it is written
 
     @property
     def incarnation(self) -> str:
@@ -267,6 +269,7 @@ class Calls:
             key.get("kind") == "MultiHash",
             int(key.get("version") or 1),
             _restored(found.get("restoreParameters")),
+            str((found.get("indexingPolicy") or {}).get("indexingMode", _INDEXED)).lower() == _INDEXED,
         )
 
     def addresses(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
@@ -317,7 +320,8 @@ class Calls:
         try:
             with self._guarded(deadline):
                 settings |= self._as_account(deadline)
-                if _PLAIN_ID.fullmatch(item_id):
+                searched = settings if definition.indexed else {**settings, "enable_scan_in_query": True}
+                if is_plain(item_id):
                     return dict(container.read_item(item_id, partition_key, **settings)), _number(
                         seen.get("x-ms-item-lsn")
                     )
@@ -327,19 +331,19 @@ class Calls:
                     # Before 4.17, azure-cosmos takes a level that is missing for null, so it asks a partition
                     # that has no such item; and before 4.16.4, it cannot hash an empty text in version 1.
                     everywhere = container.query_items(
-                        _BY_ID, parameters=named, enable_cross_partition_query=True, **settings
+                        _BY_ID, parameters=named, enable_cross_partition_query=True, **searched
                     )
                     found = [each for each in everywhere if _has_levels(each, definition.paths, levels)]
                 else:
                     alone = container.query_items(
-                        _BY_ID, parameters=named, partition_key=partition_key, **settings
+                        _BY_ID, parameters=named, partition_key=partition_key, **searched
                     )
                     found = list(alone)
         except CosmosHttpResponseError as error:
             self._hear(error.headers or {})
             if code_of(error) == (BAD_REQUEST, RECREATED):
                 raise recreated(address) from error
-            if code_of(error) == _NO_ITEM and _PLAIN_ID.fullmatch(item_id) and is_of_item(error):
+            if code_of(error) == _NO_ITEM and is_plain(item_id) and is_of_item(error):
                 return None
             if error.status_code == BAD_REQUEST:
                 self._level = None  # the account may have a weaker level now, and refuse the earlier one
@@ -448,6 +452,11 @@ class Calls:
         seen["nbytes"] = len(watch.body)
         body = _parsed(watch.body)
         return body["Documents"], body, watch.requests
+
+
+def is_plain(item_id: str) -> bool:
+    """Return True if an item with this id is read by its id, and not searched by a query."""
+    return _PLAIN_ID.fullmatch(item_id) is not None
 
 
 def _has_levels(item: Any, paths: Sequence[Sequence[str]], wanted: Sequence[Any]) -> bool:

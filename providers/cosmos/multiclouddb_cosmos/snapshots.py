@@ -25,7 +25,7 @@ from azure.cosmos.exceptions import CosmosHttpResponseError
 from azure.cosmos.partition_key import NonePartitionKeyValue, NullPartitionKeyValue
 
 from multiclouddb_api import ChangeEvent, LookupAnswer, MulticloudDbKey, NotKnown, invalid_request
-from multiclouddb_cosmos.client import RangePage
+from multiclouddb_cosmos.client import RangePage, is_plain
 from multiclouddb_cosmos.mapping import CosmosMapper
 from multiclouddb_cosmos.position import Place, is_number, place_of, range_of
 from multiclouddb_cosmos.ranges import pieces_after
@@ -71,6 +71,11 @@ from multiclouddb_spi import (
 
 _FLOOR: Final = order_key(0)
 _AMBIGUOUS: Final = NotKnown("two items have this key, one with 0 and one with -0.0 in its partition key")
+_UNINDEXED: Final = NotKnown("the id needs a query, and the container's index may lack items")
+"""Queries of a container with lazy indexing may lack items.
+
+https://learn.microsoft.com/javascript/api/@azure/cosmos/indexingmode
+"""
 _PAUSE: Final = 0.1
 _AT_A_TIME: Final = 16
 _MOST_KEYS: Final = 100
@@ -285,7 +290,13 @@ def look_up_items(
             twice=_AMBIGUOUS,
         )
 
-    return look_up(keys, _MOST_KEYS, normal_key, ask)
+    found = look_up(keys, _MOST_KEYS, normal_key, ask)
+    if source.definition.indexed:
+        return found
+    return {
+        key: _UNINDEXED if answer is None and not is_plain(key["id"]) else answer
+        for key, answer in found.items()
+    }
 
 
 def _places_of(key: MulticloudDbKey, view: CosmosView, *, hierarchical: bool) -> list[tuple[str, Any]]:

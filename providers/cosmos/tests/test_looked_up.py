@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 
+import orjson
 import pytest
 
 from multiclouddb_api import (
@@ -11,12 +12,13 @@ from multiclouddb_api import (
     ErrorCategory,
     MulticloudDbError,
     MulticloudDbKey,
+    NotKnown,
     Now,
 )
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos.transport import Adapter, Headers
-from multiclouddb_cosmos_emulator import Fail
+from multiclouddb_cosmos_emulator import Fail, service
 
 from .world import ADDRESS
 
@@ -75,6 +77,29 @@ def test_only_the_service_says_that_an_item_is_not_there(lone, monkeypatch):
 
     monkeypatch.setattr(Adapter, "build_response", bare)
     refusal(ErrorCategory.NOT_FOUND, lambda: client.lookup(ADDRESS, [key]), "404")
+
+
+@pytest.mark.parametrize("mode", ["Lazy", "none", "Consistent"])
+def test_an_index_that_lacks_items_proves_no_absence(make_world, put_text, monkeypatch, mode):
+    """The vendor's reference of IndexingMode: a lazy index is updated when the container is idle."""
+    world = make_world(1, indexing_policy={"indexingMode": mode, "automatic": mode != "none"})
+    searched, scanned = service._CALLS["QueryItems"], []
+
+    def lacking(call):
+        scanned.append(call.request.headers.get("x-ms-documentdb-query-enable-scan"))
+        reply = searched(call)
+        reply.body = orjson.dumps({"_rid": "rid", "Documents": [], "_count": 0})
+        return reply
+
+    put_text(world, '{"id": "x#", "pk": "a"}')
+    keys = [MulticloudDbKey({"pk": "a", "id": item_id}, 1) for item_id in ("x#", "y")]
+    assert world.client().lookup(ADDRESS, keys)[keys[0]].key == keys[0]
+    monkeypatch.setattr(service, "_CALLS", {**service._CALLS, "QueryItems": lacking})
+    answers = world.client().lookup(ADDRESS, keys)
+    known = mode == "Consistent"
+    assert [isinstance(answers[key], NotKnown) for key in keys] == [not known, False]
+    assert answers[keys[1]] is None
+    assert scanned == [None if known else "True"]
 
 
 @pytest.mark.parametrize("paths", [["/id", "/b", "/c"], ["/a", "/id", "/c"], ["/a", "/b", "/id"]], ids=str)
