@@ -42,6 +42,11 @@ if TYPE_CHECKING:
 _TYPES: Final = dict(
     zip(KINDS, (ChangeType.CREATE, ChangeType.UPDATE, ChangeType.DELETE, ChangeType.DELETE), strict=True)
 )
+_QUOTE: Final = '"'
+"""Surrounds each `_etag` today, but their form is the service's own.
+
+https://learn.microsoft.com/azure/cosmos-db/change-feed-modes#parse-the-response-object
+"""
 _JSON_NAMES: Final = {
     "str": "text", "int": "a number", "float": "a number", "NoneType": "null", "dict": "an object",
     "list": "an array",
@@ -136,13 +141,13 @@ def _event_ids(
 ) -> list[str]:
     if records.told is not None:  # a version of an item appears once, and never in the other feed
         return [
-            f"{LATEST_MARK}{order}:{rid}:{etag[1:-1]}"
+            f"{LATEST_MARK}{order}:{rid}:{etag.strip(_QUOTE)}"
             for order, (rid, etag, _) in zip(orders, records.told, strict=True)
         ]
     found = []
     for index, (lsn, kind, document) in enumerate(zip(records.lsns, kinds, documents, strict=True)):
         if kind != "delete":  # with the service's own ids for the document and its version
-            found.append(f"{lsn}:{kind}:{document['_rid']}:{document['_etag'][1:-1]}")
+            found.append(f"{lsn}:{kind}:{document['_rid']}:{document['_etag'].strip(_QUOTE)}")
             continue
         # Two deletes of the same key in one transaction differ only in their place within the transaction.
         place, previous = records.number(index), records.items[index]["metadata"].get("previousImageLSN", "")

@@ -209,6 +209,16 @@ class TestInsideOneLsn:
         again = [change(7, "a", "delete", previous=3), items[0]]
         assert records_of(again[::-1] if turned else again, Place(6), VIEW).items == again
 
+    @pytest.mark.parametrize("quote", ['"', ""])
+    def test_versions_have_ids_of_their_own_whatever_the_form_of_an_etag(self, quote):
+        """Microsoft Learn, Change feed modes: the format of `_etag` is internal, and can change anytime."""
+        items = [change(7, "a", "replace", etag=f"{quote}{etag}{quote}", previous=7) for etag in ("1a", "1b")]
+        for item in items:
+            item["current"].update(_rid="r", _ts=5)
+        records = records_of(items, Place(6), VIEW)
+        ids = [event.event_id for event in CosmosMapper(VIEW).events(records, 0, 2)]
+        assert ids == ["7:replace:r:1a", "7:replace:r:1b"]
+
     def test_another_order_of_one_document_s_changes_repeats_and_loses_nothing(self):
         one, two, three = (change(7, "a", "replace", etag=str(n), previous=7) for n in range(3))
         records = records_of([one, two, three], Place(6), VIEW)
