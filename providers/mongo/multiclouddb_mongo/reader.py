@@ -417,7 +417,10 @@ class MongoReader(Reader):
             if moment is None:
                 raise
             after = At.of((ticks_at(moment) or 0) + 1)
-            return f"{time_text(moment)} (and what follows it in the same transaction)", after
+            return (
+                f"{time_text(moment)} (and what else has this time: its transaction, or its batch of inserts)",
+                after,
+            )
         raise error
 
     # -- Processing the changes
