@@ -10,19 +10,13 @@ from typing import Any, ClassVar, Final
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.checkpoint import MOST_BYTES
 from multiclouddb_checkpoints.aws import CODES, WHO, AwsCheckpointStore, code_of
-from multiclouddb_checkpoints.store import MET, Advice, RefusedError
+from multiclouddb_checkpoints.store import MET, Advice, MetError, RefusedError
 from multiclouddb_spi.faults import FaultRule
 
 # 304 is what MinIO answered to a condition that does not hold until 2024 (minio/minio#19442); OVH says
 # OperationAborted if two writes meet (apache/arrow-rs-object-store#138).
-_REFUSED: Final = (
-    "PreconditionFailed",
-    "ConditionalRequestConflict",
-    "OperationAborted",
-    "412",
-    "409",
-    "304",
-)
+_REFUSED: Final = ("PreconditionFailed", "412", "304")
+_MET: Final = ("ConditionalRequestConflict", "OperationAborted", "409")
 # A bucket with Object Lock needs a digest, which a directory bucket (S3 Express) refuses with 501. The one of
 # the header Content-MD5 is known to every server.
 _DIRECTORY: Final = re.compile(r"--xa?-s3$")
@@ -57,6 +51,11 @@ class S3CheckpointStore(AwsCheckpointStore):
     )
     meanings: ClassVar = {**CODES, "XAmzContentSHA256Mismatch": _CHECKSUM, "OperationAborted": MET}
 
+    def _other_form(self, tag: str) -> str:
+        # Ceph and DigitalOcean Spaces refuse a tag in the quotes in which they give it (block/buzz#3002,
+        # slatedb/slatedb#1818).
+        return tag.strip('"')
+
     def _connect(self) -> Any:
         # From 1.36 on, boto3 sends a checksum as a trailer over TLS, which many servers with the API of S3
         # refuse (boto/boto3#4392). TLS protects the body, and the ETag names it.
@@ -87,6 +86,8 @@ class S3CheckpointStore(AwsCheckpointStore):
             )
         except client.exceptions.ClientError as error:
             code = code_of(error)
+            if code in _MET:
+                raise MetError from error
             if code in _REFUSED or (code == "NoSuchKey" and tag is not None):
                 raise RefusedError from error
             raise

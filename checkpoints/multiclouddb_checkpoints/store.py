@@ -76,6 +76,10 @@ class RefusedError(Exception):
     """Raised from the service's error by a write whose condition did not hold, or that met another write."""
 
 
+class MetError(RefusedError):
+    """Raised if a write met another one, whatever its condition is."""
+
+
 @attrs.frozen
 class Refusal:
     """What a service answered to a call that failed.
@@ -164,6 +168,7 @@ class SharedCheckpointStore(ABC):
         self._made: dict[int, Any] = {}
         self._proved_in = 0
         """The process in which the service was seen to keep conditions."""
+        self._takes_other_form = False
         self._check(self._location)
 
     def _parsed(self, url: str) -> tuple[Location, str]:
@@ -248,7 +253,7 @@ class SharedCheckpointStore(ABC):
                 # A version of another store has no tag, and an empty condition would be none at all.
                 if expected is not None and not tag:
                     raise RefusedError
-                condition = None if expected is None else tag
+                condition = None if expected is None else self._form(tag)
                 written = self._called(name, partial(self._write, self._key(name), body, condition))
                 return _tagged(draft, written)
             except RefusedError as refused:
@@ -260,6 +265,8 @@ class SharedCheckpointStore(ABC):
                 if (None if found is None else found.version) != expected:
                     raise conflict(self._named(name), name, expected, found) from None
                 # Two writes met, and the service took neither.
+        if tag and self._finds_form(name):
+            return self.save(name, token, expected)
         raise MulticloudDbError(
             f"checkpoint {self._named(name)}: the service took no write, although the checkpoint has the "
             f"expected version ({said}); try again, because others may write at the same time: the previous "
@@ -283,7 +290,7 @@ class SharedCheckpointStore(ABC):
         return f"{type(self).__name__}({self.place!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_made": {}, "_proved_in": 0}
+        return {**vars(self), "_made": {}, "_proved_in": 0, "_takes_other_form": False}
 
     @abstractmethod
     def _connect(self) -> Any:
@@ -442,6 +449,58 @@ class SharedCheckpointStore(ABC):
                 ErrorDetail(UNCONDITIONAL.category, self.scheme, "checkpoint", reason=UNCONDITIONAL.reason),
             )
         self._proved_in = os.getpid()
+
+    def _finds_form(self, name: str) -> bool:
+        """Return True if the service takes tags in the other form only, and keeps conditions on that.
+
+        Raises:
+            MulticloudDbError: `UNSUPPORTED_CAPABILITY` if it refuses the right tag of an object that nobody
+                else writes.
+        """
+        probe = f"{name}.probe-{secrets.token_hex(8)}"
+        key = self._key(probe)
+
+        def takes(tag: str | None) -> bool:
+            try:
+                self._called(name, lambda: self._write(key, b"{}", tag))
+            except MetError:
+                raise
+            except RefusedError:
+                return False
+            return True
+
+        def takes_right(form: Callable[[str], str]) -> bool:
+            found = self._called(name, lambda: self._read(key))
+            if found is None or takes(form(found[1])):
+                return True
+            # The write had succeeded, but its answer was lost, and the vendor's client repeated it.
+            return self._called(name, lambda: self._read(key)) != found
+
+        other = self._other_form
+        try:
+            if not takes(None) or takes_right(self._form):
+                return False
+            is_new = not self._takes_other_form and other(self.other_tag) != self.other_tag
+            if is_new and not takes(other(self.other_tag)) and takes_right(other):
+                self._takes_other_form = True
+                return True
+        except MetError:
+            return False
+        finally:
+            self._forget(probe)
+        raise MulticloudDbError(
+            f"checkpoint {self._named(name)}: this service refuses a write whose condition holds, so that no "
+            f"position can be replaced; {UNCONDITIONAL.way_out}",
+            ErrorDetail(UNCONDITIONAL.category, self.scheme, "checkpoint", reason=UNCONDITIONAL.reason),
+        )
+
+    def _form(self, tag: str) -> str:
+        """Return a tag in the form that the service takes."""
+        return self._other_form(tag) if self._takes_other_form else tag
+
+    def _other_form(self, tag: str) -> str:
+        """Return a tag in a form that is not the right one, but the only one that some servers take."""
+        return tag
 
     def _forget(self, probe: str) -> None:
         """Delete the object of a proof; one that is left does no harm."""

@@ -18,6 +18,7 @@ from multiclouddb_conformance.checkpoint_stores import (  # noqa: F401
     refusal,
 )
 
+from .servers import PLACE
 from .stores import opened
 from .trouble import TestExceptionClasses, TestIgnoredConditions, TestRenewal, TestTrouble  # noqa: F401
 
@@ -84,6 +85,70 @@ def test_a_bucket_with_object_lock_gets_a_digest_of_the_body(served):
     store._client.meta.events.register("before-send.s3.PutObject", answered)
     first = store.save("orders", "1", None)
     assert store.save("orders", "2", first.version).token == "2"
+
+
+def quotes_are_refused(store, bare):
+    """Let the service refuse the right tag in quotes, and do this with a request that has it without them."""
+
+    def answered(request, **_):
+        tag = request.headers.get("If-Match")
+        if tag is None:
+            return None
+        tag = tag.decode() if isinstance(tag, bytes) else tag
+        return error(request, 412, "PreconditionFailed") if tag.startswith('"') else bare(request, tag)
+
+    store._client.meta.events.register("before-send.s3.PutObject", answered)
+
+
+def compared(request, tag):
+    del request.headers["If-Match"]
+    request.headers["If-Match"] = f'"{tag}"'  # what moto compares; it does not look at signatures
+
+
+def ignored(request, tag):
+    del request.headers["If-Match"]
+
+
+def refused_too(request, tag):
+    return error(request, 412, "PreconditionFailed")
+
+
+class TestTagsInQuotes:
+    """block/buzz#3002, slatedb/slatedb#1818: Ceph and DigitalOcean Spaces take a tag without quotes only."""
+
+    def test_such_a_service_keeps_a_checkpoint(self, served):
+        store = opened(served, f"bare-{uuid4().hex}")
+        first = store.save("orders", "1", None)
+        quotes_are_refused(store, compared)
+        second = store.save("orders", "2", first.version)
+        assert store.save("orders", "3", second.version).token == "3"
+        assert refusal(store.save, "orders", "4", second.version).category == ErrorCategory.CONFLICT
+        found = store._client.list_objects_v2(Bucket=PLACE, Prefix=store.place.rpartition("/")[2])
+        assert [each["Key"].rpartition("/")[2] for each in found["Contents"]] == ["orders.checkpoint.json"]
+
+    @pytest.mark.parametrize("bare", [ignored, refused_too])
+    def test_a_service_that_compares_neither_form_is_refused(self, served, bare):
+        store = opened(served, f"neither-{uuid4().hex}")
+        first = store.save("orders", "1", None)
+        quotes_are_refused(store, bare)
+        found = refusal(store.save, "orders", "2", first.version)
+        assert found.category == ErrorCategory.UNSUPPORTED_CAPABILITY
+        assert "refuses a write whose condition holds" in found.message
+        assert refusal(store.save, "orders", "2", '1-0@"0"').category == ErrorCategory.CONFLICT
+        assert store.load("orders") == first, "the form of tags that is ignored is not used"
+
+    @pytest.mark.parametrize("everywhere", [True, False])
+    def test_writes_that_meet_each_time_are_no_matter_of_form(self, served, everywhere):
+        store = opened(served, f"met-{uuid4().hex}")
+        first = store.save("orders", "1", None)
+
+        def answered(request, **_):
+            is_other = not everywhere and ".probe-" in request.url
+            return None if is_other else error(request, 409, "ConditionalRequestConflict")
+
+        store._client.meta.events.register("before-send.s3.PutObject", answered)
+        found = refusal(store.save, "orders", "2", first.version)
+        assert (found.category, found.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
 
 
 DIRECTORIES = ["mine--usw2-az1--x-s3", "mine--usw2-az1--xa-s3"]
