@@ -17,12 +17,16 @@ from typing import Any, Final
 import attrs
 import psycopg
 import pyarrow as pa
+from psycopg.types.bool import BoolLoader
 from psycopg.types.datetime import DateLoader, TimeLoader, TimestampLoader, TimestamptzLoader
+from psycopg.types.numeric import FloatLoader, IntLoader, NumericLoader
+from psycopg.types.string import ByteaLoader, TextLoader
+from psycopg.types.uuid import UUIDLoader
 
 from multiclouddb_api import encode_json
 from multiclouddb_tables.column_values import ColumnType, as_stored, own_state
 
-__all__ = ["column_type", "read_every_time"]
+__all__ = ["column_type", "read_every_value"]
 
 _DIGITS: Final = Context(prec=150_000)
 """More than the most digits that a `numeric` has."""
@@ -63,19 +67,27 @@ def _or_text(load: Callable[[Any], Any], data: Any) -> Any:
         return bytes(data).decode()
 
 
-def read_every_time(cursor: psycopg.Cursor[Any]) -> None:
-    """Let a cursor return a date or a time that Python does not have as the server's text.
+_LOADERS: Final[Mapping[str, Any]] = {
+    "bool": BoolLoader, "bytea": ByteaLoader, "date": _EveryDate, "numeric": NumericLoader,
+    "time": _EveryTime, "timestamp": _EveryTimestamp, "timestamptz": _EveryTimestamptz,
+    "uuid": UUIDLoader, **dict.fromkeys(("float4", "float8"), FloatLoader),
+    **dict.fromkeys(("int2", "int4", "int8", "oid"), IntLoader),
+    **dict.fromkeys(("bpchar", "name", "text", "varchar"), TextLoader),
+}  # fmt: skip
 
-    Such as `infinity`, a year above 9999 or before Christ, and the time 24:00:00; psycopg refuses them, and
-    one row with one of them would keep all others from being compared.
+
+def read_every_value(cursor: psycopg.Cursor[Any]) -> None:
+    """Let a cursor return each value as the server has it.
+
+    psycopg uses the loaders that the program has registered for all its connections, for example one that
+    makes floats of decimals, with fewer digits. And it refuses a date or a time that Python does not have,
+    such as `infinity`, a year above 9999 or before Christ, and the time 24:00:00; such a one is returned as
+    the server's text, because one row with it would keep all others from being compared.
 
     Args:
         cursor: The cursor, before it executes a statement.
     """
-    for name, loader in (
-        ("date", _EveryDate), ("time", _EveryTime), ("timestamp", _EveryTimestamp),
-        ("timestamptz", _EveryTimestamptz),
-    ):  # fmt: skip
+    for name, loader in _LOADERS.items():
         cursor.adapters.register_loader(name, loader)
 
 

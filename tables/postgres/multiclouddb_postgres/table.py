@@ -14,7 +14,7 @@ from multiclouddb_api import ErrorCategory, ErrorDetail, ErrorReason, Multicloud
 from multiclouddb_api.validators import check_type
 from multiclouddb_postgres.catalog import INSTANT, TEXT, Column, TableFacts, look, wrong
 from multiclouddb_postgres.checkpoints import current_schema, is_kept_in, stored_token
-from multiclouddb_postgres.column_types import column_type, read_every_time
+from multiclouddb_postgres.column_types import column_type, read_every_value
 from multiclouddb_postgres.long_keys import (
     LONG_KEY,
     SKIPPED,
@@ -673,7 +673,7 @@ class PostgresTable(Table):
         )
         types = {name: column_type(known[name].held) for name in names} if own else {}
         with self.connection.cursor("multiclouddb_rows") as cursor:
-            read_every_time(cursor)
+            read_every_value(cursor)
             cursor.execute(query)
             count = _FIRST_ROWS
             while found := cursor.fetchmany(count):

@@ -6,9 +6,11 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 
 import psycopg
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from psycopg.types.numeric import FloatLoader, IntLoader, NumericLoader
 
 from multiclouddb_api import (
     Beginning,
@@ -227,3 +229,28 @@ def test_a_type_that_somebody_has_changed_is_refused(kind, value, changed, dsn, 
                         state=tmp_path / "state", repair=repair,
                     )  # fmt: skip
                 assert kind in caught.value.message
+
+
+def test_a_loader_that_the_program_has_registered_for_itself_changes_no_value(dsn):
+    """psycopg's own pages show how all decimals of a program become floats, which have fewer digits."""
+    batch = rows(("a", 1, {})).append_column("total", pa.array([Decimal("12345678901234.1234567890")]))
+    batch = batch.append_column("count", pa.array([1]))
+    merge_into_postgres(batch, None, dsn, "orders", None, create="always")
+
+    def stored():
+        return [
+            row["state"] for each in PostgresTarget(dsn, "orders").rows(own=True) for row in each.to_pylist()
+        ]
+
+    before = stored()
+    assert "12345678901234.1234567890" in before[0]
+    psycopg.adapters.register_loader("numeric", FloatLoader)
+    psycopg.adapters.register_loader("int8", FloatLoader)
+    try:
+        with psycopg.connect(dsn) as connection:
+            [found] = connection.execute("SELECT 1.50::numeric").fetchone()
+        assert isinstance(found, float)
+        assert stored() == before
+    finally:
+        psycopg.adapters.register_loader("numeric", NumericLoader)
+        psycopg.adapters.register_loader("int8", IntLoader)
