@@ -50,11 +50,20 @@ class Log:
         # If `local` can be read, the result is the time of the log's first entry. If `local` cannot be read,
         # a search finds the exact time with about sixty requests. The time limit of such a request is 50 ms,
         # or 400 ms on a `mongos`.
+        before: LogBeginning | None = None
         for _ in range(_TRIES):
             entry = self.first_entry()
-            place = self._searched() if entry is None else entry.place
+            if entry is None:
+                place = self._searched()
+            elif entry == before:
+                # The log is not being cut. It begins within a transaction, which the server cannot send
+                # without its first part, so the oldest time is after that transaction.
+                place = self._searched(ticks_at(entry.place) or 0)
+            else:
+                place = entry.place
             if self._has(place):
                 return place
+            before = entry
         raise ProviderFault.of(
             ErrorCategory.TRANSIENT_FAILURE,
             "the operation log removes entries faster than its beginning can be read; try again, and make "
@@ -84,8 +93,8 @@ class Log:
     def _has(self, place: At) -> bool:
         return self._source.has(place, whose_log(self._source.client))
 
-    def _searched(self) -> At:
-        low, high = 0, ticks_at(self._source.now()) or 0
+    def _searched(self, low: int = 0) -> At:
+        high = ticks_at(self._source.now()) or 0
         while low < high:
             middle = (low + high) // 2
             if self._has(At.of(middle)):

@@ -418,7 +418,7 @@ class MongoReader(Reader):
                 raise
             after = At.of((ticks_at(moment) or 0) + 1)
             return (
-                f"{time_text(moment)} (and what else has this time: its transaction, or its batch of inserts)",
+                f"{time_text(moment)} (and what else has this time: its transaction or its batch of inserts)",
                 after,
             )
         raise error

@@ -4,11 +4,20 @@ import time
 
 import pytest
 
-from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, ResourceAddress, connect
+from multiclouddb_api import (
+    Beginning,
+    ErrorCategory,
+    Gap,
+    MulticloudDbError,
+    ResourceAddress,
+    SkipToOldest,
+    connect,
+)
 from multiclouddb_conformance.refusals import refusal
+from multiclouddb_conformance.waiting import wait_until
 
-from .monitor import PATIENCE, Feed, ids, keys, walk, watched
-from .servers.mongod import wait_uncut
+from .monitor import PATIENCE, Feed, ids, keys, told, walk, watched
+from .servers.mongod import shared, wait_uncut
 
 NOTE = "x" * 100_000
 LONG = 180.0
@@ -113,3 +122,40 @@ def test_a_start_at_the_beginning_jumps_over_nothing_while_the_log_is_cut(world)
                     if not (error.retryable or error.category is ErrorCategory.CHECKPOINT_EXPIRED):
                         raise
             assert ids(page)[-1] == number
+
+
+def test_a_log_that_begins_within_a_transaction_is_read_from_its_end_on(database):
+    """The server cannot send a transaction whose first part was removed (SERVER-112253)."""
+    # Each document has an entry of its own. After a restart, the server also cuts within the transaction.
+    parts = {"maxNumberOfTransactionOperationsInSingleOplogEntry": 1}
+    server = shared("parts", oplog_mb=10, parameters=parts)
+    world = World(server, database)
+    with connect(server.uri()) as client:
+        token = Feed(client, world.address).read().continuation_token
+    session = server.client().start_session()
+    with session, session.start_transaction():
+        for number in range(40):
+            world.items.insert_one({"_id": number, "note": 2 * NOTE}, session=session)
+    world.admin.command("fsync")
+    server.kill(server.members[0])
+    server.restart(server.members[0])
+    server.wait_primary()
+    world.write("after")
+    note = {"appendOplogNote": 1, "data": {"note": 4 * NOTE}, "writeConcern": {"w": 1}}
+
+    def left():
+        return world.log.count_documents({"o.applyOps.ns": world.items.full_name})
+
+    def cut():
+        world.admin.command(note)
+        world.admin.command("fsync")
+        return left() < 40
+
+    wait_until(cut, LONG)
+    wait_uncut(lambda: world.ends()[0])
+    assert left()
+    with connect(server.uri()) as client:
+        assert ids(*walk(client, world.address, Beginning())) == ["after"]
+        pages = list(walk(client, world.address, token, on_expired=SkipToOldest()))
+        assert ids(*pages) == ["after"]
+        assert Gap in told(*pages)
