@@ -54,11 +54,11 @@ class Table:
     enabled: bool
     view_type: str | None
     key_names: tuple[str, ...]
-    key_types: tuple[str | None, ...] = ()
     nbytes: int = 0
     items: int = 0
     replicated: bool = False  # true if it is a replica of a global table
     status: str | None = None
+    key_types: tuple[str | None, ...] = ()  # of the names; None if it is not known
 
 
 class RateLimiter:
