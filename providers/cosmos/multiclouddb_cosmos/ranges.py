@@ -115,11 +115,9 @@ class Resolution:
 
         def end(piece: KeyRange) -> Place:
             if piece not in self.found:
-                # Changes after the position can be as old as the request. While its answer is on the way,
-                # other threads may learn a later time.
-                now = self.source.calls.now()
+                # While the answer is on the way, other threads may learn a later time.
+                seconds = self.source.seconds_before(self.source.calls.now())
                 lsn = self.source.end(piece, deadline)
-                seconds = None if now is None else int(now.timestamp())
                 self.found[piece] = Place(lsn, seconds, None, LIVE if self.source.is_latest else None)
             return self.found[piece]
 

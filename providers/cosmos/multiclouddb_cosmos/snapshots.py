@@ -44,7 +44,7 @@ from multiclouddb_cosmos.records import (
     records_of,
     spellings,
 )
-from multiclouddb_cosmos.source import ReaderContext
+from multiclouddb_cosmos.source import LAG_SECONDS, ReaderContext
 from multiclouddb_cosmos.transport import MovedError
 from multiclouddb_spi import (
     AnsweredRows,
@@ -107,6 +107,8 @@ def plan_scan(seeds: Sequence[Seed], since: datetime | None, late: int = 0) -> S
     times = [place.seconds for place in places if place.seconds is not None]
     moment = max(0, min(times, default=int(datetime.now(UTC).timestamp())) - late)
     whole = None if since is None else int(since.timestamp())
+    if whole is not None and times:  # the rows have this time, and no row of a start is from before it
+        moment = max(moment, min(whole, min(times) + LAG_SECONDS))
     ranges: list[Cursor] = [[seed.partition_id, place.lsn] for seed, place in zip(seeds, places, strict=True)]
     scan = Scan(_FLOOR, datetime.fromtimestamp(moment, UTC), whole)
     return ScanPlan(scan, ranges, tuple(seeds), len(ranges))

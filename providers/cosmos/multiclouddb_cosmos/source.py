@@ -29,7 +29,7 @@ _WHOLE = KeyRange(LEAST, MOST)
 # Longer than a request for the present position takes, which has the time before the request.
 _SLACK_SECONDS = LATE_SECONDS
 _RENEW_SECONDS = 300.0
-_LAG_SECONDS = 10
+LAG_SECONDS = 10
 # In less time, a container cannot be deleted and restored; a restore takes many minutes.
 _UNSEEN_SECONDS = 60.0
 
@@ -112,7 +112,7 @@ class ReaderContext:
     def seconds_before(self, asked: datetime | None) -> int | None:
         """Return a lower limit on the times of changes that a request at a given time did not return."""
         # The replica that has answered may lag behind.
-        return None if asked is None else max(0, int(asked.timestamp()) - _LAG_SECONDS)
+        return None if asked is None else max(0, int(asked.timestamp()) - LAG_SECONDS)
 
     def since(self, seconds: int | None) -> datetime | None:
         """Return a lower limit on the times of the changes after a position with a given time."""

@@ -1,8 +1,11 @@
 """Tests answers of replicas that lag, and failovers after which the service gives LSNs again."""
 
+import itertools
+
 import pytest
 
 from multiclouddb_api import (
+    Beginning,
     ErrorCategory,
     Gap,
     LogicalPartition,
@@ -17,6 +20,7 @@ from multiclouddb_api import (
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos import client as client_room
+from multiclouddb_cosmos.client import Calls
 from multiclouddb_cosmos_emulator import CosmosEmulator, Lag
 from multiclouddb_cosmos_emulator.errors import bad_request
 from multiclouddb_cosmos_emulator.service import Service
@@ -216,6 +220,34 @@ class TestLag:
         consumer.until_idle()
         world.server.faults.add(Lag(3), READ)
         assert consumer.until_idle() == []
+
+    @pytest.mark.parametrize(
+        ("start", "options"),
+        [
+            (Now(), CosmosOptions()),
+            (Now(), CosmosOptions(mode="latest")),
+            (Snapshot(), CosmosOptions()),
+            (Beginning(), CosmosOptions(backfill=True)),
+        ],
+        ids=["all_versions", "latest", "snapshot", "backfill"],
+    )
+    def test_no_change_that_it_lacks_is_older_than_the_watermark(self, lone, monkeypatch, start, options):
+        """Microsoft Learn, Consistency levels: an eventually consistent read may come from a late replica."""
+        monkeypatch.setattr(Calls, "now", lambda calls: lone.server.clock.now())
+        lone.put("a")
+        lone.server.advance(100)
+        (late,) = lone.put("b")
+        lone.server.advance(5)
+        lone.server.faults.add(Lag(1), READ, times=2)
+        consumer = lone.consumer(start, provider_options=options)
+        for _ in range(2):  # the first idle page may come from the late replica
+            consumer.until_idle()
+        (change,) = [each for each in consumer.events if each.new_item_state["n"] == late]
+        before = itertools.takewhile(lambda page: change not in page.events, consumer.pages)
+        marks = [page.diagnostics.watermark for page in before]
+        assert marks
+        assert not change.backfilled
+        assert change.timestamp >= max(marks)
 
     def test_a_scan_reads_on_while_a_replica_lags(self, lone):
         """The first page comes from a replica that does not have all rows of the snapshot yet."""
