@@ -51,6 +51,7 @@ from multiclouddb_cosmos.transport import (
     end_if_throttled,
     feed_range_of,
     is_of_item,
+    is_own,
     position_headers,
     ranges_in,
     uncached,
@@ -203,7 +204,7 @@ class Calls:
 
     def _hear(self, headers: Mapping[str, Any]) -> None:
         date = headers.get("Date")
-        if date is not None and date != self._date:
+        if date is not None and date != self._date and is_own(headers):  # a proxy has another clock
             self._date = date
             with contextlib.suppress(ValueError, TypeError):
                 self._told_at = parsedate_to_datetime(date).astimezone(UTC), time.monotonic()

@@ -423,12 +423,16 @@ def uncached(asked: Any) -> None:
     asked.http_request.headers["x-ms-dedicatedgateway-bypass-cache"] = "true"
 
 
+def is_own(headers: Mapping[str, Any]) -> bool:
+    """Return True if the headers are those of an answer of the service, and not of a proxy."""
+    return any(str(name).lower().startswith("x-ms-") for name in headers)
+
+
 def is_of_item(error: CosmosHttpResponseError) -> bool:
     """Return True if it is the service that refused a request, and the request asked for an item."""
     # During a call for an item, azure-cosmos may also ask for the account, the container and its partitions.
-    # And a proxy has answers of its own, without the service's headers.
     answer: Any = error.response
-    if not any(str(name).lower().startswith("x-ms-") for name in getattr(answer, "headers", None) or ()):
+    if not is_own(getattr(answer, "headers", None) or {}):
         return False
     parts = urlsplit(str(answer.request.url)).path.strip("/").split("/")
     return len(parts) == _ITEM_PARTS and parts[-2] == "docs"

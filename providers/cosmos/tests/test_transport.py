@@ -22,7 +22,7 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_cosmos.errors import classify
-from multiclouddb_cosmos.transport import Adapter, Transport
+from multiclouddb_cosmos.transport import Adapter, Headers, Transport
 from multiclouddb_spi import ProviderFault
 
 from .world import DATABASE, NAME, soon
@@ -179,6 +179,26 @@ def test_a_redirect_is_an_error(server):
     with pytest.raises(CosmosHttpResponseError) as caught:
         read(f"{server[0]}/dbs/moved")
     assert classify(caught.value).message.startswith("Cosmos DB answered 302")
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_the_clock_of_a_proxy_is_not_that_of_the_service(world, monkeypatch, own):
+    _, feed = world.feed()
+    build = Adapter.build_response
+
+    def busy(self, request, response):
+        answer = build(self, request, response)
+        if "/docs/" in request.url:
+            answer.status_code = 503
+            answer.headers = Headers({"Date": "Fri, 01 Jan 2100 00:00:00 GMT"})
+            if own:
+                answer.headers["x-ms-activity-id"] = "1"
+        return answer
+
+    monkeypatch.setattr(Adapter, "build_response", busy)
+    with pytest.raises(CosmosHttpResponseError):
+        feed.start(Now(), None, soon())
+    assert (feed.clock(soon()).year == 2100) == own
 
 
 def test_an_answer_without_a_length_counts_its_bytes(world, monkeypatch):
