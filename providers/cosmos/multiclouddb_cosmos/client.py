@@ -349,8 +349,8 @@ class Calls:
             if error.status_code == BAD_REQUEST:
                 self._level = None  # the account may have a weaker level now, and refuse the earlier one
             raise
-        except DecodeError as error:
-            if isinstance(error.__cause__, UnicodeDecodeError):
+        except (DecodeError, UnicodeDecodeError) as error:  # by the version of azure-cosmos
+            if isinstance(error, UnicodeDecodeError) or isinstance(error.__cause__, UnicodeDecodeError):
                 return Halved(), None
             raise
         finally:
