@@ -73,7 +73,8 @@ def close_client(client: CosmosClient) -> None:
     # Another thread makes this request. If the client were closed before, a socket would stay open.
     for thread in threading.enumerate():
         if thread.name == "cosmos-endpoint-refresh":
-            thread.join(5)
+            with suppress(RuntimeError):  # it is just being started
+                thread.join(5)
     client.close()
 
 

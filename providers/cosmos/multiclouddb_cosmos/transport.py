@@ -380,7 +380,8 @@ def close_client(client: CosmosClient) -> None:
     patience = Deadline.after(_CLOSE_SECONDS)
     for thread in threading.enumerate():
         if thread.name == _THREAD:
-            thread.join(patience.remaining())
+            with suppress(RuntimeError):  # it is just being started
+                thread.join(patience.remaining())
     client.close()
 
 

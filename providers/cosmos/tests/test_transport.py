@@ -21,6 +21,7 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
+from multiclouddb_cosmos import transport
 from multiclouddb_cosmos.errors import classify
 from multiclouddb_cosmos.transport import Adapter, Headers, Transport
 from multiclouddb_spi import ProviderFault
@@ -179,6 +180,17 @@ def test_a_redirect_is_an_error(server):
     with pytest.raises(CosmosHttpResponseError) as caught:
         read(f"{server[0]}/dbs/moved")
     assert classify(caught.value).message.startswith("Cosmos DB answered 302")
+
+
+def test_a_client_can_be_closed_while_azure_cosmos_starts_a_thread(world, monkeypatch):
+    """`threading.enumerate` also has the threads that are just being started, which cannot be joined yet."""
+    client = world.client()
+    client.read_changes(ChangeFeedRequest(ResourceAddress(DATABASE, NAME), Now()))
+    starting = threading.Thread(name=transport._THREAD)
+    threads = threading.enumerate
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "enumerate", lambda: [starting, *threads()])
+        client.close()
 
 
 @pytest.mark.parametrize("own", [True, False])
