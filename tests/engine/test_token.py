@@ -253,7 +253,7 @@ class TestFields:
             ("v", [0, -1, 1.5, "1", None, [1], ...]),
             *[(name, [1, None, ["x"], {"x": 1}, ...]) for name in "pso"],
             ("r", [None, "d/c", [], ["d", "c"], ["d", "c", 1], ...]),
-            ("r", [[1, "c", None], ["", "c", None], ["d", " ", None]]),
+            ("r", [[1, "c", None], ["", "c", None], ["d", "", None]]),
             ("t", ["now", 1.5, None, [0], ...]),
             ("w", ["now", 1.5, True, [0], 2**58, -(2**57), LAST + 1, FIRST - 1]),
             ("u", ["now", 1.5, 7, [], [7], [7, 0], [7, None], [None, True], [2**58, True], [7, True, 1], {}]),
