@@ -26,7 +26,7 @@ CHECKED := tests cli tables/tests conformance/tests/test_faults.py conformance/t
 
 # What meets other people's packages: us8 with each provider's SDK, the private names of SDKs, the sinks, verify, the
 # checkpoint stores, the commands and the tables of pages.
-VENDORS := $(wildcard $(foreach name,us8 us8_three us8_scripted errors keys mapping stream transport guards listing slow_link, \
+VENDORS := $(wildcard $(foreach name,us8 us8_three us8_scripted errors keys mapping stream transport guards listing looked_up slow_link, \
 	providers/*/tests/test_$(name).py)) \
 	checkpoints/tests $(foreach name,sink targets verify,tables/postgres/tests/test_$(name).py) \
 	tables/verify/tests/test_delta.py tables/verify/tests/test_spark.py spark/tests/test_sinks.py spark/tests/test_targets.py \

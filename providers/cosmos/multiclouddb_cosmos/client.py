@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import threading
 import time
@@ -21,6 +22,7 @@ from attrs import frozen
 from azure.core.exceptions import DecodeError
 from azure.cosmos import ContainerProxy, CosmosClient
 from azure.cosmos.exceptions import CosmosHttpResponseError
+from azure.cosmos.partition_key import NonePartitionKeyValue, NullPartitionKeyValue
 
 from multiclouddb_api import ErrorCategory, ResourceAddress
 from multiclouddb_api.process import Unforkable
@@ -35,6 +37,7 @@ from multiclouddb_cosmos.records import (
     SYSTEM,
     Doubled,
     Halved,
+    normal,
     told_apart,
     value_at,
     with_halves_marked,
@@ -93,6 +96,8 @@ _LONG: Final = b"0" * 20, b"-" + b"0" * 19
 """The shortest whole numbers that may have more than 64 bits, with each digit as 0."""
 _AS_ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
 _INDEXED: Final = "consistent"
+_SHORT: Final = 50
+"""A text of so many characters has at most 100 UTF-16 units, which version 1 of the hash takes whole."""
 _BY_ID: Final = "SELECT * FROM c WHERE c.id = @id"
 
 
@@ -303,13 +308,14 @@ class Calls:
         self,
         address: ResourceAddress,
         item_id: str,
-        partition_key: Any,
+        levels: list[Any],
         definition: Definition,
         deadline: Deadline,
     ) -> tuple[dict[str, Any], int | None] | None:
         """Return an item and the LSN of its last change, which a query does not return.
 
-        Return None if the service says that there is no such item.
+        Return None if the service says that there is no such item. In `levels`, the components of its
+        partition key, {} stands for none.
         """
         seen: dict[str, Any] = {}
 
@@ -317,6 +323,7 @@ class Calls:
             seen.update(headers)
 
         container = self.container(address)
+        partition_key = levels if definition.hierarchical else _alone(levels[0])
         settings = {"response_hook": hook, "raw_request_hook": uncached, **self._limits(deadline)}
         try:
             with self._guarded(deadline):
@@ -327,10 +334,7 @@ class Calls:
                         seen.get("x-ms-item-lsn")
                     )
                 named: list[dict[str, object]] = [{"name": "@id", "value": item_id}]
-                levels = partition_key if isinstance(partition_key, list) else [partition_key]
-                if {} in levels or (definition.version == 1 and "" in levels):
-                    # Before 4.17, azure-cosmos takes a level that is missing for null, so it asks a partition
-                    # that has no such item; and before 4.16.4, it cannot hash an empty text in version 1.
+                if not _is_placed_right(levels, definition.version):
                     everywhere = container.query_items(
                         _BY_ID, parameters=named, enable_cross_partition_query=True, **searched
                     )
@@ -460,15 +464,48 @@ def is_plain(item_id: str) -> bool:
     return _PLAIN_ID.fullmatch(item_id) is not None
 
 
+def _alone(level: Any) -> Any:
+    """Return the only component of a partition key in the form in which azure-cosmos takes it."""
+    # A query takes None for no partition key, and a list for the levels of a hierarchical one.
+    return NonePartitionKeyValue if level == {} else NullPartitionKeyValue if level is None else level
+
+
+def _is_placed_right(levels: Sequence[Any], version: int) -> bool:
+    """Return False if azure-cosmos may ask a place for the items of a partition key that has none of them.
+
+    Some versions, such as 4.16.1, compute the place of a query (Azure/azure-sdk-for-python issue 48209). They
+    take a level that is missing for null. And with version 1 of the hash, they are right only for texts that
+    are neither empty nor long, for true and for false.
+    """
+    if {} in levels:
+        return False
+    return (
+        version != 1
+        or isinstance(levels[0], bool)
+        or (isinstance(levels[0], str) and 0 < len(levels[0]) <= _SHORT)
+    )
+
+
 def _has_levels(item: Any, paths: Sequence[Sequence[str]], wanted: Sequence[Any]) -> bool:
     """Return whether an item has these values of the partition key; {} stands for none."""
     for path, value in zip(paths, wanted, strict=True):
         found = value_at(item, path)
         if found is ABSENT or isinstance(found, NO_KEY):
             found = {}
-        if found != value or isinstance(found, bool) is not isinstance(value, bool):  # in Python, True is 1
+        if _form(found) != _form(value):
             return False
     return True
+
+
+def _form(value: Any) -> tuple[Any, bool, float]:
+    """Return what differs for two values of a partition key that are not the same."""
+    # In Python, True is 1, and 0 is -0.0, which is another key.
+    try:
+        number = normal(value)
+    except OverflowError:  # an int beyond all doubles
+        number = value
+    is_zero = isinstance(value, int | float) and value == 0
+    return number, isinstance(value, bool), math.copysign(1.0, value) if is_zero else 1.0
 
 
 def _restored(parameters: Any) -> str:

@@ -22,7 +22,6 @@ from typing import Any, Final, cast
 import attrs
 from attrs import frozen
 from azure.cosmos.exceptions import CosmosHttpResponseError
-from azure.cosmos.partition_key import NonePartitionKeyValue, NullPartitionKeyValue
 
 from multiclouddb_api import ChangeEvent, LookupAnswer, MulticloudDbKey, NotKnown, invalid_request
 from multiclouddb_cosmos.client import RangePage, is_plain
@@ -265,7 +264,7 @@ def look_up_items(
     """Return the items of some of the keys, with one point read for each key."""
     view = attrs.evolve(source.view(""), usual=ROW, single=True)
 
-    def read(place: tuple[str, Any]) -> tuple[dict[str, Any], int | None] | None:
+    def read(place: tuple[str, list[Any]]) -> tuple[dict[str, Any], int | None] | None:
         return source.calls.item(source.spec.address, *place, source.definition, deadline)
 
     def row(item: dict[str, Any], lsn: int | None) -> ChangeEvent:
@@ -274,10 +273,9 @@ def look_up_items(
         return event if lsn is not None else attrs.evolve(event, order_key="")
 
     def ask(asked: list[MulticloudDbKey]) -> AnsweredRows:
-        hierarchical = source.definition.hierarchical
-        places, whose = list[tuple[str, Any]](), list[MulticloudDbKey]()
+        places, whose = list[tuple[str, list[Any]]](), list[MulticloudDbKey]()
         for key in asked:
-            own = _places_of(key, view, hierarchical=hierarchical)
+            own = _places_of(key, view)
             places, whose = places + own, whose + [key] * len(own)
         with ThreadPoolExecutor(min(_AT_A_TIME, len(places))) as pool:
             answers = list(pool.map(read, places))
@@ -301,7 +299,7 @@ def look_up_items(
     }
 
 
-def _places_of(key: MulticloudDbKey, view: CosmosView, *, hierarchical: bool) -> list[tuple[str, Any]]:
+def _places_of(key: MulticloudDbKey, view: CosmosView) -> list[tuple[str, list[Any]]]:
     """Return the `id` and the partition key of an item, with each spelling of the latter."""
     names = list(dict.fromkeys((*view.names, "id")))
     given = list(key.components)
@@ -310,10 +308,6 @@ def _places_of(key: MulticloudDbKey, view: CosmosView, *, hierarchical: bool) ->
         check_components(key, names)
     if not isinstance(key["id"], str):
         raise invalid_request("keys", "has a key whose 'id' is no text", "give the id as event.key has it")
-    # azure-cosmos cannot send its own mark within a list; there, its form for a missing property is {}, which
-    # is the service's own (Azure/cosmos-explorer PR 2085). A query takes None alone for no partition key.
-    missing: Any = {} if hierarchical else NonePartitionKeyValue
-    null: Any = None if hierarchical else NullPartitionKeyValue
-    levels = [key[name] if name in given else missing for name in view.names]
-    values = [(null,) if level is None else spellings(level) for level in levels]
-    return [(key["id"], list(each) if hierarchical else each[0]) for each in product(*values)]
+    # {} is the service's own form of a missing property (Azure/cosmos-explorer PR 2085).
+    levels = [spellings(key[name]) if name in given else ({},) for name in view.names]
+    return [(key["id"], list(each)) for each in product(*levels)]

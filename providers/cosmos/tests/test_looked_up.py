@@ -5,6 +5,7 @@ import itertools
 
 import orjson
 import pytest
+from azure.cosmos import ContainerProxy
 
 from multiclouddb_api import (
     Beginning,
@@ -26,6 +27,14 @@ pytestmark = pytest.mark.usefixtures("hasty")
 LATEST = CosmosOptions(mode="latest")
 IDS = ["x", "with space", "y%41", "z#1", "q/"]
 VALUES = ['"pk": null', '"pk": ""', '"pk": 0', '"pk": false', '"pk": {"a": 1}', '"pk": 1.5e300']
+VALUES += [
+    '"pk": -5',
+    f'"pk": "{"long" * 99}"',
+    f'"pk": "{"😀" * 60}"',
+    '"pk": 5000000000',
+    '"pk": 9007199254740993',
+    '"pk": 1',
+]
 
 
 def keys_of(world):
@@ -49,6 +58,24 @@ def test_every_value_of_a_partition_key_with_every_form_of_an_id(make_world, put
     assert found(world, keys) == {key: key for key in keys}
     absent = [MulticloudDbKey({"pk": None, "id": f"{item_id}-"}, 1) for item_id in IDS]
     assert found(world, absent) == dict.fromkeys(absent)
+
+
+@pytest.mark.parametrize(("value", "placed"), [("-5", False), ("null", False), ('"x"', True), ("true", True)])
+def test_with_the_first_version_of_the_hash_azure_cosmos_places_few_keys(
+    make_world, put_text, monkeypatch, value, placed
+):
+    """Azure/azure-sdk-for-python issue 48209: some versions ask a place that they have computed."""
+    world, asked, query = make_world(1, version=1), [], ContainerProxy.query_items
+
+    def noting(container, *args, **settings):
+        asked.append(settings.keys() & {"partition_key", "feed_range"})
+        return query(container, *args, **settings)
+
+    put_text(world, f'{{"id": "z#1", "pk": {value}}}')
+    monkeypatch.setattr(ContainerProxy, "query_items", noting)
+    key = MulticloudDbKey({"pk": orjson.loads(value), "id": "z#1"}, 1)
+    assert found(world, [key]) == {key: key}
+    assert asked == [{"partition_key"} if placed else set()]
 
 
 @pytest.mark.parametrize("times", [1, 2, None])
@@ -121,7 +148,7 @@ def test_the_id_may_be_any_level_of_a_hierarchical_key(make_world, put_text, pat
 def test_a_level_may_have_any_value_or_none(make_world, put_text):
     """An object is no value of a partition key. With a missing level, all partitions are asked."""
     world = make_world(2, key=["/a", "/b"])
-    values = ["", "null", '""', '"x"', "1", "true", "1.5", '{"c": 1}']
+    values = ["", "null", '""', '"x"', "1", "true", "1.5", '{"c": 1}', "0", "-9007199254740993"]
     for number, (first, second) in enumerate(itertools.product(values, repeat=2)):
         levels = [f'"{name}": {value}' for name, value in (("a", first), ("b", second)) if value]
         put_text(world, "{" + ", ".join([f'"id": "i{number}#"', *levels]) + "}")
