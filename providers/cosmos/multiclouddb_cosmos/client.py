@@ -46,15 +46,18 @@ from multiclouddb_cosmos.transport import (
     ALL_VERSIONS,
     LATEST,
     NOW,
+    DamagedTextError,
     MovedError,
     Transport,
     Watch,
     begin_at,
     close_client,
+    end_if_damaged,
     end_if_throttled,
     feed_range_of,
     is_of_item,
     is_own,
+    is_text,
     position_headers,
     ranges_in,
     uncached,
@@ -325,6 +328,7 @@ class Calls:
         container = self.container(address)
         partition_key = levels if definition.hierarchical else _alone(levels[0])
         settings = {"response_hook": hook, "raw_request_hook": uncached, **self._limits(deadline)}
+        settings["raw_response_hook"] = end_if_damaged(settings.get("raw_response_hook"))
         try:
             with self._guarded(deadline):
                 settings |= self._as_account(deadline)
@@ -353,10 +357,8 @@ class Calls:
             if error.status_code == BAD_REQUEST:
                 self._level = None  # the account may have a weaker level now, and refuse the earlier one
             raise
-        except (DecodeError, UnicodeDecodeError) as error:  # by the version of azure-cosmos
-            if isinstance(error, UnicodeDecodeError) or isinstance(error.__cause__, UnicodeDecodeError):
-                return Halved(), None
-            raise
+        except DamagedTextError:
+            return Halved(), None
         finally:
             self._hear(seen)
         return (dict(found[0]), None) if found else None
@@ -442,10 +444,13 @@ class Calls:
         with self._guarded(deadline) as watch:
             page = next(pages, None)
         if watch is None:
-            # The text tells what azure-cosmos does not: that a document has `_lsn` twice.
+            # The text tells what azure-cosmos does not: that a document has `_lsn` twice, or that it is no
+            # UTF-8, which a variable of the environment may let azure-cosmos replace.
             body = seen["body"] or {}
-            text = seen.get("text") if mode == LATEST else None
-            if text is not None and _is_doubled(text, body.get("Documents", ())):
+            text = seen.get("texts", {}).get(seen["etag"])
+            if text is not None and (
+                not is_text(text) or (mode == LATEST and _is_doubled(text, body.get("Documents", ())))
+            ):
                 body = _parsed(text)
                 return body["Documents"], body, 1
             return ([] if page is None else list(page)), body, 1

@@ -218,6 +218,10 @@ class MovedError(Exception):
     # If the call continued, azure-cosmos would read a wrong range.
 
 
+class DamagedTextError(Exception):
+    """Raised if the answer to a look-up is no UTF-8."""
+
+
 class _EndedError(Exception):
     """Ends a call that azure-cosmos would otherwise retry."""
 
@@ -238,7 +242,8 @@ def unwrapped() -> Iterator[None]:
 def end_if_throttled(deadline: Deadline, seen: dict[str, Any] | None = None) -> Callable[[Any], None]:
     """Return a hook for each answer that the application's own client gets.
 
-    The text of a page is kept in `seen`.
+    The texts of pages are kept in `seen`, each with its position: of several requests for one page, which go
+    to several regions, azure-cosmos takes the answer to one.
     """
     # The hook ends the call if the service asks the client to wait until after the deadline. Otherwise azure-
     # cosmos would still be waiting at the deadline, and the caller would not learn the reason.
@@ -248,10 +253,36 @@ def end_if_throttled(deadline: Deadline, seen: dict[str, Any] | None = None) -> 
             refusal = _refusal(response.http_response)
             if (retry_after(refusal) or 0.0) + _LATEST_SECONDS >= deadline.remaining():
                 raise _EndedError(refusal)
-        elif seen is not None and response.http_response.status_code == _OK:
-            seen["text"] = response.http_response.body()
+        elif (
+            seen is not None and response.http_response.status_code == _OK and _is_page(response.http_request)
+        ):
+            answer = response.http_response
+            seen.setdefault("texts", {})[answer.headers.get("etag")] = answer.body()
 
     return hook
+
+
+def end_if_damaged(also: Callable[[Any], None] | None) -> Callable[[Any], None]:
+    """Return a hook for each answer of a look-up, which ends the call if an answer is no UTF-8."""
+    # Whether azure-cosmos decodes such an answer, and how, is for a variable of the environment to say:
+    # AZURE_COSMOS_CHARSET_DECODER_ERROR_ACTION_ON_MALFORMED_INPUT.
+
+    def hook(response: Any) -> None:
+        if also is not None:
+            also(response)
+        if response.http_response.status_code == _OK and not is_text(response.http_response.body()):
+            raise _EndedError(DamagedTextError())
+
+    return hook
+
+
+def is_text(body: bytes) -> bool:
+    """Return True if an answer is UTF-8."""
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 @define

@@ -6,7 +6,6 @@ from datetime import timedelta
 from functools import partial
 
 import pytest
-from azure.cosmos import ContainerProxy
 from azure.cosmos.partition_key import NonePartitionKeyValue
 
 from multiclouddb_api import (
@@ -513,14 +512,6 @@ class TestTokensAndCosts:
         keys = [MulticloudDbKey({"pk": each, "id": each}, 1) for each in "ab"]
         found = lone.client().lookup(ADDRESS, keys, options=seconds(5))
         assert [type(found[key]) for key in keys] == [ChangeEvent, NotKnown]
-
-    def test_an_older_azure_cosmos_has_another_error_for_it(self, lone, monkeypatch):
-        def undecoded(*asked, **settings):
-            raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
-
-        monkeypatch.setattr(ContainerProxy, "read_item", undecoded)
-        key = MulticloudDbKey({"pk": "a", "id": "a"}, 1)
-        assert isinstance(lone.client().lookup(ADDRESS, [key])[key], NotKnown)
 
     def test_half_a_surrogate_pair_does_not_hide_its_page(self, world):
         assert client_room._parsed(b'{"Documents":[{"a":"\\ud800"}]}')["Documents"] == [{"a": "\ud800"}]
