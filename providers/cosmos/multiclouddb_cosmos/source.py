@@ -22,7 +22,7 @@ from multiclouddb_cosmos.hashing import effective_key
 from multiclouddb_cosmos.options import CosmosOptions
 from multiclouddb_cosmos.position import LEAST, MOST, KeyRange, RangeMap
 from multiclouddb_cosmos.records import UPSERT, CosmosView, given, is_of, lsn_of, seconds_of, spellings
-from multiclouddb_cosmos.transport import ALL_VERSIONS, BEGINNING, LATEST, NOW
+from multiclouddb_cosmos.transport import ALL_VERSIONS, BEGINNING, LATEST, NOW, is_own
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader, expired, unsupported
 
 _WHOLE = KeyRange(LEAST, MOST)
@@ -314,8 +314,9 @@ class ReaderContext:
 
 
 def _may_be_expired(error: CosmosHttpResponseError) -> bool:
-    # The refusal of an expired position has no substatus of its own.
-    return error.status_code == BAD_REQUEST and not is_disabled(error) and not asks_for_less(error)
+    # The refusal of an expired position has no substatus of its own. A proxy has refusals of its own too.
+    is_refusal = error.status_code == BAD_REQUEST and is_own(error.headers or {})
+    return is_refusal and not is_disabled(error) and not asks_for_less(error)
 
 
 def _wanted(key: MulticloudDbKey, definition: Definition) -> tuple[object, ...]:

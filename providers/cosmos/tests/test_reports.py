@@ -22,6 +22,7 @@ from multiclouddb_api import (
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos import client as client_room
+from multiclouddb_cosmos.transport import Adapter, Headers
 from multiclouddb_cosmos_emulator import faults, service
 from multiclouddb_cosmos_emulator.errors import bad_request
 from multiclouddb_cosmos_emulator.reading import Reach, page_size
@@ -499,6 +500,24 @@ class TestAPageThatIsTooLarge:
         lone.server.faults.add(faults.Fail(400, message="Something else."), READ)
         found = everything(lone, FromContinuationToken(token), None, max_page_size=1)
         assert [event.new_item_state["n"] for event in found] == written
+
+    @pytest.mark.parametrize("own", [True, False])
+    def test_only_the_service_refuses_a_position_as_expired(self, lone, monkeypatch, own):
+        """Microsoft Learn, Common response headers: a proxy has none that begins with `x-ms-`."""
+        token = lone.client().read_changes(ChangeFeedRequest(ADDRESS, Now())).continuation_token
+        lone.fill(5)
+        build = Adapter.build_response
+
+        def refused(self, request, response):
+            answer = build(self, request, response)
+            if "/docs/" in request.url and request.headers.get("If-None-Match", "*") != "*":
+                answer.status_code = 400
+                answer.headers = Headers({"x-ms-version": "1"} if own else {"Content-Type": "text/html"})
+            return answer
+
+        monkeypatch.setattr(Adapter, "build_response", refused)
+        category = ErrorCategory.CHECKPOINT_EXPIRED if own else ErrorCategory.INVALID_REQUEST
+        refusal(category, lambda: everything(lone, FromContinuationToken(token), None), "400")
 
     def test_a_400_with_other_words_is_no_expiry_if_less_can_be_read(self, lone, monkeypatch):
         strict, options = Strict(monkeypatch, most=1, text="Something else."), CosmosOptions()
