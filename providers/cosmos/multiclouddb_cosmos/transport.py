@@ -209,6 +209,7 @@ _EARLY_SECONDS: Final = 10
 _NO_ITEMS: Final = b'{"Documents":[]}'
 _THREAD: Final = "cosmos-endpoint-refresh"
 _INTENDED: Final = "x-ms-cosmos-intended-collection-rid"
+_PAST_CACHES: Final = "x-ms-dedicatedgateway-bypass-cache"
 _VERSION: Final = "v2"
 
 
@@ -331,6 +332,8 @@ class Transport(RequestsTransport):  # type: ignore[misc]
             left = _READ_SECONDS if _is_page(request) else max(_LEAST_SECONDS, watch.deadline.remaining())
             kwargs["read_timeout"] = min(kwargs.get("read_timeout", _READ_SECONDS), _READ_SECONDS, left)
         if watch is None or not _is_page(request):
+            # azure-cosmos leaves out the hook of a query that it has to send to each partition.
+            request.headers[_PAST_CACHES] = "true"
             answer = super().send(request, **kwargs)
             if _is_foreign(answer.status_code):
                 raise _refusal(answer)
@@ -452,7 +455,7 @@ def uncached(asked: Any) -> None:
     With Session consistency and weaker, its integrated cache answers with items that may be minutes old:
     https://learn.microsoft.com/azure/cosmos-db/integrated-cache
     """
-    asked.http_request.headers["x-ms-dedicatedgateway-bypass-cache"] = "true"
+    asked.http_request.headers[_PAST_CACHES] = "true"
 
 
 def is_own(headers: Mapping[str, Any]) -> bool:

@@ -21,7 +21,7 @@ from multiclouddb_conformance.refusals import refusal
 from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos import client as client_room
 from multiclouddb_cosmos.client import Calls
-from multiclouddb_cosmos_emulator import CosmosEmulator, Lag
+from multiclouddb_cosmos_emulator import CosmosEmulator, Lag, queries
 from multiclouddb_cosmos_emulator.errors import bad_request
 from multiclouddb_cosmos_emulator.service import Service
 from multiclouddb_spi import ProviderFault
@@ -275,6 +275,24 @@ def test_a_look_up_passes_by_the_cache_of_a_dedicated_gateway(lone, monkeypatch,
         with connect(lone.config(), native_client=native) as client:
             assert client.lookup(ADDRESS, [key])[key].new_item_state["id"] == item
     assert told == ["true", "true"]
+
+
+def test_it_passes_by_the_cache_if_each_partition_is_asked(make_world, put_text, monkeypatch):
+    """Real gateways refuse some queries with 400/1004; then azure-cosmos asks each partition by itself."""
+    told, answer = [], Service.answer
+    world = make_world(2, key=["/a", "/b"])
+    put_text(world, '{"id": "x#", "a": "1"}')
+
+    def noting(service, request, route):
+        if route.operation == "QueryItems":
+            told.append(request.headers.get("x-ms-dedicatedgateway-bypass-cache"))
+        return answer(service, request, route)
+
+    monkeypatch.setattr(queries, "needs_plan", lambda select: True)
+    monkeypatch.setattr(Service, "answer", noting)
+    key = MulticloudDbKey({"a": "1", "id": "x#"}, 1)
+    assert world.client().lookup(ADDRESS, [key])[key].key == key
+    assert told == ["true"] * 3
 
 
 @pytest.mark.parametrize(("before", "after"), [("Session", "Strong"), ("Strong", "Session")])
