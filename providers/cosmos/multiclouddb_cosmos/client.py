@@ -114,6 +114,7 @@ class Definition:
     version: int = 2  # the version of the hash by which items are placed in partitions
     restored: str = ""  # tells a container that was restored in its account from the deleted one
     indexed: bool = True  # true if a query finds each item as soon as it is written
+    masked: bool = False  # true if identities without a permission get masked values
 
     @property
     def incarnation(self) -> str:
@@ -271,6 +272,7 @@ class Calls:
                 "so that their keys are not known",
                 "copy the items into a container whose partition key has another name",
             )
+        masking = found.get("dataMaskingPolicy")
         # A container without a version has version 1.
         return Definition(
             str(found["_rid"]),
@@ -279,6 +281,7 @@ class Calls:
             int(key.get("version") or 1),
             _restored(found.get("restoreParameters")),
             str((found.get("indexingPolicy") or {}).get("indexingMode", _INDEXED)).lower() == _INDEXED,
+            bool(masking) and masking.get("isPolicyEnabled") is not False,
         )
 
     def addresses(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:

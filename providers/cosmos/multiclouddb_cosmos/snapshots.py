@@ -27,7 +27,7 @@ from multiclouddb_api import ChangeEvent, LookupAnswer, MulticloudDbKey, NotKnow
 from multiclouddb_cosmos.client import RangePage, is_plain
 from multiclouddb_cosmos.mapping import CosmosMapper
 from multiclouddb_cosmos.position import Place, is_number, place_of, range_of
-from multiclouddb_cosmos.ranges import pieces_after
+from multiclouddb_cosmos.ranges import pieces_after, read_settled
 from multiclouddb_cosmos.records import (
     MARKED,
     ROW,
@@ -280,7 +280,10 @@ def look_up_items(
         with ThreadPoolExecutor(min(_AT_A_TIME, len(places))) as pool:
             answers = list(pool.map(read, places))
         # Another container may have the same name since the feed was opened.
-        source.check_same(deadline)
+        if source.check_same(deadline).masked:
+            # https://learn.microsoft.com/azure/cosmos-db/dynamic-data-masking
+            first = source.ranges().ranges[0]
+            read_settled(source, first, lambda each: source.check_unmasked(each, deadline))
         unread = [key for key, each in zip(whose, answers, strict=True) if each and is_halved(each[0])]
         there = [each for each in answers if each is not None and not is_halved(each[0])]
         # A row that is marked as deleted is no row.

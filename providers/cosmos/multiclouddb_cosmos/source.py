@@ -152,13 +152,15 @@ class ReaderContext:
 
     # -- Pages
 
-    def check_same(self, deadline: Deadline) -> None:
-        """Refuse a start if the container was replaced by another container with the same name."""
-        if not self._is_same(deadline):
+    def check_same(self, deadline: Deadline) -> Definition:
+        """Return the container's properties; refuse one that has replaced a container with the same name."""
+        found = self.calls.define(self.spec.address, deadline)
+        if found.incarnation != self.definition.incarnation:
             raise ProviderFault.of(
                 ErrorCategory.NOT_FOUND,
                 f"container {self.spec.address.collection!r} was deleted and recreated",
             )
+        return found
 
     def _is_same(self, deadline: Deadline) -> bool:
         return self.calls.define(self.spec.address, deadline).incarnation == self.definition.incarnation
@@ -307,6 +309,10 @@ class ReaderContext:
                     ErrorReason.ROLLED_BACK,
                 )
         self.behind.pop(span, None)
+
+    def check_unmasked(self, place: KeyRange, deadline: Deadline) -> None:
+        """Read the feed of a range, which the service refuses to an identity for which it masks values."""
+        self._latest(place, None, 1, deadline, start=NOW)
 
     def end(self, place: KeyRange, deadline: Deadline) -> int:
         """Return the LSN of the last change in a range."""

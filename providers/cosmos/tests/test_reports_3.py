@@ -8,16 +8,18 @@ import pytest
 from multiclouddb_api import (
     Beginning,
     ChangeFeedRequest,
+    ErrorCategory,
     MulticloudDbError,
     MulticloudDbKey,
     connect,
 )
+from multiclouddb_conformance.refusals import refusal
 from multiclouddb_cosmos import client as client_room
 from multiclouddb_cosmos_emulator import Fail
 
 from .test_keys import drained
 from .test_reports import BOTH, LATEST, ids
-from .world import ADDRESS
+from .world import ADDRESS, DATABASE, NAME, READ
 
 pytestmark = pytest.mark.usefixtures("hasty")
 A, ODD = (MulticloudDbKey({"pk": "a", "id": item_id}, 1) for item_id in ("a", "a#"))
@@ -77,3 +79,22 @@ def test_splits_of_two_generations_while_nobody_reads(lone, options):
     consumer.restart()
     drained(consumer)
     assert sorted(consumer.markers) == sorted(written)
+
+
+@pytest.mark.parametrize("policy", [None, {"isPolicyEnabled": False}, {"isPolicyEnabled": True}], ids=str)
+@pytest.mark.parametrize("refused", [False, True], ids=["unmasked", "masked"])
+def test_a_look_up_returns_no_masked_values(lone, policy, refused):
+    """Microsoft Learn, Dynamic data masking (2026-04): the feed is refused to whom values are masked for."""
+    lone.put("a")
+    client, key = lone.client(), MulticloudDbKey({"pk": "a", "id": "a"}, 1)
+    assert client.lookup(ADDRESS, [key])[key] is not None
+    with lone.server._lock:
+        if policy is not None:
+            lone.server._container(DATABASE, NAME).properties["dataMaskingPolicy"] = policy
+    if refused:
+        lone.server.faults.add(Fail(403), READ, times=None)
+    look = lambda: client.lookup(ADDRESS, [key])[key]  # noqa: E731
+    if refused and policy and policy["isPolicyEnabled"]:
+        refusal(ErrorCategory.AUTHORIZATION_FAILED, look, "403")
+    else:
+        assert look() is not None
