@@ -34,6 +34,11 @@ LAG_SECONDS = 10
 _UNSEEN_SECONDS = 60.0
 
 
+def _clocks() -> tuple[float, float]:
+    """Return two times in seconds; the first one stands still while the machine sleeps."""
+    return time.monotonic(), time.time()
+
+
 @define(eq=False)
 class ReaderContext:
     """The objects that the readers of one feed share."""
@@ -50,7 +55,7 @@ class ReaderContext:
     page: int = LARGEST_PAGE  # how many items may be requested, after the service has asked for less
     late: int = 0  # a change can get its LSN so many seconds after its time
     _renewed: float = attrs.field(factory=time.monotonic)
-    _answered: float = attrs.field(factory=time.monotonic)  # the time of the last page
+    _answered: tuple[float, float] = attrs.field(factory=_clocks)  # the times of the last page
     _map: RangeMap | None = None
     _lock: threading.Lock = attrs.field(factory=threading.Lock)
 
@@ -256,7 +261,8 @@ class ReaderContext:
         """Return one page, which is smaller if the service asks for less."""
         refused = 0
         # The service gives a restored container the resource id of the deleted one, and so answers its pages.
-        if time.monotonic() - self._answered >= _UNSEEN_SECONDS and not self._is_same(deadline):
+        unseen = max(now - then for now, then in zip(_clocks(), self._answered, strict=True))
+        if unseen >= _UNSEEN_SECONDS and not self._is_same(deadline):
             raise recreated(self.spec.address)
         while True:
             limit = min(limit, self.page)
@@ -272,7 +278,7 @@ class ReaderContext:
             else:
                 # Only the pages that reach the same transaction have to be so small.
                 self.page = max(self.page, min(LARGEST_PAGE, 2 * limit))
-                self._answered = time.monotonic()
+                self._answered = _clocks()
                 return attrs.evolve(answer, requests=answer.requests + refused) if refused else answer
 
     def _reached(self, span: KeyRange, etag: int | None, answer: RangePage) -> RangePage:
