@@ -15,7 +15,8 @@ from multiclouddb_cosmos.config import CosmosConfig
 from multiclouddb_cosmos.transport import SameThread
 from multiclouddb_cosmos_emulator.message import Reply
 
-from .world import DATABASE, NAME, soon
+from .test_reports import LATEST, everything
+from .world import ADDRESS, DATABASE, NAME, soon
 
 pytestmark = pytest.mark.usefixtures("hasty")
 
@@ -132,3 +133,27 @@ class TestWriteRegions:
         (part,) = feed.survey(asked, soon(), expired=set(asked), since=since).present
         batch = feed.open(part.partition_id, part.oldest).fetch(100, 1 << 20, 0.0, soon())
         assert [event.new_item_state["n"] for event in batch.events(0, len(batch))] == written
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_circuit_breaker_of_partitions_changes_nothing(
+    make_world, put_text, account, monkeypatch, version
+):
+    """azure-cosmos, AZURE_COSMOS_ENABLE_CIRCUIT_BREAKER: it then computes the place of each key itself."""
+    monkeypatch.setenv("AZURE_COSMOS_ENABLE_CIRCUIT_BREAKER", "True")
+    monkeypatch.setattr(CosmosConfig, "is_local", property(lambda self: False))
+
+    def says(body):
+        several(body)
+        second(body, "readableLocations")
+
+    account(says)
+    world = make_world(2, version=version)
+    values = ["null", '""', "0", "-5", "5000000000", "true", '"x"', "{}"]
+    for number, value in enumerate(values):
+        for suffix in ("", "#"):
+            put_text(world, f'{{"id": "i{number}{suffix}", "pk": {value}}}')
+    keys = [event.key for event in everything(world)]
+    assert len(keys) == 2 * len(values)
+    rows = world.client().lookup(ADDRESS, keys, provider_options=LATEST)
+    assert {asked: row.key for asked, row in rows.items()} == {key: key for key in keys}
