@@ -362,7 +362,16 @@ class PostgresTable(Table):
                 "at = now()"
             )
             for row in sorted(rows):
-                self.connection.execute(upsert.format(self._marks, self.known().oid, *row))
+                self._write_mark(upsert.format(self._marks, self.known().oid, *row))
+
+    def _write_mark(self, statement: sql.Composed) -> None:
+        if not self.connection.execute(statement).rowcount:
+            raise wrong(
+                MARKS,
+                "has a BEFORE trigger that keeps a mark from being written, without which a batch of another "
+                "feed could be merged",
+                "drop it, or let it return NEW",
+            )
 
     def _make_marks(self) -> None:
         if not self._has_marks():
@@ -379,7 +388,7 @@ class PostgresTable(Table):
         with self.connection.transaction():
             self._make_marks()
             # Several workers count at the same time, so the server adds.
-            self.connection.execute(
+            self._write_mark(
                 sql.SQL(
                     "INSERT INTO {} AS m (target, name, value) VALUES ({}, {}, {}) "
                     "ON CONFLICT (target, name) DO UPDATE SET value = m.value + excluded.value, at = now()"
@@ -639,6 +648,15 @@ class PostgresTable(Table):
 
     # What `verify` reads and repairs
 
+    def hold_for_reading(self) -> None:
+        """Wait for whoever writes the table anew, and let nobody begin that before the transaction ends.
+
+        To a version that was looked at before the end of such a command, the table is empty, without an
+        error: ALTER TABLE with a new type, and from PostgreSQL 19 on REPACK (CONCURRENTLY). So the cursor
+        that reads the rows needs a version of its own (READ COMMITTED), which it takes after this wait.
+        """
+        self.connection.execute(sql.SQL("SELECT FROM {} LIMIT 0").format(self._table))
+
     def rows(self, keys: Sequence[str] | None = None, *, own: Own = False) -> Iterator[pa.RecordBatch]:
         """Read the table in the transaction of the caller; see `Target.rows`.
 
@@ -654,7 +672,7 @@ class PostgresTable(Table):
         if keys is not None and not keys:
             return
         columns = [
-            sql.SQL("{}::text" if known[name].held in ("json", "jsonb") else "{}").format(
+            sql.SQL("{}::text" if known[name].held in ("json", "jsonb", "enum") else "{}").format(
                 sql.Identifier(name)
             )
             for name in names

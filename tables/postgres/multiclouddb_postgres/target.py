@@ -101,10 +101,11 @@ class PostgresTarget:
             own: The table's own columns to read instead of `new_item_state`.
         """
         with transaction(self._dsn, self._where, reads=True) as connection:
-            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            connection.execute("SET TRANSACTION READ ONLY")
             # A role may have settings with which a number loses digits, and a time is no ISO text.
             connection.execute("SET LOCAL extra_float_digits = 1")
             connection.execute("SET LOCAL DateStyle = 'ISO'")
+            self._opened(connection).hold_for_reading()
             yield from self._opened(connection).rows(keys, own=own)
 
     def columns(self) -> Mapping[str, ColumnType]:

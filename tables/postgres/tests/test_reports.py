@@ -1,12 +1,16 @@
 """Tests what users of other sinks reported, and what vendors document, on PostgreSQL."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import psycopg
 import pytest
+from psycopg.types.enum import EnumInfo, register_enum
 
 from multiclouddb_api import ErrorCategory, ErrorReason
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.sink_harness import events, key_of, page, rows
-from multiclouddb_postgres import PostgresCheckpointStore, merge_into_postgres
+from multiclouddb_conformance.waiting import wait_until
+from multiclouddb_postgres import PostgresCheckpointStore, PostgresTarget, merge_into_postgres
 from multiclouddb_tables import Columns
 
 TABLE = """
@@ -208,3 +212,61 @@ def test_a_unique_column_in_which_nulls_are_equal_is_named(dsn):
     refusal(ErrorCategory.INVALID_REQUEST, lambda: merge(("a", 2, None)), "NULLS NOT DISTINCT")
     run(dsn, "ALTER TABLE orders DROP CONSTRAINT orders_n_key, ADD UNIQUE (n)")
     merge(("a", 2, None), ("b", 2, None))
+
+
+WAITS = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+
+
+def test_a_table_that_is_written_anew_meanwhile_is_not_read_as_an_empty_one(dsn):
+    """To a version from before the end of such a command, PostgreSQL shows no rows, and no error.
+
+    ALTER TABLE does so in every version, and REPACK (CONCURRENTLY) from 19 on.
+    """
+    merge_into_postgres(page(events(("a", 1, {}), ("b", 1, {}))), None, dsn, "orders", None)
+    run(dsn, "ALTER TABLE orders ADD other integer")
+
+    def read():
+        return [key for batch in PostgresTarget(dsn, "orders").rows() for key in batch["key"].to_pylist()]
+
+    with ThreadPoolExecutor() as pool, psycopg.connect(dsn) as altering:
+        altering.execute("ALTER TABLE orders ALTER COLUMN other TYPE bigint")
+        reading = pool.submit(read)
+        wait_until(lambda: run(dsn, WAITS) != [] or reading.done())
+        altering.commit()
+        assert sorted(reading.result()) == [key_of("a"), key_of("b")]
+
+
+def test_an_enum_that_the_program_has_registered_is_read_as_a_text(dsn):
+    """psycopg then makes a member of Python's enum of each value, which is no value of the document."""
+    run(dsn, "CREATE TYPE mood AS ENUM ('sad', 'ok')")
+    merge_into_postgres(page(events(("a", 1, {}))), None, dsn, "orders", None)
+    run(dsn, "ALTER TABLE orders ADD mood mood", "UPDATE orders SET mood = 'ok'")
+
+    def stored():
+        return [each["state"].to_pylist() for each in PostgresTarget(dsn, "orders").rows(own=("mood",))]
+
+    before = stored()
+    with psycopg.connect(dsn) as connection:
+        register_enum(EnumInfo.fetch(connection, "mood"))
+    with psycopg.connect(dsn) as connection:
+        [found] = connection.execute("SELECT mood FROM orders").fetchone()
+    assert found != "ok"
+    assert stored() == before
+
+
+def test_a_trigger_that_keeps_a_mark_from_being_written_is_refused(dsn):
+    """Without its mark, nothing says of which feed a table is."""
+    merge_into_postgres(page(events(("a", 1, {}))), None, dsn, "orders", None)
+    run(
+        dsn,
+        "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$",
+        "CREATE TRIGGER drops BEFORE INSERT OR UPDATE ON multiclouddb_marks FOR EACH ROW "
+        "EXECUTE FUNCTION nothing()",
+    )
+    refusal(
+        ErrorCategory.INVALID_REQUEST,
+        lambda: merge_into_postgres(page(events(("a", 1, {}))), None, dsn, "others", None),
+        "multiclouddb_marks",
+        "BEFORE trigger",
+    )
+    assert run(dsn, "SELECT to_regclass('others')") == [(None,)]
