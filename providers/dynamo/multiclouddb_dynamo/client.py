@@ -128,8 +128,7 @@ class Calls:
         return tables, streams
 
     def describe_table(self, name: str) -> Table:
-        answer = self.hear(self._clients.dynamodb.describe_table(TableName=name))
-        answer = whole(answer, "Table")
+        answer = self._member(self._clients.dynamodb.describe_table(TableName=name), "Table")
         specification = answer.get("StreamSpecification") or {}
         kinds = {entry["KeyType"]: entry["AttributeName"] for entry in whole(answer, "KeySchema")}
         types = {
@@ -152,7 +151,7 @@ class Calls:
     def table_names(self, deadline: Deadline) -> list[str]:
         names: list[str] = []
         for page in self._clients.dynamodb.get_paginator("list_tables").paginate():
-            names += whole(self.hear(page), "TableNames")
+            names += self._member(page, "TableNames")
             if deadline.passed():
                 raise ProviderFault.of(
                     ErrorCategory.TRANSIENT_FAILURE,
@@ -172,16 +171,16 @@ class Calls:
             asked["ExclusiveStartShardId"] = after
         if parent is not None:
             asked["ShardFilter"] = {"Type": "CHILD_SHARDS", "ShardId": parent}
-        answer = self.hear(self._clients.streams.describe_stream(**asked))
-        found: dict[str, Any] = whole(answer, "StreamDescription")
+        found: dict[str, Any] = self._member(
+            self._clients.streams.describe_stream(**asked), "StreamDescription"
+        )
         return found
 
     def iterator(self, arn: str, shard_id: str, kind: str, seq: str | None = None) -> str:
         asked = {"StreamArn": arn, "ShardId": shard_id, "ShardIteratorType": kind}
         if seq is not None:
             asked["SequenceNumber"] = seq.zfill(_LEAST_DIGITS)
-        answer = self.hear(self._clients.streams.get_shard_iterator(**asked))
-        return str(whole(answer, "ShardIterator"))
+        return str(self._member(self._clients.streams.get_shard_iterator(**asked), "ShardIterator"))
 
     def records(self, iterator: str, limit: int, *, native: bool) -> Mapping[str, Any]:
         """Return `Records`, and `NextShardIterator` unless the shard has ended."""
@@ -223,13 +222,15 @@ class Calls:
         The read is strongly consistent, as that of a scan.
         """
         asked: dict[str, Any] = {name: {"Keys": keys, "ConsistentRead": True}}
-        answer = self.hear(self._clients.dynamodb.batch_get_item(RequestItems=asked))
+        answer = self._clients.dynamodb.batch_get_item(RequestItems=asked)
         self._plain.is_checked = False
         self._mark(answer, "Responses")
         # The name of a table may be an ARN, and the answer then contains it as the key.
-        items = [item for found in whole(answer, "Responses").values() for item in found]
+        tables = self._member(answer, "Responses")
         left = [key for more in (answer.get("UnprocessedKeys") or {}).values() for key in more["Keys"]]
-        return items, left
+        if not tables and not left:  # DynamoDB names a table of which it has found nothing too
+            whole(tables, name)
+        return [item for found in tables.values() for item in found], left
 
     def is_passing(self, error: Exception, *, at_once: bool = False) -> bool:
         """Return True if a failed call may succeed a moment later and has not been retried yet."""
@@ -253,6 +254,15 @@ class Calls:
     def _call_ended(self, **_: object) -> None:
         if self._closed:  # botocore opens a pool of connections for a call which `close` has overtaken
             self.close()
+
+    def _member(self, answer: Mapping[str, Any], name: str) -> Any:
+        """Return a member that every complete answer contains; only such an answer tells the time.
+
+        What a proxy answers itself has the time of another clock.
+        """
+        found = whole(answer, name)
+        self.hear(answer)
+        return found
 
     def hear(self, answer: _Answer) -> _Answer:
         """Set the clock from the `Date` header of an answer, which may be an error, and return the answer."""

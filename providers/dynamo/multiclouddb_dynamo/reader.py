@@ -203,7 +203,8 @@ class DynamoReader(Reader):
                 return answer
             except (ClientError, ParamValidationError) as error:
                 code, iterator, self._iterator = code_of(error), self._iterator, None
-                if isinstance(error, ClientError):
+                # The answer of a proxy has its status in place of a code, and the time of another clock.
+                if isinstance(error, ClientError) and not code.isdecimal():
                     self._source.calls.hear(error.response)
                 hinted = not self._fresh and without_iterator(self._place) != self._place
                 if code == TRIMMED and self._fresh and self._last.is_sought:

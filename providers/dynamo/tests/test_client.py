@@ -207,6 +207,7 @@ CALLS = {
     "GetRecords": lambda calls, native: calls.records("it", 10, native=native),
     "Scan": lambda calls, native: calls.scan("orders", (0, 1), None, 10, native=native),
     "ListTables": lambda calls, native: calls.table_names(FAR),
+    "BatchGetItem": lambda calls, native: calls.items("orders", [{"pk": {"S": "a"}}]),
 }
 REPLACED = [b"null", b"[]", b"7", b'"Records"', b"[[1, 2]]"]
 CUT = [b'{"Records": [', b'{"ShardIterator": ', b"<html>", b"", b"{}"]
@@ -251,7 +252,8 @@ class TestClock:
     @pytest.mark.parametrize("ahead", [3600, -90])
     def test_every_call_tells_the_time_of_the_service(self, service, ahead):
         stream = {"StreamDescription": {"Shards": []}, "ShardIterator": "it", "Records": []}
-        service.says(stream | {"Table": {"KeySchema": []}, "Items": [], "TableNames": []})
+        tables = {"Table": {"KeySchema": []}, "Items": [], "TableNames": [], "Responses": {"orders": []}}
+        service.says(stream | tables)
         for ask in CALLS.values():
             since, calls = time.time(), Calls(service.clients(), ours=False)
             service.date = formatdate(since + ahead, usegmt=True)
@@ -273,6 +275,16 @@ class TestClock:
         for passed in (0.0, 0.4, 0.9):
             ours.records("it", 7, native=False)
             assert ours.now().timestamp() == pytest.approx(SECONDS + passed, rel=0, abs=1e-3)
+
+    @pytest.mark.parametrize(("body", "kind"), [(b"<html>Sign in</html>", "text/html"), (b"{}", JSON)])
+    def test_an_answer_that_is_not_the_services_does_not_tell_it(self, service, ours, body, kind):
+        """A proxy that answers itself has another clock."""
+        service.date = "Fri, 01 Jan 2100 00:00:00 GMT"
+        service.says(body, kind)
+        for ask in CALLS.values():
+            with pytest.raises(ProviderFault):
+                ask(ours, False)
+        assert ours.now() is None
 
     def test_a_refusal_tells_it_too(self, ours):
         since = time.time()

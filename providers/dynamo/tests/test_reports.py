@@ -1,6 +1,7 @@
 """Tests what users of other readers reported, and what AWS documents; docs/reports.toml has the sources."""
 
 import pytest
+from botocore.awsrequest import AWSResponse
 from botocore.exceptions import ClientError
 
 from multiclouddb_api import (
@@ -28,7 +29,7 @@ from multiclouddb_dynamo.snapshots import FLOOR
 from multiclouddb_spi import ProviderFault
 
 from .servers.server import REGION, session
-from .world import ADDRESS, TABLE, World, seconds, soon
+from .world import ADDRESS, TABLE, World, fetch, seconds, soon
 
 GONE = "ResourceNotFoundException"
 KEY_LOST = "INACCESSIBLE_ENCRYPTION_CREDENTIALS"
@@ -310,3 +311,50 @@ class TestStreamsAtAnotherEndpoint:
         other.troubles.fail("DescribeStream", "UnknownOperationException", None)
         with refused(ErrorCategory.INVALID_REQUEST, "PrivateLink", "AWS_ENDPOINT_URL_DYNAMODB_STREAMS"):
             read(world, Beginning(), client)
+
+
+class Raw:
+    """The body of an answer that no server has sent."""
+
+    def __init__(self, body):
+        self._body = body
+
+    def stream(self, **_):
+        yield self._body
+
+
+@pytest.mark.parametrize(
+    ("body", "own"),
+    [
+        (b"<html>busy</html>", False),
+        (b'{"message": "busy"}', False),
+        (b'{"__type": "com.amazonaws.dynamodb.v20120810#InternalServerError"}', True),
+    ],
+)
+def test_the_clock_of_a_proxy_is_not_that_of_the_service(world, body, own):
+    """By its clock, positions would expire, and pages would seem to be read up to another time."""
+
+    def busy(request, **_):
+        return AWSResponse(request.url, 503, {"Date": "Fri, 01 Jan 2100 00:00:00 GMT"}, Raw(body))
+
+    provider, feed = world.feed()
+    (seed,) = feed.start(Now(), None, soon())
+    streams = provider._calls._clients.streams
+    streams.meta.events.register("before-send.dynamodb-streams.GetRecords", busy)
+    with pytest.raises(ClientError):
+        fetch(feed.open(seed.partition_id, seed.cursor))
+    assert (feed.clock(soon()).year == 2100) == own
+    provider.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda answer: answer.clear(), lambda answer: answer.update(Responses={}, UnprocessedKeys={})],
+    ids=["nothing", "no table"],
+)
+def test_an_answer_without_the_table_proves_no_absence(world, change):
+    """kumo answered so if none of the keys had an item."""
+    client = world.client()
+    world.troubles.rewrite(change, operation="BatchGetItem")
+    with refused(ErrorCategory.TRANSIENT_FAILURE, "cut off"):
+        client.lookup(ADDRESS, [A])
