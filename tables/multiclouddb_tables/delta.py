@@ -616,8 +616,11 @@ class DeltaTarget(Table):
         return has_gone_back(self._known(), query, done)
 
     def is_empty(self) -> bool:
-        """Return True if the table has no file."""
-        return not self._known().file_uris()
+        """Return True if no file of the table has a row; one without statistics counts as one with rows."""
+        # Spark adds a file without rows when it writes an empty DataFrame.
+        actions = pa.table(self._known().get_add_actions(flatten=True))
+        rows = actions["num_records"] if "num_records" in actions.column_names else pa.nulls(len(actions))
+        return not len(actions) or bool(pc.all(pc.equal(rows, 0), skip_nulls=False).as_py())
 
     def store(self, numbers: Mapping[str, int], notes: Mapping[str, str]) -> None:
         """Set properties of the table, or make a commit that only contains notes.

@@ -4,6 +4,7 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
+import attrs
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -11,12 +12,13 @@ from deltalake import DeltaTable, Field
 
 from multiclouddb_api import ErrorCategory, ErrorReason
 from multiclouddb_conformance.refusals import refusal
-from multiclouddb_conformance.sink_harness import key_of
+from multiclouddb_conformance.sink_harness import events, key_of, page
 from multiclouddb_spi.faults import key_digest
 from multiclouddb_tables import Columns
 from multiclouddb_tables.contract import Fix
 from multiclouddb_tables.delta import DeltaTarget
 from multiclouddb_tables.mark import Expected
+from multiclouddb_tables.merging import merge_changes
 
 from .test_reports import made, merged, stored
 
@@ -205,4 +207,37 @@ def test_a_table_that_is_partitioned_by_the_order_is_refused(tmp_path):
         ErrorCategory.INVALID_REQUEST,
         lambda: merged(tmp_path / "table", ("a", 1, {})),
         "partitioned by order_key",
+    )
+
+
+def overwritten(path):
+    """Write an empty DataFrame over a table, as Spark does: it adds a file without rows."""
+    table = DeltaTable(path)
+    new = path / "empty.parquet"
+    pq.write_table(pa.schema(table.schema().to_arrow()).empty_table(), new)
+    facts = {"partitionValues": {}, "dataChange": True}
+    actions = [{"commitInfo": {"timestamp": 1, "operation": "WRITE", "operationParameters": {}}}]
+    actions += [
+        {"remove": {"path": Path(each).name, "deletionTimestamp": 1, **facts}} for each in table.file_uris()
+    ]
+    stats = json.dumps({"numRecords": 0, "minValues": {}, "maxValues": {}, "nullCount": {}})
+    added = {"path": new.name, "size": new.stat().st_size, "modificationTime": 1, "stats": stats}
+    actions.append({"add": added | facts})
+    log = path / "_delta_log" / f"{table.version() + 1:020}.json"
+    log.write_text("\n".join(map(json.dumps, actions)))
+
+
+def test_a_table_that_spark_has_emptied_has_a_file_and_is_empty(tmp_path):
+    """What somebody has removed would be missing, while the merges go on."""
+    path = tmp_path / "table"
+    merged(path, ("a", 1, {}))
+    assert not DeltaTarget(path).is_empty()
+    overwritten(path)
+    assert DeltaTarget(path).is_empty()
+    later = page(events(("b", 1, {})))
+    later = attrs.evolve(later, resumed_from=later.continuation_token)
+    refusal(
+        ErrorCategory.INVALID_REQUEST,
+        lambda: merge_changes(DeltaTarget(path), "a sink", later),
+        "is empty, but a sink has merged rows into it",
     )
