@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import pairwise
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any, Final, TypeAlias, Unpack
@@ -120,8 +121,8 @@ class MirrorFile:
             client: The client of the connection.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if two collections would have the same table, and `NOT_FOUND`
-                if a `*` names no collection.
+            MulticloudDbError: `INVALID_REQUEST` if two collections would have the same table, or one Delta
+                table the folder of another around it, and `NOT_FOUND` if a `*` names no collection.
         """
         found = list[MirrorJob]()
         for entry in self.entries:
@@ -152,7 +153,24 @@ class MirrorFile:
                     "write {collection}, and if need be {database}, in its target",
                 )
             targets.append(job.target)
+        self._check_folders(found)
         return found
+
+    def _check_folders(self, jobs: Sequence[MirrorJob]) -> None:
+        """Refuse a Delta table in the folder of another one, whose VACUUM removes what is not its own."""
+        folders = sorted(
+            (job.target.rstrip("/") + "/", str(job.address))
+            for job in jobs
+            if job.target.startswith("delta:")
+        )
+        for (outer, first), (inner, second) in pairwise(folders):
+            if inner.startswith(outer):
+                raise invalid_request(
+                    f"file {self.path.name}",
+                    f"puts the table of {second} into the folder of the table of {first}, and VACUUM of that "
+                    "one, for example in Spark, removes all files that are not its own",
+                    "give each table a folder beside the others",
+                )
 
 
 Outcome: TypeAlias = MirrorReport | MulticloudDbError

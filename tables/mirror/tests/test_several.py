@@ -19,6 +19,7 @@ from multiclouddb_api import (
     connect,
     pacing,
 )
+from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_mirror import Mirror, MirrorFile, MirrorJob, MirrorReport, Mirrors, mirroring, several
@@ -317,3 +318,23 @@ def test_tables_that_fail_at_the_start_have_labels_of_their_own_without_secrets(
     assert label("postgres:postgresql://user:sec#ret@host/shop") == "postgres:…"
     assert label(f"mysql:{server}#orders") == "mysql:…"
     assert label("sqlite:table.db#orders") == "sqlite:table.db#orders"
+
+
+def test_a_delta_table_in_the_folder_of_another_one_is_refused(tmp_path, store, written):
+    """VACUUM removes all files in the folder of a table that are not its own, as Spark runs it."""
+    store.create_collection("bills/old")
+
+    def jobs(*targets):
+        lines = [f'collection = "{name}"\ntarget = "{target}"' for name, target in targets]
+        file = written(*lines)
+        with connect(file.config) as client:
+            return [str(job.address) for job in file.jobs(client)]
+
+    for pair in (
+        [("main/*", f"delta:{tmp_path}/lake/{{collection}}")],
+        [("main/orders", f"delta:{tmp_path}/lake/orders/"), ("main/bills", f"delta:{tmp_path}/lake")],
+    ):
+        error = refusal(ErrorCategory.INVALID_REQUEST, lambda pair=pair: jobs(*pair), "into the folder of")
+        assert "main/bills" in error.message
+    beside = [("main/orders", f"delta:{tmp_path}/a"), ("main/bills", f"delta:{tmp_path}/a-b")]
+    assert jobs(*beside) == ["main/orders", "main/bills"]
