@@ -361,10 +361,10 @@ class MongoFeed(Feed):
                 f"is given together with {type(position).__name__}()",
                 "pass Now() as start_position, because a native start replaces only Now()",
             )
-        now = self._source.now()
+        now, present = self._source.present()
         match position:
             case Now():
-                return cursor_of(self._native_start(now) or now, ticks_at(now))
+                return cursor_of(self._native_start(now) or present, ticks_at(now))
             case Beginning():
                 return cursor_of(self._log.oldest(), ticks_at(now))
             case AtTime(utc):

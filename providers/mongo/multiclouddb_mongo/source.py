@@ -45,7 +45,7 @@ from multiclouddb_mongo.errors import (
 from multiclouddb_mongo.members import Majority, ServerClock, ticks_in
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.position import After, At, Place, compare, ticks_at, token_text
-from multiclouddb_mongo.raw_change import RAW_CODEC
+from multiclouddb_mongo.raw_change import RAW_CODEC, last_answer
 from multiclouddb_mongo.values import CODEC, LENIENT_RAW, to_bson
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, unsupported
 from multiclouddb_spi.time_limits import ANSWER_SECONDS
@@ -217,26 +217,36 @@ class ReaderContext:
         """Return the end of the log as a server that may be read knows it; see `LogEnd`."""
         return self._now()[0]
 
+    def present(self) -> tuple[After, Place]:
+        """Return the end of the log, and a position that no write passes that is acknowledged later."""
+        now, _, end = self._now()
+        ticks = ticks_at(now)
+        if self.sharded or end is None or ticks is None or end + 1 >= ticks:
+            return now, now
+        # A write gets its place in the log before it is committed, so one with an earlier place than the last
+        # one that the server has may still be on its way. All that a majority has was committed before.
+        return now, At.of(end + 1)
+
     def head(self) -> After | None:
         """Return the end of the log; None if only another server may know it."""
         end = LogEnd(self)
         if not (self.sharded or (self.believed and self.majority.is_fresh())):
             end.ask()
-        now, stream = self._now()
+        now, stream, _ = self._now()
         return now if self.sharded or end.is_passed(now, stream, now) else None
 
-    def _now(self) -> tuple[After, Stream]:
+    def _now(self) -> tuple[After, Stream, int | None]:
         # The position comes from the first answer of a stream that requests no changes. A `mongos` learns
         # from the answers of the shards how late it is, so only the second stream begins late enough.
         for _ in range(2 if self.sharded else 1):
             with self.opening(), self._watch(0, self._awaiting(1)) as stream:
-                token = stream.resume_token
+                token, answer = stream.resume_token, last_answer()
         if token is None:
             raise unsupported(
                 "this server sends no resume token with an answer without changes, as MongoDB does",
                 "use MongoDB 6.0 or later",
             )
-        return After("h", token_text(token)), stream
+        return After("h", token_text(token)), stream, None if answer is None else answer.log_end
 
     def election(self, stream: Stream | None) -> object:
         """Return the id of the election that the stream's server has won; None if it is no primary."""

@@ -1,6 +1,7 @@
 """Tests that no event is lost, wherever a consumer is killed and whatever the servers do."""
 
 import itertools
+import threading
 import time
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -398,3 +399,25 @@ def test_a_change_that_is_rolled_back_is_never_seen(proxied, database):
         proxied.wait_healthy()
         assert ids(read(client, address, page.continuation_token, timeout=CALL, wait=CALL)) == ["kept"]
         assert [document["_id"] for document in items.find()] == ["kept"]
+
+
+def test_now_is_before_a_write_that_is_still_being_committed(one, reader, database):
+    """A write gets its place in the order before it is committed; one with a later place may be faster."""
+    items, here = one.client()[database]["c"], ResourceAddress(database, "c")
+    items.insert_one({"_id": 0})
+    point = {"configureFailPoint": "hangAfterCollectionInserts"}
+    admin = one.direct(one.primary()).admin
+    count = admin.command({**point, "mode": "alwaysOn", "data": {"collectionNS": f"{database}.c"}})["count"]
+    slow = threading.Thread(target=items.insert_one, args=({"_id": "slow"},))
+    try:
+        slow.start()
+        admin.command(
+            {"waitForFailPoint": point["configureFailPoint"], "timesEntered": count + 1, "maxTimeMS": 30_000}
+        )
+        other = one.client()[database].get_collection("other", write_concern=WriteConcern(w=1))
+        other.insert_one({})
+        token = read(reader, here, Now()).continuation_token
+    finally:
+        admin.command({**point, "mode": "off"})
+        slow.join()
+    assert ids(*walk(reader, here, token)) == ["slow"]
