@@ -272,7 +272,7 @@ class Calls:
                 "so that their keys are not known",
                 "copy the items into a container whose partition key has another name",
             )
-        masking = found.get("dataMaskingPolicy")
+        masking = found.get("dataMaskingPolicy") or {}
         # A container without a version has version 1.
         return Definition(
             str(found["_rid"]),
@@ -373,11 +373,12 @@ class Calls:
         # one request only in `request_options`; it ignores its parameter `initial_headers`.
         if self._make is None:
             return {}
-        if self._level is None or time.monotonic() - self._level_asked >= _LEVEL_SECONDS:
+        level = self._level  # another thread may forget it meanwhile
+        if level is None or time.monotonic() - self._level_asked >= _LEVEL_SECONDS:
             self._level_asked = time.monotonic()
             policy = self._connected().get_database_account(**self._limits(deadline)).ConsistencyPolicy
-            self._level = str((policy or {}).get("defaultConsistencyLevel", ""))
-        return {"request_options": {"consistencyLevel": self._level}} if self._level in _QUORUM else {}
+            level = self._level = str((policy or {}).get("defaultConsistencyLevel", ""))
+        return {"request_options": {"consistencyLevel": level}} if level in _QUORUM else {}
 
     # -- Pages
 
