@@ -13,6 +13,7 @@ FOLDERS = {
     "spark": ROOT / "spark",
     "tables": ROOT / "tables",
     "verify": ROOT / "tables" / "verify",
+    "mirror": ROOT / "tables" / "mirror",
     "postgres": ROOT / "tables" / "postgres",
 }
 JUDGED = ("right", "silent", "wrong", "theirs")

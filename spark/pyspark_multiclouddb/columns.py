@@ -182,10 +182,7 @@ class ColumnSettings(Protocol):
 def columns_of(schema: StructType, settings: ColumnSettings) -> Columns | None:
     """Check the schema that Spark passes; return None for the schema of the source."""
     typed = []
-    check_cases(field.name for field in schema)
-    if len(names := schema.fieldNames()) > len(set(names)):
-        [name, *_] = [name for name in names if names.count(name) > 1]
-        raise invalid_request(f"column {name}", "is in the schema twice", "leave one of them out")
+    _check_names(schema)
     for field in schema:
         ours = _OURS.get(field.name.lower())
         if ours is None:
@@ -198,9 +195,7 @@ def columns_of(schema: StructType, settings: ColumnSettings) -> Columns | None:
                 f"write {ours.name} {kind}; for a field {field.name} of the documents, use "
                 f"from_json({DOCUMENT}, …)",
             )
-        _check_type(field.name, field.dataType)
-        if not field.nullable:
-            raise _is_not_null(field.name)
+        _check_field(field)
     corrupt = settings.corrupt_column or _CORRUPT
     found = {field.name: field for field in typed}.get(corrupt)
     _check_options(settings, typed, found)
@@ -216,9 +211,9 @@ def with_documents(rows: pa.Table, kind: StructType) -> pa.Table:
         rows: The rows.
         kind: The fields of the documents, with their types.
     """
-    check_cases(kind.fieldNames())
+    _check_names(kind)
     for field in kind:
-        _check_type(field.name, field.dataType)
+        _check_field(field)
     wanted = [(field.name, _converter(field.dataType)) for field in kind]
     made: list[dict[str, Any] | None] = []
     for text, key in zip(rows[DOCUMENT].to_pylist(), rows["key"], strict=True):
@@ -274,6 +269,19 @@ def _check_options(settings: ColumnSettings, typed: list[StructField], corrupt: 
             f"is omit, but the schema has a column of documents, {typed[0].name}",
             "leave the option or the column out",
         )
+
+
+def _check_names(schema: StructType) -> None:
+    check_cases(schema.fieldNames())
+    if len(names := schema.fieldNames()) > len(set(names)):
+        [name, *_] = [name for name in names if names.count(name) > 1]
+        raise invalid_request(f"column {name}", "is in the schema twice", "leave one of them out")
+
+
+def _check_field(field: StructField) -> None:
+    _check_type(field.name, field.dataType)
+    if not field.nullable:
+        raise _is_not_null(field.name)
 
 
 def _check_type(path: str, kind: DataType) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -183,7 +184,8 @@ def pages_to_dataframe(
         partition.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if a value of a document does not fit its type in `schema`.
+        MulticloudDbError: `INVALID_REQUEST` if a value of a document does not fit its type in `schema`, or if
+            documents cannot have this schema.
 
     Examples:
         >>> with connect(url) as client:
@@ -209,9 +211,25 @@ def pages_to_dataframe(
             batches.append(_with_sequence(events_to_arrow(page.events), sequence))
     rows, kinds = pa.Table.from_batches(batches, schema=ROW_SCHEMA), SPARK_SCHEMA
     if schema is not None:
-        kind = spark.createDataFrame([], schema).schema
+        kind = _fields(spark, schema)
         rows = with_documents(rows, kind)
         kinds = type(kind)(
             [each if each.name != DOCUMENT else type(each)(DOCUMENT, kind) for each in SPARK_SCHEMA]
         )
     return spark.createDataFrame(rows, schema=kinds)
+
+
+def _fields(spark: SparkSession, schema: StructType | str) -> StructType:
+    """Return the fields of a schema; refuse a type, of which Spark makes a structure with a field `value`."""
+    from pyspark.errors import ParseException
+
+    kind = spark.createDataFrame([], schema).schema
+    if isinstance(schema, str) and kind.fieldNames() == ["value"]:
+        with suppress(ParseException):  # the text has the name itself
+            if spark.createDataFrame([], f"value {schema}").schema == kind:
+                raise invalid_request(
+                    "schema",
+                    f"is {kind['value'].dataType.simpleString()}, which has no names of fields",
+                    "name the fields of the documents, for example status STRING, total DOUBLE",
+                )
+    return kind

@@ -13,7 +13,7 @@ import attrs
 import pyspark
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
-from pyspark.sql.types import DoubleType, StringType, StructField, StructType
+from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
 import pyspark_multiclouddb
 from multiclouddb_api import (
@@ -422,6 +422,35 @@ def test_a_value_that_does_not_fit_the_schema_is_refused(spark):
         lambda: pages_to_dataframe(spark, pages, "n INTERVAL DAY"),
         "column n: is interval day, which a document cannot give",
     )
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ("MAP<STRING, STRING>", "schema: is map<string,string>, which has no names of fields"),
+        ("INT", "schema: is int, which has no names of fields"),
+        ("n INT NOT NULL", "column n: is NOT NULL, but a delete has no document"),
+        (
+            StructType([StructField("n", LongType()), StructField("n", LongType())]),
+            "column n: is in the schema twice",
+        ),
+    ],
+    ids=["map", "int", "NOT NULL", "twice"],
+)
+def test_a_schema_that_documents_cannot_have_is_refused(spark, schema, message):
+    """Spark makes a structure with the only field `value` of a type that is none."""
+    pages = [page(events(("a", 1, {"n": 1}), ("b", 2, {})))]
+    refusal(ErrorCategory.INVALID_REQUEST, lambda: pages_to_dataframe(spark, pages, schema), message)
+
+
+@pytest.mark.parametrize(
+    "schema", ["value INT", "value: INT", "struct<value: INT>", "value STRUCT<value: INT>"]
+)
+def test_a_field_may_have_the_name_that_spark_gives_to_a_type_without_names(spark, schema):
+    value = {"value": 5} if "STRUCT" in schema else 5
+    frame = pages_to_dataframe(spark, [page(events(("a", 1, {"value": value})))], schema)
+    [document] = frame.select("new_item_state").toArrow()["new_item_state"].to_pylist()
+    assert document == {"value": value}
 
 
 def test_pages_of_an_iterator_and_of_nothing(spark, source):
