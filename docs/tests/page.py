@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -75,7 +76,7 @@ def helper():
     """Start the process that forks for each program."""
     started = subprocess.Popen(
         [sys.executable, "-W", "error", "-c", HELPER],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0,
     )  # fmt: skip
 
     def end():
@@ -100,7 +101,13 @@ def run_blocks(page, steps, folder="."):
         process = helper()
         process.stdin.write(json.dumps(asked) + "\n")
         process.stdin.flush()
-        status = process.stdout.readline()
+        try:
+            status = process.stdout.readline()
+        except BaseException:
+            # The next page would read the answer to this one, which may still run.
+            os.killpg(process.pid, signal.SIGKILL)
+            helper.cache_clear()
+            raise
         printed, complaints = (Path(file).read_text(encoding="utf-8") for file in files)
     assert status == "0\n", printed + complaints
     return printed.split(f"{MARK}\n")[:-1]

@@ -11,7 +11,9 @@ The blocks of a page run in order, in one process, in an empty folder, with warn
                                    `…` stands for anything within a line
 """
 
+import os
 import re
+import signal
 import textwrap
 
 import attrs
@@ -108,3 +110,22 @@ def test_pages_have_blocks():
     """Check that the regular expression still finds the blocks."""
     found = {page.id: page.values[1] for page in PAGES}
     assert {"docs/jobs/big-table.md", "docs/get-started.md"} <= found.keys()
+
+
+class GivenUp(BaseException):
+    """Ends a test, as a time limit does."""
+
+
+def test_a_page_that_is_given_up_leaves_the_next_one_its_own_answer(monkeypatch, tmp_path):
+    def give_up(*_):
+        raise GivenUp
+
+    before = signal.signal(signal.SIGUSR1, give_up)
+    monkeypatch.setenv("TESTER", str(os.getpid()))
+    code = "import os, signal\nos.kill(int(os.environ['TESTER']), signal.SIGUSR1)\nsignal.pause()"
+    try:
+        with pytest.raises(GivenUp):
+            run_blocks("a page", [(1, None, code)], tmp_path)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert run_blocks("another page", [(1, None, "print(5)")], tmp_path) == ["5\n"]

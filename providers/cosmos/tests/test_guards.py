@@ -11,13 +11,22 @@ from requests.exceptions import ProxyError
 from urllib3.exceptions import MaxRetryError
 from urllib3.exceptions import ProxyError as URLProxyError
 
-from multiclouddb_api import ErrorCategory, LogicalPartition, MulticloudDbError, MulticloudDbKey, Now
+from multiclouddb_api import (
+    Beginning,
+    ErrorCategory,
+    LogicalPartition,
+    MulticloudDbError,
+    MulticloudDbKey,
+    Now,
+)
 from multiclouddb_conformance.refusals import refused
 from multiclouddb_cosmos.position import KeyRange
 from multiclouddb_cosmos.transport import Adapter, MovedError, ranges_in
 from multiclouddb_cosmos_emulator.faults import Act, Fail
 from multiclouddb_spi import FeedSpec, ProviderFault
 
+from .test_keys import drained
+from .test_reports import BOTH
 from .world import ADDRESS, READ, seconds, soon
 
 pytestmark = pytest.mark.usefixtures("hasty")
@@ -246,3 +255,19 @@ class TestSplitWhileReading:
         list(world.container.read_feed_ranges(force_refresh=True))
         consumer.until_idle()
         assert sorted(consumer.markers) == written
+
+
+@BOTH
+def test_splits_of_two_generations_while_nobody_reads(lone, options):
+    """Azure/azure-cosmos-dotnet-v3 PR 6079 (2026-09): then a reader forgot its position, and began anew."""
+    consumer = lone.consumer(Beginning(), provider_options=options, max_page_size=3)
+    written = lone.fill(10)
+    consumer.read()
+    lone.split()
+    written += lone.fill(10)
+    for each in [each["id"] for each in lone.partitions()]:
+        lone.split(each)
+    written += lone.fill(10)
+    consumer.restart()
+    drained(consumer)
+    assert sorted(consumer.markers) == sorted(written)

@@ -15,16 +15,18 @@ from multiclouddb_api import (
     MulticloudDbKey,
     NotKnown,
     Now,
+    connect,
 )
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos.transport import Adapter, Headers
 from multiclouddb_cosmos_emulator import Fail, service
 
-from .world import ADDRESS
+from .world import ADDRESS, DATABASE, NAME, READ
 
 pytestmark = pytest.mark.usefixtures("hasty")
 LATEST = CosmosOptions(mode="latest")
+A, ODD = (MulticloudDbKey({"pk": "a", "id": item_id}, 1) for item_id in ("a", "a#"))
 IDS = ["x", "with space", "y%41", "z#1", "q/"]
 VALUES = ['"pk": null', '"pk": ""', '"pk": 0', '"pk": false', '"pk": {"a": 1}', '"pk": 1.5e300']
 VALUES += [
@@ -158,3 +160,37 @@ def test_a_level_may_have_any_value_or_none(make_world, put_text):
     keys = keys_of(world)
     assert len(set(keys)) == len(values) ** 2 + 4
     assert found(world, keys) == {key: key for key in keys}
+
+
+@pytest.mark.parametrize(
+    "fault", [(429, 3200), (503, 0), (500, 0), (408, 0), (410, 1002), (404, 1002)], ids=str
+)
+@pytest.mark.parametrize("whose", ["library", "application"])
+def test_a_query_that_is_refused_once_proves_no_absence(lone, put_text, whose, fault):
+    """Azure/azure-sdk-for-python issues 35021, 38984: a query that was throttled returned nothing."""
+    put_text(lone, '{"id": "a#", "pk": "a"}')
+    with connect(lone.config(), native_client=lone.native if whose == "application" else None) as client:
+        client.lookup(ADDRESS, [A])
+        lone.server.faults.add(Fail(*fault, retry_after=0.01), "QueryItems")
+        # Of what an application's own client gives up, the error is told.
+        with contextlib.suppress(*[MulticloudDbError] * (whose == "application")):
+            assert client.lookup(ADDRESS, [ODD])[ODD].key == ODD
+
+
+@pytest.mark.parametrize("policy", [None, {"isPolicyEnabled": False}, {"isPolicyEnabled": True}], ids=str)
+@pytest.mark.parametrize("refused", [False, True], ids=["unmasked", "masked"])
+def test_a_look_up_returns_no_masked_values(lone, policy, refused):
+    """Microsoft Learn, Dynamic data masking (2026-04): the feed is refused to whom values are masked for."""
+    lone.put("a")
+    client, key = lone.client(), MulticloudDbKey({"pk": "a", "id": "a"}, 1)
+    assert client.lookup(ADDRESS, [key])[key] is not None
+    with lone.server._lock:
+        if policy is not None:
+            lone.server._container(DATABASE, NAME).properties["dataMaskingPolicy"] = policy
+    if refused:
+        lone.server.faults.add(Fail(403), READ, times=None)
+    look = lambda: client.lookup(ADDRESS, [key])[key]  # noqa: E731
+    if refused and policy and policy["isPolicyEnabled"]:
+        refusal(ErrorCategory.AUTHORIZATION_FAILED, look, "403")
+    else:
+        assert look() is not None

@@ -6,19 +6,22 @@ regions, a change can get its LSN up to a minute after its time.
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
-from multiclouddb_api import Beginning, Now, Snapshot
+from multiclouddb_api import Beginning, ChangeFeedRequest, Now, Snapshot, connect
 from multiclouddb_cosmos import CosmosOptions
+from multiclouddb_cosmos import client as client_room
 from multiclouddb_cosmos.config import CosmosConfig
 from multiclouddb_cosmos.transport import SameThread
 from multiclouddb_cosmos_emulator.message import Reply
 
-from .test_reports import LATEST, everything
+from .test_reports import LATEST, everything, ids
 from .world import ADDRESS, DATABASE, NAME, soon
 
 pytestmark = pytest.mark.usefixtures("hasty")
+LATE = b'{"_rid":"","Documents":[{"id":"c","pk":"c","_lsn":1,"_lsn":2,"_lsn":3,"_lsn":4,"_lsn":5}]}'
 
 
 @pytest.fixture
@@ -157,3 +160,27 @@ def test_the_circuit_breaker_of_partitions_changes_nothing(
     assert len(keys) == 2 * len(values)
     rows = world.client().lookup(ADDRESS, keys, provider_options=LATEST)
     assert {asked: row.key for asked, row in rows.items()} == {key: key for key in keys}
+
+
+def test_of_several_answers_to_one_page_the_one_that_was_taken_is_read(lone, monkeypatch):
+    """The availability strategy of azure-cosmos sends a request to a second region if the first is slow."""
+    lone.put("a", "b", _lsn=7)
+    made = client_room.end_if_throttled
+
+    def hedging(deadline, seen=None):
+        hook = made(deadline, seen)
+
+        def call(response):
+            hook(response)
+            late = SimpleNamespace(status_code=200, headers={"etag": '"99"'}, body=lambda: LATE)
+            if response.http_request.url.endswith("/docs/"):
+                hook(SimpleNamespace(http_request=response.http_request, http_response=late))
+
+        return call
+
+    monkeypatch.setattr(client_room, "end_if_throttled", hedging)
+    with connect(lone.config(), native_client=lone.native) as client:
+        request = ChangeFeedRequest(ADDRESS, Beginning(), provider_options=LATEST)
+        events = list(client.iterate_changes(request, until_idle=True))
+    assert ids(events) == ["a", "b"]
+    assert {event.new_item_state["_lsn"] for event in events} == {7}

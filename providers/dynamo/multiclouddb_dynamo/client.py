@@ -34,14 +34,14 @@ _DESCRIBES_A_SECOND: Final = 10
 _WINDOW_SECONDS: Final = 1.05  # calls may arrive closer together than they were sent
 _LEAST_DIGITS: Final = 21  # botocore refuses a shorter number, but some servers number from 1
 _JSON: Final = "application/x-amz-json"
+# A time in milliseconds, on which botocore's own parser fails; a text of an item has no such quotes.
+_LONG_TIME: Final = re.compile(rb'("ApproximateCreationDateTime"\s*:\s*)(\d{12,16}(?:\.\d+)?)(?![\d.eE])')
 _BOUND: Final = AnswerBound(
     256 << 20,
     "an answer of DynamoDB has at most 16 MB of data, which JSON makes at most 14 times as long",
 )
 # The API reference says 1 MB for GetRecords and Scan, 16 MB for BatchGetItem. A null in a list counts as
 # one byte, and becomes {"NULL":true}, in JSON. botocore decompresses nothing.
-# A time in milliseconds, on which botocore's own parser fails; a text of an item has no such quotes.
-_LONG_TIME: Final = re.compile(rb'("ApproximateCreationDateTime"\s*:\s*)(\d{12,16}(?:\.\d+)?)(?![\d.eE])')
 _SWELLING: Final = 6  # the size of a parsed record in memory as a multiple of its text's size
 RECORD_BYTES: Final = 4096  # the first estimate of a record's size in memory
 

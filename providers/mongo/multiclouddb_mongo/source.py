@@ -264,23 +264,11 @@ class ReaderContext:
 
     def reaches(self, place: At) -> bool:
         """Return True if changes can be read from a cluster time on."""
-        try:
-            self._by_a_longer_log(place, lambda preference: self._probe(place, preference))
-        except OperationFailure as error:
-            if error.code != HISTORY_LOST:
-                raise
-            return False
-        return True
+        return _is_kept(lambda: self._by_a_longer_log(place, lambda member: self._probe(place, member)))
 
     def has(self, place: At, preference: Any) -> bool:
         """Return True if the log of one member still contains everything from a cluster time on."""
-        try:
-            self._probe(place, preference)
-        except OperationFailure as error:
-            if error.code != HISTORY_LOST:
-                raise
-            return False
-        return True
+        return _is_kept(lambda: self._probe(place, preference))
 
     def _by_a_longer_log(self, place: Place, ask: Callable[[Any], T]) -> T:
         """Ask a member that may be read; if its log does not reach back to a position, ask the primary."""
@@ -573,6 +561,17 @@ def elected(hello: Mapping[str, Any]) -> object:
     written = hello.get("lastWrite", {})
     knows = written.get("opTime", {}).get("t") == written.get("majorityOpTime", {}).get("t")
     return hello.get("electionId") if knows and hello.get("isWritablePrimary") else None
+
+
+def _is_kept(probe: Callable[[], None]) -> bool:
+    """Return False if a server says that its log does not reach back to the position of a probe."""
+    try:
+        probe()
+    except OperationFailure as error:
+        if error.code != HISTORY_LOST:
+            raise
+        return False
+    return True
 
 
 def _too_short(client: MongoClient[Any], is_there: bool) -> ProviderFault:
