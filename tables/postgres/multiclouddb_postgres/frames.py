@@ -91,7 +91,7 @@ class FrameTable(PostgresTable):
         with told_by_executors():
             plain.mapInArrow(write, "written long").toArrow()
         if skipped:
-            self.count_skipped(skipped)
+            self.marks.count_skipped(skipped)
         self.store({}, notes)
 
     def _told_skipped(self, rows: DataFrame) -> int:

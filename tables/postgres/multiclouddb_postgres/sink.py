@@ -195,7 +195,7 @@ def merge_into_postgres(
         )
         merged = merge_batch(target, _SINK, work)
         if checkpoint_name is not None and target.exists:
-            target.remember_position(checkpoint_name)
+            target.marks.remember_position(checkpoint_name)
         return merged
 
     return naming(dsn, place, lambda: repeated(dsn, place, merge))

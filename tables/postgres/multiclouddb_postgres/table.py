@@ -13,7 +13,6 @@ from psycopg import sql
 from multiclouddb_api import ErrorCategory, ErrorDetail, ErrorReason, MulticloudDbError, invalid_request
 from multiclouddb_api.validators import check_type
 from multiclouddb_postgres.catalog import INSTANT, TEXT, Column, TableFacts, look, wrong
-from multiclouddb_postgres.checkpoints import current_schema, is_kept_in, stored_token
 from multiclouddb_postgres.column_types import column_type, read_every_value
 from multiclouddb_postgres.long_keys import (
     LONG_KEY,
@@ -32,7 +31,8 @@ from multiclouddb_postgres.long_keys import (
     stored,
     told,
 )
-from multiclouddb_postgres.server import DATA, LOG, Connection, has_ours, where
+from multiclouddb_postgres.marks import Marks
+from multiclouddb_postgres.server import DATA, LOG, Connection, where
 from multiclouddb_postgres.values import (
     BATCH,
     MOST_NAME_BYTES,
@@ -66,12 +66,6 @@ if TYPE_CHECKING:
     from multiclouddb_tables.contract import Fix, Own
     from multiclouddb_tables.conversion import Unheld
 
-MARKS: Final = "multiclouddb_marks"
-"""The table with the batch numbers and the stages of snapshots, in the schema of the sink's table."""
-_FEED: Final = "multiclouddb-feed"
-"""The name of the mark with the feed whose changes the table contains."""
-POSITION: Final = "multiclouddb-checkpoint:"
-"""The beginning of the name of the mark with the schema of the checkpoint that is stored with the rows."""
 _WRITTEN: Final = "multiclouddb_written"
 _USED: Final = (
     psycopg.errors.FeatureNotSupported,
@@ -111,7 +105,8 @@ class PostgresTable(Table):
         self._new_columns, self._documents = new_columns, documents
         self._table = identifier(name)
         self._where = where(connection, name)
-        self._last_mark: TableMark | None = None
+        self.marks = Marks(self)
+        """What the sink keeps about the table beside its rows."""
         self._found = self._look()
         if self._found is None and not create:
             raise missing(self._where)
@@ -130,11 +125,6 @@ class PostgresTable(Table):
     def hashes(self) -> bool:
         """True if the table keeps the hashes of keys that are too long for an index."""
         return LONG_KEY in self.known().columns
-
-    @property
-    def _marks(self) -> sql.Identifier:
-        """The table with the marks: by each name of this table, and with each `search_path`, the same one."""
-        return sql.Identifier(self.known().schema, MARKS)
 
     def _look(self) -> TableFacts | None:
         return look(self.connection, self._table, holds=self._holds)
@@ -168,7 +158,7 @@ class PostgresTable(Table):
                 is_ours = self._create(columns)
                 self._found = self._look()
                 if is_ours:
-                    self._forget_dropped()
+                    self.marks.forget_dropped()
                 if mark is not None and self.feed_mark() is None:
                     self.set_feed_mark(mark)
             known = self.known().columns
@@ -215,32 +205,12 @@ class PostgresTable(Table):
             return False
         return True
 
-    def _forget_dropped(self) -> None:
-        """Remove the marks of tables that are gone, and those of an older table with the number of this one.
-
-        pg_dump writes the number of a table that was dropped, and in another server a new table may get it.
-        """
-        if not self._has_marks():
-            return
-        marks = self._marks
-        may_delete = "SELECT has_table_privilege(to_regclass({}), 'DELETE')"
-        [(may,)] = self.connection.execute(
-            sql.SQL(may_delete).format(marks.as_string(self.connection))
-        ).fetchall()
-        if may:
-            self.connection.execute(
-                sql.SQL(
-                    "DELETE FROM {} AS m WHERE m.target = {} OR NOT EXISTS "
-                    "(SELECT FROM pg_class AS c WHERE c.oid = m.target)"
-                ).format(marks, self.known().oid)
-            )
-
     def redeclare(self, schema: pa.Schema, names: Sequence[str], mark: TableMark) -> None:
         """Give columns the types of another declaration, in one transaction."""
         wanted = self._types(schema)
         with self.connection.transaction():
             self._lock()
-            if self._read_mark() != mark:
+            if self.marks.read_feed() != mark:
                 raise refilled(self._where)
             known = self.known().columns
             check_cases(wanted, known)
@@ -306,94 +276,23 @@ class PostgresTable(Table):
 
     def number(self, name: str) -> int | None:
         """Return a number that was stored for the table."""
-        if not self._has_marks():
-            return None
-        query = sql.SQL("SELECT value FROM {} WHERE target = {} AND name = {}").format(
-            self._marks, self.known().oid, name
-        )
-        row = self.connection.execute(query).fetchone()
-        return None if row is None else row[0]
+        return self.marks.number(name)
 
     def feed_mark(self) -> TableMark | None:
         """Return the mark of the table; one that was dropped and made again has none."""
-        self._last_mark = self._read_mark()
-        return self._last_mark
-
-    def _read_mark(self) -> TableMark | None:
-        text = self._note(_FEED)
-        return None if text is None else TableMark.from_json(text, self._where)
+        return self.marks.feed()
 
     def set_feed_mark(self, mark: TableMark) -> None:
         """Store the mark of the table, unless another sink has stored that of its own feed meanwhile."""
-        with self.connection.transaction():
-            # A transaction that waits here sees what the one before it has committed.
-            self.connection.execute("SELECT pg_advisory_xact_lock(%s)", (self.known().oid,))
-            found = FoundTable(self._read_mark())
-            found.check_still(FoundTable(self._last_mark), self._where, mark.source)
-            self.store({}, {_FEED: mark.to_json()})
-            self._last_mark = mark
+        self.marks.set_feed(mark)
 
     def names(self, prefix: str) -> list[str]:
         """Return the names of the marks that begin with a text, without it."""
-        if not self._has_marks():
-            return []
-        query = sql.SQL("SELECT name FROM {} WHERE target = {} AND starts_with(name, {}) ORDER BY at DESC")
-        rows = self.connection.execute(query.format(self._marks, self.known().oid, prefix)).fetchall()
-        return [name.removeprefix(prefix) for (name,) in rows]
-
-    def _has_marks(self) -> bool:
-        if self._found is None:
-            return False
-        return has_ours(self.connection, self._marks.as_string(self.connection))
+        return self.marks.names(prefix)
 
     def store(self, numbers: Mapping[str, int], notes: Mapping[str, str]) -> None:
         """Store numbers and texts for the table."""
-        rows: list[tuple[str, int | None, str | None]] = [
-            (name, value, None) for name, value in numbers.items()
-        ]
-        rows += [(name, None, text) for name, text in notes.items()]
-        if not rows:
-            return
-        with self.connection.transaction():
-            self._make_marks()
-            upsert = sql.SQL(
-                "INSERT INTO {} (target, name, value, note) VALUES ({}, {}, {}, {}) "
-                "ON CONFLICT (target, name) DO UPDATE SET value = excluded.value, note = excluded.note, "
-                "at = now()"
-            )
-            for row in sorted(rows):
-                self._write_mark(upsert.format(self._marks, self.known().oid, *row))
-
-    def _write_mark(self, statement: sql.Composed) -> None:
-        if not self.connection.execute(statement).rowcount:
-            raise wrong(
-                MARKS,
-                "has a BEFORE trigger that keeps a mark from being written, without which a batch of another "
-                "feed could be merged",
-                "drop it, or let it return NEW",
-            )
-
-    def _make_marks(self) -> None:
-        if not self._has_marks():
-            self.connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (MARKS,))
-            self.connection.execute(
-                sql.SQL(
-                    "CREATE TABLE IF NOT EXISTS {} (target regclass, name text, value bigint, note text, "
-                    "at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (target, name))"
-                ).format(self._marks)
-            )
-
-    def count_skipped(self, count: int) -> None:
-        """Add to the number of changes that were left out, because their keys are too long."""
-        with self.connection.transaction():
-            self._make_marks()
-            # Several workers count at the same time, so the server adds.
-            self._write_mark(
-                sql.SQL(
-                    "INSERT INTO {} AS m (target, name, value) VALUES ({}, {}, {}) "
-                    "ON CONFLICT (target, name) DO UPDATE SET value = m.value + excluded.value, at = now()"
-                ).format(self._marks, self.known().oid, SKIPPED, count)
-            )
+        self.marks.store(numbers, notes)
 
     def is_empty(self) -> bool:
         """Return True if the table has no row."""
@@ -437,7 +336,7 @@ class PostgresTable(Table):
             for column in self.known().columns.values()
             if not (column.not_null or column.is_generated) and column.name != LONG_KEY
         ]
-        return emptied(self._read_mark(), names, written)
+        return emptied(self.marks.read_feed(), names, written)
 
     def _check_none_left(self, rows: sql.Composed) -> None:
         """Refuse a trigger or a rule that has prevented a row from being written."""
@@ -493,7 +392,7 @@ class PostgresTable(Table):
             if rows.num_rows:
                 self.upsert(rows)
             if skipped.num_rows:
-                self.count_skipped(skipped.num_rows)
+                self.marks.count_skipped(skipped.num_rows)
                 LOG.warning("%s", told(skipped.num_rows, names_of(skipped), self._where))
             self.store({}, notes)
 
@@ -616,7 +515,7 @@ class PostgresTable(Table):
             )
         # Without a mark, nobody knows whether a column that the batch lacks is one of the sink's.
         gone = "CASE WHEN excluded._deleted_at IS NULL THEN t.{0} END"
-        if self._read_mark() is not None:
+        if self.marks.read_feed() is not None:
             gone = "NULL"
             if STALE_SINCE in known:
                 gone = "CASE WHEN excluded._stale_since IS NOT NULL THEN t.{0} END"
@@ -713,48 +612,6 @@ class PostgresTable(Table):
         known = self.known().columns
         return {name: column_type(known[name].held) for name in self._own_names()}
 
-    def position(self) -> str | None:
-        """Return the token that the sink stores with the rows under one name, or None."""
-        names = self.names(POSITION)
-        if len(names) > 1:
-            raise invalid_request(
-                "checkpoint_name",
-                f"is not given, and {self._where} was written with several: {', '.join(names[:5])}",
-                "give the name of the one whose position the table has reached",
-            )
-        return stored_token(self.connection, names[0], self._note(POSITION + names[0])) if names else None
-
-    def remember_position(self, name: str) -> None:
-        """Store where the checkpoint is that was just stored with the rows.
-
-        With another `search_path`, a worker finds no checkpoint, and begins where it began at first: what
-        comes between would be missing, or be read again.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if the checkpoint of this name is in another schema.
-        """
-        before, schema = self._note(POSITION + name), current_schema(self.connection)
-        if schema is None or before == schema:
-            return
-        if before is not None and is_kept_in(self.connection, before, name):
-            raise invalid_request(
-                "dsn",
-                f"has a search_path that leads to the checkpoints of the schema {schema}, and the checkpoint "
-                f"{name!r} of {self._where} is in the schema {before}",
-                f"connect with the search_path of before, for example with options=-csearch_path={before}",
-            )
-        self.store({}, {POSITION + name: schema})
-
-    def _note(self, name: str) -> str | None:
-        """Return a text that was stored for the table."""
-        if not self._has_marks():
-            return None
-        query = sql.SQL("SELECT note FROM {} WHERE target = {} AND name = {}").format(
-            self._marks, self.known().oid, name
-        )
-        row = self.connection.execute(query).fetchone()
-        return None if row is None else row[0]
-
     def complete(self, expected: Expected) -> None:
         """Store the mark without its time; see `Target.complete`."""
         expected.check(self.found(), self._where)
@@ -766,7 +623,7 @@ class PostgresTable(Table):
         expected.check(self.found(), self._where)
         known = self.known().columns
         check_table(self._where, [*known], own=any(fix.columns is not None for fix in fixes))
-        check_fixes(self._where, self._own_names(), fixes, self._read_mark())
+        check_fixes(self._where, self._own_names(), fixes, self.marks.read_feed())
         hashes, gone = self.hashes, self._emptied()
         written, removals = 0, [fix for fix in fixes if fix.removes]
         beside = {each.beside[0]: each.beside[1] for each in removals if each.beside is not None}

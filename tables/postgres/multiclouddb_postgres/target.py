@@ -132,7 +132,7 @@ class PostgresTarget:
     def position(self) -> str | None:
         """Return the token that the sink stores with the rows (`checkpoint_name=`), or None."""
         if (name := self._checkpoint) is None:
-            return self._in(PostgresTable.position)
+            return self._in(lambda table: table.marks.position())
         return repeated(self._dsn, self._where, lambda connection: stored_token(connection, name))
 
     def number(self, name: str) -> int | None:
