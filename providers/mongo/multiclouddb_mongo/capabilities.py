@@ -33,7 +33,9 @@ CAPABILITIES: Final = CapabilitySet(
             "collection",
         ),
         Capability.LOOKUP: CapabilityNote(
-            _NATIVE, "needs the privilege `find` on the collection; reads by _id with read concern majority"
+            _NATIVE,
+            "needs the privilege `find` on the collection; reads by _id, with every write that was "
+            "acknowledged before the call",
         ),
         Capability.CHANGE_FEED_ROWS: CapabilityNote(_NATIVE, "costs what the scan of a snapshot costs"),
         Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(_NATIVE),

@@ -12,7 +12,7 @@ from typing import Final
 from weakref import WeakSet
 
 import attrs
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 
 from multiclouddb_api import (
     AtTime,
@@ -23,6 +23,7 @@ from multiclouddb_api import (
     LookupAnswer,
     MulticloudDbKey,
     Notice,
+    NotKnown,
     Now,
     ResourceAddress,
     invalid_request,
@@ -30,7 +31,7 @@ from multiclouddb_api import (
 from multiclouddb_mongo.catalog import FoundResource, find
 from multiclouddb_mongo.database_scan import cut_database, plan_database
 from multiclouddb_mongo.driver import place_to_ask, retried
-from multiclouddb_mongo.errors import PROVIDER_ID
+from multiclouddb_mongo.errors import PROVIDER_ID, TIME_LIMIT
 from multiclouddb_mongo.look_up import look_up_documents
 from multiclouddb_mongo.mapping import MongoView
 from multiclouddb_mongo.oplog import Log, LogBeginning
@@ -94,6 +95,9 @@ _FOLLOW: Final = (
 # timestamp. If a new second begins in between, the timestamp of the change is later than its place in the
 # order.
 _STAMPED_LATER_SECONDS: Final = 0.1
+_UNSHOWN: Final = NotKnown(
+    "no primary can be asked which writes were acknowledged, and a member may lack some"
+)
 
 
 class MongoFeed(Feed):
@@ -249,7 +253,7 @@ class MongoFeed(Feed):
     def lookup(
         self, keys: Sequence[MulticloudDbKey], deadline: Deadline
     ) -> dict[MulticloudDbKey, LookupAnswer]:
-        """Return the rows of at most 200 keys, at the current end of the log or later."""
+        """Return the rows of at most 200 keys, with every write that was acknowledged before the call."""
         source = self._source
         source.reach(deadline)
         found = find(source.client, source.address)
@@ -257,10 +261,30 @@ class MongoFeed(Feed):
             raise _missing(source.address)
         told = source.clock.now()
         began = self.clock(deadline) if told is None else datetime.fromtimestamp(told, UTC)
-        time, view = time_in(source.now()), attrs.evolve(self._view(_PARTITION_ID), partition_id="")
-        return look_up_documents(
-            self._scan, view, time, keys, began, collated=found.collated, clustered=found.clustered
-        )
+        now, written = source.acknowledged()
+        # The member that answers may lag, and the end of its log is only what a majority has, as far as it
+        # knows. It waits until it has everything before the time that it is given.
+        time = max(time_in(now), f"{written or 0:016X}")
+        view = attrs.evolve(self._view(_PARTITION_ID), partition_id="")
+        try:
+            answers = look_up_documents(
+                self._scan, view, time, keys, began, deadline,
+                collated=found.collated, clustered=found.clustered,
+            )  # fmt: skip
+        except OperationFailure as error:
+            if error.code != TIME_LIMIT:
+                raise
+            source.majority.check(source.client)
+            raise ProviderFault.of(
+                ErrorCategory.TRANSIENT_FAILURE,
+                "the member that was asked has not yet taken every acknowledged write, or needs more time to "
+                "find the rows; try again with a longer timeout",
+                retryable=True,
+                vendor_retried=True,
+            ) from error
+        if written is not None:
+            return answers
+        return {key: _UNSHOWN if answer is None else answer for key, answer in answers.items()}
 
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline

@@ -12,7 +12,7 @@ from multiclouddb_mongo.position import UnreadRange, moment_of
 from multiclouddb_mongo.rows import DocumentMapper
 from multiclouddb_mongo.snapshots import ScanSource, encrypted_refused
 from multiclouddb_mongo.values import asked_key
-from multiclouddb_spi import AnsweredRows, check_components, look_up, looked_up
+from multiclouddb_spi import AnsweredRows, Deadline, check_components, look_up, looked_up
 
 _MOST_KEYS: Final = 200
 
@@ -23,6 +23,7 @@ def look_up_documents(
     time: str,
     keys: Sequence[MulticloudDbKey],
     began: datetime,
+    deadline: Deadline,
     *,
     collated: bool = False,
     clustered: bool = False,
@@ -40,7 +41,7 @@ def look_up_documents(
         return MulticloudDbKey(asked_key(key), key.partition_components)
 
     def ask(asked: list[MulticloudDbKey]) -> AnsweredRows:
-        rows = source.found(place, asked, clustered=clustered)
+        rows = source.found(place, asked, deadline, clustered=clustered)
         mapper = DocumentMapper(view, looked_up(moment_of(time, began)), place)
         events, unread = mapper.readable(rows)
         if collated:

@@ -79,6 +79,8 @@ _SHORT: Final = 600
 
 This limit keeps tokens small, because every token contains the ends of several segments.
 """
+# The server says that its time is over before the call is.
+_SHARE_OF_CALL: Final = 0.9
 _CANDIDATES: Final = 20
 _SAMPLES: Final = 20
 _MOST_SAMPLED: Final = 10_000
@@ -132,15 +134,22 @@ class ScanSource:
         )  # fmt: skip
 
     def found(
-        self, place: UnreadRange, keys: Sequence[MulticloudDbKey], *, clustered: bool = False
+        self,
+        place: UnreadRange,
+        keys: Sequence[MulticloudDbKey],
+        deadline: Deadline,
+        *,
+        clustered: bool = False,
     ) -> list[bytes]:
         """Return the undecoded rows with these keys, in any order; see `FoundResource.clustered`."""
         rows: list[bytes] = []
         # For several keys, the server scans a whole clustered collection. With notablescan, it refuses even
         # one key without the hint.
         groups = ([key] for key in keys) if clustered else [keys]
-        settings = {"hint": _BY_ID if clustered else None, "comment": _LOOKUP}
+        settings: dict[str, Any] = {"hint": _BY_ID if clustered else None, "comment": _LOOKUP}
         for wanted in chain.from_iterable(_in_commands(place, group) for group in groups):
+            # A member that lacks a write waits for it, and should not go on when the call is over.
+            settings["max_time_ms"] = max(1, int(1000 * _SHARE_OF_CALL * deadline.remaining()))
             with (
                 self.opening(),
                 self.session(place) as session,

@@ -235,11 +235,24 @@ class ReaderContext:
         now, stream, _ = self._now()
         return now if self.sharded or end.is_passed(now, stream, now) else None
 
-    def _now(self) -> tuple[After, Stream, int | None]:
+    def acknowledged(self) -> tuple[After, int | None]:
+        """Return the end of the log, and a cluster time that is after every write acknowledged before.
+
+        The cluster time is None if no primary can be asked.
+        """
+        if self.sharded:
+            # The primaries of the shards know what is acknowledged, and a `mongos` learns it from them.
+            now, _, _ = self._now(ReadPreference.PRIMARY)
+            return now, ticks_at(now)
+        now, _, _ = self._now()
+        last = LogEnd(self).ask()
+        return now, None if last is None else last + 1
+
+    def _now(self, preference: Any = None) -> tuple[After, Stream, int | None]:
         # The position comes from the first answer of a stream that requests no changes. A `mongos` learns
         # from the answers of the shards how late it is, so only the second stream begins late enough.
         for _ in range(2 if self.sharded else 1):
-            with self.opening(), self._watch(0, self._awaiting(1)) as stream:
+            with self.opening(), self._watch(0, self._awaiting(1), preference=preference) as stream:
                 token, answer = stream.resume_token, last_answer()
         if token is None:
             raise unsupported(
@@ -537,23 +550,25 @@ class LogEnd:
             source.majority.has_all()
         return not self.is_late
 
-    def ask(self) -> None:
-        """Ask the primary for its last write."""
+    def ask(self) -> int | None:
+        """Ask the primary for its last write; return its cluster time, or None if it is not told."""
         source, client = self._source, self._source.client
         if not client.topology_description.has_writable_server():
-            return  # an election is running
+            return None  # an election is running
         with source.opening():
             answer = retried(client, lambda: client.admin.command("hello", codec_options=CODEC))
         if not answer.get("isWritablePrimary", True):
             self.is_former = True
-            return
+            return None
         source.clock.told(answer)
         self._is_common = source.majority.told(answer)
-        self._last = ticks_in(answer, "opTime") or 0
+        last = ticks_in(answer, "opTime")
+        self._last = last or 0
         self._election = elected(answer)
         if self._election is not None and is_told_at_once(client):
             source.believed.clear()  # there is only one primary, so only its election is kept
             source.believed.add(self._election)
+        return last
 
 
 def elected(hello: Mapping[str, Any]) -> object:

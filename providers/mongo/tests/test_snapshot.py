@@ -562,7 +562,7 @@ def test_a_client_that_encrypts_is_refused():
     spec = FeedSpec(ResourceAddress("shop", "orders"), options=MongoOptions())
     for refused in (
         lambda: check_snapshot(spec, spec.address, None, encrypted=True),
-        lambda: look_up_documents(SimpleNamespace(client=client), None, "", [], BEGAN),
+        lambda: look_up_documents(SimpleNamespace(client=client), None, "", [], BEGAN, None),
     ):
         with pytest.raises(ProviderFault, match="auto_encryption_opts") as caught:
             refused()

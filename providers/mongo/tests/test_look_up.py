@@ -1,0 +1,99 @@
+"""Tests that a look-up shows every write that was acknowledged before it."""
+
+from contextlib import ExitStack
+from functools import partial
+from threading import Thread
+
+import pytest
+from pymongo import MongoClient, WriteConcern
+
+from multiclouddb_api import (
+    ErrorCategory,
+    MulticloudDbKey,
+    NotKnown,
+    OperationOptions,
+    ResourceAddress,
+    connect,
+)
+from multiclouddb_conformance.refusals import refusal
+
+from .monitor import deaf, watched
+from .servers.mongod import shared
+from .test_mongos import Mongos
+
+GONE, NEW, NEVER = (MulticloudDbKey({"_id": name}) for name in ("gone", "new", "never"))
+SHORT = OperationOptions(timeout_seconds=2.0)
+
+
+@pytest.fixture
+def items(three, database):
+    """Return a collection with one document, which every member has."""
+    three.wait_healthy()
+    made = three.client()[database].create_collection("c", write_concern=WriteConcern(3))
+    made.insert_one({"_id": "gone"})
+    yield made
+    three.wait_healthy()
+
+
+def shown(client, items):
+    """Return which of the keys a look-up finds; a fault if one is not known."""
+    found = client.lookup(ResourceAddress(items.database.name, "c"), [GONE, NEW], SHORT)
+    assert not any(isinstance(each, NotKnown) for each in found.values())
+    return [key for key, row in found.items() if row is not None]
+
+
+# "majority": one member lags. 1: no other member has the writes, so they may still be rolled back.
+@pytest.mark.parametrize(("acknowledged", "preference"), [("majority", "secondary"), (1, "primary")])
+def test_waits_for_what_was_acknowledged(three, items, acknowledged, preference):
+    primary = three.wait_primary()
+    others = [member for member in three.members if member != primary]
+    lagging = others[:1] if acknowledged == "majority" else others
+
+    def without_the_healthy(servers):
+        """Let a client choose no secondary but the one that lags."""
+        wanted = [primary, *lagging]
+        return [each for each in servers if "{}:{}".format(*each.address) in wanted]
+
+    uri = three.uri(readPreference=preference)
+    with (
+        MongoClient(uri, server_selector=without_the_healthy) as own,
+        connect(uri, native_client=own) as client,
+    ):
+        assert shown(client, items) == [GONE]
+        with ExitStack() as stack:
+            for member in lagging:
+                stack.enter_context(deaf(three.direct(member)))
+            written = items.with_options(write_concern=WriteConcern(acknowledged))
+            written.insert_one({"_id": "new"})
+            written.delete_one({"_id": "gone"})
+            refusal(ErrorCategory.TRANSIENT_FAILURE, partial(shown, client, items), "acknowledged")
+        assert shown(client, items) == [NEW]
+
+
+def test_one_that_no_primary_can_be_asked_about_claims_no_absence(three, items):
+    """A member that is read directly does not know what it lacks."""
+    primary = three.wait_primary()
+    member = next(each for each in three.members if each != primary)
+    with connect(f"mongodb://{member}/?directConnection=true") as client:
+        found = client.lookup(ResourceAddress(items.database.name, "c"), [GONE, NEVER])
+    assert found[GONE].new_item_state == {"_id": "gone"}
+    assert isinstance(found[NEVER], NotKnown)
+    assert "primary" in found[NEVER].reason
+
+
+def test_behind_a_mongos_the_primaries_say_what_is_acknowledged(database):
+    """The secondaries of the shards may lag, and a `mongos` learns the time from those that it asks."""
+    server = shared("brisk", 1, parameters={"periodicNoopIntervalSecs": 1})
+    server.client()[database]["c"].insert_one({"_id": "gone"})
+    with Mongos(server.members[0], 0) as mongos:
+        Thread(target=mongos.serve_forever, args=(0.05,)).start()
+        with watched(f"{mongos.uri}&readPreference=secondary") as (client, commands):
+            client.lookup(ResourceAddress(database, "c"), [NEVER])
+            commands.clear()
+            found = client.lookup(ResourceAddress(database, "c"), [GONE, NEVER])
+        mongos.shutdown()
+    assert [row is not None for row in found.values()] == [True, False]
+    streams = [body.get("$readPreference", {"mode": "primary"}) for body in commands.bodies("aggregate")]
+    assert streams == [{"mode": "primary"}] * 2
+    (rows,) = commands.bodies("find")[-1:]
+    assert rows["$readPreference"] == {"mode": "secondary"}
