@@ -88,8 +88,22 @@ def find(client: MongoClient[Any], address: ResourceAddress) -> FoundResource:
         return FoundResource(there=True)
     if address.collection is None:
         return FoundResource(there=bool(_listed(client, address.database, nameOnly=True)))
-    listed = _listed(client, address.database, filter={"name": address.collection})
-    return _found(listed[0]) if listed else FoundResource(there=False)
+    alike = alike_to(address.collection)
+    names = {"$in": [address.collection, alike]}
+    listed = {each["name"]: each for each in _listed(client, address.database, filter={"name": names})}
+    if alike in listed:
+        raise unsupported(
+            f"there is also a collection {alike!r}, and the server sends its changes as those of "
+            f"{address.collection!r}, because its regular expression allows a line break at the end",
+            "read with EntireDatabase(), and take the events with this address, or rename the other one",
+            ErrorReason.NOT_OFFERED,
+        )
+    return _found(listed[address.collection]) if listed else FoundResource(there=False)
+
+
+def alike_to(collection: str) -> str:
+    """Return the name of the only other collection whose changes a server sends as those of a collection."""
+    return f"{collection}\n"
 
 
 def collections_after(client: MongoClient[Any], database: str, uuid: str) -> dict[str, FoundResource]:

@@ -15,6 +15,7 @@ from bson.raw_bson import RawBSONDocument
 
 from multiclouddb_api import ChangeType, ResourceAddress
 from multiclouddb_api.key import MulticloudDbKey, trusted_keys
+from multiclouddb_mongo.catalog import alike_to
 from multiclouddb_mongo.position import After, change_text, cursor_of, seconds_at, time_text, token_text
 from multiclouddb_mongo.raw_change import Raw, place_of_change, with_decimals
 from multiclouddb_mongo.values import (
@@ -56,6 +57,10 @@ _ONE: Final = frozenset({1})
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 UNMAPPABLE: Final = (*DAMAGED, BSONError)
 """The exceptions that mapping a damaged change or row can raise."""
+
+
+class OtherCollectionError(ValueError):
+    """Raised for a change of another collection; see `alike_to`."""
 
 
 @frozen
@@ -152,6 +157,23 @@ def _documents(
     ]
 
 
+def is_of_another(change: Change, collection: str) -> bool:
+    """Return True if the server takes a change of another collection for one of this collection."""
+    names = [name.get("coll") for name in map(change.get, ("ns", "to")) if isinstance(name, Mapping)]
+    return collection not in names and alike_to(collection) in names
+
+
+def _check_collection(changes: Sequence[Change], view: MongoView) -> None:
+    own = view.address.collection
+    if own is None:
+        return
+    # Almost always, all changes have this namespace, and comparing them runs no Python code.
+    namespaces = [change.get("ns") for change in changes]
+    is_own = namespaces.count({"db": view.address.database, "coll": own}) == len(changes)
+    if not is_own and any(is_of_another(change, own) for change in changes):
+        raise OtherCollectionError
+
+
 def _addresses(changes: Sequence[Change], view: MongoView) -> list[ResourceAddress] | None:
     if view.address.collection is not None:
         return None
@@ -185,6 +207,12 @@ def why(error: Exception | None) -> str:
     """Return why a change or a row cannot be mapped, without its content."""
     if isinstance(error, BSONError):
         return "it is not valid BSON, or holds text that is not UTF-8"
+    if isinstance(error, OtherCollectionError):
+        return (
+            "it is one of another collection, whose name has a line break more at its end, and which the "
+            "server does not tell from this one; read with EntireDatabase(), and take the events with this "
+            "address"
+        )
     if isinstance(error, IndistinctKeyError):
         return (
             "PyMongo cannot tell its _id from another one, because the _id contains undefined, a "
@@ -219,6 +247,7 @@ class MongoMapper(ColumnMapper):
 
     def _values(self, changes: Sequence[Change], raws: Sequence[Raw]) -> Columns:
         view, ids = self.view, _ids(changes)
+        _check_collection(changes, view)
         # The native change is taken before its documents become portable, because it must stay unchanged.
         natives: Iterable[Any] = deepcopy(changes) if view.native else repeat(None)
         new, old = (
@@ -247,6 +276,7 @@ class MongoMapper(ColumnMapper):
         import pyarrow as pa
 
         changes = _decoded(raws, codec)
+        _check_collection(changes, self.view)
 
         def documents(name: str) -> pa.Array:
             return _texts(_documents(changes, name, raws, codec))

@@ -12,7 +12,7 @@ from bson.raw_bson import RawBSONDocument
 
 from multiclouddb_api import Dropped, ErrorCategory, Notice, Renamed
 from multiclouddb_mongo.driver import Stream
-from multiclouddb_mongo.mapping import CHANGES
+from multiclouddb_mongo.mapping import CHANGES, is_of_another
 from multiclouddb_mongo.position import After, Kind, Place, compare, ticks_at, token_text
 from multiclouddb_mongo.raw_change import (
     Answer,
@@ -248,6 +248,8 @@ class Taker:
         elif kind == "invalidate":
             taken.end(place, "the server invalidated the stream")
             return False
+        elif kind in ("drop", "rename") and self._is_of_another(fields):
+            taken.changes.append(change.raw)  # the mapper refuses it
         elif kind == "drop":
             taken.note(Dropped(namespace_of(fields)))
         elif kind == "dropDatabase":
@@ -260,6 +262,10 @@ class Taker:
         elif kind is None:
             raise _altered("operationType")
         return True
+
+    def _is_of_another(self, change: Mapping[str, Any]) -> bool:
+        own = self._source.address.collection
+        return own is not None and is_of_another(change, own)
 
     def _lacks(self, change: Mapping[str, Any], taken: Taken) -> bool:
         """Return True if a change lacks a required image, and set the position before it."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from multiclouddb_api import EntireDatabase, ErrorCategory, Now, ResourceAddress, Snapshot
+from multiclouddb_api import EntireDatabase, ErrorCategory, Now, ResourceAddress, Snapshot, connect
 from multiclouddb_conformance.refusals import refused
 from multiclouddb_mongo.catalog import list_collections
 
@@ -69,3 +69,48 @@ def test_so_is_such_a_name_of_a_database(one, reader, collection):
             read(reader, ResourceAddress("db{2}", collection), Now(), **asked)
     finally:
         one.client().drop_database("db{2}")
+
+
+def test_a_collection_whose_name_differs_by_a_line_break_at_its_end_is_refused(one, reader, database):
+    """The server's pattern ends with `$`, which also matches before a line break at the end."""
+    here, other = ResourceAddress(database, "c"), ResourceAddress(database, "c\n")
+    native = one.client()[database]
+    native["c"].insert_one({"_id": 0})
+    token = read(reader, here, Now()).continuation_token
+    native["c\n"].insert_one({"_id": 1})
+    with connect(one.uri()) as new:
+        for start in (Now(), token, Snapshot()):
+            with refused(ErrorCategory.UNSUPPORTED_CAPABILITY, "EntireDatabase()"):
+                read(new, here, start)
+        # Its own feed is right.
+        own = read(new, other, Now()).continuation_token
+        native["c"].insert_one({"_id": 2})
+        native["c\n"].insert_one({"_id": 3})
+        assert ids(*walk(new, other, own)) == [3]
+
+
+@pytest.mark.parametrize("change", ["insert", "drop", "rename", "renamed to"])
+def test_its_changes_are_none_of_a_feed_that_is_open(one, reader, database, change):
+    here = ResourceAddress(database, "c")
+    native = one.client()[database]
+    native["c"].insert_one({"_id": 0})
+    token = read(reader, here, Now()).continuation_token
+    native["c"].insert_one({"_id": 1})
+    other = native["c\n"]
+    match change:
+        case "insert":
+            other.insert_one({"_id": 2})
+        case "drop":
+            native.create_collection("c\n")
+            other.drop()
+        case "rename":
+            native.create_collection("c\n")
+            other.rename("other")
+        case "renamed to":
+            native["other"].insert_one({})
+            native["other"].rename("c\n")
+    native["c"].insert_one({"_id": 3})
+    page = read(reader, here, token)
+    assert (ids(page), page.notices) == ([1], ())
+    with refused(ErrorCategory.PROVIDER_ERROR, "EntireDatabase()"):
+        read(reader, here, page.continuation_token)
