@@ -133,6 +133,7 @@ class Harness(ABC):
 
     Attributes:
         capabilities: The capabilities that the provider must report; the suite checks the report.
+        lacks: Capabilities that the provider reports, but that this server refuses, like an older one.
         plugin: The plugin that connects to the service; it need not be installed.
         scope: The scope for tests that do not ask for one. If it is wider than a collection, set
             `can_alone = False`, and let no other test write to it while a test reads it.
@@ -153,6 +154,7 @@ class Harness(ABC):
     """
 
     capabilities: ClassVar[CapabilitySet]
+    lacks: ClassVar[frozenset[Capability]] = frozenset()
     plugin: ProviderPlugin
     scope: ClassVar[EntireCollection | EntireDatabase | EntireCluster] = EntireCollection()
     partitions: ClassVar[int] = 2

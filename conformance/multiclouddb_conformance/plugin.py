@@ -137,6 +137,7 @@ def _reason_against(item: pytest.Item, chosen: type[Harness]) -> str | None:
     required = [Capability.CHANGE_FEED, *_marked(item, "requires")]
     refused = _marked(item, "refuses")
     support = {each: chosen.capabilities[each].support for each in (*required, *refused)}
+    support |= dict.fromkeys(chosen.lacks & support.keys(), Support.UNSUPPORTED)
     if any(support[each] is Support.NATIVE for each in refused):
         return ""
     for each in required:

@@ -19,7 +19,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from multiclouddb_api import ClientConfig, ResourceAddress
+from multiclouddb_api import Capability, ClientConfig, ResourceAddress
 from multiclouddb_certify.certification import (
     LOCAL,
     PREFIX,
@@ -32,7 +32,6 @@ from multiclouddb_certify.certification import (
 )
 from multiclouddb_certify.wire import Call, Price, WireObserver, WireResponse, http_wire
 from multiclouddb_conformance.harness import CollectionKind, Harness, Spelled, Write
-from multiclouddb_dynamo.capabilities import CAPABILITIES
 from multiclouddb_dynamo.config import DynamoConfig
 from multiclouddb_dynamo.provider import PLUGIN
 from multiclouddb_spi.connection import is_loopback
@@ -87,7 +86,8 @@ def native_client(url: str, service: str = "dynamodb") -> Any:
 class DynamoHarness(DrillHarness):
     """A harness that writes with boto3. Its abilities are those of the service without waiting for hours."""
 
-    capabilities = CAPABILITIES
+    capabilities = PLUGIN.capabilities()  # an older botocore cannot start at a time
+    precision_seconds = 1
     plugin = PLUGIN
     can_merge = can_other_options = can_notices = False
     can_high_floor = False  # before the first read, no sequence number is known
@@ -226,6 +226,7 @@ class LocalDynamoHarness(DynamoHarness):
 
     can_trim = True
     tells_time = False  # its answers have no Date
+    lacks = frozenset({Capability.CHANGE_FEED_POINT_IN_TIME})
     rounding = timedelta(minutes=1)
     value_types = DynamoHarness.value_types - {"empty text"}  # this old server refuses such values
 

@@ -17,6 +17,10 @@ MOST_DIGITS: Final = 56
 """How many digits a sequence number has at most: 40 in DynamoDB, and those of Kinesis in LocalStack."""
 CEILING: Final = f"{MOST_DIGITS + 1}"
 """Sorts after every `order_key`, which begins with the number of digits."""
+FROM_THE_OLDEST: Final = (
+    "start at Beginning() and leave out events whose event.timestamp is before the start that you want"
+)
+"""What to do where a feed can't start at a time."""
 _NATIVE, _UNSUPPORTED = Support.NATIVE, Support.UNSUPPORTED
 _NO_WIDER: Final = "a stream covers one table; read each table with EntireCollection()"
 # A stream usually shows a change within a second.
@@ -33,9 +37,10 @@ CAPABILITIES: Final = CapabilitySet(
             _NATIVE, "starts at the oldest record; a stream keeps records for 24 hours"
         ),
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
-            _UNSUPPORTED,
-            "a stream starts at its beginning, at now or at a token; start at Beginning() and leave out "
-            "events whose event.timestamp is before the start that you want",
+            _NATIVE,
+            "needs botocore 1.43.114 or newer; the start is in whole seconds, up to one second early, and up "
+            "to two minutes in a shard that the service lists late; a server that does not know the "
+            "ShardIteratorType AT_TIMESTAMP, as DynamoDB Local 1.11, is refused at the start",
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
             _UNSUPPORTED,
@@ -72,3 +77,21 @@ CAPABILITIES: Final = CapabilitySet(
     ),
 )
 """The capabilities of a table with an enabled stream."""
+
+
+def capabilities_of(version: str, *, knows_times: bool) -> CapabilitySet:
+    """Return the capabilities with an installed botocore.
+
+    Args:
+        version: Its version.
+        knows_times: True if it can ask for the records since a time.
+    """
+    if knows_times:
+        return CAPABILITIES
+    lacking = CapabilityNote(
+        _UNSUPPORTED,
+        f"botocore {version} cannot ask for the records since a time: install botocore 1.43.114 or newer, or "
+        f"{FROM_THE_OLDEST}",
+    )
+    notes = {**CAPABILITIES.notes, Capability.CHANGE_FEED_POINT_IN_TIME: lacking}
+    return CapabilitySet(notes, CAPABILITIES.scan)

@@ -182,6 +182,16 @@ class Calls:
             asked["SequenceNumber"] = seq.zfill(_LEAST_DIGITS)
         return str(self._member(self._clients.streams.get_shard_iterator(**asked), "ShardIterator"))
 
+    def iterator_at(self, arn: str, shard_id: str, time: int) -> str:
+        """Return an iterator at the first record since a time, which is in seconds since 1970."""
+        answer = self._clients.streams.get_shard_iterator(
+            StreamArn=arn,
+            ShardId=shard_id,
+            ShardIteratorType="AT_TIMESTAMP",
+            Timestamp=datetime.fromtimestamp(time, UTC),
+        )
+        return str(self._member(answer, "ShardIterator"))
+
     def records(self, iterator: str, limit: int, *, native: bool) -> Mapping[str, Any]:
         """Return `Records`, and `NextShardIterator` unless the shard has ended."""
         self._plain.wanted, self._plain.is_checked = native, False

@@ -5,6 +5,7 @@
                            others with this number follow
     ["s", t]               at the start of an unread child shard, which has no older record
     ["h", t]               at the oldest record: `Beginning` at time `t`
+    ["t", t]               at the first record whose time is `t` or later: `AtTime`
     [.., t, it, looks]     each form above, with the iterator `it` from a later answer without records
     ["n", t]               at the end as of time `t`: `Now`
     ["n", t, it]           the same; until the iterator `it` expires, it points to this end
@@ -100,6 +101,14 @@ class Horizon:
 
 
 @frozen
+class Since:
+    """The position at the first record that is as old as a given time, in seconds since 1970, or younger."""
+
+    time: int
+    trail: Trail | None = None
+
+
+@frozen
 class Latest:
     """The position after all records that a shard contained at a given time.
 
@@ -113,7 +122,7 @@ class Latest:
     trail: Trail | None = None
 
 
-Place: TypeAlias = After | Start | Horizon | Latest
+Place: TypeAlias = After | Start | Horizon | Since | Latest
 
 
 def cursor_of(place: Place) -> Cursor:
@@ -127,6 +136,8 @@ def cursor_of(place: Place) -> Cursor:
             return ["s", time, *_trail_cursor(trail)]
         case Horizon(since, trail):
             return ["h", since, *_trail_cursor(trail)]
+        case Since(time, trail):
+            return ["t", time, *_trail_cursor(trail)]
         case Latest(since, _, seq, _, Trail() as trail):
             return ["w", since, *_trail_cursor(trail), *([] if seq is None else [seq])]
         case Latest(since, None, None):
@@ -155,6 +166,8 @@ def place_of(cursor: Cursor) -> Place:
             if trail is not None or not rest:
                 if text in ("s", "h"):
                     place = Start(time, trail) if text == "s" else Horizon(time, trail)
+                elif text == "t":
+                    place = None if time is None else Since(time, trail)
                 elif is_seq(text):
                     place = After(text, time, trail)
     if place is None:
@@ -230,6 +243,13 @@ def compare(a: Place, b: Place) -> int | None:
     match a, b:
         case After(), After():
             return (a.rank > b.rank) - (a.rank < b.rank)
+        case Since(left), Since(right):
+            return (left > right) - (left < right)
+        case _, Since(time):
+            return _compare_with(a, time)
+        case Since(time), _:
+            order = _compare_with(b, time)
+            return None if order is None else -order
         case After(), _:
             return 1
         case _, After():
@@ -245,6 +265,17 @@ def compare(a: Place, b: Place) -> int | None:
             return None
 
 
+def _compare_with(place: Place, time: int) -> int | None:
+    """Compare a position with that of the first record since a time; equal ones count as before it."""
+    match place:
+        case After(_, known):
+            return None if known is None else -1 if known < time else 1
+        case Latest(since):
+            return None if since is None else -1 if since <= time else 1
+        case _:
+            return -1
+
+
 def join(places: Iterable[Place]) -> Place:
     """Return the start position of a child."""
     return max(places, key=lambda place: (isinstance(place, Start), seconds_at(place) or 0))
@@ -253,7 +284,7 @@ def join(places: Iterable[Place]) -> Place:
 def seconds_at(place: Place) -> int | None:
     """Return a lower limit on the times of the records after a position, in seconds since 1970."""
     match place:
-        case After(_, time) | Start(time):
+        case After(_, time) | Start(time) | Since(time):
             return time
         case Latest(since):
             return None if since is None else max(0, since - EARLY_SECONDS)
@@ -283,6 +314,8 @@ def describe(place: Place) -> Position:
             text = "the start of the shard"
         case Horizon(since):
             text = f"oldest record of the shard as of {_as_of(since)}"
+        case Since(time):
+            text = f"first record of the shard since {_as_of(time)}"
         case Latest(since):
             text = f"end of the shard as of {_as_of(since)}"
     seconds = seconds_at(place)

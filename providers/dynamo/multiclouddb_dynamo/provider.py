@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any, ClassVar, Final
 
 import boto3
+import botocore
+import botocore.session
 
 from multiclouddb_api import (
     CapabilitySet,
@@ -18,7 +20,7 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
-from multiclouddb_dynamo.capabilities import CAPABILITIES
+from multiclouddb_dynamo.capabilities import CAPABILITIES, capabilities_of
 from multiclouddb_dynamo.catalog import check_readable, check_table, find_table
 from multiclouddb_dynamo.client import Calls
 from multiclouddb_dynamo.config import DynamoConfig
@@ -47,9 +49,10 @@ class DynamoProvider(Provider):
         self._calls = Calls(clients, ours=ours, vendor_retried=vendor_retried)
         self._vendor_retried = vendor_retried
         self._credentials = credentials
+        self._capabilities = _capabilities_with(clients.streams.meta.service_model)
 
     def capabilities(self) -> CapabilitySet:
-        return CAPABILITIES
+        return self._capabilities
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> DynamoFeed:
         """Find the table and its stream, and check that the records contain the required item images."""
@@ -107,6 +110,12 @@ class Credentials:
             return True
 
 
+def _capabilities_with(model: Any) -> CapabilitySet:
+    """Return the capabilities of botocore's model of the streams, which says what a call may ask for."""
+    asked = model.operation_model("GetShardIterator").input_shape.members
+    return capabilities_of(botocore.__version__, knows_times="Timestamp" in asked)
+
+
 def _frozen(session: boto3.Session) -> Any:
     with contextlib.suppress(Exception):  # the refusal that asked for a renewal says more
         found = session.get_credentials()
@@ -120,6 +129,10 @@ class DynamoPlugin(ProviderPlugin):
     provider_id: ClassVar[str] = PROVIDER_ID
     declared = CAPABILITIES
     config_type = DynamoConfig
+
+    def capabilities(self) -> CapabilitySet:
+        """Return what the installed botocore can ask for."""
+        return _capabilities_with(botocore.session.Session().get_service_model("dynamodbstreams"))
 
     def connect(self, config: ClientConfig, native_client: object | None) -> DynamoProvider:
         """Make boto3's clients, without calling the service. A `DynamoClients` is used unchanged."""

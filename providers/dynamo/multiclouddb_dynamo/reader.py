@@ -45,6 +45,7 @@ from multiclouddb_dynamo.position import (
     Horizon,
     Latest,
     Place,
+    Since,
     Trail,
     cursor_of,
     headroom,
@@ -58,7 +59,7 @@ from multiclouddb_dynamo.source import (
     EmptyAnswers,
     ReaderContext,
 )
-from multiclouddb_dynamo.starts import end_of
+from multiclouddb_dynamo.starts import CLOCK_SECONDS, end_of
 from multiclouddb_spi import (
     DAMAGED,
     Batch,
@@ -109,6 +110,7 @@ class DynamoReader(Reader):
         self._iterator: str | None = None
         self._last = LastRecord(source, view.shard_id)
         self._walks = self._fresh = self._closed = False
+        self._is_whole = False  # whether a shard is read from its oldest record to a time
         self._unsure = 0  # how many answers in succession had no iterator, although no end is known
         self._refused = False  # whether the service has refused the iterator of its own last answer
         self._outcome: Outcome = Continue()
@@ -209,6 +211,8 @@ class DynamoReader(Reader):
                 hinted = not self._fresh and without_iterator(self._place) != self._place
                 if code == TRIMMED and self._fresh and self._last.is_sought:
                     self._last.give_up()  # the records behind it may still exist
+                elif code in REJECTED and self._fresh and self._asks_time():
+                    self._is_whole = True
                 elif (code in _STALE and not self._fresh) or (code in REJECTED and hinted):
                     # A position can be valid although its iterator is not. DynamoDB Local reports an iterator
                     # as trimmed if the iterator was made while the shard was empty.
@@ -225,7 +229,11 @@ class DynamoReader(Reader):
                     return {"Records": []}
                 elif code == MISSING and self._may_appear(attempts := attempts + 1, deadline):
                     pass
-                elif code in GONE and isinstance(self._place, Horizon) and not self._is_missed(self._place):
+                elif (
+                    code in GONE
+                    and isinstance(self._place, Horizon | Since)
+                    and not self._is_missed(self._place)
+                ):
                     if code == MISSING:
                         check_readable(self._source.calls, self._source.spec.address)
                     return None
@@ -240,6 +248,15 @@ class DynamoReader(Reader):
                             self._source.empty.put(iterator, self._empty)
                         raise
                     raise ours from error
+
+    def _asks_time(self) -> bool:
+        """Return True if the next iterator is one at a time, and not at the oldest record.
+
+        What the service answers about a shard that ended before the time is not documented, and its clock
+        may differ from that of the last answer. If it refuses the time, the shard is read from its oldest
+        record, and what is older than the time is left out here.
+        """
+        return isinstance(self._place, Since) and not self._is_whole
 
     def _may_appear(self, attempts: int, deadline: Deadline) -> bool:
         """Wait, and return True to try again, if the service lists a shard that it says is missing."""
@@ -293,6 +310,11 @@ class DynamoReader(Reader):
         if self._is_old(self._place):
             raise expired_records(_UNREAD.format(shard_id))
         self._requests, self._fresh = self._requests + 1, True
+        if isinstance(self._place, Since) and self._asks_time():
+            # A start may be a minute ahead of the service's clock, which refuses the future.
+            now = self._source.seconds()
+            time = self._place.time if now is None else min(self._place.time, now - CLOCK_SECONDS)
+            return self._source.calls.iterator_at(self._source.arn, shard_id, max(0, time))
         return self._source.calls.iterator(self._source.arn, shard_id, kind, seq)
 
     def _is_old(self, place: Place) -> bool:
@@ -307,8 +329,10 @@ class DynamoReader(Reader):
                 age = self._source.age_of(seconds_at(place))
                 return age is not None and age > RETENTION_SECONDS
 
-    def _is_missed(self, place: Horizon) -> bool:
+    def _is_missed(self, place: Horizon | Since) -> bool:
         """Return True if events were lost because the records after a position are missing."""
+        if isinstance(place, Since):
+            return self._source.age_of(place.time) is None or self._is_old(place)
         known = self._source.age_of(place.since) is not None
         return self._is_old(place) if known else not self._source.has_started()
 
@@ -348,7 +372,7 @@ class DynamoReader(Reader):
         records, begin = self._without_early(found)
         count = len(records)
         if self._until is not None:
-            assert isinstance(self._until, After)  # every other bound is reached at once
+            assert isinstance(self._until, After | Since)  # every other bound is reached at once
             records = _up_to(records, begin, self._until)
         cut = len(records) < count
         whole = self._with_images(records, begin)
@@ -393,6 +417,9 @@ class DynamoReader(Reader):
     def _without_early(self, records: list[Record]) -> tuple[list[Record], Place]:
         """Return records and the position before the first of them."""
         begin = self._place
+        if isinstance(begin, Since):
+            early = _count_before(records, begin.time)
+            return records[early:], begin
         if not isinstance(begin, Latest) or not self._walks:
             return records, begin
         count = 0
@@ -530,11 +557,25 @@ class DynamoReader(Reader):
 
 def _reached(place: Place, until: Place) -> bool:
     """Return True if the position is at or after the bound; one without a record is before every record."""
+    if isinstance(until, Since):
+        time = place.time if isinstance(place, After | Since) else None
+        return time is not None and time >= until.time
     return not isinstance(until, After) or (isinstance(place, After) and place.rank >= until.rank)
 
 
-def _up_to(records: list[Record], begin: Place, until: After) -> list[Record]:
+def _count_before(records: list[Record], time: int) -> int:
+    """Return how many records are older than a time, before the first that is not, or has no time."""
+    for index, record in enumerate(records):
+        seconds = seconds_of(record)
+        if seconds is None or seconds >= time:
+            return index
+    return len(records)
+
+
+def _up_to(records: list[Record], begin: Place, until: After | Since) -> list[Record]:
     """Return the records up to a bound."""
+    if isinstance(until, Since):
+        return records[: _count_before(records, until.time)]
     most, taken = int(until.seq), begin.count if isinstance(begin, After) and begin.seq == until.seq else 0
     for index, record in enumerate(records):
         number = int(seq_of(record))

@@ -1,4 +1,4 @@
-"""Decides where the reading of a shard starts: at the beginning, at `Now`, or after its parent."""
+"""Decides where the reading of a shard starts: at the beginning, at `Now`, at a time, or after its parent."""
 
 from __future__ import annotations
 
@@ -7,8 +7,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from multiclouddb_api import Beginning, Now
-from multiclouddb_dynamo.position import Horizon, Latest, Place, Start, cursor_of, seconds_at
+from botocore.exceptions import ClientError
+
+from multiclouddb_api import AtTime, Beginning, Now
+from multiclouddb_dynamo.capabilities import FROM_THE_OLDEST
+from multiclouddb_dynamo.errors import GONE, REJECTED, code_of, expired_records
+from multiclouddb_dynamo.position import (
+    RETENTION_SECONDS,
+    Horizon,
+    Latest,
+    Place,
+    Since,
+    Start,
+    cursor_of,
+    seconds_at,
+)
 from multiclouddb_dynamo.shards import Listing, Shard
 from multiclouddb_dynamo.source import MOST_ITERATORS, ReaderContext
 from multiclouddb_spi import (
@@ -24,6 +37,8 @@ from multiclouddb_spi import (
 
 LIFE_SECONDS: Final = 6 * 3600
 """A shard is closed after about four hours, so all records of an open shard are younger than this."""
+CLOCK_SECONDS: Final = 5
+"""By how much the clocks of the service's machines may differ, so that one refuses a time as the future."""
 _LATEST_AT_ONCE: Final = 16
 
 
@@ -43,6 +58,9 @@ def start_of(shard: Shard, place: Place) -> Place:
         # If the parent is at `Beginning` and has no record, no time is known. Its iterator cannot be used for
         # the child.
         return Horizon(place.since)
+    if isinstance(place, Since) and max(ages) == place.time:
+        # The parent may have ended earlier, so the child may have older records too.
+        return Since(place.time)
     if isinstance(place, Latest) and place.since is not None and max(ages) == seconds_at(place):
         # The parent may have ended earlier, but records before `Now` are not wanted.
         return Latest(place.since)
@@ -100,25 +118,76 @@ class Resolution:
         match position:
             case Beginning():
                 self._source.note_start()
-                # A parent that exists may be missing from the listing.
-                parents = {shard.parent for shard in shards.values() if shard.parent is not None}
-                absent = set() if alone else parents - shards.keys()
-                hidden, oldest = sorted(absent - known.gone(absent, deadline)), Horizon(self._since)
-                seeds = [Seed(name, (), cursor_of(oldest)) for name in hidden]
-                for name, shard in shards.items():
-                    above = tuple(parent for parent in shard.parents if parent in shards or parent in hidden)
-                    seeds.append(Seed(name, above, cursor_of(start_of(shard, oldest))))
-                return seeds
+                return self._from_the_roots(shards, Horizon(self._since), deadline, alone=alone)
+            case AtTime(utc):
+                # The times of records are in whole seconds, rounded down.
+                place = Since(max(0, int(utc.timestamp() // 1)))
+                self._check_time(place.time, self._first.shards.values())
+                return self._from_the_roots(shards, place, deadline, alone=alone)
             case Now():
                 late = list[Seed]()
                 if not alone and self._first.pages > 1:  # pages of one listing may leave out shards
                     known.read(deadline, self._second)
                     late = seeds_of_late(shards, self._second.shards, self._since)
                 return self._at_end(shards, self._since, deadline, alone=alone) + late
-            case _:
+
+    def _from_the_roots(
+        self, shards: Mapping[str, Shard], place: Horizon | Since, deadline: Deadline, *, alone: bool
+    ) -> list[Seed]:
+        """Return a seed for each shard, also for an ended one: only its records show when it ended."""
+        # A parent that exists may be missing from the listing.
+        parents = {shard.parent for shard in shards.values() if shard.parent is not None}
+        absent = set() if alone else parents - shards.keys()
+        hidden = sorted(absent - self._source.shards.gone(absent, deadline))
+        seeds = [Seed(name, (), cursor_of(place)) for name in hidden]
+        for name, shard in shards.items():
+            above = tuple(parent for parent in shard.parents if parent in shards or parent in hidden)
+            start = place if isinstance(place, Since) else start_of(shard, place)
+            seeds.append(Seed(name, above, cursor_of(start)))
+        return seeds
+
+    def _check_time(self, time: int, shards: Iterable[Shard]) -> None:
+        """Refuse a start at a time whose records may be gone, or of which the server knows nothing.
+
+        The service starts at the oldest record if the time is older, and refuses a time in the future. A
+        server that gives an iterator for such a time does not look at it, and may begin anywhere, also after
+        the time: moto 5.2.5 gives one for every type.
+        """
+        now = self._source.seconds()
+        if now is None:
+            raise unsupported(
+                "AtTime(…): the server sends no time (the header Date), so whether it still has the records "
+                "since then is not known",
+                FROM_THE_OLDEST,
+            )
+        if now - time > RETENTION_SECONDS:
+            raise expired_records(f"AtTime.utc: is {now - time} s before the service's time")
+        past, future = min(time, now - CLOCK_SECONDS), now + RETENTION_SECONDS
+        for shard in sorted(shards, key=lambda each: each.last is not None):
+            try:
+                self._source.calls.iterator_at(self._source.arn, shard.shard_id, max(0, past))
+            except ClientError as error:
+                if code_of(error) in GONE:
+                    continue
+                if code_of(error) not in REJECTED:
+                    raise
+                if shard.last is not None:
+                    continue  # what it answers if it ended before the time is not documented
+                said = str(error.response.get("Error", {}).get("Message", ""))
                 raise unsupported(
-                    "AtTime(…) is not supported on dynamo", "start at Beginning(), at Now() or at a token"
-                )
+                    f"AtTime(…): the server does not know the ShardIteratorType AT_TIMESTAMP ({said})",
+                    FROM_THE_OLDEST,
+                ) from error
+            try:
+                self._source.calls.iterator_at(self._source.arn, shard.shard_id, future)
+            except ClientError as error:
+                if code_of(error) not in REJECTED:
+                    raise
+                return
+            raise unsupported(
+                "AtTime(…): the server ignores the time of an AT_TIMESTAMP: it takes one in the future",
+                FROM_THE_OLDEST,
+            )
 
     def _at_end(
         self, shards: Mapping[str, Shard], since: int | None, deadline: Deadline, *, alone: bool

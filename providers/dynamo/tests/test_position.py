@@ -14,6 +14,7 @@ from multiclouddb_dynamo.position import (
     After,
     Horizon,
     Latest,
+    Since,
     Start,
     Trail,
     compare,
@@ -51,7 +52,8 @@ latests = (
     | st.builds(Latest, times, trail=trails)
 )
 
-places = afters | starts | horizons | latests
+sinces = st.builds(Since, times, trails)
+places = afters | starts | horizons | sinces | latests
 # There are only a few different values, so that some values are equal.
 close = st.one_of(
     st.builds(After, st.sampled_from(["9", "10", "010", "11"]), st.sampled_from([None, 1, 2])),
@@ -64,7 +66,7 @@ close = st.one_of(
     st.builds(Latest, st.sampled_from([1, 2]), st.none(), st.sampled_from(["9", "10"])),
 )
 anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6) | st.sampled_from("shn7"),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6) | st.sampled_from("shtn7"),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=10,
 )
@@ -72,6 +74,7 @@ NONE = [
     None, True, 7, "7", [], {}, ["7"], [7, 7], ["", 7], ["7", True], ["7", -1], ["7", 1.0],
     ["7", "7"], ["7", LAST + 1], ["7", 7, 7], ["\u0667", 7], ["-7", 7], ["7" * 57, 7], [" 7", 7], ["x", 7],
     ["s"], ["s", True], ["s", -1], ["s", 7, 7], ["h"], ["h", False], ["h", 7, 7],
+    ["t"], ["t", None], ["t", True], ["t", -1], ["t", 7, 7], ["t", 7, "x"], ["t", 7, "x", 10],
     ["n"], ["n", 7, ""], ["n", 7, None], ["n", 7, "a\nb"], ["n", 7, "é"],
     ["n", 7, "x" * 2049], ["n", 7, "x", "7"], ["n", 7, None, ""], ["n", 7, None, "x"],
     ["n", 7, None, "7", 7], ["n", True],
@@ -92,7 +95,7 @@ class TestForm:
         assert json.loads(json.dumps(cursor)) == cursor
         of_service = sum(len(getattr(place, name, None) or "") for name in ("seq", "iterator", "event_id"))
         of_service += len(place.trail.iterator) if place.trail is not None else 0
-        seconds = place.time if isinstance(place, After | Start) else place.since
+        seconds = place.time if isinstance(place, After | Since | Start) else place.since
         late = max(0, len(str(seconds or 0)) - 10)  # seconds have ten digits until the year 2286
         assert len(orjson.dumps(cursor)) - of_service - late <= OURS
 
@@ -132,6 +135,19 @@ class TestCompare:
         assert compare(a, b) == (difference > 0) - (difference < 0)
         assert compare(a, start) == 1
 
+    @patiently
+    @given(close.filter(lambda place: not isinstance(place, Latest)), st.integers(0, 3))
+    def test_a_time_is_before_the_first_record_since_then(self, place, time):
+        order = compare(place, Since(time))
+        assert compare(Since(time), place) == (None if order is None else -order)
+        if isinstance(place, After):
+            assert order == (None if place.time is None else 1 if place.time >= time else -1)
+        else:
+            assert order == -1
+        assert compare(Since(time), Since(time, Trail("x", 1))) == 0
+        assert compare(Since(time), Since(time + 1)) == -1
+        assert [compare(Latest(since), Since(time)) for since in (None, time, time + 1)] == [None, -1, 1]
+
     def test_what_only_the_service_knows(self):
         assert compare(Latest(7), Latest(8)) is None
         assert compare(Latest(7), Start(7)) is None
@@ -156,7 +172,7 @@ def test_without_the_iterator_of_an_empty_answer_a_place_is_the_same(place):
 @given(places)
 def test_nothing_behind_a_place_is_older_than_it_says(place):
     match place:
-        case After(_, time) | Start(time):
+        case After(_, time) | Start(time) | Since(time):
             assert seconds_at(place) == time
         case Latest(int() as since):
             assert seconds_at(place) == max(0, since - EARLY_SECONDS)
@@ -178,6 +194,8 @@ def test_nothing_behind_a_place_is_older_than_it_says(place):
         ([Horizon(7), Start(None)], Start(None)),
         ([Latest(5000), Start(9)], Start(9)),
         ([Horizon(7)], Horizon(7)),
+        ([Since(7), Start(5)], Start(5)),
+        ([Since(7)], Since(7)),
     ],
 )
 def test_of_several_starts_the_one_that_knows_more_about_the_age_is_right(places, joined):
@@ -192,6 +210,7 @@ def test_of_several_starts_the_one_that_knows_more_about_the_age_is_right(places
         (After("1", NOW + HOUR), 24 * HOUR),
         (Latest(NOW), 24 * HOUR - 120),
         (Horizon(NOW), None),
+        (Since(NOW - HOUR), 23 * HOUR),
         (After("1", None), None),
     ],
 )

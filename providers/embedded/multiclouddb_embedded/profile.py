@@ -104,15 +104,13 @@ _DYNAMO: Final = _profile(
     {
         Capability.CHANGE_FEED_BEGINNING: "DynamoDB keeps changes for 24 hours; a store keeps them until "
         "EmbeddedStore.trim",
-        Capability.CHANGE_FEED_POINT_IN_TIME: (
-            _UNSUPPORTED,
-            "a stream starts at its beginning, at now or at a token; start at Beginning() and leave out "
-            "events whose event.timestamp is before the start that you want",
-        ),
+        Capability.CHANGE_FEED_POINT_IN_TIME: "the start is in whole seconds, up to one second early; "
+        "DynamoDB needs botocore 1.43.114 or newer",
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: _NO_KEY_SCOPE,
         Capability.CHANGE_FEED_OLD_ITEM_STATE: "DynamoDB needs a stream of type NEW_AND_OLD_IMAGES; a store "
         'needs images="new_and_old"',
     },
+    precision=_SECOND,
 )
 _SPANNER: Final = _profile(
     "spanner",

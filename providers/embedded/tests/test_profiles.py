@@ -23,7 +23,7 @@ OLD = api.Capability.CHANGE_FEED_OLD_ITEM_STATE
 GATES = {
     # profile: beginning, point in time, logical partition, old state
     "": (NATIVE, NATIVE, NATIVE, NATIVE),
-    "dynamo": (NATIVE, UNSUPPORTED, UNSUPPORTED, NATIVE),
+    "dynamo": (NATIVE, NATIVE, UNSUPPORTED, NATIVE),
     "spanner": (NATIVE, NATIVE, UNSUPPORTED, NATIVE),
     "cosmos": (EMULATED, EMULATED, NATIVE, UNSUPPORTED),
     "mongo": (NATIVE, NATIVE, NATIVE, NATIVE),
@@ -132,7 +132,7 @@ def test_on_cosmos_only_the_start_needs_the_option(store, open_client):
 
 
 class TestPrecision:
-    @pytest.mark.parametrize("name", sorted(set(NAMES) - {"dynamo"}))
+    @pytest.mark.parametrize("name", NAMES)
     def test_at_time_is_never_late_and_early_by_less_than_the_precision(self, under, store, clock, name):
         store.create_collection("items", partitions=1)
         clock.moment = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
@@ -141,7 +141,7 @@ class TestPrecision:
             clock.tick(milliseconds=100)
         world = under(name)
         feed = world.feed(options=BACKFILL)
-        coarse = name in ("cosmos", "mongo")
+        coarse = name in ("cosmos", "dynamo", "mongo")
         for micros in (0, 1, 999_999, 1_000_000, 1_000_001, 1_500_000, 2_999_999):
             moment = datetime(2026, 1, 1, 12, tzinfo=UTC) + timedelta(microseconds=micros)
             (events,) = world.read_all(feed, api.AtTime(moment)).values()

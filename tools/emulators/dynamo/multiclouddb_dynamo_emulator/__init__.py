@@ -8,7 +8,7 @@ The emulator imports no code from other packages of multiclouddb. If the emulato
 shared code, both could have the same error, and the tests would not find this error.
 """
 
-from multiclouddb_dynamo_emulator.habits import ChildFilter, Habits, Order, Remains
+from multiclouddb_dynamo_emulator.habits import ChildFilter, Habits, Order, Remains, TimeStart
 from multiclouddb_dynamo_emulator.journal import Call, Journal, Violation
 from multiclouddb_dynamo_emulator.poison import Poison
 from multiclouddb_dynamo_emulator.server import ScriptedStreams, ShardState
@@ -24,6 +24,7 @@ __all__ = [
     "Remains",
     "ScriptedStreams",
     "ShardState",
+    "TimeStart",
     "Trouble",
     "Troubles",
     "Violation",

@@ -6,7 +6,7 @@ from enum import Enum
 
 import attrs
 
-__all__ = ["ChildFilter", "Habits", "Order", "Remains"]
+__all__ = ["ChildFilter", "Habits", "Order", "Remains", "TimeStart"]
 
 
 class Order(Enum):
@@ -29,6 +29,21 @@ class ChildFilter(Enum):
     """The answer is a `ValidationException`."""
 
 
+class TimeStart(Enum):
+    """How the server answers a `GetShardIterator` of the type `AT_TIMESTAMP`."""
+
+    APPLIED = "applied"
+    OPEN_ONLY = "open only"
+    """The answer about a shard without a record at or after the time is a `ValidationException`, if it has
+    ended; the documentation does not say what it is."""
+    REFUSED = "refused"
+    """The answer is a `ValidationException`, as that of DynamoDB Local 1.11."""
+    FROM_THE_END = "from the end"
+    """The server ignores the time and answers as to `LATEST`."""
+    FROM_THE_OLDEST = "from the oldest"
+    """The server ignores the time and answers as to `TRIM_HORIZON`."""
+
+
 class Remains(Enum):
     """How the service answers requests about a shard that is older than the retention."""
 
@@ -49,6 +64,7 @@ class Habits:
         order: The order in which shards are listed.
         shards_per_page: The maximum number of shards on one page of `DescribeStream`.
         child_filter: How the server answers a `ShardFilter`.
+        time_start: How the server answers an `AT_TIMESTAMP`.
         late_children: The number of `DescribeStream` calls for a stream that do not yet list a new
             child.
         start_after_last: True if a listing may start after the last shard. By default, the answer
@@ -86,6 +102,7 @@ class Habits:
     order: Order = Order.PARENTS_FIRST
     shards_per_page: int = 100
     child_filter: ChildFilter = ChildFilter.APPLIED
+    time_start: TimeStart = TimeStart.APPLIED
     late_children: int = 0
     start_after_last: bool = False
     divides_scans: bool = True

@@ -93,6 +93,19 @@ class Shard:
         return len(self._numbers)
 
     @property
+    def first(self) -> int | None:
+        """Return the sequence number of the oldest remaining record."""
+        return self._numbers[0] if self._numbers else None
+
+    def first_since(self, time: float) -> int | None:
+        """Return the number of the first record with this `ApproximateCreationDateTime` or a later one."""
+        for number, body in zip(self._numbers, self._bodies, strict=True):
+            found = orjson.loads(body)["dynamodb"].get("ApproximateCreationDateTime")
+            if found is not None and found >= time:
+                return number
+        return None
+
+    @property
     def last(self) -> int | None:
         """Return the sequence number of the newest remaining record."""
         return self._numbers[-1] if self._numbers else None

@@ -10,7 +10,7 @@ import orjson
 
 from multiclouddb_dynamo_emulator.arguments import Arguments
 from multiclouddb_dynamo_emulator.errors import ServiceError, invalid, not_found
-from multiclouddb_dynamo_emulator.habits import ChildFilter, Remains
+from multiclouddb_dynamo_emulator.habits import ChildFilter, Remains, TimeStart
 from multiclouddb_dynamo_emulator.iterator import ShardIterator
 from multiclouddb_dynamo_emulator.shard import Page, Shard
 from multiclouddb_dynamo_emulator.store import Store
@@ -105,12 +105,14 @@ def _describe_stream(store: Store, arguments: Arguments) -> bytes:
     return orjson.dumps({"StreamDescription": described})
 
 
-def _position(stream: Stream, shard: Shard, arguments: Arguments) -> tuple[int, bool]:
+def _position(store: Store, stream: Stream, shard: Shard, arguments: Arguments) -> tuple[int, bool]:
     """Return a sequence number; the read returns only records with a greater number.
 
     Also return True if the read starts at the oldest record.
     """
     match arguments.get("ShardIteratorType"):
+        case "AT_TIMESTAMP":
+            return _position_at(store, stream, shard, arguments.get("Timestamp"))
         case "TRIM_HORIZON":
             return 0, True
         case "LATEST":
@@ -120,7 +122,7 @@ def _position(stream: Stream, shard: Shard, arguments: Arguments) -> tuple[int, 
         case "AFTER_SEQUENCE_NUMBER":
             before = 0
         case other:
-            raise invalid(f"ShardIteratorType {other} is not one of the four types")
+            raise invalid(f"ShardIteratorType {other} is not one of the five types")
     text = arguments.text("SequenceNumber", *_NUMBER_LENGTHS)
     end = stream.numbers.last if shard.end is None else shard.end
     if not (text.isascii() and text.isdigit()) or not shard.start <= int(text) <= end:
@@ -131,13 +133,40 @@ def _position(stream: Stream, shard: Shard, arguments: Arguments) -> tuple[int, 
     return after, False
 
 
+def _position_at(store: Store, stream: Stream, shard: Shard, time: object) -> tuple[int, bool]:
+    """Return the position of an `AT_TIMESTAMP`: the first record whose time is the given one or a later one.
+
+    If none is, the position is the end, where later records follow.
+    """
+    habit = store.habits.time_start
+    match habit:
+        case TimeStart.REFUSED:
+            raise invalid("Invalid ShardIteratorType.")
+        case TimeStart.FROM_THE_END:
+            return stream.numbers.last, False
+        case TimeStart.FROM_THE_OLDEST:
+            return 0, True
+        case _:
+            pass
+    if isinstance(time, bool) or not isinstance(time, int | float):
+        raise invalid("AT_TIMESTAMP needs a Timestamp")
+    if time > store.clock.seconds():
+        raise invalid("Timestamp is in the future")
+    number = shard.first_since(time)
+    if number is None:
+        if habit is TimeStart.OPEN_ONLY and shard.end is not None:
+            raise invalid("Timestamp is after the last record of the shard")
+        return stream.numbers.last, False
+    return number - 1, number == shard.first
+
+
 def _get_shard_iterator(store: Store, arguments: Arguments) -> bytes:
     stream = _stream(store, arguments)
     shard_id = arguments.text("ShardId", *_SHARD_LENGTHS)
     shard = stream.shards.get(shard_id)
     if shard is None:
         raise not_found(f"Requested resource not found: Shard: {shard_id} in Stream: {stream.arn} not found")
-    after, horizon = _position(stream, shard, arguments)
+    after, horizon = _position(store, stream, shard, arguments)
     ahead = 0 if arguments.get("ShardIteratorType") == "LATEST" else store.habits.empty_pages
     iterator = ShardIterator(
         stream.arn, shard_id, after, horizon, store.clock.seconds(), store.epoch, empty=ahead

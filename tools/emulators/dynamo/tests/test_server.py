@@ -31,6 +31,7 @@ from multiclouddb_dynamo_emulator import (
     Poison,
     Remains,
     ScriptedStreams,
+    TimeStart,
     Violation,
 )
 from multiclouddb_dynamo_emulator.errors import KNOWN, ServiceError
@@ -117,6 +118,15 @@ class Wire:
             records += page["Records"]
             iterator = page.get("NextShardIterator") if page["Records"] else None
         return records
+
+    def iterator_at(self, arn, shard_id, when):
+        more = {} if when is None else {"Timestamp": when}
+        return self.streams.get_shard_iterator(
+            StreamArn=arn, ShardId=shard_id, ShardIteratorType="AT_TIMESTAMP", **more
+        )["ShardIterator"]
+
+    def read_at(self, arn, shard_id, when):
+        return self.get(self.iterator_at(arn, shard_id, when))["Records"]
 
     def fails(self, call, *arguments, **named):
         """Return the code and the status of an error."""
@@ -969,6 +979,65 @@ class TestIterators:
         arn = wire.create()
         code = wire.fails(wire.iterator, arn, only(wire.ids(arn)), "AT_SEQUENCE_NUMBER", "x" * 21)
         assert code == ("ValidationException", 400)
+
+    def test_a_time_points_to_the_first_record_at_or_after_it(self, wire, server):
+        server.clock.stop(START.timestamp())
+        arn = wire.create()
+        for name in "abc":
+            wire.put(name)
+            server.advance(10)
+        shard = only(wire.ids(arn))
+        for at, found in ((-1, "abc"), (0, "abc"), (1, "bc"), (20, "c"), (21, "")):
+            assert keys(wire.read_at(arn, shard, START + timedelta(seconds=at))) == list(found)
+        later = wire.iterator_at(arn, shard, START + timedelta(seconds=21))
+        wire.put("d")
+        assert keys(wire.get(later)["Records"]) == ["d"]
+        server.roll_over_all("orders")
+        last = wire.get(wire.iterator_at(arn, shard, START + timedelta(seconds=30)))
+        assert keys(last["Records"]) == ["d"]
+        server.advance(1)
+        assert wire.get(wire.iterator_at(arn, shard, START + timedelta(seconds=31)))["Records"] == []
+
+    def test_a_time_before_the_oldest_record_points_to_that(self, wire, server):
+        server.clock.stop(START.timestamp())
+        arn = wire.create()
+        wire.put("a")
+        server.advance(10)
+        wire.put("b")
+        shard = only(server.shards("orders"))
+        iterator = wire.iterator_at(arn, shard.shard_id, START)
+        server.advance(24 * 3600 - 5)
+        assert keys(wire.read_at(arn, shard.shard_id, START)) == ["b"]
+        assert wire.fails(wire.get, iterator) == ("ExpiredIteratorException", 400)
+
+    @pytest.mark.parametrize("when", [None, START + timedelta(days=1)])
+    def test_a_time_is_needed_and_not_in_the_future(self, wire, server, when):
+        server.clock.stop(START.timestamp())
+        arn = wire.create()
+        code = wire.fails(wire.iterator_at, arn, only(wire.ids(arn)), when)
+        assert code == ("ValidationException", 400)
+
+    @pytest.mark.parametrize(
+        ("habit", "found"),
+        [
+            (TimeStart.OPEN_ONLY, "ValidationException"),
+            (TimeStart.REFUSED, "ValidationException"),
+            (TimeStart.FROM_THE_END, []),
+            (TimeStart.FROM_THE_OLDEST, ["a"]),
+        ],
+    )
+    def test_a_time_may_be_answered_in_other_ways(self, wire, server, habit, found):
+        server.clock.stop(START.timestamp())
+        arn = wire.create()
+        wire.put("a")
+        server.roll_over_all("orders")
+        server.advance(10)
+        server.habits.time_start = habit
+        asked = arn, server.shards("orders")[0].shard_id, START + timedelta(seconds=5)
+        if isinstance(found, str):
+            assert wire.fails(wire.iterator_at, *asked) == (found, 400)
+        else:
+            assert keys(wire.read_at(*asked)) == found
 
     def test_an_unknown_shard_is_not_found(self, wire):
         arn = wire.create()
