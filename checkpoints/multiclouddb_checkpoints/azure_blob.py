@@ -10,9 +10,11 @@ from multiclouddb_api.checkpoint import MOST_BYTES
 from multiclouddb_checkpoints.store import (
     ATTEMPTS,
     CONNECT_SECONDS,
+    FOREIGN,
     NO_ANSWER,
     READ_SECONDS,
     Advice,
+    ForeignError,
     Refusal,
     RefusedError,
     SharedCheckpointStore,
@@ -108,6 +110,8 @@ class AzureBlobCheckpointStore(SharedCheckpointStore):
             if _code(error) != "BlobNotFound":
                 raise
             return None
+        except ValueError as error:  # an answer without the headers of a blob
+            raise ForeignError(str(error)) from error
 
     def _write(self, key: str, body: bytes, tag: str | None) -> str:
         from azure.core import MatchConditions
@@ -151,6 +155,8 @@ class AzureBlobCheckpointStore(SharedCheckpointStore):
                 not _code(error) and row_of_status(error.status_code or 0) is None
             ):
                 return _NOT_ACCEPTED  # of Entra ID, which refuses an identity with 400 and 401
+            case HttpResponseError() if error.status_code and error.status_code < 300:
+                return FOREIGN  # the library expects 201 of a write
             case HttpResponseError() if error.status_code:
                 return Refusal(error.status_code, _code(error) or str(error.status_code), error.reason or "")
             case ServiceRequestError() | ServiceResponseError():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import secrets
 import zlib
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from multiclouddb_api import ErrorCategory, invalid_request
 from multiclouddb_api.checkpoint import MOST_BYTES
 from multiclouddb_checkpoints.aws import AWS_HOST, CODES, WHO, AwsCheckpointStore, code_of
-from multiclouddb_checkpoints.store import MET, Advice, RefusedError, host_of
+from multiclouddb_checkpoints.store import MET, Advice, ForeignError, RefusedError, host_of
 from multiclouddb_spi.connection import Location
 from multiclouddb_spi.faults import FaultRule
 
@@ -65,9 +66,10 @@ class DynamoCheckpointStore(AwsCheckpointStore):
             )
 
     def _read(self, key: str) -> tuple[bytes, str] | None:
-        found = self._client.get_item(
+        answer = self._client.get_item(
             TableName=self._location.host, Key={"name": {"S": key}}, ConsistentRead=True
-        ).get("Item")
+        )
+        found = _own(answer).get("Item")
         if found is None:
             return None
         try:
@@ -93,7 +95,7 @@ class DynamoCheckpointStore(AwsCheckpointStore):
             condition["ExpressionAttributeValues"] = {":version": {"S": tag}}
         item = {"name": {"S": key}, "version": {"S": made}, "checkpoint": {"B": packed}}
         try:
-            client.put_item(TableName=self._location.host, Item=item, **condition)
+            _own(client.put_item(TableName=self._location.host, Item=item, **condition))
         except client.exceptions.ClientError as error:
             if code_of(error) == "ConditionalCheckFailedException":
                 raise RefusedError from error
@@ -101,7 +103,20 @@ class DynamoCheckpointStore(AwsCheckpointStore):
         return made
 
     def _delete(self, key: str) -> None:
-        self._client.delete_item(TableName=self._location.host, Key={"name": {"S": key}})
+        _own(self._client.delete_item(TableName=self._location.host, Key={"name": {"S": key}}))
+
+
+def _own(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an answer of the service; refuse one of another program.
+
+    botocore reads a page of HTML as an empty answer, which says that there is no item, or that one was
+    written. DynamoDB, and whoever imitates it, numbers its answers or has a type of content of its own.
+    """
+    metadata = answer.get("ResponseMetadata", {})
+    kind = str(metadata.get("HTTPHeaders", {}).get("content-type", ""))
+    if not metadata.get("RequestId") and not kind.startswith("application/x-amz-json"):
+        raise ForeignError(f"an answer of the type {kind!r}, which is not DynamoDB's")
+    return answer
 
 
 def _converts(client: Any) -> bool:

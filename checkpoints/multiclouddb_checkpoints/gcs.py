@@ -10,9 +10,11 @@ from multiclouddb_api import ErrorCategory
 from multiclouddb_api.checkpoint import MOST_BYTES
 from multiclouddb_checkpoints.store import (
     CONNECT_SECONDS,
+    FOREIGN,
     NO_ANSWER,
     READ_SECONDS,
     Advice,
+    ForeignError,
     Refusal,
     RefusedError,
     SharedCheckpointStore,
@@ -79,9 +81,12 @@ class GcsCheckpointStore(SharedCheckpointStore):
         except RequestRangeNotSatisfiable:
             body = b""  # what the service says about an empty object
         except NotFound as error:
-            if not _is_without_object(error):
+            if not self._is_without_object(error):
                 raise
             return None
+        else:
+            if blob.generation is None:
+                raise ForeignError("an object without a generation")
         return body, str(blob.generation)
 
     def _write(self, key: str, body: bytes, tag: str | None) -> str:
@@ -106,8 +111,16 @@ class GcsCheckpointStore(SharedCheckpointStore):
         try:
             self._blob(key).delete(**self._times())
         except NotFound as error:
-            if not _is_without_object(error):
+            if not self._is_without_object(error):
                 raise
+
+    def _is_without_object(self, error: Any) -> bool:
+        """Return True if a 404 says that there is no such object, and is not of the bucket or of a proxy."""
+        said = _said(error).strip()
+        if said.startswith("No such object: "):
+            return True
+        # fake-gcs-server says no more than this, and so does many a proxy.
+        return said == "Not Found" and not self.keeps_conditions.fullmatch(self._host())
 
     def _answer(self, error: Exception) -> Refusal | FaultRule | None:
         from google.api_core.exceptions import GoogleAPICallError, RetryError
@@ -117,7 +130,7 @@ class GcsCheckpointStore(SharedCheckpointStore):
             RefreshError,
             TransportError,
         )
-        from requests.exceptions import RequestException
+        from requests.exceptions import JSONDecodeError, RequestException
 
         match error:
             case RetryError() if isinstance(error.cause, Exception):
@@ -125,6 +138,8 @@ class GcsCheckpointStore(SharedCheckpointStore):
             case GoogleAPICallError():
                 status = int(error.code or 0)
                 return Refusal(status, str(status), _said(error))
+            case JSONDecodeError():
+                return FOREIGN
             case TransportError() | RequestException():
                 return row_of_connection(error) or NO_ANSWER
             case RefreshError() if error.retryable or NO_GOOGLE_TOKENS.search(str(error)):
@@ -148,10 +163,3 @@ def _said(error: Any) -> str:
         return ""
     except ValueError:
         return text  # the answer to a download is no JSON
-
-
-def _is_without_object(error: Any) -> bool:
-    """Return True if a 404 says that there is no such object, and is not of the bucket or of a proxy."""
-    said = _said(error).strip()
-    # fake-gcs-server says no more than the second.
-    return said.startswith("No such object: ") or said == "Not Found"

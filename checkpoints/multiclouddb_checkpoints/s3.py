@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.checkpoint import MOST_BYTES
 from multiclouddb_checkpoints.aws import CODES, WHO, AwsCheckpointStore, code_of
-from multiclouddb_checkpoints.store import MET, Advice, MetError, RefusedError
+from multiclouddb_checkpoints.store import MET, Advice, ForeignError, MetError, RefusedError
 from multiclouddb_spi.faults import FaultRule
 
 # 304 is what MinIO answered to a condition that does not hold until 2024 (minio/minio#19442); OVH says
@@ -72,7 +73,7 @@ class S3CheckpointStore(AwsCheckpointStore):
         with found["Body"] as body:
             content = body.read(MOST_BYTES + 1)
             body.read(1)  # at the end, botocore compares the length with the announced one
-            return content, found["ETag"]
+            return content, _tag_of(found)
 
     def _write(self, key: str, body: bytes, tag: str | None) -> str:
         client, bucket = self._client, self._location.host
@@ -91,7 +92,24 @@ class S3CheckpointStore(AwsCheckpointStore):
             if code in _REFUSED or (code == "NoSuchKey" and tag is not None):
                 raise RefusedError from error
             raise
-        return str(done["ETag"])
+        return _tag_of(_without_page(done))
 
     def _delete(self, key: str) -> None:
-        self._client.delete_object(Bucket=self._location.host, Key=key)
+        _without_page(self._client.delete_object(Bucket=self._location.host, Key=key))
+
+
+def _without_page(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the answer to a write; refuse a page of HTML, of which botocore reads the headers only."""
+    metadata = answer.get("ResponseMetadata", {})
+    headers = metadata.get("HTTPHeaders", {})
+    kind = str(headers.get("content-type", ""))
+    has_content = metadata.get("HTTPStatusCode") != 204 and headers.get("content-length") != "0"
+    if has_content and kind.startswith("text/html"):
+        raise ForeignError(f"an answer of the type {kind!r} to a write")
+    return answer
+
+
+def _tag_of(answer: Mapping[str, Any]) -> str:
+    if not (tag := answer.get("ETag")):
+        raise ForeignError("an answer without an ETag")
+    return str(tag)

@@ -28,6 +28,7 @@ from multiclouddb_api.checkpoint import (
     decode_checkpoint,
     encode_checkpoint,
     next_version,
+    unusable,
 )
 from multiclouddb_api.config import SecretText, settled, without_frames
 from multiclouddb_api.process import Home
@@ -56,6 +57,12 @@ _REFUSES: Final = FaultRule(
     ErrorCategory.INVALID_REQUEST,
     "the service does not take such a request; look its code up in the service's documentation",
 )
+FOREIGN: Final = FaultRule(
+    ErrorCategory.TRANSIENT_FAILURE,
+    "another program, such as a proxy or a page to sign in, seems to answer in place of the service; check "
+    "the network and the endpoint, and try again",
+)
+"""The row for an answer of success that the service does not give."""
 MET: Final = FaultRule(ErrorCategory.TRANSIENT_FAILURE, "others write at the same time; try again")
 """The row for a write that met another one."""
 _NOT_OFFERED: Final = FaultRule(
@@ -78,6 +85,10 @@ class RefusedError(Exception):
 
 class MetError(RefusedError):
     """Raised if a write met another one, whatever its condition is."""
+
+
+class ForeignError(Exception):
+    """Raised for an answer that says that a call has succeeded, but that the service does not give."""
 
 
 @attrs.frozen
@@ -214,6 +225,13 @@ class SharedCheckpointStore(ABC):
         if found is None:
             return None
         body, tag = found
+        if body.lstrip()[:1] == b"<":
+            raise unusable(
+                self._named(name),
+                "is HTML or XML",
+                "if a proxy or a page to sign in answers in place of the service, check the network and the "
+                "endpoint, and try again; if this is really stored there, restore it from a backup",
+            )
         return _tagged(decode_checkpoint(self._named(name), name, body), tag)
 
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
@@ -381,7 +399,7 @@ class SharedCheckpointStore(ABC):
             raise to_error(self.scheme, "checkpoint", fault, error) from cause_of(fault, error)
 
     def _fault(self, error: Exception) -> Fault:
-        answer = self._answer(error)
+        answer = FOREIGN if isinstance(error, ForeignError) else self._answer(error)
         if isinstance(answer, Refusal):
             statuses = self.advice.rows()
             row = self.meanings.get(answer.code) or statuses.get(answer.status)

@@ -1,6 +1,7 @@
 """Tests that this store keeps the promises of every checkpoint store, also when its service fails."""
 
 import gzip
+import re
 from types import SimpleNamespace
 from uuid import uuid4
 
@@ -26,6 +27,8 @@ from .trouble import (  # noqa: F401
     TestPromisedConditions,
     TestRenewal,
     TestTrouble,
+    Troubled,
+    google,
 )
 
 SCHEME = "gs"
@@ -74,3 +77,21 @@ def test_a_first_look_for_credentials_may_meet_an_outage(monkeypatch, is_down, c
     monkeypatch.setattr(gcs, "_ACCOUNT", MachineRole(lambda: is_down))
     monkeypatch.setattr(gcs.GcsCheckpointStore, "_connect", connect)
     assert refusal(open_checkpoint_store("gs://bucket/p").load, "orders").category == category
+
+
+class TestAbsence(Troubled):
+    """Tests that at Google's own hosts, only the words of the service say that there is no object."""
+
+    @pytest.mark.parametrize(
+        "answer", [google(404, "Not Found"), (404, {"Content-Type": "text/html"}, "Not Found")]
+    )
+    def test_a_proxy_does_not_know_it(self, store, between, monkeypatch, answer):
+        monkeypatch.setattr(type(store), "keeps_conditions", re.compile(r"127\.0\.0\.1"))
+        first = store.save("orders", "1", None)
+        between.answer = answer
+        for call in (lambda: store.load("orders"), lambda: store.delete("orders")):
+            self.check(refusal(call), "NOT_FOUND")
+        between.answer = 404, {"Content-Type": "text/html"}, "No such object: bucket/orders"
+        assert store.load("orders") is None
+        between.answer = None
+        assert store.load("orders") == first

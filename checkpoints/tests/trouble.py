@@ -348,6 +348,28 @@ class TestTrouble(Troubled):
             between.answer = None
         assert store.load("orders") == first
 
+    @pytest.mark.parametrize("more", [{}, {"ETag": '"63f0"', "x-goog-generation": "7"}], ids=["plain", "tag"])
+    def test_a_page_of_a_proxy_is_no_answer_of_the_service(self, store, between, more):
+        """It says 200: neither is there no checkpoint, nor is one saved or deleted."""
+        first = store.save("orders", "1", None)
+        between.answer = 200, {"Content-Type": "text/html", **more}, "<html>Sign in, or {wait}</html>"
+        for call in (
+            lambda: store.load("orders"),
+            lambda: store.save("orders", "2", first.version),
+            lambda: store.save("others", "1", None),
+            lambda: store.delete("orders"),
+        ):
+            error = refusal(call)
+            # A content that has come with its tag may also be one that somebody has stored.
+            kept = error.category == ErrorCategory.INVALID_REQUEST and more and "is HTML" in error.message
+            if not kept:
+                self.check(error, "TRANSIENT_FAILURE")
+            assert "in place of the service" in error.message
+            assert "check the network and the endpoint, and try again" in error.message
+        between.answer = None
+        assert store.load("orders") == first
+        assert store.load("others") is None
+
     def test_delete_of_what_is_gone_is_done(self, store):
         store.delete("orders")
         store.save("orders", "1", None)
