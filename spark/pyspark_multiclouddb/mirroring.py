@@ -42,7 +42,7 @@ from pyspark_multiclouddb.checkpoint import Checkpoint
 from pyspark_multiclouddb.errors import detail_from_query, told_by_executors
 from pyspark_multiclouddb.options import CONNECTION, STARTING_TOKEN
 from pyspark_multiclouddb.pieces import last_changes_in_pieces
-from pyspark_multiclouddb.session import local_session, setting
+from pyspark_multiclouddb.session import is_on, local_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -110,7 +110,7 @@ class SparkReading:
 
         with tempfile.TemporaryDirectory(prefix="multiclouddb-mirror-") as self._folder:
             reader = self._spark.readStream.format("multiclouddb").options(**self._options)
-            if setting(self._spark, _NAMED, "false") == "true":
+            if is_on(self._spark, _NAMED, default=False):
                 reader = reader.name("multiclouddb")
             writer = reader.load().writeStream.foreachBatch(
                 lambda frame, number: self._merge(took, frame, number)

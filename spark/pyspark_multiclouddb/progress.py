@@ -185,15 +185,23 @@ def caught_up(query: StreamingQuery) -> bool:
     """
     check_has("query", query, "lastProgress", "a streaming query")
     session = SparkSession.getActiveSession()
-    if query.lastProgress is None and session is not None and setting(session, _KEPT, "100") == "0":
+    if query.lastProgress is None and session is not None and _keeps_none(session):
         raise invalid_request(
             "query",
-            f"keeps no progress, because {_KEPT} is 0",
-            "set it to 1 or more, and start the query again",
+            f"keeps no progress, because {_KEPT} is less than 2",
+            "set it to 2 or more, and start the query again",
         )
     sources = [] if query.lastProgress is None else query.lastProgress["sources"]
     ends = [_parsed(each["endOffset"]) for each in sources if each["startOffset"] != each["endOffset"]]
     return not any(isinstance(end, dict) and end.get("more") is True for end in ends)
+
+
+def _keeps_none(session: SparkSession) -> bool:
+    """Return whether a query keeps no progress; Spark keeps one less than it is set to."""
+    try:
+        return int(setting(session, _KEPT, "100") or "") < 2
+    except ValueError:
+        return False
 
 
 def _parsed(offset: Any) -> Any:

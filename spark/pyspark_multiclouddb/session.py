@@ -107,6 +107,17 @@ def setting(session: SparkSession, name: str, default: str) -> str | None:
         return default
 
 
+def is_on(session: SparkSession, name: str, *, default: bool) -> bool:
+    """Return the value of a setting that is true or false, in any spelling that Spark takes.
+
+    Args:
+        session: The session.
+        name: The name of the setting.
+        default: Its default in Spark.
+    """
+    return (setting(session, name, str(default)) or "").strip().lower() == "true"
+
+
 def ensure_java() -> str | None:
     """Make sure that the next Spark session finds a suitable Java.
 

@@ -77,7 +77,7 @@ from multiclouddb_tables.rules import (
 from multiclouddb_tables.sql import in_backticks, quoted
 from pyspark_multiclouddb.columns import arrow_type, is_comparable, spark_type, type_text
 from pyspark_multiclouddb.pieces import column
-from pyspark_multiclouddb.session import setting
+from pyspark_multiclouddb.session import is_on
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -515,7 +515,7 @@ class TableTarget(Table):
     def _check_names(self, names: Iterable[str]) -> None:
         """Refuse a column whose name Spark would replace, in part, by a setting or a variable."""
         for name in names:
-            if "${" in name and setting(self._spark, "spark.sql.variable.substitute", "true") != "false":
+            if "${" in name and is_on(self._spark, "spark.sql.variable.substitute", default=True):
                 raise invalid_request(
                     f"column {name}",
                     "has ${ in its name, for which Spark puts the value of a setting into each statement",

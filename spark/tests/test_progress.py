@@ -220,14 +220,36 @@ class TestCaughtUp:
         assert not caught_up(ended((None, text_of(form, more=True)), ("0", other)))
 
 
-def test_a_query_that_keeps_no_progress_is_refused(spark):
-    name = "spark.sql.streaming.numRecentProgressUpdates"
-    spark.conf.set(name, "0")
+KEPT = "spark.sql.streaming.numRecentProgressUpdates"
+
+
+@pytest.mark.parametrize("number", ["0", "1", "01", " +1 "])
+def test_a_query_that_keeps_no_progress_is_refused(spark, number):
+    spark.conf.set(KEPT, number)
     try:
-        with pytest.raises(MulticloudDbError, match=name):
+        with pytest.raises(MulticloudDbError, match=f"{KEPT} is less than 2"):
             caught_up(SimpleNamespace(lastProgress=None))
     finally:
-        spark.conf.unset(name)
+        spark.conf.unset(KEPT)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_spark_keeps_the_progress_of_one_batch_less_than_it_is_set_to(spark, source, tmp_path, number):
+    source.write(5)
+    frame = spark.readStream.format("multiclouddb").options(**source.options()).load()
+    writer = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    spark.conf.set(KEPT, str(number))
+    try:
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        assert len(query.recentProgress) == number - 1
+        if number > 1:
+            assert caught_up(query)
+        else:
+            with pytest.raises(MulticloudDbError, match="set it to 2 or more"):
+                caught_up(query)
+    finally:
+        spark.conf.unset(KEPT)
 
 
 def test_a_query_without_progress_where_nobody_may_read_a_setting(spark, monkeypatch):

@@ -35,8 +35,10 @@ def test_temporary_files_are_in_a_folder_whose_name_has_spaces_and_signs(run, so
     assert [*folder.iterdir()] == []
 
 
-def test_a_session_in_which_every_source_of_a_stream_has_a_name(run, source, spark):
-    spark.conf.set(NAMED, "true")
+@pytest.mark.parametrize("spelled", ["true", " TRUE"])
+def test_a_session_in_which_every_source_of_a_stream_has_a_name(run, source, spark, spelled):
+    """Spark takes any spelling of a setting that is true or false."""
+    spark.conf.set(NAMED, spelled)
     try:
         source.fill(7)
         run()

@@ -53,7 +53,7 @@ def test_a_column_whose_name_spark_would_replace_is_refused(spark, table, settin
         "spark.sql.variable.substitute",
     )
     assert not TableTarget(spark, table).exists
-    settings(variable__substitute="false")
+    settings(variable__substitute="False ")
     assert merge(spark, table, 0, ("a", 1, {"n": 1}), columns=columns)
     assert spark.table(table).select(f"`{name}`").collect() == [(1,)]
 
