@@ -80,7 +80,7 @@ from pyspark_multiclouddb.pieces import column
 from pyspark_multiclouddb.session import is_on
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
     from pyspark.sql.types import DataType, StructField
 
     from multiclouddb_tables.contract import Fix
@@ -212,25 +212,17 @@ class TableTarget(Table):
         if own:
             names = own_names(schema.names) if own is True else sorted(own)
         kinds = self.columns() if own else {}
-
-        # In the local zone, a time near the year 1 or 9999 may be one that Python does not have.
-        times = {name for name in names if schema[name].dataType == TimestampType()}
+        read = {name: schema[name].dataType for name in names}
 
         def state(row: Row) -> str:
             values = row.asDict(recursive=True)
-            held = {
-                name: _time_of(values[name])
-                if name in times
-                else _in_utc(values[name], schema[name].dataType)
-                for name in names
-            }
-            return state_of(held, kinds)
+            return state_of({name: _with_times(values[name], kind) for name, kind in read.items()}, kinds)
 
         found = frame.select(
             "key",
             F.expr(f"coalesce(order_key, '{NO_ORDER}')"),
             F.col(DELETED_AT).isNotNull(),
-            *(F.unix_micros(column(name)).alias(name) if name in times else column(name) for name in names),
+            *(_with_micros(column(name), kind).alias(name) for name, kind in read.items()),
         ).toLocalIterator()
         for rows in grouped(found, _ROWS):
             states = [state(row) if own else row[3] for row in rows]
@@ -819,20 +811,53 @@ def _time_of(micros: int | None) -> Any:
         return micros
 
 
-def _in_utc(value: Any, kind: DataType) -> Any:
-    """Return a value with the zone of each time; Spark returns times in the local zone, without saying so."""
+def _with_micros(value: Column, kind: DataType) -> Column:
+    """Return a value with the microseconds since 1970 in place of each time.
+
+    Spark returns a time in the local zone, which does not have every time near the year 1 or 9999, and over
+    Spark Connect it does not say which one it means if the zone has an hour twice.
+    """
+    if not _has_times(kind):
+        return value
+    match kind:
+        case StructType():
+            parts = [_with_micros(value.getField(of.name), of.dataType).alias(of.name) for of in kind]
+            return F.when(value.isNotNull(), F.struct(*parts))
+        case ArrayType():
+            return F.transform(value, lambda each: _with_micros(each, kind.elementType))
+        case MapType():
+            names = _with_micros(F.map_keys(value), ArrayType(kind.keyType))
+            return F.map_from_arrays(names, _with_micros(F.map_values(value), ArrayType(kind.valueType)))
+        case _:
+            return F.unix_micros(value)
+
+
+def _has_times(kind: DataType) -> bool:
+    match kind:
+        case StructType():
+            return any(_has_times(field.dataType) for field in kind)
+        case ArrayType():
+            return _has_times(kind.elementType)
+        case MapType():
+            return _has_times(kind.keyType) or _has_times(kind.valueType)
+        case _:
+            return kind == TimestampType()
+
+
+def _with_times(value: Any, kind: DataType) -> Any:
+    """Return a value that `_with_micros` has read, with its times."""
     match kind:
         case _ if value is None:
             return None
         case TimestampType():
-            return value.astimezone(UTC)
+            return _time_of(value)
         case StructType():
-            return {field.name: _in_utc(value[field.name], field.dataType) for field in kind}
+            return {field.name: _with_times(value[field.name], field.dataType) for field in kind}
         case ArrayType():
-            return [_in_utc(each, kind.elementType) for each in value]
+            return [_with_times(each, kind.elementType) for each in value]
         case MapType():
-            pairs = value.items()
-            return {_in_utc(name, kind.keyType): _in_utc(each, kind.valueType) for name, each in pairs}
+            of, pairs = kind.valueType, value.items()
+            return {_with_times(name, kind.keyType): _with_times(each, of) for name, each in pairs}
         case _:
             return value
 

@@ -5,9 +5,11 @@
 `test_table_places.py` runs it.
 """
 
+import os
 import random
 import sys
-from datetime import timedelta
+import time
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -15,12 +17,26 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from multiclouddb_api import Beginning, ChangeFeedRequest, ErrorCategory, ResourceAddress, connect
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ErrorCategory,
+    ResourceAddress,
+    connect,
+    decode_json,
+)
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.sink_harness import applied, drawn, rows
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
-from pyspark_multiclouddb import DefaultSource, drop_tombstones, merge_into_delta, merge_into_table
+from multiclouddb_tables.layout import state_of
+from pyspark_multiclouddb import (
+    DefaultSource,
+    TableTarget,
+    drop_tombstones,
+    merge_into_delta,
+    merge_into_table,
+)
 
 PORT, FOLDER, KIND = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 COLUMNS = ["event_id", "key", "type", "order_key", "timestamp", "new_item_state", "backfilled"]
@@ -74,6 +90,23 @@ def check_empty_partition(spark):
         assert {row[0] for row in spark.sql("SELECT country FROM parts").collect()} == {"DE", ""}
 
 
+def check_times(spark):
+    """Times inside of a value are read as instants, in a zone that has an hour twice too."""
+    late = datetime(2026, 11, 1, 6, 30, tzinfo=UTC)
+    columns = "key STRING, order_key STRING, timestamp TIMESTAMP, new_item_state STRING, "
+    columns += "_deleted_at TIMESTAMP, times ARRAY<TIMESTAMP>, by_name MAP<STRING, STRUCT<at: TIMESTAMP>>"
+    spark.sql(f"CREATE TABLE times ({columns}) USING {KIND} LOCATION 'file://{FOLDER / 'times'}'")
+    value = f"TIMESTAMP'{late.isoformat()}'"
+    by_name = f"map('a', named_struct('at', {value}), 'b', CAST(NULL AS STRUCT<at: TIMESTAMP>))"
+    spark.sql(f"INSERT INTO times VALUES ('k', '1', NULL, '{{}}', NULL, array({value}, NULL), {by_name})")
+    os.environ["TZ"] = "America/New_York"
+    time.tzset()
+    wanted = {"times": [late, None], "by_name": {"a": {"at": late}, "b": None}}
+    target = TableTarget(spark, "times")
+    [found] = [row for part in target.rows(own=wanted) for row in part.to_pylist()]
+    assert decode_json(found["state"]) == decode_json(state_of(wanted, target.columns())), found
+
+
 def state(table):
     """Return what a table contains, but for the times of deletes."""
     return {
@@ -113,6 +146,7 @@ def main():
     assert state(theirs()) == {row for row in ours if not row[3]}
     check_source(spark)
     check_empty_partition(spark)
+    check_times(spark)
 
 
 if __name__ == "__main__":

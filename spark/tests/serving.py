@@ -12,10 +12,13 @@ conf = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
     "spark.connect.grpc.binding.port": sys.argv[1],
-    "spark.eventLog.enabled": "true",
-    "spark.eventLog.dir": os.environ["EVENTS"],
-    "spark.eventLog.compress": "false",
 }
+if "EVENTS" in os.environ:
+    conf |= {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": os.environ["EVENTS"],
+        "spark.eventLog.compress": "false",
+    }
 with local_session("serving", **conf) as spark:
     spark.sparkContext.setLogLevel("OFF")
     sys.stdout.write("ready\n")

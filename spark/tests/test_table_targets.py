@@ -565,12 +565,18 @@ def test_what_another_session_has_written_is_read_from_a_cached_table(sink, spar
 
 
 def test_times_in_a_value_are_compared_as_instants(sink, monkeypatch):
-    at, kind = datetime(2026, 7, 1, 12, tzinfo=UTC), pa.timestamp("us", tz="UTC")
-    batch = rows(("a", 1, {})).append_column("times", pa.array([[at]], pa.list_(kind)))
-    batch = batch.append_column("part", pa.array([{"at": at, "n": 1}]))
-    batch = batch.append_column("by_name", pa.array([[("x", at)]], pa.map_(pa.string(), kind)))
+    """One of them is in the second hour from 1:00 to 2:00 of a night in which New York's clocks go back."""
+    at, late = datetime(2026, 7, 1, 12, tzinfo=UTC), datetime(2026, 11, 1, 6, 30, tzinfo=UTC)
+    kind = pa.timestamp("us", tz="UTC")
+    batch = rows(("a", 1, {})).append_column("times", pa.array([[at, None, late]], pa.list_(kind)))
+    part = {"at": late, "n": 1, "a.b": [{"x": [late]}], "none": None}
+    deep = pa.list_(pa.struct([("x", pa.list_(kind))]))
+    shape = pa.struct([("at", kind), ("n", pa.int64()), ("a.b", deep), ("none", pa.struct([("at", kind)]))])
+    batch = batch.append_column("part", pa.array([part], shape))
+    batch = batch.append_column("by_name", pa.array([[("x", late), ("y", None)]], pa.map_(pa.string(), kind)))
+    batch = batch.append_column("none", pa.array([None], pa.map_(pa.string(), kind)))
     sink.merge(batch)
-    wanted = {"times": [at], "part": {"at": at, "n": 1}, "by_name": {"x": at}}
+    wanted = {"times": [at, None, late], "part": part, "by_name": {"x": late, "y": None}, "none": None}
     monkeypatch.setenv("TZ", "America/New_York")
     time.tzset()
     try:
