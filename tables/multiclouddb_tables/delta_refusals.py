@@ -66,6 +66,7 @@ _OF_STORAGE: Final = (
     "Generic MicrosoftAzure error",
     "Generic GCS error",
 )
+_HINT: Final = "_last_checkpoint hint"
 _UNSUPPORTED: Final = ("Unsupported", "catalog-managed")
 _LONG_NAME: Final = ("File name too long", "KeyTooLong", "filename, directory name, or volume label")
 _STRANGE_IN_URL: Final = re.compile(r"[?#]|%(?:23|3f|5c|25[0-9a-f]{2})", re.IGNORECASE)
@@ -304,6 +305,13 @@ def unopened(where: str, error: BaseException) -> MulticloudDbError:
             f"table_path: deltalake cannot open {where} ({text}); update deltalake, or write and verify the "
             "table in Spark, with merge_into_table and TableTarget",
             _detail(ErrorCategory.UNSUPPORTED_CAPABILITY, error, reason=ErrorReason.NOT_OFFERED),
+        )
+    if _HINT in text:
+        return MulticloudDbError(
+            f"table_path: {where} has a _delta_log/_last_checkpoint which names a checkpoint that is not "
+            f"there ({text}); remove this file, which is only a hint, and try again: if another file "
+            "is missing too, the next error says so",
+            _detail(ErrorCategory.PERMANENT_FAILURE, error),
         )
     return MulticloudDbError(
         f"table_path: the log of {where} is damaged ({text}); bring back the file that is missing or cut "

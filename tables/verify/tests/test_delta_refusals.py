@@ -333,7 +333,7 @@ LOGS = {
     "hint": (
         lambda path: Path(path, "_delta_log", "_last_checkpoint").write_text('{"version":2,"size":5}'),
         ErrorCategory.PERMANENT_FAILURE,
-        "damaged",
+        "remove this file, which is only a hint",
     ),
 }
 
@@ -347,6 +347,22 @@ def test_a_log_that_deltalake_does_not_open(table, damage, category, said, call)
     assert (error.category, error.retryable) == (category, False)
     assert said in error.message
     assert "\n" not in error.message
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_log_without_a_hint_is_listed(table, is_whole):
+    """Delta's protocol lets a reader do so; the log may be damaged nevertheless."""
+    merged(table, ("a", 2, {"v": 2}), n=2)
+    hint = Path(table, "_delta_log", "_last_checkpoint")
+    hint.write_text('{"version":2,"size":5}')
+    if not is_whole:
+        _log(table)[1].unlink()
+    assert "hint" in refused(lambda: live(table)).message
+    hint.unlink()
+    if is_whole:
+        assert live(table).num_rows == 1
+    else:
+        assert "damaged" in refused(lambda: live(table)).message
 
 
 @pytest.mark.parametrize("call", [read, parts, live])
