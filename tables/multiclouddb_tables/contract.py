@@ -7,6 +7,7 @@ may make of a value in the table what the source has.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
@@ -313,6 +314,10 @@ class Table(Target, Protocol):
     def keeps_marks(self) -> bool:
         """True if the mark of a feed, and numbers, can be stored with the table, as by default."""
         return True
+
+    def kept_open(self) -> AbstractContextManager[None]:
+        """Keep open, for the calls of one merge, what each would open again; nothing by default."""
+        return nullcontext()
 
     def feed_mark(self) -> TableMark | None:
         """Return the mark of the sink, or None if the table has none."""

@@ -562,7 +562,8 @@ def merge_changes(
         empty_schema=lambda: stored_schema(batch), create=create, source=source, columns=columns,
         refill=refill,
     )  # fmt: skip
-    return merge_batch(table, sink, work)
+    with table.kept_open():
+        return merge_batch(table, sink, work)
 
 
 def merge_batch(table: Table, sink: str, batch: MergeBatch) -> bool:

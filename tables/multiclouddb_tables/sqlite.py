@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final, Literal
 
@@ -269,6 +269,10 @@ class SqliteTable(Table):
             after = self._found(database, shape, None)
         if expected is None:
             self._seen = after
+
+    def kept_open(self) -> AbstractContextManager[None]:
+        """Keep the file open between the steps of a merge that read."""
+        return self._file.kept_open()
 
     # What is stored with the table
 

@@ -1,7 +1,11 @@
 """Opens the file of a database of SQLite for one step, and says what SQLite's errors mean for a sink.
 
-A connection lives as long as a step. The file may be replaced while it is open, and what is written then
-goes into a file without a name. So the number of the file is compared before and after each commit.
+A connection lives as long as a step. During a merge, one that has only read is used by the next step, because
+opening costs more than most steps. None stays open after it has written: its commit is in the file itself
+only when SQLite has closed it, and until then a file that takes the place of this one gets the commit too.
+
+The file may be replaced while it is open, and what is written then goes into a file without a name. So the
+number of the file is compared before a connection is used, and before and after each commit.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +40,7 @@ _SETTINGS: Final = (
 )
 
 
-@attrs.frozen
+@attrs.define
 class SqliteFile:
     """The file of a database, which does not have to exist."""
 
@@ -48,6 +52,8 @@ class SqliteFile:
     """The name of the table and of the file, for messages."""
     patience_seconds: float
     """How long a step waits if another program writes."""
+    _kept: list[tuple[int, sqlite3.Connection]] | None = attrs.field(default=None, init=False, repr=False)
+    """During `kept_open`, the connection that no step uses, with the number of its file; else None."""
 
     @classmethod
     def of(cls, path: str | os.PathLike[str], table: str, patience_seconds: float) -> SqliteFile:
@@ -92,22 +98,38 @@ class SqliteFile:
             self.path.touch()
         except OSError as error:
             raise self._told(error) from error
-        with self._opened() as database:
+        with self._opened() as (_, database):
             if database.execute("SELECT 1 FROM sqlite_schema").fetchone() is None:
                 database.execute("PRAGMA journal_mode = WAL")
 
     @contextmanager
+    def kept_open(self) -> Iterator[None]:
+        """Let the steps that read share a connection, which holds no lock between them."""
+        if self._kept is not None:
+            yield
+            return
+        kept = self._kept = []
+        try:
+            yield
+        finally:
+            self._kept = None
+            for _, database in kept:
+                database.close()
+
+    @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """Read one version."""
-        with self._opened() as database:
+        with self._opened() as (number, database):
             database.execute("BEGIN")
             yield database
+            if self._kept == []:
+                database.rollback()
+                self._kept.append((number, database))
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """Make one commit, into the file that has the path before it and after it."""
-        with self._opened() as database:
-            number = self.number
+        with self._opened() as (number, database):
             database.execute("BEGIN IMMEDIATE")
             yield database
             self._check(number)
@@ -115,30 +137,46 @@ class SqliteFile:
             self._check(number)
 
     @contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
+    def _opened(self) -> Iterator[tuple[int, sqlite3.Connection]]:
         """Open the file, which has to exist; what is not committed at the end is rolled back."""
         try:
             number = self.number
-            with closing(
-                sqlite3.connect(
-                    self.path.as_uri() + "?mode=rw",
-                    uri=True,
-                    timeout=self.patience_seconds,
-                    isolation_level=None,
-                    # A generator that reads may be closed by another thread.
-                    check_same_thread=False,
-                )
-            ) as database:
-                database.text_factory = _text
-                for each in _SETTINGS:
-                    database.execute(f"PRAGMA {each}")
-                # SQLite opens the file for the first statement that reads it.
-                database.execute("SELECT 1 FROM sqlite_schema").fetchone()
+            database = self._connection(number)
+            try:
                 self._check(number)
                 self._check_names()
-                yield database
+                yield number, database
+            finally:
+                if (number, database) not in (self._kept or ()):
+                    database.close()
         except (sqlite3.Error, OSError) as error:
             raise self._told(error) from error
+
+    def _connection(self, number: int) -> sqlite3.Connection:
+        """Return the connection that is kept, if its file still has this number; else a new one."""
+        if self._kept:
+            of, database = self._kept.pop()
+            if of == number:
+                return database
+            database.close()
+        database = sqlite3.connect(
+            self.path.as_uri() + "?mode=rw",
+            uri=True,
+            timeout=self.patience_seconds,
+            isolation_level=None,
+            # A generator that reads may be closed by another thread.
+            check_same_thread=False,
+        )
+        try:
+            database.text_factory = _text
+            for each in _SETTINGS:
+                database.execute(f"PRAGMA {each}")
+            # SQLite opens the file for the first statement that reads it.
+            database.execute("SELECT 1 FROM sqlite_schema").fetchone()
+        except BaseException:
+            database.close()
+            raise
+        return database
 
     def _check(self, number: int) -> None:
         try:

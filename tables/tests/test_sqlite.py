@@ -411,6 +411,72 @@ class TestFile:
         assert "meanwhile" in refused(sink.target.fix, [], before).message
         assert documents(sink) == {"a": {"n": 1}}
 
+    def test_a_merge_opens_the_file_once_for_each_step_that_writes(self, sink, monkeypatch):
+        sink.merge(rows(("a", 1, {"n": 1})))
+        said, execute, connect = list[str](), Mortal.execute, sqlite3.connect
+
+        def noted(database, statement, *arguments):
+            said.append(statement)
+            return execute(database, statement, *arguments)
+
+        def opened(*arguments, **settings):
+            said.append("open")
+            return connect(*arguments, **settings)
+
+        monkeypatch.setattr(Mortal, "execute", noted)
+        monkeypatch.setattr(sqlite3, "connect", opened)
+        sink.merge(rows(("a", 2, {"n": 2})))
+        # The first look at the table and the last one write nothing.
+        assert said.count("open") <= said.count("BEGIN IMMEDIATE") + 2 < said.count("BEGIN")
+
+    def test_between_the_steps_of_a_merge_others_write_and_the_file_has_what_was_committed(
+        self, sink, monkeypatch, run
+    ):
+        sink.merge(rows(("a", 1, {"n": 1})))
+        run("CREATE TABLE others (n)")
+        merge, copy = SqliteTable.merge, sink.path.with_name("copy.db")
+
+        def between(table, *arguments, **settings):
+            with closing(sqlite3.connect(sink.path, timeout=0)) as other, other:
+                other.execute("INSERT INTO others VALUES (1)")
+            merge(table, *arguments, **settings)
+            shutil.copy(sink.path, copy)
+
+        monkeypatch.setattr(SqliteTable, "merge", between)
+        sink.merge(rows(("a", 2, {"n": 2})))
+        assert run("SELECT n FROM others") == [(1,)]
+        sink.path = copy
+        assert documents(sink) == {"a": {"n": 2}}
+
+    def test_a_file_that_is_replaced_between_the_steps_of_a_merge(self, sink, monkeypatch):
+        sink.merge(rows(("a", 1, {"n": 1})))
+        copy, merge = sink.path.with_name("copy.db"), SqliteTable.merge
+        shutil.copy(sink.path, copy)
+
+        def replaced(table, *arguments, **settings):
+            copy.rename(sink.path)
+            merge(table, *arguments, **settings)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(SqliteTable, "merge", replaced)
+            with pytest.raises(MulticloudDbError, match="made again") as caught:
+                sink.merge(rows(("a", 2, {"n": 2})))
+        assert caught.value.category == ErrorCategory.CONFLICT
+        assert documents(sink) == {"a": {"n": 1}}
+        sink.merge(rows(("a", 2, {"n": 2})))
+        assert documents(sink) == {"a": {"n": 2}}
+
+    def test_a_file_that_is_replaced_is_opened_again_for_the_next_step(self, sink):
+        sink.merge(rows(("a", 1, {"n": 1})))
+        sink.target.store({"n": 1}, {})
+        copy, table = sink.path.with_name("copy.db"), sink.target
+        shutil.copy(sink.path, copy)
+        with table.kept_open():
+            table.store({"n": 2}, {})
+            assert table.number("n") == 2
+            copy.rename(sink.path)
+            assert table.number("n") == 1
+
     def test_several_threads_make_the_database_at_once(self, sink):
         def fill(number):
             return sink.merge(rows((f"k{number}", 1, {"n": number})))
