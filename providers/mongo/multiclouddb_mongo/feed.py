@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 from weakref import WeakSet
 
@@ -34,6 +34,7 @@ from multiclouddb_mongo.driver import place_to_ask, retried
 from multiclouddb_mongo.errors import PROVIDER_ID, TIME_LIMIT
 from multiclouddb_mongo.look_up import look_up_documents
 from multiclouddb_mongo.mapping import MongoView
+from multiclouddb_mongo.members import AHEAD_SECONDS
 from multiclouddb_mongo.oplog import Log, LogBeginning
 from multiclouddb_mongo.position import (
     After,
@@ -306,9 +307,9 @@ class MongoFeed(Feed):
     def describe(self, cursor: Cursor) -> Position:
         place = place_of(cursor)
         position, seconds = describe(place), seconds_at(place)
-        if seconds is not None and self._source.clock.is_behind(seconds):
+        if position.time is None or seconds is None or self._source.clock.is_behind(seconds):
             return attrs.evolve(position, time=None)  # the changes after it are older than its cluster time
-        return position
+        return attrs.evolve(position, time=position.time - timedelta(seconds=AHEAD_SECONDS))
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         """Return the seconds from the last known beginning of the log to a position."""

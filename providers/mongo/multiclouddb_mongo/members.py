@@ -20,7 +20,7 @@ _MAJORITY_SECONDS: Final = 10.0
 # How long a write may wait for a majority before this is an outage.
 _STALLED_SECONDS: Final = 10.0
 _BEHIND_SECONDS: Final = 5.0
-AHEAD_SECONDS: Final = 10.0
+AHEAD_SECONDS: Final = 10
 """On servers with synchronised clocks, cluster time is ahead of their wall clocks by less than this."""
 
 

@@ -114,7 +114,6 @@ class MongoReader(Reader):
         self._least_await_ms = _SHORT_AWAIT_MS
         self._outcome: Outcome = Continue()
         self._begin, self._end = place, LogEnd(source)
-        self._began: int | None = None
         self._deadline = Deadline.after(0)
         self._cancelled = threading.Event()
 
@@ -133,8 +132,6 @@ class MongoReader(Reader):
         self._stop_at_bound(taken)
         self._deadline, self._end = deadline, LogEnd(self._source)
         self._began_at = self._asked_at = time.monotonic()
-        now = self._source.clock.now()
-        self._began = None if now is None else int(now)
         self._is_brief = max_bytes < _BRIEF_BYTES
         if isinstance(self._outcome, Continue):
             self._refuse_another()
@@ -444,17 +441,17 @@ class MongoReader(Reader):
 
     def _seconds_after(self, taken: Taken) -> int | None:
         """Return a time that is not later than that of any change after the place, or None."""
-        seconds = seconds_at(taken.place)
+        seconds, clock = seconds_at(taken.place), self._source.clock
         if seconds is None:
             return None
+        # Changes have the time of the clocks, and cluster time may be ahead of them.
         if taken.changes:
             wall = wall_seconds(taken.changes[-1])
-            then = seconds_at(place_of_change(taken.changes[-1]))
-            if wall is not None and then is not None and then - wall > AHEAD_SECONDS:
-                return wall  # the cluster time is ahead of the clocks
-        elif self._source.clock.is_behind(seconds):
-            return self._began if taken.at_end else None
-        return seconds
+            return seconds if wall is None else min(seconds, wall)
+        now = clock.now()
+        if now is not None and taken.at_end:
+            return min(seconds, int(now - (time.monotonic() - self._began_at)))
+        return None if clock.is_behind(seconds) else seconds - AHEAD_SECONDS
 
     def _batch(self, taken: Taken) -> Batch:
         begin, self._place = self._place, taken.place

@@ -9,7 +9,7 @@ import itertools
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import attrs
 import bson
@@ -903,6 +903,25 @@ class TestPosition:
     def test_no_record_behind_it_is_older_than_the_watermark(self, log):
         batch = fetch(reader_of(Server(log.fill(1))))
         assert batch.watermark == datetime.fromtimestamp(SECONDS - 1, UTC)
+
+    @pytest.mark.parametrize("ahead", [3, 300])
+    def test_nor_if_cluster_time_is_ahead_of_the_clocks(self, log, ahead):
+        clock = datetime.fromtimestamp(SECONDS - ahead, UTC)
+        log.add(wallTime=clock)
+        server = Server(log)
+        server.clock.told({"localTime": clock})
+        reader = reader_of(server)
+        shown = fetch(reader)
+        assert len(shown) == 1
+        assert shown.watermark == clock - timedelta(seconds=1)
+        assert fetch(reader).watermark == clock - timedelta(seconds=1)
+
+    def test_nor_before_the_end_of_the_log(self, log):
+        """Where no change is shown, nothing tells by how much cluster time is ahead."""
+        log.add(shown=False)
+        server = Server(log, sharded=True)
+        server.now = lambda: At(SECONDS + 100)
+        assert fetch(reader_of(server)).watermark == datetime.fromtimestamp(SECONDS - 11, UTC)
 
     def test_of_a_foreign_token_nothing_is_told(self, log):
         place = After("r", token_text({"token": 1}))
